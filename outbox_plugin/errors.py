@@ -1,0 +1,88 @@
+"""Every exception a user can meet.
+
+    OutboxError                  something this package raises on purpose
+     |- UserError                what was asked cannot be done as asked: exit code 2
+     |   |- InvalidSetting       a setting is missing or wrong
+     |   |- InvalidEvent         an event that the table or the broker would refuse
+     |   |- ServerRefused        a server was reached, or cannot be at start, and said no
+     |   |- SchemaMissing        our tables are not there, or not of the form we need
+     |   `- ForeignOutbox        group and outbox do not belong together
+     |- ServerUnavailable        a server is away for now: wait and try again
+     |   |- StoreUnavailable     Postgres
+     |   `- LogUnavailable       Kafka
+     |- TermEnded                this term may publish nothing any more: take over again or follow
+     |   |- Fenced               another harvester took the shard over
+     |   `- OutcomeUnknown       a commit or abort was not answered: only the log knows
+     `- RowRefused               Kafka refused a row for what it is
+
+The name says whose fault it is; `exit_code` is what the command line ends with.
+"""
+
+from __future__ import annotations
+
+
+class OutboxError(Exception):
+    """Something went wrong in the outbox."""
+
+    exit_code = 1
+
+
+class UserError(OutboxError):
+    """What was asked cannot be done as asked."""
+
+    exit_code = 2
+
+
+class InvalidSetting(UserError):
+    """A setting is missing or wrong."""
+
+
+class InvalidEvent(UserError):
+    """An event that the outbox table or the broker would refuse.
+
+    `field` names the event's field that is wrong.
+    """
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"event {field}: {problem}")
+        self.field = field
+
+
+class ServerRefused(UserError):
+    """A server could not be reached at start, or refused us for good."""
+
+
+class SchemaMissing(UserError):
+    """The outbox's tables are not there, or not of the form that is needed."""
+
+
+class ForeignOutbox(UserError):
+    """The group and the outbox do not belong together."""
+
+
+class ServerUnavailable(OutboxError):
+    """A server is away for now; waiting and trying again is the cure."""
+
+
+class StoreUnavailable(ServerUnavailable):
+    """Postgres is away for now."""
+
+
+class LogUnavailable(ServerUnavailable):
+    """Kafka is away for now."""
+
+
+class TermEnded(OutboxError):
+    """This term may publish nothing any more."""
+
+
+class Fenced(TermEnded):
+    """Another harvester took the shard over."""
+
+
+class OutcomeUnknown(TermEnded):
+    """A commit or an abort was not answered: only the log knows what became of it."""
+
+
+class RowRefused(OutboxError):
+    """Kafka refused a row for what it is, not for how Kafka is."""

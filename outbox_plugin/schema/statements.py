@@ -1,0 +1,41 @@
+"""Loads the named statements of `queries/*.sql` and composes table names into them.
+
+A statement starts at a line `-- name: …`, followed by comment lines that say what it does. Table names stand as
+`{outbox}`, `{outbox_identity}` and so on; they are composed as identifiers, never pasted as text.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib.resources import files
+from typing import LiteralString, cast
+
+from psycopg import sql
+
+_NAME_LINE = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+
+
+def compose(text: str, table: str) -> sql.Composed:
+    """`text` with the outbox `table` and our other tables, which live in the same schema, put in as identifiers."""
+    *schema, name = table.split(".")
+    names = set(re.findall(r"(?<!\{)\{(outbox\w*)\}", text))
+    tables = {each: sql.Identifier(*schema, name if each == "outbox" else each) for each in names}
+    return sql.SQL(cast(LiteralString, text)).format(**tables)
+
+
+@cache
+def _statements(noun: str) -> dict[str, str]:
+    text = files("outbox_plugin.schema").joinpath("queries", f"{noun}.sql").read_text(encoding="utf-8")
+    _, *parts = _NAME_LINE.split(text)
+    return dict(zip(parts[::2], (part.strip() for part in parts[1::2]), strict=True))
+
+
+@cache
+def statement(noun: str, name: str, table: str) -> sql.Composed:
+    """The statement `name` of `queries/<noun>.sql` for the outbox `table`.
+
+    Raises:
+        KeyError: there is no statement of that name.
+    """
+    return compose(_statements(noun)[name], table)

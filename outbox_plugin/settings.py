@@ -1,0 +1,126 @@
+"""Every option of the outbox, once: its name, its default, what it may be.
+
+Values come from keyword arguments, then the environment (`OUTBOX_…`), then a `.env` file in the working directory.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from psycopg import ProgrammingError
+from psycopg.conninfo import conninfo_to_dict
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from outbox_plugin.errors import InvalidSetting
+
+Delivery = Literal["exactly-once", "at-least-once"]
+
+# What the promises rest on; tuning must not take it away.
+LOAD_BEARING_PROPERTIES = {
+    "acks": "OUTBOX_DELIVERY",
+    "bootstrap.servers": "OUTBOX_BOOTSTRAP_SERVERS",
+    "enable.auto.commit": "the election",
+    "enable.idempotence": "order per key",
+    "group.id": "OUTBOX_GROUP",
+    "isolation.level": "recovery after a crash",
+    "max.in.flight": "order per key",
+    "max.in.flight.requests.per.connection": "order per key",
+    "metadata.broker.list": "OUTBOX_BOOTSTRAP_SERVERS",
+    "partitioner": "keys must land where Java clients put them",
+    "request.required.acks": "OUTBOX_DELIVERY",
+    "transactional.id": "OUTBOX_GROUP",
+}
+_IDENTIFIER = r"[A-Za-z_][A-Za-z0-9_$]{0,62}"
+_TABLE = re.compile(rf"(?:{_IDENTIFIER}\.)?{_IDENTIFIER}")
+_GROUP = re.compile(r"[A-Za-z0-9._-]{1,200}")
+
+
+class Settings(BaseSettings):
+    """The outbox's settings, checked when made.
+
+    Example: `Settings(dsn="postgresql://app@db/shop", bootstrap_servers="kafka:9092")`.
+
+    Raises:
+        InvalidSetting: in one line, which setting is wrong, what was given and what is allowed. A secret is not shown.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="OUTBOX_", env_file=".env", extra="ignore", frozen=True)
+
+    dsn: Annotated[SecretStr, Field(description="Postgres URI of the database that holds the outbox.")]
+    bootstrap_servers: Annotated[str, Field(min_length=1, description="Kafka brokers, host:port, comma separated.")]
+    table: Annotated[str, Field(description="The outbox table, optionally with its schema.")] = "outbox"
+    group: Annotated[
+        str, Field(description="Harvesters of one outbox share it; leader topic and transactional ids derive from it.")
+    ] = "outbox"
+    delivery: Annotated[Delivery, Field(description="What a consumer sees across crashes.")] = "exactly-once"
+    shards: Annotated[int, Field(ge=1, le=1024, description="Leaders that the outbox's keys are split over.")] = 1
+    kafka: Annotated[
+        dict[str, str], Field(repr=False, description="librdkafka properties laid over ours: TLS, SASL, tuning.")
+    ] = {}
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise InvalidSetting(_one_line(error)) from None
+        except ValueError as error:  # A complex value in the environment that is no JSON.
+            raise InvalidSetting(str(error).replace("\n", " ")) from None
+
+    @field_validator("dsn")
+    @classmethod
+    def _dsn_is_a_conninfo(cls, dsn: SecretStr) -> SecretStr:
+        try:
+            conninfo_to_dict(dsn.get_secret_value())
+        except ProgrammingError:
+            raise ValueError("not a Postgres URI; expected postgresql://user:password@host:port/database") from None
+        return dsn
+
+    @field_validator("table")
+    @classmethod
+    def _table_is_a_name(cls, table: str) -> str:
+        if not _TABLE.fullmatch(table):
+            raise ValueError("expected a table name, or schema.table, of letters, digits, _ and $")
+        return table
+
+    @field_validator("group")
+    @classmethod
+    def _group_is_a_topic_prefix(cls, group: str) -> str:
+        if not _GROUP.fullmatch(group):
+            raise ValueError("expected 1 to 200 letters, digits, dots, dashes and underscores (it names Kafka topics)")
+        return group
+
+    @field_validator("kafka", mode="before")
+    @classmethod
+    def _kafka_is_text(cls, kafka: Any) -> Any:
+        """librdkafka takes its properties as text; JSON's true and 5 are as good."""
+        if not isinstance(kafka, dict):
+            raise ValueError("expected a JSON object of librdkafka properties")
+        return {name: _property_text(value) for name, value in kafka.items()}
+
+    @field_validator("kafka")
+    @classmethod
+    def _kafka_keeps_promises(cls, kafka: dict[str, str]) -> dict[str, str]:
+        for name in kafka:
+            if reason := LOAD_BEARING_PROPERTIES.get(name):
+                raise ValueError(f"the property {name!r} cannot be set here: it belongs to {reason}")
+        return kafka
+
+
+def _property_text(value: Any) -> Any:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, int | float) else value
+
+
+def _one_line(error: ValidationError) -> str:
+    """The first thing that is wrong, as the user would name it: `OUTBOX_DELIVERY: …`."""
+    first = error.errors(include_url=False)[0]
+    field = str(first["loc"][0])
+    setting = f"OUTBOX_{field.upper()}"
+    if first["type"] == "missing":
+        return f"{setting} is not set: {Settings.model_fields[field].description}"
+    problem = first["msg"].removeprefix("Value error, ").replace("\n", " ")
+    given = "" if field in ("dsn", "kafka") else f" (given: {first['input']!r})"
+    return f"{setting}: {problem}{given}"
