@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from functools import cache
 from importlib.resources import files
-from typing import LiteralString, cast
 
 from psycopg import sql
 
@@ -21,7 +20,7 @@ def compose(text: str, table: str) -> sql.Composed:
     *schema, name = table.split(".")
     names = set(re.findall(r"(?<!\{)\{(outbox\w*)\}", text))
     tables = {each: sql.Identifier(*schema, name if each == "outbox" else each) for each in names}
-    return sql.SQL(cast(LiteralString, text)).format(**tables)
+    return sql.SQL(text).format(**tables)
 
 
 @cache
