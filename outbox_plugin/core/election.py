@@ -1,0 +1,136 @@
+"""Who leads a shard: Fast NELI (goharvest's seeds, "Contention and availability"), with early takeover.
+
+All that changes the state of an election is in this file; it knows neither Kafka nor a clock. `now` is in monotonic
+seconds of this process; what others' clocks say is never compared.
+
+Ownership of the shard's leader-topic partition, which Kafka's group coordinator hands to one member at most, makes a
+leader. A leader sends heartbeats to that partition and listens to them itself: one that hears none of its own for
+`receive_deadline` cannot know whether it still owns anything, and steps down.
+
+Where the log fences an old leader, takeover need not wait for the group's session timeout: a follower that has heard
+a leader, and then none for `silence`, becomes a candidate without ownership. At worst two candidates fight, and the log
+decides. A leader that hears another one proves itself by a transaction: if it has been fenced, that fails.
+
+    state      what is seen                                      action
+    following  another's heartbeat within `silence`              FOLLOW
+    following  ownership of the partition                        ACQUIRE
+    following  the leader resigned or fell silent, log fences    ACQUIRE
+    following  otherwise                                         FOLLOW
+    leading    no own heartbeat for `receive_deadline`           STEP_DOWN
+    leading    ownership was had, and is lost                    STEP_DOWN
+    leading    another leader's heartbeat, log fences            PROVE
+    leading    otherwise                                         KEEP
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from outbox_plugin.core.heartbeat import Heartbeat
+
+
+class Action(Enum):
+    """What an election asks for."""
+
+    FOLLOW = auto()
+    ACQUIRE = auto()
+    KEEP = auto()
+    PROVE = auto()
+    STEP_DOWN = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds. `spread` keeps followers of one leader from rising in the same instant: each gets its own."""
+
+    heartbeat_interval: float = 0.3
+    silence: float = 1.0
+    receive_deadline: float = 5.0
+    spread: float = 0.0
+
+
+class Election:
+    """One harvester's view of one shard's election."""
+
+    def __init__(self, timing: Timing, *, log_fences: bool) -> None:
+        self._timing = timing
+        self._log_fences = log_fences
+        self._owns = False
+        self._term: str | None = None
+        self._term_owned = False  # Ownership was had at some time in this term.
+        self._own_heard_at = 0.0
+        self._other_heard_at: float | None = None
+        self._vacant_since: float | None = None  # A leader was heard, and has resigned.
+        self._challenger: str | None = None
+        self._answered: set[str] = set()  # Challengers that this term has proved itself against.
+        self._not_before = 0.0
+
+    @property
+    def leader_id(self) -> str | None:
+        """The leader id of our own term; None while following."""
+        return self._term
+
+    def owns(self, owns: bool) -> None:
+        """The group coordinator gave us the partition, or took it."""
+        self._owns = owns
+        self._term_owned = self._term_owned or (owns and self._term is not None)
+
+    def heard(self, heartbeat: Heartbeat, now: float) -> None:
+        """A heartbeat of this shard arrived from the log; of whatever term, our own included."""
+        if heartbeat.leader_id == self._term:
+            self._own_heard_at = now
+        elif heartbeat.phase == "resigned":
+            self._other_heard_at, self._vacant_since = None, now
+        elif heartbeat.phase in ("candidate", "leader"):
+            self._other_heard_at, self._vacant_since = now, None
+            if heartbeat.phase == "leader" and heartbeat.leader_id not in self._answered:
+                self._challenger = heartbeat.leader_id
+
+    def began(self, leader_id: str, now: float) -> None:
+        """A term of ours begins under `leader_id`, which has never been used before."""
+        self._term, self._term_owned, self._own_heard_at = leader_id, self._owns, now
+        self._challenger, self._answered = None, set()
+
+    def proved(self) -> None:
+        """A transaction of our term was committed after the challenge was heard."""
+        if self._challenger is not None:
+            self._answered.add(self._challenger)
+        self._challenger = None
+
+    def ended(self, now: float, *, by_another: bool = False, retry_after: float = 0.0) -> None:
+        """Our term is over. `by_another`: we were fenced, so somebody leads. Not to be tried again for some seconds."""
+        self._term = None
+        self._not_before = now + retry_after
+        if by_another:
+            self._other_heard_at, self._vacant_since = now, None
+
+    def tick(self, now: float) -> Action:
+        """What is to be done now; asking changes nothing."""
+        return self._while_following(now) if self._term is None else self._while_leading(now)
+
+    def _while_following(self, now: float) -> Action:
+        if now < self._not_before or self._another_is_alive(now):
+            return Action.FOLLOW
+        if self._owns or (self._log_fences and self._leader_is_lost(now)):
+            return Action.ACQUIRE
+        return Action.FOLLOW
+
+    def _while_leading(self, now: float) -> Action:
+        if now - self._own_heard_at > self._timing.receive_deadline:
+            return Action.STEP_DOWN
+        if self._term_owned and not self._owns:
+            return Action.STEP_DOWN
+        if self._challenger is not None and self._log_fences:
+            return Action.PROVE
+        return Action.KEEP
+
+    def _another_is_alive(self, now: float) -> bool:
+        return self._other_heard_at is not None and now - self._other_heard_at <= self._timing.silence
+
+    def _leader_is_lost(self, now: float) -> bool:
+        if self._vacant_since is not None:
+            return now - self._vacant_since > self._timing.spread
+        return self._other_heard_at is not None and now - self._other_heard_at > (
+            self._timing.silence + self._timing.spread
+        )

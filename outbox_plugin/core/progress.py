@@ -1,0 +1,108 @@
+"""The progress record: which rows have been published and are perhaps not yet deleted, and whose rows they are.
+
+It is written in the same Kafka transaction as the window, so it is committed exactly when the window is. Ids alone are
+not identity: a record may outlive the rows that it names (a table truncated with its sequence restarted, dropped, or
+restored from a backup). So it says which outbox it speaks of, and per window two bounds that a row inserted later
+cannot meet: the first transaction id which the read could not see, and the latest creation time among the rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from outbox_plugin.core.ids import IdRanges
+from outbox_plugin.core.row import OutboxRow
+from outbox_plugin.errors import OutboxError
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who an outbox is.
+
+    `place` says where it stands (database cluster, database, table): a table that was dropped and migrated anew stands
+    in the same place as a new `incarnation`.
+    """
+
+    incarnation: str
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """Rows that one transaction published: their ids, and what proves that a row is one of them.
+
+    A row is one of them if its id is in `ids`, the transaction that inserted it is below `horizon`, and it was created
+    no later than `created_until`.
+    """
+
+    ids: IdRanges
+    horizon: int
+    created_until: datetime
+
+    @classmethod
+    def of(cls, rows: Sequence[OutboxRow]) -> Publication:
+        """The publication of one read's `rows`, at least one, which ascend by id."""
+        return cls(IdRanges.of([row.id for row in rows]), rows[0].horizon, max(row.create_time for row in rows))
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressRecord:
+    """What a leader says, inside a transaction, about the rows of its shard.
+
+    `records` counts the events of this very transaction, so that a torn one can be noticed.
+    """
+
+    identity: Identity
+    leader_id: str
+    records: int
+    publications: tuple[Publication, ...]
+
+    def encode(self) -> bytes:
+        """The record as JSON."""
+        body = {
+            "version": VERSION,
+            "incarnation": self.identity.incarnation,
+            "place": self.identity.place,
+            "leader_id": self.leader_id,
+            "records": self.records,
+            "publications": [
+                {"ids": each.ids.text(), "horizon": each.horizon, "created_until": each.created_until.isoformat()}
+                for each in self.publications
+            ],
+        }
+        return json.dumps(body, separators=(",", ":")).encode()
+
+    @classmethod
+    def parse(cls, body: bytes) -> ProgressRecord:
+        """The record that `body` encodes.
+
+        Raises:
+            MalformedProgress: it is none of ours; guessing what was published would lose or repeat rows.
+        """
+        try:
+            fields: dict[str, Any] = json.loads(body)
+            if fields["version"] != VERSION:
+                raise MalformedProgress(f"the progress record has version {fields['version']}, expected {VERSION}")
+            return cls(
+                Identity(fields["incarnation"], fields["place"]),
+                fields["leader_id"],
+                fields["records"],
+                tuple(
+                    Publication(
+                        IdRanges.parse(each["ids"]), each["horizon"], datetime.fromisoformat(each["created_until"])
+                    )
+                    for each in fields["publications"]
+                ),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise MalformedProgress(f"the progress record is not readable: {error!r}") from None
+
+
+class MalformedProgress(OutboxError):
+    """The progress topic holds something that is no progress record of a version we know."""

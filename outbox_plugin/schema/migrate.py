@@ -1,0 +1,51 @@
+"""Creates and upgrades the outbox's tables.
+
+Migrations are files `NNNN_pre_what.sql` or `NNNN_post_what.sql`, applied in the order of their names: a `pre` file may
+run before the new code is deployed, a `post` file only after the old code is gone. All run in one transaction, under a
+lock, so that two at once, or one that is killed, leave the database whole.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+from outbox_plugin.schema.connection import connect, reported_as_refusal
+from outbox_plugin.schema.statements import compose, statement
+from outbox_plugin.settings import Settings
+
+
+def migrate(settings: Settings) -> list[str]:
+    """Bring the outbox's tables up to date; safe to run twice, and by two at once.
+
+    An existing outbox table, such as goharvest's, is left as it is.
+
+    Returns:
+        The names of the migrations that were applied now; none when all had been.
+
+    Raises:
+        ServerRefused: the database cannot be reached, or does not let us create tables.
+    """
+    table = settings.table
+    with reported_as_refusal(settings), connect(settings) as connection, connection.transaction():
+
+        def run(name: str, **values: str) -> list[str]:
+            cursor = connection.execute(statement("migrate", name, table), values)
+            return [row[0] for row in cursor.fetchall()] if cursor.description else []
+
+        run("lock")
+        run("create_ledger")
+        run("forget_dropped_table", table=table)
+        applied = set(run("applied", table=table))
+        pending = {name: text for name, text in migrations().items() if name not in applied}
+        for name, text in pending.items():
+            connection.execute(compose(text, table))
+            run("record", table=table, name=name)
+        run("identify", table=table)
+    return list(pending)
+
+
+def migrations() -> dict[str, str]:
+    """Every migration's text by its name, in the order in which they apply."""
+    folder = files("outbox_plugin.schema").joinpath("migrations")
+    names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
+    return {name.removesuffix(".sql"): folder.joinpath(name).read_text(encoding="utf-8") for name in names}

@@ -1,0 +1,29 @@
+-- name: identity
+-- Who the outbox is and where it stands. NULL for `is_same_table`: there is no such table.
+SELECT known.incarnation::text,
+       format('%%s in database %%s of cluster %%s', %(table)s::text, current_database(),
+              (SELECT system_identifier FROM pg_control_system())),
+       known.table_oid = to_regclass(%(table)s)::oid AS is_same_table,
+       known.harvest_group
+FROM {outbox_identity} AS known
+WHERE known.table_name = %(table)s
+
+-- name: claim_group
+-- Remember the group that harvests this outbox, unless another one is remembered; returns the one that is.
+UPDATE {outbox_identity}
+SET harvest_group = CASE WHEN harvest_group IS NULL OR %(adopt)s THEN %(group)s ELSE harvest_group END
+WHERE table_name = %(table)s
+RETURNING harvest_group
+
+-- name: columns
+-- The columns that a harvester needs and the table lacks.
+SELECT needed FROM unnest(ARRAY['id', 'create_time', 'kafka_topic', 'kafka_key', 'kafka_value', 'kafka_header_keys',
+                                'kafka_header_values', 'leader_id']) AS needed
+WHERE NOT EXISTS (
+    SELECT FROM pg_attribute
+    WHERE attrelid = to_regclass(%(table)s) AND attname = needed AND NOT attisdropped
+)
+
+-- name: sequence_cache
+-- How many ids a session draws ahead. Above 1, a later transaction can get a smaller id.
+SELECT seqcache FROM pg_sequence WHERE seqrelid = pg_get_serial_sequence(%(table)s, 'id')::regclass

@@ -1,0 +1,32 @@
+-- name: lock
+-- One migration at a time in a database; held to the end of the transaction.
+SELECT pg_advisory_xact_lock(hashtextextended('outbox_plugin.migrate', 0))
+
+-- name: create_ledger
+-- Which migrations have been applied, per outbox table.
+CREATE TABLE IF NOT EXISTS {outbox_migration} (
+    table_name TEXT        NOT NULL,
+    name       TEXT        NOT NULL,
+    applied_at TIMESTAMPTZ NOT NULL DEFAULT now(),
+    PRIMARY KEY (table_name, name)
+)
+
+-- name: forget_dropped_table
+-- A table that was dropped is migrated from the start.
+DELETE FROM {outbox_migration} WHERE table_name = %(table)s AND to_regclass(%(table)s) IS NULL
+
+-- name: applied
+-- The migrations that this table has seen.
+SELECT name FROM {outbox_migration} WHERE table_name = %(table)s
+
+-- name: record
+-- A migration has been applied.
+INSERT INTO {outbox_migration} (table_name, name) VALUES (%(table)s, %(name)s)
+
+-- name: identify
+-- A table that was not there before, or is not the one that it was, is a new incarnation; its group stays known.
+INSERT INTO {outbox_identity} AS known (table_name, table_oid, incarnation)
+VALUES (%(table)s, to_regclass(%(table)s)::oid, gen_random_uuid())
+ON CONFLICT (table_name) DO UPDATE
+    SET table_oid = excluded.table_oid, incarnation = excluded.incarnation, since = now()
+    WHERE known.table_oid <> excluded.table_oid

@@ -1,0 +1,25 @@
+-- name: read_window
+-- The earliest rows that are not in flight. A creation time that Python cannot hold (infinity) is clamped; purge does the same.
+SELECT id,
+       greatest(least(create_time, '9999-12-30 00:00:00+00'), '0001-01-03 00:00:00+00'),
+       kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values,
+       pg_snapshot_xmax(pg_current_snapshot())::text::bigint
+FROM {outbox}
+WHERE NOT id <@ %(in_flight)s::int8multirange
+ORDER BY id
+LIMIT %(limit)s
+
+-- name: purge
+-- Delete what was published, and nothing that was inserted later under the same ids: the row must have been visible to
+-- the read (its inserting transaction is older than the read's horizon) and be no younger than the youngest row read.
+-- Durable when it returns, whatever the session's default, because its ids leave the progress record then.
+WITH durable AS MATERIALIZED (SELECT set_config('synchronous_commit', 'on', true))
+DELETE FROM {outbox} AS old
+USING durable, unnest(%(ids)s::int8multirange) AS ids
+WHERE old.id >= lower(ids) AND old.id < upper(ids)
+  AND greatest(least(old.create_time, '9999-12-30 00:00:00+00'), '0001-01-03 00:00:00+00') <= %(created_until)s
+  AND age(old.xmin) > age((%(horizon)s::bigint %% 4294967296)::text::xid)
+
+-- name: backlog
+-- How many rows wait, and for how many seconds the oldest has.
+SELECT count(*), extract(epoch FROM clock_timestamp() - min(create_time))::float8 FROM {outbox}
