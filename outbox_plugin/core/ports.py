@@ -1,12 +1,13 @@
-"""The two sides of the harvester, as the relay sees them. Adapters to real servers and the simulation implement both."""
+"""The two sides of the harvester, as the relay sees them; real servers and a simulation both implement them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import Protocol
 
+from outbox_plugin.core.heartbeat import Heartbeat
 from outbox_plugin.core.ids import IdRanges
-from outbox_plugin.core.progress import ProgressRecord, Publication
+from outbox_plugin.core.progress import Identity, ProgressRecord, Publication
 from outbox_plugin.core.row import OutboxRow
 
 
@@ -16,8 +17,20 @@ class OutboxStore(Protocol):
     Every method raises StoreUnavailable when Postgres does not do as asked.
     """
 
+    @property
+    def identity(self) -> Identity:
+        """Who the outbox was when the term began."""
+        ...
+
+    def check_identity(self) -> None:
+        """Raises StoreUnavailable when the outbox is no longer the one that the term began with."""
+        ...
+
     def read(self, in_flight: IdRanges, limit: int) -> Sequence[OutboxRow]:
-        """The earliest rows, at most `limit`, ascending by id, whose ids are not in `in_flight`."""
+        """The earliest rows, at most `limit`, ascending by id, whose ids are not in `in_flight`.
+
+        None when the outbox is no longer the one that the term began with.
+        """
         ...
 
     def purge(self, publication: Publication) -> int:
@@ -53,4 +66,24 @@ class Log(Protocol):
 
     def close(self) -> None:
         """Let go of the producer; an open transaction is left to the next leader's fence. Safe to call twice."""
+        ...
+
+
+class Membership(Protocol):
+    """The harvester's seat at the leader topic. Only `send` may be called by two threads at once."""
+
+    def owned(self) -> Set[int]:
+        """The shards whose leader-topic partitions the group coordinator has given us, as far as we know."""
+        ...
+
+    def heard(self, wait_seconds: float) -> Iterable[Heartbeat]:
+        """Heartbeats that have arrived, waiting up to `wait_seconds` for the first."""
+        ...
+
+    def send(self, heartbeat: Heartbeat) -> None:
+        """Send a heartbeat without waiting; one that cannot be sent in time is dropped."""
+        ...
+
+    def leave(self, timeout_seconds: float) -> None:
+        """Send what is to be sent, leave the group at once, and close."""
         ...

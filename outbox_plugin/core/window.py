@@ -48,6 +48,11 @@ class Windows:
         self._read.append(window)
         return window
 
+    @property
+    def unpurged(self) -> tuple[Publication, ...]:
+        """What is published and not yet known to be deleted: every progress record names it."""
+        return tuple(window.publication for window in self._published)
+
     def to_name(self, window: Window) -> tuple[Publication, ...]:
         """What the progress record in `window`'s transaction names: `window`, and all that may not be deleted yet.
 
@@ -56,7 +61,7 @@ class Windows:
         """
         if not self._read or self._read[0] is not window:
             raise ValueError("windows are published in the order in which they were read")
-        return tuple(each.publication for each in (*self._published, window))
+        return (*self.unpurged, window.publication)
 
     def published(self, window: Window) -> None:
         """The transaction of `window`, the next one to publish, is committed."""

@@ -28,8 +28,8 @@ def migrate(settings: Settings) -> list[str]:
     table = settings.table
     with reported_as_refusal(settings), connect(settings) as connection, connection.transaction():
 
-        def run(name: str, **values: str) -> list[str]:
-            cursor = connection.execute(statement("migrate", name, table), values)
+        def run(query: str, /, **values: str) -> list[str]:
+            cursor = connection.execute(statement("migrate", query, table), values)
             return [row[0] for row in cursor.fetchall()] if cursor.description else []
 
         run("lock")

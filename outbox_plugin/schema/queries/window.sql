@@ -1,11 +1,13 @@
 -- name: read_window
--- The earliest rows that are not in flight. A creation time that Python cannot hold (infinity) is clamped; purge does the same.
+-- The earliest rows that are not in flight; none once the table is not the one that the term began with. A creation time that Python cannot hold (infinity) is clamped; purge does the same.
 SELECT id,
        greatest(least(create_time, '9999-12-30 00:00:00+00'), '0001-01-03 00:00:00+00'),
        kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values,
        pg_snapshot_xmax(pg_current_snapshot())::text::bigint
 FROM {outbox}
 WHERE NOT id <@ %(in_flight)s::int8multirange
+  AND EXISTS (SELECT FROM {outbox_identity} WHERE table_name = %(table)s AND incarnation = %(incarnation)s
+                                             AND table_oid = to_regclass(%(table)s)::oid)
 ORDER BY id
 LIMIT %(limit)s
 

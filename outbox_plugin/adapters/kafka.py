@@ -1,0 +1,176 @@
+"""Kafka clients as this package configures them, and librdkafka's errors in our words."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import ConfigResource
+from confluent_kafka.admin._resource import ResourceType
+from confluent_kafka.cimpl import NewTopic
+
+from outbox_plugin.errors import Fenced, InvalidSetting, LogUnavailable, OutcomeUnknown, ServerRefused, TermEnded
+from outbox_plugin.settings import Settings
+
+REQUEST_TIMEOUT_SECONDS = 10.0
+# librdkafka's own lines: kept away from the terminal unless somebody listens to this logger.
+LIBRARY_LOGGER = logging.getLogger("outbox_plugin.librdkafka")
+LIBRARY_LOGGER.setLevel(logging.CRITICAL + 1)
+
+_FENCED = {
+    KafkaError._FENCED,
+    KafkaError.INVALID_PRODUCER_EPOCH,
+    KafkaError.PRODUCER_FENCED,
+}
+_NOT_LET_IN = {
+    KafkaError._AUTHENTICATION,
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    KafkaError._SSL,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What a group calls its things in Kafka."""
+
+    group: str
+
+    @property
+    def leader_topic(self) -> str:
+        """Heartbeats; one partition a shard, whose ownership elects."""
+        return f"{self.group}-leader"
+
+    @property
+    def leader_group(self) -> str:
+        """The consumer group of the election."""
+        return f"{self.group}-leader"
+
+    @property
+    def progress_topic(self) -> str:
+        """Progress records; compacted, one partition a shard."""
+        return f"{self.group}-progress"
+
+    def transactional_id(self, shard: int) -> str:
+        """The id whose producers fence each other."""
+        return f"{self.group}-{shard}"
+
+
+def client_config(settings: Settings, **ours: Any) -> dict[str, Any]:
+    """A librdkafka configuration: ours (dots written as underscores), and the user's laid over it."""
+    named = {name.replace("_", "."): value for name, value in ours.items()}
+    return {
+        "bootstrap.servers": settings.bootstrap_servers,
+        "client.id": "outbox",
+        "logger": LIBRARY_LOGGER,
+        **named,
+        **settings.kafka,
+    }
+
+
+def refused_property(error: KafkaException) -> InvalidSetting:
+    """What to say when librdkafka does not take a configuration."""
+    return InvalidSetting(f"OUTBOX_KAFKA: {error.args[0].str()}")
+
+
+def ended(error: KafkaError, doing: str) -> TermEnded | LogUnavailable:
+    """What `error`, met while `doing` something in a transaction, means for the term.
+
+    Anything that is neither a fence nor abortable leaves the outcome to the log: Kafka's protocol before KIP-890 can
+    tear writes when an indefinite error is retried on the same producer (Jepsen, Bufstream 0.1.0).
+    """
+    said = f"Kafka, {doing}: {error.str()}"
+    if error.code() in _FENCED:
+        return Fenced(said)
+    if error.txn_requires_abort():
+        return LogUnavailable(said)
+    return OutcomeUnknown(said)
+
+
+def refusal(error: KafkaError, settings: Settings) -> ServerRefused | LogUnavailable:
+    """What `error`, met at start or in a read, means: refused for good, or away for now."""
+    said = f"Kafka, as OUTBOX_BOOTSTRAP_SERVERS names it ({settings.bootstrap_servers}): {error.str()}"
+    return ServerRefused(said) if error.code() in _NOT_LET_IN else LogUnavailable(said)
+
+
+class Admin:
+    """The few things that are asked of the cluster itself."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Make a client; no connection yet.
+
+        Raises:
+            InvalidSetting: OUTBOX_KAFKA names a property that does not exist, or gives it a value it does not take.
+        """
+        self._settings = settings
+        self._problem: KafkaError | None = None
+        try:
+            self._client = AdminClient(client_config(settings, error_cb=self._note))
+        except KafkaException as error:
+            raise refused_property(error) from None
+
+    def _note(self, error: KafkaError) -> None:
+        self._problem = error
+
+    def check_reachable(self, timeout_seconds: float) -> None:
+        """Raises ServerRefused unless a broker answers in time; the reason is the client's own."""
+        try:
+            self._client.list_topics(timeout=timeout_seconds)
+        except KafkaException as error:
+            self._client.poll(0)
+            problem = self._problem or error.args[0]
+            raise ServerRefused(str(refusal(problem, self._settings))) from None
+
+    def ensure_topics(self, names: Names, shards: int) -> None:
+        """Create the group's two topics where they are missing.
+
+        Raises:
+            ServerRefused: we may not.
+            LogUnavailable: Kafka is away.
+        """
+        wanted: dict[str, Mapping[str, str]] = {
+            names.leader_topic: {"cleanup.policy": "delete", "retention.ms": "3600000"},
+            # Must never expire: it proves what was published, however long ago.
+            names.progress_topic: {"cleanup.policy": "compact", "segment.ms": "3600000"},
+        }
+        try:
+            existing = self._client.list_topics(timeout=REQUEST_TIMEOUT_SECONDS).topics
+            missing = [
+                NewTopic(topic, num_partitions=shards, config=dict(config))
+                for topic, config in wanted.items()
+                if topic not in existing
+            ]
+            for future in self._client.create_topics(missing).values() if missing else ():
+                self._created(future)
+        except KafkaException as error:
+            raise refusal(error.args[0], self._settings) from error
+
+    @staticmethod
+    def _created(future: Future[None]) -> None:
+        try:
+            future.result(REQUEST_TIMEOUT_SECONDS)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise
+
+    def check_progress_is_kept(self, names: Names) -> str | None:
+        """A warning when the progress topic would expire; None when all is well or the broker does not say."""
+        resource = ConfigResource(ResourceType.TOPIC, names.progress_topic)
+        try:
+            [future] = self._client.describe_configs([resource], request_timeout=REQUEST_TIMEOUT_SECONDS).values()
+            policy = future.result()["cleanup.policy"].value
+        except KafkaException:
+            return None
+        if policy == "compact":
+            return None
+        return (
+            f"the topic {names.progress_topic} has cleanup.policy={policy}; it must be `compact`: what it says is lost"
+        )

@@ -1,0 +1,93 @@
+"""The leader topic: who owns its partitions, and the heartbeats on it.
+
+Two consumers: one is a member of the leader group, for ownership alone; the other listens to every partition, so that
+a follower hears the leader too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+from confluent_kafka import OFFSET_END, Consumer, KafkaException, Producer, TopicPartition
+
+from outbox_plugin.adapters.kafka import Names, client_config, refusal
+from outbox_plugin.core.heartbeat import Heartbeat
+from outbox_plugin.settings import Settings
+
+SESSION_TIMEOUT_MS = 6_000  # Brokers allow no less by default.
+
+
+class Membership:
+    """A harvester's seat at the leader topic. Not for use by two threads at once, but for `send`."""
+
+    def __init__(self, settings: Settings, names: Names) -> None:
+        self._topic = names.leader_topic
+        self._settings = settings
+        self._shards = settings.shards
+        self._names = names
+        self._owned: set[int] = set()
+        # Sticky: a harvester that joins takes no shard from one that leads it.
+        self._member = Consumer(
+            client_config(
+                settings,
+                group_id=names.leader_group,
+                enable_auto_commit=False,
+                auto_offset_reset="latest",
+                partition_assignment_strategy="cooperative-sticky",
+                session_timeout_ms=SESSION_TIMEOUT_MS,
+                heartbeat_interval_ms=500,
+                topic_metadata_refresh_interval_ms=5_000,
+            )
+        )
+        self._listener = Consumer(
+            client_config(
+                settings,
+                group_id=names.leader_group,  # Required by the client; it joins nothing.
+                enable_auto_commit=False,
+                auto_offset_reset="latest",
+                fetch_wait_max_ms=100,
+            )
+        )
+        self._sender = Producer(client_config(settings, enable_idempotence=True, linger_ms=0, message_timeout_ms=3_000))
+        self._listener.assign([TopicPartition(self._topic, shard, OFFSET_END) for shard in range(self._shards)])
+        self._member.subscribe([self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked)
+
+    def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        consumer.incremental_assign(partitions)
+        consumer.pause(partitions)  # The listener reads; this one only owns.
+        self._owned.update(each.partition for each in partitions)
+
+    def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        consumer.incremental_unassign(partitions)
+        self._owned.difference_update(each.partition for each in partitions)
+
+    def owned(self) -> frozenset[int]:
+        """The shards whose partitions the group coordinator has given us, as far as we know."""
+        message = self._member.poll(0)
+        if message is not None and (error := message.error()) is not None and error.fatal():
+            raise refusal(error, self._settings)
+        return frozenset(self._owned)
+
+    def heard(self, wait_seconds: float) -> Iterator[Heartbeat]:
+        """Heartbeats that have arrived, waiting up to `wait_seconds` for the first."""
+        while (message := self._listener.poll(wait_seconds)) is not None:
+            wait_seconds = 0
+            if message.error() is None and (heartbeat := Heartbeat.parse(message.value())) is not None:
+                yield heartbeat
+
+    def send(self, heartbeat: Heartbeat) -> None:
+        """Send a heartbeat to its shard's partition, without waiting; one that cannot be sent in time is dropped."""
+        with suppress(BufferError, KafkaException):
+            self._sender.produce(
+                self._topic, key=str(heartbeat.shard), value=heartbeat.encode(), partition=heartbeat.shard
+            )
+        self._sender.poll(0)
+
+    def leave(self, timeout_seconds: float) -> None:
+        """Send what is to be sent, leave the group at once, and close. Safe to call twice."""
+        self._sender.flush(timeout_seconds)
+        self._sender.purge()
+        self._sender.close()
+        self._member.close()
+        self._listener.close()

@@ -1,0 +1,47 @@
+"""What happened in a harvester, as values: for its log, its counters, and whoever waits for it in a test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class HarvestEvent:
+    """Something happened in `shard`."""
+
+    shard: int
+
+
+@dataclass(frozen=True, slots=True)
+class TermBegan(HarvestEvent):
+    """This harvester leads; `recovered` rows that the last leader had published have been deleted."""
+
+    leader_id: str
+    recovered: int
+
+
+@dataclass(frozen=True, slots=True)
+class WindowPublished(HarvestEvent):
+    """A window of `rows` has been committed to Kafka, `seconds` after it was read."""
+
+    rows: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class WindowPurged(HarvestEvent):
+    """The `rows` of a window have been deleted, durably."""
+
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class TermFinished(HarvestEvent):
+    """This harvester leads the shard no more; `reason` is None after a stop that was asked for."""
+
+    leader_id: str
+    reason: str | None
+
+
+Observer = Callable[[HarvestEvent], None]

@@ -1,0 +1,223 @@
+"""One shard's life in one harvester: follow, take over, relay, hand over."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Protocol
+
+from outbox_plugin.core.election import Action, Election
+from outbox_plugin.core.heartbeat import Heartbeat, Phase
+from outbox_plugin.core.pace import ERROR_FIRST, ERROR_LAST, Backoff
+from outbox_plugin.errors import Fenced, OutcomeUnknown
+from outbox_plugin.relay.events import HarvestEvent, Observer, TermFinished, WindowPublished
+
+CALM_SECONDS = 5.0  # A term that has lasted as long has got over what ended the one before it.
+WAITING_INTERVAL = 1.0
+
+
+class Relay(Protocol):
+    """What relays a shard for one term."""
+
+    def take_over(self) -> None:
+        """Make sure that nobody else publishes, and recover what the last leader left."""
+        ...
+
+    def run(self) -> None:
+        """Relay until `stop`."""
+        ...
+
+    def stop(self) -> None:
+        """Ask `run` to end."""
+        ...
+
+    def prove(self, proved: Callable[[], None]) -> None:
+        """Commit a transaction soon, then call `proved`."""
+        ...
+
+
+# Connects for one term: (shard, leader id, whether waiting still makes sense, observer) -> the relay, closed on exit.
+OpenRelay = Callable[[int, str, Callable[[], bool], Observer], AbstractContextManager[Relay]]
+
+
+class _Term:
+    """A term and its thread."""
+
+    def __init__(self, shard: int, open_relay: OpenRelay, observe: Observer, began_at: float) -> None:
+        self.leader_id = str(uuid.uuid4())
+        self.began_at = began_at
+        self.phase: Phase = "candidate"
+        self.error: BaseException | None = None
+        self.proved = threading.Event()
+        self.proving = False
+        self._stop = threading.Event()
+        self._abandoned = threading.Event()
+        self._relay: Relay | None = None
+        self._opening = threading.Lock()
+        self._thread = threading.Thread(
+            target=self._live, args=(shard, open_relay, observe), name=f"outbox-{shard}-publish", daemon=True
+        )
+        self._thread.start()
+
+    def _live(self, shard: int, open_relay: OpenRelay, observe: Observer) -> None:
+        try:
+            with open_relay(shard, self.leader_id, lambda: not self._abandoned.is_set(), observe) as relay:
+                relay.take_over()
+                with self._opening:
+                    self._relay = relay
+                self.phase = "leader"
+                if not self._stop.is_set():
+                    relay.run()
+        except Exception as error:
+            self.error = error
+
+    @property
+    def stopping(self) -> bool:
+        return self._stop.is_set()
+
+    @property
+    def over(self) -> bool:
+        return not self._thread.is_alive()
+
+    def stop(self) -> None:
+        self._stop.set()
+        with self._opening:
+            if self._relay is not None:
+                self._relay.stop()
+
+    def prove(self) -> None:
+        if self._relay is not None and not self.proving:
+            self.proving = True
+            self._relay.prove(self.proved.set)
+
+    def abandon(self) -> None:
+        """Wait for nothing any more: what is in a transaction is left to the log."""
+        self._abandoned.set()
+        self.stop()
+
+    def join(self, timeout_seconds: float) -> bool:
+        self._thread.join(timeout_seconds)
+        return self.over
+
+
+class Shard:
+    """Carries out what the shard's election decides. Its methods are called by one thread, the supervisor's."""
+
+    def __init__(
+        self,
+        number: int,
+        election: Election,
+        open_relay: OpenRelay,
+        send: Callable[[Heartbeat], None],
+        observe: Observer,
+        *,
+        template: Heartbeat,
+        wall_clock: Callable[[], str],
+        heartbeat_interval: float,
+        jitter: Callable[[], float],
+        note: str | None = None,
+    ) -> None:
+        self.number = number
+        self.election = election
+        self._open_relay = open_relay
+        self._send = send
+        self._forward = observe
+        self._wall_clock = wall_clock
+        self._heartbeat_interval = heartbeat_interval
+        self._jitter = jitter
+        self._note = note
+        self._term: _Term | None = None
+        self._error_pace = Backoff(ERROR_FIRST, ERROR_LAST)
+        self._trouble: str | None = None
+        self._published = 0
+        self._rated = 0.0, 0
+        self._heartbeat_at = -1e9
+        self._last = template
+
+    def step(self, now: float) -> None:
+        """Do what is to be done now, without waiting."""
+        if self._term is not None:
+            if self._term.over:
+                self._finish(self._term, now)
+            elif self._term.proved.is_set():
+                self._term.proved.clear()
+                self._term.proving = False
+                self.election.proved()
+        self._act(self.election.tick(now), now)
+        self._beat(now)
+
+    def _act(self, action: Action, now: float) -> None:
+        match action:
+            case Action.ACQUIRE:
+                self._term = _Term(self.number, self._open_relay, self._observe, now)
+                self.election.began(self._term.leader_id, now)
+                self._last = replace(self._last, leader_id=self._term.leader_id, since=self._wall_clock())
+                self._heartbeat_at = -1e9
+            case Action.PROVE if self._term is not None:
+                self._term.prove()
+            case Action.STEP_DOWN if self._term is not None and not self._term.stopping:
+                self._trouble = "stepped down: lost the leader topic's partition, or contact with Kafka"
+                self._term.abandon()
+            case _:
+                pass
+
+    def _finish(self, term: _Term, now: float) -> None:
+        error, self._term = term.error, None
+        if now - term.began_at > CALM_SECONDS:
+            self._error_pace.succeeded()
+        if error is not None:
+            self._trouble = str(error)
+        fenced, at_once = isinstance(error, Fenced), isinstance(error, Fenced | OutcomeUnknown) or error is None
+        retry_after = 0.0 if at_once else self._error_pace.wait(self._jitter())
+        self.election.ended(now, by_another=fenced, retry_after=retry_after)
+        if not fenced:
+            self._send(replace(self._last, phase="resigned", trouble=self._trouble))
+        self._forward(TermFinished(self.number, term.leader_id, str(error) if error is not None else None))
+
+    def _observe(self, event: HarvestEvent) -> None:
+        if isinstance(event, WindowPublished):
+            self._published += event.rows
+            self._trouble = None
+        self._forward(event)
+
+    def _beat(self, now: float) -> None:
+        leading = self._term is not None and not self._term.stopping
+        if self._term is not None and now - self._term.began_at > CALM_SECONDS and leading:
+            self._trouble = None
+        interval = self._heartbeat_interval if leading else WAITING_INTERVAL
+        if now - self._heartbeat_at < interval or not (leading or self._trouble):
+            return
+        self._heartbeat_at = now
+        phase: Phase = self._term.phase if self._term is not None and leading else "waiting"
+        self._last = replace(
+            self._last,
+            phase=phase,
+            published=self._published,
+            records_per_second=self._rate(now),
+            trouble=self._trouble or self._note,
+        )
+        self._send(self._last)
+
+    def _rate(self, now: float) -> float:
+        """Records per second since about a second ago."""
+        at, published = self._rated
+        if now - at < 1.0:
+            return self._last.records_per_second
+        self._rated = now, self._published
+        return round((self._published - published) / (now - at), 1) if at else 0.0
+
+    def stop(self) -> None:
+        """Begin to hand over."""
+        if self._term is not None:
+            self._term.stop()
+
+    def hand_over(self, now: float, patience_seconds: float) -> None:
+        """Wait until the term has ended, cut it short after `patience_seconds`, and resign."""
+        if self._term is not None:
+            if not self._term.join(patience_seconds):
+                self._term.abandon()
+                self._term.join(patience_seconds)
+            self._finish(self._term, now)

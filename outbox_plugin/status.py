@@ -1,0 +1,174 @@
+"""The snapshot behind `outbox status` and Dagster's observations: what Postgres and the leader topic say right now."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from typing import Any, Generic, TypeVar
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from outbox_plugin.adapters.kafka import Names, client_config, refusal
+from outbox_plugin.core.heartbeat import Heartbeat
+from outbox_plugin.errors import OutboxError, ServerRefused
+from outbox_plugin.schema.connection import connect, reported_as_refusal
+from outbox_plugin.schema.statements import statement
+from outbox_plugin.settings import Settings
+
+FRESH_SECONDS = 2.0  # A leader sends three heartbeats a second.
+_TAIL_RECORDS = 64
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Who leads a shard; `since` is ISO 8601."""
+
+    instance: str
+    host: str
+    pid: int
+    leader_id: str
+    since: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShardStatus:
+    """One shard: its leader, if one is heard, and how it is doing.
+
+    `published` counts the records of the leader since it started; `trouble` is what it, or a harvester that waits to
+    lead, last complained of.
+    """
+
+    shard: int
+    leader: Leader | None
+    lag_records: int
+    records_per_second: float
+    published: int
+    heartbeat_age_seconds: float | None
+    trouble: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The outbox and its harvesters. `backlog` is None while Postgres is away; `errors` says which server is."""
+
+    backlog: int | None
+    oldest_seconds: float | None
+    shards: tuple[ShardStatus, ...]
+    errors: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The status as plain values."""
+        return asdict(self)
+
+
+def read_status(settings: Settings, timeout_seconds: float = 5.0) -> Status:
+    """Ask both servers at once; one that does not answer in time is an entry in `errors`, never an exception.
+
+    Returns within about `timeout_seconds`.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    store = _Asked(lambda: _backlog(settings))
+    log = _Asked(lambda: _heartbeats(settings, deadline))
+    backlog, store_error = store.answer(deadline, "Postgres")
+    heard, log_error = log.answer(deadline, "Kafka")
+    waiting, oldest = backlog or (None, None)
+    shards = tuple(_shard_status(shard, (heard or {}).get(shard, []), waiting or 0) for shard in range(settings.shards))
+    return Status(waiting, oldest, shards, tuple(error for error in (store_error, log_error) if error))
+
+
+def _shard_status(shard: int, heard: list[tuple[Heartbeat, float]], backlog: int) -> ShardStatus:
+    """From the heartbeats of a shard, latest last, each with its age in seconds."""
+    fresh = [(heartbeat, age) for heartbeat, age in heard if age <= FRESH_SECONDS]
+    last, age = fresh[-1] if fresh else (None, None)
+    leading = [heartbeat for heartbeat, _ in fresh if heartbeat.phase == "leader"]
+    ended = {heartbeat.leader_id for heartbeat, _ in fresh if heartbeat.phase == "resigned"}
+    now = leading[-1] if leading and leading[-1].leader_id not in ended else None
+    return ShardStatus(
+        shard=shard,
+        leader=Leader(now.instance, now.host, now.pid, now.leader_id, now.since) if now else None,
+        lag_records=backlog,
+        records_per_second=now.records_per_second if now else 0.0,
+        published=now.published if now else 0,
+        heartbeat_age_seconds=round(age, 3) if age is not None else None,
+        trouble=now.trouble if now else last.trouble if last else None,
+    )
+
+
+class _Asked(Generic[_Answer]):
+    """A question that is put on a thread of its own, because a client library's time-outs cannot be relied upon."""
+
+    def __init__(self, question: Callable[[], _Answer]) -> None:
+        self._question = question
+        self._result: _Answer | None = None
+        self._error: str | None = None
+        self._thread = threading.Thread(target=self._ask, name="outbox-status", daemon=True)
+        self._thread.start()
+
+    def _ask(self) -> None:
+        try:
+            self._result = self._question()
+        except OutboxError as error:
+            self._error = str(error)
+
+    def answer(self, deadline: float, server: str) -> tuple[_Answer | None, str | None]:
+        """The answer, or what is wrong."""
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._thread.is_alive():
+            return None, f"{server} did not answer in time"
+        return self._result, self._error
+
+
+def _backlog(settings: Settings) -> tuple[int, float | None]:
+    with reported_as_refusal(settings), closing(connect(settings, purpose="outbox status")) as connection:
+        row = connection.execute(statement("window", "backlog", settings.table)).fetchone()
+    count, oldest = row or (0, None)
+    return count, round(max(0.0, oldest), 3) if oldest is not None else None
+
+
+def _heartbeats(settings: Settings, deadline: float) -> dict[int, list[tuple[Heartbeat, float]]]:
+    """The last heartbeats of every shard, each with its age in seconds."""
+    names = Names(settings.group)
+    heard: dict[int, list[tuple[Heartbeat, float]]] = {shard: [] for shard in range(settings.shards)}
+    problem: list[KafkaError] = []
+    config = client_config(
+        settings,
+        group_id=names.leader_group,  # Required by the client; it joins nothing.
+        enable_auto_commit=False,
+        enable_partition_eof=True,
+        auto_offset_reset="latest",
+        fetch_wait_max_ms=20,
+        error_cb=problem.append,
+    )
+    try:
+        with closing(Consumer(config)) as consumer:
+            tails = []
+            for shard in heard:
+                partition = TopicPartition(names.leader_topic, shard)
+                remaining = max(0.1, deadline - time.monotonic())
+                first, end = consumer.get_watermark_offsets(partition, timeout=remaining)
+                tails.append(TopicPartition(names.leader_topic, shard, max(first, end - _TAIL_RECORDS)))
+            consumer.assign(tails)
+            unread = set(heard)
+            while unread and time.monotonic() < deadline:
+                message = consumer.poll(0.1)
+                if message is None:
+                    continue
+                if message.error() is not None:
+                    unread.discard(_shard_at_end(message))
+                elif (heartbeat := Heartbeat.parse(message.value())) is not None:
+                    heard[heartbeat.shard].append((heartbeat, max(0.0, time.time() - message.timestamp()[1] / 1000)))
+    except KafkaException as error:
+        reason = error.args[0]
+        if reason.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION):
+            return heard  # No harvester has ever run.
+        raise ServerRefused(str(refusal(problem[0] if problem else reason, settings))) from None
+    return heard
+
+
+def _shard_at_end(message: Message) -> int | None:
+    error = message.error()
+    return message.partition() if error is not None and error.code() == KafkaError._PARTITION_EOF else None
