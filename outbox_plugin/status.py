@@ -141,10 +141,9 @@ def _heartbeats(settings: Settings, deadline: float) -> dict[int, list[tuple[Hea
         enable_partition_eof=True,
         auto_offset_reset="latest",
         fetch_wait_max_ms=20,
-        error_cb=problem.append,
     )
     try:
-        with closing(Consumer(config)) as consumer:
+        with closing(Consumer({**config, "error_cb": problem.append})) as consumer:
             tails = []
             for shard in heard:
                 partition = TopicPartition(names.leader_topic, shard)

@@ -113,7 +113,7 @@ class Admin:
         self._settings = settings
         self._problem: KafkaError | None = None
         try:
-            self._client = AdminClient(client_config(settings, error_cb=self._note))
+            self._client = AdminClient({**client_config(settings), "error_cb": self._note})
         except KafkaException as error:
             raise refused_property(error) from None
 

@@ -1,0 +1,34 @@
+"""`outbox bench`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from statistics import median
+
+import click
+
+
+@click.group()
+def bench() -> None:
+    """Benchmarks: ratios from one run, against the servers that the settings name."""
+
+
+@bench.command()
+@click.option("--rows", default=300_000, show_default=True, help="Rows of backlog, about 200 bytes each.")
+@click.option("--keys", default=10_000, show_default=True, help="Distinct keys.")
+@click.option("--rounds", default=3, show_default=True, help="How often each is measured, in turn.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def drain(rows: int, keys: int, rounds: int, as_json: bool) -> None:
+    """Drain a backlog with one warm harvester, against a bare loop (the floor)."""
+    from outbox_plugin.bench import drain as benchmark
+    from outbox_plugin.settings import Settings
+
+    report = benchmark.drain(Settings(), rows, keys, rounds, lambda line: click.echo(line, err=as_json))
+    if as_json:
+        click.echo(json.dumps({**asdict(report), "ratio": report.ratio}))
+        return
+    for name, runs in (("floor", report.floor), ("harvester", report.harvester)):
+        speed, cpu = median(run.records_per_second for run in runs), median(run.cpu_seconds for run in runs)
+        click.echo(f"{name:10} {speed:9,.0f} records/s, {cpu:.2f} CPU s per 100,000 records (median of {rounds})")
+    click.echo(f"ratio      {report.ratio:9.2f} of the floor")
