@@ -1,0 +1,167 @@
+"""The election's table, row by row, and the stories that it tells."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from outbox_plugin.core.election import Action, Election, Timing
+from outbox_plugin.core.heartbeat import Heartbeat, Phase
+
+TIMING = Timing(heartbeat_interval=0.3, silence=1.0, receive_deadline=5.0, spread=0.2)
+
+
+def beat(leader_id: str, phase: Phase = "leader") -> Heartbeat:
+    return Heartbeat(0, phase, leader_id, "host-1", "host", 1, "2026-01-01", "incarnation", "place")
+
+
+def follower(*, owns: bool = False, log_fences: bool = True) -> Election:
+    election = Election(TIMING, log_fences=log_fences)
+    election.owns(owns)
+    return election
+
+
+def leader(*, owns: bool = True, log_fences: bool = True) -> Election:
+    election = follower(owns=owns, log_fences=log_fences)
+    election.began("mine", 0.0)
+    return election
+
+
+def test_ownership_makes_a_leader() -> None:
+    assert follower().tick(100.0) is Action.FOLLOW
+    assert follower(owns=True).tick(100.0) is Action.ACQUIRE
+
+
+@pytest.mark.parametrize("phase", ["candidate", "leader"])
+def test_an_owner_waits_for_a_living_leader_to_fall_silent(phase: Phase) -> None:
+    election = follower(owns=True)
+    election.heard(beat("other", phase), 10.0)
+    assert election.tick(11.0) is Action.FOLLOW
+    assert election.tick(11.01) is Action.ACQUIRE
+
+
+def test_a_follower_takes_over_a_silent_leader_without_ownership_where_the_log_fences() -> None:
+    election = follower()
+    election.heard(beat("other"), 10.0)
+    assert election.tick(11.2) is Action.FOLLOW  # silence and its own spread
+    assert election.tick(11.21) is Action.ACQUIRE
+
+
+def test_without_fencing_only_the_owner_leads() -> None:
+    election = follower(log_fences=False)
+    election.heard(beat("other"), 10.0)
+    assert election.tick(1_000.0) is Action.FOLLOW
+    election.owns(True)
+    assert election.tick(1_000.0) is Action.ACQUIRE
+
+
+def test_a_follower_that_has_heard_nobody_waits_for_ownership() -> None:
+    assert follower().tick(1e6) is Action.FOLLOW
+
+
+def test_after_a_resignation_the_shard_is_free_at_once() -> None:
+    election = follower()
+    election.heard(beat("other"), 10.0)
+    election.heard(beat("other", "resigned"), 10.1)
+    assert election.tick(10.2) is Action.FOLLOW
+    assert election.tick(10.31) is Action.ACQUIRE
+
+
+def test_a_harvester_that_waits_in_trouble_is_no_leader() -> None:
+    election = follower(owns=True)
+    election.heard(beat("", "waiting"), 10.0)
+    assert election.tick(10.0) is Action.ACQUIRE
+
+
+def test_a_leader_that_hears_itself_keeps_leading() -> None:
+    election = leader()
+    for second in range(1, 60):
+        election.heard(beat("mine"), float(second))
+        assert election.tick(second + 0.5) is Action.KEEP
+
+
+def test_a_leader_that_does_not_hear_itself_steps_down() -> None:
+    election = leader()
+    election.heard(beat("mine"), 1.0)
+    assert election.tick(6.0) is Action.KEEP
+    assert election.tick(6.01) is Action.STEP_DOWN
+
+
+def test_a_heartbeat_of_an_old_term_of_ours_does_not_count_as_ours() -> None:
+    election = leader()
+    election.ended(1.0)
+    election.began("mine-2", 1.0)
+    election.heard(beat("mine", "candidate"), 5.9)
+    assert election.tick(6.01) is Action.STEP_DOWN
+
+
+def test_a_leader_that_loses_ownership_steps_down() -> None:
+    election = leader()
+    election.owns(False)
+    assert election.tick(0.1) is Action.STEP_DOWN
+
+
+def test_a_leader_that_never_had_ownership_has_none_to_lose() -> None:
+    election = leader(owns=False)
+    assert election.tick(0.1) is Action.KEEP
+    election.owns(True)
+    election.owns(False)
+    assert election.tick(0.1) is Action.STEP_DOWN
+
+
+def test_a_leader_proves_itself_once_against_each_challenger() -> None:
+    election = leader()
+    election.heard(beat("other"), 1.0)
+    assert election.tick(1.0) is Action.PROVE
+    election.proved()
+    election.heard(beat("other"), 1.1)
+    assert election.tick(1.1) is Action.KEEP
+    election.heard(beat("third"), 1.2)
+    assert election.tick(1.2) is Action.PROVE
+
+
+def test_a_candidate_is_no_challenger_yet() -> None:
+    election = leader()
+    election.heard(beat("other", "candidate"), 1.0)
+    assert election.tick(1.0) is Action.KEEP
+
+
+def test_without_fencing_there_is_nothing_to_prove() -> None:
+    election = leader(log_fences=False)
+    election.heard(beat("other"), 1.0)
+    assert election.tick(1.0) is Action.KEEP
+
+
+def test_a_fenced_leader_leaves_the_other_one_alone() -> None:
+    election = leader()
+    election.ended(10.0, by_another=True)
+    assert election.tick(11.0) is Action.FOLLOW
+    assert election.tick(11.01) is Action.ACQUIRE
+
+
+def test_a_failed_term_is_tried_again_after_its_pause() -> None:
+    election = leader()
+    election.ended(10.0, retry_after=2.0)
+    assert election.tick(11.9) is Action.FOLLOW
+    assert election.tick(12.0) is Action.ACQUIRE
+
+
+def test_asking_changes_nothing() -> None:
+    election = follower()
+    election.heard(beat("other"), 10.0)
+    assert [election.tick(now) for now in (12.0, 10.5, 12.0)] == [Action.ACQUIRE, Action.FOLLOW, Action.ACQUIRE]
+
+
+def test_a_heartbeat_survives_its_wire_form() -> None:
+    sent = replace(beat("mine"), published=7, records_per_second=1.5, trouble="Postgres: away")
+    assert Heartbeat.parse(sent.encode()) == sent
+
+
+@pytest.mark.parametrize("body", [None, b"", b"{}", b"[1]", b"\xff\xfe", b'{"phase":"leader"}'])
+def test_what_is_no_heartbeat_is_passed_over(body: bytes | None) -> None:
+    assert Heartbeat.parse(body) is None
+
+
+def test_a_phase_that_is_unknown_is_passed_over() -> None:
+    assert Heartbeat.parse(beat("mine").encode().replace(b'"leader"', b'"emperor"')) is None

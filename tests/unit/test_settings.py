@@ -1,0 +1,82 @@
+"""Settings: what is right is taken, what is wrong is said in one line, and secrets stay secret."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from outbox_plugin.errors import InvalidSetting
+from outbox_plugin.settings import Settings
+
+DSN = "postgresql://app:s3cret@db:5432/shop"
+RIGHT: dict[str, Any] = {"dsn": DSN, "bootstrap_servers": "kafka:9092"}
+
+
+def test_defaults() -> None:
+    settings = Settings(**RIGHT)
+    assert (settings.table, settings.group, settings.delivery, settings.shards) == (
+        "outbox",
+        "outbox",
+        "exactly-once",
+        1,
+    )
+
+
+def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTBOX_DSN", DSN)
+    monkeypatch.setenv("OUTBOX_BOOTSTRAP_SERVERS", "kafka:9092")
+    monkeypatch.setenv(
+        "OUTBOX_KAFKA", '{"security.protocol": "SSL", "linger.ms": 5, "enable.ssl.certificate.verification": true}'
+    )
+    assert Settings().kafka == {
+        "security.protocol": "SSL",
+        "linger.ms": "5",
+        "enable.ssl.certificate.verification": "true",
+    }
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"dsn": "db:5432/shop"}, "OUTBOX_DSN: not a Postgres URI; expected postgresql://"),
+        ({"dsn": "postgresql://app:s3cret@db:port/shop?x"}, "OUTBOX_DSN: not a Postgres URI"),
+        ({"bootstrap_servers": ""}, "OUTBOX_BOOTSTRAP_SERVERS"),
+        ({"delivery": "twice"}, "OUTBOX_DELIVERY: Input should be 'exactly-once' or 'at-least-once' (given: 'twice')"),
+        ({"shards": 0}, "OUTBOX_SHARDS: Input should be greater than or equal to 1 (given: 0)"),
+        ({"shards": "many"}, "OUTBOX_SHARDS"),
+        ({"table": "out box"}, "OUTBOX_TABLE: expected a table name"),
+        ({"table": "a.b.c"}, "OUTBOX_TABLE: expected a table name"),
+        ({"group": "a/b"}, "OUTBOX_GROUP: expected 1 to 200 letters"),
+        ({"kafka": "linger.ms=5"}, "OUTBOX_KAFKA: expected a JSON object"),
+        ({"kafka": {"acks": "1"}}, "OUTBOX_KAFKA: the property 'acks' cannot be set here"),
+        ({"kafka": {"transactional.id": "x"}}, "it belongs to OUTBOX_GROUP"),
+    ],
+)
+def test_a_wrong_setting_is_one_line_that_names_it(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidSetting) as caught:
+        Settings(**{**RIGHT, **wrong})
+    message = str(caught.value)
+    assert said in message
+    assert "\n" not in message
+    assert "s3cret" not in message
+
+
+def test_a_missing_setting_says_what_it_is_for() -> None:
+    with pytest.raises(InvalidSetting, match="OUTBOX_DSN is not set: Postgres URI"):
+        Settings(bootstrap_servers="kafka:9092")
+
+
+def test_json_that_is_none_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTBOX_KAFKA", "{not json")
+    with pytest.raises(InvalidSetting) as caught:
+        Settings(**RIGHT)
+    assert "kafka" in str(caught.value).lower()
+    assert "\n" not in str(caught.value)
+
+
+def test_secrets_are_never_shown() -> None:
+    settings = Settings(**RIGHT, kafka={"sasl.password": "hunter2"})
+    shown = f"{settings!r} {settings}"
+    assert "s3cret" not in shown
+    assert "hunter2" not in shown

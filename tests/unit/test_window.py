@@ -1,0 +1,105 @@
+"""Windows in flight, and the progress record that names them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from outbox_plugin.core.ids import IdRanges
+from outbox_plugin.core.progress import Identity, MalformedProgress, ProgressRecord, Publication
+from outbox_plugin.core.row import OutboxRow
+from outbox_plugin.core.takeover import left_behind
+from outbox_plugin.core.window import WINDOWS_IN_FLIGHT, Windows
+from outbox_plugin.errors import ForeignOutbox
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+OURS = Identity("incarnation-1", "outbox in database shop of cluster 1")
+
+
+def rows(*ids: int, horizon: int = 700) -> list[OutboxRow]:
+    return [OutboxRow(each, NOON + timedelta(seconds=-each), "t", "k", "v", [], [], horizon) for each in ids]
+
+
+def record(*publications: Publication, identity: Identity = OURS) -> ProgressRecord:
+    return ProgressRecord(identity, "leader-1", sum(len(each.ids) for each in publications), publications)
+
+
+def test_what_is_read_is_in_flight_until_it_is_purged() -> None:
+    windows = Windows()
+    first, second = windows.admit(rows(1, 2)), windows.admit(rows(5))
+    assert list(windows.in_flight) == [1, 2, 5]
+    windows.published(first)
+    windows.published(second)
+    assert list(windows.in_flight) == [1, 2, 5]
+    windows.purged(first)
+    assert list(windows.in_flight) == [5]
+    windows.purged(second)
+    assert windows.in_flight == IdRanges()
+
+
+def test_a_progress_record_names_the_window_and_all_that_may_not_be_deleted_yet() -> None:
+    windows = Windows()
+    first, second, third = windows.admit(rows(1)), windows.admit(rows(2)), windows.admit(rows(3))
+    assert windows.to_name(first) == (first.publication,)
+    windows.published(first)
+    assert windows.to_name(second) == (first.publication, second.publication)
+    windows.published(second)
+    windows.purged(first)
+    assert windows.unpurged == (second.publication,)
+    assert windows.to_name(third) == (second.publication, third.publication)
+
+
+def test_windows_are_published_in_the_order_in_which_they_were_read() -> None:
+    windows = Windows()
+    windows.admit(rows(1))
+    second = windows.admit(rows(2))
+    with pytest.raises(ValueError, match="in the order"):
+        windows.to_name(second)
+    with pytest.raises(ValueError, match="in the order"):
+        windows.published(second)
+    assert list(windows.in_flight) == [1, 2]
+
+
+def test_reading_on_waits_for_a_purge() -> None:
+    windows = Windows()
+    admitted = [windows.admit(rows(number)) for number in range(WINDOWS_IN_FLIGHT)]
+    assert windows.full
+    windows.published(admitted[0])
+    assert windows.full
+    windows.purged(admitted[0])
+    assert not windows.full
+
+
+def test_a_publication_is_bounded_by_what_its_read_could_see() -> None:
+    publication = Publication.of(rows(3, 4, 9, horizon=815))
+    assert publication == Publication(IdRanges.of([3, 4, 9]), 815, NOON - timedelta(seconds=3))
+
+
+def test_a_progress_record_survives_its_wire_form() -> None:
+    written = record(Publication.of(rows(3, 4, 9)), Publication.of(rows(11)))
+    assert ProgressRecord.parse(written.encode()) == written
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"[]", b"\xff", b'{"version":2}', b'{"version":1}'])
+def test_what_is_no_progress_record_is_not_guessed_at(body: bytes) -> None:
+    with pytest.raises(MalformedProgress, match="progress record"):
+        ProgressRecord.parse(body)
+
+
+def test_a_new_leader_deletes_what_the_last_one_published() -> None:
+    publication = Publication.of(rows(1, 2))
+    assert left_behind(record(publication), OURS) == (publication,)
+    assert left_behind(None, OURS) == ()
+
+
+def test_the_record_of_a_dropped_table_deletes_nothing() -> None:
+    old = Identity("incarnation-0", OURS.place)
+    assert left_behind(record(Publication.of(rows(1)), identity=old), OURS) == ()
+
+
+def test_the_record_of_another_outbox_is_refused_unless_adopted() -> None:
+    other = record(Publication.of(rows(1)), identity=Identity("incarnation-9", "elsewhere"))
+    with pytest.raises(ForeignOutbox, match=r"elsewhere, not outbox in database shop.*OUTBOX_GROUP"):
+        left_behind(other, OURS)
+    assert left_behind(other, OURS, adopt=True) == ()
