@@ -33,6 +33,7 @@ class PostgresStore:
             SchemaMissing, ForeignOutbox: see `claim_outbox`.
         """
         self._settings = settings
+        self._steer = statement("window", "steer", settings.table)
         self._read_window = statement("window", "read_window", settings.table)
         self._purge = statement("window", "purge", settings.table)
         with reported(), ExitStack() as opened:
@@ -61,7 +62,10 @@ class PostgresStore:
             "table": self._settings.table,
             "incarnation": self._identity.incarnation,
         }
-        with reported(), self._reader.cursor(binary=True, row_factory=args_row(OutboxRow)) as cursor:
+        # One round trip, and one implicit transaction: what `steer` sets ends with it, also behind a pooler.
+        with reported(), self._reader.pipeline():
+            self._reader.execute(self._steer)
+            cursor = self._reader.cursor(binary=True, row_factory=args_row(OutboxRow))
             return cursor.execute(self._read_window, values).fetchall()
 
     def purge(self, publication: Publication) -> int:

@@ -1,3 +1,8 @@
+-- name: steer
+-- For the transaction of the read: walk the primary key. A table that was nearly empty when it was last analysed looks
+-- to the planner as if sorting all of it were cheaper, just when a burst has filled it.
+SELECT set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true)
+
 -- name: read_window
 -- The earliest rows that are not in flight; none once the table is not the one that the term began with. A creation time that Python cannot hold (infinity) is clamped; purge does the same.
 SELECT id,
@@ -15,10 +20,12 @@ LIMIT %(limit)s
 -- Delete what was published, and nothing that was inserted later under the same ids: the row must have been visible to
 -- the read (its inserting transaction is older than the read's horizon) and be no younger than the youngest row read.
 -- Durable when it returns, whatever the session's default, because its ids leave the progress record then.
+-- The two bounds on the id are what the index is searched by: with a multirange alone, the planner walks the table.
 WITH durable AS MATERIALIZED (SELECT set_config('synchronous_commit', 'on', true))
 DELETE FROM {outbox} AS old
-USING durable, unnest(%(ids)s::int8multirange) AS ids
-WHERE old.id >= lower(ids) AND old.id < upper(ids)
+USING durable
+WHERE old.id >= lower(%(ids)s::int8multirange) AND old.id < upper(%(ids)s::int8multirange)
+  AND old.id <@ %(ids)s::int8multirange
   AND greatest(least(old.create_time, '9999-12-30 00:00:00+00'), '0001-01-03 00:00:00+00') <= %(created_until)s
   AND age(old.xmin) > age((%(horizon)s::bigint %% 4294967296)::text::xid)
 
