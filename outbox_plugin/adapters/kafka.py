@@ -113,7 +113,8 @@ class Admin:
         self._settings = settings
         self._problem: KafkaError | None = None
         try:
-            self._client = AdminClient({**client_config(settings), "error_cb": self._note})
+            config: dict[str, Any] = {**client_config(settings), "error_cb": self._note}
+            self._client = AdminClient(config)
         except KafkaException as error:
             raise refused_property(error) from None
 
@@ -148,7 +149,11 @@ class Admin:
                 for topic, config in wanted.items()
                 if topic not in existing
             ]
-            for future in self._client.create_topics(missing).values() if missing else ():
+            for future in (
+                self._client.create_topics(missing, operation_timeout=REQUEST_TIMEOUT_SECONDS).values()
+                if missing
+                else ()
+            ):
                 self._created(future)
         except KafkaException as error:
             raise refusal(error.args[0], self._settings) from error

@@ -34,6 +34,11 @@ _ROWS_OWN_FAULT = {
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError._UNKNOWN_TOPIC,
 }
+_NO_LEADER_YET = {
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+}
 
 
 def producer_config(settings: Settings, names: Names, shard: int) -> dict[str, Any]:
@@ -190,7 +195,7 @@ def read_progress(settings: Settings, names: Names, shard: int) -> ProgressRecor
     )
     try:
         with closing(Consumer(config)) as consumer:
-            first, end = consumer.get_watermark_offsets(partition, timeout=REQUEST_TIMEOUT_SECONDS)
+            first, end = _bounds(consumer, partition)
             reach = _TAIL_RECORDS
             while True:
                 start = max(first, end - reach)
@@ -202,6 +207,19 @@ def read_progress(settings: Settings, names: Names, shard: int) -> ProgressRecor
                 reach *= 8
     except KafkaException as error:
         raise refusal(error.args[0], settings) from error
+
+
+def _bounds(consumer: Consumer, partition: TopicPartition) -> tuple[int, int]:
+    """The partition's first offset and its end; waits while it has no leader yet, as right after its creation."""
+    deadline = time.monotonic() + REQUEST_TIMEOUT_SECONDS
+    while True:
+        try:
+            first, end = consumer.get_watermark_offsets(partition, timeout=REQUEST_TIMEOUT_SECONDS)
+            return first, end
+        except KafkaException as error:
+            if error.args[0].code() not in _NO_LEADER_YET or time.monotonic() > deadline:
+                raise
+            consumer.poll(0.05)
 
 
 def _last_value(consumer: Consumer, start: TopicPartition) -> bytes | None:

@@ -1,0 +1,106 @@
+"""Kafka's jars: resolved once by the Ivy that pyspark ships, verified, and kept in the user's cache."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+
+from outbox_plugin.embedded.java import java_home
+from outbox_plugin.embedded.server import ServerFailed, cache_folder
+
+KAFKA_VERSION = "4.1.1"
+RESOLVE_SECONDS = 600
+_IVY_MODULE = """<ivy-module version="2.0">
+  <info organisation="outbox-plugin" module="embedded-kafka"/>
+  <configurations><conf name="default"/></configurations>
+  <dependencies>
+    <dependency org="org.apache.kafka" name="kafka_2.13" rev="{version}" conf="default->default(*),runtime(*)"/>
+  </dependencies>
+</ivy-module>
+"""
+
+
+class JarsMissing(ServerFailed):
+    """Kafka's jars are not in the cache, and could not be had."""
+
+
+def checksums() -> dict[str, str]:
+    """SHA-256 of every jar, by file name."""
+    lines = files("outbox_plugin.embedded").joinpath(f"kafka-{KAFKA_VERSION}.sha256").read_text().splitlines()
+    return {name: digest for digest, name in (line.split() for line in lines)}
+
+
+def kafka_jars(tell: Callable[[str], None]) -> Path:
+    """The folder that holds Kafka's jars, all verified when they came; `tell` is given lines of progress.
+
+    Raises:
+        JarsMissing: they are not here, and cannot be had.
+    """
+    folder = cache_folder() / f"kafka-{KAFKA_VERSION}"
+    if folder.exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="kafka-") as scratch:
+        fresh = _resolve(Path(scratch), tell)
+        _verify(fresh)
+        try:
+            fresh.rename(folder)  # At once, so that nobody sees half of it.
+        except OSError:
+            if not folder.exists():  # Another process was faster.
+                raise
+    return folder
+
+
+def _resolve(scratch: Path, tell: Callable[[str], None]) -> Path:
+    module, jars, log = scratch / "ivy.xml", scratch / "jars", scratch / "ivy.log"
+    module.write_text(_IVY_MODULE.format(version=KAFKA_VERSION))
+    wanted = len(checksums())
+    command = [
+        *(str(java_home() / "bin" / "java"), "-cp", str(_ivy()), "org.apache.ivy.Main"),
+        *("-ivy", str(module), "-cache", str(scratch / "cache"), "-confs", "default"),
+        *("-retrieve", f"{jars}/[artifact]-[revision].[ext]"),
+    ]
+    with log.open("wb") as output:
+        ivy = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        began, told = time.monotonic(), -1
+        while ivy.poll() is None:
+            here = sum(1 for _ in (scratch / "cache").rglob("*.jar"))
+            if here != told:
+                tell(f"Kafka {KAFKA_VERSION}: {here} of {wanted} jars")
+                told = here
+            if time.monotonic() - began > RESOLVE_SECONDS:
+                raise JarsMissing(f"Kafka's jars did not come within {RESOLVE_SECONDS} s")
+            time.sleep(0.25)
+    finally:
+        ivy.kill()
+        ivy.wait()
+    if ivy.returncode or not jars.exists():
+        said = [line.strip() for line in log.read_text(errors="replace").splitlines() if "not found" in line]
+        raise JarsMissing(f"Kafka's jars could not be had: {said[0] if said else 'no repository answered'}")
+    return jars
+
+
+def _verify(folder: Path) -> None:
+    """Raises JarsMissing unless the folder holds exactly the jars whose checksums we know; others are removed."""
+    expected = checksums()
+    for jar in folder.iterdir():
+        digest = hashlib.sha256(jar.read_bytes()).hexdigest()
+        if expected.pop(jar.name, None) != digest:
+            raise JarsMissing(f"{jar.name} is not the file that was expected (its SHA-256 is {digest})")
+    if expected:
+        raise JarsMissing(f"Kafka's jars are not complete: {', '.join(sorted(expected))}")
+
+
+def _ivy() -> Path:
+    spec = find_spec("pyspark")
+    found = sorted(Path(spec.origin).parent.joinpath("jars").glob("ivy-*.jar")) if spec and spec.origin else []
+    if not found:
+        raise JarsMissing("there is no pyspark here, whose Ivy fetches Kafka: install outbox-plugin[embedded]")
+    return found[-1]

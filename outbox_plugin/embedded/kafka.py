@@ -1,0 +1,129 @@
+"""Apache Kafka as one KRaft node on free ports of 127.0.0.1; librdkafka's mock broker where its jars cannot be had."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from confluent_kafka import KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+
+from outbox_plugin.embedded.jars import kafka_jars
+from outbox_plugin.embedded.java import java_home
+from outbox_plugin.embedded.server import GuardedServer, ServerFailed, accepts_connections, free_port
+
+_CLUSTER_ID = "b3V0Ym94LWVtYmVkZGVkMQ"  # Any 16 bytes; one node, so one id.
+_PROPERTIES = """process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+controller.listener.names=CONTROLLER
+log.dirs={data}
+offsets.topic.replication.factor=1
+offsets.topic.num.partitions=4
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+transaction.state.log.num.partitions=4
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+group.initial.rebalance.delay.ms=0
+auto.create.topics.enable=true
+log.retention.hours=168
+"""
+NOT_PROVED_BY_MOCK = (
+    "Kafka's jars could not be had, so librdkafka's mock broker stands in for Kafka ({reason}). What it shows is not "
+    "proved: it keeps nothing on disk, fences and recovers no transactions as Kafka does, and elects nobody"
+)
+
+
+class EmbeddedKafka:
+    """One broker, which is its own controller, in `folder`."""
+
+    def __init__(self, folder: Path, tell: Callable[[str], None]) -> None:
+        self._folder = folder
+        self._tell = tell
+        self._server: GuardedServer | None = None
+        self._port: int | None = None
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """Its address."""
+        return f"127.0.0.1:{self._port}"
+
+    def launch(self, inherited: Sequence[int] = ()) -> None:
+        """Start it, without waiting. It comes back on the port that it had, if that is free.
+
+        Raises:
+            JarsMissing: there are no jars.
+            ServerFailed: its storage could not be made.
+        """
+        jars = kafka_jars(self._tell)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._port = free_port(self._port)
+        data, properties = self._folder / "data", self._folder / "server.properties"
+        escaped = str(data).replace("\\", "\\\\")
+        properties.write_text(_PROPERTIES.format(port=self._port, controller=free_port(), data=escaped))
+        java = [str(java_home() / "bin" / "java"), "-cp", f"{jars}/*"]
+        if not (data / "meta.properties").exists():
+            self._format([*java, "kafka.tools.StorageTool", "format", "-t", _CLUSTER_ID, "-c", str(properties)])
+        self._server = GuardedServer(
+            "Kafka",
+            [*java[:1], "-Xms256m", "-Xmx512m", "-XX:+UseG1GC", *java[1:], "kafka.Kafka", str(properties)],
+            self._folder / "kafka.log",
+            stop_signal="SIGTERM",
+            inherited=inherited,
+        )
+
+    @staticmethod
+    def _format(command: Sequence[str]) -> None:
+        done = subprocess.run([*command, "--ignore-formatted"], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise ServerFailed(f"Kafka could not make its storage: {(done.stderr or done.stdout).strip()[-300:]}")
+
+    def wait(self) -> None:
+        """Wait until it answers.
+
+        Raises:
+            ServerFailed: it does not.
+        """
+        if self._server is None:
+            raise ServerFailed("Kafka was not started")
+        self._server.wait_until(self._answers)
+
+    def _answers(self) -> bool:
+        if self._port is None or not accepts_connections(self._port):
+            return False
+        try:
+            return bool(AdminClient({"bootstrap.servers": self.bootstrap_servers}).list_topics(timeout=2).brokers)
+        except KafkaException:  # It listens before it is ready.
+            return False
+
+    def kill(self) -> None:
+        """kill -9."""
+        if self._server is not None:
+            self._server.kill()
+
+    def stop(self) -> None:
+        """Stop it; safe to call twice."""
+        if self._server is not None:
+            self._server.stop()
+
+
+class MockKafka:
+    """librdkafka's mock broker, inside this process."""
+
+    def __init__(self) -> None:
+        self._client = Producer({"test.mock.num.brokers": 1, "log_level": 0})
+        brokers = self._client.list_topics(timeout=10).brokers.values()
+        self._address = ",".join(f"{broker.host}:{broker.port}" for broker in brokers)
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """Its address."""
+        return self._address
+
+    def stop(self) -> None:
+        """End it."""
+        self._client.close()

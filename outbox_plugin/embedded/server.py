@@ -1,0 +1,116 @@
+"""A server process behind a guard."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from outbox_plugin.errors import OutboxError
+
+START_SECONDS = 60.0
+
+
+class ServerFailed(OutboxError):
+    """An embedded server did not start; the message ends with its log's last lines."""
+
+
+class GuardedServer:
+    """A command that runs behind `outbox_plugin.embedded.guard`; its output goes to `log`."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        log: Path,
+        *,
+        stop_signal: Literal["SIGINT", "SIGTERM"],
+        unprivileged: bool = False,
+        inherited: Sequence[int] = (),
+    ) -> None:
+        """Start it. `inherited` file descriptors stay open for as long as the guard lives."""
+        self._name = name
+        self._log = log
+        guard = [sys.executable, "-m", "outbox_plugin.embedded.guard", stop_signal]
+        with log.open("ab") as output:
+            self._guard = subprocess.Popen(
+                [*guard, "unprivileged" if unprivileged else "as-is", *command],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=inherited,
+                start_new_session=True,
+            )
+
+    def wait_until(self, ready: Callable[[], bool], seconds: float = START_SECONDS) -> None:
+        """Wait until it is `ready`.
+
+        Raises:
+            ServerFailed: it ended, or was not ready in time.
+        """
+        deadline = time.monotonic() + seconds
+        while not ready():
+            if self._guard.poll() is not None:
+                raise ServerFailed(f"{self._name} ended while starting; {self._log} ends with: {self._last_words()}")
+            if time.monotonic() > deadline:
+                raise ServerFailed(f"{self._name} was not ready within {seconds:.0f} s; see {self._log}")
+            time.sleep(0.05)
+
+    def _last_words(self) -> str:
+        return " | ".join(self._log.read_text(errors="replace").strip().splitlines()[-5:])
+
+    @property
+    def pid(self) -> int:
+        """The server's own process id.
+
+        Raises:
+            ServerFailed: it is not running.
+        """
+        children = psutil.Process(self._guard.pid).children() if self._guard.poll() is None else []
+        if not children:
+            raise ServerFailed(f"{self._name} is not running")
+        return int(children[0].pid)
+
+    def kill(self) -> None:
+        """kill -9 of the server, as a crash would."""
+        psutil.Process(self.pid).kill()
+        self._guard.wait(30)
+
+    def stop(self) -> None:
+        """Cut the lifeline and wait; safe to call twice."""
+        if self._guard.stdin is not None:
+            self._guard.stdin.close()
+        self._guard.wait(60)
+
+
+def free_port(preferred: int | None = None) -> int:
+    """A TCP port of 127.0.0.1 that nobody listens on: `preferred` if it is one."""
+    for port in (preferred or 0, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise ServerFailed("no free TCP port on 127.0.0.1")
+
+
+def accepts_connections(port: int) -> bool:
+    """Whether somebody listens on that port of 127.0.0.1."""
+    with socket.socket() as probe:
+        probe.settimeout(0.5)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def cache_folder() -> Path:
+    """Where downloads are kept for all checkouts of a user."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "outbox-plugin"

@@ -1,0 +1,73 @@
+"""Fixtures: real servers for the whole run, and for each test a database and a group of its own."""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import psycopg
+import pytest
+from psycopg import sql
+
+from outbox_plugin.embedded.stack import EmbeddedStack, Endpoints
+from tests.support import eventually
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A developer's own OUTBOX_… variables and .env file must not decide a test."""
+    for name in [name for name in os.environ if name.startswith("OUTBOX_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_is_left_behind() -> Iterator[None]:
+    """The whole run leaves no process and no thread of ours."""
+    before = set(threading.enumerate())
+    yield
+    eventually(lambda: not psutil.Process().children(recursive=True), 20)
+    left = [each.name for each in threading.enumerate() if each not in before and each.name.startswith("outbox-")]
+    assert not left
+
+
+@pytest.fixture(scope="session")
+def servers(tmp_path_factory: pytest.TempPathFactory, _nothing_is_left_behind: None) -> Iterator[EmbeddedStack]:
+    """A Postgres and a Kafka that are running, and can be killed and started again."""
+    stack = EmbeddedStack(tmp_path_factory.mktemp("stack with a space"))
+    stack.start()
+    yield stack
+    stack.stop()
+
+
+@pytest.fixture(scope="session")
+def stack(servers: EmbeddedStack) -> Endpoints:
+    """How to reach the servers."""
+    return Endpoints(servers.postgres.dsn, servers.kafka.bootstrap_servers)
+
+
+@pytest.fixture
+def dsn(stack: Endpoints) -> Iterator[str]:
+    """A database of the test's own, empty."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(stack.dsn, autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    yield stack.dsn.rsplit("/", 1)[0] + f"/{name}"
+    with psycopg.connect(stack.dsn, autocommit=True) as connection:
+        connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+@pytest.fixture
+def bootstrap_servers(stack: Endpoints) -> str:
+    """The brokers."""
+    return stack.bootstrap_servers
+
+
+@pytest.fixture
+def group() -> str:
+    """A group of the test's own."""
+    return f"test-{uuid.uuid4().hex[:8]}"

@@ -1,0 +1,210 @@
+"""What tests of the harvester share: writing rows, running harvesters as a user would, and reading what arrived."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import psycopg
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from psycopg import sql
+
+from outbox_plugin.settings import Settings
+from tests.support import eventually
+
+DRAIN_SECONDS = 60.0
+
+
+class Record(NamedTuple):
+    """A record as a `read_committed` consumer sees it."""
+
+    key: str
+    value: str | None
+    headers: list[tuple[str, str]]
+    partition: int
+    offset: int
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    """The environment of a process that is to use `settings`."""
+    return {
+        **os.environ,
+        "OUTBOX_DSN": settings.dsn.get_secret_value(),
+        "OUTBOX_BOOTSTRAP_SERVERS": settings.bootstrap_servers,
+        "OUTBOX_TABLE": settings.table,
+        "OUTBOX_GROUP": settings.group,
+    }
+
+
+def run_outbox(*arguments: str, env: Mapping[str, str], seconds: float = 60) -> subprocess.CompletedProcess[str]:
+    """Run `outbox` to its end."""
+    command = [sys.executable, "-m", "outbox_plugin", *arguments]
+    return subprocess.run(command, env=dict(env), capture_output=True, text=True, timeout=seconds, check=False)
+
+
+class HarvesterProcess:
+    """`outbox harvest` as a process that can be killed, paused and woken up."""
+
+    def __init__(self, settings: Settings, log: Path) -> None:
+        self._log = log
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "outbox_plugin", "harvest"], env=environment(settings), stderr=output
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def leads(self) -> bool:
+        """Whether its last word about leading is that it leads."""
+        words = [line for line in self.log.splitlines() if "leading" in line]
+        return bool(words) and "leading as" in words[-1]
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """kill -9."""
+        self._process.kill()
+        self._process.wait(10)
+
+    def terminate(self, seconds: float = 30) -> int:
+        """SIGTERM; returns the exit code."""
+        self._process.send_signal(signal.SIGCONT)
+        self._process.terminate()
+        return self._process.wait(seconds)
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+
+@contextmanager
+def harvesters(settings: Settings, folder: Path, count: int = 1) -> Iterator[list[HarvesterProcess]]:
+    """`count` harvester processes, whatever is left of which is killed at the end."""
+    running = [HarvesterProcess(settings, folder / f"harvester-{number}.log") for number in range(count)]
+    try:
+        yield running
+    finally:
+        for process in running:
+            process.signal(signal.SIGCONT)
+            process.kill()
+
+
+def create_topic(settings: Settings, topic: str, partitions: int = 3) -> str:
+    """Make `topic`, and wait until the broker shows it."""
+    admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
+    [future] = admin.create_topics([NewTopic(topic, num_partitions=partitions)]).values()
+    future.result(20)
+    eventually(lambda: topic in admin.list_topics(timeout=10).topics, 20)
+    return topic
+
+
+def insert(settings: Settings, topic: str, events: Iterable[tuple[str, str | None]]) -> None:
+    """Write (key, value) rows as plain SQL would, in one transaction."""
+    query = sql.SQL(
+        "INSERT INTO {} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys,"
+        " kafka_header_values) VALUES (now(), %s, %s, %s, '{{}}', '{{}}')"
+    )
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        table = sql.Identifier(*settings.table.split("."))
+        connection.cursor().executemany(query.format(table), [(topic, key, value) for key, value in events])
+
+
+def insert_numbered(settings: Settings, topic: str, first: int, count: int, keys: int = 100) -> None:
+    """Write rows whose value is their number, in one statement; ascending within each key."""
+    query = sql.SQL(
+        "INSERT INTO {} (kafka_topic, kafka_key, kafka_value) "
+        "SELECT %s, 'key-' || i %% %s, i FROM generate_series(%s::bigint, %s::bigint) AS i"
+    )
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        table = sql.Identifier(*settings.table.split("."))
+        connection.execute(query.format(table), (topic, keys, first, first + count - 1))
+
+
+def backlog(settings: Settings) -> int:
+    """How many rows wait."""
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        query = sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(*settings.table.split(".")))
+        row = connection.execute(query).fetchone()
+    return int(row[0]) if row else 0
+
+
+def drained(settings: Settings, seconds: float = DRAIN_SECONDS) -> None:
+    """Wait until the outbox is empty."""
+    eventually(lambda: backlog(settings) == 0, seconds)
+
+
+def consume(settings: Settings, topic: str) -> list[Record]:
+    """All that a `read_committed` consumer sees of `topic`, from its beginning to its end."""
+    config: dict[str, str | int | float | bool] = {
+        "bootstrap.servers": settings.bootstrap_servers,
+        "group.id": f"{settings.group}-test",
+        "enable.auto.commit": False,
+        "auto.offset.reset": "earliest",
+        "isolation.level": "read_committed",
+        "enable.partition.eof": True,
+    }
+    records: list[Record] = []
+    deadline = time.monotonic() + DRAIN_SECONDS
+    with closing(Consumer(config)) as consumer:
+        unread = set(consumer.list_topics(topic, timeout=20).topics[topic].partitions)
+        consumer.subscribe([topic])
+        while unread:
+            assert time.monotonic() < deadline, f"{topic} was not read to its end in {DRAIN_SECONDS} s"
+            for message in consumer.consume(10_000, 0.2):
+                partition = message.partition()
+                assert partition is not None
+                if (error := message.error()) is None:
+                    records.append(_record(message))
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    unread.discard(partition)
+                elif not error.retriable():
+                    raise KafkaException(error)
+    return records
+
+
+def _record(message: Message) -> Record:
+    headers = [(each[0], _text(each[1]) or "") for each in message.headers() or []]
+    return Record(
+        _text(message.key()) or "", _text(message.value()), headers, message.partition() or 0, message.offset() or 0
+    )
+
+
+def _text(body: str | bytes | None) -> str | None:
+    return body.decode() if isinstance(body, bytes) else body
+
+
+def by_key(records: Iterable[Record]) -> dict[str, list[str | None]]:
+    """The values of each key, in the order in which a consumer sees them."""
+    values: dict[str, list[str | None]] = defaultdict(list)
+    for record in sorted(records, key=lambda each: (each.partition, each.offset)):
+        values[record.key].append(record.value)
+    return dict(values)
+
+
+def assert_exactly_once_in_order(records: Iterable[Record], first: int, count: int) -> None:
+    """Every number from `first` on arrived once, ascending within each key."""
+    seen = by_key(records)
+    numbers = Counter(int(value or -1) for values in seen.values() for value in values)
+    wanted = range(first, first + count)
+    lost = [number for number in wanted if number not in numbers]
+    repeated = {number: times for number, times in numbers.items() if times > 1}
+    assert (len(lost), len(repeated), len(numbers)) == (0, 0, count), f"lost {lost[:5]}, repeated {list(repeated)[:5]}"
+    misplaced = {key: values for key, values in seen.items() if [*values] != sorted(values, key=lambda v: int(v or -1))}
+    assert not misplaced, f"out of order: {list(misplaced)[:5]}"
