@@ -15,12 +15,15 @@ from psycopg import sql
 _NAME_LINE = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
 
-def compose(text: str, table: str) -> sql.Composed:
-    """`text` with the outbox `table` and our other tables, which live in the same schema, put in as identifiers."""
+def compose(text: str, table: str, **parts: sql.Composable) -> sql.Composed:
+    """`text` with the outbox `table` and our other tables, which live in the same schema, put in as identifiers.
+
+    `parts` are put in where `text` names them.
+    """
     *schema, name = table.split(".")
     names = set(re.findall(r"(?<!\{)\{(outbox\w*)\}", text))
     tables = {each: sql.Identifier(*schema, name if each == "outbox" else each) for each in names}
-    return sql.SQL(text).format(**tables)
+    return sql.SQL(text).format(**tables, **parts)
 
 
 @cache
@@ -30,11 +33,10 @@ def _statements(noun: str) -> dict[str, str]:
     return dict(zip(parts[::2], (part.strip() for part in parts[1::2]), strict=True))
 
 
-@cache
-def statement(noun: str, name: str, table: str) -> sql.Composed:
-    """The statement `name` of `queries/<noun>.sql` for the outbox `table`.
+def statement(noun: str, name: str, table: str, **parts: sql.Composable) -> sql.Composed:
+    """The statement `name` of `queries/<noun>.sql` for the outbox `table`; `parts` are put in where it names them.
 
     Raises:
         KeyError: there is no statement of that name.
     """
-    return compose(_statements(noun)[name], table)
+    return compose(_statements(noun)[name], table, **parts)

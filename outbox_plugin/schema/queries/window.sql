@@ -32,3 +32,7 @@ WHERE old.id >= lower(%(ids)s::int8multirange) AND old.id < upper(%(ids)s::int8m
 -- name: backlog
 -- How many rows wait, and for how many seconds the oldest has.
 SELECT count(*), extract(epoch FROM clock_timestamp() - min(create_time))::float8 FROM {outbox}
+
+-- name: waiting
+-- How many rows wait, and the last of their ids; with `last`, only those up to it.
+SELECT count(*), max(id) FROM {outbox} WHERE %(last)s::bigint IS NULL OR id <= %(last)s::bigint

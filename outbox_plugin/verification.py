@@ -1,0 +1,119 @@
+"""What a topic proves about its events: how many there are, whether any came twice, whether any came out of order.
+
+Judged as a `read_committed` consumer sees them, by the headers that the write side puts there: `idempotency-key` names
+an event, `outbox-sequence` is its place within the job that `outbox-job` names. Records without them are only counted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import dataclass, field
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from outbox_plugin.adapters.kafka import client_config, refusal
+from outbox_plugin.errors import LogUnavailable
+from outbox_plugin.event import IDEMPOTENCY_HEADER
+from outbox_plugin.settings import Settings
+
+JOB_HEADER, SEQUENCE_HEADER = "outbox-job", "outbox-sequence"
+EXAMPLES = 3
+_BATCH = 10_000
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What has been seen so far. `example_…` name the first few offenders."""
+
+    records: int = 0
+    duplicates: int = 0
+    order_violations: int = 0
+    example_duplicates: list[str] = field(default_factory=list)
+    example_violations: list[str] = field(default_factory=list)
+
+    @property
+    def in_order(self) -> bool:
+        """Whether every event that can be judged came once and in order."""
+        return not (self.duplicates or self.order_violations)
+
+
+class Verifier:
+    """Judges records one by one, each partition's in the order of its offsets. Pure: it reads nothing itself."""
+
+    def __init__(self, job: str | None = None) -> None:
+        """With `job`, only that job's records count."""
+        self.verdict = Verdict()
+        self._job = job
+        self._seen: set[str | bytes] = set()
+        self._last: dict[tuple[bytes, str], int] = {}
+
+    def see(self, where: str, key: bytes, headers: Iterable[tuple[str, bytes | str | None]]) -> None:
+        """Judge one record; `where` tells a reader where it is."""
+        named = {name: _text(value) for name, value in headers}
+        job = named.get(JOB_HEADER, "")
+        if self._job is not None and job != self._job:
+            return
+        verdict = self.verdict
+        verdict.records += 1
+        if (event := named.get(IDEMPOTENCY_HEADER)) is not None:
+            if event in self._seen:
+                verdict.duplicates += 1
+                if len(verdict.example_duplicates) < EXAMPLES:
+                    verdict.example_duplicates.append(f"{event} at {where}")
+                return
+            self._seen.add(event)
+        if (sequence := named.get(SEQUENCE_HEADER)) is not None:
+            place = int(sequence)
+            if self._last.get((key, job), -1) > place:
+                verdict.order_violations += 1
+                if len(verdict.example_violations) < EXAMPLES:
+                    verdict.example_violations.append(f"key {key.decode(errors='replace')} at {where}")
+            self._last[key, job] = place
+
+
+def verify_topic(settings: Settings, topic: str, *, job: str | None = None, timeout_seconds: float = 300.0) -> Verdict:
+    """Read `topic` from its beginning to its present end, and judge it.
+
+    Raises:
+        LogUnavailable: Kafka does not answer, or the end was not reached within `timeout_seconds`.
+        ServerRefused: we may not read it.
+    """
+    verifier = Verifier(job)
+    deadline = time.monotonic() + timeout_seconds
+    config = client_config(
+        settings,
+        group_id=f"{settings.group}-verification",  # Required by the client; nothing is committed to it.
+        enable_auto_commit=False,
+        enable_partition_eof=True,
+        isolation_level="read_committed",
+        auto_offset_reset="earliest",
+    )
+    try:
+        with closing(Consumer(config)) as consumer:
+            partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
+            consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
+            unread = set(partitions)
+            while unread:
+                if time.monotonic() > deadline:
+                    raise LogUnavailable(f"{topic} was not read to its end within {timeout_seconds:.0f} s")
+                for message in consumer.consume(_BATCH, 0.2):
+                    error = message.error()
+                    if error is None:
+                        key = message.key() or b""
+                        where = f"{topic}/{message.partition()} offset {message.offset()}"
+                        headers = message.headers() or []
+                        pairs = headers.items() if isinstance(headers, dict) else headers
+                        verifier.see(where, key if isinstance(key, bytes) else key.encode(), pairs)
+                    elif error.code() == KafkaError._PARTITION_EOF:
+                        unread.discard(message.partition() or 0)
+                    elif not error.retriable():
+                        raise KafkaException(error)
+    except KafkaException as error:
+        raise refusal(error.args[0], settings) from error
+    return verifier.verdict
+
+
+def _text(value: bytes | str | None) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value or ""
