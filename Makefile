@@ -1,6 +1,9 @@
 # The gate and the demo, from a fresh clone: `make demo`, `make test`.
 SHELL := /bin/bash
-PYTHON ?= $(firstword $(foreach name,python3.13 python3.12 python3.11 python3,$(shell command -v $(name) 2>/dev/null)))
+SUITABLE := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
+# The first that works: a name on the PATH may be a shim of a version that is not there.
+PYTHON ?= $(shell for name in python3.13 python3.12 python3.11 python3 python; do \
+    $$name -c '$(SUITABLE)' 2>/dev/null && echo $$name && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.complete
@@ -21,10 +24,9 @@ help: ## Say what can be made
 setup: $(STAMP) ## Build .venv from the lock file, with the `outbox` command in it
 
 $(STAMP): requirements.lock pyproject.toml
-	@test -n "$(PYTHON)" || { echo "make: no Python found; 3.11, 3.12 or 3.13 is needed" >&2; exit 2; }
-	@"$(PYTHON)" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || \
-	    { echo "make: $(PYTHON) is $$("$(PYTHON)" -V); Python 3.11, 3.12 or 3.13 is needed (make PYTHON=…)" >&2; exit 2; }
-	@"$(PYTHON)" -m venv $(VENV) || { echo "make: $(PYTHON) cannot make a venv; install its venv module" >&2; exit 2; }
+	@"$(PYTHON)" -c '$(SUITABLE)' 2>/dev/null || \
+	    { echo "make: no Python 3.11, 3.12 or 3.13 with its venv module was found; install one (or: make PYTHON=…)" >&2; exit 2; }
+	@"$(PYTHON)" -m venv $(VENV)
 	@set -o pipefail; total=$$(grep -c '==' requirements.lock); \
 	{ $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off \
 	      --no-deps --require-hashes -r requirements.lock && \

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from outbox_plugin.settings import Settings
 
-DagsterLibraryRegistry.register("outbox-plugin", version("outbox-plugin"))
+DagsterLibraryRegistry.register("outbox-plugin", version("outbox-plugin"), is_dagster_package=False)
 
 
 class OutboxResource(ConfigurableResource[Settings]):

@@ -1,0 +1,260 @@
+"""`make demo`: real servers, the Dagster UI with this code location, the Spark asset, and its events arriving."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from dagster import DagsterEventType, DagsterInstance, DagsterRunStatus
+from dagster_graphql import DagsterGraphQLClient
+from rich.console import Console
+from rich.table import Table
+
+from outbox_plugin.dagster.daemon import Daemon
+from outbox_plugin.embedded.server import GuardedServer, free_port
+from outbox_plugin.embedded.stack import DEFAULT_STATE_DIR, EmbeddedStack
+from outbox_plugin.errors import OutboxError
+from outbox_plugin.schema.migrate import migrate
+from outbox_plugin.settings import Settings
+from outbox_plugin.status import read_status
+from outbox_plugin.verification import Verdict, verify_topic
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+TOPIC = "departures"
+PREFERRED_PORT = 3000
+RUN_SECONDS, START_SECONDS, STOP_SECONDS = 900.0, 120.0, 30.0
+console = Console(highlight=False)
+
+
+class DemoFailed(OutboxError):
+    """Something did not happen in time; the message says what."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What the demo has seen: in the database, in Dagster, and as a consumer of the topic."""
+
+    rows: int
+    events: int
+    verdict: Verdict
+    run_status: DagsterRunStatus
+    checks: dict[str, bool]
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything is as promised."""
+        complete = 0 < self.events == self.verdict.records and self.verdict.in_order
+        succeeded = self.run_status is DagsterRunStatus.SUCCESS
+        return complete and succeeded and bool(self.checks) and all(self.checks.values())
+
+
+def main() -> int:
+    """Run the demo; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
+    parser.add_argument("--once", action="store_true", help="End after the summary; exit 0 only if every check passed.")
+    once = parser.parse_args().once
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # Both end everything that was started.
+    os.chdir(CHECKOUT)
+    try:
+        with ExitStack() as opened:
+            settings = opened.enter_context(_servers())
+            ui = opened.enter_context(_dagster(settings))
+            shown = _show(settings, ui)
+            _summarise(shown)
+            if not once:
+                console.print(f"The Dagster UI stays up at [bold]{ui}[/bold] until Ctrl-C.")
+                signal.pause()
+    except KeyboardInterrupt:
+        return 0 if not once else 130
+    except OutboxError as error:
+        console.print(f"demo: {error}", style="red")
+        return error.exit_code
+    return 0 if shown.passed else 1
+
+
+@contextmanager
+def _servers() -> Iterator[Settings]:
+    """Postgres and Kafka, migrated, with the topic; this process's environment names them."""
+    with _Line("starting Postgres and Kafka") as line, ExitStack() as opened:
+        stack = EmbeddedStack(CHECKOUT / DEFAULT_STATE_DIR, line.say)
+        endpoints = opened.enter_context(stack)
+        os.environ["OUTBOX_DSN"] = endpoints.dsn
+        os.environ["OUTBOX_BOOTSTRAP_SERVERS"] = endpoints.bootstrap_servers
+        settings = Settings()
+        line.say("migrating")
+        migrate(settings)
+        _create_topic(settings)
+        line.done(f"Postgres and Kafka run: {endpoints.dsn}, {endpoints.bootstrap_servers}")
+        running = opened.pop_all()
+    with running:
+        yield settings
+
+
+def _create_topic(settings: Settings) -> None:
+    admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
+    [future] = admin.create_topics([NewTopic(TOPIC, num_partitions=3)], operation_timeout=20).values()
+    try:
+        future.result(30)
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+            raise DemoFailed(f"the topic {TOPIC} could not be made: {error.args[0].str()}") from error
+
+
+@contextmanager
+def _dagster(settings: Settings) -> Iterator[str]:
+    """`dagster dev` with this checkout's workspace; its address. Ends the harvester's daemon with it."""
+    state = CHECKOUT / DEFAULT_STATE_DIR
+    home = state / "dagster"
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
+    os.environ["DAGSTER_HOME"] = str(home)
+    os.environ["XDG_STATE_HOME"] = str(state)
+    port = free_port(PREFERRED_PORT)
+    address = f"http://127.0.0.1:{port}"
+    command = ["-m", "dagster", "dev", "--workspace", "workspace.yaml", "--host", "127.0.0.1", "--port", str(port)]
+    with _Line("starting the Dagster UI") as line:
+        server = GuardedServer("Dagster", [sys.executable, *command], state / "dagster.log", stop_signal="SIGINT")
+        try:
+            server.wait_until(lambda: _answers(f"{address}/server_info"), START_SECONDS)
+            line.done(f"the Dagster UI runs: {address}")
+            yield address
+        finally:
+            server.stop()
+            _end_harvester(Daemon.of(settings))
+
+
+def _answers(url: str) -> bool:
+    with suppress(OSError), urllib.request.urlopen(url, timeout=2) as answer:  # noqa: S310 - our own address.
+        return bool(answer.status == 200)
+    return False
+
+
+def _end_harvester(daemon: Daemon) -> None:
+    daemon.release()
+    deadline = time.monotonic() + STOP_SECONDS
+    while daemon.running and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+def _show(settings: Settings, ui: str) -> Shown:
+    """Materialize the asset as a user would in the UI, and follow its events to the topic."""
+    began = time.monotonic()
+    host, port = ui.removeprefix("http://").split(":")
+    client = DagsterGraphQLClient(host, port_number=int(port))
+    with _Line("materializing the Spark asset") as line, DagsterInstance.get() as instance:
+        run_id = client.submit_job_execution("__ASSET_JOB", asset_selection=["departures"])
+        run_status = _follow(settings, instance, run_id, line)
+        rows, events = _written(settings, run_id)
+        line.say("reading the topic as a consumer would")
+        verdict = verify_topic(settings, TOPIC, job=run_id)
+        checks = _checks(instance, run_id)
+        seconds = time.monotonic() - began
+        line.done(f"run {run_id}: {run_status.value}")
+    return Shown(rows, events, verdict, run_status, checks, seconds)
+
+
+def _follow(settings: Settings, instance: DagsterInstance, run_id: str, line: _Line) -> DagsterRunStatus:
+    """Wait for the run's end, saying how far rows and records are."""
+    deadline = time.monotonic() + RUN_SECONDS
+    while time.monotonic() < deadline:
+        run = instance.get_run_by_id(run_id)
+        if run is not None and run.is_finished:
+            return run.status
+        _, events = _written(settings, run_id)
+        status = read_status(settings, timeout_seconds=2)
+        if events and status.backlog is not None:
+            relayed = max(0, events - status.backlog)
+            line.say(f"{relayed:,} of {events:,} events relayed, {status.backlog:,} wait")
+        else:
+            line.say(f"the run is {run.status.value.lower() if run else 'queued'}; Spark reads and stages the flights")
+        time.sleep(0.3)
+    raise DemoFailed(f"the run {run_id} did not end within {RUN_SECONDS:.0f} s; see .outbox/dagster.log")
+
+
+def _written(settings: Settings, run_id: str) -> tuple[int, int]:
+    """How many rows are in the business table, and how many events the run has committed."""
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        job = connection.execute("SELECT events FROM outbox_job WHERE job_id = %s", (run_id,)).fetchone()
+        if job is None:
+            return 0, 0
+        rows = connection.execute("SELECT count(*) FROM flight").fetchone()
+    return (rows[0] if rows else 0), job[0]
+
+
+def _checks(instance: DagsterInstance, run_id: str) -> dict[str, bool]:
+    logs = instance.all_logs(run_id, of_type=DagsterEventType.ASSET_CHECK_EVALUATION)
+    evaluations = [log.dagster_event.asset_check_evaluation_data for log in logs if log.dagster_event]
+    return {evaluation.check_name: evaluation.passed for evaluation in evaluations}
+
+
+def _summarise(shown: Shown) -> None:
+    table = Table(title="passed" if shown.passed else "FAILED", title_style="green" if shown.passed else "red")
+    table.add_column("")
+    table.add_column("", justify="right")
+    for name, value in (
+        ("rows written", f"{shown.rows:,}"),
+        ("events emitted", f"{shown.events:,}"),
+        ("records relayed", f"{shown.verdict.records:,}"),
+        ("duplicates", f"{shown.verdict.duplicates:,}"),
+        ("order violations", f"{shown.verdict.order_violations:,}"),
+        ("seconds", f"{shown.seconds:.1f}"),
+        *((f"check {name}", "passed" if passed else "FAILED") for name, passed in shown.checks.items()),
+    ):
+        table.add_row(name, value)
+    console.print(table)
+
+
+class _Line:
+    """One line of progress: in place on a terminal; elsewhere a new line every few seconds."""
+
+    EVERY_SECONDS = 3.0
+
+    def __init__(self, text: str) -> None:
+        self._status = console.status(text) if console.is_terminal else None
+        self._said_at = 0.0
+        self._began = time.monotonic()
+        self._text = text
+
+    def __enter__(self) -> _Line:
+        if self._status:
+            self._status.start()
+        else:
+            console.print(f"{self._text} …")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status:
+            self._status.stop()
+
+    def say(self, text: str) -> None:
+        """Show where it is."""
+        if text.startswith("warning"):
+            console.print(text, style="yellow")
+        elif self._status:
+            self._status.update(text)
+        elif time.monotonic() - self._said_at > self.EVERY_SECONDS:
+            self._said_at = time.monotonic()
+            console.print(text)
+
+    def done(self, text: str) -> None:
+        """Show that it is done."""
+        if self._status:
+            self._status.stop()
+        console.print(f"{text} ({time.monotonic() - self._began:.1f} s)")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
