@@ -9,7 +9,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +19,9 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from psycopg import sql
 
+from outbox_plugin.adapters.kafka import Names
+from outbox_plugin.adapters.kafka_log import read_progress
+from outbox_plugin.errors import LogUnavailable
 from outbox_plugin.settings import Settings
 from tests.support import eventually
 
@@ -97,6 +100,7 @@ class HarvesterProcess:
 @contextmanager
 def harvesters(settings: Settings, folder: Path, count: int = 1) -> Iterator[list[HarvesterProcess]]:
     """`count` harvester processes, whatever is left of which is killed at the end."""
+    folder.mkdir(exist_ok=True)
     running = [HarvesterProcess(settings, folder / f"harvester-{number}.log") for number in range(count)]
     try:
         yield running
@@ -148,6 +152,29 @@ def backlog(settings: Settings) -> int:
 def drained(settings: Settings, seconds: float = DRAIN_SECONDS) -> None:
     """Wait until the outbox is empty."""
     eventually(lambda: backlog(settings) == 0, seconds)
+
+
+def named_by_progress(settings: Settings) -> int:
+    """How many rows the last progress record names; 0 while there is none."""
+    with suppress(LogUnavailable):
+        if record := read_progress(settings, Names(settings.group), 0):
+            return sum(len(each.ids) for each in record.publications)
+    return 0
+
+
+def publish_but_kill_before_the_purge(settings: Settings, folder: Path) -> None:
+    """Leave what only a progress record can tell: all rows are published, none is deleted, and the leader is dead."""
+    rows = backlog(settings)
+    with psycopg.connect(settings.dsn.get_secret_value()) as holder:
+        holder.execute("SELECT FROM outbox FOR SHARE")  # The purge waits for these row locks.
+        with harvesters(settings, folder) as [leader]:
+            eventually(lambda: named_by_progress(settings) == rows, 60)
+            leader.kill()
+        holder.execute(  # Postgres would still carry out the purge that a dead client sent.
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND application_name LIKE 'outbox harvester%'"
+        )
+    assert backlog(settings) == rows
 
 
 def consume(settings: Settings, topic: str) -> list[Record]:

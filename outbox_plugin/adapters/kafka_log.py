@@ -35,6 +35,7 @@ _ROWS_OWN_FAULT = {
     KafkaError._UNKNOWN_TOPIC,
 }
 _NO_LEADER_YET = {
+    KafkaError._UNKNOWN_PARTITION,
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.UNKNOWN_TOPIC_OR_PART,

@@ -81,7 +81,7 @@ class GuardedServer:
     def kill(self) -> None:
         """kill -9 of the server, as a crash would."""
         psutil.Process(self.pid).kill()
-        self._guard.wait(30)
+        self.stop()
 
     def stop(self) -> None:
         """Cut the lifeline and wait; safe to call twice."""
