@@ -55,7 +55,7 @@ def read_flights(spark: SparkSession, folder: Path) -> DataFrame:
         "sched_arr_time int, arr_delay double, carrier string, flight int, tailnum string, origin string, dest string, "
         "air_time double, distance int, hour int, minute int, time_hour timestamp"
     )
-    raw = spark.read.csv(str(csv), schema=schema, header=True)
+    raw = spark.read.csv(str(csv), schema=schema, header=True, nullValue="NA")
     departed = f.col("dep_time").isNotNull()
     scheduled_at = _later(f.col("time_hour"), f.col("minute"))
     return raw.select(

@@ -37,11 +37,19 @@ class _Commands(click.Group):
             return super().get_command(ctx, cmd_name)
         module, _, name = _ELSEWHERE[cmd_name].partition(":")
         try:
-            command = getattr(import_module(module), name)
+            command: click.Command = getattr(import_module(module), name)
         except ModuleNotFoundError as error:
-            raise UserError(f"`outbox {cmd_name}` needs the module {error.name}; install outbox-plugin[all]") from None
-        assert isinstance(command, click.Command)  # noqa: S101 - for the type checker.
+            return _not_installed(cmd_name, error.name or module)
         return command
+
+
+def _not_installed(command: str, module: str) -> click.Command:
+    """Stands for a command whose extra is not installed: it is listed, and says what it needs."""
+
+    def refuse(**_: object) -> None:
+        raise UserError(f"`outbox {command}` needs the module {module}: install outbox-plugin[all]")
+
+    return click.Command(command, callback=refuse, help="Needs outbox-plugin[all].", add_help_option=False)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Self
 
-from outbox_plugin.adapters.kafka import REQUEST_TIMEOUT_SECONDS, Admin, Names
+from outbox_plugin.adapters.kafka import Admin, Names
 from outbox_plugin.adapters.kafka_log import KafkaLog, read_progress
 from outbox_plugin.adapters.membership import Membership
 from outbox_plugin.adapters.postgres import PostgresStore, claim_outbox, ids_drawn_ahead
@@ -125,7 +125,7 @@ class Harvester:
         if settings.shards != 1:
             raise InvalidSetting(f"OUTBOX_SHARDS: this version harvests one shard (given: {settings.shards})")
         admin = Admin(settings)
-        admin.check_reachable(REQUEST_TIMEOUT_SECONDS)
+        admin.check_reachable()
         with reported_as_refusal(settings):
             identity = claim_outbox(settings, adopt=self._adopt)
             ahead = ids_drawn_ahead(settings)

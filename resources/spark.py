@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from dagster import ConfigurableResource
 from pydantic import Field
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from outbox_plugin.embedded.java import spark_java_home
@@ -47,3 +48,15 @@ class SparkResource(ConfigurableResource[SparkSession]):
                 yield session
             finally:
                 session.stop()
+                _end_jvm()
+
+
+def _end_jvm() -> None:
+    """End Spark's JVM, which would live as long as this process, and keep the first session's memory settings."""
+    gateway = SparkContext._gateway
+    if gateway is None:
+        return
+    gateway.shutdown()
+    gateway.proc.stdin.close()  # Its sign to end.
+    gateway.proc.wait()
+    SparkContext._gateway = SparkContext._jvm = None

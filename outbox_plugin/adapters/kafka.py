@@ -18,6 +18,7 @@ from outbox_plugin.errors import Fenced, InvalidSetting, LogUnavailable, Outcome
 from outbox_plugin.settings import Settings
 
 REQUEST_TIMEOUT_SECONDS = 10.0
+REACH_SECONDS = 5.0  # At start, when a user waits for what is wrong.
 # librdkafka's own lines: kept away from the terminal unless somebody listens to this logger.
 LIBRARY_LOGGER = logging.getLogger("outbox_plugin.librdkafka")
 LIBRARY_LOGGER.setLevel(logging.CRITICAL + 1)
@@ -121,10 +122,10 @@ class Admin:
     def _note(self, error: KafkaError) -> None:
         self._problem = error
 
-    def check_reachable(self, timeout_seconds: float) -> None:
+    def check_reachable(self) -> None:
         """Raises ServerRefused unless a broker answers in time; the reason is the client's own."""
         try:
-            self._client.list_topics(timeout=timeout_seconds)
+            self._client.list_topics(timeout=REACH_SECONDS)
         except KafkaException as error:
             self._client.poll(0)
             problem = self._problem or error.args[0]

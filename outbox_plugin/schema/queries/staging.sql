@@ -16,9 +16,9 @@ SELECT pg_advisory_lock(hashtextextended(%(staging)s, 0))
 
 -- name: orphans
 -- Staging tables whose driver is gone.
-SELECT format('%%I.%%I', schemaname, tablename)
+SELECT quote_ident(schemaname) || '.' || quote_ident(tablename)
 FROM pg_tables
-WHERE tablename LIKE 'outbox\_staging\_%%' AND pg_try_advisory_xact_lock(hashtextextended(tablename, 0))
+WHERE starts_with(tablename, 'outbox_staging_') AND pg_try_advisory_xact_lock(hashtextextended(tablename, 0))
 
 -- name: claim_job
 -- One row, if the job has not been committed before. A second driver with the same id waits here for the first.

@@ -1,0 +1,166 @@
+"""The command line as a user meets it: bad input is one clear line and exit code 2, never a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from outbox_plugin import Settings
+from outbox_plugin.embedded.server import free_port
+from outbox_plugin.schema.migrate import migrate
+from tests.harvesting import backlog, create_topic, drained, environment, insert_numbered, run_outbox
+from tests.support import eventually
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def settings(dsn: str, bootstrap_servers: str, group: str) -> Settings:
+    return Settings(dsn=dsn, bootstrap_servers=bootstrap_servers, group=group)
+
+
+@pytest.fixture
+def guarded_role(settings: Settings) -> Iterator[str]:
+    """A DSN, with a password in it, of a role that may not log in."""
+    with psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection:
+        connection.execute("CREATE ROLE locked_out NOLOGIN PASSWORD 'hunter2'")
+        yield settings.dsn.get_secret_value().replace("postgres@", "locked_out:hunter2@")
+        connection.execute("DROP ROLE locked_out")
+
+
+def refused(settings: Settings, *command: str, **changed: str) -> str:
+    """Run a command that must be refused; its one line."""
+    done = run_outbox(*command, env={**environment(settings), **changed})
+    assert done.returncode == 2, done.stderr
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("outbox: ")
+    assert "hunter2" not in done.stderr
+    return lines[0]
+
+
+def test_an_unreachable_database(settings: Settings) -> None:
+    nowhere = f"postgresql://app:hunter2@127.0.0.1:{free_port()}/shop"
+    for command in ("harvest", "migrate"):
+        assert "Postgres, as OUTBOX_DSN names it: connection" in refused(settings, command, OUTBOX_DSN=nowhere)
+
+
+def test_an_unreachable_broker(settings: Settings) -> None:
+    migrate(settings)
+    nowhere = f"127.0.0.1:{free_port()}"
+    said = refused(settings, "harvest", OUTBOX_BOOTSTRAP_SERVERS=nowhere)
+    assert f"Kafka, as OUTBOX_BOOTSTRAP_SERVERS names it ({nowhere}):" in said
+    assert "refused" in said
+
+
+def test_a_login_that_is_refused(settings: Settings, guarded_role: str) -> None:
+    assert 'role "locked_out" is not permitted to log in' in refused(settings, "harvest", OUTBOX_DSN=guarded_role)
+
+
+def test_a_missing_table(settings: Settings) -> None:
+    assert "run `outbox migrate` first" in refused(settings, "harvest")
+    migrate(settings)
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        connection.execute("DROP TABLE outbox")
+    assert "there is no outbox table 'outbox'" in refused(settings, "harvest") or "made anew" in refused(
+        settings, "harvest"
+    )
+
+
+def test_a_table_without_a_column_that_is_needed(settings: Settings) -> None:
+    migrate(settings)
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        connection.execute("ALTER TABLE outbox DROP COLUMN kafka_header_values")
+    assert "lacks the column(s) kafka_header_values" in refused(settings, "harvest")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"OUTBOX_DSN": "shop at db"}, "OUTBOX_DSN: not a Postgres URI; expected postgresql://"),
+        ({"OUTBOX_DELIVERY": "sometimes"}, "'exactly-once' or 'at-least-once' (given: 'sometimes')"),
+        ({"OUTBOX_KAFKA": '{"no.such.property": "1"}'}, 'No such configuration property: "no.such.property"'),
+        ({"OUTBOX_KAFKA": '{"linger.ms": "soon"}'}, "OUTBOX_KAFKA: Invalid value for configuration property"),
+        ({"OUTBOX_KAFKA": '{"acks": "0"}'}, "the property 'acks' cannot be set here"),
+        ({"OUTBOX_SHARDS": "none"}, "OUTBOX_SHARDS"),
+    ],
+)
+def test_a_wrong_setting(settings: Settings, changed: dict[str, str], said: str) -> None:
+    migrate(settings)
+    assert said in refused(settings, "harvest", **changed)
+
+
+def test_a_command_that_does_not_exist(settings: Settings) -> None:
+    assert "No such command 'harvset'" in refused(settings, "harvset")
+
+
+def test_a_missing_setting(settings: Settings) -> None:
+    env = {name: value for name, value in environment(settings).items() if name != "OUTBOX_DSN"}
+    done = run_outbox("harvest", env=env)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "OUTBOX_DSN is not set" in done.stderr
+
+
+def test_migrate_twice_and_by_two_at_once(settings: Settings) -> None:
+    commands = [
+        subprocess.Popen(
+            [sys.executable, "-m", "outbox_plugin", "migrate"],
+            env=environment(settings),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]
+    said = [command.communicate(timeout=60)[0] for command in commands]
+    assert [command.returncode for command in commands] == [0, 0, 0]
+    assert sorted("applied to outbox: 0001" in line for line in said) == [False, False, True]
+    assert "up to date" in run_outbox("migrate", env=environment(settings)).stdout
+
+
+def test_status_in_the_form_that_was_promised(settings: Settings, group: str) -> None:
+    migrate(settings)
+    topic = create_topic(settings, f"{group}-events")
+    insert_numbered(settings, topic, 0, 10)
+    before = json.loads(run_outbox("status", "--json", env=environment(settings)).stdout)
+    assert before["backlog"] == 10
+    assert before["oldest_seconds"] >= 0
+    assert before["shards"][0] | {"shard": 0, "leader": None, "lag_records": 10} == before["shards"][0]
+
+    harvester = subprocess.Popen([sys.executable, "-m", "outbox_plugin", "harvest"], env=environment(settings))
+    try:
+        drained(settings)
+        eventually(lambda: _leader_pid(settings) == harvester.pid, 30)
+        status = json.loads(run_outbox("status", "--json", env=environment(settings)).stdout)
+        assert (status["backlog"], status["oldest_seconds"]) == (0, None)
+        leader = status["shards"][0]["leader"]
+        assert leader["host"] == os.uname().nodename
+        assert set(leader) == {"instance", "host", "pid", "leader_id", "since"}
+        assert f"pid {harvester.pid}" in run_outbox("status", env=environment(settings)).stdout
+        harvester.send_signal(signal.SIGINT)
+        assert harvester.wait(30) == 0
+    finally:
+        harvester.kill()
+        harvester.wait()
+    assert backlog(settings) == 0
+
+
+def _leader_pid(settings: Settings) -> int | None:
+    status = json.loads(run_outbox("status", "--json", env=environment(settings)).stdout)
+    leader = status["shards"][0]["leader"]
+    return leader["pid"] if leader else None
+
+
+def test_status_while_a_server_is_away(settings: Settings) -> None:
+    migrate(settings)
+    done = run_outbox("status", "--json", env={**environment(settings), "OUTBOX_BOOTSTRAP_SERVERS": "127.0.0.1:1"})
+    status = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert status["backlog"] == 0
+    assert "Kafka" in status["errors"][0]

@@ -1,0 +1,271 @@
+"""The plugin in Dagster: the daemon's life, the sensor's tick, and checks that pass and fail."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import psycopg
+import pytest
+from confluent_kafka import Producer
+from dagster import (
+    AssetCheckEvaluation,
+    AssetKey,
+    AssetObservation,
+    AssetSpec,
+    DagsterInstance,
+    Definitions,
+    MaterializeResult,
+    asset,
+    build_sensor_context,
+)
+
+from outbox_plugin import Event, Outbox, Settings
+from outbox_plugin.dagster import HarvesterResource, OutboxResource, build_harvester_sensor, build_outbox_checks
+from outbox_plugin.dagster.daemon import Daemon
+from outbox_plugin.dagster.supervision import Decision
+from outbox_plugin.schema.migrate import migrate
+from tests.harvesting import backlog, create_topic, drained, insert_numbered
+from tests.support import eventually
+
+pytestmark = pytest.mark.integration
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+HARVESTER = AssetKey("harvester")
+
+
+@pytest.fixture
+def settings(dsn: str, bootstrap_servers: str, group: str) -> Settings:
+    settings = Settings(dsn=dsn, bootstrap_servers=bootstrap_servers, group=group)
+    migrate(settings)
+    return settings
+
+
+@pytest.fixture
+def daemon(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
+    """A daemon with a folder of the test's own; ended afterwards."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    daemon = Daemon.of(settings)
+    yield daemon
+    daemon.release()
+    eventually(lambda: not daemon.running, 30)
+
+
+def resources(settings: Settings, lease_seconds: float = 60.0) -> tuple[OutboxResource, HarvesterResource]:
+    outbox = OutboxResource(
+        dsn=settings.dsn.get_secret_value(), bootstrap_servers=settings.bootstrap_servers, group=settings.group
+    )
+    return outbox, HarvesterResource(outbox=outbox, lease_seconds=lease_seconds)
+
+
+def daemons(daemon: Daemon) -> list[int]:
+    """The processes that are this daemon."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        command = process.info["cmdline"] or []
+        if str(daemon.folder) in command and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(process.pid)
+    return found
+
+
+def test_ticks_that_race_start_one_daemon(daemon: Daemon, settings: Settings) -> None:
+    now = time.time()
+    with ThreadPoolExecutor(8) as ticks:
+        list(ticks.map(lambda _: Daemon.of(settings).keep_alive(60.0, now), range(8)))
+    eventually(lambda: daemon.running, 30)
+    eventually(lambda: len(daemons(daemon)) == 1, 30)
+    assert daemon.keep_alive(60.0, now + 100) is Decision.LEAVE
+    assert daemons(daemon) == [daemon.pid]
+
+
+def test_a_killed_daemon_is_replaced(daemon: Daemon, settings: Settings, group: str) -> None:
+    now = time.time()
+    assert daemon.keep_alive(60.0, now) is Decision.START
+    eventually(lambda: daemon.pid, 30)
+    first = daemon.pid
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    eventually(lambda: not daemon.running, 10)
+    assert daemon.keep_alive(60.0, now + 1) is Decision.WAIT
+    assert daemon.keep_alive(60.0, now + 10) is Decision.START
+    eventually(lambda: daemon.pid not in (None, first), 30)
+    insert_numbered(settings, create_topic(settings, f"{group}-events"), 0, 100)
+    drained(settings)
+
+
+def test_a_daemon_whose_lease_runs_out_hands_over_and_ends(daemon: Daemon) -> None:
+    daemon.keep_alive(3.0, time.time())
+    eventually(lambda: "leading as" in (daemon.log.read_text() if daemon.log.exists() else ""), 30)
+    eventually(lambda: not daemon.running, 30)
+    log = daemon.log.read_text()
+    assert log.index("the lease has run out") < log.index("handed over")
+    assert "Traceback" not in log
+
+
+def test_the_daemon_outlives_the_process_that_started_it(daemon: Daemon, settings: Settings) -> None:
+    """As when a code location is restarted: the next one finds it, and starts no other."""
+    script = "import sys, time; from outbox_plugin.dagster.daemon import Daemon; from outbox_plugin import Settings\n"
+    script += "print(Daemon.of(Settings()).keep_alive(60.0, time.time()).name)"
+    env = {
+        **os.environ,
+        "OUTBOX_DSN": settings.dsn.get_secret_value(),
+        "OUTBOX_BOOTSTRAP_SERVERS": settings.bootstrap_servers,
+        "OUTBOX_GROUP": settings.group,
+    }
+
+    def tick() -> str:
+        done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    assert tick() == "START"
+    eventually(lambda: daemon.pid, 30)
+    pid = daemon.pid
+    assert tick() == "LEAVE"
+    assert daemon.pid == pid
+
+
+def test_a_password_is_not_in_the_arguments_of_the_daemon(daemon: Daemon) -> None:
+    daemon.keep_alive(60.0, time.time())
+    eventually(lambda: daemon.pid, 30)
+    assert daemon.pid is not None
+    assert not [part for part in psutil.Process(daemon.pid).cmdline() if "postgresql://" in part]
+
+
+def reported(settings: Settings) -> tuple[AssetObservation, AssetCheckEvaluation]:
+    """What a tick of the sensor reports."""
+    _, harvester = resources(settings)
+    sensor = build_harvester_sensor(HARVESTER)
+    with (
+        DagsterInstance.ephemeral() as instance,
+        build_sensor_context(instance=instance, resources={"harvester": harvester}) as context,
+    ):
+        observation, check = sensor.evaluate_tick(context).asset_events
+    assert isinstance(observation, AssetObservation)
+    assert isinstance(check, AssetCheckEvaluation)
+    return observation, check
+
+
+def test_a_tick_starts_the_daemon_and_reports_what_the_ui_plots(daemon: Daemon, settings: Settings, group: str) -> None:
+    reported(settings)
+    eventually(lambda: "leading as" in (daemon.log.read_text() if daemon.log.exists() else ""), 30)
+    insert_numbered(settings, create_topic(settings, f"{group}-events"), 0, 100)
+    drained(settings)
+
+    def healthy() -> bool:
+        observation, check = reported(settings)
+        shown = {name: value.value for name, value in observation.metadata.items()}
+        return check.passed and shown["published"] == 100 and shown["backlog"] == 0
+
+    eventually(healthy, 30)
+    observation, _ = reported(settings)
+    assert {"lag_seconds", "records_per_second", "leaders", "shards", "log", "daemon_pid"} <= set(
+        observation.metadata or {}
+    )
+
+
+def test_a_tick_with_unreachable_servers_ends_soon_and_says_so(daemon: Daemon, settings: Settings) -> None:
+    away = settings.model_copy(
+        update={"dsn": type(settings.dsn)("postgresql://10.255.255.1:1/x"), "bootstrap_servers": "127.0.0.1:1"}
+    )
+    began = time.monotonic()
+    _, check = reported(away)
+    assert time.monotonic() - began < 4.0  # 2 s are promised; the rest is for a busy machine.
+    assert check.passed is False
+    explanation = check.metadata["explanation"].value
+    assert "Postgres" in str(explanation)
+    assert "Kafka" in str(explanation)
+    Daemon.of(away).release()
+    eventually(lambda: not Daemon.of(away).running, 30)
+
+
+def checks_of(settings: Settings, topic: str, *, emit: int, drain_seconds: float = 30.0) -> dict[str, tuple[bool, str]]:
+    """Materialize an asset that emits, and run its checks as Dagster does: name -> (passed, explanation)."""
+    outbox, harvester = resources(settings)
+
+    @asset
+    def emitter() -> MaterializeResult[None]:
+        with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+            events = (Event(topic=topic, key=f"k{number % 3}", value=number) for number in range(emit))
+            Outbox().emit_many(connection, events)
+        return MaterializeResult()
+
+    checks = build_outbox_checks(emitter.key, topics=[topic], harvester=HARVESTER, drain_seconds=drain_seconds)
+    definitions = Definitions(
+        assets=[emitter, AssetSpec(HARVESTER)],
+        asset_checks=checks,
+        resources={"outbox": outbox, "harvester": harvester},
+    )
+    with DagsterInstance.ephemeral() as instance:
+        result = definitions.resolve_implicit_global_asset_job_def().execute_in_process(instance=instance)
+        return {
+            evaluation.check_name: (evaluation.passed, str(evaluation.metadata["explanation"].value))
+            for evaluation in result.get_asset_check_evaluations()
+        }
+
+
+def test_checks_pass_when_all_is_well(daemon: Daemon, settings: Settings, group: str) -> None:
+    topic = create_topic(settings, f"{group}-events")
+    daemon.keep_alive(60.0, time.time())
+    eventually(lambda: "leading as" in (daemon.log.read_text() if daemon.log.exists() else ""), 30)
+    found = checks_of(settings, topic, emit=50)
+    assert {name: passed for name, (passed, _) in found.items()} == {
+        "outbox_drained": True,
+        "events_in_order": True,
+        "healthy": True,
+    }
+    assert "50 records, each once" in found["events_in_order"][1]
+
+
+def test_checks_fail_when_nothing_harvests(settings: Settings, group: str) -> None:
+    topic = create_topic(settings, f"{group}-events")
+    found = checks_of(settings, topic, emit=50, drain_seconds=1.0)
+    assert found["outbox_drained"] == (False, found["outbox_drained"][1])
+    assert "50 events still wait after 1 s: shard 0 has no leader" in found["outbox_drained"][1]
+    assert found["healthy"][0] is False
+    assert backlog(settings) == 50
+
+
+def test_the_order_check_finds_what_somebody_else_wrote_to_the_topic(settings: Settings, group: str) -> None:
+    topic = create_topic(settings, f"{group}-events", partitions=1)
+    producer = Producer({"bootstrap.servers": settings.bootstrap_servers})
+    for sequence, event in (("2", "a"), ("1", "b"), ("3", "c"), ("3", "c")):
+        headers: list[tuple[str, str | bytes | None]] = [
+            ("outbox-job", "j"),
+            ("outbox-sequence", sequence),
+            ("idempotency-key", event),
+        ]
+        producer.produce(topic, "v", "k", headers=headers)
+    assert producer.flush(20) == 0
+    producer.close()
+    passed, explanation = checks_of(settings, topic, emit=0, drain_seconds=1.0)["events_in_order"]
+    assert not passed
+    assert "1 events came twice (such as c at" in explanation
+    assert "1 came out of order (such as key k at" in explanation
+
+
+def test_the_reference_location_loads_as_the_ui_would_load_it(settings: Settings) -> None:
+    command = [sys.executable, "-m", "dagster", "definitions", "validate", "-w", "workspace.yaml"]
+    env = {
+        **os.environ,
+        "OUTBOX_DSN": settings.dsn.get_secret_value(),
+        "OUTBOX_BOOTSTRAP_SERVERS": settings.bootstrap_servers,
+    }
+    done = subprocess.run(command, cwd=CHECKOUT, env=env, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "All code locations passed validation" in done.stderr + done.stdout
+
+
+def test_a_wrong_setting_is_said_in_one_line(settings: Settings) -> None:
+    from outbox_plugin.errors import InvalidSetting
+
+    with pytest.raises(InvalidSetting, match="OUTBOX_DSN: not a Postgres URI"):
+        OutboxResource(dsn="nowhere at all", bootstrap_servers="kafka:9092").settings()
+    outbox, harvester = resources(settings)
+    assert "postgresql://" not in repr(outbox) + repr(harvester)

@@ -1,0 +1,46 @@
+"""What a topic proves; each kind of fault is found."""
+
+from __future__ import annotations
+
+from outbox_plugin.verification import Verdict, Verifier
+
+
+def judged(*records: tuple[str, str, str, str], job: str | None = None) -> Verdict:
+    """Records as (key, job, sequence, idempotency key)."""
+    verifier = Verifier(job)
+    for offset, (key, of_job, sequence, event) in enumerate(records):
+        headers = {"outbox-job": of_job, "outbox-sequence": sequence, "idempotency-key": event}
+        verifier.see(f"t/0 offset {offset}", key.encode(), [(name, text.encode()) for name, text in headers.items()])
+    return verifier.verdict
+
+
+def test_once_and_in_order() -> None:
+    verdict = judged(("a", "j", "1", "x"), ("b", "j", "2", "y"), ("a", "j", "10", "z"))
+    assert (verdict.records, verdict.in_order) == (3, True)
+
+
+def test_a_swapped_pair_of_one_key_is_found() -> None:
+    verdict = judged(("a", "j", "2", "x"), ("a", "j", "1", "y"))
+    assert (verdict.order_violations, verdict.in_order) == (1, False)
+    assert verdict.example_violations == ["key a at t/0 offset 1"]
+
+
+def test_keys_are_independent_and_so_are_jobs() -> None:
+    assert judged(("a", "j", "2", "x"), ("b", "j", "1", "y"), ("a", "later", "1", "z")).in_order
+
+
+def test_a_duplicate_is_found_and_is_no_disorder() -> None:
+    verdict = judged(("a", "j", "1", "x"), ("a", "j", "2", "y"), ("a", "j", "1", "x"))
+    assert (verdict.records, verdict.duplicates, verdict.order_violations) == (3, 1, 0)
+    assert verdict.example_duplicates == ["x at t/0 offset 2"]
+
+
+def test_only_the_job_that_is_asked_for_counts() -> None:
+    assert judged(("a", "old", "1", "x"), ("a", "new", "1", "y"), ("a", "old", "1", "x"), job="new") == Verdict(1)
+
+
+def test_records_of_others_are_only_counted() -> None:
+    verifier = Verifier()
+    verifier.see("t/0 offset 0", b"", [])
+    verifier.see("t/0 offset 1", b"", [("something", None)])
+    assert verifier.verdict == Verdict(2)
