@@ -111,6 +111,8 @@ def _create_topic(settings: Settings) -> None:
     except KafkaException as error:
         if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
             raise DemoFailed(f"the topic {TOPIC} could not be made: {error.args[0].str()}") from error
+    except TimeoutError:
+        raise DemoFailed(f"the topic {TOPIC} could not be made: the broker does not answer") from None
 
 
 @contextmanager

@@ -11,8 +11,9 @@ from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 
-from outbox_plugin.embedded.java import java_home
+from outbox_plugin.embedded.java import java_home, system_java_home
 from outbox_plugin.embedded.server import ServerFailed, cache_folder
+from outbox_plugin.embedded.truststore import PASSWORD, system_bundle, write_trust_store
 
 KAFKA_VERSION = "4.1.1"
 RESOLVE_SECONDS = 600
@@ -62,7 +63,7 @@ def _resolve(scratch: Path, tell: Callable[[str], None]) -> Path:
     module.write_text(_IVY_MODULE.format(version=KAFKA_VERSION))
     wanted = len(checksums())
     command = [
-        *(str(java_home() / "bin" / "java"), "-cp", str(_ivy()), "org.apache.ivy.Main"),
+        *(str(java_home() / "bin" / "java"), *_trust(scratch), "-cp", str(_ivy()), "org.apache.ivy.Main"),
         *("-ivy", str(module), "-cache", str(scratch / "cache"), "-confs", "default"),
         *("-retrieve", f"{jars}/[artifact]-[revision].[ext]"),
     ]
@@ -82,9 +83,26 @@ def _resolve(scratch: Path, tell: Callable[[str], None]) -> Path:
         ivy.kill()
         ivy.wait()
     if ivy.returncode or not jars.exists():
-        said = [line.strip() for line in log.read_text(errors="replace").splitlines() if "not found" in line]
-        raise JarsMissing(f"Kafka's jars could not be had: {said[0] if said else 'no repository answered'}")
+        raise JarsMissing(f"Kafka's jars could not be had: {_reason(log.read_text(errors='replace'))}")
     return jars
+
+
+def _trust(scratch: Path) -> list[str]:
+    """Options that let a Java which is not the system's trust whom the system trusts."""
+    bundle = system_bundle()
+    if system_java_home() is not None or bundle is None:
+        return []
+    store = scratch / "trusted.jks"
+    write_trust_store(bundle, store)
+    return [f"-Djavax.net.ssl.trustStore={store}", f"-Djavax.net.ssl.trustStorePassword={PASSWORD}"]
+
+
+def _reason(log: str) -> str:
+    """What Ivy's log says about why there are no jars: what went wrong on the network, else what was not found."""
+    for sign in ("Server access error", "Host ", "not found"):
+        if said := [line.strip() for line in log.splitlines() if sign in line]:
+            return said[0][:300]
+    return "no repository answered"
 
 
 def _verify(folder: Path) -> None:
