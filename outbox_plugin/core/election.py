@@ -109,8 +109,12 @@ class Election:
         """What is to be done now; asking changes nothing."""
         return self._while_following(now) if self._term is None else self._while_leading(now)
 
+    def another_leads(self, now: float) -> bool:
+        """Whether another harvester's heartbeat was heard lately, and no resignation after it."""
+        return self._other_heard_at is not None and now - self._other_heard_at <= self._timing.silence
+
     def _while_following(self, now: float) -> Action:
-        if now < self._not_before or self._another_is_alive(now):
+        if now < self._not_before or self.another_leads(now):
             return Action.FOLLOW
         if self._owns or (self._log_fences and self._leader_is_lost(now)):
             return Action.ACQUIRE
@@ -124,9 +128,6 @@ class Election:
         if self._challenger is not None and self._log_fences:
             return Action.PROVE
         return Action.KEEP
-
-    def _another_is_alive(self, now: float) -> bool:
-        return self._other_heard_at is not None and now - self._other_heard_at <= self._timing.silence
 
     def _leader_is_lost(self, now: float) -> bool:
         if self._vacant_since is not None:

@@ -185,7 +185,8 @@ class Shard:
 
     def _beat(self, now: float) -> None:
         leading = self._term is not None and not self._term.stopping
-        if self._term is not None and now - self._term.began_at > CALM_SECONDS and leading:
+        calm = leading and self._term is not None and now - self._term.began_at > CALM_SECONDS
+        if calm or (self._term is None and self.election.another_leads(now)):
             self._trouble = None
         interval = self._heartbeat_interval if leading else WAITING_INTERVAL
         if now - self._heartbeat_at < interval or not (leading or self._trouble):

@@ -1,0 +1,207 @@
+"""One term after another on a store and a log in memory, with a failure at every step there is.
+
+Real servers have the last word (tests/chaos); here each step fails by design, not by luck.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+
+import pytest
+
+from outbox_plugin.core.ids import IdRanges
+from outbox_plugin.core.progress import Identity, ProgressRecord, Publication
+from outbox_plugin.core.row import OutboxRow
+from outbox_plugin.errors import Fenced, ForeignOutbox, LogUnavailable, OutcomeUnknown, StoreUnavailable
+from outbox_plugin.relay import exactly_once
+from outbox_plugin.relay.events import HarvestEvent, TermBegan, WindowPurged
+from outbox_plugin.relay.exactly_once import ExactlyOnce
+from tests.support import eventually
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+OURS = Identity("incarnation", "here")
+ROWS = 10
+
+
+class Kafka:
+    """What the brokers hold: committed rows, the last committed progress record, and who may still commit."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        self.progress: ProgressRecord | None = None
+        self.epoch = 0
+
+
+class Faults:
+    """Raises at the step that is chosen; counts the steps."""
+
+    def __init__(self, at: int | None) -> None:
+        self._at = at
+        self._lock = threading.Lock()
+        self.steps = 0
+
+    def step(self, error: Exception) -> None:
+        with self._lock:
+            self.steps += 1
+            if self.steps == self._at:
+                raise error
+
+
+class Store:
+    """`OutboxStore` on a dictionary that survives it."""
+
+    def __init__(self, rows: dict[int, OutboxRow], faults: Faults, identity: Identity = OURS) -> None:
+        self.identity = identity
+        self._rows = rows
+        self._faults = faults
+
+    def check_identity(self) -> None:
+        """It never changes."""
+
+    def read(self, in_flight: IdRanges, limit: int) -> Sequence[OutboxRow]:
+        self._faults.step(StoreUnavailable("reading"))
+        return [self._rows[each] for each in sorted(self._rows) if each not in in_flight][:limit]
+
+    def purge(self, publication: Publication) -> int:
+        self._faults.step(StoreUnavailable("before the purge"))
+        gone = [
+            each for each in publication.ids if each in self._rows and self._rows[each].horizon <= publication.horizon
+        ]
+        for each in gone:
+            del self._rows[each]
+        self._faults.step(StoreUnavailable("after the purge, its answer lost"))
+        return len(gone)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Log:
+    """`Log` on a `Kafka` that survives it."""
+
+    def __init__(self, kafka: Kafka, faults: Faults) -> None:
+        self._kafka = kafka
+        self._faults = faults
+        self._epoch = 0
+
+    def fence(self) -> None:
+        self._faults.step(LogUnavailable("fencing"))
+        self._kafka.epoch += 1
+        self._epoch = self._kafka.epoch
+
+    def read_progress(self) -> ProgressRecord | None:
+        self._faults.step(LogUnavailable("reading progress"))
+        return self._kafka.progress
+
+    def publish(self, rows: Sequence[OutboxRow], progress: ProgressRecord) -> None:
+        self._faults.step(LogUnavailable("aborted"))
+        if self._epoch != self._kafka.epoch:
+            raise Fenced("another one leads")
+        self._kafka.rows.extend(row.id for row in rows)
+        self._kafka.progress = progress
+        self._faults.step(OutcomeUnknown("committed, the answer lost"))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@pytest.fixture(autouse=True)
+def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exactly_once, "ROWS_PER_WINDOW", 3)
+
+
+def table(first: int = 1, horizon: int = 100) -> dict[int, OutboxRow]:
+    return {each: OutboxRow(each, NOW, "t", "k", "v", [], [], horizon) for each in range(first, first + ROWS)}
+
+
+def a_term(rows: dict[int, OutboxRow], kafka: Kafka, faults: Faults, leader_id: str = "leader") -> ExactlyOnce:
+    return ExactlyOnce(0, leader_id, Store(rows, faults), Log(kafka, faults), lambda _: None)
+
+
+def live(term: ExactlyOnce, until: Callable[[], object]) -> BaseException | None:
+    """Run a term until the condition holds, or it ends by itself; returns what ended it."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            term.take_over()
+            term.run()
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    eventually(lambda: until() or not thread.is_alive(), 20)
+    term.stop()
+    thread.join()
+    return errors[0] if errors else None
+
+
+def test_every_row_is_published_once_in_order_and_deleted() -> None:
+    rows, kafka = table(), Kafka()
+    assert live(a_term(rows, kafka, Faults(None)), lambda: not rows) is None
+    assert kafka.rows == list(range(1, ROWS + 1))
+
+
+@pytest.mark.parametrize("at", range(1, 26))
+def test_a_term_that_fails_at_any_step_is_made_good_by_the_next(at: int) -> None:
+    rows, kafka = table(), Kafka()
+    faults = Faults(at)
+    ended_by = live(a_term(rows, kafka, faults), lambda: not rows and faults.steps > 25)
+    assert ended_by is not None
+    assert live(a_term(rows, kafka, Faults(None), "next"), lambda: not rows) is None
+    assert kafka.rows == list(range(1, ROWS + 1))
+    assert not rows
+
+
+def test_a_zombie_publishes_nothing_once_another_has_fenced_it() -> None:
+    rows, kafka = table(), Kafka()
+    zombie = a_term(rows, kafka, Faults(None), "zombie")
+    zombie.take_over()
+    assert live(a_term(rows, kafka, Faults(None), "leader"), lambda: not rows) is None
+    rows.update(table(first=100))
+    with pytest.raises(Fenced):
+        zombie.run()
+    assert kafka.rows == list(range(1, ROWS + 1))
+
+
+def test_a_leader_proves_itself_without_any_row() -> None:
+    rows: dict[int, OutboxRow] = {}
+    term, proved = a_term(rows, Kafka(), Faults(None)), threading.Event()
+    term.prove(proved.set)
+    assert live(term, proved.is_set) is None
+    assert proved.is_set()
+
+
+def test_rows_that_took_the_ids_of_published_ones_are_not_deleted() -> None:
+    """The table was truncated and filled again between two terms: same ids, later transactions."""
+    rows, kafka = table(), Kafka()
+    assert isinstance(
+        live(a_term(rows, kafka, Faults(6)), lambda: False), StoreUnavailable | LogUnavailable | OutcomeUnknown
+    )
+    rows.clear()
+    rows.update(table(horizon=200))
+    before = len(kafka.rows)
+    assert live(a_term(rows, kafka, Faults(None), "next"), lambda: not rows) is None
+    assert kafka.rows[before:] == list(range(1, ROWS + 1))
+
+
+def test_another_outboxs_progress_is_refused_before_anything_is_deleted() -> None:
+    rows, kafka = table(), Kafka()
+    kafka.progress = ProgressRecord(
+        Identity("other", "elsewhere"), "x", 1, (Publication(IdRanges.of([1]), 1_000, NOW),)
+    )
+    assert isinstance(live(a_term(rows, kafka, Faults(None)), lambda: False), ForeignOutbox)
+    assert len(rows) == ROWS
+    assert kafka.rows == []
+
+
+def test_what_happens_is_told() -> None:
+    rows, told = table(), list[HarvestEvent]()
+    faults = Faults(None)
+    term = ExactlyOnce(7, "leader", Store(rows, faults), Log(Kafka(), faults), told.append)
+    live(term, lambda: not rows)
+    assert told[0] == TermBegan(7, "leader", 0)
+    assert sum(event.rows for event in told if isinstance(event, WindowPurged)) == ROWS
