@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Any
@@ -121,10 +122,10 @@ class KafkaLog:
     def _produce(self, producer: Producer, rows: Sequence[OutboxRow]) -> None:
         produce = producer.produce
         for row in rows:
-            _, _, topic, key, value, names, texts, _ = row
+            id_, _, topic, key, value, names, texts, _ = row
             if len(names) != len(texts):
-                raise RowRefused(f"row {row.id}: {len(names)} header keys, but {len(texts)} header values")
-            headers: list[tuple[str, str | bytes | None]] = list(zip(names, texts, strict=True))
+                raise RowRefused(f"row {id_}: {len(names)} header keys, but {len(texts)} header values")
+            headers: list[tuple[str, str | bytes | None]] = list(zip(names, texts))  # noqa: B905 - as checked.
             while True:
                 try:
                     produce(topic, value, key, headers=headers)
@@ -133,7 +134,7 @@ class KafkaLog:
                     producer.poll(_PATIENCE_SECONDS)
                 except KafkaException as error:
                     if error.args[0].code() in _ROWS_OWN_FAULT:
-                        raise RowRefused(f"row {row.id}, topic {topic}: {error.args[0].str()}") from error
+                        raise RowRefused(f"row {id_}, topic {topic}: {error.args[0].str()}") from error
                     raise
 
     def _while_wanted(self, call: Callable[[float], object], timeout_seconds: float) -> None:
@@ -170,9 +171,12 @@ class KafkaLog:
     def close(self) -> None:
         """See `Log.close`."""
         producer, self._producer = self._producer, None
-        if producer is not None:
-            producer.purge()
-            producer.flush(0)
+        if producer is None:
+            return
+        producer.purge()
+        producer.flush(0)
+        with warnings.catch_warnings():  # It warns when it cannot abort: the next leader's fence does.
+            warnings.simplefilter("ignore", RuntimeWarning)
             producer.close()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 from psycopg import sql
-from psycopg.rows import args_row
+from psycopg.types.numeric import Int8BinaryLoader
 
 from outbox_plugin.core.ids import IdRanges
 from outbox_plugin.core.progress import Identity, Publication
@@ -41,6 +41,8 @@ class PostgresStore:
             self._reader = opened.enter_context(closing(connect(settings, purpose="outbox harvester")))
             self._purger = opened.enter_context(closing(connect(settings, purpose="outbox harvester (purge)")))
             self._opened = opened.pop_all()
+        self._windows = self._reader.cursor(binary=True)
+        self._windows.adapters.register_loader("timestamptz", Int8BinaryLoader)  # As it comes: see OutboxRow.
 
     @property
     def identity(self) -> Identity:
@@ -65,8 +67,7 @@ class PostgresStore:
         # One round trip, and one implicit transaction: what `steer` sets ends with it, also behind a pooler.
         with reported(), self._reader.pipeline():
             self._reader.execute(self._steer)
-            cursor = self._reader.cursor(binary=True, row_factory=args_row(OutboxRow))
-            return cursor.execute(self._read_window, values).fetchall()
+            return list(map(OutboxRow._make, self._windows.execute(self._read_window, values).fetchall()))
 
     def purge(self, publication: Publication) -> int:
         """See `OutboxStore.purge`."""

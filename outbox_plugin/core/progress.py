@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from outbox_plugin.core.ids import IdRanges
@@ -19,6 +18,7 @@ from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.errors import OutboxError
 
 VERSION = 1
+LATEST_TIME = 2**53  # The 285 years around the epoch in which Postgres' arithmetic is exact to the microsecond.
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +38,20 @@ class Publication:
     """Rows that one transaction published: their ids, and what proves that a row is one of them.
 
     A row is one of them if its id is in `ids`, the transaction that inserted it is below `horizon`, and it was created
-    no later than `created_until`.
+    no later than `created_until` (microseconds since Postgres' epoch; None where that is beyond `LATEST_TIME`).
     """
 
     ids: IdRanges
     horizon: int
-    created_until: datetime
+    created_until: int | None
 
     @classmethod
     def of(cls, rows: Sequence[OutboxRow]) -> Publication:
         """The publication of one read's `rows`, at least one, which ascend by id."""
-        return cls(IdRanges.of([row.id for row in rows]), rows[0].horizon, max(row.create_time for row in rows))
+        latest = max([row.create_time for row in rows])
+        return cls(
+            IdRanges.of([row.id for row in rows]), rows[0].horizon, latest if abs(latest) <= LATEST_TIME else None
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ class ProgressRecord:
             "leader_id": self.leader_id,
             "records": self.records,
             "publications": [
-                {"ids": each.ids.text(), "horizon": each.horizon, "created_until": each.created_until.isoformat()}
+                {"ids": each.ids.text(), "horizon": each.horizon, "created_until": each.created_until}
                 for each in self.publications
             ],
         }
@@ -94,9 +97,7 @@ class ProgressRecord:
                 fields["leader_id"],
                 fields["records"],
                 tuple(
-                    Publication(
-                        IdRanges.parse(each["ids"]), each["horizon"], datetime.fromisoformat(each["created_until"])
-                    )
+                    Publication(IdRanges.parse(each["ids"]), each["horizon"], each["created_until"])
                     for each in fields["publications"]
                 ),
             )

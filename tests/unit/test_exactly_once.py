@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 
 import pytest
 
@@ -20,7 +19,7 @@ from outbox_plugin.relay.events import HarvestEvent, TermBegan, WindowPurged
 from outbox_plugin.relay.exactly_once import ExactlyOnce
 from tests.support import eventually
 
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
+NOW = 820_000_000_000_000
 OURS = Identity("incarnation", "here")
 ROWS = 10
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
-
 import pytest
 
 from outbox_plugin.core.ids import IdRanges
@@ -13,12 +11,12 @@ from outbox_plugin.core.takeover import left_behind
 from outbox_plugin.core.window import WINDOWS_IN_FLIGHT, Windows
 from outbox_plugin.errors import ForeignOutbox
 
-NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+NOON = 820_497_600_000_000  # Microseconds since 2000: noon of 2026-01-01.
 OURS = Identity("incarnation-1", "outbox in database shop of cluster 1")
 
 
 def rows(*ids: int, horizon: int = 700) -> list[OutboxRow]:
-    return [OutboxRow(each, NOON + timedelta(seconds=-each), "t", "k", "v", [], [], horizon) for each in ids]
+    return [OutboxRow(each, NOON - each, "t", "k", "v", [], [], horizon) for each in ids]
 
 
 def record(*publications: Publication, identity: Identity = OURS) -> ProgressRecord:
@@ -73,7 +71,12 @@ def test_reading_on_waits_for_a_purge() -> None:
 
 def test_a_publication_is_bounded_by_what_its_read_could_see() -> None:
     publication = Publication.of(rows(3, 4, 9, horizon=815))
-    assert publication == Publication(IdRanges.of([3, 4, 9]), 815, NOON - timedelta(seconds=3))
+    assert publication == Publication(IdRanges.of([3, 4, 9]), 815, NOON - 3)
+
+
+def test_a_creation_time_beyond_exact_arithmetic_bounds_nothing() -> None:
+    infinite = rows(3)[0]._replace(create_time=2**63 - 1)
+    assert Publication.of([infinite]).created_until is None
 
 
 def test_a_progress_record_survives_its_wire_form() -> None:

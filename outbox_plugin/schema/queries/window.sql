@@ -4,10 +4,8 @@
 SELECT set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true)
 
 -- name: read_window
--- The earliest rows that are not in flight; none once the table is not the one that the term began with. A creation time that Python cannot hold (infinity) is clamped; purge does the same.
-SELECT id,
-       greatest(least(create_time, '9999-12-30 00:00:00+00'), '0001-01-03 00:00:00+00'),
-       kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values,
+-- The earliest rows that are not in flight; none once the table is not the one that the term began with.
+SELECT id, create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values,
        pg_snapshot_xmax(pg_current_snapshot())::text::bigint
 FROM {outbox}
 WHERE NOT id <@ %(in_flight)s::int8multirange
@@ -26,7 +24,8 @@ DELETE FROM {outbox} AS old
 USING durable
 WHERE old.id >= lower(%(ids)s::int8multirange) AND old.id < upper(%(ids)s::int8multirange)
   AND old.id <@ %(ids)s::int8multirange
-  AND greatest(least(old.create_time, '9999-12-30 00:00:00+00'), '0001-01-03 00:00:00+00') <= %(created_until)s
+  AND (%(created_until)s::bigint IS NULL
+       OR old.create_time <= '2000-01-01 00:00:00+00'::timestamptz + %(created_until)s::bigint * interval '1 microsecond')
   AND age(old.xmin) > age((%(horizon)s::bigint %% 4294967296)::text::xid)
 
 -- name: backlog

@@ -1,0 +1,125 @@
+"""The outbox in Postgres, as the relay sees it: what a read returns, and what a purge may delete."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from outbox_plugin import Settings
+from outbox_plugin.adapters.postgres import PostgresStore
+from outbox_plugin.core.ids import IdRanges
+from outbox_plugin.core.progress import Publication
+from outbox_plugin.errors import StoreUnavailable
+from outbox_plugin.schema.migrate import migrate
+from outbox_plugin.schema.statements import statement
+from tests.harvesting import backlog, insert_numbered
+
+pytestmark = pytest.mark.integration
+
+ALL = 1_000
+
+
+@pytest.fixture
+def settings(dsn: str) -> Settings:
+    settings = Settings(dsn=dsn, bootstrap_servers="127.0.0.1:1")
+    migrate(settings)
+    insert_numbered(settings, "t", 1, 10)
+    return settings
+
+
+@pytest.fixture
+def store(settings: Settings) -> Iterator[PostgresStore]:
+    with closing(PostgresStore(settings)) as store:
+        yield store
+
+
+def ids(store: PostgresStore, in_flight: IdRanges = IdRanges()) -> list[int]:  # noqa: B008 - immutable.
+    return [row.id for row in store.read(in_flight, ALL)]
+
+
+def test_a_read_returns_the_earliest_rows_that_are_not_in_flight(store: PostgresStore) -> None:
+    assert [row.id for row in store.read(IdRanges(), 3)] == [1, 2, 3]
+    assert ids(store, IdRanges.of([1, 2, 5])) == [3, 4, 6, 7, 8, 9, 10]
+
+
+def test_a_purge_deletes_what_was_read_and_can_be_repeated(store: PostgresStore) -> None:
+    publication = Publication.of([store.read(IdRanges(), ALL)[each] for each in (0, 1, 4)])
+    assert (store.purge(publication), store.purge(publication)) == (3, 0)
+    assert ids(store) == [3, 4, 6, 7, 8, 9, 10]
+
+
+def test_a_purge_spares_rows_that_the_read_could_not_see(store: PostgresStore, settings: Settings) -> None:
+    publication = Publication.of(store.read(IdRanges(), ALL))
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        connection.execute("UPDATE outbox SET kafka_value = 'later' WHERE id > 5")  # Later transactions, same ids.
+    assert store.purge(publication) == 5
+    assert ids(store) == [6, 7, 8, 9, 10]
+
+
+def test_a_purge_spares_rows_that_were_created_later(store: PostgresStore) -> None:
+    """As after a fail-over that undid transactions: the same ids, and the same transaction ids, given out again."""
+    rows = store.read(IdRanges(), ALL)
+    earlier = replace(Publication.of(rows), created_until=rows[0].create_time - 1)
+    assert store.purge(earlier) == 0
+    assert store.purge(replace(earlier, created_until=rows[0].create_time)) == 10
+
+
+def test_a_purge_is_durable_whatever_the_sessions_default(settings: Settings) -> None:
+    with psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection:
+        name = connection.execute("SELECT current_database()").fetchone()
+        assert name is not None
+        connection.execute(sql.SQL("ALTER DATABASE {} SET synchronous_commit = off").format(sql.Identifier(name[0])))
+        connection.execute(
+            "CREATE TABLE seen (setting text); CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN INSERT INTO seen VALUES (current_setting('synchronous_commit')); RETURN OLD; END $$; "
+            "CREATE TRIGGER see BEFORE DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION see()"
+        )
+        with closing(PostgresStore(settings)) as store:
+            store.purge(Publication.of(store.read(IdRanges(), ALL)))
+        assert connection.execute("SELECT DISTINCT setting FROM seen").fetchall() == [("on",)]
+
+
+def test_nothing_is_read_from_a_table_that_took_the_outboxs_place(store: PostgresStore, settings: Settings) -> None:
+    store.check_identity()
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        connection.execute("DROP TABLE outbox")
+    migrate(settings)
+    insert_numbered(settings, "t", 1, 10)
+    assert ids(store) == []
+    assert backlog(settings) == 10
+    with pytest.raises(StoreUnavailable, match="was dropped or made anew"):
+        store.check_identity()
+
+
+@pytest.mark.parametrize("query", ["read_window", "purge"])
+def test_the_primary_key_is_walked_even_when_the_planner_believes_the_table_to_be_empty(
+    settings: Settings, query: str
+) -> None:
+    """A burst after the table was analysed while it was nearly empty, as every outbox is."""
+    with psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection:
+        insert_numbered(settings, "t", 100, 50_000)
+        connection.execute("DELETE FROM outbox WHERE id > 5")
+        connection.execute("ANALYZE outbox")
+        insert_numbered(settings, "t", 100_000, 50_000)
+        known = connection.execute("SELECT table_name, incarnation FROM outbox_identity").fetchone()
+        assert known is not None
+        values = {
+            "in_flight": "{}",
+            "limit": 5_000,
+            "table": known[0],
+            "incarnation": known[1],
+            "ids": "{[60000,65000)}",
+            "horizon": 2**31,
+            "created_until": None,
+        }
+        with connection.transaction():
+            connection.execute(statement("window", "steer", settings.table))
+            explained = connection.execute(sql.SQL("EXPLAIN ") + statement("window", query, settings.table), values)
+            plan = "\n".join(line for (line,) in explained)
+    assert "outbox_pkey" in plan
+    assert "Seq Scan on outbox " not in plan
