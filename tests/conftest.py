@@ -14,6 +14,9 @@ import pytest
 from psycopg import sql
 
 from outbox_plugin.embedded.stack import EmbeddedStack, Endpoints
+from outbox_plugin.schema.migrate import migrate
+from outbox_plugin.settings import Settings
+from tests.harvesting import create_topic
 from tests.support import eventually
 
 
@@ -71,3 +74,22 @@ def bootstrap_servers(stack: Endpoints) -> str:
 def group() -> str:
     """A group of the test's own."""
     return f"test-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def unmigrated(dsn: str, bootstrap_servers: str, group: str) -> Settings:
+    """Settings for an empty database."""
+    return Settings(dsn=dsn, bootstrap_servers=bootstrap_servers, group=group)
+
+
+@pytest.fixture
+def settings(unmigrated: Settings) -> Settings:
+    """Settings for an outbox that is migrated and empty."""
+    migrate(unmigrated)
+    return unmigrated
+
+
+@pytest.fixture
+def topic(settings: Settings, group: str) -> str:
+    """A topic of the test's own, with three partitions."""
+    return create_topic(settings, f"{group}-events")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from confluent_kafka import KafkaException, Producer
@@ -11,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 
 from outbox_plugin.embedded.jars import kafka_jars
 from outbox_plugin.embedded.java import java_home
-from outbox_plugin.embedded.server import GuardedServer, ServerFailed, accepts_connections, free_port
+from outbox_plugin.embedded.server import EmbeddedServer, GuardedServer, ServerFailed, free_port
 
 _CLUSTER_ID = "b3V0Ym94LWVtYmVkZGVkMQ"  # Any 16 bytes; one node, so one id.
 _PROPERTIES = """process.roles=broker,controller
@@ -38,40 +39,41 @@ NOT_PROVED_BY_MOCK = (
 )
 
 
-class EmbeddedKafka:
+class EmbeddedKafka(EmbeddedServer):
     """One broker, which is its own controller, in `folder`."""
 
+    name = "Kafka"
+
     def __init__(self, folder: Path, tell: Callable[[str], None]) -> None:
-        self._folder = folder
+        """Nothing is started yet; `tell` is given lines of progress while its jars come."""
+        super().__init__(folder)
         self._tell = tell
-        self._server: GuardedServer | None = None
-        self._port: int | None = None
 
     @property
     def bootstrap_servers(self) -> str:
         """Its address."""
-        return f"127.0.0.1:{self._port}"
+        return f"127.0.0.1:{self.port}"
 
     def launch(self, inherited: Sequence[int] = ()) -> None:
-        """Start it, without waiting. It comes back on the port that it had, if that is free.
+        """See `EmbeddedServer.launch`.
 
         Raises:
             JarsMissing: there are no jars.
             ServerFailed: its storage could not be made.
         """
         jars = kafka_jars(self._tell)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._port = free_port(self._port)
-        data, properties = self._folder / "data", self._folder / "server.properties"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.port = free_port(self.port)
+        data, properties = self.folder / "data", self.folder / "server.properties"
         escaped = str(data).replace("\\", "\\\\")
-        properties.write_text(_PROPERTIES.format(port=self._port, controller=free_port(), data=escaped))
+        properties.write_text(_PROPERTIES.format(port=self.port, controller=free_port(), data=escaped))
         java = [str(java_home() / "bin" / "java"), "-cp", f"{jars}/*"]
         if not (data / "meta.properties").exists():
             self._format([*java, "kafka.tools.StorageTool", "format", "-t", _CLUSTER_ID, "-c", str(properties)])
         self._server = GuardedServer(
-            "Kafka",
+            self.name,
             [*java[:1], "-Xms256m", "-Xmx512m", "-XX:+UseG1GC", *java[1:], "kafka.Kafka", str(properties)],
-            self._folder / "kafka.log",
+            self.folder / "kafka.log",
             stop_signal="SIGTERM",
             inherited=inherited,
         )
@@ -82,33 +84,11 @@ class EmbeddedKafka:
         if done.returncode:
             raise ServerFailed(f"Kafka could not make its storage: {(done.stderr or done.stdout).strip()[-300:]}")
 
-    def wait(self) -> None:
-        """Wait until it answers.
-
-        Raises:
-            ServerFailed: it does not.
-        """
-        if self._server is None:
-            raise ServerFailed("Kafka was not started")
-        self._server.wait_until(self._answers)
-
-    def _answers(self) -> bool:
-        if self._port is None or not accepts_connections(self._port):
-            return False
-        try:
-            return bool(AdminClient({"bootstrap.servers": self.bootstrap_servers}).list_topics(timeout=2).brokers)
-        except KafkaException:  # It listens before it is ready.
-            return False
-
-    def kill(self) -> None:
-        """kill -9."""
-        if self._server is not None:
-            self._server.kill()
-
-    def stop(self) -> None:
-        """Stop it; safe to call twice."""
-        if self._server is not None:
-            self._server.stop()
+    def answers(self, port: int) -> bool:
+        """See `EmbeddedServer.answers`: it listens before it is ready."""
+        with suppress(KafkaException):
+            return bool(AdminClient({"bootstrap.servers": f"127.0.0.1:{port}"}).list_topics(timeout=2).brokers)
+        return False
 
 
 class MockKafka:

@@ -8,13 +8,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import closing, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 import psycopg
 
 from outbox_plugin.embedded.guard import UNPRIVILEGED_USER, drop_root
-from outbox_plugin.embedded.server import GuardedServer, ServerFailed, accepts_connections, free_port
+from outbox_plugin.embedded.server import EmbeddedServer, GuardedServer, ServerFailed, free_port
 
 SUPERUSER = "postgres"
 _SETTINGS = {
@@ -27,72 +28,46 @@ _SETTINGS = {
 }
 
 
-class EmbeddedPostgres:
+class EmbeddedPostgres(EmbeddedServer):
     """One database cluster in `folder`; without passwords, reachable from this machine only."""
 
+    name = "Postgres"
+
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        """Nothing is started yet."""
+        super().__init__(folder)
         self._data = folder / "data"
-        self._server: GuardedServer | None = None
-        self._port: int | None = None
 
     @property
     def dsn(self) -> str:
         """The URI of the database `postgres`."""
-        return f"postgresql://{SUPERUSER}@127.0.0.1:{self._port}/postgres"
+        return f"postgresql://{SUPERUSER}@127.0.0.1:{self.port}/postgres"
 
     def launch(self, inherited: Sequence[int] = ()) -> None:
-        """Start it, without waiting. It comes back on the port that it had, if that is free.
-
-        Raises:
-            ServerFailed: the cluster could not be made.
-        """
-        self._folder.mkdir(parents=True, exist_ok=True)
+        """See `EmbeddedServer.launch`."""
+        self.folder.mkdir(parents=True, exist_ok=True)
         if not (self._data / "PG_VERSION").exists():
             self._initialise()
-        self._port = free_port(self._port)
+        self.port = free_port(self.port)
         settings = [part for name, value in _SETTINGS.items() for part in ("-c", f"{name}={value}")]
         self._server = GuardedServer(
-            "Postgres",
-            [str(_binary("postgres")), "-D", str(self._data), "-p", str(self._port), *settings],
-            self._folder / "postgres.log",
+            self.name,
+            [str(_binary("postgres")), "-D", str(self._data), "-p", str(self.port), *settings],
+            self.folder / "postgres.log",
             stop_signal="SIGINT",  # Fast shutdown: connections are ended, nothing is lost.
             unprivileged=_is_root(),
             inherited=inherited,
         )
 
-    def wait(self) -> None:
-        """Wait until it takes connections.
-
-        Raises:
-            ServerFailed: it does not.
-        """
-        if self._server is None:
-            raise ServerFailed("Postgres was not started")
-        self._server.wait_until(self._answers)
-
-    def _answers(self) -> bool:
-        if self._port is None or not accepts_connections(self._port):
-            return False
-        try:
-            psycopg.connect(self.dsn, connect_timeout=2).close()
-        except psycopg.OperationalError:  # It listens before it is ready, and while it recovers.
-            return False
-        return True
-
-    def kill(self) -> None:
-        """kill -9."""
-        if self._server is not None:
-            self._server.kill()
-
-    def stop(self) -> None:
-        """Stop it; safe to call twice."""
-        if self._server is not None:
-            self._server.stop()
+    def answers(self, port: int) -> bool:
+        """See `EmbeddedServer.answers`: it listens before it is ready, and while it recovers."""
+        with suppress(psycopg.OperationalError), closing(psycopg.connect(self.dsn, connect_timeout=2)):
+            return port == self.port
+        return False
 
     def _initialise(self) -> None:
         """Make a cluster. One that a killed run left half-made is in the way, and holds nothing."""
-        fresh = self._folder / "data.new"
+        fresh = self.folder / "data.new"
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(mode=0o700)
         if _is_root():

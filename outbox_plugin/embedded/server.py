@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -88,6 +89,51 @@ class GuardedServer:
         if self._guard.stdin is not None:
             self._guard.stdin.close()
         self._guard.wait(60)
+
+
+class EmbeddedServer(ABC):
+    """A server that can be launched, waited for, killed and stopped, again and again."""
+
+    name: str
+
+    def __init__(self, folder: Path) -> None:
+        """It keeps everything in `folder`."""
+        self.folder = folder
+        self.port: int | None = None
+        self._server: GuardedServer | None = None
+
+    @abstractmethod
+    def launch(self, inherited: Sequence[int] = ()) -> None:
+        """Start it, without waiting; on the port that it had, if that is free.
+
+        Raises:
+            ServerFailed: what it needs could not be made.
+        """
+
+    @abstractmethod
+    def answers(self, port: int) -> bool:
+        """Whether it does, on `port`, where somebody listens."""
+
+    def wait(self) -> None:
+        """Wait until it answers.
+
+        Raises:
+            ServerFailed: it does not.
+        """
+        if self._server is None:
+            raise ServerFailed(f"{self.name} was not started")
+        port = self.port or 0
+        self._server.wait_until(lambda: accepts_connections(port) and self.answers(port))
+
+    def kill(self) -> None:
+        """kill -9."""
+        if self._server is not None:
+            self._server.kill()
+
+    def stop(self) -> None:
+        """Stop it; safe to call twice."""
+        if self._server is not None:
+            self._server.stop()
 
 
 def free_port(preferred: int | None = None) -> int:

@@ -11,13 +11,11 @@ from pathlib import Path
 import pytest
 
 from outbox_plugin import Settings
-from outbox_plugin.schema.migrate import migrate
 from tests.harvesting import (
     HarvesterProcess,
     assert_exactly_once_in_order,
     backlog,
     consume,
-    create_topic,
     drained,
     harvesters,
     insert_numbered,
@@ -28,18 +26,6 @@ from tests.support import eventually
 pytestmark = pytest.mark.chaos
 
 ROWS = 60_000
-
-
-@pytest.fixture
-def settings(dsn: str, bootstrap_servers: str, group: str) -> Settings:
-    settings = Settings(dsn=dsn, bootstrap_servers=bootstrap_servers, group=group)
-    migrate(settings)
-    return settings
-
-
-@pytest.fixture
-def topic(settings: Settings, group: str) -> str:
-    return create_topic(settings, f"{group}-events")
 
 
 def leading(running: list[HarvesterProcess]) -> list[HarvesterProcess]:

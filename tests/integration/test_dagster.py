@@ -31,7 +31,6 @@ from outbox_plugin import Event, Outbox, Settings
 from outbox_plugin.dagster import HarvesterResource, OutboxResource, build_harvester_sensor, build_outbox_checks
 from outbox_plugin.dagster.daemon import Daemon
 from outbox_plugin.dagster.supervision import Decision
-from outbox_plugin.schema.migrate import migrate
 from tests.harvesting import backlog, create_topic, drained, insert_numbered
 from tests.support import eventually
 
@@ -39,13 +38,6 @@ pytestmark = pytest.mark.integration
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 HARVESTER = AssetKey("harvester")
-
-
-@pytest.fixture
-def settings(dsn: str, bootstrap_servers: str, group: str) -> Settings:
-    settings = Settings(dsn=dsn, bootstrap_servers=bootstrap_servers, group=group)
-    migrate(settings)
-    return settings
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from tests.harvesting import (
     backlog,
     by_key,
     consume,
-    create_topic,
     drained,
     insert,
     insert_numbered,
@@ -28,18 +27,6 @@ from tests.support import eventually
 pytestmark = pytest.mark.integration
 
 ROWS = 2_000
-
-
-@pytest.fixture
-def settings(dsn: str, bootstrap_servers: str, group: str) -> Settings:
-    settings = Settings(dsn=dsn, bootstrap_servers=bootstrap_servers, group=group)
-    migrate(settings)
-    return settings
-
-
-@pytest.fixture
-def topic(settings: Settings, group: str) -> str:
-    return create_topic(settings, f"{group}-events")
 
 
 @pytest.fixture

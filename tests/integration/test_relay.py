@@ -29,16 +29,6 @@ CREATE TABLE outbox (
 """
 
 
-@pytest.fixture
-def settings(dsn: str, bootstrap_servers: str, group: str) -> Settings:
-    return Settings(dsn=dsn, bootstrap_servers=bootstrap_servers, group=group)
-
-
-@pytest.fixture
-def topic(settings: Settings, group: str) -> str:
-    return create_topic(settings, f"{group}-events")
-
-
 def relayed(settings: Settings, topic: str) -> list[Record]:
     """Run a harvester until the outbox is empty; what a consumer then sees."""
     with Harvester(settings):
@@ -47,7 +37,6 @@ def relayed(settings: Settings, topic: str) -> list[Record]:
 
 
 def test_a_row_arrives_with_its_headers(settings: Settings, topic: str) -> None:
-    migrate(settings)
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:
         connection.execute(
             "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values) "
@@ -59,12 +48,12 @@ def test_a_row_arrives_with_its_headers(settings: Settings, topic: str) -> None:
 
 
 def test_null_is_a_tombstone_and_an_empty_value_is_none(settings: Settings, topic: str) -> None:
-    migrate(settings)
     insert(settings, topic, [("k", None), ("k", ""), ("", "an empty key is a key")])
     assert by_key(relayed(settings, topic)) == {"k": [None, ""], "": ["an empty key is a key"]}
 
 
-def test_a_table_of_goharvests_exact_form_is_relayed_and_left_as_it_is(settings: Settings, topic: str) -> None:
+def test_a_table_of_goharvests_exact_form_is_relayed_and_left_as_it_is(unmigrated: Settings, group: str) -> None:
+    settings, topic = unmigrated, create_topic(unmigrated, f"{group}-events")
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:
         connection.execute(GOHARVEST_TABLE)
         columns = (
@@ -90,7 +79,6 @@ def test_an_outbox_in_a_schema_of_its_own(settings: Settings, topic: str) -> Non
 
 
 def test_emitted_events_leave_with_the_callers_transaction_and_only_then(settings: Settings, topic: str) -> None:
-    migrate(settings)
     outbox = Outbox()
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:
         outbox.emit(connection, Event(topic=topic, key="k", type="Kept", value="kept"))
@@ -113,14 +101,12 @@ def test_emitted_events_leave_with_the_callers_transaction_and_only_then(setting
 def test_keys_land_where_java_clients_put_them(settings: Settings, group: str, key: str, murmur2: int) -> None:
     """The hashes are those of Kafka's own client, `Utils.murmur2`."""
     topic = create_topic(settings, f"{group}-wide", partitions=7)
-    migrate(settings)
     insert(settings, topic, [(key, "v")])
     [record] = relayed(settings, topic)
     assert record.partition == (murmur2 & 0x7FFFFFFF) % 7
 
 
 def test_a_row_whose_transaction_commits_late_is_late_not_lost(settings: Settings, topic: str) -> None:
-    migrate(settings)
     with Harvester(settings), psycopg.connect(settings.dsn.get_secret_value()) as late:
         late.execute("INSERT INTO outbox (kafka_topic, kafka_key, kafka_value) VALUES (%s, 'late', '1')", (topic,))
         insert_numbered(settings, topic, 1, 2_000)
@@ -135,7 +121,6 @@ def test_a_row_whose_transaction_commits_late_is_late_not_lost(settings: Setting
 
 def test_concurrent_writers_with_rollbacks(settings: Settings, topic: str) -> None:
     """Promises 1 to 4: each writer's commits arrive, once, in its order; its rollbacks never do."""
-    migrate(settings)
     committed: dict[str, list[str | None]] = {}
 
     def write(writer: int) -> None:
@@ -166,7 +151,6 @@ def test_concurrent_writers_with_rollbacks(settings: Settings, topic: str) -> No
 
 
 def test_a_creation_time_beyond_pythons_reach_harms_nothing(settings: Settings, topic: str) -> None:
-    migrate(settings)
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:
         for time in ("infinity", "-infinity", "4713-01-01 BC", "now"):
             connection.execute(
@@ -177,7 +161,6 @@ def test_a_creation_time_beyond_pythons_reach_harms_nothing(settings: Settings, 
 
 
 def test_starting_and_stopping_is_safe_in_any_order(settings: Settings) -> None:
-    migrate(settings)
     never_started = Harvester(settings)
     never_started.stop()
     never_started.stop()
@@ -191,7 +174,6 @@ def test_starting_and_stopping_is_safe_in_any_order(settings: Settings) -> None:
 
 
 def test_two_harvesters_relay_each_row_once(settings: Settings, topic: str) -> None:
-    migrate(settings)
     with Harvester(settings), Harvester(settings):
         insert_numbered(settings, topic, 1, 20_000)
         eventually(lambda: backlog(settings) == 0, 60)
