@@ -189,10 +189,11 @@ class Shard:
         if calm or (self._term is None and self.election.another_leads(now)):
             self._trouble = None
         interval = self._heartbeat_interval if leading else WAITING_INTERVAL
-        if now - self._heartbeat_at < interval or not (leading or self._trouble):
+        phase: Phase = self._term.phase if self._term is not None and leading else "waiting"
+        due = now - self._heartbeat_at >= interval or (leading and phase != self._last.phase)
+        if not due or not (leading or self._trouble):
             return
         self._heartbeat_at = now
-        phase: Phase = self._term.phase if self._term is not None and leading else "waiting"
         self._last = replace(
             self._last,
             phase=phase,

@@ -205,7 +205,7 @@ def checks_of(settings: Settings, topic: str, *, emit: int, drain_seconds: float
 def test_checks_pass_when_all_is_well(daemon: Daemon, settings: Settings, group: str) -> None:
     topic = create_topic(settings, f"{group}-events")
     daemon.keep_alive(60.0, time.time())
-    eventually(lambda: "leading as" in (daemon.log.read_text() if daemon.log.exists() else ""), 30)
+    eventually(lambda: read_status(settings).shards[0].leader, 30)
     found = checks_of(settings, topic, emit=50)
     assert {name: passed for name, (passed, _) in found.items()} == {
         "outbox_drained": True,
