@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 # Commands that live with what they start; imported on use, because each needs an extra of its own or much time.
 _ELSEWHERE = {
     "bench": "outbox_plugin.bench.command:bench",
-    "consumers": "outbox_plugin.coordination.command:consumers",
     "dev": "outbox_plugin.embedded.command:dev",
 }
 

@@ -31,6 +31,7 @@ from outbox_plugin import Event, Outbox, Settings
 from outbox_plugin.dagster import HarvesterResource, OutboxResource, build_harvester_sensor, build_outbox_checks
 from outbox_plugin.dagster.daemon import Daemon
 from outbox_plugin.dagster.supervision import Decision
+from outbox_plugin.status import read_status
 from tests.harvesting import backlog, create_topic, drained, insert_numbered
 from tests.support import eventually
 
