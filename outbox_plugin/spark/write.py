@@ -12,11 +12,12 @@ import psycopg
 from psycopg import sql
 from pyspark.sql import DataFrame
 
-from outbox_plugin.errors import OutboxError
+from outbox_plugin.errors import InvalidEvent, OutboxError
 from outbox_plugin.schema.connection import connect, reported_as_refusal
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
-from outbox_plugin.spark.columns import outbox_columns
+from outbox_plugin.spark.columns import business_columns, outbox_columns
+from outbox_plugin.spark.rows import first_bad_row
 from outbox_plugin.spark.staging import ATTEMPT_SCHEMA, StageTask
 
 _EVENT_COLUMNS = ("kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values")
@@ -54,12 +55,21 @@ class OutboxWrite:
         """`job_id` makes the job repeatable: run again under the same id after a commit, it writes nothing."""
         self._settings = settings
         self._job_id = job_id or uuid.uuid4().hex
-        self._business: tuple[DataFrame, str, bool] | None = None
+        self._business: tuple[DataFrame, str, sql.Composable | None] | None = None
         self._events: tuple[DataFrame, str | None, tuple[str, ...]] | None = None
 
-    def table(self, rows: DataFrame, name: str, mode: Literal["append", "overwrite"] = "append") -> OutboxWrite:
-        """Also write `rows` to the business table `name`, whose columns they name; `overwrite` empties it first."""
-        self._business = rows, name, mode == "overwrite"
+    def table(
+        self,
+        rows: DataFrame,
+        name: str,
+        mode: Literal["append", "overwrite"] = "append",
+        where: sql.Composable | None = None,
+    ) -> OutboxWrite:
+        """Also write `rows` to the business table `name`, whose columns they name.
+
+        With `overwrite` they replace the rows that are there and of which `where` is true: all, unless it is given.
+        """
+        self._business = rows, name, (where or sql.SQL("true")) if mode == "overwrite" else None
         return self
 
     def events(self, events: DataFrame, topic: str | None = None, order_by: Sequence[str] = ()) -> OutboxWrite:
@@ -78,13 +88,17 @@ class OutboxWrite:
         """Stage everything with Spark, then write it in one transaction.
 
         Raises:
-            EventColumnWrong: the events are not of the form that is needed.
+            EventColumnWrong, BusinessColumnWrong: the columns are not of the form that is needed.
+            InvalidEvent: an event would be refused by the outbox or by Kafka; nothing has been written.
             StagingLost: Postgres crashed meanwhile.
             ServerRefused, SchemaMissing: Postgres does not let us.
             pyspark.errors.PySparkException: a task failed for good; nothing has been written.
         """
         with reported_as_refusal(self._settings), connect(self._settings, purpose="outbox spark driver") as connection:
             _drop_orphans(connection, self._settings)
+            find = statement("staging", "find_job", self._settings.table)
+            if connection.execute(find, {"job_id": self._job_id}).fetchall():
+                return JobCommitted(self._job_id, 0, 0, again=True)
             with self._stage_all(connection) as (business, events), connection.transaction():
                 return self._publish(connection, business, events)
 
@@ -110,7 +124,7 @@ class OutboxWrite:
         rows, name, _ = self._business
         source = sql.Identifier(*name.split("."))
         parts = {"business": source, "columns": _listed(rows.columns)}
-        return self._stage(connection, "create_rows", rows, rows.columns, staged, parts)
+        return self._stage(connection, "create_rows", business_columns(rows), rows.columns, staged, parts)
 
     def _stage_events(
         self, connection: psycopg.Connection[tuple[Any, ...]], staged: list[sql.Identifier]
@@ -136,8 +150,12 @@ class OutboxWrite:
         staged.append(table)
         connection.execute(statement("staging", "own", self._settings.table), {"staging": name})
         connection.execute(statement("staging", create, self._settings.table, staging=table, **parts))
-        task = StageTask(self._settings.dsn.get_secret_value(), (*schema, name), tuple(columns))
+        find_bad_row = first_bad_row if create == "create_events" else None
+        task = StageTask(self._settings.dsn.get_secret_value(), (*schema, name), tuple(columns), find_bad_row)
         accepted = rows.mapInArrow(task, ATTEMPT_SCHEMA).collect()
+        for attempt in accepted:
+            if attempt["problem"] is not None:
+                raise InvalidEvent(attempt["bad_column"], attempt["problem"])
         return _Staged(table, [row["attempt"] for row in accepted], sum(row["rows"] for row in accepted))
 
     def _publish(
@@ -151,10 +169,10 @@ class OutboxWrite:
         for staged in filter(None, (business, events)):
             self._check_complete(connection, staged)
         if business and self._business:
-            rows, name, overwrite = self._business
+            rows, name, replaced = self._business
             parts = {"business": sql.Identifier(*name.split(".")), "columns": _listed(rows.columns)}
-            if overwrite:
-                connection.execute(sql.SQL("DELETE FROM {}").format(parts["business"]))
+            if replaced is not None:
+                connection.execute(sql.SQL("DELETE FROM {} WHERE {}").format(parts["business"], replaced))
             query = statement("staging", "publish_rows", table, staging=business.table, **parts)
             connection.execute(query, {"attempts": business.attempts})
         if events:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from definitions.flights import create_flight_table, departure_events, read_flights
 from outbox_plugin import Settings
-from outbox_plugin.errors import UserError
+from outbox_plugin.errors import InvalidEvent, UserError
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.spark import OutboxWrite
-from outbox_plugin.spark.columns import EventColumnWrong
+from outbox_plugin.spark.columns import BusinessColumnWrong, EventColumnWrong
+from outbox_plugin.spark.staging import StageTask
 from resources.spark import SparkResource
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
@@ -124,6 +129,31 @@ def test_a_task_that_fails_half_way_and_is_retried_changes_nothing(
     assert len({value for _, value, *_ in outbox_rows(settings)}) == 1_000
 
 
+def test_an_attempt_that_copied_all_its_rows_but_was_not_accepted_is_not_published(
+    spark: SparkSession, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that lost to its speculated twin, or whose executor was lost before it could say that it had ended."""
+    marker = tmp_path / "copied"
+
+    def failing_once_copied(*arguments: Any) -> Callable[[Iterator[Any]], Iterator[Any]]:
+        task = StageTask(*arguments)
+
+        def stage(batches: Iterator[Any]) -> Iterator[Any]:
+            staged = list(task(batches))
+            with suppress(FileExistsError):
+                marker.touch(exist_ok=False)
+                raise RuntimeError("the task fails when its rows are committed")
+            yield from staged
+
+        return stage
+
+    monkeypatch.setattr("outbox_plugin.spark.write.StageTask", failing_once_copied)
+    written = OutboxWrite(settings).events(events_of(numbers(spark, 1_000)), topic="t").commit()
+    assert marker.exists()  # It did fail.
+    assert (written.events, count(settings, "outbox")) == (1_000, 1_000)
+    assert len({value for _, value, *_ in outbox_rows(settings)}) == 1_000
+
+
 def test_a_job_that_fails_for_good_leaves_nothing_visible(
     spark: SparkSession, settings: Settings, tmp_path: Path
 ) -> None:
@@ -174,12 +204,92 @@ def test_staging_tables_of_a_driver_that_died_are_removed_by_the_next_job(
         assert {name for name in tables(settings) if "staging" in name} == {"outbox_staging_running"}
 
 
-def test_a_key_that_is_too_long_fails_the_job_and_names_the_column(spark: SparkSession, settings: Settings) -> None:
-    events = spark.createDataFrame([("k" * 101, "v")], "key string, value string")
-    with pytest.raises(PySparkException, match="value too long for type character varying") as caught:
-        OutboxWrite(settings).events(events, topic="t").commit()
-    assert "kafka_key" in str(caught.value)
-    assert count(settings, "outbox") == 0
+@pytest.mark.parametrize(
+    ("row", "field", "said"),
+    [
+        (("t", "k" * 101), "key", "101 characters"),
+        (("t", None), "key", "null, of the event with topic 't'"),
+        (("no topic!", "k7"), "topic", "with topic 'no topic!' and key 'k7'"),
+        ((None, "k7"), "topic", "with topic null and key 'k7'"),
+    ],
+)
+def test_a_bad_row_fails_the_job_and_names_key_and_column(
+    spark: SparkSession, settings: Settings, row: tuple[str | None, str | None], field: str, said: str
+) -> None:
+    """Among good rows, in a batch that is not the first: what the task has copied by then must not be seen."""
+    before = tables(settings)
+    schema = "topic string, key string"
+    good = spark.range(0, 30_000, 1, 2).select(f.lit("t").alias("topic"), f.col("id").cast("string").alias("key"))
+    events = good.union(spark.createDataFrame([row], schema)).coalesce(1).withColumn("value", f.lit("v"))
+    with pytest.raises(InvalidEvent, match=said) as caught:
+        OutboxWrite(settings, job_id="j").table(numbers(spark, 10), "business").events(events).commit()
+    assert caught.value.field == field
+    assert (count(settings, "outbox"), count(settings, "business"), count(settings, "outbox_job")) == (0, 0, 0)
+    assert tables(settings) == before
+
+
+def test_bytes_of_a_business_row_arrive_as_they_are(spark: SparkSession, settings: Settings) -> None:
+    """Also those that read like an escape, or are no UTF-8."""
+    contents = [b"abc", b"\\x41", b"a\\\\b", b"\xff\x00", b"", None]
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        connection.execute("CREATE TABLE file (attempt INT, ordinal INT, content BYTEA)")
+    schema = "attempt int, ordinal int, content binary"
+    rows = spark.createDataFrame([(1, n, content) for n, content in enumerate(contents)], schema)
+    OutboxWrite(settings).table(rows, "file").commit()
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        stored = connection.execute("SELECT content FROM file ORDER BY ordinal").fetchall()
+    assert [content for (content,) in stored] == contents
+
+
+def test_a_business_column_of_a_compound_type_is_refused_at_once(spark: SparkSession, settings: Settings) -> None:
+    rows = numbers(spark, 1).withColumn("name", f.array("name"))
+    with pytest.raises(BusinessColumnWrong, match="'name' is array<string>"):
+        OutboxWrite(settings).table(rows, "business").commit()
+
+
+def test_overwriting_with_a_condition_replaces_those_rows_alone(spark: SparkSession, settings: Settings) -> None:
+    OutboxWrite(settings).table(numbers(spark, 10), "business").commit()
+    rows = numbers(spark, 3).withColumn("name", f.lit("new"))
+    where = sql.SQL("number < {}").format(5)
+    OutboxWrite(settings).table(rows, "business", mode="overwrite", where=where).commit()
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        found = connection.execute("SELECT number, name FROM business ORDER BY 1").fetchall()
+    assert found == [(n, "new") for n in range(3)] + [(n, f"name-{n}") for n in range(5, 10)]
+
+
+def test_headers_may_stand_as_sparks_kafka_sink_takes_them(spark: SparkSession, settings: Settings) -> None:
+    schema = "key string, value string, headers array<struct<key:string,value:binary>>"
+    rows = [("k1", "v", [("a", b"1"), ("b", "ü".encode()), ("a", b"2")]), ("k2", "v", None)]
+    OutboxWrite(settings, job_id="j").events(spark.createDataFrame(rows, schema).coalesce(1), topic="t").commit()
+    [(*_, names, texts), (*_, none, _)] = outbox_rows(settings)
+    assert list(zip(names, texts, strict=True))[:3] == [("a", "1"), ("b", "ü"), ("a", "2")]
+    assert none == ["outbox-job", "outbox-sequence"]
+
+
+def test_another_roles_orphan_is_left_alone_and_harms_nobody(spark: SparkSession, settings: Settings) -> None:
+    theirs, ours = (f"{role}_{os.getpid()}" for role in ("theirs", "ours"))
+    dsn = settings.dsn.get_secret_value()
+    with psycopg.connect(dsn, autocommit=True) as owner:
+        try:
+            for role in (theirs, ours):
+                owner.execute(sql.SQL("CREATE ROLE {} LOGIN").format(sql.Identifier(role)))
+                for what in ("SCHEMA public", "ALL TABLES IN SCHEMA public", "ALL SEQUENCES IN SCHEMA public"):
+                    owner.execute(sql.SQL(f"GRANT ALL ON {what} TO {{}}").format(sql.Identifier(role)))
+            owner.execute("CREATE TABLE outbox_staging_theirs (x int)")
+            owner.execute(sql.SQL("ALTER TABLE outbox_staging_theirs OWNER TO {}").format(sql.Identifier(theirs)))
+            of_ours = Settings(dsn=dsn.replace("postgres@", f"{ours}@"), bootstrap_servers="127.0.0.1:1")
+            OutboxWrite(of_ours).events(events_of(numbers(spark, 10)), topic="t").commit()
+            assert count(settings, "outbox") == 10
+            assert "outbox_staging_theirs" in tables(settings)
+        finally:
+            for role in (theirs, ours):
+                owner.execute(sql.SQL("DROP OWNED BY {}").format(sql.Identifier(role)))
+                owner.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(role)))
+
+
+def test_what_a_worker_is_handed_shows_no_password() -> None:
+    task = StageTask("postgresql://user:hunter2@host/database", ("staging",), ("kafka_key",))
+    assert "hunter2" not in repr(task)
 
 
 @pytest.mark.parametrize(
