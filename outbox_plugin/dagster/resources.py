@@ -7,25 +7,37 @@ from importlib.metadata import version
 from dagster import ConfigurableResource
 from dagster_shared.libraries import DagsterLibraryRegistry
 from pydantic import Field
+from pydantic.config import JsonDict
 
 from outbox_plugin.settings import Settings
 
 DagsterLibraryRegistry.register("outbox-plugin", version("outbox-plugin"), is_dagster_package=False)
 
+_SECRET: JsonDict = {"dagster__is_secret": True}  # Not shown in the UI, even where it was written out.
+
 
 class OutboxResource(ConfigurableResource[Settings]):
     """An outbox: its table in Postgres, and the Kafka that its events go to.
+
+    What is not given comes from the environment (`OUTBOX_TABLE`, …), as for the command line, then from the defaults.
 
     Example: `OutboxResource(dsn=EnvVar("OUTBOX_DSN"), bootstrap_servers=EnvVar("OUTBOX_BOOTSTRAP_SERVERS"))`.
     """
 
     dsn: str = Field(
-        description="Postgres URI of the database that holds the outbox. A secret: use EnvVar.", repr=False
+        description="Postgres URI of the database that holds the outbox. A secret: use EnvVar.",
+        repr=False,
+        json_schema_extra=_SECRET,
     )
     bootstrap_servers: str = Field(description="Kafka brokers, host:port, comma separated.")
-    table: str = Field(default="outbox", description="The outbox table, optionally with its schema.")
-    group: str = Field(default="outbox", description="What the harvesters of this outbox share.")
-    kafka: dict[str, str] = Field(default={}, description="librdkafka properties: TLS, SASL, tuning.", repr=False)
+    table: str | None = Field(default=None, description="The outbox table, optionally with its schema.")
+    group: str | None = Field(default=None, description="What the harvesters of this outbox share.")
+    kafka: dict[str, str] | None = Field(
+        default=None,
+        description="librdkafka properties: TLS, SASL, tuning.",
+        repr=False,
+        json_schema_extra=_SECRET,
+    )
 
     def settings(self) -> Settings:
         """The settings that this resource stands for.
@@ -33,13 +45,9 @@ class OutboxResource(ConfigurableResource[Settings]):
         Raises:
             InvalidSetting: one of them is wrong.
         """
-        return Settings(
-            dsn=self.dsn,
-            bootstrap_servers=self.bootstrap_servers,
-            table=self.table,
-            group=self.group,
-            kafka=self.kafka,
-        )
+        optional = {"table": self.table, "group": self.group, "kafka": self.kafka}
+        given = {name: value for name, value in optional.items() if value is not None}
+        return Settings(dsn=self.dsn, bootstrap_servers=self.bootstrap_servers, **given)
 
 
 class HarvesterResource(ConfigurableResource[Settings]):

@@ -25,6 +25,7 @@ from dagster import (
     Definitions,
     MaterializeResult,
     asset,
+    Shape,
     build_sensor_context,
 )
 from pydantic import SecretStr
@@ -265,3 +266,19 @@ def test_a_wrong_setting_is_said_in_one_line(settings: Settings) -> None:
         OutboxResource(dsn="nowhere at all", bootstrap_servers="kafka:9092").settings()
     outbox, harvester = resources(settings)
     assert "postgresql://" not in repr(outbox) + repr(harvester)
+def test_secrets_are_not_shown_in_the_ui_even_when_they_are_written_out() -> None:
+    shape = OutboxResource.to_config_schema().as_field().config_type
+    assert isinstance(shape, Shape)
+    fields = shape.fields
+    assert {name for name, field in fields.items() if field.is_secret} == {"dsn", "kafka"}
+
+
+def test_what_the_resource_is_not_given_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the command line and the plugin mean the same outbox."""
+    monkeypatch.setenv("OUTBOX_TABLE", "app.outbox")
+    monkeypatch.setenv("OUTBOX_GROUP", "theirs")
+    monkeypatch.setenv("OUTBOX_KAFKA", '{"security.protocol": "ssl"}')
+    found = OutboxResource(dsn="postgresql://db/shop", bootstrap_servers="kafka:9092", group="ours").settings()
+    assert (found.table, found.group, found.kafka) == ("app.outbox", "ours", {"security.protocol": "ssl"})
+
+
