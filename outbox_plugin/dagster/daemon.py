@@ -3,6 +3,9 @@
 Its folder holds an OS lock that says whether it runs, the lease (a file whose time each sensor tick sets), its log, and
 when it was started. It is started in a session of its own, so it outlives the tick and the code server that
 started it; when nobody renews the lease, it hands over and ends.
+
+A lease is for one set of settings and one version of this package. So a daemon whose settings have since been changed
+is renewed by nobody, and makes room; two code locations that disagree do not end each other's daemon.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 from psycopg.conninfo import conninfo_to_dict
@@ -53,6 +57,12 @@ class Daemon:
         return self.folder / "harvester.log"
 
     @property
+    def lease(self) -> Path:
+        """What a tick touches. Its name tells these settings from others, in a folder that only we can read."""
+        known = [version("outbox-plugin"), *(f"{name}={value}" for name, value in sorted(self._environment.items()))]
+        return self.folder / f"lease-{hashlib.sha256(chr(0).join(known).encode()).hexdigest()[:16]}"
+
+    @property
     def running(self) -> bool:
         """Whether it runs, as the lock tells."""
         with suppress(FileNotFoundError), (self.folder / "lock").open("rb") as lock:
@@ -65,16 +75,28 @@ class Daemon:
     @property
     def pid(self) -> int | None:
         """Its process id while it runs."""
+        holder = self._holder()
+        return int(holder[0]) if holder else None
+
+    @property
+    def outdated(self) -> bool:
+        """Whether the one that runs has other settings, or is of another version of this package."""
+        holder = self._holder()
+        return holder is not None and holder[1] != self.lease.name
+
+    def _holder(self) -> tuple[str, str] | None:
+        """Process id and lease of the one that runs."""
         if not self.running:
             return None
         with suppress(ValueError, OSError):
-            return int((self.folder / "lock").read_text())
+            pid, lease = (self.folder / "lock").read_text().split()
+            return pid, lease
         return None
 
     def keep_alive(self, lease_seconds: float, now: float) -> Decision:
         """Renew the lease, and start the daemon if it is not there; never waits. `now`: seconds since the epoch."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        (self.folder / "lease").touch()
+        self.lease.touch()
         starts = self._starts()
         decision = decide(Seen(self.running, starts, now))
         if decision is Decision.START:
@@ -85,9 +107,23 @@ class Daemon:
     def release(self) -> None:
         """Let the lease run out now: the daemon hands over and ends."""
         with suppress(FileNotFoundError):
-            os.utime(self.folder / "lease", (0, 0))
+            os.utime(self.lease, (0, 0))
         with suppress(FileNotFoundError):
             (self.folder / "starts.json").unlink()
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        """The settings as the daemon gets them: not in its arguments, which everybody can read."""
+        settings = self.settings
+        return {
+            "OUTBOX_DSN": settings.dsn.get_secret_value(),
+            "OUTBOX_BOOTSTRAP_SERVERS": settings.bootstrap_servers,
+            "OUTBOX_TABLE": settings.table,
+            "OUTBOX_GROUP": settings.group,
+            "OUTBOX_DELIVERY": settings.delivery,
+            "OUTBOX_SHARDS": str(settings.shards),
+            "OUTBOX_KAFKA": json.dumps(settings.kafka, sort_keys=True),
+        }
 
     def _starts(self) -> tuple[float, ...]:
         try:
@@ -98,21 +134,10 @@ class Daemon:
     def _start(self, lease_seconds: float) -> None:
         if self.log.exists() and self.log.stat().st_size > LOG_BYTES:
             self.log.replace(self.log.with_suffix(".log.1"))
-        settings = self.settings
-        environment = {
-            **os.environ,
-            "OUTBOX_DSN": settings.dsn.get_secret_value(),  # Not in the arguments, which everybody can read.
-            "OUTBOX_BOOTSTRAP_SERVERS": settings.bootstrap_servers,
-            "OUTBOX_TABLE": settings.table,
-            "OUTBOX_GROUP": settings.group,
-            "OUTBOX_DELIVERY": settings.delivery,
-            "OUTBOX_SHARDS": str(settings.shards),
-            "OUTBOX_KAFKA": json.dumps(settings.kafka),
-        }
         with self.log.open("ab") as log:
             child = subprocess.Popen(
                 [sys.executable, "-m", "outbox_plugin.dagster.daemon", str(self.folder), str(lease_seconds)],
-                env=environment,
+                env={**os.environ, **self._environment},
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -129,18 +154,20 @@ def main(folder: Path, lease_seconds: float) -> int:
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     if not _taken(lock):
         return 0
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, str(os.getpid()).encode(), 0)
     stop = threading.Event()
-    lease = threading.Thread(target=_watch_lease, args=(folder / "lease", lease_seconds, stop), daemon=True)
-    lease.start()
     try:
-        Harvester(Settings()).run(stop)
+        daemon = Daemon(Settings(), folder)
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()} {daemon.lease.name}".encode(), 0)
+        threading.Thread(target=_watch_lease, args=(daemon.lease, lease_seconds, stop), daemon=True).start()
+        Harvester(daemon.settings).run(stop)
     except OutboxError as error:
         logging.error("%s", error)
         return error.exit_code
     finally:
         os.ftruncate(lock, 0)
+    daemon.lease.unlink(missing_ok=True)
+    (folder / "starts.json").unlink(missing_ok=True)  # It ended as it should: the next start need not wait.
     return 0
 
 

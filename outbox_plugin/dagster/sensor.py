@@ -55,6 +55,8 @@ def build_harvester_sensor(
             context.log.info(f"started the harvester's daemon; its log is {daemon.log}")
         elif decision is Decision.WAIT:
             context.log.warning(f"the harvester's daemon keeps ending, and is started more slowly; see {daemon.log}")
+        elif daemon.outdated:
+            context.log.info("the daemon that runs has other settings; once its lease has run out, ours follows")
         status = read_status(settings, STATUS_SECONDS)
         trouble = troubles(status)
         if trouble:

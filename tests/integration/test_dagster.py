@@ -128,6 +128,32 @@ def test_the_daemon_outlives_the_process_that_started_it(daemon: Daemon, setting
 
 
 def test_a_password_is_not_in_the_arguments_of_the_daemon(daemon: Daemon) -> None:
+def test_a_daemon_with_other_settings_makes_room_for_ours(daemon: Daemon, settings: Settings) -> None:
+    """As when brokers or a password have changed: nobody renews the lease of the old settings any more."""
+    before = Daemon.of(settings.model_copy(update={"kafka": {"client.id": "before"}}))
+    assert before.folder == daemon.folder
+    now = time.time()
+    before.keep_alive(3.0, now)
+    eventually(lambda: before.pid, 30)
+    old = before.pid
+    assert old is not None
+    assert (before.outdated, daemon.outdated) == (False, True)
+
+    def replaced() -> bool:
+        daemon.keep_alive(60.0, time.time())
+        return daemon.running and not daemon.outdated and daemon.pid not in (None, old)
+
+    eventually(replaced, 30)
+    assert daemons(daemon) == [daemon.pid]
+
+
+def test_a_daemon_that_ended_as_it_should_is_started_again_at_once(daemon: Daemon) -> None:
+    daemon.keep_alive(1.0, time.time())
+    eventually(lambda: daemon.pid, 30)
+    eventually(lambda: not daemon.running, 30)
+    assert daemon.keep_alive(60.0, time.time()) is Decision.START
+
+
     daemon.keep_alive(60.0, time.time())
     eventually(lambda: daemon.pid, 30)
     assert daemon.pid is not None
