@@ -71,7 +71,7 @@ def read_status(settings: Settings, timeout_seconds: float = 5.0) -> Status:
     Returns within about `timeout_seconds`.
     """
     deadline = time.monotonic() + timeout_seconds
-    store = _Asked(lambda: _backlog(settings))
+    store = _Asked(lambda: _backlog(settings, timeout_seconds))
     log = _Asked(lambda: _heartbeats(settings, deadline))
     backlog, store_error = store.answer(deadline, "Postgres")
     heard, log_error = log.answer(deadline, "Kafka")
@@ -122,8 +122,13 @@ class _Asked(Generic[_Answer]):
         return self._result, self._error
 
 
-def _backlog(settings: Settings) -> tuple[int, float | None]:
-    with reported_as_refusal(settings), closing(connect(settings, purpose="outbox status")) as connection:
+def _backlog(settings: Settings, seconds: float) -> tuple[int, float | None]:
+    with (
+        reported_as_refusal(settings),
+        closing(connect(settings, purpose="outbox status")) as connection,
+        connection.transaction(),  # The limit must not stay with a pooler's session.
+    ):
+        connection.execute(statement("window", "give_up_after", settings.table), {"milliseconds": int(seconds * 1000)})
         row = connection.execute(statement("window", "backlog", settings.table)).fetchone()
     count, oldest = row or (0, None)
     return count, round(max(0.0, oldest), 3) if oldest is not None else None

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -206,6 +207,17 @@ def test_a_tick_with_unreachable_servers_ends_soon_and_says_so(daemon: Daemon, s
     assert "Kafka" in explanation
     Daemon.of(away).release()
     eventually(lambda: not Daemon.of(away).running, 30)
+
+
+def test_ticks_leave_nothing_behind_while_the_table_is_locked(daemon: Daemon, settings: Settings) -> None:
+    def waiting() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name == "outbox-status"]
+
+    with psycopg.connect(settings.dsn.get_secret_value()) as other:
+        other.execute("LOCK TABLE outbox IN ACCESS EXCLUSIVE MODE")
+        _, check = reported(settings)
+        assert not check.passed
+        eventually(lambda: not waiting(), 5)
 
 
 def checks_of(settings: Settings, topic: str, *, emit: int, drain_seconds: float = 30.0) -> dict[str, tuple[bool, str]]:

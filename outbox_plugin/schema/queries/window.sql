@@ -28,6 +28,10 @@ WHERE old.id >= lower(%(ids)s::int8multirange) AND old.id < upper(%(ids)s::int8m
        OR old.create_time <= '2000-01-01 00:00:00+00'::timestamptz + %(created_until)s::bigint * interval '1 microsecond')
   AND age(old.xmin) > age((%(horizon)s::bigint %% 4294967296)::text::xid)
 
+-- name: give_up_after
+-- For the transaction of a look: one that waits for somebody's lock must not outlive the one who asked.
+SELECT set_config('statement_timeout', %(milliseconds)s::text, true)
+
 -- name: backlog
 -- How many rows wait, and for how many seconds the oldest has.
 SELECT count(*), extract(epoch FROM clock_timestamp() - min(create_time))::float8 FROM {outbox}
