@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from outbox_plugin.adapters.kafka import client_config, refusal
-from outbox_plugin.errors import LogUnavailable
+from outbox_plugin.errors import LogUnavailable, ServerRefused
 from outbox_plugin.event import IDEMPOTENCY_HEADER
 from outbox_plugin.settings import Settings
 
@@ -25,13 +25,19 @@ _BATCH = 10_000
 
 @dataclass(slots=True)
 class Verdict:
-    """What has been seen so far. `example_…` name the first few offenders."""
+    """What has been seen so far. `example_…` name the first few offenders.
+
+    `unnamed` records could not be told from a duplicate, and of `unplaced` ones the order could not be judged: they
+    lack the header that says it.
+    """
 
     records: int = 0
     duplicates: int = 0
     order_violations: int = 0
     example_duplicates: list[str] = field(default_factory=list)
     example_violations: list[str] = field(default_factory=list)
+    unnamed: int = 0
+    unplaced: int = 0
 
     @property
     def in_order(self) -> bool:
@@ -64,6 +70,8 @@ class Verifier:
                     verdict.example_duplicates.append(f"{event} at {where}")
                 return
             self._seen.add(event)
+        else:
+            verdict.unnamed += 1
         if (sequence := named.get(SEQUENCE_HEADER)) is not None:
             place = int(sequence)
             if self._last.get((key, job), -1) > place:
@@ -71,6 +79,8 @@ class Verifier:
                 if len(verdict.example_violations) < EXAMPLES:
                     verdict.example_violations.append(f"key {key.decode(errors='replace')} at {where}")
             self._last[key, job] = place
+        else:
+            verdict.unplaced += 1
 
 
 def verify_topic(settings: Settings, topic: str, *, job: str | None = None, timeout_seconds: float = 300.0) -> Verdict:
@@ -78,7 +88,7 @@ def verify_topic(settings: Settings, topic: str, *, job: str | None = None, time
 
     Raises:
         LogUnavailable: Kafka does not answer, or the end was not reached within `timeout_seconds`.
-        ServerRefused: we may not read it.
+        ServerRefused: there is no such topic, or we may not read it.
     """
     verifier = Verifier(job)
     deadline = time.monotonic() + timeout_seconds
@@ -92,7 +102,10 @@ def verify_topic(settings: Settings, topic: str, *, job: str | None = None, time
     )
     try:
         with closing(Consumer(config)) as consumer:
-            partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
+            found = consumer.list_topics(topic, timeout=10).topics[topic]
+            if found.error is not None:
+                raise ServerRefused(f"the topic {topic} cannot be read: {found.error.str()}")
+            partitions = found.partitions
             consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
             unread = set(partitions)
             while unread:

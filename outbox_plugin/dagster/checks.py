@@ -15,11 +15,13 @@ from dagster import (
 from outbox_plugin.dagster.health import metadata, troubles
 from outbox_plugin.dagster.resources import OutboxResource
 from outbox_plugin.dagster.sensor import HEALTHY
+from outbox_plugin.errors import ServerRefused
+from outbox_plugin.event import IDEMPOTENCY_HEADER
 from outbox_plugin.schema.connection import connect, reported_as_refusal
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 from outbox_plugin.status import read_status
-from outbox_plugin.verification import Verdict, verify_topic
+from outbox_plugin.verification import SEQUENCE_HEADER, Verdict, verify_topic
 
 POLL_SECONDS = 0.2
 
@@ -36,7 +38,8 @@ def build_outbox_checks(
 
     `outbox_drained`: what was in the outbox when the check began has left it within `drain_seconds`.
     `events_in_order`: once they have left, on every topic each event is seen once, and each key's events in the order
-    of their emission.
+    of their emission. What records lack the headers for (`idempotency-key`, and `outbox-sequence`, which a Spark job's
+    have) is not judged, and the explanation says of how many.
     With `harvester`, also that asset's check `healthy`, as the harvester's sensor reports it.
     """
 
@@ -72,15 +75,19 @@ def build_outbox_checks(
     def events_in_order(context: AssetCheckExecutionContext) -> AssetCheckResult:
         settings = _settings(context, resource_key)
         left = wait_until_drained(settings, drain_seconds)  # Checks run in any order, or side by side.
-        verdicts = {topic: verify_topic(settings, topic) for topic in topics}
+        try:
+            verdicts = {topic: verify_topic(settings, topic) for topic in topics}
+        except ServerRefused as error:
+            return AssetCheckResult(
+                passed=False, metadata={"explanation": f"{error}; is it the one that is emitted to?"}
+            )
         wrong = "; ".join(_explained(topic, verdict) for topic, verdict in verdicts.items() if not verdict.in_order)
         records = sum(verdict.records for verdict in verdicts.values())
         return AssetCheckResult(
             passed=not wrong,
             metadata={
                 "explanation": wrong
-                or f"{records} records, each once, each key's in order"
-                + (f"; {left} events have not left the outbox yet, and are not judged" if left else ""),
+                or "; ".join([f"{records} records, each once, each key's in order", *_not_judged(verdicts, left)]),
                 "records": records,
                 "duplicates": sum(verdict.duplicates for verdict in verdicts.values()),
                 "order_violations": sum(verdict.order_violations for verdict in verdicts.values()),
@@ -132,6 +139,17 @@ def wait_until_drained(settings: Settings, seconds: float) -> int:
 def _settings(context: AssetCheckExecutionContext, resource_key: str) -> Settings:
     resource: OutboxResource = getattr(context.resources, resource_key)
     return resource.settings()
+
+
+def _not_judged(verdicts: dict[str, Verdict], left: int) -> list[str]:
+    """What a check that passed has not proved."""
+    unnamed = sum(verdict.unnamed for verdict in verdicts.values())
+    unplaced = sum(verdict.unplaced for verdict in verdicts.values())
+    return [
+        *([f"{left} events have not left the outbox yet, and are not judged"] if left else []),
+        *([f"{unnamed} carry no {IDEMPOTENCY_HEADER}: whether they came twice is not judged"] if unnamed else []),
+        *([f"{unplaced} carry no {SEQUENCE_HEADER}: their order is not judged"] if unplaced else []),
+    ]
 
 
 def _explained(topic: str, verdict: Verdict) -> str:

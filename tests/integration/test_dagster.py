@@ -25,8 +25,8 @@ from dagster import (
     DagsterInstance,
     Definitions,
     MaterializeResult,
-    asset,
     Shape,
+    asset,
     build_sensor_context,
 )
 from pydantic import SecretStr
@@ -128,7 +128,6 @@ def test_the_daemon_outlives_the_process_that_started_it(daemon: Daemon, setting
     assert daemon.pid == pid
 
 
-def test_a_password_is_not_in_the_arguments_of_the_daemon(daemon: Daemon) -> None:
 def test_a_daemon_with_other_settings_makes_room_for_ours(daemon: Daemon, settings: Settings) -> None:
     """As when brokers or a password have changed: nobody renews the lease of the old settings any more."""
     before = Daemon.of(settings.model_copy(update={"kafka": {"client.id": "before"}}))
@@ -155,6 +154,7 @@ def test_a_daemon_that_ended_as_it_should_is_started_again_at_once(daemon: Daemo
     assert daemon.keep_alive(60.0, time.time()) is Decision.START
 
 
+def test_a_password_is_not_in_the_arguments_of_the_daemon(daemon: Daemon) -> None:
     daemon.keep_alive(60.0, time.time())
     eventually(lambda: daemon.pid, 30)
     assert daemon.pid is not None
@@ -267,6 +267,20 @@ def test_checks_fail_when_nothing_harvests(settings: Settings, group: str) -> No
     assert backlog(settings) == 50
 
 
+def test_the_order_check_says_what_it_could_not_judge(daemon: Daemon, settings: Settings, group: str) -> None:
+    topic = create_topic(settings, f"{group}-events")
+    daemon.keep_alive(60.0, time.time())
+    passed, explanation = checks_of(settings, topic, emit=5)["events_in_order"]
+    assert passed
+    assert explanation.endswith("5 carry no outbox-sequence: their order is not judged")
+
+
+def test_the_order_check_fails_where_there_is_no_such_topic(settings: Settings, group: str) -> None:
+    passed, explanation = checks_of(settings, f"{group}-misspelt", emit=0, drain_seconds=1.0)["events_in_order"]
+    assert not passed
+    assert f"the topic {group}-misspelt cannot be read" in explanation
+
+
 def test_the_order_check_finds_what_somebody_else_wrote_to_the_topic(settings: Settings, group: str) -> None:
     topic = create_topic(settings, f"{group}-events", partitions=1)
     producer = Producer({"bootstrap.servers": settings.bootstrap_servers})
@@ -297,13 +311,6 @@ def test_the_reference_location_loads_as_the_ui_would_load_it(settings: Settings
     assert "All code locations passed validation" in done.stderr + done.stdout
 
 
-def test_a_wrong_setting_is_said_in_one_line(settings: Settings) -> None:
-    from outbox_plugin.errors import InvalidSetting
-
-    with pytest.raises(InvalidSetting, match="OUTBOX_DSN: not a Postgres URI"):
-        OutboxResource(dsn="nowhere at all", bootstrap_servers="kafka:9092").settings()
-    outbox, harvester = resources(settings)
-    assert "postgresql://" not in repr(outbox) + repr(harvester)
 def test_secrets_are_not_shown_in_the_ui_even_when_they_are_written_out() -> None:
     shape = OutboxResource.to_config_schema().as_field().config_type
     assert isinstance(shape, Shape)
@@ -320,3 +327,10 @@ def test_what_the_resource_is_not_given_comes_from_the_environment(monkeypatch: 
     assert (found.table, found.group, found.kafka) == ("app.outbox", "ours", {"security.protocol": "ssl"})
 
 
+def test_a_wrong_setting_is_said_in_one_line(settings: Settings) -> None:
+    from outbox_plugin.errors import InvalidSetting
+
+    with pytest.raises(InvalidSetting, match="OUTBOX_DSN: not a Postgres URI"):
+        OutboxResource(dsn="nowhere at all", bootstrap_servers="kafka:9092").settings()
+    outbox, harvester = resources(settings)
+    assert "postgresql://" not in repr(outbox) + repr(harvester)

@@ -39,8 +39,15 @@ def test_only_the_job_that_is_asked_for_counts() -> None:
     assert judged(("a", "old", "1", "x"), ("a", "new", "1", "y"), ("a", "old", "1", "x"), job="new") == Verdict(1)
 
 
+def test_what_cannot_be_judged_is_said() -> None:
+    verifier = Verifier()
+    verifier.see("t/0 offset 0", b"k", [("idempotency-key", b"x")])
+    verifier.see("t/0 offset 1", b"k", [("outbox-job", b"j"), ("outbox-sequence", b"1")])
+    assert verifier.verdict == Verdict(2, unnamed=1, unplaced=1)
+
+
 def test_records_of_others_are_only_counted() -> None:
     verifier = Verifier()
     verifier.see("t/0 offset 0", b"", [])
     verifier.see("t/0 offset 1", b"", [("something", None)])
-    assert verifier.verdict == Verdict(2)
+    assert verifier.verdict == Verdict(2, unnamed=2, unplaced=2)
