@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +15,7 @@ from outbox_plugin.embedded.jars import kafka_jars
 from outbox_plugin.embedded.java import java_home
 from outbox_plugin.embedded.server import EmbeddedServer, GuardedServer, ServerFailed, free_port
 
-_CLUSTER_ID = "b3V0Ym94LWVtYmVkZGVkMQ"  # Any 16 bytes; one node, so one id.
+_CLUSTER_ID = "b3V0Ym94LWVtYmVkZGVkMQ"  # Any 16 bytes; clusters are told apart by their ports.
 _PROPERTIES = """process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller}
@@ -39,10 +40,11 @@ NOT_PROVED_BY_MOCK = (
 )
 
 
-class EmbeddedKafka(EmbeddedServer):
-    """One broker, which is its own controller, in `folder`."""
+class KafkaNode(EmbeddedServer):
+    """One process of Kafka, broker and controller, in `folder`."""
 
     name = "Kafka"
+    java_options: Sequence[str] = ("-Xms256m", "-Xmx512m", "-XX:+UseG1GC")
 
     def __init__(self, folder: Path, tell: Callable[[str], None]) -> None:
         """Nothing is started yet; `tell` is given lines of progress while its jars come."""
@@ -53,6 +55,10 @@ class EmbeddedKafka(EmbeddedServer):
     def bootstrap_servers(self) -> str:
         """Its address."""
         return f"127.0.0.1:{self.port}"
+
+    @abstractmethod
+    def properties(self, port: int, data: str) -> str:
+        """Its server.properties, for clients at `port`, with the folder `data`."""
 
     def launch(self, inherited: Sequence[int] = ()) -> None:
         """See `EmbeddedServer.launch`.
@@ -65,14 +71,13 @@ class EmbeddedKafka(EmbeddedServer):
         self.folder.mkdir(parents=True, exist_ok=True)
         self.port = free_port(self.port)
         data, properties = self.folder / "data", self.folder / "server.properties"
-        escaped = str(data).replace("\\", "\\\\")
-        properties.write_text(_PROPERTIES.format(port=self.port, controller=free_port(), data=escaped))
-        java = [str(java_home() / "bin" / "java"), "-cp", f"{jars}/*"]
+        properties.write_text(self.properties(self.port, str(data).replace("\\", "\\\\")))
+        java = [str(java_home() / "bin" / "java"), *self.java_options, "-cp", f"{jars}/*"]
         if not (data / "meta.properties").exists():
             self._format([*java, "kafka.tools.StorageTool", "format", "-t", _CLUSTER_ID, "-c", str(properties)])
         self._server = GuardedServer(
             self.name,
-            [*java[:1], "-Xms256m", "-Xmx512m", "-XX:+UseG1GC", *java[1:], "kafka.Kafka", str(properties)],
+            [*java, "kafka.Kafka", str(properties)],
             self.folder / "kafka.log",
             stop_signal="SIGTERM",
             inherited=inherited,
@@ -89,6 +94,14 @@ class EmbeddedKafka(EmbeddedServer):
         with suppress(KafkaException):
             return bool(AdminClient({"bootstrap.servers": f"127.0.0.1:{port}"}).list_topics(timeout=2).brokers)
         return False
+
+
+class EmbeddedKafka(KafkaNode):
+    """One broker, which is its own controller."""
+
+    def properties(self, port: int, data: str) -> str:
+        """See `KafkaNode.properties`."""
+        return _PROPERTIES.format(port=port, controller=free_port(), data=data)
 
 
 class MockKafka:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +19,7 @@ import psutil
 from outbox_plugin.errors import OutboxError
 
 START_SECONDS = 60.0
+_LOWEST_PORT = 15_000  # Servers of other kinds are found below.
 
 
 class ServerFailed(OutboxError):
@@ -79,9 +82,9 @@ class GuardedServer:
             raise ServerFailed(f"{self._name} is not running")
         return int(children[0].pid)
 
-    def kill(self) -> None:
-        """kill -9 of the server, as a crash would."""
-        psutil.Process(self.pid).kill()
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
+        """Send the server the signal `number`, by default as a crash would, and wait until it has ended."""
+        psutil.Process(self.pid).send_signal(number)
         self.stop()
 
     def stop(self) -> None:
@@ -114,6 +117,17 @@ class EmbeddedServer(ABC):
     def answers(self, port: int) -> bool:
         """Whether it does, on `port`, where somebody listens."""
 
+    @property
+    def pid(self) -> int:
+        """The server's own process id.
+
+        Raises:
+            ServerFailed: it is not running.
+        """
+        if self._server is None:
+            raise ServerFailed(f"{self.name} was not started")
+        return self._server.pid
+
     def wait(self) -> None:
         """Wait until it answers.
 
@@ -137,8 +151,14 @@ class EmbeddedServer(ABC):
 
 
 def free_port(preferred: int | None = None) -> int:
-    """A TCP port of 127.0.0.1 that nobody listens on: `preferred` if it is one."""
-    for port in (preferred or 0, 0):
+    """A TCP port of 127.0.0.1 that nobody listens on: `preferred` if it is one.
+
+    It is below the ports that the kernel gives to outgoing connections: otherwise one of them, even a client's attempt
+    to reach the very server, could take the port of a server while it is down.
+    """
+    candidates = [preferred] if preferred else []
+    candidates += random.sample(range(_LOWEST_PORT, _lowest_outgoing_port()), 100)
+    for port in candidates:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -147,6 +167,14 @@ def free_port(preferred: int | None = None) -> int:
                 continue
             return int(probe.getsockname()[1])
     raise ServerFailed("no free TCP port on 127.0.0.1")
+
+
+def _lowest_outgoing_port() -> int:
+    try:
+        lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError):
+        lowest = 32_768  # Linux' own default; the BSDs begin higher.
+    return lowest if lowest > _LOWEST_PORT + 1_000 else 65_536
 
 
 def accepts_connections(port: int) -> bool:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from outbox_plugin.embedded.cluster import java_hash
 from outbox_plugin.embedded.jars import JarsMissing, _reason, _verify, checksums
 from outbox_plugin.embedded.java import java_home
+from outbox_plugin.embedded.server import free_port
 from outbox_plugin.embedded.truststore import PASSWORD, system_bundle, write_trust_store
 
 READ_STORE = """
@@ -68,3 +71,22 @@ def test_a_missing_jar_is_named(tmp_path: Path) -> None:
 )
 def test_why_there_are_no_jars(log: str, reason: str) -> None:
     assert _reason(log) == reason
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("", 0), ("abc", 96354), ("polygenelubricants", -(2**31)), ("é😀", 1_996_812)]
+)
+def test_strings_hash_as_in_java(text: str, expected: int) -> None:
+    assert java_hash(text) == expected
+
+
+def test_a_port_is_not_one_that_an_outgoing_connection_could_take() -> None:
+    port = free_port()
+    assert free_port(port) == port
+    lowest = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    if lowest.exists():
+        assert port < int(lowest.read_text().split()[0])
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        assert free_port(port) != port

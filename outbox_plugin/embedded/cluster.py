@@ -1,0 +1,218 @@
+"""Apache Kafka as three KRaft nodes on this machine, each of which can be killed and started again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+from confluent_kafka import ElectionType, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from outbox_plugin.embedded.kafka import KafkaNode
+from outbox_plugin.embedded.server import START_SECONDS, ServerFailed, free_port
+
+NODES = 3
+# A dead broker is noticed after three seconds, not nine; two in-sync replicas suffice, so any one node may be away.
+_PROPERTIES = """process.roles=broker,controller
+node.id={node}
+controller.quorum.voters={voters}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+controller.listener.names=CONTROLLER
+log.dirs={data}
+default.replication.factor=3
+min.insync.replicas=2
+offsets.topic.replication.factor=3
+offsets.topic.num.partitions=4
+transaction.state.log.replication.factor=3
+transaction.state.log.min.isr=2
+transaction.state.log.num.partitions=4
+share.coordinator.state.topic.replication.factor=3
+share.coordinator.state.topic.min.isr=2
+broker.session.timeout.ms=3000
+broker.heartbeat.interval.ms=500
+replica.lag.time.max.ms=5000
+group.initial.rebalance.delay.ms=0
+auto.create.topics.enable=true
+num.network.threads=2
+num.io.threads=4
+log.cleaner.dedupe.buffer.size=16777216
+log.retention.hours=168
+"""
+Coordinated = Literal["group", "transactional id"]
+_COORDINATORS: dict[Coordinated, str] = {"group": "__consumer_offsets", "transactional id": "__transaction_state"}
+
+
+class ClusterNode(KafkaNode):
+    """One of the nodes, with a small heap; `controllers` are the quorum's ports, by node id."""
+
+    java_options = ("-Xms96m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+
+    def __init__(self, folder: Path, tell: Callable[[str], None], node: int, controllers: dict[int, int]) -> None:
+        """Nothing is started yet."""
+        super().__init__(folder, tell)
+        self.node = node
+        self._controllers = controllers
+        self.name = f"Kafka node {node}"
+        self.port = free_port()  # Of its own for good, because clients and the other nodes remember it.
+
+    def properties(self, port: int, data: str) -> str:
+        """See `KafkaNode.properties`."""
+        voters = ",".join(f"{node}@127.0.0.1:{each}" for node, each in self._controllers.items())
+        return _PROPERTIES.format(
+            node=self.node, voters=voters, port=port, controller=self._controllers[self.node], data=data
+        )
+
+    def answers(self, port: int) -> bool:
+        """See `EmbeddedServer.answers`: the cluster has taken it in."""
+        with suppress(KafkaException):
+            return self.node in AdminClient({"bootstrap.servers": f"127.0.0.1:{port}"}).list_topics(timeout=2).brokers
+        return False
+
+
+class EmbeddedCluster:
+    """Three nodes, each broker and controller, in `folder`; topics have three replicas, of which two must be in sync.
+
+    Example:
+        with EmbeddedCluster(folder) as cluster:
+            cluster.leader("orders", 0).kill()
+    """
+
+    def __init__(self, folder: Path, tell: Callable[[str], None] = lambda _: None) -> None:
+        """Nothing is started yet; `tell` is given lines of progress while Kafka's jars come."""
+        controllers = {node: free_port() for node in range(1, NODES + 1)}
+        self.nodes = [ClusterNode(folder / str(node), tell, node, controllers) for node in controllers]
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """The addresses of all nodes."""
+        return ",".join(node.bootstrap_servers for node in self.nodes)
+
+    def start(self) -> None:
+        """Start all nodes, and wait for them.
+
+        Raises:
+            JarsMissing: there are no jars.
+            ServerFailed: one of them does not start.
+        """
+        try:
+            with ThreadPoolExecutor(NODES) as pool:
+                list(pool.map(lambda node: node.launch(), self.nodes))
+            for node in self.nodes:
+                node.wait()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Stop all nodes; safe to call twice."""
+        with ThreadPoolExecutor(NODES) as pool:
+            list(pool.map(lambda node: node.stop(), self.nodes))
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def restart(self, node: ClusterNode) -> None:
+        """Start `node`, which was killed or stopped, and wait until it has caught up: then another may go away.
+
+        Raises:
+            ServerFailed: it did not start, or did not catch up.
+        """
+        node.launch()
+        node.wait()
+        self.wait_in_sync()
+
+    def rolling_restart(self) -> None:
+        """Stop and start one node after the other, as in an upgrade.
+
+        Raises:
+            ServerFailed: one did not come back.
+        """
+        for node in self.nodes:
+            node.stop()
+            self.restart(node)
+
+    def wait_in_sync(self, seconds: float = START_SECONDS) -> None:
+        """Wait until every replica of every partition is in sync.
+
+        Raises:
+            ServerFailed: it was not so within `seconds`.
+        """
+        deadline = time.monotonic() + seconds
+        while behind := self._behind():
+            if time.monotonic() > deadline:
+                raise ServerFailed(f"Kafka: not in sync within {seconds:.0f} s: {', '.join(behind[:5])}")
+            time.sleep(0.1)
+
+    def _behind(self) -> list[str]:
+        try:
+            found = self._admin().list_topics(timeout=5)
+        except KafkaException as error:
+            return [error.args[0].str()]
+        if len(found.brokers) < NODES:
+            return [f"{len(found.brokers)} of {NODES} nodes are here"]
+        return [
+            f"{topic.topic}/{partition.id}"
+            for topic in found.topics.values()
+            for partition in topic.partitions.values()
+            if len(partition.isrs) < len(partition.replicas) or partition.leader < 0
+        ]
+
+    def leader(self, topic: str, partition: int) -> ClusterNode:
+        """The node that leads the partition now.
+
+        Raises:
+            ServerFailed: none does, or there is no such partition.
+        """
+        found = self._admin().list_topics(topic, timeout=10).topics[topic].partitions.get(partition)
+        leading = [node for node in self.nodes if found and node.node == found.leader]
+        if not leading:
+            raise ServerFailed(f"Kafka: nobody leads {topic}/{partition}")
+        return leading[0]
+
+    def coordinator(self, what: Coordinated, name: str) -> ClusterNode:
+        """The node that coordinates the group or transactional id `name`: the leader of the partition it hashes to.
+
+        Raises:
+            ServerFailed: there has been no such thing yet.
+        """
+        topic = _COORDINATORS[what]
+        partitions = len(self._admin().list_topics(topic, timeout=10).topics[topic].partitions)
+        return self.leader(topic, abs(java_hash(name)) % max(1, partitions))
+
+    def elect_preferred(self, topic: str) -> None:
+        """Give every partition of `topic` back to the replica that is named first.
+
+        Raises:
+            KafkaException: the cluster refused.
+        """
+        admin = self._admin()
+        partitions = [
+            TopicPartition(topic, each) for each in admin.list_topics(topic, timeout=10).topics[topic].partitions
+        ]
+        elected = admin.elect_leaders(ElectionType.PREFERRED, partitions).result(20)
+        for error in elected.values():
+            if error is not None and error.code() != KafkaError.ELECTION_NOT_NEEDED:
+                raise error
+
+    def _admin(self) -> AdminClient:
+        return AdminClient({"bootstrap.servers": self.bootstrap_servers})
+
+
+def java_hash(text: str) -> int:
+    """What Java's String.hashCode makes of `text`, with which Kafka finds coordinators."""
+    value = 0
+    for unit in memoryview(text.encode("utf-16-le")).cast("H"):
+        value = (value * 31 + unit) & 0xFFFFFFFF
+    return value - (1 << 32) if value >= 1 << 31 else value

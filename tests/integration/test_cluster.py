@@ -1,0 +1,97 @@
+"""Three real brokers: replicated, one may be killed, and gone with their owner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import psutil
+import pytest
+from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from outbox_plugin.embedded.cluster import NODES, EmbeddedCluster
+from tests.support import eventually
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
+    with EmbeddedCluster(tmp_path_factory.mktemp("cluster with a space")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def topic(cluster: EmbeddedCluster) -> str:
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
+    admin.create_topics([NewTopic("replicated", num_partitions=NODES)])["replicated"].result(20)
+    cluster.wait_in_sync()
+    return "replicated"
+
+
+def send(cluster: EmbeddedCluster, topic: str) -> None:
+    """Send one record to each partition in one transaction, as the harvester does."""
+    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "transactional.id": "of-the-test"})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    for partition in range(NODES):
+        producer.produce(topic, b"value", partition=partition)
+    producer.commit_transaction(30)
+    producer.close()
+
+
+def test_topics_are_replicated_and_led_by_all(cluster: EmbeddedCluster, topic: str) -> None:
+    send(cluster, topic)
+    found = AdminClient({"bootstrap.servers": cluster.bootstrap_servers}).list_topics(timeout=10).topics
+    for name in (topic, "__transaction_state"):
+        assert {len(each.replicas) for each in found[name].partitions.values()} == {NODES}
+    assert {cluster.leader(topic, each).node for each in range(NODES)} == {1, 2, 3}
+
+
+def test_a_killed_node_is_replaced_and_comes_back(cluster: EmbeddedCluster, topic: str) -> None:
+    first = cluster.leader(topic, 0)
+    address = first.bootstrap_servers
+    first.kill()
+    eventually(lambda: cluster.leader(topic, 0) is not first, 30)
+    send(cluster, topic)
+    cluster.restart(first)
+    assert first.bootstrap_servers == address
+    cluster.elect_preferred(topic)
+    eventually(lambda: cluster.leader(topic, 0) is first, 30)
+
+
+def test_coordinators_are_found_where_kafka_has_them(cluster: EmbeddedCluster, topic: str) -> None:
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})  # Its futures come to nothing without it.
+    for number in range(4):
+        group = f"group-{number}-of-the-test"
+        with closing(Consumer({"bootstrap.servers": cluster.bootstrap_servers, "group.id": group})) as consumer:
+            consumer.subscribe([topic])
+            eventually(lambda: consumer.poll(0.1) is None and consumer.assignment(), 30)
+            described = admin.describe_consumer_groups([group])[group].result(20)
+            assert described.coordinator.id == cluster.coordinator("group", group).node
+
+
+def test_the_coordinator_of_a_transactional_id_is_killed(cluster: EmbeddedCluster, topic: str) -> None:
+    send(cluster, topic)
+    before = cluster.coordinator("transactional id", "of-the-test")
+    before.kill()
+    eventually(lambda: cluster.coordinator("transactional id", "of-the-test") is not before, 30)
+    send(cluster, topic)
+    cluster.restart(before)
+
+
+def test_a_rolling_restart_keeps_it_writable(cluster: EmbeddedCluster, topic: str) -> None:
+    pids = {node.pid for node in cluster.nodes}
+    cluster.rolling_restart()
+    assert not pids & {node.pid for node in cluster.nodes}
+    send(cluster, topic)
+
+
+def test_nothing_is_left_behind(cluster: EmbeddedCluster) -> None:
+    """The last test of the module: its cluster is stopped, twice."""
+    servers = [psutil.Process(node.pid) for node in cluster.nodes]
+    cluster.stop()
+    assert not [each for each in servers if each.is_running()]
+    cluster.stop()
