@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import sys
 from dataclasses import asdict
 from statistics import median
 
@@ -32,3 +34,24 @@ def drain(rows: int, keys: int, rounds: int, as_json: bool) -> None:
         speed, cpu = median(run.records_per_second for run in runs), median(run.cpu_seconds for run in runs)
         click.echo(f"{name:10} {speed:9,.0f} records/s, {cpu:.2f} CPU s per 100,000 records (median of {rounds})")
     click.echo(f"ratio      {report.ratio:9.2f} of the floor")
+
+
+@bench.command()
+@click.option("--seconds", default=600.0, show_default=True, help="How long it is disturbed.")
+@click.option("--seed", type=int, help="Decides the faults; a new one every time by default.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def chaos(seconds: float, seed: int | None, as_json: bool) -> None:
+    """Kill, pause and restart harvesters, brokers and Postgres under a steady writer, and count what became of rows.
+
+    Starts three brokers and a Postgres of its own. Exit code 1 if anything was lost, repeated, out of order, or stuck.
+    """
+    from outbox_plugin.bench import chaos as benchmark
+
+    seed = random.randrange(1_000_000) if seed is None else seed
+    report = benchmark.chaos(seconds, seed, lambda line: click.echo(line, err=as_json))
+    if as_json:
+        click.echo(json.dumps(report.to_json()))
+    else:
+        click.echo(benchmark.described(report))
+    if not report.clean:
+        sys.exit(1)

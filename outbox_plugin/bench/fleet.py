@@ -1,0 +1,189 @@
+"""`outbox harvest` as processes of a fleet, each of which is started again when it has ended, as a service would be."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from outbox_plugin.settings import Settings
+from outbox_plugin.status import read_status
+
+END_SECONDS = 40.0
+_LOOK_SECONDS = 0.05
+
+
+class HarvesterProcess:
+    """One `outbox harvest`, behind a guard, so that it never outlives us."""
+
+    def __init__(self, settings: Settings, log: Path) -> None:
+        """Start it; it writes to the end of `log`."""
+        command = [sys.executable, "-m", "outbox_plugin"]
+        guard = [sys.executable, "-m", "outbox_plugin.embedded.guard", "SIGKILL", "as-is"]
+        with log.open("ab") as output:
+            self._guard = subprocess.Popen(
+                [*guard, *command, "harvest"],
+                env=environment(settings),
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        self._harvester: psutil.Process | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The harvester's own process id; None before it has been started, and after its end."""
+        with suppress(psutil.Error):
+            if self._harvester is None and self._guard.poll() is None:
+                self._harvester = next(iter(psutil.Process(self._guard.pid).children()), None)
+            if self._harvester is not None and self._harvester.is_running():
+                return int(self._harvester.pid)
+        return None
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; below zero, the signal that ended it."""
+        return _signed(self._guard.poll())
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal, if it runs."""
+        if self.pid is not None and self._harvester is not None:
+            with suppress(psutil.Error):
+                self._harvester.send_signal(number)
+
+    def wait(self, seconds: float = END_SECONDS) -> int | None:
+        """Wait for its end; returns its exit code, or None if it has not ended within `seconds`."""
+        with suppress(subprocess.TimeoutExpired):
+            return _signed(self._guard.wait(seconds))
+        return None
+
+    def close(self) -> None:
+        """kill -9, if it runs; safe to call twice."""
+        if self._guard.stdin is not None:
+            self._guard.stdin.close()
+        self._guard.wait(END_SECONDS)
+
+
+def _signed(code: int | None) -> int | None:
+    """The guard tells a signal as a shell does not: as 256 less its number."""
+    return code - 256 if code is not None and code > 128 else code
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    """The environment of a process that is to use `settings`: ours, with all of them in it."""
+    values = settings.model_dump(exclude_defaults=True)
+    values["dsn"] = settings.dsn.get_secret_value()
+    named = {f"OUTBOX_{name.upper()}": value for name, value in values.items()}
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in named.items()}
+    return {**{name: value for name, value in os.environ.items() if not name.startswith("OUTBOX_")}, **texts}
+
+
+class Fleet:
+    """`count` harvesters of one outbox; their logs are in `folder`."""
+
+    def __init__(self, settings: Settings, count: int, folder: Path, restart_seconds: float = 0.5) -> None:
+        """Nothing is started yet. One that has ended is started again after `restart_seconds`."""
+        self._settings = settings
+        self._restart_seconds = restart_seconds
+        self._logs = [folder / f"harvester-{number}.log" for number in range(count)]
+        self._seats: list[HarvesterProcess] = []
+        self._restart_at: dict[int, float] = {}
+        self._wake_at: dict[int, float] = {}
+        self._stop_at: dict[int, float] = {}
+        self._lock = threading.Lock()
+        self._ending = threading.Event()
+        self._keeper = threading.Thread(target=self._keep, name="bench-fleet")
+        self.failures: list[str] = []  # What no harvester may do.
+        self.ended: Counter[int] = Counter()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Keep them running for as long as the body runs; then end them by SIGTERM."""
+        self._seats = [HarvesterProcess(self._settings, log) for log in self._logs]
+        self._keeper.start()
+        try:
+            yield
+        finally:
+            self._ending.set()
+            self._keeper.join()
+            try:
+                for process in self._seats:
+                    process.signal(signal.SIGCONT)
+                    process.signal(signal.SIGTERM)
+                for seat, process in enumerate(self._seats):
+                    if process.wait() is None:
+                        self._stuck(seat)
+            finally:
+                for process in self._seats:
+                    process.close()
+
+    @property
+    def log(self) -> str:
+        """What all of them have said."""
+        return "".join(log.read_text() for log in self._logs if log.exists())
+
+    def leader(self, patience_seconds: float = 2.0) -> int | None:
+        """The seat of the leader of shard 0, as `outbox status` has it; None if nobody leads, or a server is away."""
+        leader = read_status(self._settings, patience_seconds).shards[0].leader
+        with self._lock:
+            seats = [number for number, each in enumerate(self._seats) if leader and each.pid == leader.pid]
+        return seats[0] if seats else None
+
+    def kill(self, seat: int) -> None:
+        """kill -9."""
+        self._seats[seat].signal(signal.SIGKILL)
+
+    def pause(self, seat: int, seconds: float) -> None:
+        """SIGSTOP, and SIGCONT after `seconds`; returns at once."""
+        with self._lock:
+            self._seats[seat].signal(signal.SIGSTOP)
+            self._wake_at[seat] = time.monotonic() + seconds
+            if seat in self._stop_at:
+                self._stop_at[seat] += seconds
+
+    def terminate(self, seat: int) -> None:
+        """SIGTERM; returns at once. It is a failure if it has not ended after END_SECONDS, not counting pauses."""
+        with self._lock:
+            self._seats[seat].signal(signal.SIGTERM)
+            self._stop_at[seat] = max(time.monotonic(), self._wake_at.get(seat, 0)) + END_SECONDS
+
+    def _keep(self) -> None:
+        while not self._ending.wait(_LOOK_SECONDS):
+            now = time.monotonic()
+            with self._lock:
+                for seat, process in enumerate(self._seats):
+                    self._look_after(seat, process, now)
+
+    def _look_after(self, seat: int, process: HarvesterProcess, now: float) -> None:
+        code = process.exit_code
+        if code is None:
+            if now > self._wake_at.get(seat, now):
+                process.signal(signal.SIGCONT)
+                del self._wake_at[seat]
+            if now > self._stop_at.get(seat, now):
+                self._stuck(seat)
+                process.signal(signal.SIGKILL)
+                del self._stop_at[seat]
+        elif seat not in self._restart_at:
+            self.ended[code] += 1
+            process.close()
+            self._wake_at.pop(seat, None)
+            self._stop_at.pop(seat, None)
+            self._restart_at[seat] = now + self._restart_seconds
+        elif now > self._restart_at[seat]:
+            self._seats[seat] = HarvesterProcess(self._settings, self._logs[seat])
+            del self._restart_at[seat]
+
+    def _stuck(self, seat: int) -> None:
+        self.failures.append(f"harvester {seat} had not ended {END_SECONDS:.0f} s after SIGTERM")

@@ -1,0 +1,128 @@
+"""A `read_committed` consumer of one topic, which tells when each record came."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import NamedTuple
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from outbox_plugin.adapters.kafka import client_config
+from outbox_plugin.bench.judge import Seen
+from outbox_plugin.settings import Settings
+
+
+class Arrival(NamedTuple):
+    """A record, and when it came, in seconds of this process's monotonic clock."""
+
+    at: float
+    record: Seen
+
+
+def read_until(settings: Settings, topic: str, enough: Callable[[Sequence[Seen]], bool], seconds: float) -> list[Seen]:
+    """Read `topic` from its beginning to its end, and on until there is `enough`, or `seconds` have passed.
+
+    A transaction's records may be seen a little after its commit was acknowledged: hence the patience.
+    """
+    deadline = time.monotonic() + seconds
+    records: list[Seen] = []
+    with closing(_consumer(settings, topic)) as consumer:
+        unread = {each.partition for each in consumer.assignment()}
+        while time.monotonic() < deadline:
+            messages = consumer.consume(10_000, 0.2)
+            for message in messages:
+                if _is_end(message):
+                    unread.discard(message.partition() or 0)
+                elif (record := _seen(message)) is not None:
+                    records.append(record)
+            if not unread and enough(records):
+                break
+    return records
+
+
+class LiveReader:
+    """Reads what comes, on a thread of its own."""
+
+    def __init__(self, settings: Settings, topic: str) -> None:
+        """Nothing is read yet."""
+        self._settings = settings
+        self._topic = topic
+        self._changed = threading.Condition()
+        self._stop = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._read, name="bench-reader")
+        self.arrivals: list[Arrival] = []  # Is only ever appended to.
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Read for as long as the body runs.
+
+        Raises:
+            KafkaException: the topic cannot be read.
+        """
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def wait_for(self, condition: Callable[[Sequence[Arrival]], bool], seconds: float) -> bool:
+        """Wait until what has come fulfils `condition`; False if it did not within `seconds`."""
+        with self._changed:
+            return self._changed.wait_for(lambda: condition(self.arrivals) or self._error is not None, seconds)
+
+    def _read(self) -> None:
+        try:
+            with closing(_consumer(self._settings, self._topic)) as consumer:
+                while not self._stop.is_set():
+                    first = consumer.poll(0.2)
+                    now = time.monotonic()
+                    messages = [first, *consumer.consume(1_000, 0)] if first is not None else []
+                    came = [Arrival(now, record) for each in messages if (record := _seen(each)) is not None]
+                    if came:
+                        with self._changed:
+                            self.arrivals.extend(came)
+                            self._changed.notify_all()
+        except BaseException as error:
+            self._error = error
+            with self._changed:
+                self._changed.notify_all()
+
+
+def _consumer(settings: Settings, topic: str) -> Consumer:
+    config = client_config(
+        settings,
+        group_id=f"{settings.group}-reader",  # Required by the client; nothing is committed to it.
+        enable_auto_commit=False,
+        enable_partition_eof=True,
+        isolation_level="read_committed",
+        auto_offset_reset="error",  # To begin anew would look like duplicates.
+    )
+    consumer = Consumer(config)
+    partitions = consumer.list_topics(topic, timeout=20).topics[topic].partitions
+    consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in partitions])
+    return consumer
+
+
+def _seen(message: Message) -> Seen | None:
+    error = message.error()
+    if error is None:
+        return Seen(message.partition() or 0, message.offset() or 0, _text(message.key()), _text(message.value()))
+    if error.fatal() or error.code() == KafkaError._AUTO_OFFSET_RESET:
+        raise KafkaException(error)
+    return None
+
+
+def _is_end(message: Message) -> bool:
+    error = message.error()
+    return error is not None and error.code() == KafkaError._PARTITION_EOF
+
+
+def _text(body: str | bytes | None) -> str:
+    return body.decode() if isinstance(body, bytes) else body or ""
