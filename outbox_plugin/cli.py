@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 # Commands that live with what they start; imported on use, because each needs an extra of its own or much time.
 _ELSEWHERE = {
     "bench": "outbox_plugin.bench.command:bench",
+    "dead-letters": "outbox_plugin.operate.command:dead_letters",
     "dev": "outbox_plugin.embedded.command:dev",
+    "parked": "outbox_plugin.operate.command:parked",
+    "pause": "outbox_plugin.operate.command:pause",
+    "replay": "outbox_plugin.operate.command:replay",
+    "resume": "outbox_plugin.operate.command:resume",
 }
 
 
@@ -61,13 +66,15 @@ def outbox() -> None:
 
 
 @outbox.command()
-def migrate() -> None:
+@click.option("--wake-up/--no-wake-up", default=None, help="Install, or remove, the trigger that wakes harvesters.")
+def migrate(wake_up: bool | None) -> None:
     """Create or upgrade the outbox's tables; safe to run twice, and by two at once."""
     from outbox_plugin.schema.migrate import migrate
 
-    settings = _settings()
-    applied = migrate(settings)
-    click.echo(f"applied to {settings.table}: {', '.join(applied)}" if applied else f"{settings.table} is up to date")
+    for settings in _settings().each():
+        applied = migrate(settings, wake_up=wake_up)
+        done = f"applied to {settings.table}: {', '.join(applied)}" if applied else f"{settings.table} is up to date"
+        click.echo(done)
 
 
 @outbox.command()
@@ -78,13 +85,14 @@ def migrate() -> None:
 )
 def harvest(adopt: bool) -> None:
     """Relay the outbox to Kafka until SIGTERM or SIGINT; then hand over."""
-    from outbox_plugin.harvester import Harvester
+    from outbox_plugin.harvester import Harvester, run_together
 
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    Harvester(_settings(), adopt=adopt).run(stop)
+    harvesters = [Harvester(settings, adopt=adopt) for settings in _settings().each()]
+    run_together(harvesters, stop)
 
 
 @outbox.command()
@@ -93,9 +101,14 @@ def status(as_json: bool) -> None:
     """Show backlog, leader and troubles. Exit code 1 when a server does not answer."""
     from outbox_plugin.status import read_status
 
-    found = read_status(_settings())
-    click.echo(json.dumps(found.to_json(), indent=2) if as_json else _described(found))
-    if found.errors:
+    found = {settings.table: read_status(settings) for settings in _settings().each()}
+    if as_json:
+        as_values = {table: status.to_json() for table, status in found.items()}
+        [*one] = as_values.values()
+        click.echo(json.dumps(one[0] if len(one) == 1 else as_values, indent=2))
+    for table, status in found.items() if not as_json else ():
+        click.echo((f"{table}\n" if len(found) > 1 else "") + _described(status))
+    if any(status.errors for status in found.values()):
         sys.exit(1)
 
 
@@ -110,8 +123,17 @@ def _described(status: Status) -> str:
             lines.append(f"  {shard.records_per_second:.0f} records/s, {shard.published} published since it started")
         else:
             lines.append(f"shard {shard.shard}: no leader is heard")
+        if shard.paused:
+            lines.append("  paused: see `outbox resume`")
         if shard.trouble:
             lines.append(f"  trouble: {shard.trouble}")
+    if status.parked_keys:
+        first = status.parked[0]
+        lines.append(
+            f"parked: {status.parked_keys} (topic {first.topic}, key {first.key}: {first.reason}); see `outbox parked`"
+        )
+    if status.dead_letters:
+        lines.append(f"dead letters: {status.dead_letters}; see `outbox dead-letters`")
     return "\n".join([*lines, *(f"error: {error}" for error in status.errors)])
 
 

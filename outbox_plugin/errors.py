@@ -12,13 +12,17 @@
      |   `- LogUnavailable       Kafka
      |- TermEnded                this term may publish nothing any more: take over again or follow
      |   |- Fenced               another harvester took the shard over
-     |   `- OutcomeUnknown       a commit or abort was not answered: only the log knows
-     `- RowRefused               Kafka refused a row for what it is
+     |   |- OutcomeUnknown       a commit or abort was not answered: only the log knows
+     |   `- LayoutChanged        the outbox has another number of shards now
+     `- RowsRefused              Kafka refused rows for what they are
 
 The name says whose fault it is; `exit_code` is what the command line ends with.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 
 class OutboxError(Exception):
@@ -84,5 +88,23 @@ class OutcomeUnknown(TermEnded):
     """A commit or an abort was not answered: only the log knows what became of it."""
 
 
-class RowRefused(OutboxError):
-    """Kafka refused a row for what it is, not for how Kafka is."""
+class LayoutChanged(TermEnded):
+    """The outbox has another number of shards now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why Kafka refuses a row; `whole_topic` where the topic itself is what is wrong."""
+
+    reason: str
+    whole_topic: bool = False
+
+
+class RowsRefused(OutboxError):
+    """Kafka refused rows for what they are, not for how Kafka is; `refusals` by the row's id. Nothing was published."""
+
+    def __init__(self, refusals: Mapping[int, Refusal]) -> None:
+        id_, first = next(iter(refusals.items()))
+        more = f", and {len(refusals) - 1} more" if len(refusals) > 1 else ""
+        super().__init__(f"row {id_}: {first.reason}{more}")
+        self.refusals = refusals

@@ -7,28 +7,36 @@ import os
 import random
 import socket
 import threading
-import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Self
 
+from outbox_plugin.adapters.acknowledging_log import AcknowledgingLog
+from outbox_plugin.adapters.claim import claim_layout, claim_outbox, ids_drawn_ahead, read_layout
 from outbox_plugin.adapters.kafka import Admin, Names
-from outbox_plugin.adapters.kafka_log import KafkaLog, read_progress
+from outbox_plugin.adapters.kafka_log import KafkaLog
+from outbox_plugin.adapters.marked_store import MarkedStore
 from outbox_plugin.adapters.membership import Membership
-from outbox_plugin.adapters.postgres import PostgresStore, claim_outbox, ids_drawn_ahead
+from outbox_plugin.adapters.progress import read_progress
+from outbox_plugin.adapters.wake_up import PostgresWakeUp, wakes_up
+from outbox_plugin.adapters.window_store import WindowStore
 from outbox_plugin.core.election import Election, Timing
 from outbox_plugin.core.heartbeat import Heartbeat
+from outbox_plugin.core.pace import ERROR_FIRST, ERROR_LAST, Backoff
 from outbox_plugin.core.progress import Identity
+from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.core.takeover import left_behind
-from outbox_plugin.errors import InvalidSetting, LogUnavailable, ServerRefused
-from outbox_plugin.relay.events import HarvestEvent, Observer, TermBegan, TermFinished
+from outbox_plugin.errors import LayoutChanged, LogUnavailable, ServerRefused, ServerUnavailable
+from outbox_plugin.relay.at_least_once import AtLeastOnce
+from outbox_plugin.relay.events import HarvestEvent, Observer, RowsBuried, RowsParked, TermBegan, TermFinished
 from outbox_plugin.relay.exactly_once import ExactlyOnce
-from outbox_plugin.relay.shard import Shard
+from outbox_plugin.relay.runtime import Threads
+from outbox_plugin.relay.shard import OpenRelay, Relay, Shard
 from outbox_plugin.relay.supervisor import Supervisor
-from outbox_plugin.schema.connection import reported_as_refusal
+from outbox_plugin.schema.connection import reported, reported_as_refusal
 from outbox_plugin.settings import Settings
 
 logger = logging.getLogger("outbox_plugin.harvester")
@@ -45,7 +53,8 @@ def _wall_clock() -> str:
 class Harvester:
     """Relays an outbox to Kafka until it is stopped.
 
-    Any number may run for one outbox: one leads a shard at a time, the others stand by.
+    Any number may run for one outbox: one leads a shard at a time, the others stand by. Who starts last decides how
+    many shards there are; the others follow.
 
     Example:
         with Harvester(Settings()) as harvester:
@@ -63,7 +72,9 @@ class Harvester:
         self._settings = settings
         self._observe_too = observe
         self._adopt = adopt
-        self._names = Names(settings.group)
+        self._names = Names.of(settings)
+        self._exactly_once = settings.delivery == "exactly-once"
+        self._runtime = Threads()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -76,9 +87,10 @@ class Harvester:
         """
         if self._thread is not None:
             return
-        identity, note = self._check()
-        supervisor = self._supervisor(identity, note)
-        self._thread = threading.Thread(target=self._live, args=(supervisor,), name="outbox-supervisor", daemon=True)
+        identity, layout, note = self._check()
+        self._thread = threading.Thread(
+            target=self._live, args=(identity, layout, note), name="outbox-supervisor", daemon=True
+        )
         self._thread.start()
 
     def stop(self) -> None:
@@ -94,14 +106,12 @@ class Harvester:
             UserError: see `start`.
             OutboxError: what made the harvester end by itself.
         """
-        self.start()
-        try:
-            while not stop.wait(0.2) and self.alive:
-                pass
-        finally:
-            self.stop()
-        if self._error is not None:
-            raise self._error
+        run_together([self], stop)
+
+    @property
+    def error(self) -> BaseException | None:
+        """What made it end by itself; None if nothing did."""
+        return self._error
 
     @property
     def alive(self) -> bool:
@@ -117,25 +127,23 @@ class Harvester:
     ) -> None:
         self.stop()
 
-    def _check(self) -> tuple[Identity, str | None]:
+    def _check(self) -> tuple[Identity, Layout, str | None]:
         """Everything that a user can mend, looked at before anything is touched; also a note for the status."""
         settings = self._settings
-        if settings.delivery != "exactly-once":
-            raise InvalidSetting("OUTBOX_DELIVERY: this version relays exactly-once only (given: 'at-least-once')")
-        if settings.shards != 1:
-            raise InvalidSetting(f"OUTBOX_SHARDS: this version harvests one shard (given: {settings.shards})")
         admin = Admin(settings)
         admin.check_reachable()
         with reported_as_refusal(settings):
             identity = claim_outbox(settings, adopt=self._adopt)
             ahead = ids_drawn_ahead(settings)
+            layout = claim_layout(settings)
         try:
-            admin.ensure_topics(self._names, settings.shards)
-            for shard in range(settings.shards):
-                left_behind(read_progress(settings, self._names, shard), identity, adopt=self._adopt)
+            admin.ensure_topics(self._names, layout.shards, progress=self._exactly_once)
+            for shard in range(layout.shards) if self._exactly_once else ():
+                record = read_progress(settings, self._names, Slice(shard, layout.shards))
+                left_behind(record, identity, adopt=self._adopt)
         except LogUnavailable as error:
             raise ServerRefused(str(error)) from None
-        notes = [admin.check_progress_is_kept(self._names)]
+        notes = [admin.check_progress_is_kept(self._names)] if self._exactly_once else []
         if ahead > 1:
             notes.append(
                 f"the ids of {settings.table} are drawn {ahead} at a time (the sequence's CACHE): a later transaction "
@@ -144,48 +152,106 @@ class Harvester:
         note = "; ".join(filter(None, notes)) or None
         if note:
             logger.warning("%s", note)
-        return identity, note
+        return identity, layout, note
 
-    def _supervisor(self, identity: Identity, note: str | None) -> Supervisor:
-        membership = Membership(self._settings, self._names)
+    def _live(self, identity: Identity, layout: Layout, note: str | None) -> None:
+        try:
+            while not self._stop.is_set():
+                try:
+                    self._supervisor(identity, layout, note).run(self._stop.is_set)
+                except LayoutChanged:
+                    layout = self._next_layout(layout)
+        except BaseException as error:
+            self._error = error
+            logger.error("the harvester ends: %s", error)
+
+    def _next_layout(self, last: Layout) -> Layout:
+        """The layout that follows `last`, once both servers know of it; `last` when we are to stop."""
+        pace = Backoff(ERROR_FIRST, ERROR_LAST)
+        while not self._stop.is_set():
+            try:
+                with reported():
+                    layout = read_layout(self._settings)
+                if layout.number != last.number:
+                    Admin(self._settings).ensure_topics(self._names, layout.shards, progress=self._exactly_once)
+                    logger.info("the outbox has %d shards now", layout.shards)
+                    return layout
+            except ServerUnavailable as error:
+                logger.warning("the outbox has another number of shards, but: %s", error)
+            self._stop.wait(pace.wait(random.random()))  # noqa: S311 - not for secrets.
+        return last
+
+    def _supervisor(self, identity: Identity, layout: Layout, note: str | None) -> Supervisor:
+        membership = Membership(self._settings, self._names, layout.shards)
         host, pid = socket.gethostname(), os.getpid()
         instance = f"{host}-{pid}-{uuid.uuid4().hex[:6]}"
         timing = Timing(spread=random.uniform(0.0, 0.3))  # noqa: S311 - not for secrets.
         shards = [
             Shard(
                 number,
-                Election(timing, log_fences=True),
-                self._open_relay,
+                Election(timing, log_fences=self._exactly_once),
+                self._relays(layout),
                 membership.send,
                 self._observe,
+                self._runtime,
                 template=Heartbeat(
-                    number, "waiting", "", instance, host, pid, _wall_clock(), identity.incarnation, identity.place
+                    number,
+                    "waiting",
+                    "",
+                    instance,
+                    host,
+                    pid,
+                    _wall_clock(),
+                    identity.incarnation,
+                    identity.place,
+                    layout.number,
                 ),
                 wall_clock=_wall_clock,
                 heartbeat_interval=timing.heartbeat_interval,
                 jitter=random.random,
                 note=note,
             )
-            for number in range(self._settings.shards)
+            for number in range(layout.shards)
         ]
-        return Supervisor(membership, shards, identity, time.monotonic)
+        return Supervisor(membership, shards, identity, layout.number, self._runtime)
 
-    @contextmanager
-    def _open_relay(
-        self, shard: int, leader_id: str, wanted: Callable[[], bool], observe: Observer
-    ) -> Iterator[ExactlyOnce]:
-        with (
-            closing(PostgresStore(self._settings, adopt=self._adopt)) as store,
-            closing(KafkaLog(self._settings, self._names, shard, wanted)) as log,
-        ):
-            yield ExactlyOnce(shard, leader_id, store, log, observe, adopt=self._adopt)
+    def _relays(self, layout: Layout) -> OpenRelay:
+        """Opens the relays of the shards of `layout`."""
 
-    def _live(self, supervisor: Supervisor) -> None:
-        try:
-            supervisor.run(self._stop)
-        except BaseException as error:
-            self._error = error
-            logger.error("the harvester ends: %s", error)
+        @contextmanager
+        def open_relay(shard: int, leader_id: str, wanted: Callable[[], bool], observe: Observer) -> Iterator[Relay]:
+            settings = self._settings
+            with ExitStack() as opened:
+                wake_up: PostgresWakeUp | None = None
+                with reported():
+                    if wakes_up(settings):
+                        wake_up = opened.enter_context(closing(PostgresWakeUp(settings, shard)))
+                if not self._exactly_once:
+                    yield AtLeastOnce(
+                        shard,
+                        leader_id,
+                        opened.enter_context(closing(MarkedStore(settings, shard, layout, adopt=self._adopt))),
+                        opened.enter_context(closing(AcknowledgingLog(settings, wanted))),
+                        self._runtime,
+                        observe,
+                        wake_up=wake_up,
+                        bad_rows=settings.bad_rows,
+                    )
+                    return
+                slice_ = Slice(shard, layout.shards)
+                yield ExactlyOnce(
+                    shard,
+                    leader_id,
+                    opened.enter_context(closing(WindowStore(settings, shard, layout, adopt=self._adopt))),
+                    opened.enter_context(closing(KafkaLog(settings, self._names, slice_, wanted))),
+                    self._runtime,
+                    observe,
+                    wake_up=wake_up,
+                    bad_rows=settings.bad_rows,
+                    adopt=self._adopt,
+                )
+
+        return open_relay
 
     def _observe(self, event: HarvestEvent) -> None:
         match event:
@@ -200,6 +266,31 @@ class Harvester:
                 logger.info("shard %d: handed over", event.shard)
             case TermFinished():
                 logger.warning("shard %d: leading no more: %s", event.shard, event.reason)
+            case RowsParked() | RowsBuried():
+                done = "waits" if isinstance(event, RowsParked) else "is a dead letter"
+                for bad in event.bad:
+                    whose = f"topic {bad.row.topic}, key {bad.row.key}"
+                    logger.warning("row %d (%s) %s: %s", bad.row.id, whose, done, bad.refusal.reason)
             case _:
                 pass
         self._observe_too(event)
+
+
+def run_together(harvesters: Sequence[Harvester], stop: threading.Event) -> None:
+    """Run harvesters of several outboxes until `stop` is set, or one of them has ended by itself; then stop all.
+
+    Raises:
+        UserError: see `Harvester.start`.
+        OutboxError: what made a harvester end by itself.
+    """
+    try:
+        for harvester in harvesters:
+            harvester.start()
+        while not stop.wait(0.2) and all(harvester.alive for harvester in harvesters):
+            pass
+    finally:
+        for harvester in harvesters:
+            harvester.stop()
+    for harvester in harvesters:
+        if harvester.error is not None:
+            raise harvester.error

@@ -6,16 +6,18 @@ Values come from keyword arguments, then the environment (`OUTBOX_…`), then a 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from datetime import timedelta
+from typing import Annotated, Any, Literal, Self
 
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from outbox_plugin.errors import InvalidSetting
 
 Delivery = Literal["exactly-once", "at-least-once"]
+BadRows = Literal["park", "dead-letter"]
 
 # What the promises rest on; tuning must not take it away.
 LOAD_BEARING_PROPERTIES = {
@@ -35,6 +37,7 @@ LOAD_BEARING_PROPERTIES = {
 _IDENTIFIER = r"[A-Za-z_][A-Za-z0-9_$]{0,62}"
 _TABLE = re.compile(rf"(?:{_IDENTIFIER}\.)?{_IDENTIFIER}")
 _GROUP = re.compile(r"[A-Za-z0-9._-]{1,200}")
+_DAYS = re.compile(r"([1-9]\d{0,4})d")
 
 
 class Settings(BaseSettings):
@@ -56,6 +59,23 @@ class Settings(BaseSettings):
     ] = "outbox"
     delivery: Annotated[Delivery, Field(description="What a consumer sees across crashes.")] = "exactly-once"
     shards: Annotated[int, Field(ge=1, le=1024, description="Leaders that the outbox's keys are split over.")] = 1
+    bad_rows: Annotated[
+        BadRows, Field(description="What becomes of a row that Kafka refuses: its key waits, or it is a dead letter.")
+    ] = "park"
+    retention: Annotated[
+        timedelta | None, Field(description="How long published rows are kept, as `7d`; unset, they are deleted.")
+    ] = None
+    leader_topic: Annotated[
+        str | None, Field(description="The election's topic, if not <group>-leader: to share goharvest's.")
+    ] = None
+    leader_group: Annotated[
+        str | None,
+        Field(description="The election's consumer group, if not <group>-leader: to share goharvest's."),
+    ] = None
+    outboxes: Annotated[
+        list[dict[str, Any]],
+        Field(repr=False, description="Several outboxes for one harvester: of each, the settings that are its own."),
+    ] = []
     kafka: Annotated[
         dict[str, str], Field(repr=False, description="librdkafka properties laid over ours: TLS, SASL, tuning.")
     ] = {}
@@ -84,12 +104,49 @@ class Settings(BaseSettings):
             raise ValueError("expected a table name, or schema.table, of letters, digits, _ and $")
         return table
 
-    @field_validator("group")
+    @field_validator("group", "leader_topic", "leader_group")
     @classmethod
-    def _group_is_a_topic_prefix(cls, group: str) -> str:
-        if not _GROUP.fullmatch(group):
+    def _group_is_a_topic_prefix(cls, group: str | None) -> str | None:
+        if group is not None and not _GROUP.fullmatch(group):
             raise ValueError("expected 1 to 200 letters, digits, dots, dashes and underscores (it names Kafka topics)")
         return group
+
+    @field_validator("retention", mode="before")
+    @classmethod
+    def _retention_is_days(cls, retention: Any) -> Any:
+        if retention is None or isinstance(retention, timedelta):
+            return retention
+        days = _DAYS.fullmatch(str(retention))
+        if not days:
+            raise ValueError("expected whole days, as in 7d")
+        return timedelta(days=int(days[1]))
+
+    @model_validator(mode="after")
+    def _outboxes_differ(self) -> Self:
+        if self.outboxes:
+            groups = [each.group for each in self.each()]
+            if len(set(groups)) < len(groups):
+                raise ValueError(f"OUTBOX_OUTBOXES: each outbox needs a group of its own (given: {', '.join(groups)})")
+        return self
+
+    def each(self) -> tuple[Settings, ...]:
+        """The settings of every outbox that is to be harvested: these alone, or one for each of `outboxes`.
+
+        Raises:
+            InvalidSetting: one of the `outboxes` is not as it must be.
+        """
+        if not self.outboxes:
+            return (self,)
+        ours = {name: getattr(self, name) for name in self.model_fields_set - {"outboxes"}}
+        found = []
+        for number, own in enumerate(self.outboxes):
+            if unknown := own.keys() - type(self).model_fields.keys() | own.keys() & {"outboxes"}:
+                raise InvalidSetting(f"OUTBOX_OUTBOXES: number {number} has {min(unknown)!r}, which is no setting")
+            try:
+                found.append(Settings(**{**ours, "outboxes": [], **own}))
+            except InvalidSetting as error:
+                raise InvalidSetting(f"OUTBOX_OUTBOXES, number {number}: {error}") from None
+        return tuple(found)
 
     @field_validator("kafka", mode="before")
     @classmethod
@@ -117,10 +174,12 @@ def _property_text(value: Any) -> Any:
 def _one_line(error: ValidationError) -> str:
     """The first thing that is wrong, as the user would name it: `OUTBOX_DELIVERY: …`."""
     first = error.errors(include_url=False)[0]
+    if not first["loc"]:
+        return str(first["msg"]).removeprefix("Value error, ")
     field = str(first["loc"][0])
     setting = f"OUTBOX_{field.upper()}"
     if first["type"] == "missing":
         return f"{setting} is not set: {Settings.model_fields[field].description}"
     problem = first["msg"].removeprefix("Value error, ").replace("\n", " ")
-    given = "" if field in ("dsn", "kafka") else f" (given: {first['input']!r})"
+    given = "" if field in ("dsn", "kafka", "outboxes") else f" (given: {first['input']!r})"
     return f"{setting}: {problem}{given}"

@@ -20,6 +20,7 @@ from outbox_plugin.settings import Settings
 
 FRESH_SECONDS = 2.0  # A leader sends three heartbeats a second.
 _TAIL_RECORDS = 64
+_PARKED_LISTED = 100
 _Answer = TypeVar("_Answer")
 
 
@@ -49,20 +50,50 @@ class ShardStatus:
     published: int
     heartbeat_age_seconds: float | None
     trouble: str | None
+    paused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """A key of a topic that waits behind a row which Kafka refuses; the whole topic where `key` is None."""
+
+    topic: str
+    key: str | None
+    row_id: int
+    reason: str
+    since: str
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The outbox and its harvesters. `backlog` is None while Postgres is away; `errors` says which server is."""
+    """The outbox and its harvesters. `backlog` is None while Postgres is away; `errors` says which server is.
+
+    `parked_keys` counts the keys and topics that wait behind a bad row; `parked` has the first of them.
+    """
 
     backlog: int | None
     oldest_seconds: float | None
     shards: tuple[ShardStatus, ...]
     errors: tuple[str, ...]
+    parked_keys: int = 0
+    parked: tuple[Parked, ...] = ()
+    dead_letters: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """The status as plain values."""
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """What Postgres says."""
+
+    backlog: int
+    oldest_seconds: float | None
+    lags: tuple[int, ...]  # By shard.
+    paused: frozenset[int]
+    parked: tuple[Parked, ...]
+    dead_letters: int
 
 
 def read_status(settings: Settings, timeout_seconds: float = 5.0) -> Status:
@@ -71,16 +102,20 @@ def read_status(settings: Settings, timeout_seconds: float = 5.0) -> Status:
     Returns within about `timeout_seconds`.
     """
     deadline = time.monotonic() + timeout_seconds
-    store = _Asked(lambda: _backlog(settings, timeout_seconds))
+    store = _Asked(lambda: _table(settings, timeout_seconds))
     log = _Asked(lambda: _heartbeats(settings, deadline))
-    backlog, store_error = store.answer(deadline, "Postgres")
+    table, store_error = store.answer(deadline, "Postgres")
     heard, log_error = log.answer(deadline, "Kafka")
-    waiting, oldest = backlog or (None, None)
-    shards = tuple(_shard_status(shard, (heard or {}).get(shard, []), waiting or 0) for shard in range(settings.shards))
-    return Status(waiting, oldest, shards, tuple(error for error in (store_error, log_error) if error))
+    errors = tuple(error for error in (store_error, log_error) if error)
+    count = len(table.lags) if table else settings.shards
+    shards = tuple(_shard_status(shard, (heard or {}).get(shard, []), table) for shard in range(count))
+    if table is None:
+        return Status(None, None, shards, errors)
+    listed = table.parked[:_PARKED_LISTED]
+    return Status(table.backlog, table.oldest_seconds, shards, errors, len(table.parked), listed, table.dead_letters)
 
 
-def _shard_status(shard: int, heard: list[tuple[Heartbeat, float]], backlog: int) -> ShardStatus:
+def _shard_status(shard: int, heard: list[tuple[Heartbeat, float]], table: _Table | None) -> ShardStatus:
     """From the heartbeats of a shard, latest last, each with its age in seconds."""
     fresh = [(heartbeat, age) for heartbeat, age in heard if age <= FRESH_SECONDS]
     last, age = fresh[-1] if fresh else (None, None)
@@ -90,11 +125,12 @@ def _shard_status(shard: int, heard: list[tuple[Heartbeat, float]], backlog: int
     return ShardStatus(
         shard=shard,
         leader=Leader(now.instance, now.host, now.pid, now.leader_id, now.since) if now else None,
-        lag_records=backlog,
+        lag_records=table.lags[shard] if table else 0,
         records_per_second=now.records_per_second if now else 0.0,
         published=now.published if now else 0,
         heartbeat_age_seconds=round(age, 3) if age is not None else None,
         trouble=now.trouble if now else last.trouble if last else None,
+        paused=table is not None and shard in table.paused,
     )
 
 
@@ -122,22 +158,37 @@ class _Asked(Generic[_Answer]):
         return self._result, self._error
 
 
-def _backlog(settings: Settings, seconds: float) -> tuple[int, float | None]:
+def _table(settings: Settings, seconds: float) -> _Table:
+    table = settings.table
     with (
         reported_as_refusal(settings),
         closing(connect(settings, purpose="outbox status")) as connection,
         connection.transaction(),  # The limit must not stay with a pooler's session.
     ):
-        connection.execute(statement("window", "give_up_after", settings.table), {"milliseconds": int(seconds * 1000)})
-        row = connection.execute(statement("window", "backlog", settings.table)).fetchone()
-    count, oldest = row or (0, None)
-    return count, round(max(0.0, oldest), 3) if oldest is not None else None
+
+        def ask(noun: str, name: str, **values: object) -> list[tuple[Any, ...]]:
+            return connection.execute(statement(noun, name, table), {"table": table, **values}).fetchall()
+
+        connection.execute(statement("window", "give_up_after", table), {"milliseconds": int(seconds * 1000)})
+        [(count, oldest)] = ask("window", "backlog")
+        [(_, shards, _, paused, paused_shards)] = ask("control", "layout") or [(0, settings.shards, (), False, ())]
+        by_shard = {0: count} if shards == 1 else dict(ask("window", "backlog_by_shard", shards=shards))
+        parked = ask("control", "parked")
+        [(letters,)] = ask("control", "count_dead_letters")
+    return _Table(
+        count,
+        round(max(0.0, oldest), 3) if oldest is not None else None,
+        tuple(by_shard.get(shard, 0) for shard in range(shards)),
+        frozenset(range(shards) if paused else paused_shards),
+        tuple(Parked(topic, key, row_id, reason, since.isoformat()) for topic, key, row_id, reason, since in parked),
+        letters,
+    )
 
 
 def _heartbeats(settings: Settings, deadline: float) -> dict[int, list[tuple[Heartbeat, float]]]:
     """The last heartbeats of every shard, each with its age in seconds."""
-    names = Names(settings.group)
-    heard: dict[int, list[tuple[Heartbeat, float]]] = {shard: [] for shard in range(settings.shards)}
+    names = Names.of(settings)
+    heard: dict[int, list[tuple[Heartbeat, float]]] = {}
     problem: list[KafkaError] = []
     config = client_config(
         settings,
@@ -149,6 +200,8 @@ def _heartbeats(settings: Settings, deadline: float) -> dict[int, list[tuple[Hea
     )
     try:
         with closing(Consumer({**config, "error_cb": problem.append})) as consumer:
+            topic = consumer.list_topics(names.leader_topic, max(0.1, deadline - time.monotonic())).topics
+            heard = {shard: [] for shard in topic[names.leader_topic].partitions}
             tails = []
             for shard in heard:
                 partition = TopicPartition(names.leader_topic, shard)
@@ -164,7 +217,9 @@ def _heartbeats(settings: Settings, deadline: float) -> dict[int, list[tuple[Hea
                 if message.error() is not None:
                     unread.discard(_shard_at_end(message))
                 elif (heartbeat := Heartbeat.parse(message.value())) is not None:
-                    heard[heartbeat.shard].append((heartbeat, max(0.0, time.time() - message.timestamp()[1] / 1000)))
+                    heard.setdefault(heartbeat.shard, []).append(
+                        (heartbeat, max(0.0, time.time() - message.timestamp()[1] / 1000))
+                    )
     except KafkaException as error:
         reason = error.args[0]
         if reason.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -20,7 +21,8 @@ from confluent_kafka.cimpl import NewTopic
 from psycopg import sql
 
 from outbox_plugin.adapters.kafka import Names
-from outbox_plugin.adapters.kafka_log import read_progress
+from outbox_plugin.adapters.progress import read_progress
+from outbox_plugin.core.shards import Slice
 from outbox_plugin.errors import LogUnavailable
 from outbox_plugin.settings import Settings
 from tests.support import eventually
@@ -40,12 +42,14 @@ class Record(NamedTuple):
 
 def environment(settings: Settings) -> dict[str, str]:
     """The environment of a process that is to use `settings`."""
+    plain = settings.model_dump(mode="json", exclude={"dsn", "retention"}, exclude_none=True)
     return {
         **os.environ,
+        **{
+            f"OUTBOX_{name.upper()}": each if isinstance(each, str) else json.dumps(each)
+            for name, each in plain.items()
+        },
         "OUTBOX_DSN": settings.dsn.get_secret_value(),
-        "OUTBOX_BOOTSTRAP_SERVERS": settings.bootstrap_servers,
-        "OUTBOX_TABLE": settings.table,
-        "OUTBOX_GROUP": settings.group,
     }
 
 
@@ -157,7 +161,7 @@ def drained(settings: Settings, seconds: float = DRAIN_SECONDS) -> None:
 def named_by_progress(settings: Settings) -> int:
     """How many rows the last progress record names; 0 while there is none."""
     with suppress(LogUnavailable):
-        if record := read_progress(settings, Names(settings.group), 0):
+        if record := read_progress(settings, Names.of(settings), Slice(0, 1)):
             return sum(len(each.ids) for each in record.publications)
     return 0
 

@@ -12,8 +12,9 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._resource import ResourceType
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.cimpl import NewPartitions, NewTopic
 
+from outbox_plugin.core.shards import Slice
 from outbox_plugin.errors import Fenced, InvalidSetting, LogUnavailable, OutcomeUnknown, ServerRefused, TermEnded
 from outbox_plugin.settings import Settings
 
@@ -37,32 +38,31 @@ _NOT_LET_IN = {
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     KafkaError._SSL,
 }
+_DONE_BY_ANOTHER = {KafkaError.TOPIC_ALREADY_EXISTS, KafkaError.INVALID_PARTITIONS}
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What a group calls its things in Kafka."""
+    """What a group calls its things in Kafka; topic and group of the election may be another's, to share it."""
 
     group: str
+    leader_topic: str
+    leader_group: str
 
-    @property
-    def leader_topic(self) -> str:
-        """Heartbeats; one partition a shard, whose ownership elects."""
-        return f"{self.group}-leader"
-
-    @property
-    def leader_group(self) -> str:
-        """The consumer group of the election."""
-        return f"{self.group}-leader"
+    @classmethod
+    def of(cls, settings: Settings) -> Names:
+        """The names that `settings` ask for."""
+        election = f"{settings.group}-leader"
+        return cls(settings.group, settings.leader_topic or election, settings.leader_group or election)
 
     @property
     def progress_topic(self) -> str:
-        """Progress records; compacted, one partition a shard."""
+        """Progress records; compacted, one partition a shard, a key a slice."""
         return f"{self.group}-progress"
 
-    def transactional_id(self, shard: int) -> str:
+    def transactional_id(self, slice_: Slice) -> str:
         """The id whose producers fence each other."""
-        return f"{self.group}-{shard}"
+        return f"{self.group}-{slice_.name}"
 
 
 def client_config(settings: Settings, **ours: Any) -> dict[str, Any]:
@@ -82,8 +82,10 @@ def refused_property(error: KafkaException) -> InvalidSetting:
     return InvalidSetting(f"OUTBOX_KAFKA: {error.args[0].str()}")
 
 
-def ended(error: KafkaError, doing: str) -> TermEnded | LogUnavailable:
+def ended(error: KafkaError, doing: str, *, abortable: bool = False) -> TermEnded | LogUnavailable:
     """What `error`, met while `doing` something in a transaction, means for the term.
+
+    `abortable`: it is known to leave the transaction so, though it does not say.
 
     Anything that is neither a fence nor abortable leaves the outcome to the log: Kafka's protocol before KIP-890 can
     tear writes when an indefinite error is retried on the same producer (Jepsen, Bufstream 0.1.0).
@@ -91,7 +93,7 @@ def ended(error: KafkaError, doing: str) -> TermEnded | LogUnavailable:
     said = f"Kafka, {doing}: {error.str()}"
     if error.code() in _FENCED:
         return Fenced(said)
-    if error.txn_requires_abort():
+    if abortable or error.txn_requires_abort():
         return LogUnavailable(said)
     return OutcomeUnknown(said)
 
@@ -131,18 +133,18 @@ class Admin:
             problem = self._problem or error.args[0]
             raise ServerRefused(str(refusal(problem, self._settings))) from None
 
-    def ensure_topics(self, names: Names, shards: int) -> None:
-        """Create the group's two topics where they are missing.
+    def ensure_topics(self, names: Names, shards: int, *, progress: bool = True) -> None:
+        """Create the group's topics where they are missing, and add partitions where they have fewer than `shards`.
 
         Raises:
             ServerRefused: we may not.
             LogUnavailable: Kafka is away.
         """
         wanted: dict[str, Mapping[str, str]] = {
-            names.leader_topic: {"cleanup.policy": "delete", "retention.ms": "3600000"},
-            # Must never expire: it proves what was published, however long ago.
-            names.progress_topic: {"cleanup.policy": "compact", "segment.ms": "3600000"},
+            names.leader_topic: {"cleanup.policy": "delete", "retention.ms": "3600000"}
         }
+        if progress:  # Must never expire: it proves what was published, however long ago.
+            wanted[names.progress_topic] = {"cleanup.policy": "compact", "segment.ms": "3600000"}
         try:
             existing = self._client.list_topics(timeout=REQUEST_TIMEOUT_SECONDS).topics
             missing = [
@@ -150,11 +152,17 @@ class Admin:
                 for topic, config in wanted.items()
                 if topic not in existing
             ]
-            for future in (
-                self._client.create_topics(missing, operation_timeout=REQUEST_TIMEOUT_SECONDS).values()
-                if missing
-                else ()
-            ):
+            small = [
+                NewPartitions(topic, shards)
+                for topic in wanted
+                if topic in existing and len(existing[topic].partitions) < shards
+            ]
+            futures: list[Future[None]] = []
+            if missing:
+                futures += self._client.create_topics(missing, operation_timeout=REQUEST_TIMEOUT_SECONDS).values()
+            if small:
+                futures += self._client.create_partitions(small, operation_timeout=REQUEST_TIMEOUT_SECONDS).values()
+            for future in futures:
                 self._created(future)
         except KafkaException as error:
             raise refusal(error.args[0], self._settings) from error
@@ -164,7 +172,7 @@ class Admin:
         try:
             future.result(REQUEST_TIMEOUT_SECONDS)
         except KafkaException as error:
-            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+            if error.args[0].code() not in _DONE_BY_ANOTHER:
                 raise
 
     def check_progress_is_kept(self, names: Names) -> str | None:

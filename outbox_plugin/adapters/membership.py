@@ -21,20 +21,20 @@ SESSION_TIMEOUT_MS = 6_000  # Brokers allow no less by default.
 class Membership:
     """A harvester's seat at the leader topic. Not for use by two threads at once, but for `send`."""
 
-    def __init__(self, settings: Settings, names: Names) -> None:
+    def __init__(self, settings: Settings, names: Names, shards: int) -> None:
         self._topic = names.leader_topic
         self._settings = settings
-        self._shards = settings.shards
-        self._names = names
         self._owned: set[int] = set()
-        # Sticky: a harvester that joins takes no shard from one that leads it.
+        # Sticky: a harvester that joins takes no shard from one that leads it. In at-least-once delivery the group may
+        # be shared with goharvest, whose client knows the older assignors alone.
+        self._sticky = settings.delivery == "exactly-once"
         self._member = Consumer(
             client_config(
                 settings,
                 group_id=names.leader_group,
                 enable_auto_commit=False,
                 auto_offset_reset="latest",
-                partition_assignment_strategy="cooperative-sticky",
+                partition_assignment_strategy="cooperative-sticky" if self._sticky else "range,roundrobin",
                 session_timeout_ms=SESSION_TIMEOUT_MS,
                 heartbeat_interval_ms=500,
                 topic_metadata_refresh_interval_ms=5_000,
@@ -50,16 +50,22 @@ class Membership:
             )
         )
         self._sender = Producer(client_config(settings, enable_idempotence=True, linger_ms=0, message_timeout_ms=3_000))
-        self._listener.assign([TopicPartition(self._topic, shard, OFFSET_END) for shard in range(self._shards)])
+        self._listener.assign([TopicPartition(self._topic, shard, OFFSET_END) for shard in range(shards)])
         self._member.subscribe([self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked)
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        consumer.incremental_assign(partitions)
+        if self._sticky:
+            consumer.incremental_assign(partitions)
+        else:
+            consumer.assign(partitions)
         consumer.pause(partitions)  # The listener reads; this one only owns.
         self._owned.update(each.partition for each in partitions)
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        consumer.incremental_unassign(partitions)
+        if self._sticky:
+            consumer.incremental_unassign(partitions)
+        else:
+            consumer.unassign()
         self._owned.difference_update(each.partition for each in partitions)
 
     def owned(self) -> frozenset[int]:

@@ -1,130 +1,136 @@
-"""The outbox in Postgres, on psycopg."""
+"""The outbox in Postgres, as both deliveries see it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack, closing, suppress
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 
 import psycopg
 from psycopg import sql
 from psycopg.types.numeric import Int8BinaryLoader
 
-from outbox_plugin.core.ids import IdRanges
-from outbox_plugin.core.progress import Identity, Publication
+from outbox_plugin.adapters.claim import claim_outbox, read_layout
+from outbox_plugin.core.floor import Drawn
+from outbox_plugin.core.lanes import BadRow, Lane
+from outbox_plugin.core.ports import Control
+from outbox_plugin.core.progress import Identity
 from outbox_plugin.core.row import OutboxRow
-from outbox_plugin.errors import ForeignOutbox, SchemaMissing, StoreUnavailable
+from outbox_plugin.core.shards import Layout
+from outbox_plugin.errors import LayoutChanged, StoreUnavailable
 from outbox_plugin.schema.connection import connect, reported
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 
 
-class PostgresStore:
-    """`OutboxStore` on two connections, so that a window is read while another is purged.
+class PostgresOutbox:
+    """`Outbox` on two connections, so that rows are read while others are deleted.
 
-    Every statement is a transaction of its own, and none is prepared: a transaction-mode pooler may stand between.
+    Each statement is a transaction of its own, and none is prepared: a transaction-mode pooler may stand between.
     """
 
-    def __init__(self, settings: Settings, *, adopt: bool = False) -> None:
-        """Connect, and see who the outbox is.
+    def __init__(self, settings: Settings, shard: int, layout: Layout, *, adopt: bool = False) -> None:
+        """Connect, and see who the outbox is. `shard` is one of those of `layout`.
 
         Raises:
             StoreUnavailable: Postgres does not let us.
+            LayoutChanged: the outbox has another layout by now.
             SchemaMissing, ForeignOutbox: see `claim_outbox`.
         """
         self._settings = settings
-        self._steer = statement("window", "steer", settings.table)
-        self._read_window = statement("window", "read_window", settings.table)
-        self._purge = statement("window", "purge", settings.table)
+        self._shard = shard
         with reported(), ExitStack() as opened:
             self._identity = claim_outbox(settings, adopt=adopt)
+            self._layout = read_layout(settings)
+            if self._layout.number != layout.number:
+                raise LayoutChanged(f"the outbox has {self._layout.shards} shards now")
             self._reader = opened.enter_context(closing(connect(settings, purpose="outbox harvester")))
             self._purger = opened.enter_context(closing(connect(settings, purpose="outbox harvester (purge)")))
             self._opened = opened.pop_all()
-        self._windows = self._reader.cursor(binary=True)
-        self._windows.adapters.register_loader("timestamptz", Int8BinaryLoader)  # As it comes: see OutboxRow.
+        self._rows = self._reader.cursor(binary=True)
+        self._rows.adapters.register_loader("timestamptz", Int8BinaryLoader)  # As it comes: see OutboxRow.
+        self._values: dict[str, object] = {
+            "table": settings.table,
+            "incarnation": self._identity.incarnation,
+            "layout": layout.number,
+            "shards": layout.shards,
+            "shard": shard,
+        }
+        self._composed: dict[tuple[str, tuple[str, ...]], sql.Composed] = {}
 
     @property
     def identity(self) -> Identity:
-        """See `OutboxStore.identity`."""
+        """See `Outbox.identity`."""
         return self._identity
 
-    def check_identity(self) -> None:
-        """See `OutboxStore.check_identity`."""
-        with reported():
-            found = self._reader.execute(*_identity_query("identity", self._settings)).fetchone()
-        if found is None or not found[2] or found[0] != self._identity.incarnation:
-            raise StoreUnavailable(f"Postgres: the table {self._settings.table!r} was dropped or made anew")
+    @property
+    def layout(self) -> Layout:
+        """See `OutboxStore.layout`."""
+        return self._layout
 
-    def read(self, in_flight: IdRanges, limit: int) -> Sequence[OutboxRow]:
-        """See `OutboxStore.read`."""
-        values = {
-            "in_flight": in_flight.text(),
-            "limit": limit,
-            "table": self._settings.table,
-            "incarnation": self._identity.incarnation,
-        }
-        # One round trip, and one implicit transaction: what `steer` sets ends with it, also behind a pooler.
+    def control(self) -> Control:
+        """See `Outbox.control`."""
         with reported(), self._reader.pipeline():
-            self._reader.execute(self._steer)
-            return list(map(OutboxRow._make, self._windows.execute(self._read_window, values).fetchall()))
+            orders = self._reader.execute(*self._query("control", "orders"))
+            writers = self._reader.execute(*self._query("control", "writers"))
+            parked = self._reader.execute(*self._query("control", "parked"))
+            found, holders = orders.fetchone(), frozenset(writer for (writer,) in writers.fetchall())
+            lanes = frozenset(Lane(topic, key) for topic, key, *_ in parked.fetchall())
+        if found is None or not found[0]:
+            raise StoreUnavailable(f"Postgres: the table {self._settings.table!r} was dropped or made anew")
+        _, layout, paused, last_id = found
+        if layout != self._layout.number:
+            raise LayoutChanged("the outbox has another number of shards now")
+        return Control(paused, lanes, Drawn(last_id, holders))
 
-    def purge(self, publication: Publication) -> int:
-        """See `OutboxStore.purge`."""
-        values = {
-            "ids": publication.ids.text(),
-            "horizon": publication.horizon,
-            "created_until": publication.created_until,
+    def park(self, bad: Sequence[BadRow]) -> None:
+        """See `Outbox.park`."""
+        with self._purging():
+            for each in bad:
+                self._execute("park", id=each.row.id, whole_topic=each.lane.key is None, reason=each.refusal.reason)
+
+    def bury(self, bad: Sequence[BadRow]) -> None:
+        """See `Outbox.bury`."""
+        with self._purging():
+            for each in bad:
+                self._execute("bury", id=each.row.id, reason=each.refusal.reason)
+
+    @contextmanager
+    def _purging(self) -> Iterator[None]:
+        """A transaction on the connection that deletes."""
+        with reported(), self._purger.transaction():
+            yield
+
+    def _execute(self, name: str, **values: object) -> None:
+        self._purger.execute(*self._query("control", name, **values))
+
+    def _query(self, noun: str, name: str, **values: object) -> tuple[sql.Composed, dict[str, object]]:
+        return self._statement(noun, name), {**self._values, **values}
+
+    def _statement(self, noun: str, name: str, conditions: tuple[str, ...] = ()) -> sql.Composed:
+        """A statement, with the named `conditions` of a read put in; each is composed once."""
+        key = f"{noun}.{name}", conditions
+        if key not in self._composed:
+            table = self._settings.table
+            parts = [statement("window", condition, table) for condition in conditions]
+            self._composed[key] = statement(noun, name, table, conditions=sql.SQL("\n  ").join(parts))
+        return self._composed[key]
+
+    def _conditions(self, parked: frozenset[Lane]) -> tuple[tuple[str, ...], dict[str, object]]:
+        """Which rows are this shard's and not parked: the names of conditions, and their values."""
+        names: list[str] = ["of_slice"] if self._layout.shards > 1 else []
+        if not parked:
+            return tuple(names), {}
+        keys = [lane for lane in parked if lane.key is not None]
+        return (*names, "not_parked"), {
+            "parked_topics": [lane.topic for lane in parked if lane.key is None],
+            "parked_key_topics": [lane.topic for lane in keys],
+            "parked_keys": [lane.key for lane in keys],
         }
-        with reported():
-            return self._purger.execute(self._purge, values).rowcount
+
+    def _fetch_rows(self, query: sql.Composed, values: dict[str, object]) -> list[OutboxRow]:
+        return list(map(OutboxRow._make, self._rows.execute(query, values).fetchall()))
 
     def close(self) -> None:
-        """See `OutboxStore.close`."""
+        """See `Outbox.close`."""
         with suppress(psycopg.Error):
             self._opened.close()
-
-
-def claim_outbox(settings: Settings, *, adopt: bool = False) -> Identity:
-    """Check that the outbox is there and ours, and remember our group in the database; returns who the outbox is.
-
-    With `adopt`, our group replaces the one that the database remembers.
-
-    Raises:
-        SchemaMissing: the table, one of its columns, or our own tables are missing.
-        ForeignOutbox: another group harvests this outbox; fencing would not stop it.
-        psycopg.Error: whatever else Postgres says.
-    """
-    with closing(connect(settings, purpose="outbox harvester (start)")) as connection:
-
-        def fetch(name: str, **values: object) -> list[tuple[Any, ...]]:
-            return connection.execute(*_identity_query(name, settings, **values)).fetchall()
-
-        found = fetch("identity")
-        if not found or found[0][2] is None:
-            raise SchemaMissing(f"there is no outbox table {settings.table!r}; run `outbox migrate` first")
-        incarnation, place, is_same_table, remembered = found[0]
-        if not is_same_table:
-            raise SchemaMissing(
-                f"the table {settings.table!r} was dropped and made anew, or restored; run `outbox migrate` first"
-            )
-        if missing := [column for (column,) in fetch("columns")]:
-            raise SchemaMissing(f"the table {settings.table!r} lacks the column(s) {', '.join(missing)}")
-        [(remembered,)] = fetch("claim_group", group=settings.group, adopt=adopt)
-        if remembered != settings.group:
-            raise ForeignOutbox(
-                f"the group {remembered!r} harvests the outbox {settings.table!r}, not {settings.group!r}. Set "
-                "OUTBOX_GROUP to it; or, once none of its harvesters runs, start once with `outbox harvest --adopt`"
-            )
-    return Identity(incarnation, place)
-
-
-def ids_drawn_ahead(settings: Settings) -> int:
-    """How many ids a writer's session draws from the sequence at a time; 1 keeps ids in the order of transactions."""
-    with closing(connect(settings, purpose="outbox harvester (start)")) as connection:
-        found = connection.execute(*_identity_query("sequence_cache", settings)).fetchone()
-    return int(found[0]) if found else 1
-
-
-def _identity_query(name: str, settings: Settings, **values: object) -> tuple[sql.Composed, dict[str, object]]:
-    return statement("identity", name, settings.table), {"table": settings.table, **values}

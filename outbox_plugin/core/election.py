@@ -87,6 +87,10 @@ class Election:
             if heartbeat.phase == "leader" and heartbeat.leader_id not in self._answered:
                 self._challenger = heartbeat.leader_id
 
+    def woke(self, now: float) -> None:
+        """We were stopped for long: what we own may be another's by now, so take it that somebody leads, and listen."""
+        self._other_heard_at, self._vacant_since = now, None
+
     def began(self, leader_id: str, now: float) -> None:
         """A term of ours begins under `leader_id`, which has never been used before."""
         self._term, self._term_owned, self._own_heard_at = leader_id, self._owns, now

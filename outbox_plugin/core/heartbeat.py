@@ -24,6 +24,7 @@ class Heartbeat:
     since: str
     incarnation: str
     place: str
+    layout: int = 0
     published: int = 0
     records_per_second: float = 0.0
     trouble: str | None = None

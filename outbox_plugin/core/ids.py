@@ -50,6 +50,12 @@ class IdRanges:
             raise ValueError(f"not an int8multirange: {text[:80]!r}")
         return cls(tuple((int(first), int(after)) for first, after in _RANGE.findall(text)))
 
+    def above(self, floor: int) -> IdRanges:
+        """The ids that are greater than `floor`."""
+        if not self.ranges or self.ranges[0][0] > floor:
+            return self
+        return IdRanges(tuple((max(first, floor + 1), after) for first, after in self.ranges if after > floor + 1))
+
     def text(self) -> str:
         """The set as Postgres writes an int8multirange: `{[1,5),[7,8)}`."""
         return "{" + ",".join(f"[{first},{after})" for first, after in self.ranges) + "}"

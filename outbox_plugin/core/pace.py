@@ -4,6 +4,9 @@ from __future__ import annotations
 
 IDLE_FIRST, IDLE_LAST = 0.002, 0.05
 ERROR_FIRST, ERROR_LAST = 0.25, 8.0
+CONTROL_BUSY_SECONDS, CONTROL_IDLE_SECONDS = 0.25, 1.0  # How often the database is asked what is ordered.
+CONTROL_ASLEEP_SECONDS, READ_ASLEEP_SECONDS = 5.0, 1.0  # Behind the wake-up, in case that one is lost.
+SLEEP_AFTER_SECONDS = 0.1  # While rows come more often, reading again is cheaper than being woken.
 
 
 class Backoff:

@@ -2,19 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Protocol
 
+from outbox_plugin.core.floor import BEGINNING, Drawn
 from outbox_plugin.core.heartbeat import Heartbeat
 from outbox_plugin.core.ids import IdRanges
+from outbox_plugin.core.lanes import BadRow, Lane
 from outbox_plugin.core.progress import Identity, ProgressRecord, Publication
 from outbox_plugin.core.row import OutboxRow
+from outbox_plugin.core.shards import Layout, Slice
+from outbox_plugin.errors import Refusal
 
 
-class OutboxStore(Protocol):
-    """The outbox in Postgres, for one term. `read` and `purge` may be called from two threads at once.
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a read is to return: at most `limit` rows with ids above `floor`, in neither `in_flight` nor `parked`."""
 
-    Every method raises StoreUnavailable when Postgres does not do as asked.
+    limit: int
+    floor: int = BEGINNING
+    in_flight: IdRanges = IdRanges()  # noqa: RUF009 - immutable.
+    parked: frozenset[Lane] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """What the database says beside the rows: orders to the leader, and where the ids stand."""
+
+    paused: bool
+    parked: frozenset[Lane]
+    drawn: Drawn
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What became of rows: delivered, refused for what they are, or, where they are in neither, unknown."""
+
+    delivered: Set[int]
+    refused: Mapping[int, Refusal]
+
+
+class Outbox(Protocol):
+    """The outbox in Postgres, for one term of one shard, in either delivery.
+
+    Every method raises StoreUnavailable when Postgres does not do as asked, and may be called by two threads at once.
     """
 
     @property
@@ -22,19 +54,21 @@ class OutboxStore(Protocol):
         """Who the outbox was when the term began."""
         ...
 
-    def check_identity(self) -> None:
-        """Raises StoreUnavailable when the outbox is no longer the one that the term began with."""
-        ...
+    def control(self) -> Control:
+        """What is ordered, and where the ids stand.
 
-    def read(self, in_flight: IdRanges, limit: int) -> Sequence[OutboxRow]:
-        """The earliest rows, at most `limit`, ascending by id, whose ids are not in `in_flight`.
-
-        None when the outbox is no longer the one that the term began with.
+        Raises:
+            StoreUnavailable: the outbox is no longer the one that the term began with.
+            LayoutChanged: it has another number of shards now.
         """
         ...
 
-    def purge(self, publication: Publication) -> int:
-        """Delete the rows that `publication` proves; durable when it returns. Returns how many rows there were."""
+    def park(self, bad: Sequence[BadRow]) -> None:
+        """Remember that the bad rows' lanes wait, and why; durable when it returns."""
+        ...
+
+    def bury(self, bad: Sequence[BadRow]) -> None:
+        """Move the bad rows to the dead letters."""
         ...
 
     def close(self) -> None:
@@ -42,8 +76,49 @@ class OutboxStore(Protocol):
         ...
 
 
+class OutboxStore(Outbox, Protocol):
+    """The outbox in Postgres, for exactly-once delivery."""
+
+    @property
+    def layout(self) -> Layout:
+        """How many shards the outbox had when the term began."""
+        ...
+
+    def settled(self) -> None:
+        """Remember that the shards of all earlier layouts have been fenced and recovered."""
+        ...
+
+    def read(self, wanted: Wanted) -> Sequence[OutboxRow]:
+        """The earliest rows that are wanted, ascending by id.
+
+        Fewer where they are large. None when the outbox is no longer the one that the term began with, or has another
+        number of shards.
+        """
+        ...
+
+    def purge(self, publication: Publication) -> int:
+        """Delete the rows that `publication` proves; durable when it returns. Returns how many rows there were."""
+        ...
+
+
+class MarkedStore(Outbox, Protocol):
+    """The outbox in Postgres, for at-least-once delivery: rows in flight carry their leader's id."""
+
+    def mark(self, leader_id: str, limit: int, parked: frozenset[Lane]) -> Sequence[OutboxRow]:
+        """Give the earliest rows that carry another leader's id, or none, this one's; returns them by ascending id."""
+        ...
+
+    def delete(self, leader_id: str, ids: Sequence[int]) -> int:
+        """Delete those of the rows that still carry the leader's id; returns how many."""
+        ...
+
+    def reset(self, leader_id: str, ids: Sequence[int]) -> None:
+        """Take the leader's id off the rows again, where they still carry it."""
+        ...
+
+
 class Log(Protocol):
-    """Kafka, for one term of one shard.
+    """Kafka, for one term of one shard, in exactly-once delivery.
 
     Methods raise LogUnavailable (nothing was published; try again), Fenced, or OutcomeUnknown.
     """
@@ -56,16 +131,56 @@ class Log(Protocol):
         """The shard's last committed progress record; None if there is none."""
         ...
 
+    def former(self, slice_: Slice) -> Log:
+        """The log of a shard of an earlier layout; to be closed by the caller."""
+        ...
+
     def publish(self, rows: Sequence[OutboxRow], progress: ProgressRecord) -> None:
         """Publish `rows` in their order and `progress`, in one transaction.
 
         Raises:
-            RowRefused: Kafka refused a row for what it is; nothing was published.
+            RowsRefused: Kafka refused rows for what they are; nothing was published.
         """
         ...
 
     def close(self) -> None:
         """Let go of the producer; an open transaction is left to the next leader's fence. Safe to call twice."""
+        ...
+
+
+class AcknowledgingLog(Protocol):
+    """Kafka, for one term, in at-least-once delivery: no transactions."""
+
+    def send(self, rows: Sequence[OutboxRow]) -> Sent:
+        """Send `rows`, in which no key of a topic occurs twice, and wait for what becomes of each."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the producer; what is not acknowledged may still arrive. Safe to call twice."""
+        ...
+
+
+class WakeUp(Protocol):
+    """The outbox's own word that a row has come, where `outbox migrate --wake-up` has installed the trigger."""
+
+    def asleep(self) -> bool:
+        """Ask writers to wake us from now on; False while one is at work that would not. Read once more after it."""
+        ...
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until a writer has woken us, or `interrupt` was called; False after `seconds`."""
+        ...
+
+    def interrupt(self) -> None:
+        """End a `wait` that another thread is in."""
+        ...
+
+    def awake(self) -> None:
+        """Spare writers the trouble again."""
+        ...
+
+    def close(self) -> None:
+        """Give the connection back; safe to call twice."""
         ...
 
 

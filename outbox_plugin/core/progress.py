@@ -47,7 +47,9 @@ class Publication:
 
     @classmethod
     def of(cls, rows: Sequence[OutboxRow]) -> Publication:
-        """The publication of one read's `rows`, at least one, which ascend by id."""
+        """The publication of one read's `rows`, which ascend by id."""
+        if not rows:
+            return cls(IdRanges(), 0, None)
         latest = max([row.create_time for row in rows])
         return cls(
             IdRanges.of([row.id for row in rows]), rows[0].horizon, latest if abs(latest) <= LATEST_TIME else None

@@ -2,56 +2,118 @@
 
 All that changes the set of rows in flight is in this file. It knows neither the database nor Kafka: a window is read,
 then published, then purged, always in that order, and windows are published in the order in which they were read.
+Bad rows take their lane out of every window that is not yet published.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from outbox_plugin.core.ids import IdRanges
+from outbox_plugin.core.lanes import BadRow, Lane, Lanes, before_bad_rows
 from outbox_plugin.core.progress import Publication
 from outbox_plugin.core.row import OutboxRow
 
 ROWS_PER_WINDOW = 5_000  # Larger ones gain nothing and cost latency and memory.
+BYTES_PER_WINDOW = 8_000_000
 WINDOWS_IN_FLIGHT = 4  # One being read, one waiting or being published, two being purged.
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Window:
-    """A batch of earliest rows that is in flight together."""
+    """A batch of earliest rows that is in flight together; `buried` are its bad rows, to become dead letters."""
 
-    rows: Sequence[OutboxRow]
-    publication: Publication
+    __slots__ = ("buried", "publication", "rows")
+
+    def __init__(self, rows: Sequence[OutboxRow]) -> None:
+        self.buried: list[BadRow] = []
+        self._keep(rows)
+
+    def _keep(self, rows: Sequence[OutboxRow]) -> None:
+        self.rows = rows
+        self.publication = Publication.of(rows)
+
+    @property
+    def ids(self) -> IdRanges:
+        """The ids that must not be read again."""
+        if not self.buried:
+            return self.publication.ids
+        return IdRanges.union([self.publication.ids, *(IdRanges.of([bad.row.id]) for bad in self.buried)])
+
+    def withhold(self, bad: Sequence[BadRow]) -> None:
+        """Leave out the bad rows, and all that is behind them in their lanes."""
+        self._keep(before_bad_rows(self.rows, bad))
+
+    def bury(self, bad: Sequence[BadRow]) -> None:
+        """Leave out the bad rows alone; they become dead letters when the window is purged."""
+        gone = {each.row.id for each in bad}
+        self._keep([row for row in self.rows if row.id not in gone])
+        self.buried += bad
 
 
 class Windows:
-    """The windows of one term that are in flight."""
+    """The windows of one term that are in flight, and the lanes that are parked."""
 
     def __init__(self) -> None:
         self._read: list[Window] = []
         self._published: list[Window] = []
+        self._parked: dict[Lane, int] = {}  # With the count of parkings before it, to tell news from old news.
+        self._parkings = 0
 
     @property
     def in_flight(self) -> IdRanges:
         """The ids that must not be read again: read, or published and not yet known to be deleted."""
-        return IdRanges.union(window.publication.ids for window in (*self._published, *self._read))
+        return IdRanges.union(window.ids for window in (*self._published, *self._read))
 
     @property
     def full(self) -> bool:
         """Whether reading on must wait until a window has been purged."""
         return len(self._read) + len(self._published) >= WINDOWS_IN_FLIGHT
 
-    def admit(self, rows: Sequence[OutboxRow]) -> Window:
-        """Take up rows, at least one, that a read returned."""
-        window = Window(rows, Publication.of(rows))
+    def admit(self, rows: Sequence[OutboxRow]) -> Window | None:
+        """Take up rows that a read returned; None where all of them are in lanes that were parked since it began."""
+        rows = Lanes(self._parked).let_through(rows)
+        if not rows:
+            return None
+        window = Window(rows)
         self._read.append(window)
         return window
 
     @property
+    def parked(self) -> frozenset[Lane]:
+        """The lanes whose rows wait."""
+        return frozenset(self._parked)
+
+    @property
+    def parkings(self) -> int:
+        """How many lanes were ever parked: to be noted before the database is asked, and handed to `learned`."""
+        return self._parkings
+
+    def park(self, bad: Sequence[BadRow]) -> None:
+        """Let the bad rows' lanes wait: in every window that is not published, and in all that will be read."""
+        for each in bad:
+            self._parked[each.lane] = self._parkings
+            self._parkings += 1
+        for window in self._read:
+            window.withhold(bad)
+
+    def learned(self, parked: frozenset[Lane], parkings: int) -> bool:
+        """The lanes that the database says are parked; whether any was released, so that its rows are to be read.
+
+        It was asked when `parkings` had happened here: what was parked since, it does not know. A lane that somebody
+        else parked waits from the next read on.
+        """
+        released = [lane for lane, number in self._parked.items() if number < parkings and lane not in parked]
+        for lane in released:
+            del self._parked[lane]
+        for lane in parked - self._parked.keys():
+            self._parked[lane] = self._parkings
+            self._parkings += 1
+        return bool(released)
+
+    @property
     def unpurged(self) -> tuple[Publication, ...]:
         """What is published and not yet known to be deleted: every progress record names it."""
-        return tuple(window.publication for window in self._published)
+        return tuple(window.publication for window in self._published if window.publication.ids.ranges)
 
     def to_name(self, window: Window) -> tuple[Publication, ...]:
         """What the progress record in `window`'s transaction names: `window`, and all that may not be deleted yet.
@@ -64,7 +126,7 @@ class Windows:
         return (*self.unpurged, window.publication)
 
     def published(self, window: Window) -> None:
-        """The transaction of `window`, the next one to publish, is committed."""
+        """The transaction of `window`, the next one to publish, is committed; or it has no rows left to publish."""
         self.to_name(window)
         self._read.pop(0)
         self._published.append(window)

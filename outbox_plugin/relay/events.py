@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from outbox_plugin.core.lanes import BadRow
+
 
 @dataclass(frozen=True, slots=True)
 class HarvestEvent:
@@ -34,6 +36,20 @@ class WindowPurged(HarvestEvent):
     """The `rows` of a window have been deleted, durably."""
 
     rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowsParked(HarvestEvent):
+    """Kafka refuses rows, and their lanes wait until they are released."""
+
+    bad: tuple[BadRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RowsBuried(HarvestEvent):
+    """Kafka refused rows, and they are dead letters now."""
+
+    bad: tuple[BadRow, ...]
 
 
 @dataclass(frozen=True, slots=True)

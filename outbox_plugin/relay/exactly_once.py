@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import closing
 
-from outbox_plugin.core.ids import IdRanges
-from outbox_plugin.core.pace import IDLE_FIRST, IDLE_LAST, Backoff
-from outbox_plugin.core.ports import Log, OutboxStore
+from outbox_plugin.core.lanes import BadRow, first_bad_rows
+from outbox_plugin.core.ports import Log, OutboxStore, WakeUp
 from outbox_plugin.core.progress import ProgressRecord, Publication
 from outbox_plugin.core.takeover import left_behind
-from outbox_plugin.core.window import ROWS_PER_WINDOW, Window, Windows
-from outbox_plugin.relay.events import Observer, TermBegan, WindowPublished, WindowPurged
+from outbox_plugin.core.window import Window, Windows
+from outbox_plugin.errors import RowsRefused
+from outbox_plugin.relay.events import Observer, RowsBuried, RowsParked, TermBegan, WindowPublished, WindowPurged
+from outbox_plugin.relay.intake import Intake
+from outbox_plugin.relay.runtime import Runtime
+from outbox_plugin.relay.stages import Stages
+from outbox_plugin.settings import BadRows
 
-IDENTITY_CHECK_SECONDS = 1.0
 Proved = Callable[[], None]
 
 
@@ -32,60 +34,70 @@ class ExactlyOnce:
         leader_id: str,
         store: OutboxStore,
         log: Log,
+        runtime: Runtime,
         observe: Observer,
         *,
+        wake_up: WakeUp | None = None,
+        bad_rows: BadRows = "park",
         adopt: bool = False,
     ) -> None:
         self._shard = shard
         self._leader_id = leader_id
         self._store = store
         self._log = log
+        self._runtime = runtime
         self._observe = observe
+        self._bad_rows = bad_rows
         self._adopt = adopt
         self._windows = Windows()
-        self._changed = threading.Condition()
+        self._stages = Stages(runtime, f"outbox-{shard}")
+        self._changed = self._stages.changed
+        self._intake = Intake(store, self._windows, self._stages, wake_up)
         self._read: deque[tuple[Window, float]] = deque()
         self._published: deque[Window] = deque()
-        self._stopping = False
         self._publisher_done = False
         self._challenged: Proved | None = None
-        self._error: BaseException | None = None
 
     def take_over(self) -> None:
         """Fence, read the progress record, delete what it proves, and say so in a record of our own.
+
+        So too for each shard of an earlier layout whose leaders may still be at work.
 
         Raises:
             ForeignOutbox: the group relays another outbox.
         """
         self._log.fence()
-        publications = left_behind(self._log.read_progress(), self._store.identity, adopt=self._adopt)
-        recovered = sum(self._store.purge(publication) for publication in publications)
+        recovered = sum(self._recover_former())
+        recovered += self._recover(self._log)
         self._log.publish((), self._progress(0, ()))
         self._observe(TermBegan(self._shard, self._leader_id, recovered))
+
+    def _recover(self, log: Log) -> int:
+        publications = left_behind(log.read_progress(), self._store.identity, adopt=self._adopt)
+        return sum(self._store.purge(publication) for publication in publications)
+
+    def _recover_former(self) -> list[int]:
+        recovered = []
+        for slice_ in self._store.layout.former:
+            with closing(self._log.former(slice_)) as log:
+                log.fence()
+                recovered.append(self._recover(log))
+        if recovered:
+            self._store.settled()
+        return recovered
 
     def run(self) -> None:
         """Relay until `stop`; returns when every published window has been purged.
 
         Raises:
-            TermEnded, ServerUnavailable, RowRefused: what ended the term.
+            TermEnded, ServerUnavailable: what ended the term.
         """
-        stages = [
-            threading.Thread(target=self._stage, args=(work,), name=f"outbox-{self._shard}-{name}", daemon=True)
-            for name, work in (("read", self._read_windows), ("purge", self._purge_windows))
-        ]
-        for stage in stages:
-            stage.start()
-        self._stage(self._publish_windows)
-        for stage in stages:
-            stage.join()
-        if self._error is not None:
-            raise self._error
+        self._stages.run(self._publish_windows, read=self._read_windows, purge=self._purge_windows)
 
     def stop(self) -> None:
         """Ask `run` to end: what has been read but not published is left for the next leader."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify_all()
+        self._stages.stop()
+        self._intake.interrupt()
 
     def prove(self, proved: Proved) -> None:
         """Commit a transaction soon, to see whether we have been fenced; `proved` is called once it is committed."""
@@ -93,38 +105,22 @@ class ExactlyOnce:
             self._challenged = proved
             self._changed.notify_all()
 
-    def _stage(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except BaseException as error:
-            with self._changed:
-                self._error = self._error or error
-                self._stopping = True
-                self._changed.notify_all()
-
     def _read_windows(self) -> None:
-        idle = Backoff(IDLE_FIRST, IDLE_LAST)
-        checked_at = time.monotonic()
-        while (in_flight := self._may_read()) is not None:
-            read_at = time.monotonic()
-            rows = self._store.read(in_flight, ROWS_PER_WINDOW)
-            if rows:
-                idle.succeeded()
-                with self._changed:
-                    self._read.append((self._windows.admit(rows), read_at))
-                    self._changed.notify_all()
+        while self._may_read():
+            read_at = self._runtime.now()
+            rows = self._intake.read()
+            if not rows:
                 continue
-            if read_at - checked_at > IDENTITY_CHECK_SECONDS:  # No rows, or no longer our outbox?
-                self._store.check_identity()
-                checked_at = read_at
             with self._changed:
-                self._changed.wait_for(lambda: self._stopping, idle.wait())
+                if window := self._windows.admit(rows):
+                    self._read.append((window, read_at))
+                    self._changed.notify_all()
 
-    def _may_read(self) -> IdRanges | None:
-        """Waits until a window may be read; the ids to leave out, or None when the term is to end."""
+    def _may_read(self) -> bool:
+        """Waits until a window may be read; False when the term is to end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._stopping or not (self._read or self._windows.full))
-            return None if self._stopping else self._windows.in_flight
+            self._changed.wait_for(lambda: self._stages.stopping or not (self._read or self._windows.full))
+            return not self._stages.stopping
 
     def _publish_windows(self) -> None:
         try:
@@ -144,8 +140,8 @@ class ExactlyOnce:
     def _to_publish(self) -> tuple[Window | None, float, Proved | None] | None:
         """Waits for a window or a challenge; None when the term is to end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._stopping or self._read or self._challenged)
-            if self._stopping:
+            self._changed.wait_for(lambda: self._stages.stopping or self._read or self._challenged)
+            if self._stages.stopping:
                 return None
             proved, self._challenged = self._challenged, None
             window, read_at = self._read.popleft() if self._read else (None, 0.0)
@@ -153,21 +149,43 @@ class ExactlyOnce:
             return window, read_at, proved
 
     def _publish(self, window: Window, read_at: float) -> None:
-        with self._changed:
-            progress = self._progress(len(window.rows), self._windows.to_name(window))
-        self._log.publish(window.rows, progress)
+        while window.rows:
+            with self._changed:
+                progress = self._progress(len(window.rows), self._windows.to_name(window))
+            try:
+                self._log.publish(window.rows, progress)
+                break
+            except RowsRefused as refused:
+                self._put_aside(window, refused)
         with self._changed:
             self._windows.published(window)
             self._published.append(window)
             self._changed.notify_all()
-        self._observe(WindowPublished(self._shard, len(window.rows), time.monotonic() - read_at))
+        self._observe(WindowPublished(self._shard, len(window.rows), self._runtime.now() - read_at))
+
+    def _put_aside(self, window: Window, refused: RowsRefused) -> None:
+        """Nothing of the window was published: take the bad rows out, so that the rest can be."""
+        if self._bad_rows == "dead-letter":
+            bad = [BadRow(row, refused.refusals[row.id]) for row in window.rows if row.id in refused.refusals]
+            with self._changed:
+                window.bury(bad)
+            return
+        bad = first_bad_rows(window.rows, refused.refusals)
+        self._store.park(bad)
+        with self._changed:
+            self._windows.park(bad)
+        self._observe(RowsParked(self._shard, tuple(bad)))
 
     def _progress(self, records: int, publications: tuple[Publication, ...]) -> ProgressRecord:
         return ProgressRecord(self._store.identity, self._leader_id, records, publications)
 
     def _purge_windows(self) -> None:
         while (window := self._to_purge()) is not None:
-            self._store.purge(window.publication)
+            if window.rows:
+                self._store.purge(window.publication)
+            if window.buried:
+                self._store.bury(window.buried)
+                self._observe(RowsBuried(self._shard, tuple(window.buried)))
             with self._changed:
                 self._windows.purged(window)
                 self._changed.notify_all()

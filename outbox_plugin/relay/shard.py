@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import uuid
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -12,8 +10,9 @@ from typing import Protocol
 from outbox_plugin.core.election import Action, Election
 from outbox_plugin.core.heartbeat import Heartbeat, Phase
 from outbox_plugin.core.pace import ERROR_FIRST, ERROR_LAST, Backoff
-from outbox_plugin.errors import Fenced, OutcomeUnknown
+from outbox_plugin.errors import Fenced, LayoutChanged, OutcomeUnknown
 from outbox_plugin.relay.events import HarvestEvent, Observer, TermFinished, WindowPublished
+from outbox_plugin.relay.runtime import Runtime
 
 CALM_SECONDS = 5.0  # A term that has lasted as long has got over what ended the one before it.
 WAITING_INTERVAL = 1.0
@@ -46,44 +45,37 @@ OpenRelay = Callable[[int, str, Callable[[], bool], Observer], AbstractContextMa
 class _Term:
     """A term and its thread."""
 
-    def __init__(self, shard: int, open_relay: OpenRelay, observe: Observer, began_at: float) -> None:
-        self.leader_id = str(uuid.uuid4())
-        self.began_at = began_at
+    def __init__(self, shard: int, open_relay: OpenRelay, observe: Observer, runtime: Runtime) -> None:
+        self.leader_id = runtime.new_id()
+        self.began_at = runtime.now()
         self.phase: Phase = "candidate"
         self.error: BaseException | None = None
-        self.proved = threading.Event()
+        self.proved = False
         self.proving = False
-        self._stop = threading.Event()
-        self._abandoned = threading.Event()
+        self.stopping = False
+        self._abandoned = False
         self._relay: Relay | None = None
-        self._opening = threading.Lock()
-        self._thread = threading.Thread(
-            target=self._live, args=(shard, open_relay, observe), name=f"outbox-{shard}-publish", daemon=True
-        )
-        self._thread.start()
+        self._opening = runtime.condition()
+        self._task = runtime.spawn(lambda: self._live(shard, open_relay, observe), f"outbox-{shard}-publish")
 
     def _live(self, shard: int, open_relay: OpenRelay, observe: Observer) -> None:
         try:
-            with open_relay(shard, self.leader_id, lambda: not self._abandoned.is_set(), observe) as relay:
+            with open_relay(shard, self.leader_id, lambda: not self._abandoned, observe) as relay:
                 relay.take_over()
                 with self._opening:
                     self._relay = relay
                 self.phase = "leader"
-                if not self._stop.is_set():
+                if not self.stopping:
                     relay.run()
         except Exception as error:
             self.error = error
 
     @property
-    def stopping(self) -> bool:
-        return self._stop.is_set()
-
-    @property
     def over(self) -> bool:
-        return not self._thread.is_alive()
+        return not self._task.is_alive()
 
     def stop(self) -> None:
-        self._stop.set()
+        self.stopping = True
         with self._opening:
             if self._relay is not None:
                 self._relay.stop()
@@ -91,15 +83,18 @@ class _Term:
     def prove(self) -> None:
         if self._relay is not None and not self.proving:
             self.proving = True
-            self._relay.prove(self.proved.set)
+            self._relay.prove(self._proven)
+
+    def _proven(self) -> None:
+        self.proved = True
 
     def abandon(self) -> None:
         """Wait for nothing any more: what is in a transaction is left to the log."""
-        self._abandoned.set()
+        self._abandoned = True
         self.stop()
 
     def join(self, timeout_seconds: float) -> bool:
-        self._thread.join(timeout_seconds)
+        self._task.join(timeout_seconds)
         return self.over
 
 
@@ -113,6 +108,7 @@ class Shard:
         open_relay: OpenRelay,
         send: Callable[[Heartbeat], None],
         observe: Observer,
+        runtime: Runtime,
         *,
         template: Heartbeat,
         wall_clock: Callable[[], str],
@@ -125,6 +121,8 @@ class Shard:
         self._open_relay = open_relay
         self._send = send
         self._forward = observe
+        self._runtime = runtime
+        self.layout_changed = False
         self._wall_clock = wall_clock
         self._heartbeat_interval = heartbeat_interval
         self._jitter = jitter
@@ -142,9 +140,8 @@ class Shard:
         if self._term is not None:
             if self._term.over:
                 self._finish(self._term, now)
-            elif self._term.proved.is_set():
-                self._term.proved.clear()
-                self._term.proving = False
+            elif self._term.proved:
+                self._term.proved = self._term.proving = False
                 self.election.proved()
         self._act(self.election.tick(now), now)
         self._beat(now)
@@ -152,7 +149,7 @@ class Shard:
     def _act(self, action: Action, now: float) -> None:
         match action:
             case Action.ACQUIRE:
-                self._term = _Term(self.number, self._open_relay, self._observe, now)
+                self._term = _Term(self.number, self._open_relay, self._observe, self._runtime)
                 self.election.began(self._term.leader_id, now)
                 self._last = replace(self._last, leader_id=self._term.leader_id, since=self._wall_clock())
                 self._heartbeat_at = -1e9
@@ -170,6 +167,7 @@ class Shard:
             self._error_pace.succeeded()
         if error is not None:
             self._trouble = str(error)
+        self.layout_changed = isinstance(error, LayoutChanged)
         fenced, at_once = isinstance(error, Fenced), isinstance(error, Fenced | OutcomeUnknown) or error is None
         retry_after = 0.0 if at_once else self._error_pace.wait(self._jitter())
         self.election.ended(now, by_another=fenced, retry_after=retry_after)

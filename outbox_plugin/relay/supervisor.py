@@ -2,39 +2,45 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 
 from outbox_plugin.core.heartbeat import Heartbeat
 from outbox_plugin.core.ports import Membership
 from outbox_plugin.core.progress import Identity
-from outbox_plugin.errors import ForeignOutbox
+from outbox_plugin.errors import ForeignOutbox, LayoutChanged
+from outbox_plugin.relay.runtime import Runtime
 from outbox_plugin.relay.shard import Shard
 
 LISTEN_SECONDS = 0.1
 HAND_OVER_SECONDS = 10.0
+ASLEEP_SECONDS = 1.0  # A turn takes a tenth of it: we were stopped, and know nothing of what happened since.
+OLD_LAYOUT_SECONDS = 10.0  # By then every leader of an earlier layout has noticed that it is one.
 
 
 class Supervisor:
     """Runs the shards of one outbox on one thread, the caller's."""
 
     def __init__(
-        self, membership: Membership, shards: Sequence[Shard], identity: Identity, clock: Callable[[], float]
+        self, membership: Membership, shards: Sequence[Shard], identity: Identity, layout: int, runtime: Runtime
     ) -> None:
-        """`clock` gives monotonic seconds."""
+        """`layout` is the number of the layout that the `shards` are of."""
         self._membership = membership
         self._shards = {shard.number: shard for shard in shards}
         self._identity = identity
-        self._clock = clock
+        self._layout = layout
+        self._clock = runtime.now
+        self._turned_at = runtime.now()
+        self._began = runtime.now()
 
-    def run(self, stop: threading.Event) -> None:
-        """Follow and lead until `stop` is set, then hand everything over.
+    def run(self, stopped: Callable[[], bool]) -> None:
+        """Follow and lead until `stopped`, then hand everything over.
 
         Raises:
+            LayoutChanged: the outbox has another number of shards now.
             ForeignOutbox: harvesters of another outbox use our group, and were there first.
         """
         try:
-            while not stop.is_set():
+            while not stopped():
                 self._turn()
         finally:
             self._hand_over()
@@ -47,13 +53,26 @@ class Supervisor:
             heard_by = self._shards.get(heartbeat.shard)
             if heard_by is not None and self._is_ours(heartbeat, heard_by):
                 heard_by.election.heard(heartbeat, self._clock())
+        now = self._clock()
+        if now - self._turned_at > ASLEEP_SECONDS:
+            for shard in self._shards.values():
+                shard.election.woke(now)
+        self._turned_at = now
         for shard in self._shards.values():
-            shard.step(self._clock())
+            shard.step(now)
+            if shard.layout_changed:
+                raise LayoutChanged("the outbox has another number of shards now")
 
     def _is_ours(self, heartbeat: Heartbeat, shard: Shard) -> bool:
-        """Whether the heartbeat is for the same outbox; an old incarnation's leader will notice by itself."""
+        """Whether the heartbeat is for the same outbox and layout.
+
+        An old layout's leader will notice by itself; if it does not, ours is not the latest one: a backup was restored.
+        """
         if heartbeat.place == self._identity.place:
-            return True
+            old = heartbeat.layout < self._layout and self._clock() - self._began < OLD_LAYOUT_SECONDS
+            if heartbeat.layout != self._layout and not old:
+                raise LayoutChanged(f"{heartbeat.instance} knows of another number of shards")
+            return heartbeat.layout == self._layout
         if shard.election.leader_id is None and heartbeat.phase == "leader":
             raise ForeignOutbox(
                 f"the group is in use for another outbox, {heartbeat.place}, by {heartbeat.instance}; this one is "

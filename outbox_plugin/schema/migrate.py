@@ -8,16 +8,21 @@ lock, so that two at once, or one that is killed, leave the database whole.
 from __future__ import annotations
 
 from importlib.resources import files
+from typing import Any
+
+import psycopg
+from psycopg import sql
 
 from outbox_plugin.schema.connection import connect, reported_as_refusal
 from outbox_plugin.schema.statements import compose, statement
 from outbox_plugin.settings import Settings
 
 
-def migrate(settings: Settings) -> list[str]:
+def migrate(settings: Settings, *, wake_up: bool | None = None) -> list[str]:
     """Bring the outbox's tables up to date; safe to run twice, and by two at once.
 
-    An existing outbox table, such as goharvest's, is left as it is.
+    An existing outbox table, such as goharvest's, is left as it is. `wake_up` installs, or removes, the trigger by
+    which writers wake harvesters that sleep; None leaves that as it is.
 
     Returns:
         The names of the migrations that were applied now; none when all had been.
@@ -41,7 +46,15 @@ def migrate(settings: Settings) -> list[str]:
             connection.execute(compose(text, table))
             run("record", table=table, name=name)
         run("identify", table=table)
+        if wake_up is not None:
+            _wake_up(connection, table, install=wake_up)
     return list(pending)
+
+
+def _wake_up(connection: psycopg.Connection[tuple[Any, ...]], table: str, *, install: bool) -> None:
+    names = ("create_function", "create_trigger") if install else ("drop_trigger",)
+    for name in names:
+        connection.execute(statement("wake_up", name, table, table_name=sql.Literal(table)))
 
 
 def migrations() -> dict[str, str]:

@@ -9,7 +9,8 @@ import pytest
 
 from outbox_plugin import Harvester, Settings
 from outbox_plugin.adapters.kafka import Names
-from outbox_plugin.adapters.kafka_log import read_progress
+from outbox_plugin.adapters.progress import read_progress
+from outbox_plugin.core.shards import Slice
 from outbox_plugin.errors import ForeignOutbox, SchemaMissing
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.status import read_status
@@ -89,7 +90,7 @@ def test_a_table_that_is_dropped_and_migrated_under_a_running_harvester(settings
         migrate(settings)
         insert(settings, topic, [("k", "after")])
         drained(settings)
-        record = read_progress(settings, Names(settings.group), 0)
+        record = read_progress(settings, Names.of(settings), Slice(0, 1))
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:
         now = connection.execute("SELECT incarnation::text FROM outbox_identity").fetchone()
     assert record is not None

@@ -11,9 +11,11 @@ import pytest
 from psycopg import sql
 
 from outbox_plugin import Settings
-from outbox_plugin.adapters.postgres import PostgresStore
+from outbox_plugin.adapters.window_store import WindowStore
 from outbox_plugin.core.ids import IdRanges
+from outbox_plugin.core.ports import Wanted
 from outbox_plugin.core.progress import Publication
+from outbox_plugin.core.shards import Layout
 from outbox_plugin.errors import StoreUnavailable
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.schema.statements import statement
@@ -22,6 +24,7 @@ from tests.harvesting import backlog, insert_numbered
 pytestmark = pytest.mark.integration
 
 ALL = 1_000
+LAYOUT = Layout(1, 1)
 
 
 @pytest.fixture
@@ -33,37 +36,37 @@ def settings(dsn: str) -> Settings:
 
 
 @pytest.fixture
-def store(settings: Settings) -> Iterator[PostgresStore]:
-    with closing(PostgresStore(settings)) as store:
+def store(settings: Settings) -> Iterator[WindowStore]:
+    with closing(WindowStore(settings, 0, LAYOUT)) as store:
         yield store
 
 
-def ids(store: PostgresStore, in_flight: IdRanges = IdRanges()) -> list[int]:  # noqa: B008 - immutable.
-    return [row.id for row in store.read(in_flight, ALL)]
+def ids(store: WindowStore, in_flight: IdRanges = IdRanges()) -> list[int]:  # noqa: B008 - immutable.
+    return [row.id for row in store.read(Wanted(ALL, in_flight=in_flight))]
 
 
-def test_a_read_returns_the_earliest_rows_that_are_not_in_flight(store: PostgresStore) -> None:
-    assert [row.id for row in store.read(IdRanges(), 3)] == [1, 2, 3]
+def test_a_read_returns_the_earliest_rows_that_are_not_in_flight(store: WindowStore) -> None:
+    assert [row.id for row in store.read(Wanted(3))] == [1, 2, 3]
     assert ids(store, IdRanges.of([1, 2, 5])) == [3, 4, 6, 7, 8, 9, 10]
 
 
-def test_a_purge_deletes_what_was_read_and_can_be_repeated(store: PostgresStore) -> None:
-    publication = Publication.of([store.read(IdRanges(), ALL)[each] for each in (0, 1, 4)])
+def test_a_purge_deletes_what_was_read_and_can_be_repeated(store: WindowStore) -> None:
+    publication = Publication.of([store.read(Wanted(ALL))[each] for each in (0, 1, 4)])
     assert (store.purge(publication), store.purge(publication)) == (3, 0)
     assert ids(store) == [3, 4, 6, 7, 8, 9, 10]
 
 
-def test_a_purge_spares_rows_that_the_read_could_not_see(store: PostgresStore, settings: Settings) -> None:
-    publication = Publication.of(store.read(IdRanges(), ALL))
+def test_a_purge_spares_rows_that_the_read_could_not_see(store: WindowStore, settings: Settings) -> None:
+    publication = Publication.of(store.read(Wanted(ALL)))
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:
         connection.execute("UPDATE outbox SET kafka_value = 'later' WHERE id > 5")  # Later transactions, same ids.
     assert store.purge(publication) == 5
     assert ids(store) == [6, 7, 8, 9, 10]
 
 
-def test_a_purge_spares_rows_that_were_created_later(store: PostgresStore) -> None:
+def test_a_purge_spares_rows_that_were_created_later(store: WindowStore) -> None:
     """As after a fail-over that undid transactions: the same ids, and the same transaction ids, given out again."""
-    rows = store.read(IdRanges(), ALL)
+    rows = store.read(Wanted(ALL))
     earlier = replace(Publication.of(rows), created_until=rows[0].create_time - 1)
     assert store.purge(earlier) == 0
     assert store.purge(replace(earlier, created_until=rows[0].create_time)) == 10
@@ -79,13 +82,13 @@ def test_a_purge_is_durable_whatever_the_sessions_default(settings: Settings) ->
             "$$ BEGIN INSERT INTO seen VALUES (current_setting('synchronous_commit')); RETURN OLD; END $$; "
             "CREATE TRIGGER see BEFORE DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION see()"
         )
-        with closing(PostgresStore(settings)) as store:
-            store.purge(Publication.of(store.read(IdRanges(), ALL)))
+        with closing(WindowStore(settings, 0, LAYOUT)) as store:
+            store.purge(Publication.of(store.read(Wanted(ALL))))
         assert connection.execute("SELECT DISTINCT setting FROM seen").fetchall() == [("on",)]
 
 
-def test_nothing_is_read_from_a_table_that_took_the_outboxs_place(store: PostgresStore, settings: Settings) -> None:
-    store.check_identity()
+def test_nothing_is_read_from_a_table_that_took_the_outboxs_place(store: WindowStore, settings: Settings) -> None:
+    store.control()
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:
         connection.execute("DROP TABLE outbox")
     migrate(settings)
@@ -93,12 +96,12 @@ def test_nothing_is_read_from_a_table_that_took_the_outboxs_place(store: Postgre
     assert ids(store) == []
     assert backlog(settings) == 10
     with pytest.raises(StoreUnavailable, match="was dropped or made anew"):
-        store.check_identity()
+        store.control()
 
 
-@pytest.mark.parametrize("query", ["read_window", "purge"])
+@pytest.mark.parametrize(("query", "floor"), [("read_window", 0), ("read_window", 99_000), ("purge", 0)])
 def test_the_primary_key_is_walked_even_when_the_planner_believes_the_table_to_be_empty(
-    settings: Settings, query: str
+    settings: Settings, query: str, floor: int
 ) -> None:
     """A burst after the table was analysed while it was nearly empty, as every outbox is."""
     with psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection:
@@ -114,12 +117,18 @@ def test_the_primary_key_is_walked_even_when_the_planner_believes_the_table_to_b
             "table": known[0],
             "incarnation": known[1],
             "ids": "{[60000,65000)}",
+            "layout": 1,
+            "floor": floor,
+            "large": 2_000,
             "horizon": 2**31,
             "created_until": None,
         }
         with connection.transaction():
             connection.execute(statement("window", "steer", settings.table))
-            explained = connection.execute(sql.SQL("EXPLAIN ") + statement("window", query, settings.table), values)
+            explained = connection.execute(
+                sql.SQL("EXPLAIN ") + statement("window", query, settings.table, conditions=sql.SQL("")), values
+            )
             plan = "\n".join(line for (line,) in explained)
     assert "outbox_pkey" in plan
     assert "Seq Scan on outbox " not in plan
+    assert "Sort" not in plan

@@ -10,13 +10,18 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from outbox_plugin.core.floor import Drawn
 from outbox_plugin.core.ids import IdRanges
+from outbox_plugin.core.lanes import BadRow
+from outbox_plugin.core.ports import Control, Wanted
 from outbox_plugin.core.progress import Identity, ProgressRecord, Publication
 from outbox_plugin.core.row import OutboxRow
+from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.errors import Fenced, ForeignOutbox, LogUnavailable, OutcomeUnknown, StoreUnavailable
-from outbox_plugin.relay import exactly_once
+from outbox_plugin.relay import intake
 from outbox_plugin.relay.events import HarvestEvent, TermBegan, WindowPurged
 from outbox_plugin.relay.exactly_once import ExactlyOnce
+from outbox_plugin.relay.runtime import Threads
 from tests.support import eventually
 
 NOW = 820_000_000_000_000
@@ -56,12 +61,24 @@ class Store:
         self._rows = rows
         self._faults = faults
 
-    def check_identity(self) -> None:
-        """It never changes."""
+        self.layout = Layout(1, 1)
 
-    def read(self, in_flight: IdRanges, limit: int) -> Sequence[OutboxRow]:
+    def control(self) -> Control:
+        """Nothing is ordered."""
+        return Control(paused=False, parked=frozenset(), drawn=Drawn(0, frozenset()))
+
+    def park(self, bad: Sequence[BadRow]) -> None:
+        """No row is bad."""
+
+    def bury(self, bad: Sequence[BadRow]) -> None:
+        """No row is bad."""
+
+    def settled(self) -> None:
+        """There was no other layout."""
+
+    def read(self, wanted: Wanted) -> Sequence[OutboxRow]:
         self._faults.step(StoreUnavailable("reading"))
-        return [self._rows[each] for each in sorted(self._rows) if each not in in_flight][:limit]
+        return [self._rows[each] for each in sorted(self._rows) if each not in wanted.in_flight][: wanted.limit]
 
     def purge(self, publication: Publication) -> int:
         self._faults.step(StoreUnavailable("before the purge"))
@@ -94,6 +111,9 @@ class Log:
         self._faults.step(LogUnavailable("reading progress"))
         return self._kafka.progress
 
+    def former(self, slice_: Slice) -> Log:
+        raise AssertionError("there was no other layout")
+
     def publish(self, rows: Sequence[OutboxRow], progress: ProgressRecord) -> None:
         self._faults.step(LogUnavailable("aborted"))
         if self._epoch != self._kafka.epoch:
@@ -108,7 +128,7 @@ class Log:
 
 @pytest.fixture(autouse=True)
 def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exactly_once, "ROWS_PER_WINDOW", 3)
+    monkeypatch.setattr(intake, "ROWS_PER_WINDOW", 3)
 
 
 def table(first: int = 1, horizon: int = 100) -> dict[int, OutboxRow]:
@@ -116,7 +136,7 @@ def table(first: int = 1, horizon: int = 100) -> dict[int, OutboxRow]:
 
 
 def a_term(rows: dict[int, OutboxRow], kafka: Kafka, faults: Faults, leader_id: str = "leader") -> ExactlyOnce:
-    return ExactlyOnce(0, leader_id, Store(rows, faults), Log(kafka, faults), lambda _: None)
+    return ExactlyOnce(0, leader_id, Store(rows, faults), Log(kafka, faults), Threads(), lambda _: None)
 
 
 def live(term: ExactlyOnce, until: Callable[[], object]) -> BaseException | None:
@@ -200,7 +220,7 @@ def test_another_outboxs_progress_is_refused_before_anything_is_deleted() -> Non
 def test_what_happens_is_told() -> None:
     rows, told = table(), list[HarvestEvent]()
     faults = Faults(None)
-    term = ExactlyOnce(7, "leader", Store(rows, faults), Log(Kafka(), faults), told.append)
+    term = ExactlyOnce(7, "leader", Store(rows, faults), Log(Kafka(), faults), Threads(), told.append)
     live(term, lambda: not rows)
     assert told[0] == TermBegan(7, "leader", 0)
     assert sum(event.rows for event in told if isinstance(event, WindowPurged)) == ROWS

@@ -8,7 +8,7 @@ from outbox_plugin.core.ids import IdRanges
 from outbox_plugin.core.progress import Identity, MalformedProgress, ProgressRecord, Publication
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.takeover import left_behind
-from outbox_plugin.core.window import WINDOWS_IN_FLIGHT, Windows
+from outbox_plugin.core.window import WINDOWS_IN_FLIGHT, Window, Windows
 from outbox_plugin.errors import ForeignOutbox
 
 NOON = 820_497_600_000_000  # Microseconds since 2000: noon of 2026-01-01.
@@ -19,13 +19,19 @@ def rows(*ids: int, horizon: int = 700) -> list[OutboxRow]:
     return [OutboxRow(each, NOON - each, "t", "k", "v", [], [], horizon) for each in ids]
 
 
+def admitted(windows: Windows, *ids: int) -> Window:
+    window = windows.admit(rows(*ids))
+    assert window is not None
+    return window
+
+
 def record(*publications: Publication, identity: Identity = OURS) -> ProgressRecord:
     return ProgressRecord(identity, "leader-1", sum(len(each.ids) for each in publications), publications)
 
 
 def test_what_is_read_is_in_flight_until_it_is_purged() -> None:
     windows = Windows()
-    first, second = windows.admit(rows(1, 2)), windows.admit(rows(5))
+    first, second = admitted(windows, 1, 2), admitted(windows, 5)
     assert list(windows.in_flight) == [1, 2, 5]
     windows.published(first)
     windows.published(second)
@@ -38,7 +44,7 @@ def test_what_is_read_is_in_flight_until_it_is_purged() -> None:
 
 def test_a_progress_record_names_the_window_and_all_that_may_not_be_deleted_yet() -> None:
     windows = Windows()
-    first, second, third = windows.admit(rows(1)), windows.admit(rows(2)), windows.admit(rows(3))
+    first, second, third = admitted(windows, 1), admitted(windows, 2), admitted(windows, 3)
     assert windows.to_name(first) == (first.publication,)
     windows.published(first)
     assert windows.to_name(second) == (first.publication, second.publication)
@@ -50,8 +56,8 @@ def test_a_progress_record_names_the_window_and_all_that_may_not_be_deleted_yet(
 
 def test_windows_are_published_in_the_order_in_which_they_were_read() -> None:
     windows = Windows()
-    windows.admit(rows(1))
-    second = windows.admit(rows(2))
+    admitted(windows, 1)
+    second = admitted(windows, 2)
     with pytest.raises(ValueError, match="in the order"):
         windows.to_name(second)
     with pytest.raises(ValueError, match="in the order"):
@@ -61,11 +67,11 @@ def test_windows_are_published_in_the_order_in_which_they_were_read() -> None:
 
 def test_reading_on_waits_for_a_purge() -> None:
     windows = Windows()
-    admitted = [windows.admit(rows(number)) for number in range(WINDOWS_IN_FLIGHT)]
+    each = [admitted(windows, number) for number in range(WINDOWS_IN_FLIGHT)]
     assert windows.full
-    windows.published(admitted[0])
+    windows.published(each[0])
     assert windows.full
-    windows.purged(admitted[0])
+    windows.purged(each[0])
     assert not windows.full
 
 

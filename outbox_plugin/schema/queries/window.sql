@@ -1,18 +1,43 @@
 -- name: steer
--- For the transaction of the read: walk the primary key. A table that was nearly empty when it was last analysed looks
--- to the planner as if sorting all of it were cheaper, just when a burst has filled it.
-SELECT set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true)
+-- For the transaction of the read: walk the primary key. To the planner a table that was nearly empty when it was last
+-- analysed looks as if scanning or sorting all of it were cheaper, just when a burst has filled it.
+SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
+       set_config('enable_sort', 'off', true), set_config('jit', 'off', true)
 
 -- name: read_window
--- The earliest rows that are not in flight; none once the table is not the one that the term began with.
-SELECT id, create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values,
-       pg_snapshot_xmax(pg_current_snapshot())::text::bigint
+-- The earliest rows that are wanted; none once the table is not the one that the term began with, or its layout is not.
+-- Large values are left out, to be read apart: no number of rows bounds their bytes.
+SELECT id, create_time, kafka_topic, kafka_key,
+       CASE WHEN octet_length(kafka_value) <= %(large)s THEN kafka_value END,
+       kafka_header_keys, kafka_header_values, (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint)
 FROM {outbox}
-WHERE NOT id <@ %(in_flight)s::int8multirange
+WHERE id > %(floor)s
   AND EXISTS (SELECT FROM {outbox_identity} WHERE table_name = %(table)s AND incarnation = %(incarnation)s
-                                             AND table_oid = to_regclass(%(table)s)::oid)
+                                             AND table_oid = to_regclass(%(table)s)::oid AND layout = %(layout)s)
+  {conditions}
 ORDER BY id
 LIMIT %(limit)s
+
+-- name: not_in_flight
+-- A condition of a read.
+AND NOT id <@ %(in_flight)s::int8multirange
+
+-- name: of_slice
+-- A condition of a read: the key's hash, as a number that is not negative, modulo the number of shards.
+AND (hashtextextended(kafka_key, 0) & 9223372036854775807) %% %(shards)s = %(shard)s
+
+-- name: not_parked
+-- A condition of a read.
+AND kafka_topic <> ALL (%(parked_topics)s::text[])
+AND (kafka_topic, kafka_key) NOT IN (SELECT * FROM unnest(%(parked_key_topics)s::text[], %(parked_keys)s::text[]))
+
+-- name: large_values
+-- How large the values are that a read left out.
+SELECT id, octet_length(kafka_value) FROM {outbox} WHERE id = ANY (%(ids)s) AND kafka_value IS NOT NULL ORDER BY id
+
+-- name: values
+-- Values that a read left out.
+SELECT id, kafka_value FROM {outbox} WHERE id = ANY (%(ids)s)
 
 -- name: purge
 -- Delete what was published, and nothing that was inserted later under the same ids: the row must have been visible to
@@ -28,6 +53,24 @@ WHERE old.id >= lower(%(ids)s::int8multirange) AND old.id < upper(%(ids)s::int8m
        OR old.create_time <= '2000-01-01 00:00:00+00'::timestamptz + %(created_until)s::bigint * interval '1 microsecond')
   AND age(old.xmin) > age((%(horizon)s::bigint %% 4294967296)::text::xid)
 
+-- name: purge_into_history
+-- As `purge`, but the rows are kept.
+WITH durable AS MATERIALIZED (SELECT set_config('synchronous_commit', 'on', true)), gone AS (
+    DELETE FROM {outbox} AS kept
+    USING durable
+    WHERE kept.id >= lower(%(ids)s::int8multirange) AND kept.id < upper(%(ids)s::int8multirange)
+      AND kept.id <@ %(ids)s::int8multirange
+      AND (%(created_until)s::bigint IS NULL
+           OR kept.create_time
+              <= '2000-01-01 00:00:00+00'::timestamptz + %(created_until)s::bigint * interval '1 microsecond')
+      AND age(kept.xmin) > age((%(horizon)s::bigint %% 4294967296)::text::xid)
+    RETURNING kept.*
+)
+INSERT INTO {outbox_history} (table_name, id, published_at, create_time, kafka_topic, kafka_key, kafka_value,
+                              kafka_header_keys, kafka_header_values)
+SELECT %(table)s, id, now(), create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values
+FROM gone
+
 -- name: give_up_after
 -- For the transaction of a look: one that waits for somebody's lock must not outlive the one who asked.
 SELECT set_config('statement_timeout', %(milliseconds)s::text, true)
@@ -35,6 +78,10 @@ SELECT set_config('statement_timeout', %(milliseconds)s::text, true)
 -- name: backlog
 -- How many rows wait, and for how many seconds the oldest has.
 SELECT count(*), extract(epoch FROM clock_timestamp() - min(create_time))::float8 FROM {outbox}
+
+-- name: backlog_by_shard
+-- How many rows wait for each shard.
+SELECT ((hashtextextended(kafka_key, 0) & 9223372036854775807) %% %(shards)s)::int, count(*) FROM {outbox} GROUP BY 1
 
 -- name: waiting
 -- How many rows wait, and the last of their ids; with `last`, only those up to it.

@@ -1,0 +1,64 @@
+"""Kafka as the harvester's log in at-least-once delivery: an idempotent producer, and no transactions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from confluent_kafka import KafkaException, Producer
+
+from outbox_plugin.adapters.kafka import ended, refused_property
+from outbox_plugin.adapters.kafka_log import let_go, producer_config
+from outbox_plugin.adapters.records import Records
+from outbox_plugin.core.ports import Sent
+from outbox_plugin.core.row import OutboxRow
+from outbox_plugin.errors import LogUnavailable
+from outbox_plugin.settings import Settings
+
+DELIVERY_TIMEOUT_MS = 20_000
+_PATIENCE_SECONDS = 0.5
+
+
+class AcknowledgingLog:
+    """`AcknowledgingLog` of the ports, on one producer, which is thrown away with its term."""
+
+    def __init__(self, settings: Settings, wanted: Callable[[], bool]) -> None:
+        """Make a producer; no connection yet. `wanted` is asked now and then whether waiting still makes sense.
+
+        Raises:
+            InvalidSetting: OUTBOX_KAFKA holds something that librdkafka does not take.
+        """
+        self._wanted = wanted
+        self._records = Records(wanted)
+        config = producer_config(settings, enable_idempotence=True, message_timeout_ms=DELIVERY_TIMEOUT_MS)
+        try:
+            self._producer: Producer | None = Producer({**config, "on_delivery": self._records.on_delivery})
+        except KafkaException as error:
+            raise refused_property(error) from None
+
+    def send(self, rows: Sequence[OutboxRow]) -> Sent:
+        """See `AcknowledgingLog.send`."""
+        producer = self._producer
+        if producer is None:
+            raise LogUnavailable("Kafka: the term's producer has been closed")
+        refused = self._records.judge_topics(producer, rows)
+        try:
+            self._records.hand_over(producer, [row for row in rows if row.id not in refused] if refused else rows)
+            self._flush(producer)
+        except KafkaException as error:
+            raise LogUnavailable(str(ended(error.args[0], "delivering"))) from error
+        self._records.conclude()
+        refused |= self._records.refusals
+        return Sent({row.id for row in rows} - refused.keys() - self._records.failed, refused)
+
+    def _flush(self, producer: Producer) -> None:
+        deadline = time.monotonic() + 2 * DELIVERY_TIMEOUT_MS / 1000
+        while producer.flush(_PATIENCE_SECONDS) > 0:
+            if time.monotonic() > deadline or not self._wanted():
+                raise LogUnavailable("Kafka does not acknowledge what was sent")
+
+    def close(self) -> None:
+        """See `AcknowledgingLog.close`."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            let_go(producer)

@@ -1,0 +1,34 @@
+"""The outbox in Postgres for at-least-once delivery: rows in flight carry their leader's id."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter
+
+from outbox_plugin.adapters.postgres import PostgresOutbox
+from outbox_plugin.core.lanes import Lane
+from outbox_plugin.core.row import OutboxRow
+from outbox_plugin.schema.connection import reported
+
+
+class MarkedStore(PostgresOutbox):
+    """`MarkedStore` of the ports, on psycopg."""
+
+    def mark(self, leader_id: str, limit: int, parked: frozenset[Lane]) -> Sequence[OutboxRow]:
+        """See `MarkedStore.mark`."""
+        conditions, values = self._conditions(parked)
+        query = self._statement("mark", "mark", conditions)
+        with reported(), self._reader.pipeline():
+            self._reader.execute(self._statement("window", "steer"))
+            rows = self._fetch_rows(query, {**self._values, **values, "limit": limit, "leader_id": leader_id})
+        return sorted(rows, key=attrgetter("id"))
+
+    def delete(self, leader_id: str, ids: Sequence[int]) -> int:
+        """See `MarkedStore.delete`."""
+        with reported():
+            return self._purger.execute(*self._query("mark", "delete", ids=list(ids), leader_id=leader_id)).rowcount
+
+    def reset(self, leader_id: str, ids: Sequence[int]) -> None:
+        """See `MarkedStore.reset`."""
+        with reported():
+            self._purger.execute(*self._query("mark", "reset", ids=list(ids), leader_id=leader_id))

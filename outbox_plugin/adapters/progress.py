@@ -1,0 +1,89 @@
+"""The progress topic, as a new leader reads it."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from outbox_plugin.adapters.kafka import REQUEST_TIMEOUT_SECONDS, Names, client_config, refusal
+from outbox_plugin.core.progress import ProgressRecord
+from outbox_plugin.core.shards import Slice
+from outbox_plugin.errors import LogUnavailable
+from outbox_plugin.settings import Settings
+
+_POLL_SECONDS = 0.5
+_TAIL_RECORDS = 32  # How far from its end the progress topic is read at first; markers take offsets too.
+_NO_LEADER_YET = {
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+}
+
+
+def read_progress(settings: Settings, names: Names, slice_: Slice) -> ProgressRecord | None:
+    """The slice's last committed progress record; None if there is none. Fences nobody.
+
+    Raises:
+        LogUnavailable: Kafka does not answer in time.
+        ServerRefused: we may not read the topic.
+        MalformedProgress: what is there is no progress record.
+    """
+    partition = TopicPartition(names.progress_topic, slice_.number)
+    config = client_config(
+        settings,
+        group_id=names.leader_group,  # Required by the client; nothing is committed to it.
+        enable_auto_commit=False,
+        enable_partition_eof=True,
+        isolation_level="read_committed",
+        auto_offset_reset="earliest",
+        fetch_wait_max_ms=20,
+    )
+    try:
+        with closing(Consumer(config)) as consumer:
+            first, end = _bounds(consumer, partition)
+            reach = _TAIL_RECORDS
+            while True:
+                start = max(first, end - reach)
+                body = _last_value(consumer, TopicPartition(partition.topic, partition.partition, start), slice_.name)
+                if body is not None:
+                    return ProgressRecord.parse(body)
+                if start <= first:
+                    return None
+                reach *= 8
+    except KafkaException as error:
+        raise refusal(error.args[0], settings) from error
+
+
+def _bounds(consumer: Consumer, partition: TopicPartition) -> tuple[int, int]:
+    """The partition's first offset and its end; waits while it has no leader yet, as right after its creation."""
+    deadline = time.monotonic() + REQUEST_TIMEOUT_SECONDS
+    while True:
+        try:
+            first, end = consumer.get_watermark_offsets(partition, timeout=REQUEST_TIMEOUT_SECONDS)
+            return first, end
+        except KafkaException as error:
+            if error.args[0].code() not in _NO_LEADER_YET or time.monotonic() > deadline:
+                raise
+            consumer.poll(0.05)
+
+
+def _last_value(consumer: Consumer, start: TopicPartition, key: str) -> bytes | None:
+    """The value of the last committed record of `key` from `start` on; None if there is none."""
+    consumer.assign([start])
+    last: bytes | None = None
+    deadline = time.monotonic() + REQUEST_TIMEOUT_SECONDS
+    while time.monotonic() < deadline:
+        message = consumer.poll(_POLL_SECONDS)
+        if message is None:
+            continue
+        if (error := message.error()) is None:
+            if message.key() == key.encode():
+                last = message.value()
+        elif error.code() == KafkaError._PARTITION_EOF:
+            return last
+        elif error.fatal() or not error.retriable():
+            raise KafkaException(error)
+    raise LogUnavailable(f"Kafka: the progress record was not read within {REQUEST_TIMEOUT_SECONDS:.0f} s")

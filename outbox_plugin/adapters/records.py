@@ -1,0 +1,167 @@
+"""Rows as Kafka records: hands them to a producer, and finds out which of them Kafka refuses for what they are.
+
+A row is refused at once (its headers, its size, its topic), or its delivery fails. A batch that is too large fails as a
+whole, whoever made it so: then the topic's records are sent in smaller and smaller groups, until one fails alone. What
+comes of an outage (a time-out, a broker that is away) is never a refusal.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from outbox_plugin.core.row import OutboxRow
+from outbox_plugin.errors import LogUnavailable, Refusal
+
+UNKNOWN_TOPIC_SECONDS = 2.0  # A topic that is made on first use needs a moment; so does news of one.
+_ANSWER_SECONDS = 10.0
+_POLL_SECONDS = 0.5
+_SMALLER = {None: 65_536, 65_536: 4_096, 4_096: 0, 0: 0}  # Bytes of a topic that are sent together; 0: one record.
+_TOPIC_NAME = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9._-]{1,249}")
+_UNKNOWN = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
+_FORBIDDEN = {KafkaError.TOPIC_EXCEPTION, KafkaError.TOPIC_AUTHORIZATION_FAILED}
+_PURGED = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # Because another delivery failed.
+_INVALID = {KafkaError.INVALID_RECORD, KafkaError.INVALID_MSG, KafkaError.INVALID_TIMESTAMP}
+
+
+class Records:
+    """The records of one producer. `wanted` is asked now and then whether waiting still makes sense."""
+
+    def __init__(self, wanted: Callable[[], bool]) -> None:
+        self._wanted = wanted
+        self._known_topics: set[str] = set()
+        self._limits: dict[str, int] = {}
+        self._rows: Sequence[OutboxRow] = ()
+        self._group: list[OutboxRow] = []  # Rows of limited topics since the last flush.
+        self._group_bytes = 0
+        self._news: list[tuple[KafkaError, str, bytes | None, bytes | None]] = []
+        self.refusals: dict[int, Refusal] = {}
+        self.failures: list[KafkaError] = []
+        self.failed: set[int] = set()
+        self.narrowed = False
+
+    def on_delivery(self, error: KafkaError | None, message: Message) -> None:
+        """For the producer's delivery reports."""
+        if error is not None:
+            self._news.append((error, str(message.topic()), message.key(), message.value()))
+
+    def judge_topics(self, producer: Producer, rows: Sequence[OutboxRow]) -> dict[int, Refusal]:
+        """Refuses the rows whose topic is not to be had, each topic asked for once.
+
+        Raises:
+            LogUnavailable: Kafka does not answer.
+        """
+        refused: dict[int, Refusal] = {}
+        for topic in {row.topic for row in rows} - self._known_topics:
+            problem = self._topic_problem(producer, topic)
+            if problem is None:
+                self._known_topics.add(topic)
+                continue
+            refusal = Refusal(f"topic {topic}: {problem}", whole_topic=True)
+            refused |= {row.id: refusal for row in rows if row.topic == topic}
+        return refused
+
+    def _topic_problem(self, producer: Producer, topic: str) -> str | None:
+        if not _TOPIC_NAME.fullmatch(topic):
+            return "not a name that Kafka allows (1 to 249 letters, digits, dots, dashes and underscores)"
+        deadline = time.monotonic() + UNKNOWN_TOPIC_SECONDS
+        while True:
+            try:
+                found = producer.list_topics(topic, timeout=_ANSWER_SECONDS).topics.get(topic)
+            except KafkaException as error:
+                raise LogUnavailable(f"Kafka, looking up the topic {topic}: {error.args[0].str()}") from error
+            problem = None if found is None else found.error
+            if problem is None or problem.code() == KafkaError.LEADER_NOT_AVAILABLE:
+                return None
+            if problem.code() not in _UNKNOWN | _FORBIDDEN:
+                raise LogUnavailable(f"Kafka, looking up the topic {topic}: {problem.str()}")
+            if problem.code() in _FORBIDDEN or time.monotonic() > deadline or not self._wanted():
+                return str(problem.str())
+            producer.poll(0.05)
+
+    def hand_over(self, producer: Producer, rows: Sequence[OutboxRow]) -> None:
+        """Hand `rows` to the producer in their order, but for those that are refused at once.
+
+        Raises:
+            KafkaException: the producer takes no more.
+        """
+        self._rows, self._group, self._group_bytes = rows, [], 0
+        self._news, self.refusals, self.failures, self.failed = [], {}, [], set()
+        self.narrowed = False
+        produce, limits = producer.produce, self._limits
+        for row in rows:
+            id_, _, topic, key, value, names, texts, _ = row
+            if len(names) != len(texts):
+                self.refusals[id_] = Refusal(f"{len(names)} header keys, but {len(texts)} header values")
+                continue
+            if limits and topic in limits:
+                self._make_room(producer, row)
+            headers: list[tuple[str, str | bytes | None]] = list(zip(names, texts))  # noqa: B905 - as checked.
+            while True:
+                try:
+                    produce(topic, value, key, headers=headers)
+                    break
+                except BufferError:  # librdkafka's queue is full: let it drain.
+                    producer.poll(_POLL_SECONDS)
+                except KafkaException as error:
+                    if (refusal := _refused_at_once(error.args[0], topic)) is None:
+                        raise
+                    self.refusals[id_] = refusal
+                    break
+
+    def _make_room(self, producer: Producer, row: OutboxRow) -> None:
+        """Before a record of a limited topic: send what is there first, where both would be too much together."""
+        size = 1 + len(row.key) + len(row.value or "")
+        if self._group and self._group_bytes + size > self._limits[row.topic]:
+            producer.flush(_ANSWER_SECONDS)
+            self.conclude()
+            self._group, self._group_bytes = [], 0
+        self._group.append(row)
+        self._group_bytes += size
+
+    def conclude(self) -> None:
+        """Say what the deliveries that have failed since the last time mean; `failed` has the rows that are unknown."""
+        news, self._news = self._news, []
+        if not news:
+            return
+        ids: dict[tuple[str, bytes, bytes | None], list[int]] = {}
+        for row in self._rows:
+            value = row.value.encode() if isinstance(row.value, str) else row.value
+            ids.setdefault((row.topic, row.key.encode(), value), []).append(row.id)
+        for error, topic, key, value in news:
+            concerned = ids.get((topic, key or b"", value), [])
+            if error.code() not in _PURGED:
+                self.failures.append(error)
+            self.failed.update(concerned)
+            if (refusal := self._refusal(error, topic)) is not None:
+                self.refusals |= dict.fromkeys(concerned, refusal)
+        for topic in {topic for error, topic, *_ in news if error.code() == KafkaError.MSG_SIZE_TOO_LARGE}:
+            if not self._failed_alone(topic):
+                self._limits[topic] = _SMALLER[self._limits.get(topic)]
+                self.narrowed = True
+        self.failed -= self.refusals.keys()
+
+    def _refusal(self, error: KafkaError, topic: str) -> Refusal | None:
+        if error.code() in _UNKNOWN:
+            self._known_topics.discard(topic)  # To be asked for again, with patience.
+        if error.code() in _FORBIDDEN:
+            return Refusal(f"topic {topic}: {error.str()}", whole_topic=True)
+        if error.code() in _INVALID:
+            return Refusal(error.str())
+        if error.code() == KafkaError.MSG_SIZE_TOO_LARGE and self._failed_alone(topic):
+            return Refusal(f"larger than the topic {topic} takes: {error.str()}")
+        return None
+
+    def _failed_alone(self, topic: str) -> bool:
+        return topic in self._limits and sum(row.topic == topic for row in self._group) == 1
+
+
+def _refused_at_once(error: KafkaError, topic: str) -> Refusal | None:
+    if error.code() in _FORBIDDEN:
+        return Refusal(f"topic {topic}: {error.str()}", whole_topic=True)
+    if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+        return Refusal(f"larger than the client's message.max.bytes: {error.str()}")
+    return None

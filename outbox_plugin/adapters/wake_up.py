@@ -1,0 +1,82 @@
+"""The outbox's own word that a row has come, heard on a connection of its own."""
+
+from __future__ import annotations
+
+import os
+import select
+from contextlib import closing, suppress
+
+import psycopg
+
+from outbox_plugin.schema.connection import connect, reported
+from outbox_plugin.schema.statements import statement
+from outbox_plugin.settings import Settings
+
+
+class PostgresWakeUp:
+    """`WakeUp` on LISTEN and a lock that writers see. Needs a session of its own: no transaction-mode pooler."""
+
+    def __init__(self, settings: Settings, shard: int) -> None:
+        """Connect and listen.
+
+        Raises:
+            StoreUnavailable: Postgres does not let us.
+        """
+        self._settings = settings
+        self._shard = shard
+        with reported():
+            self._connection = connect(settings, purpose="outbox harvester (wake-up)")
+            try:
+                self._connection.execute(statement("wake_up", "listen", settings.table))
+            except BaseException:
+                self._connection.close()
+                raise
+        self._interrupted, self._interrupt = os.pipe()
+
+    def asleep(self) -> bool:
+        """See `WakeUp.asleep`."""
+        return self._ask("sleep")
+
+    def wait(self, seconds: float) -> bool:
+        """See `WakeUp.wait`."""
+        with reported():
+            ready, _, _ = select.select([self._connection.fileno(), self._interrupted], [], [], seconds)
+            heard = [notice.payload for notice in self._connection.notifies(timeout=0)]
+        return self._interrupted in ready or self._settings.table in heard
+
+    def interrupt(self) -> None:
+        """See `WakeUp.interrupt`."""
+        with suppress(OSError):
+            os.write(self._interrupt, b"!")
+
+    def awake(self) -> None:
+        """See `WakeUp.awake`."""
+        self._ask("rise")
+
+    def _ask(self, name: str) -> bool:
+        values = {"table": self._settings.table, "shard": self._shard}
+        with reported():
+            row = self._connection.execute(statement("wake_up", name, self._settings.table), values).fetchone()
+        return bool(row and row[0])
+
+    def close(self) -> None:
+        """See `WakeUp.close`."""
+        if self._connection.closed:
+            return
+        with suppress(psycopg.Error):
+            self._connection.close()
+        os.close(self._interrupted)
+        os.close(self._interrupt)
+
+
+def wakes_up(settings: Settings) -> bool:
+    """Whether `outbox migrate --wake-up` has installed the trigger.
+
+    Raises:
+        psycopg.Error: whatever Postgres says.
+    """
+    with closing(connect(settings, purpose="outbox harvester (start)")) as connection:
+        row = connection.execute(
+            statement("wake_up", "installed", settings.table), {"table": settings.table}
+        ).fetchone()
+    return bool(row and row[0])

@@ -1,0 +1,80 @@
+"""The outbox in Postgres for exactly-once delivery: windows are read without a lock, and purged by what proves them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outbox_plugin.adapters.history import History
+from outbox_plugin.adapters.postgres import PostgresOutbox
+from outbox_plugin.core.ports import Wanted
+from outbox_plugin.core.progress import Publication
+from outbox_plugin.core.row import OutboxRow
+from outbox_plugin.core.shards import Layout
+from outbox_plugin.core.window import BYTES_PER_WINDOW
+from outbox_plugin.schema.connection import reported
+from outbox_plugin.settings import Settings
+
+LARGE_BYTES = BYTES_PER_WINDOW // 5_000  # Values up to it need no count: a full window of them is in bounds.
+
+
+class WindowStore(PostgresOutbox):
+    """`OutboxStore` on psycopg."""
+
+    def __init__(self, settings: Settings, shard: int, layout: Layout, *, adopt: bool = False) -> None:
+        """See `PostgresOutbox`."""
+        super().__init__(settings, shard, layout, adopt=adopt)
+        self._history = History(settings, self._purger) if settings.retention else None
+
+    def settled(self) -> None:
+        """See `OutboxStore.settled`."""
+        with reported():
+            self._execute("settled")
+
+    def read(self, wanted: Wanted) -> Sequence[OutboxRow]:
+        """See `OutboxStore.read`."""
+        conditions, values = self._conditions(wanted.parked)
+        if wanted.in_flight.ranges:
+            conditions = "not_in_flight", *conditions
+            values["in_flight"] = wanted.in_flight.text()
+        query = self._statement("window", "read_window", conditions)
+        values |= {**self._values, "limit": wanted.limit, "floor": wanted.floor, "large": LARGE_BYTES}
+        # One round trip, and one implicit transaction: what `steer` sets ends with it, also behind a pooler.
+        with reported(), self._reader.pipeline():
+            self._reader.execute(self._statement("window", "steer"))
+            rows = self._fetch_rows(query, values)
+        without_value = [row.id for row in rows if row.value is None]
+        return self._with_values(rows, without_value) if without_value else rows
+
+    def _with_values(self, rows: Sequence[OutboxRow], without: Sequence[int]) -> Sequence[OutboxRow]:
+        """The first of `rows`, as many as may be in memory together, with the values that the read left out."""
+        with reported():
+            sizes: dict[int, int] = dict(
+                self._reader.execute(*self._query("window", "large_values", ids=without)).fetchall()
+            )
+            large: list[int] = []
+            last_id, total = rows[-1].id, 0
+            for id_, size in sizes.items():
+                total += size
+                if large and total > BYTES_PER_WINDOW:
+                    last_id = id_ - 1
+                    break
+                large.append(id_)
+            values = dict(self._rows.execute(*self._query("window", "values", ids=large)).fetchall()) if large else {}
+        return [
+            row._replace(value=values[row.id]) if row.id in sizes else row
+            for row in rows
+            if row.id <= last_id and (row.id not in sizes or row.id in values)
+        ]
+
+    def purge(self, publication: Publication) -> int:
+        """See `OutboxStore.purge`."""
+        values = {
+            "ids": publication.ids.text(),
+            "horizon": publication.horizon,
+            "created_until": publication.created_until,
+        }
+        with reported():
+            if self._history:
+                self._history.keep_days()
+            name = "purge_into_history" if self._history else "purge"
+            return self._purger.execute(*self._query("window", name, **values)).rowcount

@@ -1,0 +1,68 @@
+"""The floor: an id under which no row can appear any more, so that reads need not walk the rows deleted there.
+
+While any old snapshot lives (a dump, a report, a stuck session), deleted rows stay in the index, and a read from its
+beginning walks all of them. The floor rests on the sequence's lock: who draws an id holds it from before the draw to
+the end of the transaction. So once every transaction that held the lock when the last drawn id was looked up has ended,
+all rows up to that id that will ever be are visible. Transaction ids would not do: an id is drawn before there is one.
+
+A row that arrives below the floor all the same (with an id of its own making, or one drawn in an earlier transaction)
+is found by a slow sweep, a read that starts at the beginning: late, never lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass
+
+BEGINNING = -(2**63)  # Ids of somebody's own making may be negative.
+SWEEP_SECONDS = 30.0
+SWEEP_REST = 50.0  # A sweep that took long is not repeated before it was at rest for as many times its length.
+_PREPARED = "-1/"  # How Postgres shows the locks of a prepared transaction; whose it was, it does not say.
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """The last id that was drawn, and the transactions that held the sequence's lock after that was looked up."""
+
+    last_id: int
+    writers: Set[str]
+
+
+class Floor:
+    """What one term knows about the ids that are over and done with. `now` is in monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._settled = 0  # No row with such an id, or a lower one, can appear any more.
+        self._awaited: Drawn | None = None
+        self._floor = BEGINNING
+        self._sweep_after = 0.0
+
+    def learned(self, drawn: Drawn) -> None:
+        """Look whether the writers of an earlier look have ended."""
+        prepared = any(writer.startswith(_PREPARED) for writer in drawn.writers)
+        if self._awaited and not prepared and not self._awaited.writers & drawn.writers:
+            self._settled, self._awaited = self._awaited.last_id, None
+        if self._awaited is None and not drawn.writers:
+            self._settled = drawn.last_id
+        elif self._awaited is None and drawn.last_id > self._settled:
+            self._awaited = drawn
+
+    @property
+    def settled(self) -> int:
+        """The highest id that a read which begins now may raise the floor to."""
+        return self._settled
+
+    def start_of_read(self, now: float) -> int:
+        """The id behind which the next read is to begin: the floor, or the beginning when a sweep is due."""
+        return BEGINNING if now >= self._sweep_after else self._floor
+
+    def read(self, began_behind: int, settled: int, last_id: int | None, began: float, now: float) -> None:
+        """A read that began behind `began_behind`, when `settled` was known, ended with `last_id` or found nothing."""
+        if began_behind == BEGINNING:
+            self._sweep_after = now + max(SWEEP_SECONDS, SWEEP_REST * (now - began))
+        reached = settled if last_id is None else min(settled, last_id)
+        self._floor = max(self._floor, reached)
+
+    def reset(self) -> None:
+        """Rows below the floor are wanted again: a parked lane was released."""
+        self._floor, self._sweep_after = BEGINNING, 0.0

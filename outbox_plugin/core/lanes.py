@@ -1,0 +1,77 @@
+"""Lanes: what a bad row makes wait, so that it harms itself only.
+
+A lane is one key of one topic, or a whole topic where the topic itself is what is wrong. A lane is *parked* at its bad
+row: that row and all later rows of the lane stay in the outbox, in their order, until the lane is released.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from outbox_plugin.core.row import OutboxRow
+from outbox_plugin.errors import Refusal
+
+
+class Lane(NamedTuple):
+    """A key of a topic; all keys of it where `key` is None."""
+
+    topic: str
+    key: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that Kafka refuses for what it is, and why."""
+
+    row: OutboxRow
+    refusal: Refusal
+
+    @property
+    def lane(self) -> Lane:
+        """What has to wait for it."""
+        return Lane(self.row.topic, None if self.refusal.whole_topic else self.row.key)
+
+
+class Lanes:
+    """A set of lanes that is asked about many rows."""
+
+    def __init__(self, lanes: Iterable[Lane] = ()) -> None:
+        self._lanes = frozenset(lanes)
+        self._topics = {lane.topic for lane in self._lanes if lane.key is None}
+        self._keys = {(lane.topic, lane.key) for lane in self._lanes if lane.key is not None}
+
+    def __bool__(self) -> bool:
+        return bool(self._lanes)
+
+    def __contains__(self, row: OutboxRow) -> bool:
+        return row.topic in self._topics or (row.topic, row.key) in self._keys
+
+    def let_through(self, rows: Sequence[OutboxRow]) -> Sequence[OutboxRow]:
+        """The `rows` that are in none of the lanes."""
+        return [row for row in rows if row not in self] if self._lanes else rows
+
+
+def first_bad_rows(rows: Sequence[OutboxRow], refusals: Mapping[int, Refusal]) -> list[BadRow]:
+    """The earliest refused row of each lane, in the order of `rows`; `refusals` by the row's id.
+
+    The rows behind it in its lane wait for it, whether they were refused themselves or not.
+    """
+    found: dict[Lane, BadRow] = {}
+    for row in rows:
+        if row.id in refusals:
+            bad = BadRow(row, refusals[row.id])
+            found.setdefault(bad.lane, bad)
+    return [bad for bad in found.values() if bad.lane.key is None or Lane(bad.lane.topic, None) not in found]
+
+
+def before_bad_rows(rows: Sequence[OutboxRow], bad: Iterable[BadRow]) -> list[OutboxRow]:
+    """The `rows`, which ascend by id, without each bad row and all that is behind it in its lane."""
+    first = {each.lane: each.row.id for each in bad}
+    return [
+        row
+        for row in rows
+        if row.id < first.get(Lane(row.topic, row.key), row.id + 1)
+        and row.id < first.get(Lane(row.topic, None), row.id + 1)
+    ]

@@ -1,0 +1,41 @@
+"""Shards: which slice of the keys a leader harvests, and how their number changes.
+
+The database remembers the *layout*: how many shards there are, and a number that grows with each change. A read returns
+nothing under another layout, so from the instant of a change no leader of the old one reads a row. What it has read
+before may still be in a transaction: so before a leader of the new layout reads, the shards of every earlier layout
+that is not yet *settled* are fenced, and what their progress records name is deleted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Shard `number` of `count`: the keys whose hash, modulo `count`, is `number`."""
+
+    number: int
+    count: int
+
+    @property
+    def name(self) -> str:
+        """Names the slice in transactional ids and progress records; no two slices that overlap share one."""
+        return str(self.number) if self.count == 1 else f"{self.number}-of-{self.count}"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How many shards an outbox has.
+
+    `number` grows with each change; `unsettled` are the counts of earlier layouts whose leaders may still be at work.
+    """
+
+    number: int
+    shards: int
+    unsettled: tuple[int, ...] = ()
+
+    @property
+    def former(self) -> tuple[Slice, ...]:
+        """Every slice of the layouts that are not settled."""
+        return tuple(Slice(number, count) for count in self.unsettled for number in range(count))

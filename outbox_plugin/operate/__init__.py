@@ -1,0 +1,26 @@
+"""What an operator orders: pause and resume, bad rows released or retried, kept rows emitted again."""
+
+from outbox_plugin.operate.bad_rows import (
+    DeadLetter,
+    ParkedLane,
+    dead_letters,
+    discard_dead_letters,
+    parked_lanes,
+    release,
+    retry_dead_letters,
+)
+from outbox_plugin.operate.pausing import pause, resume
+from outbox_plugin.operate.replay import replay
+
+__all__ = [
+    "DeadLetter",
+    "ParkedLane",
+    "dead_letters",
+    "discard_dead_letters",
+    "parked_lanes",
+    "pause",
+    "release",
+    "replay",
+    "resume",
+    "retry_dead_letters",
+]

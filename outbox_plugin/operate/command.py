@@ -1,0 +1,113 @@
+"""The operator's commands."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import click
+
+from outbox_plugin import operate
+from outbox_plugin.settings import Settings
+
+_SHARD = click.option("--shard", type=int, help="One shard only, counted from 0.")
+
+
+@click.command()
+@_SHARD
+def pause(shard: int | None) -> None:
+    """Let no more rows leave until `outbox resume`; survives restarts."""
+    settings = Settings()
+    operate.pause(settings, shard)
+    click.echo(f"paused {_what(settings, shard)}")
+
+
+@click.command()
+@_SHARD
+def resume(shard: int | None) -> None:
+    """Go on where `outbox pause` stopped."""
+    settings = Settings()
+    operate.resume(settings, shard)
+    click.echo(f"resumed {_what(settings, shard)}")
+
+
+def _what(settings: Settings, shard: int | None) -> str:
+    return settings.table if shard is None else f"shard {shard} of {settings.table}"
+
+
+@click.group()
+def parked() -> None:
+    """Keys that wait behind a row which Kafka refuses."""
+
+
+@parked.command(name="list")
+def list_parked() -> None:
+    """Show which keys wait, since when, and why."""
+    lanes = operate.parked_lanes(Settings())
+    for lane in lanes:
+        whose = "every key" if lane.key is None else f"key {lane.key}"
+        click.echo(
+            f"topic {lane.topic}, {whose}: row {lane.row_id}, since {lane.since:%Y-%m-%d %H:%M:%S}: {lane.reason}"
+        )
+    if not lanes:
+        click.echo("nothing is parked")
+
+
+@parked.command()
+@click.option("--topic", help="Only keys of this topic.")
+@click.option("--key", help="Only this key.")
+def release(topic: str | None, key: str | None) -> None:
+    """Let parked keys go on, in their order, once what was wrong is mended."""
+    lanes = operate.release(Settings(), topic=topic, key=key)
+    click.echo(f"released: {len(lanes)}")
+
+
+@click.group(name="dead-letters")
+def dead_letters() -> None:
+    """Rows that Kafka refused, where OUTBOX_BAD_ROWS=dead-letter."""
+
+
+@dead_letters.command(name="list")
+def list_dead_letters() -> None:
+    """Show the dead letters and why each is one."""
+    letters = operate.dead_letters(Settings())
+    for each in letters:
+        click.echo(f"{each.id}: topic {each.topic}, key {each.key}, {each.buried_at:%Y-%m-%d %H:%M:%S}: {each.reason}")
+    if not letters:
+        click.echo("there are no dead letters")
+
+
+@dead_letters.command()
+@click.argument("ids", nargs=-1, type=int)
+@click.option("--all", "every", is_flag=True, help="All of them.")
+def retry(ids: tuple[int, ...], every: bool) -> None:
+    """Emit dead letters again, behind whatever waits."""
+    click.echo(f"to be tried again: {operate.retry_dead_letters(Settings(), _chosen(ids, every))}")
+
+
+@dead_letters.command()
+@click.argument("ids", nargs=-1, type=int)
+@click.option("--all", "every", is_flag=True, help="All of them.")
+def discard(ids: tuple[int, ...], every: bool) -> None:
+    """Forget dead letters for good."""
+    click.echo(f"discarded: {operate.discard_dead_letters(Settings(), _chosen(ids, every))}")
+
+
+def _chosen(ids: tuple[int, ...], every: bool) -> tuple[int, ...] | None:
+    if bool(ids) == every:
+        raise click.UsageError("name the dead letters by their ids, or say --all")
+    return None if every else ids
+
+
+@click.command()
+@click.option("--topic", help="Only events of this topic.")
+@click.option("--key", help="Only events of this key.")
+@click.option("--since", type=click.DateTime(), help="Published at this time or later (UTC).")
+@click.option("--until", type=click.DateTime(), help="Published before this time (UTC).")
+def replay(topic: str | None, key: str | None, since: datetime | None, until: datetime | None) -> None:
+    """Emit kept events again (OUTBOX_RETENTION), marked by the header outbox-replay."""
+    again = operate.replay(Settings(), topic=topic, key=key, since=_utc(since), until=_utc(until))
+    click.echo(f"emitted again: {again}")
+
+
+def _utc(moment: datetime | None) -> datetime | None:
+    return moment.replace(tzinfo=UTC) if moment and moment.tzinfo is None else moment

@@ -1,0 +1,53 @@
+"""How an order is given: in one transaction, with a word to the harvesters that sleep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import psycopg
+
+from outbox_plugin.schema.connection import connect, reported_as_refusal
+from outbox_plugin.schema.statements import statement
+from outbox_plugin.settings import Settings
+
+
+class Orders:
+    """Statements of one order."""
+
+    def __init__(self, settings: Settings, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
+        self._settings = settings
+        self._connection = connection
+
+    def run(self, noun: str, name: str, **values: object) -> psycopg.Cursor[tuple[Any, ...]]:
+        """Run the statement `name` of `queries/<noun>.sql`."""
+        table = self._settings.table
+        return self._connection.execute(statement(noun, name, table), {"table": table, **values})
+
+
+@contextmanager
+def asking(settings: Settings) -> Iterator[Orders]:
+    """A transaction that changes nothing which a harvester must hear of.
+
+    Raises:
+        SchemaMissing, ServerRefused: Postgres cannot be reached, says no, or our tables are not there.
+    """
+    with (
+        reported_as_refusal(settings),
+        closing(connect(settings, purpose="outbox (order)")) as connection,
+        connection.transaction(),
+    ):
+        yield Orders(settings, connection)
+
+
+@contextmanager
+def ordering(settings: Settings) -> Iterator[Orders]:
+    """A transaction for an order; harvesters that sleep hear of it when it is committed.
+
+    Raises:
+        SchemaMissing, ServerRefused: see `asking`.
+    """
+    with asking(settings) as orders:
+        yield orders
+        orders.run("control", "notify")

@@ -1,0 +1,36 @@
+"""Pause and resume: kept in the database, so that every harvester obeys, also after a restart."""
+
+from __future__ import annotations
+
+from outbox_plugin.errors import InvalidSetting, SchemaMissing
+from outbox_plugin.operate.ordering import ordering
+from outbox_plugin.settings import Settings
+
+
+def pause(settings: Settings, shard: int | None = None) -> None:
+    """Let no more rows leave the outbox, or one shard of it, until `resume`. What has been read still leaves.
+
+    Raises:
+        InvalidSetting: there is no such shard.
+        SchemaMissing, ServerRefused: see `ordering`.
+    """
+    _order(settings, "pause", shard)
+
+
+def resume(settings: Settings, shard: int | None = None) -> None:
+    """Go on where `pause` stopped: with a shard, or with everything.
+
+    Raises:
+        InvalidSetting: there is no such shard.
+        SchemaMissing, ServerRefused: see `ordering`.
+    """
+    _order(settings, "resume", shard)
+
+
+def _order(settings: Settings, name: str, shard: int | None) -> None:
+    with ordering(settings) as orders:
+        found = orders.run("control", name, shard=shard).fetchone()
+        if found is None:
+            raise SchemaMissing(f"there is no outbox table {settings.table!r}; run `outbox migrate` first")
+        if shard is not None and not 0 <= shard < found[0]:
+            raise InvalidSetting(f"there is no shard {shard}: {settings.table} has {found[0]}, counted from 0")

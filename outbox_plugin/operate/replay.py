@@ -1,0 +1,29 @@
+"""Kept rows, emitted again."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from outbox_plugin.operate.ordering import ordering
+from outbox_plugin.settings import Settings
+
+REPLAY_HEADER = "outbox-replay"
+
+
+def replay(
+    settings: Settings,
+    *,
+    topic: str | None = None,
+    key: str | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+) -> int:
+    """Emit again what was published in a span of time and kept (OUTBOX_RETENTION), in its order; returns how many.
+
+    Each carries a header `outbox-replay` with the id that it had. They follow whatever waits in the outbox now.
+
+    Raises:
+        SchemaMissing, ServerRefused: see `ordering`.
+    """
+    with ordering(settings) as orders:
+        return orders.run("history", "replay", topic=topic, key=key, since=since, until=until).rowcount

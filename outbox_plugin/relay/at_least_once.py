@@ -1,0 +1,191 @@
+"""One term of at-least-once delivery: mark, send past the barrier, purge or reset; two stages overlapped."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from outbox_plugin.core.lanes import BadRow, Lane
+from outbox_plugin.core.marking import ROWS_PER_MARK, judge, rounds
+from outbox_plugin.core.pace import ERROR_FIRST, ERROR_LAST, Backoff
+from outbox_plugin.core.ports import AcknowledgingLog, MarkedStore, WakeUp
+from outbox_plugin.core.row import OutboxRow
+from outbox_plugin.relay.events import Observer, RowsBuried, RowsParked, TermBegan, WindowPublished, WindowPurged
+from outbox_plugin.relay.rest import Rest
+from outbox_plugin.relay.runtime import Runtime
+from outbox_plugin.relay.stages import Stages
+from outbox_plugin.settings import BadRows
+
+MARKS_AHEAD = 1
+UNPURGED_ROWS = 2 * ROWS_PER_MARK
+
+
+class AtLeastOnce:
+    """Relays one shard for one term.
+
+    One stage marks, the other sends; a third purges what was delivered. What is marked and not delivered when the term
+    ends keeps its mark: the next leader marks it again under an id of its own.
+    """
+
+    def __init__(
+        self,
+        shard: int,
+        leader_id: str,
+        store: MarkedStore,
+        log: AcknowledgingLog,
+        runtime: Runtime,
+        observe: Observer,
+        *,
+        wake_up: WakeUp | None = None,
+        bad_rows: BadRows = "park",
+    ) -> None:
+        self._shard = shard
+        self._leader_id = leader_id
+        self._mark_id = leader_id  # Renewed after each failed delivery, to force a re-mark.
+        self._store = store
+        self._log = log
+        self._runtime = runtime
+        self._observe = observe
+        self._bury = bad_rows == "dead-letter"
+        self._stages = Stages(runtime, f"outbox-{shard}")
+        self._changed = self._stages.changed
+        self._rest = Rest(self._stages, wake_up)
+        self._marked: deque[tuple[str, Sequence[OutboxRow], float]] = deque()
+        self._delivered: list[int] = []  # To be purged; all carry the same mark.
+        self._sender_done = False
+        self._parked: frozenset[Lane] = frozenset()
+        self._failures = Backoff(ERROR_FIRST, ERROR_LAST)
+
+    def take_over(self) -> None:
+        """Nothing is to be recovered: rows that the last leader marked carry another id, and are marked again."""
+        self._observe(TermBegan(self._shard, self._leader_id, 0))
+
+    def run(self) -> None:
+        """Relay until `stop`; returns when every delivered row has been purged.
+
+        Raises:
+            ServerUnavailable: what ended the term.
+        """
+        self._stages.run(self._send_marked, mark=self._mark, purge=self._purge)
+
+    def stop(self) -> None:
+        """Ask `run` to end: what is marked but not sent is left for the next leader."""
+        self._stages.stop()
+        self._rest.interrupt()
+
+    def prove(self, proved: Callable[[], None]) -> None:
+        """A log that does not fence has nothing to prove; never asked for."""
+
+    def _mark(self) -> None:
+        paused = False
+        while self._may_mark():
+            now = self._runtime.now()
+            if self._rest.control_is_due(now):
+                paused = self._obey()
+            with self._changed:
+                mark_id, parked = self._mark_id, self._parked
+            rows = () if paused else self._store.mark(mark_id, ROWS_PER_MARK, parked)
+            if not rows:
+                self._rest.take(now, paused=paused)
+                continue
+            self._rest.rows_came(now)
+            with self._changed:
+                self._marked.append((mark_id, rows, now))
+                self._changed.notify_all()
+
+    def _may_mark(self) -> bool:
+        """Waits until rows may be marked; False when the term is to end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stages.stopping or len(self._marked) < MARKS_AHEAD)
+            return not self._stages.stopping
+
+    def _obey(self) -> bool:
+        control = self._store.control()
+        with self._changed:
+            self._parked = control.parked
+        return control.paused
+
+    def _send_marked(self) -> None:
+        try:
+            while (work := self._to_send()) is not None:
+                mark_id, rows, marked_at = work
+                if mark_id == self._mark_id:
+                    self._send(mark_id, rows)
+                    self._observe(WindowPublished(self._shard, len(rows), self._runtime.now() - marked_at))
+        finally:
+            with self._changed:
+                self._sender_done = True
+                self._changed.notify_all()
+
+    def _to_send(self) -> tuple[str, Sequence[OutboxRow], float] | None:
+        """Waits for marked rows, and for purges to keep up; None when the term is to end."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._stages.stopping or (self._marked and len(self._delivered) < UNPURGED_ROWS)
+            )
+            if self._stages.stopping:
+                return None
+            work = self._marked.popleft()
+            self._changed.notify_all()
+            return work
+
+    def _send(self, mark_id: str, rows: Sequence[OutboxRow]) -> None:
+        """Send the rows, round by round; a key's next record goes when its last one is delivered."""
+        pending = deque(rounds(rows))
+        while pending and not self._stages.stopping:
+            round_ = pending.popleft()
+            sent = self._log.send(round_)
+            self._to_be_purged([row.id for row in round_ if row.id in sent.delivered])
+            if len(sent.delivered) == len(round_):
+                continue
+            verdict = judge(round_, sent, sorted(row for each in pending for row in each), bury=self._bury)
+            self._put_aside(verdict.bad)
+            if verdict.reset:
+                self._force_remark(mark_id, verdict.reset)
+                return
+
+    def _to_be_purged(self, ids: list[int]) -> None:
+        with self._changed:
+            self._delivered += ids
+            self._changed.notify_all()
+
+    def _put_aside(self, bad: tuple[BadRow, ...]) -> None:
+        if not bad:
+            return
+        if self._bury:
+            self._store.bury(bad)
+            self._observe(RowsBuried(self._shard, bad))
+            return
+        self._store.park(bad)
+        with self._changed:
+            self._parked |= {each.lane for each in bad}
+        self._observe(RowsParked(self._shard, bad))
+
+    def _force_remark(self, mark_id: str, ids: Sequence[int]) -> None:
+        """Let everything that is not delivered be marked again, from the earliest row on."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stages.stopping or not self._delivered)
+            if self._stages.stopping:
+                return  # The next leader marks them, under an id of its own.
+            self._mark_id = self._runtime.new_id()
+            ahead = [row.id for _, rows, _ in self._marked for row in rows]
+            self._marked.clear()
+            self._changed.notify_all()
+        self._store.reset(mark_id, [*ids, *ahead])
+        self._stages.rest(self._failures.wait())
+
+    def _purge(self) -> None:
+        while (work := self._to_purge()) is not None:
+            mark_id, ids = work
+            self._store.delete(mark_id, ids)
+            with self._changed:
+                del self._delivered[: len(ids)]
+                self._changed.notify_all()
+            self._failures.succeeded()
+            self._observe(WindowPurged(self._shard, len(ids)))
+
+    def _to_purge(self) -> tuple[str, list[int]] | None:
+        """Waits for delivered rows; None when the sender has ended and all that it delivered has been purged."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._delivered or self._sender_done)
+            return (self._mark_id, list(self._delivered)) if self._delivered else None

@@ -1,0 +1,60 @@
+"""What a term reads, and when: behind the floor, without parked lanes, not while paused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outbox_plugin.core.floor import Floor
+from outbox_plugin.core.ports import OutboxStore, WakeUp, Wanted
+from outbox_plugin.core.row import OutboxRow
+from outbox_plugin.core.window import ROWS_PER_WINDOW, Windows
+from outbox_plugin.relay.rest import Rest
+from outbox_plugin.relay.stages import Stages
+
+
+class Intake:
+    """Reads the windows of one term; its `read` is called by one thread."""
+
+    def __init__(self, store: OutboxStore, windows: Windows, stages: Stages, wake_up: WakeUp | None) -> None:
+        self._store = store
+        self._windows = windows
+        self._stages = stages
+        self._rest = Rest(stages, wake_up)
+        self._floor = Floor()
+        self._paused = False
+
+    def read(self) -> Sequence[OutboxRow]:
+        """The next rows; none after a rest, of a length that depends on how long nothing has come."""
+        now = self._stages.runtime.now()
+        if self._rest.control_is_due(now):
+            self._obey()
+        rows = () if self._paused else self._read(now)
+        if rows:
+            self._rest.rows_came(now)
+        else:
+            self._rest.take(now, paused=self._paused)
+        return rows
+
+    def interrupt(self) -> None:
+        """The term is to end: end a sleep."""
+        self._rest.interrupt()
+
+    def _obey(self) -> None:
+        """Ask the database what is ordered, and where the ids stand."""
+        with self._stages.changed:
+            parkings = self._windows.parkings
+        control = self._store.control()
+        self._paused = control.paused
+        self._floor.learned(control.drawn)
+        with self._stages.changed:
+            released = self._windows.learned(control.parked, parkings)
+        if released:
+            self._floor.reset()
+
+    def _read(self, now: float) -> Sequence[OutboxRow]:
+        floor, settled = self._floor.start_of_read(now), self._floor.settled
+        with self._stages.changed:
+            wanted = Wanted(ROWS_PER_WINDOW, floor, self._windows.in_flight.above(floor), self._windows.parked)
+        rows = self._store.read(wanted)
+        self._floor.read(floor, settled, rows[-1].id if rows else None, now, self._stages.runtime.now())
+        return rows

@@ -1,0 +1,79 @@
+"""Time and threads, as the relay uses them: real ones in a harvester, simulated ones in a simulation.
+
+A loop of the relay takes no clock, thread or lock from anywhere else, so a simulation decides every interleaving.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+
+class Condition(AbstractContextManager[Any], Protocol):
+    """A lock to be held while state is touched, and a place to wait until it has changed."""
+
+    def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
+        """Give up the lock until `predicate` holds, or `timeout` seconds have passed; the predicate's last value."""
+        ...
+
+    def notify_all(self) -> None:
+        """Let everyone who waits look again."""
+        ...
+
+
+class Task(Protocol):
+    """A thread of execution that has been started."""
+
+    def is_alive(self) -> bool:
+        """Whether it still runs."""
+        ...
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until it has ended, at most `timeout` seconds."""
+        ...
+
+
+class Runtime(Protocol):
+    """What a loop of the relay runs on."""
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+        ...
+
+    def condition(self) -> Condition:
+        """A new condition."""
+        ...
+
+    def spawn(self, work: Callable[[], None], name: str) -> Task:
+        """Start `work` beside the caller."""
+        ...
+
+    def new_id(self) -> str:
+        """A UUID that was never used before."""
+        ...
+
+
+class Threads:
+    """The real `Runtime`."""
+
+    def now(self) -> float:
+        """See `Runtime.now`."""
+        return time.monotonic()
+
+    def condition(self) -> Condition:
+        """See `Runtime.condition`."""
+        return threading.Condition()
+
+    def spawn(self, work: Callable[[], None], name: str) -> Task:
+        """See `Runtime.spawn`."""
+        thread = threading.Thread(target=work, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def new_id(self) -> str:
+        """See `Runtime.new_id`."""
+        return str(uuid.uuid4())

@@ -1,0 +1,108 @@
+-- name: orders
+-- Whether the outbox is still the one that the term began with, its layout, what is paused, and the last id drawn: of a
+-- sequence that draws ids one by one. What is looked up here must be looked up before the writers are.
+SELECT known.incarnation = %(incarnation)s AND known.table_oid = to_regclass(%(table)s)::oid,
+       known.layout,
+       known.paused OR %(shard)s = ANY (known.paused_shards),
+       coalesce((SELECT pg_sequence_last_value(seqrelid)
+                 FROM pg_sequence
+                 WHERE seqrelid = pg_get_serial_sequence(%(table)s, 'id')::regclass AND seqcache = 1
+                   AND has_sequence_privilege(seqrelid, 'USAGE, SELECT')), 0)
+FROM {outbox_identity} AS known
+WHERE known.table_name = %(table)s
+
+-- name: writers
+-- The transactions that may have drawn an id and not ended: who draws one holds this lock from before it to the end.
+SELECT DISTINCT virtualtransaction
+FROM pg_locks
+WHERE locktype = 'relation' AND relation = pg_get_serial_sequence(%(table)s, 'id')::regclass
+  AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND granted AND mode <> 'AccessShareLock' AND pid IS DISTINCT FROM pg_backend_pid()
+
+-- name: parked
+-- The lanes that wait, with their bad rows.
+SELECT kafka_topic, kafka_key, row_id, reason, since FROM {outbox_parked} WHERE table_name = %(table)s ORDER BY row_id
+
+-- name: park
+-- Let the lane of a bad row wait; a row that is gone harms nobody.
+INSERT INTO {outbox_parked} (table_name, kafka_topic, kafka_key, row_id, reason)
+SELECT %(table)s, kafka_topic, CASE WHEN %(whole_topic)s THEN NULL ELSE kafka_key END, id, %(reason)s
+FROM {outbox} WHERE id = %(id)s
+ON CONFLICT DO NOTHING
+
+-- name: release
+-- Let lanes go on: of a topic, or of a key, or all where neither is given.
+DELETE FROM {outbox_parked}
+WHERE table_name = %(table)s
+  AND (%(topic)s::text IS NULL OR kafka_topic = %(topic)s)
+  AND (%(key)s::text IS NULL OR kafka_key = %(key)s)
+RETURNING kafka_topic, kafka_key, row_id, reason, since
+
+-- name: bury
+-- A bad row becomes a dead letter.
+WITH gone AS (DELETE FROM {outbox} WHERE id = %(id)s RETURNING *)
+INSERT INTO {outbox_dead_letter} (table_name, row_id, reason, create_time, kafka_topic, kafka_key, kafka_value,
+                                  kafka_header_keys, kafka_header_values)
+SELECT %(table)s, id, %(reason)s, create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys,
+       kafka_header_values
+FROM gone
+
+-- name: dead_letters
+-- The dead letters, earliest first.
+SELECT id, kafka_topic, kafka_key, reason, buried_at FROM {outbox_dead_letter}
+WHERE table_name = %(table)s ORDER BY id
+
+-- name: count_dead_letters
+-- How many there are.
+SELECT count(*) FROM {outbox_dead_letter} WHERE table_name = %(table)s
+
+-- name: retry_dead_letters
+-- Dead letters become rows of the outbox again, behind all others; of the ids, or all where none is given.
+WITH gone AS (
+    DELETE FROM {outbox_dead_letter}
+    WHERE table_name = %(table)s AND (%(ids)s::bigint[] IS NULL OR id = ANY (%(ids)s))
+    RETURNING *
+)
+INSERT INTO {outbox} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
+SELECT now(), kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values FROM gone ORDER BY gone.id
+
+-- name: discard_dead_letters
+-- Forget dead letters; of the ids, or all where none is given.
+DELETE FROM {outbox_dead_letter}
+WHERE table_name = %(table)s AND (%(ids)s::bigint[] IS NULL OR id = ANY (%(ids)s))
+
+-- name: pause
+-- Stop reading: of a shard, or of the whole outbox where none is given. Returns whether the outbox is known.
+UPDATE {outbox_identity}
+SET paused = paused OR %(shard)s::int IS NULL,
+    paused_shards = CASE WHEN %(shard)s::int IS NULL OR %(shard)s::int = ANY (paused_shards) THEN paused_shards
+                         ELSE paused_shards || %(shard)s::int END
+WHERE table_name = %(table)s
+RETURNING shards
+
+-- name: resume
+-- Read on: a shard, or everything where none is given.
+UPDATE {outbox_identity}
+SET paused = paused AND %(shard)s::int IS NOT NULL,
+    paused_shards = CASE WHEN %(shard)s::int IS NULL THEN '{{}}' ELSE array_remove(paused_shards, %(shard)s::int) END
+WHERE table_name = %(table)s
+RETURNING shards
+
+-- name: notify
+-- Tell a harvester that sleeps that there is an order.
+SELECT pg_notify('outbox', %(table)s)
+
+-- name: layout
+-- How many shards the outbox has, and what is paused.
+SELECT layout, shards, unsettled, paused, paused_shards FROM {outbox_identity} WHERE table_name = %(table)s
+
+-- name: claim_layout
+-- Let the outbox have this number of shards from now on, if it has another.
+UPDATE {outbox_identity}
+SET layout = layout + 1, shards = %(shards)s, paused_shards = '{{}}',
+    unsettled = array_remove(array_append(array_remove(unsettled, shards), shards), %(shards)s::int)
+WHERE table_name = %(table)s AND shards <> %(shards)s
+
+-- name: settled
+-- The shards of all earlier layouts have been fenced and recovered, unless the layout has changed meanwhile.
+UPDATE {outbox_identity} SET unsettled = '{{}}' WHERE table_name = %(table)s AND layout = %(layout)s

@@ -1,0 +1,27 @@
+-- name: mark
+-- Give the earliest rows that do not carry the leader's id that id. A lost mark is only made again, so it need not be
+-- durable.
+WITH hasty AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true)), earliest AS MATERIALIZED (
+    SELECT id FROM {outbox}, hasty
+    WHERE (leader_id IS NULL OR leader_id <> %(leader_id)s)
+      AND EXISTS (SELECT FROM {outbox_identity} WHERE table_name = %(table)s AND incarnation = %(incarnation)s
+                                                 AND table_oid = to_regclass(%(table)s)::oid
+                                                 AND layout = %(layout)s)
+      {conditions}
+    ORDER BY id
+    LIMIT %(limit)s
+)
+UPDATE {outbox} AS marked
+SET leader_id = %(leader_id)s
+FROM earliest
+WHERE marked.id = earliest.id
+RETURNING marked.id, create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values, 0::bigint
+
+-- name: delete
+-- Delete what was delivered, unless another leader has marked it since.
+WITH hasty AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true))
+DELETE FROM {outbox} USING hasty WHERE id = ANY (%(ids)s) AND leader_id = %(leader_id)s
+
+-- name: reset
+-- Take the leader's id off rows that were not delivered.
+UPDATE {outbox} SET leader_id = NULL WHERE id = ANY (%(ids)s) AND leader_id = %(leader_id)s

@@ -1,0 +1,42 @@
+-- name: create_function
+-- Wakes the harvesters that sleep, and takes no database-wide lock while none does: NOTIFY would, at every commit.
+-- A shard's leader that sleeps holds the shard's lock, so ours is refused, and we notify. While we hold ours, to the end
+-- of the transaction, no leader falls asleep: it would not hear of the row. Writers need no right to our tables.
+CREATE OR REPLACE FUNCTION {outbox_wake_up}() RETURNS trigger LANGUAGE plpgsql
+SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    shards int := coalesce((SELECT known.shards FROM {outbox_identity} AS known WHERE table_name = TG_ARGV[0]), 1);
+BEGIN
+    FOR shard IN 0 .. shards - 1 LOOP
+        IF NOT pg_try_advisory_xact_lock_shared((TG_RELID::bigint << 16) | shard) THEN
+            PERFORM pg_notify('outbox', TG_ARGV[0]);
+        END IF;
+    END LOOP;
+    RETURN NULL;
+END $$
+
+-- name: create_trigger
+-- Once for each statement, whatever its rows.
+CREATE OR REPLACE TRIGGER outbox_wake_up AFTER INSERT ON {outbox}
+FOR EACH STATEMENT EXECUTE FUNCTION {outbox_wake_up}({table_name})
+
+-- name: drop_trigger
+-- Write without it again.
+DROP TRIGGER IF EXISTS outbox_wake_up ON {outbox}
+
+-- name: installed
+-- Whether the outbox wakes harvesters.
+SELECT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = to_regclass(%(table)s) AND tgname = 'outbox_wake_up'
+                                         AND tgenabled <> 'D')
+
+-- name: listen
+-- Hear of rows and of orders.
+LISTEN outbox
+
+-- name: sleep
+-- Whether no writer is at work that would not wake us; from now on, all will.
+SELECT pg_try_advisory_lock((to_regclass(%(table)s)::oid::bigint << 16) | %(shard)s)
+
+-- name: rise
+-- Spare writers the trouble.
+SELECT pg_advisory_unlock((to_regclass(%(table)s)::oid::bigint << 16) | %(shard)s)

@@ -1,0 +1,179 @@
+"""A row that Kafka refuses harms itself only: its key waits or it is put aside, and order is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from outbox_plugin import Harvester, Settings, operate
+from outbox_plugin.embedded.kafka import EmbeddedKafka
+from outbox_plugin.status import read_status
+from tests.harvesting import backlog, by_key, consume, create_topic, drained, environment, insert, run_outbox
+from tests.support import eventually
+
+pytestmark = pytest.mark.integration
+
+TOO_LARGE = "x" * 2_000_000  # More than the client and the broker take.
+
+
+class StrictKafka(EmbeddedKafka):
+    """A broker that makes no topics on first use."""
+
+    def properties(self, port: int, data: str) -> str:
+        return (
+            super().properties(port, data).replace("auto.create.topics.enable=true", "auto.create.topics.enable=false")
+        )
+
+
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    kafka = StrictKafka(tmp_path_factory.mktemp("strict"), print)
+    kafka.launch()
+    kafka.wait()
+    yield kafka.bootstrap_servers
+    kafka.stop()
+
+
+def with_unequal_headers(settings: Settings, topic: str, key: str, value: str) -> None:
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        connection.execute(
+            "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value, kafka_header_keys) VALUES (%s, %s, %s, '{a,b}')",
+            (topic, key, value),
+        )
+
+
+def mend(settings: Settings, assignment: str) -> None:
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        connection.execute(f"UPDATE outbox SET {assignment}")
+
+
+@pytest.fixture(params=["exactly-once", "at-least-once"])
+def either(settings: Settings, request: pytest.FixtureRequest) -> Settings:
+    return settings.model_copy(update={"delivery": request.param})
+
+
+def test_a_bad_row_parks_its_key_and_others_flow(either: Settings, topic: str) -> None:
+    """Bad row and followers in one window; released, the key's order is as if nothing had happened."""
+    insert(either, topic, [("good", "1"), ("bad", "1")])
+    with_unequal_headers(either, topic, "bad", "2")
+    insert(either, topic, [("bad", "3"), ("good", "2"), ("bad", "4")])
+    with Harvester(either):
+        eventually(lambda: backlog(either) == 3, 30)
+        insert(either, topic, [("good", "3"), ("bad", "5")])
+        eventually(lambda: backlog(either) == 4, 30)
+        [lane] = operate.parked_lanes(either)
+        assert (lane.topic, lane.key, lane.reason) == (topic, "bad", "2 header keys, but 0 header values")
+        assert read_status(either).parked_keys == 1
+        mend(either, "kafka_header_keys = '{}'")
+        assert by_key(consume(either, topic)) == {"good": ["1", "2", "3"], "bad": ["1"]}
+        assert len(operate.release(either, topic=topic, key="bad")) == 1
+        drained(either)
+    assert by_key(consume(either, topic)) == {"good": ["1", "2", "3"], "bad": ["1", "2", "3", "4", "5"]}
+    assert read_status(either).parked_keys == 0
+
+
+def test_a_release_before_the_row_is_mended_parks_it_again(settings: Settings, topic: str) -> None:
+    insert(settings, topic, [("k", TOO_LARGE), ("k", "after")])
+    with Harvester(settings):
+        eventually(lambda: operate.parked_lanes(settings), 30)
+        operate.release(settings)
+        eventually(lambda: operate.parked_lanes(settings), 30)
+        insert(settings, topic, [("other", "flows")])
+        eventually(lambda: backlog(settings) == 2, 30)
+    assert by_key(consume(settings, topic)) == {"other": ["flows"]}
+
+
+def test_what_is_parked_stays_so_for_the_next_leader(settings: Settings, topic: str) -> None:
+    insert(settings, topic, [("k", TOO_LARGE), ("k", "after")])
+    with Harvester(settings):
+        eventually(lambda: operate.parked_lanes(settings), 30)
+    with Harvester(settings):
+        insert(settings, topic, [("other", "flows")])
+        eventually(lambda: backlog(settings) == 2, 30)
+        mend(settings, "kafka_value = 'small' WHERE length(kafka_value) > 1000")
+        operate.release(settings)
+        drained(settings)
+    assert by_key(consume(settings, topic)) == {"k": ["small", "after"], "other": ["flows"]}
+
+
+def test_a_row_larger_than_its_topic_takes_is_found_among_many(either: Settings, group: str) -> None:
+    """The broker refuses a whole batch; which row made it so is found out, and all others arrive in order."""
+    topic = f"{group}-narrow"
+    admin = AdminClient({"bootstrap.servers": either.bootstrap_servers})
+    [made] = admin.create_topics([NewTopic(topic, num_partitions=1, config={"max.message.bytes": "20000"})]).values()
+    made.result(20)
+    small = [(f"k{number % 7}", str(number)) for number in range(3_000)]
+    insert(either, topic, [*small[:2_000], ("k3", "x" * 50_000), *small[2_000:]])
+    with Harvester(either):
+        eventually(lambda: operate.parked_lanes(either), 60)
+        eventually(lambda: backlog(either) == 1 + sum(key == "k3" for key, _ in small[2_000:]), 60)
+        mend(either, "kafka_value = 'short' WHERE length(kafka_value) > 20000")
+        operate.release(either)
+        drained(either)
+    seen = by_key(consume(either, topic))
+    before, after = ([value for key, value in part if key == "k3"] for part in (small[:2_000], small[2_000:]))
+    assert seen["k3"] == [*before, "short", *after]
+    assert sum(map(len, seen.values())) == 3_001
+
+
+@pytest.mark.parametrize("missing", ["not there", "never-made"])
+def test_a_topic_that_is_not_to_be_had_waits_as_a_whole(settings: Settings, strict: str, missing: str) -> None:
+    settings = settings.model_copy(update={"bootstrap_servers": strict})
+    there = create_topic(settings, f"{settings.group}-there")
+    name = f"{settings.group}-{missing}"
+    insert(settings, name, [("a", "1"), ("b", "1")])
+    insert(settings, there, [("a", "1")])
+    with Harvester(settings):
+        eventually(lambda: backlog(settings) == 2, 30)
+        [lane] = operate.parked_lanes(settings)
+        assert (lane.topic, lane.key) == (name, None)
+        assert name in lane.reason
+        if " " not in name:
+            create_topic(settings, name)
+            operate.release(settings, topic=name)
+            drained(settings)
+            assert by_key(consume(settings, name)) == {"a": ["1"], "b": ["1"]}
+
+
+def test_bad_rows_become_dead_letters_on_request(either: Settings, topic: str) -> None:
+    settings = either.model_copy(update={"bad_rows": "dead-letter"})
+    insert(settings, topic, [("k", "1"), ("k", TOO_LARGE), ("k", "3")])
+    with_unequal_headers(settings, topic, "k", "4")
+    env = environment(settings)
+    with Harvester(settings):
+        drained(settings)
+        eventually(lambda: read_status(settings).dead_letters == 2, 30)
+        first, second = operate.dead_letters(settings)
+        assert "message.max.bytes" in first.reason
+        assert "2 header keys" in second.reason
+        said = run_outbox("dead-letters", "discard", str(first.id), env=env)
+        assert (said.returncode, said.stdout) == (0, "discarded: 1\n")
+        with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+            connection.execute("UPDATE outbox_dead_letter SET kafka_header_keys = '{}'")
+        said = run_outbox("dead-letters", "retry", "--all", env=env)
+        assert (said.returncode, said.stdout) == (0, "to be tried again: 1\n")
+        eventually(lambda: by_key(consume(settings, topic)) == {"k": ["1", "3", "4"]}, 30)
+    assert run_outbox("dead-letters", "list", env=env).stdout == "there are no dead letters\n"
+
+
+def test_parked_keys_are_listed_and_released_from_the_command_line(settings: Settings, topic: str) -> None:
+    env = environment(settings)
+    with_unequal_headers(settings, topic, "k", "1")
+    with Harvester(settings):
+        eventually(lambda: operate.parked_lanes(settings), 30)
+        said = run_outbox("parked", "list", env=env)
+        assert f"topic {topic}, key k: row 1, since " in said.stdout
+        assert "2 header keys, but 0 header values" in run_outbox("status", env=env).stdout
+        mend(settings, "kafka_header_keys = '{}'")
+        assert run_outbox("parked", "release", "--key", "k", env=env).stdout == "released: 1\n"
+        drained(settings)
+
+
+@pytest.mark.parametrize("arguments", [("dead-letters", "retry"), ("dead-letters", "discard", "1", "--all")])
+def test_dead_letters_are_never_meant_by_accident(settings: Settings, arguments: tuple[str, ...]) -> None:
+    said = run_outbox(*arguments, env=environment(settings))
+    assert (said.returncode, said.stderr) == (2, "outbox: name the dead letters by their ids, or say --all\n")

@@ -1,0 +1,229 @@
+"""Pause and resume, retention and replay, wake-up, several outboxes: an operator's orders, obeyed by whoever leads."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import psutil
+import psycopg
+import pytest
+from psycopg import sql
+
+from outbox_plugin import Harvester, Settings, operate
+from outbox_plugin.adapters.history import History
+from outbox_plugin.errors import InvalidSetting
+from outbox_plugin.schema.connection import connect
+from outbox_plugin.schema.migrate import migrate
+from outbox_plugin.status import read_status
+from tests.harvesting import (
+    HarvesterProcess,
+    assert_exactly_once_in_order,
+    backlog,
+    by_key,
+    consume,
+    create_topic,
+    drained,
+    environment,
+    harvesters,
+    insert,
+    insert_numbered,
+    run_outbox,
+)
+from tests.support import eventually
+
+pytestmark = pytest.mark.integration
+
+SEVEN_DAYS = {"retention": timedelta(days=7)}
+
+
+@pytest.fixture(params=["exactly-once", "at-least-once"])
+def either(settings: Settings, request: pytest.FixtureRequest) -> Settings:
+    return settings.model_copy(update={"delivery": request.param})
+
+
+def stays(settings: Settings, rows: int, seconds: float = 1.0) -> bool:
+    """Whether the backlog is `rows` all the time."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if backlog(settings) != rows:
+            return False
+    return True
+
+
+def test_a_paused_outbox_rests_until_it_is_resumed_whoever_leads(either: Settings, topic: str) -> None:
+    env = environment(either)
+    with Harvester(either):
+        insert(either, topic, [("k", "1")])
+        drained(either)
+        assert run_outbox("pause", env=env).stdout == "paused outbox\n"
+        assert read_status(either).shards[0].paused
+        time.sleep(1.0)  # The longest that a leader takes to ask for orders.
+        insert(either, topic, [("k", "2")])
+        assert stays(either, 1)
+    with Harvester(either):
+        eventually(lambda: read_status(either).shards[0].leader, 30)
+        assert stays(either, 1)
+        assert "paused: see `outbox resume`" in run_outbox("status", env=env).stdout
+        assert run_outbox("resume", env=env).stdout == "resumed outbox\n"
+        drained(either)
+    assert by_key(consume(either, topic)) == {"k": ["1", "2"]}
+
+
+def test_one_shard_can_be_paused(settings: Settings, topic: str) -> None:
+    two = settings.model_copy(update={"shards": 2})
+    with Harvester(two):
+        operate.pause(two, 1)
+        time.sleep(1.0)
+        insert_numbered(two, topic, 0, 100)
+        eventually(lambda: read_status(two).shards[0].lag_records == 0, 30)
+        waiting = backlog(two)
+        assert waiting == read_status(two).shards[1].lag_records > 0
+        assert stays(two, waiting)
+        operate.resume(two, 1)
+        drained(two)
+    assert_exactly_once_in_order(consume(two, topic), 0, 100)
+
+
+def test_a_shard_that_is_not_there_cannot_be_paused(settings: Settings) -> None:
+    with pytest.raises(InvalidSetting, match="there is no shard 3"):
+        operate.pause(settings, 3)
+    assert not read_status(settings).shards[0].paused
+
+
+def test_published_rows_are_kept_by_day_and_emitted_again(settings: Settings, topic: str) -> None:
+    kept = settings.model_copy(update=SEVEN_DAYS)
+    with Harvester(kept):
+        insert(kept, topic, [("a", "1"), ("b", "1"), ("a", "2")])
+        drained(kept)
+        said = run_outbox("replay", "--topic", topic, "--key", "a", "--since", "2026-01-01", env=environment(kept))
+        assert said.stdout == "emitted again: 2\n"
+        drained(kept)
+    records = consume(kept, topic)
+    assert by_key(records) == {"a": ["1", "2", "1", "2"], "b": ["1"]}
+    assert [record.headers for record in records if record.key == "a"][2:] == [
+        [("outbox-replay", "1")],
+        [("outbox-replay", "3")],
+    ]
+
+
+def test_days_are_dropped_after_their_time(settings: Settings) -> None:
+    kept = settings.model_copy(update=SEVEN_DAYS)
+    with connect(kept) as connection:
+        for days_ago in (1, 6, 9, 30):
+            day, next_day = connection.execute(
+                "SELECT (now() AT TIME ZONE 'UTC')::date - %s, (now() AT TIME ZONE 'UTC')::date - %s + 1",
+                (days_ago, days_ago),
+            ).fetchone() or ("", "")
+            connection.execute(
+                sql.SQL("CREATE TABLE {} PARTITION OF outbox_history FOR VALUES FROM ({}) TO ({})").format(
+                    sql.Identifier(f"outbox_history_{day:%Y%m%d}"),
+                    sql.Literal(f"{day} 00:00+00"),
+                    sql.Literal(f"{next_day} 00:00+00"),
+                )
+            )
+        History(kept, connection).keep_days()
+        partitions = connection.execute(
+            "SELECT count(*) FROM pg_inherits WHERE inhparent = 'outbox_history'::regclass"
+        ).fetchone()
+    assert partitions == (4,)  # Yesterday, six days ago, today and tomorrow.
+
+
+def test_nothing_is_kept_by_default(settings: Settings, topic: str) -> None:
+    with Harvester(settings):
+        insert(settings, topic, [("a", "1")])
+        drained(settings)
+    assert operate.replay(settings) == 0
+
+
+def commits(settings: Settings) -> int:
+    """Transactions that the test's database has seen."""
+    with psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection:
+        row = connection.execute(
+            "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()"
+        ).fetchone()
+    return int(row[0]) if row else 0
+
+
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
+def test_an_idle_harvester_sleeps_and_a_writer_wakes_it(settings: Settings, topic: str, delivery: str) -> None:
+    settings = settings.model_copy(update={"delivery": delivery})
+    assert run_outbox("migrate", "--wake-up", env=environment(settings)).returncode == 0
+    with Harvester(settings):
+        eventually(lambda: asleep(settings), 30)
+        insert(settings, topic, [("k", "1")])
+        began = time.monotonic()
+        drained(settings)
+        woke_after = time.monotonic() - began
+        eventually(lambda: asleep(settings), 30)
+        insert(settings, topic, [("k", "2")])
+        drained(settings)
+    assert woke_after < 0.9  # Less than the look behind the wake-up takes.
+    assert by_key(consume(settings, topic)) == {"k": ["1", "2"]}
+
+
+def asleep(settings: Settings) -> bool:
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        row = connection.execute(
+            "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock' AND granted "
+            "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+        ).fetchone()
+    return bool(row and row[0])
+
+
+def test_a_writer_that_began_before_the_sleep_is_not_missed(settings: Settings, topic: str) -> None:
+    migrate(settings, wake_up=True)
+    with Harvester(settings), psycopg.connect(settings.dsn.get_secret_value()) as writer:
+        eventually(lambda: asleep(settings), 30)
+        writer.execute("INSERT INTO outbox (kafka_topic, kafka_key, kafka_value) VALUES (%s, 'k', '1')", (topic,))
+        time.sleep(2.0)  # The harvester, asleep, looks behind its wake-up meanwhile.
+        writer.commit()
+        began = time.monotonic()
+        drained(settings)
+        assert time.monotonic() - began < 0.9
+
+
+def test_the_trigger_can_be_removed(settings: Settings) -> None:
+    migrate(settings, wake_up=True)
+    migrate(settings, wake_up=False)
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        assert connection.execute("SELECT count(*) FROM pg_trigger WHERE NOT tgisinternal").fetchone() == (0,)
+
+
+def test_an_idle_harvester_costs_next_to_nothing(settings: Settings, topic: str, tmp_path: Path) -> None:
+    migrate(settings, wake_up=True)
+    with harvesters(settings, tmp_path) as [harvester]:
+        eventually(lambda: asleep(settings), 30)
+        process, seconds = psutil.Process(harvester.pid), 10.0
+        cpu, transactions = sum(process.cpu_times()[:2]), commits(settings)
+        time.sleep(seconds)
+        assert (commits(settings) - transactions) / seconds < 3
+        assert (sum(process.cpu_times()[:2]) - cpu) / seconds < 0.1  # A bound that shows a busy loop, not a benchmark.
+
+
+def test_several_outboxes_in_one_process(settings: Settings, group: str, tmp_path: Path) -> None:
+    topic = create_topic(settings, f"{group}-events")
+    own = [{"table": f"outbox_{name}", "group": f"{group}-{name}"} for name in ("one", "two")]
+    both = settings.model_copy(update={"outboxes": own})
+    env = environment(both)
+    assert run_outbox("migrate", env=env).returncode == 0
+    one, two = both.each()
+    log = tmp_path / "harvester.log"
+    harvester = HarvesterProcess(both, log)
+    try:
+        insert_numbered(one, topic, 0, 100)
+        insert_numbered(two, topic, 100, 100)
+        drained(one)
+        drained(two)
+        found = json.loads(run_outbox("status", "--json", env=env).stdout)
+        assert {table: status["shards"][0]["leader"]["pid"] for table, status in found.items()} == {
+            "outbox_one": harvester.pid,
+            "outbox_two": harvester.pid,
+        }
+        assert harvester.terminate() == 0
+    finally:
+        if harvester.alive:
+            harvester.kill()
+    assert_exactly_once_in_order(consume(settings, topic), 0, 200)
