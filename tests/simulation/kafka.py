@@ -1,0 +1,383 @@
+"""A Kafka as far as the harvester can tell: partitions, transactions, fencing by epoch, and a group."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from outbox_plugin.core.heartbeat import Heartbeat
+from outbox_plugin.core.ports import Sent
+from outbox_plugin.core.progress import ProgressRecord
+from outbox_plugin.core.row import OutboxRow
+from outbox_plugin.core.shards import Slice
+from outbox_plugin.errors import Fenced, LogUnavailable, OutcomeUnknown, Refusal, RowsRefused
+from tests.simulation.scheduler import Killed, Process, Scheduler
+from tests.simulation.wire import LATE, PATIENCE, Server
+
+SESSION_SECONDS = 6.0
+TRANSACTION_SECONDS = 60.0
+
+
+@dataclass(eq=False, slots=True)
+class KafkaTransaction:
+    """A transaction; what it wrote is seen once `committed`."""
+
+    leader_id: str = ""
+    committed: bool = False
+    over: bool = False
+
+
+@dataclass(slots=True)
+class Record:
+    """A record of the application's topics; `value` is the event's name."""
+
+    transaction: KafkaTransaction | None
+    leader_id: str
+    value: str
+
+
+@dataclass(slots=True)
+class TransactionalId:
+    """What the transaction coordinator knows of one."""
+
+    epoch: int = 0
+    open: KafkaTransaction | None = None
+
+
+class Broker:
+    """The cluster's state; everything here happens in an instant."""
+
+    def __init__(self, scheduler: Scheduler, say: Callable[..., None]) -> None:
+        self.scheduler = scheduler
+        self.say = say
+        self.partitions: dict[tuple[str, str], list[Record]] = defaultdict(list)  # A key has one of its own.
+        self.progress: dict[str, list[tuple[KafkaTransaction, bytes]]] = defaultdict(list)
+        self.ids: dict[str, TransactionalId] = defaultdict(TransactionalId)
+        self.refused_topics: set[str] = set()
+        self.refused_events: set[str] = set()
+        self.group = Group(self)
+
+    def initialise(self, transactional_id: str) -> int:
+        """InitProducerId: abort what is open, and give a new epoch."""
+        known = self.ids[transactional_id]
+        if known.open is not None:
+            known.open.over, known.open = True, None
+        known.epoch += 1
+        return known.epoch
+
+    def begin(self, transactional_id: str, epoch: int, leader_id: str) -> KafkaTransaction:
+        """The transaction that is open, which is begun if there is none."""
+        known = self.ids[transactional_id]
+        if known.epoch != epoch:
+            raise Fenced("Kafka: a newer producer")
+        if known.open is None:
+            known.open = KafkaTransaction(leader_id)
+            self.scheduler.at(
+                self.scheduler.now + TRANSACTION_SECONDS, partial(self._time_out, transactional_id, known.open)
+            )
+        return known.open
+
+    def _time_out(self, transactional_id: str, transaction: KafkaTransaction) -> None:
+        if self.ids[transactional_id].open is transaction:
+            self.say("kafka", "times a transaction out")
+            self.initialise(transactional_id)
+
+    def end(self, transactional_id: str, epoch: int, *, commit: bool) -> None:
+        """Commit or abort what is open."""
+        known = self.ids[transactional_id]
+        if known.epoch != epoch:
+            raise Fenced("Kafka: a newer producer")
+        if known.open is not None:
+            known.open.committed, known.open.over, known.open = commit, True, None
+
+    def refusal(self, row: OutboxRow) -> Refusal | None:
+        """Why the row is not taken, for what it is."""
+        if row.topic in self.refused_topics:
+            return Refusal("no such topic", whole_topic=True)
+        return Refusal("too large") if row.value in self.refused_events else None
+
+    def append(self, rows: Sequence[OutboxRow], transaction: KafkaTransaction | None, leader_id: str) -> None:
+        """Write records."""
+        for row in rows:
+            self.partitions[row.topic, row.key].append(Record(transaction, leader_id, str(row.value)))
+
+
+class SimulatedLog:
+    """`Log` on a `Broker`: one transactional producer."""
+
+    def __init__(self, broker: Broker, server: Server, process: Process, slice_: Slice) -> None:
+        self._broker = broker
+        self._server = server
+        self._process = process
+        self._slice = slice_
+        self._id = f"outbox-{slice_.name}"
+        self._epoch = 0
+        self._closed = False
+
+    def fence(self) -> None:
+        self._epoch = self._server.call(self._process, "fences", lambda: self._broker.initialise(self._id))
+
+    def read_progress(self) -> ProgressRecord | None:
+        def effect() -> bytes | None:
+            records = self._broker.progress[self._slice.name]
+            return next((body for transaction, body in reversed(records) if transaction.committed), None)
+
+        body = self._server.call(self._process, "reads progress", effect)
+        return None if body is None else ProgressRecord.parse(body)
+
+    def former(self, slice_: Slice) -> SimulatedLog:
+        return SimulatedLog(self._broker, self._server, self._process, slice_)
+
+    def publish(self, rows: Sequence[OutboxRow], progress: ProgressRecord) -> None:
+        broker, leader_id = self._broker, progress.leader_id
+        if self._closed:
+            raise LogUnavailable("Kafka: the term's producer has been closed")
+
+        def produce() -> dict[int, Refusal]:
+            transaction = broker.begin(self._id, self._epoch, leader_id)
+            refused = {row.id: refusal for row in rows if (refusal := broker.refusal(row)) is not None}
+            broker.append([row for row in rows if row.id not in refused], transaction, leader_id)
+            broker.progress[self._slice.name].append((transaction, progress.encode()))
+            return refused
+
+        try:
+            refused = self._server.call(self._process, f"produces {[row.id for row in rows]}", produce)
+        except LogUnavailable:
+            self._abort()
+            raise
+        if refused:
+            self._abort()
+            raise RowsRefused(self._some(refused))
+        self._server.call(
+            self._process,
+            f"commits {[row.id for row in rows]} as {leader_id}",
+            lambda: broker.end(self._id, self._epoch, commit=True),
+            unanswered=OutcomeUnknown,
+        )
+
+    def _some(self, refused: dict[int, Refusal]) -> dict[int, Refusal]:
+        """Kafka need not say all at once; at least one it says."""
+        chosen = [id_ for id_ in refused if self._process.scheduler.random() < 0.5]
+        return {id_: refused[id_] for id_ in chosen or list(refused)[-1:]}
+
+    def _abort(self) -> None:
+        try:
+            self._server.call(self._process, "aborts", lambda: self._broker.end(self._id, self._epoch, commit=False))
+        except LogUnavailable as error:
+            raise OutcomeUnknown(str(error)) from error
+
+    def close(self) -> None:
+        self._closed = True
+
+
+class SimulatedAcknowledgingLog:
+    """`AcknowledgingLog` on a `Broker`: a producer without transactions."""
+
+    def __init__(self, broker: Broker, server: Server, process: Process, leader_id: str) -> None:
+        self._broker = broker
+        self._server = server
+        self._process = process
+        self._leader_id = leader_id
+
+    def send(self, rows: Sequence[OutboxRow]) -> Sent:
+        broker, scheduler, mishaps = self._broker, self._process.scheduler, self._server.mishaps
+
+        def effect() -> Sent:
+            refused = {row.id: refusal for row in rows if (refusal := broker.refusal(row)) is not None}
+            delivered = set()
+            for row in rows:
+                if row.id in refused:
+                    continue
+                dice = scheduler.random() if scheduler.now < mishaps.until else 1.0
+                if dice < mishaps.rate * 2:  # Of one partition: its records fare otherwise than the others'.
+                    self._unknown(row, dice / mishaps.rate / 2)
+                    continue
+                broker.append([row], None, self._leader_id)
+                delivered.add(row.id)
+            return Sent(delivered, refused)
+
+        try:
+            return self._server.call(self._process, f"sends {[row.id for row in rows]} as {self._leader_id}", effect)
+        except LogUnavailable:
+            return Sent(frozenset(), {})
+
+    def _unknown(self, row: OutboxRow, dice: float) -> None:
+        """A record that is not acknowledged: written all the same, or late, or never."""
+        scheduler, broker = self._process.scheduler, self._broker
+        self._broker.say("kafka", f"does not acknowledge {row.id}")
+        if dice < 0.3:
+            broker.append([row], None, self._leader_id)
+        elif dice < 0.5:
+            arrives = scheduler.now + scheduler.random() * LATE
+            scheduler.at(arrives, lambda: broker.append([row], None, self._leader_id))
+            scheduler.disturbs(arrives)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@dataclass(eq=False)
+class Member:
+    """A member of the leader group, as the coordinator knows it, and as it knows itself."""
+
+    process: Process
+    shards: int
+    assigned: set[int] = field(default_factory=set)  # By the coordinator.
+    owned: set[int] = field(default_factory=set)  # As the member believes.
+    seen_at: float = 0.0
+    gone: bool = False  # Left, or expired.
+
+
+class Group:
+    """The leader group: at most one member is assigned a partition, and who is not heard of loses its partitions."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._scheduler = broker.scheduler
+        self.members: list[Member] = []
+        self.listeners: list[SimulatedMembership] = []
+        self.server: Server
+        self._wanted = False
+
+    def join(self, member: Member) -> None:
+        """A member joins; the others are asked to give it its share."""
+        member.seen_at = self._scheduler.now
+        member.gone = False
+        self.members.append(member)
+        self.rebalance()
+
+    def leave(self, member: Member) -> None:
+        """A member leaves, or is taken for dead."""
+        if member in self.members:
+            self.members.remove(member)
+        member.gone = True
+        member.assigned.clear()
+        self.rebalance()
+
+    def _expire(self) -> None:
+        now = self._scheduler.now
+        for member in list(self.members):
+            here = member.process.alive and not member.process.paused and not member.gone
+            if here and self.server.reaches(member.process):
+                member.seen_at = now
+            elif self.server.down:
+                member.seen_at = max(member.seen_at, now - SESSION_SECONDS / 2)
+            elif now - member.seen_at > SESSION_SECONDS:
+                self._broker.say("kafka", f"takes {member.process.name} for dead")
+                self.leave(member)
+
+    def watch(self) -> None:
+        """Look at the sessions twice a second."""
+        self._expire()
+        self._scheduler.at(self._scheduler.now + 0.5, self.watch)
+
+    def rebalance(self) -> None:
+        """Share the partitions out again, soon."""
+        if not self._wanted:
+            self._wanted = True
+            self._scheduler.at(self._scheduler.now + 0.1 + self._scheduler.random(), self._share_out)
+
+    def _share_out(self) -> None:
+        """Sticky: who has a partition keeps it, up to its fair share. What is taken waits until it is given back."""
+        self._wanted = False
+        if self.server.down:
+            self.rebalance()
+            return
+        if not self.members:
+            return
+        count = max(member.shards for member in self.members)
+        fair = -(-count // len(self.members))
+        for member in self.members:
+            for partition in sorted(member.assigned)[fair:]:
+                member.assigned.discard(partition)
+        # What a member still believes to own is only given to another once it has heard, or is taken for dead.
+        taken = {each for member in self.members for each in (*member.assigned, *member.owned)}
+        for partition in range(count):
+            if partition not in taken:
+                least = min(self.members, key=lambda member: len(member.assigned))
+                least.assigned.add(partition)
+                self._broker.say("kafka", f"gives partition {partition} to {least.process.name}")
+        if any(member.owned - member.assigned for member in self.members):
+            self.rebalance()
+
+    def send(self, heartbeat: Heartbeat) -> None:
+        """A heartbeat has been written; everybody who listens can fetch it."""
+        for listener in self.listeners:
+            listener.fetched(heartbeat)
+
+
+class SimulatedMembership:
+    """`Membership` of a harvester in the group."""
+
+    def __init__(self, broker: Broker, server: Server, process: Process, shards: int) -> None:
+        self._group = broker.group
+        self._server = server
+        self._process = process
+        self._scheduler = process.scheduler
+        self._member = Member(process, shards)
+        self._arrived: list[Heartbeat] = []
+        self._on_the_way: list[Heartbeat] = []
+        self._changed = process.condition()
+        self._lost_contact: float | None = None
+        self._group.listeners.append(self)
+        self._group.join(self._member)
+
+    def owned(self) -> set[int]:
+        if not self._process.alive:
+            raise Killed
+        member, now = self._member, self._scheduler.now
+        if not self._server.reaches(self._process):
+            self._lost_contact = self._lost_contact or now
+            if now - self._lost_contact > SESSION_SECONDS:
+                member.owned = set()  # The client itself knows that its session is over.
+            return set(member.owned)
+        self._lost_contact = None
+        if member.gone:
+            member.owned = set()
+            self._group.join(member)
+        if member.owned != member.assigned:
+            if member.owned - member.assigned:
+                self._group.rebalance()
+            member.owned = set(member.assigned)
+        return set(member.owned)
+
+    def fetched(self, heartbeat: Heartbeat) -> None:
+        """A heartbeat is there for us to fetch."""
+        if not self._process.alive:
+            return
+        self._on_the_way.append(heartbeat)
+        if self._server.reaches(self._process):
+            self._arrived += self._on_the_way
+            self._on_the_way.clear()
+            self._changed.notify_all()
+
+    def heard(self, wait_seconds: float) -> Iterable[Heartbeat]:
+        with self._changed:
+            if self._on_the_way and self._server.reaches(self._process):
+                self._arrived += self._on_the_way
+                self._on_the_way.clear()
+            self._changed.wait_for(lambda: self._arrived, wait_seconds)
+            arrived, self._arrived = self._arrived, []
+        return arrived
+
+    def send(self, heartbeat: Heartbeat) -> None:
+        if self._process.alive:
+            self._send(heartbeat, self._scheduler.now + PATIENCE)
+
+    def _send(self, heartbeat: Heartbeat, deadline: float) -> None:
+        scheduler = self._scheduler
+        if self._server.reaches(self._process):
+            scheduler.at(scheduler.now + scheduler.random() * 0.02, lambda: self._group.send(heartbeat))
+        elif scheduler.now < deadline:
+            scheduler.at(scheduler.now + 0.3, lambda: self._send(heartbeat, deadline))
+
+    def leave(self, timeout_seconds: float) -> None:
+        if not self._process.alive:
+            raise Killed
+        self._group.listeners.remove(self)
+        if self._server.reaches(self._process):
+            self._group.leave(self._member)
+        else:
+            self._member.gone = True

@@ -1,0 +1,121 @@
+"""What a schedule is made of, drawn from its seed before it begins."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from outbox_plugin.settings import BadRows, Delivery
+from tests.simulation.wire import MISHAPS
+
+# What can befall a schedule at an instant, or for a while.
+KILL, STOP, PAUSE, JUMP = "kill", "stop", "pause", "clock jumps ahead"
+NO_KAFKA, NO_POSTGRES = "cut off from Kafka", "cut off from Postgres"
+KAFKA_DOWN, POSTGRES_DOWN = "Kafka is down", "Postgres is down"
+TRUNCATE, RESTORE, RESTORE_ANEW = "truncate", "restore a backup", "restore a backup into a new table"
+RESHARD, HALT = "another number of shards", "paused by an order"
+WALL_CLOCK_BACK = "Postgres' clock jumps back"
+BAD_EVENT, BAD_TOPIC = "a row that Kafka refuses", "a topic that Kafka refuses"
+OWN_ID = "a row with an id of its own making"
+EVERYTHING = (
+    KILL,
+    STOP,
+    PAUSE,
+    JUMP,
+    NO_KAFKA,
+    NO_POSTGRES,
+    KAFKA_DOWN,
+    POSTGRES_DOWN,
+    TRUNCATE,
+    RESTORE,
+    RESTORE_ANEW,
+    RESHARD,
+    HALT,
+    WALL_CLOCK_BACK,
+    BAD_EVENT,
+    BAD_TOPIC,
+    OWN_ID,
+)
+AIMS = ("fences", "reads", "produces", "commits", "aborts", "purges", "parks", "marks", "sends", "deletes", "asks")
+_OF_ONE = (KILL, STOP, PAUSE, JUMP, NO_KAFKA, NO_POSTGRES)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that befalls the schedule at `at`, for `seconds`; `target` is a harvester, or a number of shards."""
+
+    kind: str
+    at: float
+    seconds: float
+    target: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A schedule's size, what befalls it, and how often a request meets a mishap."""
+
+    delivery: Delivery = "exactly-once"
+    harvesters: int = 1
+    shards: int = 1
+    writers: int = 2
+    transactions: int = 6  # Of each writer.
+    writing: float = 6.0  # Seconds.
+    keys: int = 3
+    mishap_rate: float = 0.0
+    mishaps: tuple[str, ...] = MISHAPS
+    aims: tuple[str, ...] = ()
+    latency: float = 0.002
+    longest_pause: float = 10.0
+    bad_rows: BadRows = "park"
+    wakes: bool = False
+    releases: bool = True
+    faults: tuple[Fault, ...] = ()
+
+    @classmethod
+    def draw(cls, seed: int) -> Plan:
+        """The plan of a seed. Each has few kinds of faults, so that they do not drown each other."""
+        rng = random.Random(seed)
+        writing = rng.uniform(2.0, 8.0)
+        kinds = rng.sample(EVERYTHING, rng.randint(0, 3))
+        if rng.random() < 0.5:
+            kinds.append(rng.choice(_OF_ONE))
+        if rng.random() < 0.15:
+            kinds.append(RESHARD)
+        if rng.random() < 0.15:
+            kinds.append(BAD_EVENT)
+        if RESTORE in kinds and WALL_CLOCK_BACK in kinds:
+            kinds.remove(WALL_CLOCK_BACK)  # Nothing is left that tells new rows from old ones.
+        harvesters = rng.choice((2, 2, 2, 3, 3, 4, 5))
+        longest_pause = rng.choice((5.0, 10.0, 10.0, 60.0))
+        return cls(
+            delivery=rng.choice(("exactly-once", "exactly-once", "at-least-once")),
+            harvesters=harvesters,
+            shards=rng.choice((1, 1, 1, 2, 3)),
+            writers=rng.randint(1, 4),
+            transactions=rng.randint(2, 6),
+            writing=writing,
+            keys=rng.randint(1, 4),
+            mishap_rate=(rate := rng.choice((0.0, 0.0, 0.01, 0.03, 0.1, 0.2, 0.3))),
+            mishaps=tuple(rng.sample(MISHAPS, rng.randint(1, 4))),
+            aims=tuple(rng.sample(AIMS, rng.randint(2, 4))) if rate > 0.1 else (),
+            latency=rng.choice((0.002, 0.002, 0.02, 0.1)),
+            longest_pause=longest_pause,
+            bad_rows=rng.choice(("park", "park", "dead-letter")),
+            wakes=rng.random() < 0.7,
+            releases=rng.random() < 0.7,
+            faults=tuple(
+                sorted(
+                    (
+                        Fault(
+                            kind,
+                            rng.uniform(0.2, writing),
+                            rng.random() ** 2 * (longest_pause if kind == PAUSE else 10.0),
+                            rng.randrange(harvesters) if kind in _OF_ONE else rng.randint(1, 3),
+                        )
+                        for kind in kinds
+                        for _ in range(rng.choice((1, 1, 2, 3) if kind in _OF_ONE else (1, 1, 1, 2)))
+                    ),
+                    key=lambda fault: fault.at,
+                )
+            ),
+        )

@@ -1,0 +1,506 @@
+"""A Postgres with one outbox in it, as far as the harvester can tell: transactions, snapshots, a sequence, locks."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import TypeVar
+
+from outbox_plugin.core.floor import Drawn
+from outbox_plugin.core.lanes import BadRow, Lane, Lanes
+from outbox_plugin.core.ports import Control, Wanted
+from outbox_plugin.core.progress import Identity, Publication
+from outbox_plugin.core.row import OutboxRow
+from outbox_plugin.core.shards import Layout, Slice
+from outbox_plugin.errors import LayoutChanged, StoreUnavailable
+from tests.simulation.scheduler import Process, Scheduler
+from tests.simulation.wire import Server
+
+Answer = TypeVar("Answer")
+
+PLACE = "outbox in database simulated"
+
+
+@cache
+def hash_of(key: str) -> int:
+    """What a key's shard is found by."""
+    return zlib.crc32(key.encode())
+
+
+@dataclass(eq=False, slots=True)
+class Event:
+    """An event that the application wrote, and what became of its row; instants are numbered as they come."""
+
+    name: str
+    topic: str
+    key: str
+    began: int
+    transaction: int
+    place_in_transaction: int
+    committed: int | None = None
+    erased: bool = False  # By a truncation, or because a backup without it was restored.
+    restored: bool = False  # By a backup that still had it.
+
+
+@dataclass(eq=False, slots=True)
+class Row:
+    """A version of a row."""
+
+    id: int
+    xid: int
+    create_time: int
+    event: Event
+    leader_id: str | None = None
+
+
+class Disconnected(Exception):
+    """The application's connection is broken; its transaction is rolled back."""
+
+
+@dataclass(eq=False)
+class Transaction:
+    """A transaction of the application. It holds the table's write lock from the first id that it draws."""
+
+    database: Database
+    number: int
+    began: int
+    create_time: int
+    locks: bool = False
+    notifies: bool = False
+    xid: int | None = None
+    over: bool = False
+    ids: list[int] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+
+    def _check(self) -> None:
+        if self.over:
+            raise Disconnected
+
+    def draw(self) -> int:
+        """Lock the table and draw an id, which no roll-back gives back."""
+        self._check()
+        self.locks = True
+        self.database.sequence += 1
+        self.ids.append(self.database.sequence)
+        self.database.used.add(self.database.sequence)
+        return self.database.sequence
+
+    def insert(self, id_: int, topic: str, key: str) -> None:
+        """Insert a row under an id that was drawn."""
+        self._check()
+        database = self.database
+        if self.xid is None:
+            self.xid, database.next_xid = database.next_xid, database.next_xid + 1
+        database.events.append(
+            event := Event(f"e{len(database.events)}", topic, key, self.began, self.number, len(self.rows))
+        )
+        database.by_name[event.name] = event
+        database.used.add(id_)
+        self.rows.append(Row(id_, self.xid, self.create_time, event))
+        self.notifies = self.notifies or database.asleep
+
+    def commit(self) -> None:
+        """Let everybody see the rows."""
+        self._check()
+        self._end()
+        stamp = self.database.instant()
+        for row in self.rows:
+            row.event.committed = stamp
+            self.database.rows[row.id] = row
+        self.database.say("app", "commits", *(f"{row.id}={row.event.name}/{row.event.key}" for row in self.rows))
+        self.database.flush()
+        if self.notifies:
+            self.database.notify()
+
+    def roll_back(self) -> None:
+        """Be as if nothing had been."""
+        if not self.over:
+            self._end()
+            self.database.used.difference_update(self.ids)
+            self.database.say("app", "rolls back", *(row.id for row in self.rows))
+
+    def _end(self) -> None:
+        self.over = True
+        self.database.open.discard(self)
+
+
+@dataclass(frozen=True)
+class Backup:
+    """What a backup keeps. A restored backup, and a truncation, begin a `history` of its own."""
+
+    history: int
+    rows: tuple[Row, ...]
+    sequence: int
+    next_xid: int
+    parked: dict[Lane, int]
+    dead: tuple[Row, ...]
+    layout: Layout
+
+
+class Database:
+    """The server's state; everything here happens in an instant."""
+
+    def __init__(self, scheduler: Scheduler, say: Callable[..., None], shards: int) -> None:
+        self.scheduler = scheduler
+        self.say = say
+        self.rows: dict[int, Row] = {}
+        self.used: set[int] = set()  # Ids that a row has, had, or will perhaps have.
+        self.sequence = 0
+        self.next_xid = 100
+        self.incarnation = 1
+        self.history = 1
+        self.file = 1  # What the table is stored in; a truncation makes a new one.
+        self.layout = Layout(1, shards)
+        self.paused = False
+        self.parked: dict[Lane, int] = {}
+        self.dead: list[Row] = []
+        self.open: set[Transaction] = set()
+        self.generation = 0  # Connections of an earlier one are broken.
+        self.closed_to_writers = False
+        self.wall = 1_000_000_000  # What the clock is ahead, in microseconds.
+        self.sleepers: list[WakeUpCall] = []
+        self.events: list[Event] = []
+        self.by_name: dict[str, Event] = {}
+        self._instants = 0
+        self._transactions = 0
+        self._not_durable: list[Callable[[], None]] = []
+
+    def instant(self) -> int:
+        """Number what happens."""
+        self._instants += 1
+        return self._instants
+
+    def begin(self) -> Transaction:
+        """Begin a transaction of the application."""
+        self._transactions += 1
+        transaction = Transaction(self, self._transactions, self.instant(), self.clock())
+        self.open.add(transaction)
+        return transaction
+
+    def clock(self) -> int:
+        """The server's clock, in microseconds."""
+        return self.wall + int(self.scheduler.now * 1e6)
+
+    def flush(self) -> None:
+        """All that was done until now is durable."""
+        self._not_durable.clear()
+
+    def hasty(self, undo: Callable[[], None]) -> None:
+        """Something was done that is not durable yet."""
+        self._not_durable.append(undo)
+
+    def restart(self, *, immediate: bool) -> None:
+        """Break every connection; after an immediate stop, some of what was not durable is gone."""
+        for transaction in list(self.open):
+            transaction.roll_back()
+        if immediate and self._not_durable:
+            kept = int(self.scheduler.random() * (len(self._not_durable) + 1))
+            for undo in reversed(self._not_durable[kept:]):
+                undo()
+        self.flush()
+        self.generation += 1
+        self.sleepers.clear()
+
+    @property
+    def asleep(self) -> bool:
+        """Whether a harvester asks to be woken."""
+        return bool(self.sleepers)
+
+    def notify(self) -> None:
+        """Wake the harvesters that asked for it."""
+        for sleeper in self.sleepers:
+            sleeper.ring()
+
+    def truncate(self) -> None:
+        """TRUNCATE … RESTART IDENTITY, when nobody writes."""
+        for row in self.rows.values():
+            row.event.erased = True
+        self.rows.clear()
+        self.used.clear()
+        self.history += 1
+        self.sequence = 0
+        self.next_xid += 1
+        self.file += 1
+        self.flush()
+
+    def back_up(self) -> Backup:
+        """Keep how everything is now."""
+        return Backup(
+            self.history,
+            tuple(map(copy, self.rows.values())),
+            self.sequence,
+            self.next_xid,
+            dict(self.parked),
+            tuple(self.dead),
+            self.layout,
+        )
+
+    def restore(self, backup: Backup, *, new_incarnation: bool) -> None:
+        """Be as the backup was: in place, or in a table made anew whose rows are inserted now.
+
+        Not in place of another history than the backup's: nothing tells its rows from others' with their ids then.
+        """
+        if backup.history != self.history and not new_incarnation:
+            return
+        self.history += 1
+        self.restart(immediate=False)
+        kept = {row.event.name for row in (*backup.rows, *backup.dead)}
+        for event in self.events:
+            event.erased = event.erased or event.name not in kept
+        for row in (*backup.rows, *backup.dead):
+            row.event.restored, row.event.erased = True, False
+        self.rows = {row.id: copy(row) for row in backup.rows}
+        self.sequence, self.parked, self.dead = backup.sequence, dict(backup.parked), list(backup.dead)
+        if new_incarnation:
+            self.incarnation += 1
+            self.file += 1
+            self.layout = replace(self.layout, unsettled=())
+            for row in self.rows.values():
+                row.xid = self.next_xid
+            self.next_xid += 1
+        else:
+            self.next_xid = backup.next_xid
+            self.layout = backup.layout
+
+    def change_layout(self, shards: int) -> None:
+        """Let the outbox have another number of shards."""
+        was = self.layout
+        if was.shards != shards:
+            unsettled = [each for each in (*was.unsettled, was.shards) if each != shards]
+            self.layout = Layout(was.number + 1, shards, tuple(dict.fromkeys(unsettled)))
+
+    def delete(self, rows: Sequence[Row]) -> int:
+        """Delete rows."""
+        for row in rows:
+            del self.rows[row.id]
+        return len(rows)
+
+
+class WakeUpCall:
+    """`WakeUp` in the database."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._changed = store.process.condition()
+        self._rung = False
+        self._interrupted = False
+
+    def asleep(self) -> bool:
+        database = self._store.database
+
+        def ask() -> bool:
+            if self not in database.sleepers:
+                database.sleepers.append(self)
+            return not any(transaction.locks and not transaction.notifies for transaction in database.open)
+
+        return self._store.call("asks to be woken", ask)
+
+    def wait(self, seconds: float) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: self._rung or self._interrupted, seconds)
+            rung = self._rung or self._interrupted
+            self._rung = False
+        return rung
+
+    def ring(self) -> None:
+        """The notification, which may be lost, arrives a little later."""
+        scheduler = self._store.process.scheduler
+        if self._store.reaches() and scheduler.random() < 0.97:
+            scheduler.at(scheduler.now + scheduler.random() * 0.01, self._arrive)
+
+    def _arrive(self) -> None:
+        self._rung = True
+        self._changed.notify_all()
+
+    def interrupt(self) -> None:
+        with self._changed:
+            self._interrupted = True
+            self._changed.notify_all()
+
+    def awake(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self in self._store.database.sleepers and self._store.process.alive:
+            self._store.database.sleepers.remove(self)
+
+
+class Store:
+    """`OutboxStore` and `MarkedStore` on a `Database`, for one term of a slice."""
+
+    def __init__(self, database: Database, server: Server, process: Process, slice_: Slice, layout: Layout) -> None:
+        """Connect."""
+        self.database = database
+        self.process = process
+        self._server = server
+        self._slice = slice_
+        self._generation = database.generation
+        found = self.call("connects", lambda: (database.incarnation, database.file, database.layout))
+        self._incarnation, self._file, self._layout = found
+        if self._layout.number != layout.number:
+            raise LayoutChanged("another number of shards")
+
+    def reaches(self) -> bool:
+        """Whether the connections still work."""
+        return self._generation == self.database.generation and self._server.reaches(self.process)
+
+    def call(self, doing: str, effect: Callable[[], Answer]) -> Answer:
+        """Have the server do something."""
+
+        def checked() -> Answer:
+            if self._generation != self.database.generation:
+                raise StoreUnavailable("Postgres: the connection was lost")
+            return effect()
+
+        return self._server.call(self.process, doing, checked)
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(str(self._incarnation), PLACE)
+
+    @property
+    def layout(self) -> Layout:
+        return self._layout
+
+    def _is_same_table(self) -> bool:
+        return (self._incarnation, self._file) == (self.database.incarnation, self.database.file)
+
+    def _is_ours(self) -> bool:
+        return self._is_same_table() and self._layout.number == self.database.layout.number
+
+    def _slice_of(self, parked: frozenset[Lane]) -> Iterator[Row]:
+        """The rows of our slice by ascending id."""
+        rows, count, number = self.database.rows, self._slice.count, self._slice.number
+        lanes = Lanes(parked)
+        for id_ in sorted(rows):
+            row = rows[id_]
+            event = row.event
+            if hash_of(event.key) % count == number and not (parked and self.as_read(row, 0) in lanes):
+                yield row
+
+    @staticmethod
+    def as_read(row: Row, horizon: int) -> OutboxRow:
+        """The row as the harvester sees it."""
+        event = row.event
+        return OutboxRow(row.id, row.create_time, event.topic, event.key, event.name, [], [], horizon)
+
+    def control(self) -> Control:
+        database = self.database
+
+        def orders() -> tuple[bool, frozenset[Lane], int]:
+            if not self._is_same_table():
+                raise StoreUnavailable("Postgres: the table was truncated, dropped or made anew")
+            if self._layout.number != database.layout.number:
+                raise LayoutChanged("another number of shards")
+            return database.paused, frozenset(database.parked), database.sequence
+
+        paused, parked, last_id = self.call("asks for orders", orders)
+        writers = self.call(
+            "asks for writers", lambda: frozenset(str(each.number) for each in database.open if each.locks)
+        )
+        return Control(paused, parked, Drawn(last_id, writers))
+
+    def read(self, wanted: Wanted) -> Sequence[OutboxRow]:
+        def effect() -> list[OutboxRow]:
+            if not self._is_ours():
+                return []
+            horizon = self.database.next_xid
+            found = []
+            for row in self._slice_of(wanted.parked):
+                if row.id > wanted.floor and row.id not in wanted.in_flight:
+                    found.append(self.as_read(row, horizon))
+                    if len(found) == wanted.limit:
+                        break
+            if found:
+                self.database.say(self.process.name, "is given", *(each.id for each in found))
+            return found
+
+        return self.call("reads", effect)
+
+    def purge(self, publication: Publication) -> int:
+        return self.call(f"purges {publication.ids.text()}", lambda: self.database.delete(self.proven(publication)))
+
+    def proven(self, publication: Publication) -> list[Row]:
+        """The rows that a publication proves."""
+        self.database.flush()
+        return [
+            row
+            for row in self.database.rows.values()
+            if row.id in publication.ids
+            and row.xid < publication.horizon
+            and (publication.created_until is None or row.create_time <= publication.created_until)
+        ]
+
+    def settled(self) -> None:
+        def effect() -> None:
+            if self.database.layout.number == self._layout.number:
+                self.database.layout = replace(self.database.layout, unsettled=())
+
+        self.call("settles the layout", effect)
+
+    def park(self, bad: Sequence[BadRow]) -> None:
+        def effect() -> None:
+            for each in bad:
+                if each.row.id in self.database.rows:
+                    self.database.parked.setdefault(each.lane, each.row.id)
+            self.database.flush()
+
+        self.call(f"parks {[each.row.id for each in bad]}", effect)
+
+    def bury(self, bad: Sequence[BadRow]) -> None:
+        def effect() -> None:
+            for each in bad:
+                if row := self.database.rows.pop(each.row.id, None):
+                    self.database.dead.append(row)
+            self.database.flush()
+
+        self.call(f"buries {[each.row.id for each in bad]}", effect)
+
+    def mark(self, leader_id: str, limit: int, parked: frozenset[Lane]) -> Sequence[OutboxRow]:
+        def effect() -> list[OutboxRow]:
+            if not self._is_ours():
+                return []
+            found = [row for row in self._slice_of(parked) if row.leader_id != leader_id][:limit]
+            for row in found:
+                self._set_mark(row, leader_id)
+            return [self.as_read(row, 0) for row in found]
+
+        return self.call(f"marks for {leader_id}", effect)
+
+    def _set_mark(self, row: Row, leader_id: str | None) -> None:
+        former = row.leader_id
+        row.leader_id = leader_id
+
+        def undo() -> None:
+            row.leader_id = former
+
+        self.database.hasty(undo)
+
+    def delete(self, leader_id: str, ids: Sequence[int]) -> int:
+        def effect() -> int:
+            rows = self.database.rows
+            gone = [rows[id_] for id_ in ids if id_ in rows and rows[id_].leader_id == leader_id]
+
+            def undo() -> None:
+                rows.update({row.id: row for row in gone})
+
+            self.database.hasty(undo)
+            return self.database.delete(gone)
+
+        return self.call(f"deletes {list(ids)} of {leader_id}", effect)
+
+    def reset(self, leader_id: str, ids: Sequence[int]) -> None:
+        def effect() -> None:
+            for id_ in ids:
+                row = self.database.rows.get(id_)
+                if row is not None and row.leader_id == leader_id:
+                    row.leader_id = None
+            self.database.flush()
+
+        self.call(f"resets {list(ids)} of {leader_id}", effect)
+
+    def close(self) -> None:
+        """Nothing is open."""

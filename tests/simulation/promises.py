@@ -1,0 +1,95 @@
+"""What must hold when a schedule is over: the promises of DESIGN.md, each judged from what the servers hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tests.simulation.postgres import Event
+from tests.simulation.world import World
+
+
+def broken(world: World) -> list[str]:
+    """Every promise that was broken, in a sentence each."""
+    return [*_order(world), *_presence(world), *_leadership(world), *_bad_rows(world)]
+
+
+def _arrived(world: World) -> dict[tuple[str, str], list[str]]:
+    """What a `read_committed` consumer sees, per partition."""
+    return {
+        partition: [each.value for each in records if each.transaction is None or each.transaction.committed]
+        for partition, records in world.broker.partitions.items()
+    }
+
+
+def _presence(world: World) -> Iterator[str]:
+    """Promises 1, 2 and 4: no loss, no phantom, exactly once."""
+    database = world.database
+    waiting = {row.event.name for row in (*database.rows.values(), *database.dead)}
+    times: dict[str, int] = {}
+    for values in _arrived(world).values():
+        for value in values:
+            times[value] = times.get(value, 0) + 1
+    for event in database.events:
+        count = times.get(event.name, 0)
+        if event.committed is None:
+            if count:
+                yield f"phantom: {event.name} was rolled back, and arrived"
+        elif not count:
+            if not event.erased and event.name not in waiting:
+                yield f"loss: {event.name} ({event.key}) was committed, and is nowhere"
+        elif world.plan.delivery == "exactly-once":
+            if count > 1 and not event.restored:
+                yield f"repeated: {event.name} ({event.key}) arrived {count} times"
+            if event.name in waiting and not event.restored:
+                yield f"repeated: {event.name} ({event.key}) arrived, and is still to be sent"
+
+
+def _order(world: World) -> Iterator[str]:
+    """Promise 3: of two rows with one key, the first by commit and begin, or by place, appears first."""
+    by_name = world.database.by_name
+    for partition, values in _arrived(world).items():
+        seen = [by_name[value] for value in dict.fromkeys(values)]
+        for place, later in enumerate(seen):
+            for behind in seen[place + 1 :]:
+                if world.plan.delivery == "at-least-once" and behind.erased:
+                    continue  # It was still on its way when its row was erased.
+                if _is_before(behind, later):
+                    yield f"order: {behind.name} is before {later.name} in {partition}, and arrived behind it"
+
+
+def _is_before(first: Event, second: Event) -> bool:
+    if first.restored or second.restored or "own" in (first.topic, second.topic):
+        return False
+    if first.transaction == second.transaction:
+        return first.place_in_transaction < second.place_in_transaction
+    return first.committed is not None and first.committed < second.began
+
+
+def _leadership(world: World) -> Iterator[str]:
+    """Promise 5: once a leader's transaction is committed, no earlier leader's is."""
+    for name, records in world.broker.progress.items():
+        ended: set[str] = set()
+        last = ""
+        for transaction, _ in records:
+            leader_id = transaction.leader_id
+            if not transaction.committed or leader_id == last:
+                continue
+            if leader_id in ended:
+                yield f"leaders: {leader_id} of shard {name} came back"
+            ended.add(last)
+            last = leader_id
+
+
+def _bad_rows(world: World) -> Iterator[str]:
+    """Promise 6: what waits, waits behind a row that Kafka refuses, and what is a dead letter was refused."""
+    database, refused = world.database, world.ever_refused
+    for row in database.rows.values():
+        lane = [each for each in database.rows.values() if each.event.topic == row.event.topic]
+        if not any(
+            each.event.topic in refused or (each.event.name in refused and each.event.key == row.event.key)
+            for each in lane
+        ):
+            yield f"bad rows: {row.event.name} ({row.event.key}) waits for nothing"
+    for row in database.dead:
+        if row.event.name not in refused and row.event.topic not in refused:
+            yield f"bad rows: {row.event.name} is a dead letter, and was never refused"

@@ -1,0 +1,53 @@
+"""One schedule: made from a seed, run, and judged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from unittest import mock
+
+from outbox_plugin.relay import at_least_once, intake, rest, supervisor
+from tests.simulation.plan import Plan
+from tests.simulation.promises import broken
+from tests.simulation.scheduler import Stuck
+from tests.simulation.world import World
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a schedule; `trace` is empty unless it was asked for."""
+
+    seed: int
+    plan: Plan
+    broken: list[str]
+    trace: list[str]
+    events: int
+    seconds: float
+    drained_in: float
+
+
+@contextmanager
+def in_miniature() -> Iterator[None]:
+    """Windows of few rows, so that few rows make many windows; and few idle turns, which prove nothing."""
+    with (
+        mock.patch.object(intake, "ROWS_PER_WINDOW", 3),
+        mock.patch.object(rest, "IDLE_LAST", 0.4),
+        mock.patch.object(at_least_once, "ROWS_PER_MARK", 4),
+        mock.patch.object(at_least_once, "UNPURGED_ROWS", 8),
+        mock.patch.object(supervisor, "LISTEN_SECONDS", 0.25),
+    ):
+        yield
+
+
+def run(seed: int, *, tell: bool = False) -> Outcome:
+    """Run the schedule of a seed; to be called `in_miniature`."""
+    plan = Plan.draw(seed)
+    world = World(seed, plan, tell=tell)
+    said: list[str] = []
+    try:
+        world.run()
+    except Stuck as stuck:
+        said = [f"loss: rows do not leave: {stuck}"]
+    said += broken(world)
+    return Outcome(seed, plan, said, world.trace, len(world.database.events), world.scheduler.now, world.drained_in)

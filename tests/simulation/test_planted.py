@@ -1,0 +1,78 @@
+"""The simulation can fail: each bug that is planted here is found, and soon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from outbox_plugin.core.progress import Publication
+from outbox_plugin.core.row import OutboxRow
+from outbox_plugin.core.window import Window
+from outbox_plugin.relay import at_least_once, exactly_once
+from outbox_plugin.relay.exactly_once import ExactlyOnce
+from tests.simulation.conftest import SCHEDULES
+from tests.simulation.kafka import SimulatedLog
+from tests.simulation.postgres import Row, Store
+from tests.simulation.schedule import run
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def skip_the_fence(patch: pytest.MonkeyPatch) -> None:
+    fence = SimulatedLog.fence
+
+    def with_an_id_of_its_own(log: SimulatedLog) -> None:
+        log._id += f"-{log._process.new_id()}"
+        fence(log)
+
+    patch.setattr(SimulatedLog, "fence", with_an_id_of_its_own)
+
+
+def delete_before_commit(patch: pytest.MonkeyPatch) -> None:
+    publish = ExactlyOnce._publish
+
+    def too_early(term: ExactlyOnce, window: Window, read_at: float) -> None:
+        term._store.purge(window.publication)
+        publish(term, window, read_at)
+
+    patch.setattr(ExactlyOnce, "_publish", too_early)
+
+
+def forget_the_ids_in_flight_at_takeover(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(exactly_once, "left_behind", lambda *_, **__: ())
+
+
+def delete_by_id_alone(patch: pytest.MonkeyPatch) -> None:
+    def by_id(store: Store, publication: Publication) -> list[Row]:
+        return [row for row in store.database.rows.values() if row.id in publication.ids]
+
+    patch.setattr(Store, "proven", by_id)
+
+
+def drop_the_barrier(patch: pytest.MonkeyPatch) -> None:
+    def all_at_once(rows: Sequence[OutboxRow]) -> list[list[OutboxRow]]:
+        return [list(rows)]
+
+    patch.setattr(at_least_once, "rounds", all_at_once)
+
+
+PLANTS: dict[Plant, str] = {
+    skip_the_fence: "repeated|leaders|order",
+    delete_before_commit: "loss",
+    forget_the_ids_in_flight_at_takeover: "repeated",
+    delete_by_id_alone: "loss",
+    drop_the_barrier: "order",
+}
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
+def test_a_planted_bug_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    for seed in range(SCHEDULES):
+        if broken := run(seed).broken:
+            break
+    else:
+        pytest.fail(f"not found in {SCHEDULES} schedules")
+    print(f"found by seed {seed}: {broken[0]}")
+    assert any(one.split(":")[0] in PLANTS[plant].split("|") for one in broken)

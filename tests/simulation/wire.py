@@ -1,0 +1,159 @@
+"""The way from a harvester to a server and back, and everything that happens to requests on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from tests.simulation.scheduler import Killed, Process, Scheduler, Task
+
+Answer = TypeVar("Answer")
+
+PATIENCE = 4.0  # After at most so many seconds a client gives up.
+LATE = 12.0  # After at most so many seconds a request that is late arrives, whoever still waits for it.
+
+MISHAPS = (
+    "killed before it was sent",
+    "killed before the answer",
+    "paused before it was sent",
+    "paused before the answer",
+    "request lost",
+    "answer lost",
+    "late",
+    "refused",
+)
+
+
+@dataclass
+class Mishaps:
+    """How often a request meets which mishap; none after `until`."""
+
+    rate: float = 0.0
+    kinds: tuple[str, ...] = MISHAPS
+    until: float = 0.0
+    longest_pause: float = 60.0
+    aims: tuple[str, ...] = ()  # At these requests only, if there are any.
+
+
+@dataclass
+class Server:
+    """Postgres or Kafka, as far as reaching it goes. `error` is what its clients raise when it does not answer."""
+
+    scheduler: Scheduler
+    name: str
+    error: type[Exception]
+    mishaps: Mishaps
+    say: Callable[..., None]
+    latency: float = 0.002
+    down: bool = False
+    cut_off: set[Process] = field(default_factory=set)
+
+    def reaches(self, process: Process) -> bool:
+        """Whether what the process sends arrives now."""
+        return not self.down and process not in self.cut_off
+
+    def call(
+        self, process: Process, doing: str, effect: Callable[[], Answer], *, unanswered: type[Exception] | None = None
+    ) -> Answer:
+        """Have the server do `effect`, an instant of its own, and wait for the answer.
+
+        Raises:
+            Exception: what `effect` raises; `unanswered`, or else `error`, when no answer comes.
+        """
+        scheduler = self.scheduler
+        if not process.alive:
+            raise Killed
+        mishaps = self.mishaps
+        if (
+            scheduler.now < mishaps.until
+            and scheduler.random() < mishaps.rate
+            and (not mishaps.aims or doing.split(" ", 1)[0] in mishaps.aims)
+        ):
+            kind = mishaps.kinds[int(scheduler.random() * len(mishaps.kinds))]
+            return self._with_mishap(kind, process, doing, effect, unanswered or self.error)
+        wait = scheduler.random() * self.latency
+        if scheduler.random() < 0.5:
+            scheduler.sleep(wait)
+            return self._do(process, doing, effect)
+        answer = self._do(process, doing, effect)
+        scheduler.sleep(wait)
+        if not self.reaches(process):
+            raise self._silence(doing, unanswered or self.error)
+        return answer
+
+    def _do(self, process: Process, doing: str, effect: Callable[[], Answer]) -> Answer:
+        if not self.reaches(process):
+            raise self._silence(doing, self.error)
+        self.say(process.name, doing)
+        return effect()
+
+    def _silence(self, doing: str, error: type[Exception]) -> Exception:
+        """What the caller is to raise, after it has waited in vain."""
+        self.scheduler.sleep(self.scheduler.random() * PATIENCE)
+        return error(f"{self.name}: no answer to: {doing}")
+
+    def _with_mishap(
+        self,
+        kind: str,
+        process: Process,
+        doing: str,
+        effect: Callable[[], Answer],
+        unanswered: type[Exception],
+    ) -> Answer:
+        self.say(process.name, f"{doing}: {kind}")
+        pause = self.scheduler.random() ** 2 * self.mishaps.longest_pause
+        match kind:
+            case "killed before it was sent":
+                process.kill()
+                raise Killed
+            case "killed before the answer":
+                self._do(process, doing, effect)
+                process.kill()
+                raise Killed
+            case "paused before it was sent":
+                process.pause(pause)
+                self.scheduler.sleep(0.0)
+                return self._do(process, doing, effect)
+            case "paused before the answer":
+                answer = self._do(process, doing, effect)
+                process.pause(pause)
+                self.scheduler.sleep(0.0)
+                return answer
+            case "request lost":
+                raise self._silence(doing, unanswered)
+            case "answer lost":
+                self._do(process, doing, effect)
+                raise self._silence(doing, unanswered)
+            case "late":
+                return self._late(process, doing, effect, unanswered)
+            case _:
+                raise self.error(f"{self.name} refuses: {doing}")
+
+    def _late(self, process: Process, doing: str, effect: Callable[[], Answer], unanswered: type[Exception]) -> Answer:
+        """The request takes its time; it arrives also when nobody waits for the answer any more."""
+        scheduler = self.scheduler
+        answers: list[Answer] = []
+        errors: list[Exception] = []
+        task: Task = scheduler.current
+        number = task.number
+
+        def arrive() -> None:
+            if self.down:
+                return
+            self.say(process.name, f"{doing}: arrives late")
+            try:
+                answers.append(effect())
+            except Exception as error:
+                errors.append(error)
+            scheduler.wake(task, number)
+
+        arrives = scheduler.now + scheduler.random() ** 2 * LATE
+        scheduler.at(arrives, arrive)
+        scheduler.disturbs(arrives)
+        scheduler.sleep(PATIENCE)
+        if errors:
+            raise errors[0]
+        if not answers:
+            raise unanswered(f"{self.name}: no answer to: {doing}")
+        return answers[0]

@@ -1,0 +1,348 @@
+"""Harvesters, an application that writes, and what befalls them: one schedule, decided by one seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from functools import partial
+
+from outbox_plugin.core.election import Election, Timing
+from outbox_plugin.core.heartbeat import Heartbeat
+from outbox_plugin.core.lanes import Lanes
+from outbox_plugin.core.progress import Identity
+from outbox_plugin.core.shards import Layout, Slice
+from outbox_plugin.errors import LayoutChanged, LogUnavailable, ServerUnavailable, StoreUnavailable
+from outbox_plugin.relay.at_least_once import AtLeastOnce
+from outbox_plugin.relay.events import HarvestEvent, Observer
+from outbox_plugin.relay.exactly_once import ExactlyOnce
+from outbox_plugin.relay.shard import OpenRelay, Relay, Shard
+from outbox_plugin.relay.supervisor import Supervisor
+from tests.simulation import plan as plans
+from tests.simulation.kafka import Broker, SimulatedAcknowledgingLog, SimulatedLog, SimulatedMembership
+from tests.simulation.plan import Fault, Plan
+from tests.simulation.postgres import PLACE, Database, Disconnected, Store, WakeUpCall
+from tests.simulation.scheduler import Process, Scheduler
+from tests.simulation.wire import Mishaps, Server
+
+
+class World:
+    """One schedule."""
+
+    def __init__(self, seed: int, plan: Plan, *, tell: bool = False) -> None:
+        self.plan = plan
+        self.scheduler = Scheduler(seed)
+        self.rng = self.scheduler.rng
+        self.trace: list[str] = []
+        self._tell = tell
+        self.mishaps = Mishaps(plan.mishap_rate, plan.mishaps, plan.writing * 1.2, plan.longest_pause, plan.aims)
+        self.postgres = Server(self.scheduler, "Postgres", StoreUnavailable, self.mishaps, self.say, plan.latency)
+        self.kafka = Server(self.scheduler, "Kafka", LogUnavailable, self.mishaps, self.say, plan.latency)
+        self.database = Database(self.scheduler, self.say, plan.shards)
+        self.broker = Broker(self.scheduler, self.say)
+        self.broker.group.server = self.kafka
+        self.harvesters = [Harvester(self, f"h{number}") for number in range(plan.harvesters)]
+        self.app = Process(self.scheduler, "app")
+        self._writing = 0
+        self._befalling = 0
+        self.drained_in = 0.0  # Seconds after the last disturbance.
+        self.ever_refused: set[str] = set()  # Events, and topics.
+
+    def say(self, who: str, *what: object) -> None:
+        """Note a step for the readable trace."""
+        if self._tell:
+            self.trace.append(f"{self.scheduler.now:9.4f} {who:8} {' '.join(map(str, what))}")
+
+    def run(self) -> None:
+        """Let it all happen, until everything that was written has left.
+
+        Raises:
+            Stuck: it does not.
+        """
+        try:
+            for harvester in self.harvesters:
+                harvester.start()
+            for _ in range(self.plan.writers):
+                self.app.spawn(self._write, "writer")
+            for fault in self.plan.faults:
+                self.app.spawn(partial(self._befall, fault), fault.kind)
+            self.broker.group.watch()
+            self.app.spawn(self._watch, "watch")
+            self.scheduler.run(self.plan.writing * 2 + 240.0)
+        finally:
+            self.scheduler.end()
+
+    def _watch(self) -> None:
+        """End the schedule when nothing is left to do, and nothing late can come."""
+        scheduler = self.scheduler
+        scheduler.sleep(self.mishaps.until)
+        while self._writing or self._befalling:
+            scheduler.sleep(0.5)
+        if self.plan.releases:
+            self.broker.refused_events.clear()
+            self.broker.refused_topics.clear()
+        while scheduler.now < scheduler.disturbed_until:
+            scheduler.sleep(0.5)
+        if self.plan.releases:
+            self.database.parked.clear()
+            self.say("operator", "releases all that is parked")
+        calm = scheduler.now
+        while self._unsent():
+            scheduler.sleep(0.5)
+        self.drained_in = scheduler.now - calm
+        scheduler.sleep(0.5)
+        for harvester in self.harvesters:
+            harvester.stop()
+        while any(harvester.process.tasks[0].is_alive() for harvester in self.harvesters):
+            scheduler.sleep(0.5)
+        scheduler.over = True
+
+    def _unsent(self) -> bool:
+        """Whether rows are there that nothing keeps from leaving."""
+        lanes = Lanes(self.database.parked)
+        return any(Store.as_read(row, 0) not in lanes for row in self.database.rows.values())
+
+    def _write(self) -> None:
+        """A session of the application: some transactions, each with some events."""
+        self._writing += 1
+        rng, scheduler = self.rng, self.scheduler
+        pace = self.plan.writing / self.plan.transactions
+        for _ in range(self.plan.transactions):
+            scheduler.sleep(rng.random() * 2 * pace)
+            while self.database.closed_to_writers or self.postgres.down:
+                scheduler.sleep(0.05)
+            with suppress(Disconnected):
+                self._transact()
+        self._writing -= 1
+
+    def _transact(self) -> None:
+        rng, scheduler = self.rng, self.scheduler
+        transaction = self.database.begin()
+        dawdle = rng.choice((0.0, 0.001, 0.01, 0.1, 1.0))
+        topic = "t" if rng.random() < 0.8 else "u"
+        for _ in range(rng.choice((1, 1, 2, 3, 5))):
+            id_ = transaction.draw()
+            scheduler.sleep(rng.random() * dawdle)
+            transaction.insert(id_, topic, f"k{rng.randrange(self.plan.keys)}")
+            scheduler.sleep(rng.random() * dawdle)
+        if rng.random() < 0.2:
+            transaction.roll_back()
+        else:
+            transaction.commit()
+
+    def _befall(self, fault: Fault) -> None:
+        self._befalling += 1
+        self.scheduler.sleep(fault.at)
+        self.say("fate", fault)
+        _BEFALL[fault.kind](self, fault)
+        self._befalling -= 1
+
+    def _process(self, fault: Fault) -> Process:
+        return self.harvesters[fault.target].process
+
+    def _kill(self, fault: Fault) -> None:
+        self._process(fault).kill()
+
+    def _stop(self, fault: Fault) -> None:
+        """As by SIGTERM; somebody starts it again."""
+        harvester = self.harvesters[fault.target]
+        process = harvester.process
+        harvester.stop()
+        while process.alive and process.tasks[0].is_alive():
+            self.scheduler.sleep(0.2)
+        self.scheduler.sleep(fault.seconds)
+        if process.alive and process is harvester.process:
+            harvester.start()
+
+    def _pause(self, fault: Fault) -> None:
+        self._process(fault).pause(fault.seconds)
+
+    def _jump(self, fault: Fault) -> None:
+        """The clock of a machine that slept goes on where the world is."""
+        self._process(fault).clock += fault.seconds * 6
+
+    def _cut_off(self, server: Server, fault: Fault) -> None:
+        process = self._process(fault)
+        server.cut_off.add(process)
+        self.scheduler.sleep(fault.seconds)
+        server.cut_off.discard(process)
+
+    def _kafka_down(self, fault: Fault) -> None:
+        self.kafka.down = True
+        self.scheduler.sleep(fault.seconds)
+        self.kafka.down = False
+
+    def _postgres_down(self, fault: Fault) -> None:
+        self.database.restart(immediate=fault.seconds > 1.0)
+        self.postgres.down = True
+        self.scheduler.sleep(fault.seconds)
+        self.postgres.down = False
+
+    def _truncate(self, fault: Fault) -> None:
+        self.database.closed_to_writers = True
+        while self.database.open:
+            self.scheduler.sleep(0.05)
+        self.database.truncate()
+        self.database.closed_to_writers = False
+
+    def _restore(self, fault: Fault) -> None:
+        backup = self.database.back_up()
+        self.scheduler.sleep(fault.seconds / 2)
+        self.say("fate", "restores the backup")
+        self.database.restore(backup, new_incarnation=fault.kind == plans.RESTORE_ANEW)
+
+    def _reshard(self, fault: Fault) -> None:
+        self.database.change_layout(fault.target)
+
+    def _halt(self, fault: Fault) -> None:
+        self.database.paused = True
+        self.scheduler.sleep(fault.seconds)
+        self.database.paused = False
+
+    def _set_clock_back(self, fault: Fault) -> None:
+        self.database.wall -= int(fault.seconds * 1e6)
+
+    def _refuse_event(self, fault: Fault) -> None:
+        """One of the next events is too large."""
+        name = f"e{len(self.database.events) + fault.target}"
+        self.broker.refused_events.add(name)
+        self.ever_refused.add(name)
+
+    def _refuse_topic(self, fault: Fault) -> None:
+        """A topic is gone for a while; what was parked is released when it is back, and perhaps too early."""
+        self.broker.refused_topics.add("u")
+        self.ever_refused.add("u")
+        self.scheduler.sleep(fault.seconds)
+        if fault.target == 1:
+            self.database.parked.clear()
+            self.scheduler.sleep(0.3)
+        if self.plan.releases:
+            self.broker.refused_topics.discard("u")
+            self.database.parked.clear()
+
+    def _own_id(self, fault: Fault) -> None:
+        """Somebody inserts a row under an id that was never drawn, or that was drawn in vain."""
+        while self.postgres.down or self.database.closed_to_writers:
+            self.scheduler.sleep(0.05)
+        unused = set(range(-9, self.database.sequence)) - self.database.used
+        transaction = self.database.begin()
+        transaction.insert(min(unused) if fault.target == 1 else max(unused), "own", f"k{fault.target}")
+        transaction.commit()
+
+
+_BEFALL: dict[str, Callable[[World, Fault], None]] = {
+    plans.KILL: World._kill,
+    plans.STOP: World._stop,
+    plans.PAUSE: World._pause,
+    plans.JUMP: World._jump,
+    plans.NO_KAFKA: lambda world, fault: world._cut_off(world.kafka, fault),
+    plans.NO_POSTGRES: lambda world, fault: world._cut_off(world.postgres, fault),
+    plans.KAFKA_DOWN: World._kafka_down,
+    plans.POSTGRES_DOWN: World._postgres_down,
+    plans.TRUNCATE: World._truncate,
+    plans.RESTORE: World._restore,
+    plans.RESTORE_ANEW: World._restore,
+    plans.RESHARD: World._reshard,
+    plans.HALT: World._halt,
+    plans.WALL_CLOCK_BACK: World._set_clock_back,
+    plans.BAD_EVENT: World._refuse_event,
+    plans.BAD_TOPIC: World._refuse_topic,
+    plans.OWN_ID: World._own_id,
+}
+
+
+class Harvester:
+    """A place where a harvester runs; one that is killed is started again there, as another process."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self._world = world
+        self._name = name
+        self._lives = 0
+        self.process: Process
+
+    def start(self) -> None:
+        """Start a process."""
+        self._lives += 1
+        self._stopping = False
+        self.process = process = Process(self._world.scheduler, f"{self._name}.{self._lives}")
+        process.at_death = self._restart_soon
+        process.spawn(lambda: self._live(process), "supervisor")
+
+    def stop(self) -> None:
+        """Ask the process to hand over and end."""
+        self._stopping = True
+
+    def _restart_soon(self) -> None:
+        scheduler, random = self._world.scheduler, self._world.scheduler.random
+        self._world.say(self.process.name, "is dead")
+        when = scheduler.now + random() ** 2 * 10.0
+        scheduler.at(when, self.start)
+        scheduler.disturbs(when)
+
+    def _live(self, process: Process) -> None:
+        world = self._world
+        while not self._stopping:
+            try:
+                layout, identity = self._look(process)
+                self._supervise(process, layout, identity)
+            except (LayoutChanged, ServerUnavailable):
+                world.scheduler.sleep(0.2)
+
+    def _look(self, process: Process) -> tuple[Layout, Identity]:
+        database = self._world.database
+        return self._world.postgres.call(
+            process, "looks", lambda: (database.layout, Identity(str(database.incarnation), PLACE))
+        )
+
+    def _supervise(self, process: Process, layout: Layout, identity: Identity) -> None:
+        world = self._world
+        membership = SimulatedMembership(world.broker, world.kafka, process, layout.shards)
+        timing = Timing(spread=world.scheduler.random() * 0.3)
+        shards = [
+            Shard(
+                number,
+                Election(timing, log_fences=world.plan.delivery == "exactly-once"),
+                self._open_relay(process, layout),
+                membership.send,
+                self._observe,
+                process,
+                template=Heartbeat(
+                    number,
+                    "waiting",
+                    "",
+                    process.name,
+                    "host",
+                    1,
+                    "now",
+                    identity.incarnation,
+                    identity.place,
+                    layout.number,
+                ),
+                wall_clock=lambda: "now",
+                heartbeat_interval=timing.heartbeat_interval,
+                jitter=world.scheduler.random,
+            )
+            for number in range(layout.shards)
+        ]
+        Supervisor(membership, shards, identity, layout.number, process).run(lambda: self._stopping)
+
+    def _open_relay(self, process: Process, layout: Layout) -> OpenRelay:
+        @contextmanager
+        def open_relay(number: int, leader_id: str, wanted: Callable[[], bool], observe: Observer) -> Iterator[Relay]:
+            world = self._world
+            slice_ = Slice(number, layout.shards)
+            with closing(Store(world.database, world.postgres, process, slice_, layout)) as store:
+                wake_up = WakeUpCall(store) if world.plan.wakes else None
+                bad_rows = world.plan.bad_rows
+                if world.plan.delivery == "at-least-once":
+                    acknowledging = SimulatedAcknowledgingLog(world.broker, world.kafka, process, leader_id)
+                    yield AtLeastOnce(
+                        number, leader_id, store, acknowledging, process, observe, wake_up=wake_up, bad_rows=bad_rows
+                    )
+                    return
+                log = SimulatedLog(world.broker, world.kafka, process, slice_)
+                yield ExactlyOnce(number, leader_id, store, log, process, observe, wake_up=wake_up, bad_rows=bad_rows)
+
+        return open_relay
+
+    def _observe(self, event: HarvestEvent) -> None:
+        self._world.say(self.process.name, event)
