@@ -22,6 +22,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from psycopg import sql
 
+from outbox_plugin.adapters.kafka import client_config
 from outbox_plugin.bench.faults import Fault, plan
 from outbox_plugin.bench.fleet import Fleet
 from outbox_plugin.bench.judge import Verdict, judge
@@ -67,8 +68,9 @@ class ChaosReport:
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain values."""
-        rate = {"records_per_second": round(self.records_per_second, 1)}
-        return {"clean": self.clean, **asdict(self.verdict), **asdict(self), **rate}
+        values = asdict(self)
+        verdict = values.pop("verdict")
+        return {"clean": self.clean, **verdict, **values, "records_per_second": round(self.records_per_second, 1)}
 
 
 class Servers:
@@ -259,7 +261,7 @@ def create_topic(settings: Settings, topic: str, partitions: int) -> None:
     Raises:
         KafkaException: the broker refused.
     """
-    admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
+    admin = AdminClient(client_config(settings))
     [future] = admin.create_topics([NewTopic(topic, num_partitions=partitions)]).values()
     future.result(20)
 

@@ -55,3 +55,24 @@ def chaos(seconds: float, seed: int | None, as_json: bool) -> None:
         click.echo(benchmark.described(report))
     if not report.clean:
         sys.exit(1)
+
+
+@bench.command()
+@click.option(
+    "--times", default=20, show_default=True, help="How often the leader is killed, and how often terminated."
+)
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def takeover(times: int, as_json: bool) -> None:
+    """Kill and terminate the leader, and measure for how long a `read_committed` consumer gets no records."""
+    from outbox_plugin.bench import takeover as benchmark
+    from outbox_plugin.settings import Settings
+
+    report = benchmark.takeover(Settings(), times, lambda line: click.echo(line, err=as_json))
+    if as_json:
+        click.echo(json.dumps({**asdict(report), "met": report.met}))
+        return
+    for name, silences, targets in (
+        ("kill -9", report.kills, f"{report.target_kill_median} s, {report.target_kill_worst} s"),
+        ("SIGTERM", report.hand_overs, f"{report.target_hand_over_median} s"),
+    ):
+        click.echo(f"{name}: median {median(silences):.2f} s, worst {max(silences):.2f} s (at most: {targets})")

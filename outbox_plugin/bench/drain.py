@@ -5,21 +5,17 @@ from __future__ import annotations
 import resource
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
 import psycopg
-from confluent_kafka.admin import AdminClient
 from psycopg import sql
 
-from outbox_plugin.adapters.kafka import client_config
 from outbox_plugin.bench.floor import relay_bare
+from outbox_plugin.bench.scratch import scratch_outbox
 from outbox_plugin.harvester import Harvester
 from outbox_plugin.relay.events import HarvestEvent, TermBegan, WindowPurged
-from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.settings import Settings
 
 VALUE_BYTES = 200
@@ -52,7 +48,7 @@ class DrainReport:
 
 def drain(settings: Settings, rows: int, keys: int, rounds: int, tell: Callable[[str], None]) -> DrainReport:
     """Fill and drain a table of its own, `rounds` times with the floor and with a harvester that is already running."""
-    with _scratch(settings) as scratch:
+    with scratch_outbox(settings) as scratch:
         warm = threading.Event()
         purged = _Counter()
 
@@ -138,21 +134,3 @@ def _insert(
         ).format(table),
         (topic, keys, VALUE_BYTES, rows),
     )
-
-
-@contextmanager
-def _scratch(settings: Settings) -> Iterator[Settings]:
-    """Settings for a schema and a group of the benchmark's own, both gone afterwards."""
-    name = f"outbox_bench_{uuid.uuid4().hex[:8]}"
-    scratch = settings.model_copy(update={"table": f"{name}.outbox", "group": name})
-    with psycopg.connect(scratch.dsn.get_secret_value(), autocommit=True) as connection:
-        connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(name)))
-        try:
-            migrate(scratch)
-            yield scratch
-        finally:
-            connection.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(name)))
-            admin = AdminClient(client_config(scratch))
-            topics = [topic for topic in admin.list_topics(timeout=10).topics if topic.startswith(name)]
-            for future in admin.delete_topics(topics).values() if topics else ():
-                future.result(10)

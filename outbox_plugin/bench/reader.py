@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import NamedTuple
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from outbox_plugin.adapters.kafka import client_config
 from outbox_plugin.bench.judge import Seen
+from outbox_plugin.errors import LogUnavailable
 from outbox_plugin.settings import Settings
+
+_TOPIC_SECONDS = 20.0
 
 
 class Arrival(NamedTuple):
@@ -105,8 +108,12 @@ def _consumer(settings: Settings, topic: str) -> Consumer:
         auto_offset_reset="error",  # To begin anew would look like duplicates.
     )
     consumer = Consumer(config)
-    partitions = consumer.list_topics(topic, timeout=20).topics[topic].partitions
-    consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in partitions])
+    deadline = time.monotonic() + _TOPIC_SECONDS
+    while not (partitions := consumer.list_topics(topic, timeout=_TOPIC_SECONDS).topics[topic].partitions):
+        if time.monotonic() > deadline:
+            raise LogUnavailable(f"Kafka: there is no topic {topic}")
+        time.sleep(0.05)  # Another broker than the one that made it may not know it yet.
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
     return consumer
 
 

@@ -42,11 +42,12 @@ class Writer:
     def __init__(self, settings: Settings, topic: str, mix: Mix, seed: int) -> None:
         """Nothing is written yet."""
         self._dsn = settings.dsn.get_secret_value()
-        table = sql.Identifier(*settings.table.split("."))
+        *schema, table = settings.table.split(".")
+        self._ledger = sql.Identifier(*schema, "bench_ledger")
         self._insert = sql.SQL(
             "INSERT INTO {} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values) "
             "VALUES (clock_timestamp(), {}, %s, %s, '{{}}', '{{}}')"
-        ).format(table, sql.Literal(topic))
+        ).format(sql.Identifier(*schema, table), sql.Literal(topic))
         self._mix = mix
         self._stop = threading.Event()
         self._attempted: dict[int, Transaction] = {}
@@ -56,7 +57,7 @@ class Writer:
         self.rows = 0
         self.rolled_back = 0
         with closing(psycopg.connect(self._dsn, autocommit=True)) as connection:
-            connection.execute("CREATE TABLE IF NOT EXISTS bench_ledger (transaction BIGINT PRIMARY KEY)")
+            connection.execute(sql.SQL("CREATE TABLE {} (transaction BIGINT PRIMARY KEY)").format(self._ledger))
         self._threads = [
             threading.Thread(target=self._write, args=(number, random.Random(seed + number)), name="bench-writer")
             for number in range(mix.connections)
@@ -83,7 +84,9 @@ class Writer:
     def committed(self) -> dict[int, Transaction]:
         """All transactions that committed: those that were told so, and those of the ledger; after the writing."""
         with closing(psycopg.connect(self._dsn)) as connection:
-            ledger = {number for (number,) in connection.execute("SELECT transaction FROM bench_ledger")}
+            ledger = {
+                number for (number,) in connection.execute(sql.SQL("SELECT transaction FROM {}").format(self._ledger))
+            }
         return {number: self._attempted[number] for number in sorted(self._acknowledged | ledger)}
 
     def _write(self, number: int, chance: random.Random) -> None:
@@ -113,7 +116,7 @@ class Writer:
             cursor.executemany(
                 self._insert, [(key, value_of(Place(number, place), key, PADDING)) for place, key in enumerate(keys)]
             )
-            cursor.execute("INSERT INTO bench_ledger VALUES (%s)", (number,))
+            cursor.execute(sql.SQL("INSERT INTO {} VALUES (%s)").format(self._ledger), (number,))
             self._stop.wait(hold_seconds)
         if rolls_back:
             with self._lock:

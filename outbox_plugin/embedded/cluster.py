@@ -8,11 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from confluent_kafka import ElectionType, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from outbox_plugin.adapters.kafka import LIBRARY_LOGGER
 from outbox_plugin.embedded.kafka import KafkaNode
 from outbox_plugin.embedded.server import START_SECONDS, ServerFailed, free_port
 
@@ -214,7 +215,8 @@ class EmbeddedCluster:
                 raise error
 
     def _admin(self) -> AdminClient:
-        return AdminClient({"bootstrap.servers": self.bootstrap_servers})
+        config: dict[str, Any] = {"bootstrap.servers": self.bootstrap_servers, "logger": LIBRARY_LOGGER}
+        return AdminClient(config)
 
 
 def java_hash(text: str) -> int:
