@@ -1,0 +1,139 @@
+"""What an instance asks for and gives up, and how far it is in what it holds: plain decisions, no I/O, no clock.
+
+Fair spread without a rebalance. Everybody sees the same holders in the log, so everybody can say how many partitions
+each live instance should have: the same number, and one more for those who hold the most already, which moves least.
+An instance below its share claims free partitions, few at first, so that others who start with it are heard. Where none
+is free it *asks*: it claims a partition that is held, which changes nothing in any world, but its holder hears it. One
+that holds more than its share gives up what others ask for, and only that. So a partition moves when somebody has room
+for it, and all others are consumed meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Mapping
+from hashlib import md5
+from itertools import pairwise
+from typing import NamedTuple
+
+from outbox_plugin.coordination.world import Holder
+
+BEATS_BEHIND = 10  # So many heartbeats in a row with a growing lag, and a claim is given up.
+
+
+class Place(NamedTuple):
+    """A partition that a group consumes."""
+
+    topic: str
+    partition: int
+
+
+class Plan(NamedTuple):
+    """What an instance is to do next: claim what is free, ask for what is not, release."""
+
+    claim: tuple[Place, ...] = ()
+    ask: Place | None = None
+    release: tuple[Place, ...] = ()
+
+
+def shares(held: Mapping[Holder, int], partitions: int) -> dict[Holder, int]:
+    """How many of `partitions` each live instance should hold, given how many each holds now."""
+    least, more = divmod(partitions, len(held))
+    fullest_first = sorted(held, key=lambda holder: (-held[holder], holder))
+    return {holder: least + (rank < more) for rank, holder in enumerate(fullest_first)}
+
+
+def plan(
+    me: Holder,
+    holders: Mapping[Place, Holder | None],
+    asking: Mapping[Holder, bool],
+    *,
+    limit: int | None = None,
+    neglected: Collection[Place] = (),
+    avoid: Collection[Place] = (),
+) -> Plan:
+    """What `me` should do, where `holders` has all partitions and `asking` all live instances.
+
+    Args:
+        me: this instance.
+        holders: who holds each partition; None where it is free.
+        asking: the live instances, and whether each asks for more than it has.
+        limit: how many partitions this instance may hold; None for as many as there are.
+        neglected: free partitions that nobody took for long: whoever has room takes them, whatever its share.
+        avoid: partitions that this instance could not keep up with.
+    """
+    held = Counter(dict.fromkeys({me, *asking}, 0))
+    held.update(holder for holder in holders.values() if holder is not None)
+    share = shares(held, len(holders))
+    mine = _in_order(me, (place for place, holder in holders.items() if holder == me))
+    most = len(holders) if limit is None else limit
+    goal = min(share[me], most)
+    if len(mine) > goal:
+        wanted = sum(max(0, share[other] - held[other]) for other, asks in asking.items() if asks and other != me)
+        return Plan(release=tuple(mine[goal:][:wanted]))
+    free = _in_order(me, (place for place, holder in holders.items() if holder is None and place not in avoid))
+    if len(mine) < goal:
+        if free:
+            return Plan(claim=tuple(free[: min(goal - len(mine), max(1, len(mine)))]))
+        return Plan(ask=_of_the_fullest(me, holders, held))
+    return Plan(claim=tuple([place for place in free if place in neglected][: most - len(mine)]))
+
+
+def _of_the_fullest(me: Holder, holders: Mapping[Place, Holder | None], held: Mapping[Holder, int]) -> Place | None:
+    others = [(held[holder], place) for place, holder in holders.items() if holder is not None and holder != me]
+    return max(others)[1] if others else None
+
+
+def _in_order(me: Holder, places: Iterable[Place]) -> list[Place]:
+    """An order of each instance's own, always the same: two that start together begin with different partitions."""
+
+    def rank(place: Place) -> bytes:
+        return md5(f"{me.instance_id}/{place.topic}/{place.partition}".encode(), usedforsecurity=False).digest()
+
+    return sorted(places, key=rank)
+
+
+class Claim:
+    """How far an instance is in one partition that it holds. Offsets are those of the next record."""
+
+    def __init__(self, offset: int) -> None:
+        """Consumption begins at `offset`."""
+        self.position = offset
+        self._handed_out: deque[int] = deque()
+        self._done: set[int] = set()
+        self._promised = offset
+        self._lags: deque[int] = deque(maxlen=BEATS_BEHIND)
+
+    @property
+    def offset(self) -> int:
+        """Where another instance would have to go on so that no record is lost."""
+        return self._handed_out[0] if self._handed_out else self.position
+
+    @property
+    def promised(self) -> int:
+        """What is below it may be handed out by this instance only: the log has said so."""
+        return max(self._promised, self.position)
+
+    def promise(self, offset: int) -> None:
+        """The log has given us all that is below `offset` (at-most-once)."""
+        self._promised = max(self._promised, offset)
+
+    def hand_out(self, offset: int, *, keep: bool) -> None:
+        """The record at `offset` goes to the user; `keep` it in mind until it is `done` (at-least-once)."""
+        self.position = offset + 1
+        if keep:
+            self._handed_out.append(offset)
+
+    def done(self, offset: int) -> None:
+        """The record at `offset` is done, in whatever order; `offset` moves past it once all before it are."""
+        self._done.add(offset)
+        while self._handed_out and self._handed_out[0] in self._done:
+            self._done.remove(self._handed_out.popleft())
+        if not self._handed_out:
+            self._done.clear()
+
+    def falls_behind(self, end: int) -> bool:
+        """Told the partition's end with every heartbeat: whether the lag has grown with each of the last ones."""
+        self._lags.append(end - self.position)
+        lags = list(self._lags)
+        return len(lags) == BEATS_BEHIND and all(later > earlier for earlier, later in pairwise(lags))

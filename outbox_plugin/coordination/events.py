@@ -1,0 +1,28 @@
+"""What happened to an instance's claims, as values: for logs, and for tests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outbox_plugin.coordination.claims import Place
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimGained:
+    """The log, at `log_offset` of the place's coordination partition, gave us a partition; we begin at `offset`."""
+
+    place: Place
+    offset: int
+    log_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimLost:
+    """We hold a partition no more. `log_offset` is what the log had said by then; `why` is for people."""
+
+    place: Place
+    log_offset: int
+    why: str
+
+
+ClaimEvent = ClaimGained | ClaimLost

@@ -1,0 +1,251 @@
+"""The rationalizer: who holds what, computed from the log alone (Marshal's seed, "Determining World State").
+
+Every instance applies the same messages in the same order, and so reaches the same world. The rules, for a message that
+was sent at `t` by its sender's clock:
+
+    message             counts when                                                 then
+    any                 t is not ahead of the log's own time by an interval         (otherwise its clock lies)
+    ClaimingPartition   the partition is free: unclaimed, released, or stale at t;  the sender holds it
+                        and the group is not paused, or the sender paused it
+    Heartbeat           the sender holds it, and it is not stale at t               it is fresh; offset moves forward
+    both of these       the sender is a new instance of the client that holds it,   the sender holds it: it resumes
+                        and it is not stale at t
+    ClaimingMessages    the sender holds it, and it is not stale at t               offset moves forward
+    ReleasingPartition  the sender holds it, and it is not stale at t; or a pause   it is free, at exactly that offset
+                        took it, and nobody has claimed it since
+    ReleaseGroup        always                                                      all is released, and stays so
+
+All else changes nothing. Fresh: a heartbeat less than an interval ago. Stale: none for more than two.
+
+The time of a message is its sender's, and at most the log's, which is the `now` that `apply` is given: with the time at
+which the broker appended the message (LogAppendTime), all instances agree on it, and a clock that runs ahead wins
+nothing. A heartbeat alone makes no holder; therefore holders repeat their claims from time to time, and an instance
+that reads only the log's last part finds all of them there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from outbox_plugin.coordination.messages import (
+    ClaimingMessages,
+    ClaimingPartition,
+    Heartbeat,
+    Message,
+    ReleaseGroup,
+    ReleasingPartition,
+)
+
+State = Literal["fresh", "unknown", "stale", "unclaimed", "paused"]
+
+STALE_INTERVALS = 2
+REMEMBERED_INSTANCES = 4  # Of a client, per partition: their late heartbeats must not take it back.
+CROWD = 64
+FOREVER = float("inf")
+
+
+class Holder(NamedTuple):
+    """Who holds a partition: one run of a client."""
+
+    instance_id: str
+    client_id: str
+
+
+class Key(NamedTuple):
+    """What is claimed."""
+
+    group_id: str
+    topic: str
+    partition: int
+
+
+@dataclass(slots=True)
+class _Claim:
+    """What the log has said of one partition of one group."""
+
+    holder: Holder | None = None
+    heartbeat: float = 0.0
+    pauses: int = 0  # Of its group, when it was claimed: a later pause took it away.
+    offset: int | None = None
+    former: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Member:
+    """An instance that was heard of lately, with or without claims."""
+
+    heard: float
+    asked: float = -FOREVER  # When it last asked for a partition that was not free.
+
+
+class _Group:
+    """What the log has said of one group."""
+
+    __slots__ = ("crowd", "latest", "members", "paused_by", "paused_until", "pauses")
+
+    def __init__(self) -> None:
+        self.latest = -FOREVER
+        self.crowd = CROWD  # So many members that it is time to forget those who are gone.
+        self.pauses = 0
+        self.paused_until = -FOREVER
+        self.paused_by = ""
+        self.members: dict[Holder, _Member] = {}
+
+
+class Row(NamedTuple):
+    """One partition, as a table shows it; `heard_seconds` is the age of its last heartbeat."""
+
+    key: Key
+    state: State
+    holder: Holder | None
+    offset: int | None
+    heard_seconds: float | None
+
+
+class World:
+    """Who holds what. Times are seconds since the epoch; `now` is the log's time where it can be had."""
+
+    def __init__(self, heartbeat_interval_seconds: float) -> None:
+        """All instances of a group need the same interval."""
+        self._interval = heartbeat_interval_seconds
+        self._stale_after = STALE_INTERVALS * heartbeat_interval_seconds
+        self._claims: dict[Key, _Claim] = {}
+        self._groups: dict[str, _Group] = {}
+
+    def apply(self, message: Message, now: float) -> bool:
+        """Take in the log's next message; whether it counted."""
+        if message.timestamp > now + self._interval:
+            return False
+        at = min(message.timestamp, now)
+        group = self._groups.get(message.group_id)
+        if group is None:
+            group = self._groups[message.group_id] = _Group()
+        if isinstance(message, ReleaseGroup):
+            return self._release_group(group, message, at)
+        holder = Holder(message.instance_id, message.client_id)
+        member = self._heard(group, holder, at)
+        key = Key(message.group_id, message.topic, message.partition)
+        claim = self._claims.get(key)
+        if isinstance(message, ClaimingPartition):
+            if claim is None:
+                claim = self._claims[key] = _Claim()
+            return self._claim(group, claim, holder, member, at)
+        if claim is None or claim.holder is None or at - claim.heartbeat > self._stale_after:
+            return False
+        if isinstance(message, Heartbeat):
+            return self._beat(group, claim, holder, message.offset, at)
+        if isinstance(message, ClaimingMessages):
+            return self._advance(group, claim, holder, message.offset)
+        return self._release(claim, holder, message)
+
+    def owner(self, group_id: str, topic: str, partition: int, now: float) -> Holder | None:
+        """The instance and the client that hold the partition at `now`; None when it is free to be claimed."""
+        claim = self._claims.get(Key(group_id, topic, partition))
+        if claim is None or not self._holds(self._groups[group_id], claim, now):
+            return None
+        return claim.holder
+
+    def offset(self, group_id: str, topic: str, partition: int) -> int | None:
+        """Where consumption of the partition is to go on; None when the log does not say."""
+        claim = self._claims.get(Key(group_id, topic, partition))
+        return None if claim is None else claim.offset
+
+    def state(self, group_id: str, topic: str, partition: int, now: float) -> State:
+        """What the partition is to one who would claim it."""
+        group, claim = self._groups.get(group_id), self._claims.get(Key(group_id, topic, partition))
+        if group is None:
+            return "unclaimed"
+        if claim is None or claim.holder is None or claim.pauses != group.pauses:
+            return "paused" if now < group.paused_until else "unclaimed"
+        age = now - claim.heartbeat
+        return "fresh" if age < self._interval else "unknown" if age <= self._stale_after else "stale"
+
+    def paused(self, group_id: str, now: float) -> bool:
+        """Whether the group is to hold nothing."""
+        group = self._groups.get(group_id)
+        return group is not None and now < group.paused_until
+
+    def members(self, group_id: str, now: float) -> dict[Holder, bool]:
+        """The group's live instances, and whether each has lately asked for more than it has."""
+        group = self._groups.get(group_id)
+        if group is None:
+            return {}
+        since = now - self._stale_after
+        return {each: member.asked >= since for each, member in group.members.items() if member.heard >= since}
+
+    def rows(self, now: float) -> Iterator[Row]:
+        """All that the log has spoken of, sorted."""
+        for key, claim in sorted(self._claims.items()):
+            state = self.state(*key, now)
+            holder = claim.holder if state in ("fresh", "unknown", "stale") else None
+            yield Row(key, state, holder, claim.offset, now - claim.heartbeat if holder else None)
+
+    def _holds(self, group: _Group, claim: _Claim, at: float) -> bool:
+        return claim.holder is not None and claim.pauses == group.pauses and at - claim.heartbeat <= self._stale_after
+
+    def _heard(self, group: _Group, holder: Holder, at: float) -> _Member:
+        group.latest = max(group.latest, at)
+        member = group.members.get(holder)
+        if member is not None:
+            member.heard = max(member.heard, at)
+            return member
+        if len(group.members) >= group.crowd:
+            since = group.latest - self._stale_after
+            group.members = {each: known for each, known in group.members.items() if known.heard >= since}
+            group.crowd = max(CROWD, 2 * len(group.members))
+        member = group.members[holder] = _Member(at)
+        return member
+
+    def _claim(self, group: _Group, claim: _Claim, holder: Holder, member: _Member, at: float) -> bool:
+        if self._holds(group, claim, at):
+            if claim.holder != holder and not self._resume(claim, holder):
+                member.asked = max(member.asked, at)
+                return False
+            claim.heartbeat = max(claim.heartbeat, at)
+            return True
+        if at < group.paused_until and holder.client_id != group.paused_by:
+            return False
+        claim.holder, claim.heartbeat, claim.pauses, claim.former = holder, at, group.pauses, ()
+        return True
+
+    def _beat(self, group: _Group, claim: _Claim, holder: Holder, offset: int, at: float) -> bool:
+        if claim.pauses != group.pauses or (claim.holder != holder and not self._resume(claim, holder)):
+            return False
+        claim.heartbeat = max(claim.heartbeat, at)
+        if claim.offset is None or offset > claim.offset:
+            claim.offset = offset
+        return True
+
+    @staticmethod
+    def _resume(claim: _Claim, holder: Holder) -> bool:
+        """Let a new instance of the client that holds go on with the claim; its former ones have no say any more."""
+        former = claim.holder
+        if former is None or former.client_id != holder.client_id or holder.instance_id in claim.former:
+            return False
+        claim.former = (*claim.former, former.instance_id)[-REMEMBERED_INSTANCES:]
+        claim.holder = holder
+        return True
+
+    @staticmethod
+    def _advance(group: _Group, claim: _Claim, holder: Holder, offset: int) -> bool:
+        if claim.holder != holder or claim.pauses != group.pauses:
+            return False
+        claim.offset = offset if claim.offset is None else max(claim.offset, offset)
+        return True
+
+    @staticmethod
+    def _release(claim: _Claim, holder: Holder, message: ReleasingPartition) -> bool:
+        if claim.holder != holder:
+            return False
+        claim.holder, claim.offset, claim.former = None, message.offset, ()
+        return True
+
+    @staticmethod
+    def _release_group(group: _Group, message: ReleaseGroup, at: float) -> bool:
+        group.paused_until = FOREVER if message.expires is None else message.expires
+        group.paused_by = message.client_id
+        if at < group.paused_until:
+            group.pauses += 1
+        return True

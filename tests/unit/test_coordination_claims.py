@@ -1,0 +1,131 @@
+"""What an instance asks for and gives up: fair shares, without a rebalance; and how far it is in what it holds."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outbox_plugin.coordination.claims import BEATS_BEHIND, Claim, Place, Plan, plan, shares
+from outbox_plugin.coordination.world import Holder
+
+A, B, C = Holder("1", "a"), Holder("2", "b"), Holder("3", "c")
+Holders = dict[Place, Holder | None]
+
+
+def places(count: int) -> list[Place]:
+    return [Place("orders", number) for number in range(count)]
+
+
+def held_by(*holders: Holder | None) -> Holders:
+    return dict(zip(places(len(holders)), holders, strict=True))
+
+
+@given(
+    st.dictionaries(st.builds(Holder, st.text("12"), st.text("ab")), st.integers(0, 9), min_size=1), st.integers(0, 50)
+)
+def test_shares_are_fair(held: dict[Holder, int], partitions: int) -> None:
+    found = shares(held, partitions)
+    assert sum(found.values()) == partitions
+    assert max(found.values()) - min(found.values()) <= 1
+    assert all(found[more] >= found[less] for more in held for less in held if held[more] > held[less])
+
+
+def test_alone_all_is_claimed_few_at_first() -> None:
+    assert len(plan(A, held_by(None, None, None, None), {}).claim) == 1
+    assert len(plan(A, held_by(A, A, None, None, None), {}).claim) == 2
+
+
+def test_no_more_than_the_share_is_claimed_while_others_live() -> None:
+    assert plan(A, held_by(A, A, None, None), {A: False, B: False}) == Plan()
+
+
+def test_no_more_than_the_limit_is_claimed() -> None:
+    assert plan(A, held_by(A, A, None, None), {A: False}, limit=2) == Plan()
+
+
+def test_what_nobody_takes_goes_to_who_has_room() -> None:
+    neglected = places(4)[3:]
+    assert plan(A, held_by(A, A, None, None), {A: False, B: False}, neglected=neglected).claim == tuple(neglected)
+    assert plan(A, held_by(A, A, None, None), {A: False, B: False}, neglected=neglected, limit=2) == Plan()
+
+
+def test_where_none_is_free_the_fullest_is_asked() -> None:
+    asked = plan(C, held_by(A, A, A, B), {A: False, B: False, C: False}).ask
+    assert asked in places(3)
+
+
+def test_one_gives_up_only_what_others_ask_for() -> None:
+    holders = held_by(A, A, A, A)
+    assert plan(A, holders, {A: False, B: False}) == Plan()
+    assert len(plan(A, holders, {A: False, B: True}).release) == 2
+    assert len(plan(A, holders, {A: False, B: True, C: True}).release) == 2
+
+
+def test_what_one_could_not_keep_up_with_is_left_to_others() -> None:
+    assert plan(A, held_by(None), {A: False}, avoid=places(1)) == Plan()
+
+
+@given(
+    st.integers(1, 12),
+    st.lists(st.none() | st.integers(0, 5), min_size=1, max_size=40),
+    st.integers(1, 6),
+)
+def test_all_have_their_share_after_some_rounds_and_nothing_moves_then(
+    first: int, drawn: list[int | None], count: int
+) -> None:
+    """Each round, all act on what the log said before; claims are decided by who comes first in it."""
+    instances = [Holder(str(number), f"client-{number}") for number in range(count)]
+    holders: Holders = held_by(*(None if each is None else instances[each % count] for each in drawn))
+    asking = dict.fromkeys(instances, False)
+    moves = 0
+    for turn in range(100):
+        plans = {me: plan(me, holders, asking) for me in instances}
+        if all(each == Plan() for each in plans.values()):
+            break
+        order = instances[(turn + first) % count :] + instances[: (turn + first) % count]
+        asking = {me: plans[me].ask is not None for me in instances}
+        for me in order:
+            for place in plans[me].release:
+                assert holders[place] == me
+                holders[place] = None
+                moves += 1
+            for place in plans[me].claim:
+                holders[place] = holders[place] or me
+    else:
+        raise AssertionError("it never came to rest")
+    found = Counter(dict.fromkeys(instances, 0))
+    found.update(holder for holder in holders.values() if holder is not None)
+    assert max(found.values()) - min(found.values()) <= 1
+    assert None not in holders.values()
+    assert moves <= len(drawn)
+
+
+def test_an_offset_moves_past_what_is_done_in_any_order() -> None:
+    claim = Claim(10)
+    for offset in (10, 11, 15):
+        claim.hand_out(offset, keep=True)
+    assert (claim.position, claim.offset) == (16, 10)
+    claim.done(11)
+    assert claim.offset == 10
+    claim.done(10)
+    assert claim.offset == 15, "13 and 14 were never records: a transaction's marker, or compacted away"
+    claim.done(15)
+    assert claim.offset == 16
+
+
+def test_what_was_promised_stays_promised() -> None:
+    claim = Claim(10)
+    assert claim.promised == 10
+    claim.promise(20)
+    claim.promise(15)
+    claim.hand_out(12, keep=False)
+    assert (claim.promised, claim.offset) == (20, 13)
+
+
+def test_a_lag_that_grows_beat_after_beat_is_falling_behind() -> None:
+    claim = Claim(0)
+    assert not any(claim.falls_behind(end) for end in range(BEATS_BEHIND - 1))
+    assert claim.falls_behind(BEATS_BEHIND)
+    assert not claim.falls_behind(BEATS_BEHIND)

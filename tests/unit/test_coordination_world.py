@@ -1,0 +1,329 @@
+"""The rationalizer: the log alone decides who holds what, and all who read it agree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outbox_plugin.coordination.messages import (
+    ClaimingMessages,
+    ClaimingPartition,
+    Heartbeat,
+    Message,
+    ReleaseGroup,
+    ReleasingPartition,
+)
+from outbox_plugin.coordination.world import Holder, Key, Row, World
+
+INTERVAL = 10
+STALE = 2 * INTERVAL
+GROUP = "billing"
+A, B = Holder("run-a", "a"), Holder("run-b", "b")
+A_AGAIN = Holder("run-a2", "a")
+
+
+def claiming(who: Holder, at: int, partition: int = 0) -> Message:
+    return ClaimingPartition(1, at, *who, GROUP, "orders", partition)
+
+
+def beating(who: Holder, at: int, offset: int = 0, partition: int = 0) -> Message:
+    return Heartbeat(1, at, *who, GROUP, "orders", partition, offset)
+
+
+def releasing(who: Holder, at: int, offset: int = 0, partition: int = 0) -> Message:
+    return ReleasingPartition(1, at, *who, GROUP, "orders", partition, offset)
+
+
+def advancing(who: Holder, at: int, offset: int = 0, partition: int = 0) -> Message:
+    return ClaimingMessages(1, at, *who, GROUP, "orders", partition, offset)
+
+
+def pausing(at: int, until: int | None, client: str = "operator") -> Message:
+    return ReleaseGroup(1, at, "run-o", client, GROUP, "", 0, until)
+
+
+def world_of(*log: Message) -> World:
+    """The world after a log whose clocks are all right."""
+    world = World(INTERVAL)
+    for message in log:
+        world.apply(message, message.timestamp)
+    return world
+
+
+def owner(world: World, now: float, partition: int = 0) -> tuple[str, str] | None:
+    return world.owner(GROUP, "orders", partition, now)
+
+
+def test_the_earliest_claim_wins() -> None:
+    world = world_of(claiming(A, 100), claiming(B, 100))
+    assert owner(world, 100) == ("run-a", "a")
+    assert world.members(GROUP, 100) == {A: False, B: True}
+
+
+@pytest.mark.parametrize(
+    ("age", "state", "held"),
+    [(0, "fresh", True), (9, "fresh", True), (10, "unknown", True), (20, "unknown", True), (21, "stale", False)],
+)
+def test_a_claim_ages(age: int, state: str, held: bool) -> None:
+    world = world_of(claiming(A, 100), beating(A, 105, 7))
+    assert world.state(GROUP, "orders", 0, 105 + age) == state
+    assert (owner(world, 105 + age) == A) is held
+    assert world.offset(GROUP, "orders", 0) == 7
+
+
+def test_what_nobody_spoke_of_is_unclaimed() -> None:
+    world = world_of(claiming(A, 100))
+    assert world.state(GROUP, "orders", 9, 100) == "unclaimed"
+    assert world.state("others", "orders", 0, 100) == "unclaimed"
+    assert owner(world, 100, partition=9) is None
+    assert world.offset("others", "orders", 0) is None
+
+
+def test_a_stale_claim_is_anyones() -> None:
+    assert owner(world_of(claiming(A, 100), claiming(B, 120)), 120) == A
+    assert owner(world_of(claiming(A, 100), claiming(B, 121)), 121) == B
+
+
+def test_one_that_was_paused_does_not_take_its_claim_back() -> None:
+    world = world_of(claiming(A, 100), beating(A, 100, 5), claiming(B, 121), beating(A, 122, 99), releasing(A, 123, 1))
+    assert owner(world, 123) == B
+    assert world.offset(GROUP, "orders", 0) == 5
+
+
+def test_a_stale_claim_is_not_revived_by_a_heartbeat() -> None:
+    world = world_of(claiming(A, 100), beating(A, 121, 5))
+    assert owner(world, 121) is None
+
+
+def test_a_late_heartbeat_proves_nothing_about_now() -> None:
+    world = world_of(claiming(A, 100))
+    world.apply(beating(A, 110), now=190)
+    assert owner(world, 190) is None
+    assert owner(world, 130) == A
+
+
+def test_a_clock_that_runs_ahead_wins_nothing() -> None:
+    world = World(INTERVAL)
+    assert not world.apply(claiming(A, 1_000), now=100)
+    assert owner(world, 1_000) is None
+    assert world.apply(claiming(A, 110), now=100)
+    assert owner(world, 121) is None, "as if sent when the log took it"
+
+
+@pytest.mark.parametrize("back", [beating(A_AGAIN, 115, 3), claiming(A_AGAIN, 115)])
+def test_a_new_run_of_a_client_goes_on_with_its_claims(back: Message) -> None:
+    world = world_of(claiming(A, 100), beating(A, 105, 3), back)
+    assert owner(world, 115) == A_AGAIN
+    assert not world.apply(beating(A, 116, 50), 116), "the former run has no say any more"
+    assert not world.apply(claiming(A, 116), 116)
+    assert owner(world, 116) == A_AGAIN
+    assert world.offset(GROUP, "orders", 0) == 3
+
+
+def test_a_new_run_that_comes_too_late_has_to_claim() -> None:
+    world = world_of(claiming(A, 100), beating(A_AGAIN, 121))
+    assert owner(world, 121) is None
+    world.apply(claiming(A_AGAIN, 122), 122)
+    assert owner(world, 122) == A_AGAIN
+
+
+def test_a_release_says_exactly_where_to_go_on() -> None:
+    world = world_of(claiming(A, 100), beating(A, 101, 50), releasing(A, 102, 40))
+    assert world.state(GROUP, "orders", 0, 102) == "unclaimed"
+    assert world.offset(GROUP, "orders", 0) == 40
+    assert not world.apply(beating(A, 103, 60), 103)
+    assert world.apply(claiming(B, 104), 104)
+    assert world.offset(GROUP, "orders", 0) == 40
+
+
+def test_only_the_holder_advances_and_releases() -> None:
+    world = world_of(claiming(A, 100), advancing(A, 101, 20), advancing(B, 102, 90), releasing(B, 102, 90))
+    assert owner(world, 102) == A
+    assert world.offset(GROUP, "orders", 0) == 20
+
+
+def test_offsets_of_a_holder_do_not_go_back() -> None:
+    world = world_of(claiming(A, 100), beating(A, 101, 20), beating(A, 102, 10), advancing(A, 103, 5))
+    assert world.offset(GROUP, "orders", 0) == 20
+
+
+def test_a_paused_group_holds_nothing_until_the_pause_ends() -> None:
+    world = world_of(claiming(A, 100), pausing(105, until=200), claiming(A, 110), claiming(B, 111), beating(A, 112))
+    assert world.paused(GROUP, 199)
+    assert world.state(GROUP, "orders", 0, 199) == "paused"
+    assert owner(world, 112) is None
+    assert not world.paused(GROUP, 200)
+    assert world.state(GROUP, "orders", 0, 200) == "unclaimed"
+    assert world.apply(claiming(B, 201), 201)
+    assert owner(world, 201) == B
+
+
+def test_a_pause_without_end_lasts_until_a_resume() -> None:
+    world = world_of(claiming(A, 100), pausing(105, until=None))
+    assert world.paused(GROUP, 10**9)
+    world.apply(pausing(300, until=0), 300)
+    assert not world.paused(GROUP, 300)
+    assert world.apply(claiming(B, 301), 301)
+
+
+def test_who_paused_a_group_sets_its_position() -> None:
+    operator = Holder("run-o", "operator")
+    world = world_of(
+        claiming(A, 100),
+        beating(A, 104, 500),
+        pausing(105, until=None),
+        claiming(operator, 106),
+        releasing(operator, 106, 7),
+    )
+    assert world.offset(GROUP, "orders", 0) == 7
+    assert world.state(GROUP, "orders", 0, 107) == "paused"
+    assert not world.apply(beating(A, 107, 501), 107)
+    assert world.offset(GROUP, "orders", 0) == 7
+
+
+def test_a_pause_is_one_groups() -> None:
+    world = world_of(claiming(A, 100), ReleaseGroup(1, 101, "run-o", "operator", "others", "", 0))
+    assert owner(world, 101) == A
+
+
+def test_the_world_as_rows() -> None:
+    world = world_of(
+        claiming(B, 100, 1), claiming(A, 100), beating(A, 104, 3), claiming(A, 104, 2), releasing(A, 105, 9, 2)
+    )
+    assert list(world.rows(115)) == [
+        Row(Key(GROUP, "orders", 0), "unknown", A, 3, 11),
+        Row(Key(GROUP, "orders", 1), "unknown", B, None, 15),
+        Row(Key(GROUP, "orders", 2), "unclaimed", None, 9, None),
+    ]
+
+
+def test_members_who_are_gone_are_forgotten() -> None:
+    world = World(INTERVAL)
+    for number in range(10_000):
+        world.apply(claiming(Holder(f"run-{number}", "a"), 100 + number), 100 + number)
+    assert len(world._groups[GROUP].members) < 200
+    assert len(world.members(GROUP, 10_099)) == STALE + 1
+
+
+# Generated logs: few instances, of few clients, over few partitions, with clocks that are late and ahead.
+
+who = st.builds(Holder, st.sampled_from(["1", "2", "3"]), st.sampled_from("abc"))
+offsets = st.integers(0, 50)
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["claim", "beat", "beat", "advance", "release", "pause"]),
+        who,
+        st.integers(0, 2),
+        offsets,
+        st.sampled_from([0, 0, 1, 5, INTERVAL, STALE + 1]),  # Seconds in the log since the last message.
+        st.sampled_from(
+            [0, 0, 0, -1, -STALE - 1, -500, 1, INTERVAL, 2 * INTERVAL, 10_000]
+        ),  # The sender's clock is off.
+    ),
+    max_size=60,
+)
+Entry = tuple[float, Message]
+
+
+def _log(drawn: Sequence[tuple[str, Holder, int, int, int, int]]) -> list[Entry]:
+    log: list[Entry] = []
+    now = 1_000
+    for kind, sender, partition, offset, later, off in drawn:
+        now += later
+        sent = max(0, now + off)
+        match kind:
+            case "claim":
+                message = claiming(sender, sent, partition)
+            case "beat":
+                message = beating(sender, sent, offset, partition)
+            case "advance":
+                message = advancing(sender, sent, offset, partition)
+            case "release":
+                message = releasing(sender, sent, offset, partition)
+            case _:
+                message = pausing(sent, now + offset - 25, sender.client_id)
+        log.append((now, message))
+    return log
+
+
+logs = steps.map(_log)
+
+
+def rows(world: World, now: float) -> list[Row]:
+    return list(world.rows(now))
+
+
+@given(logs)
+def test_all_who_read_the_same_log_reach_the_same_world(log: list[Entry]) -> None:
+    """However often one of them asks meanwhile, and whatever others talk about in between."""
+    one, other = World(INTERVAL), World(INTERVAL)
+    for now, message in log:
+        one.apply(message, now)
+    for now, message in log:
+        list(other.rows(now + 7))
+        other.paused(GROUP, now)
+        other.members(GROUP, now - 3)
+        other.apply(ClaimingPartition(1, int(now), "run-x", "x", "another group", "orders", 0), now)
+        other.apply(message, now)
+    end = log[-1][0] if log else 0
+    for later in (0, 1, INTERVAL, STALE, STALE + 1):
+        assert rows(one, end + later) == [row for row in rows(other, end + later) if row.key.group_id == GROUP]
+
+
+@given(logs)
+def test_one_who_reads_the_log_later_reaches_the_same_world(log: list[Entry]) -> None:
+    """What is late is judged by what the log says, not by when somebody reads it (clocks that run ahead set aside)."""
+    honest = [(now, message) for now, message in log if message.timestamp <= now]
+    end = honest[-1][0] if honest else 0
+    then, afterwards = World(INTERVAL), World(INTERVAL)
+    for now, message in honest:
+        assert then.apply(message, now) == afterwards.apply(message, end)
+    assert rows(then, end) == rows(afterwards, end)
+
+
+@given(logs)
+def test_a_live_holder_loses_a_partition_only_by_its_own_word_or_a_pause(log: list[Entry]) -> None:
+    world = World(INTERVAL)
+    for now, message in log:
+        at = min(now, message.timestamp)
+        before = {partition: owner(world, at, partition) for partition in range(3)}
+        counted = world.apply(message, now)
+        for partition, held_by in before.items():
+            after = owner(world, at, partition)
+            if held_by is None or after == held_by:
+                continue
+            released = isinstance(message, ReleaseGroup)
+            by_itself = isinstance(message, ReleasingPartition) and held_by == (message.instance_id, message.client_id)
+            resumed = held_by[1] == message.client_id and after == (message.instance_id, message.client_id)
+            assert counted, (before, message)
+            assert released or by_itself or resumed, (before, message)
+
+
+@given(logs)
+def test_what_does_not_count_changes_no_claim(log: list[Entry]) -> None:
+    world = World(INTERVAL)
+    for now, message in log:
+        before = rows(world, now)
+        if not world.apply(message, now):
+            spoken_of = {row.key for row in before}
+            assert [row for row in rows(world, now) if row.key in spoken_of] == before
+
+
+@given(logs, who, offsets)
+def test_a_liar_changes_nothing(log: list[Entry], liar: Holder, offset: int) -> None:
+    """One who holds nothing, and one whose clock is ahead, whatever they say between the others' words."""
+    liar = Holder(liar.instance_id, "liar")
+    honest, lied_to = World(INTERVAL), World(INTERVAL)
+    for now, message in log:
+        honest.apply(message, now)
+        lied_to.apply(message, now)
+        for partition in range(3):
+            sent = int(now)
+            assert not lied_to.apply(beating(liar, sent, offset, partition), now)
+            assert not lied_to.apply(advancing(liar, sent, offset, partition), now)
+            assert not lied_to.apply(releasing(liar, sent, offset, partition), now)
+            assert not lied_to.apply(claiming(liar, sent + INTERVAL + 1, partition), now)
+        assert rows(lied_to, now) == rows(honest, now)
