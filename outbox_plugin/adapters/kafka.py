@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._resource import ResourceType
@@ -39,6 +40,13 @@ _NOT_LET_IN = {
     KafkaError._SSL,
 }
 _DONE_BY_ANOTHER = {KafkaError.TOPIC_ALREADY_EXISTS, KafkaError.INVALID_PARTITIONS}
+
+_NO_LEADER_YET = {
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +110,23 @@ def refusal(error: KafkaError, settings: Settings) -> ServerRefused | LogUnavail
     """What `error`, met at start or in a read, means: refused for good, or away for now."""
     said = f"Kafka, as OUTBOX_BOOTSTRAP_SERVERS names it ({settings.bootstrap_servers}): {error.str()}"
     return ServerRefused(said) if error.code() in _NOT_LET_IN else LogUnavailable(said)
+
+
+def bounds(consumer: Consumer, partition: TopicPartition) -> tuple[int, int]:
+    """The partition's first offset and its end; waits while it has no leader yet, as right after its creation.
+
+    Raises:
+        KafkaException: it cannot be had.
+    """
+    deadline = time.monotonic() + REQUEST_TIMEOUT_SECONDS
+    while True:
+        try:
+            first, end = consumer.get_watermark_offsets(partition, timeout=REQUEST_TIMEOUT_SECONDS)
+            return first, end
+        except KafkaException as error:
+            if error.args[0].code() not in _NO_LEADER_YET or time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
 
 
 class Admin:

@@ -7,7 +7,7 @@ from contextlib import closing
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from outbox_plugin.adapters.kafka import REQUEST_TIMEOUT_SECONDS, Names, client_config, refusal
+from outbox_plugin.adapters.kafka import REQUEST_TIMEOUT_SECONDS, Names, bounds, client_config, refusal
 from outbox_plugin.core.progress import ProgressRecord
 from outbox_plugin.core.shards import Slice
 from outbox_plugin.errors import LogUnavailable
@@ -15,12 +15,6 @@ from outbox_plugin.settings import Settings
 
 _POLL_SECONDS = 0.5
 _TAIL_RECORDS = 32  # How far from its end the progress topic is read at first; markers take offsets too.
-_NO_LEADER_YET = {
-    KafkaError._UNKNOWN_PARTITION,
-    KafkaError.NOT_LEADER_FOR_PARTITION,
-    KafkaError.LEADER_NOT_AVAILABLE,
-    KafkaError.UNKNOWN_TOPIC_OR_PART,
-}
 
 
 def read_progress(settings: Settings, names: Names, slice_: Slice) -> ProgressRecord | None:
@@ -43,7 +37,7 @@ def read_progress(settings: Settings, names: Names, slice_: Slice) -> ProgressRe
     )
     try:
         with closing(Consumer(config)) as consumer:
-            first, end = _bounds(consumer, partition)
+            first, end = bounds(consumer, partition)
             reach = _TAIL_RECORDS
             while True:
                 start = max(first, end - reach)
@@ -55,19 +49,6 @@ def read_progress(settings: Settings, names: Names, slice_: Slice) -> ProgressRe
                 reach *= 8
     except KafkaException as error:
         raise refusal(error.args[0], settings) from error
-
-
-def _bounds(consumer: Consumer, partition: TopicPartition) -> tuple[int, int]:
-    """The partition's first offset and its end; waits while it has no leader yet, as right after its creation."""
-    deadline = time.monotonic() + REQUEST_TIMEOUT_SECONDS
-    while True:
-        try:
-            first, end = consumer.get_watermark_offsets(partition, timeout=REQUEST_TIMEOUT_SECONDS)
-            return first, end
-        except KafkaException as error:
-            if error.args[0].code() not in _NO_LEADER_YET or time.monotonic() > deadline:
-                raise
-            consumer.poll(0.05)
 
 
 def _last_value(consumer: Consumer, start: TopicPartition, key: str) -> bytes | None:

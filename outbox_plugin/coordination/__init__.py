@@ -3,7 +3,7 @@
 Instances of a group write what they want, hold and give up to a coordination topic. The log orders it, so that all who
 read it agree on who holds what (`world.py`): nobody coordinates, and nothing stops when an instance comes or goes but
 the partitions that move. An instance that starts again with its client id goes on with its own claims at once. An
-operator pauses a group, sets where it goes on, and resumes it.
+operator pauses a group, sets where it goes on, and resumes it (`admin.py`).
 
 Who decides what: the log decides who holds a partition, and where it goes on; `claims.py` decides what an instance asks
 for, and what it gives up so that others have their share. An instance's own memory decides nothing that the log has not
@@ -20,6 +20,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from outbox_plugin.coordination.consumer import Consumer
     from outbox_plugin.coordination.messages import (
         ClaimingMessages,
         ClaimingPartition,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ClaimingMessages",
     "ClaimingPartition",
+    "Consumer",
     "Heartbeat",
     "MalformedMessage",
     "ReleaseGroup",
@@ -44,7 +46,7 @@ __all__ = [
     "encode",
 ]
 
-_HOME = {"World": "world"}  # All others: messages.
+_HOME = {"Consumer": "consumer", "World": "world"}  # All others: messages.
 
 
 def __getattr__(name: str) -> Any:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from outbox_plugin.coordination.claims import Claim, Place, plan
 from outbox_plugin.coordination.events import ClaimEvent, ClaimGained, ClaimLost
@@ -44,13 +44,13 @@ class Timing:
 
     @property
     def lookback(self) -> float:
-        """So much of the log says who holds what."""
-        return max(600.0, 40 * self.interval)
+        """So much of the log says who holds what: claims are repeated several times in it."""
+        return max(30.0, 12 * self.interval)
 
     @property
     def renewal(self) -> float:
-        """Claims are repeated so often that any look back finds them."""
-        return self.lookback / 5
+        """Between two repetitions of a claim."""
+        return 3 * self.interval
 
 
 class _Held:
@@ -92,7 +92,7 @@ class Instance:
         self._worlds = {log.partition_of(topic): World(timing.interval) for topic in topics}
         self._held: dict[Place, _Held] = {}
         self._verdicts: dict[tuple[Place, int], bool | None] = {}
-        self._error: OutboxError | None = None
+        self._error: Exception | None = None
         self._polled = time.monotonic()
         self._stop = threading.Event()
         self._keep = False
@@ -113,6 +113,7 @@ class Instance:
         """
         self._look_at_topics()
         for entry in self._log.follow(self._worlds, self._timing.lookback):
+            self._adopt(entry)
             self._apply(entry)
         self._resume()
         self._thread.start()
@@ -136,6 +137,11 @@ class Instance:
             self._polled = time.monotonic()
             if self._error is not None:
                 raise self._error
+        return self.held()
+
+    def held(self) -> dict[Place, Claim]:
+        """What we hold now, for one who only looks."""
+        with self.changed:
             return {place: held.claim for place, held in self._held.items()}
 
     def hand_out(self, place: Place, claim: Claim, offset: int) -> bool:
@@ -166,10 +172,13 @@ class Instance:
                 self._verdicts[place, end] = None
                 self._log.send(ClaimingMessages(*self._common(place), end))
             self.changed.wait_for(lambda: all(self._verdicts[each] is not None for each in asked), wait_seconds)
-            for each in asked:
-                place, end = each
+            ours = {place: end for place, end in asked if self._verdicts.pop((place, end))}
+        if not self._log.commit(ours, wait=True):  # For those who come when the log has forgotten it.
+            return
+        with self.changed:
+            for place, end in ours.items():
                 held, (claim, _) = self._held.get(place), ends[place]
-                if self._verdicts.pop(each) and held is not None and held.claim is claim:
+                if held is not None and held.claim is claim:
                     claim.promise(end)
 
     def _is_valid(self, held: _Held) -> bool:
@@ -181,7 +190,7 @@ class Instance:
         try:
             while not self._stop.is_set():
                 self._turn()
-        except OutboxError as error:
+        except Exception as error:
             with self.changed:
                 self._error = error
         finally:
@@ -205,6 +214,18 @@ class Instance:
         for topic in self._topics:
             self._partitions[topic] = max(self._partitions.get(topic, 0), self._log.partitions_of(topic))
 
+    def _adopt(self, entry: Entry) -> None:
+        """Where the log is read from its middle, who first says that it lives holds: Marshal's own never claim again.
+
+        If that was not so, the holder's next claim puts it right: long before the part that we read ends.
+        """
+        message = entry.message
+        if isinstance(message, Heartbeat) and message.group_id == self._group:
+            world = self._worlds[entry.partition]
+            if not world.knows(self._group, message.topic, message.partition):
+                common = (getattr(message, field.name) for field in fields(ClaimingPartition))
+                world.apply(ClaimingPartition(*common), entry.at)
+
     def _apply(self, entry: Entry) -> None:
         """Take in what the log says of our group; what it says of others' is nothing to us."""
         message = entry.message
@@ -224,6 +245,8 @@ class Instance:
     def _answered(self, place: Place, message: Message, counted: bool, entry: Entry) -> None:
         """Our own message has come back: what it was worth."""
         if isinstance(message, ClaimingMessages):
+            if not counted and place in self._held:
+                self._lose(place, "it was not ours when we asked for its messages")
             with self.changed:
                 if (place, message.offset) in self._verdicts:
                     self._verdicts[place, message.offset] = counted
@@ -243,7 +266,11 @@ class Instance:
             self._waiting.pop(place, None)
 
     def _gain(self, place: Place, entry: Entry) -> None:
-        offset = self._start_of(place)
+        try:
+            offset = self._start_of(place)
+        except LogUnavailable as away:  # Nobody hears of us there, and it is free again.
+            LOGGER.warning("%s: partition %s of %s is left: %s", self.me.client_id, place.partition, place.topic, away)
+            return
         held = _Held(Claim(offset), min(entry.message.timestamp, entry.at))
         held.renewed = time.monotonic()
         with self.changed:
@@ -286,7 +313,7 @@ class Instance:
         if not due:
             return
         alone = len(self._members()) < 2
-        stored: dict[tuple[str, int], int] = {}
+        stored: dict[Place, int] = {}
         for place, held in due:
             with self.changed:
                 offset = self._offset(held.claim)
@@ -350,7 +377,7 @@ class Instance:
 
     def _release(self, places: Collection[Place], why: str) -> None:
         """Give up `places`: what was not handed out is handed out by us no more, and the log says where to go on."""
-        stored: dict[tuple[str, int], int] = {}
+        stored: dict[Place, int] = {}
         for place in places:
             with self.changed:
                 held = self._held.pop(place)

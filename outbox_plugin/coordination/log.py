@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -18,10 +18,12 @@ from outbox_plugin.adapters.kafka import (
     REACH_SECONDS,
     REQUEST_TIMEOUT_SECONDS,
     Admin,
+    bounds,
     client_config,
     refusal,
     refused_property,
 )
+from outbox_plugin.coordination.claims import Place
 from outbox_plugin.coordination.messages import (
     MalformedMessage,
     Message,
@@ -84,6 +86,7 @@ class CoordinationLog:
         self._settings = settings
         self.topic = topic
         self.malformed = 0
+        self._closed = False
         Admin(settings).check_reachable()
         self.partitions = self._ensure_topic()
         try:
@@ -212,7 +215,7 @@ class CoordinationLog:
             return len(self._reader.list_topics(topic, REQUEST_TIMEOUT_SECONDS).topics[topic].partitions)
         return 0
 
-    def committed(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], int]:
+    def committed(self, places: Collection[Place]) -> dict[Place, int]:
         """Where Kafka's own store, which outlives the log, says that the group goes on; the earliest where it does not.
 
         Raises:
@@ -234,17 +237,22 @@ class CoordinationLog:
             LogUnavailable: Kafka is away, or there is no such partition.
         """
         try:
-            found: tuple[int, int] = self._reader.get_watermark_offsets(At(topic, partition), REQUEST_TIMEOUT_SECONDS)
+            return bounds(self._reader, At(topic, partition))
         except KafkaException as error:
             raise LogUnavailable(f"Kafka, {topic}, partition {partition}: {error.args[0].str()}") from None
-        return found
 
-    def commit(self, offsets: dict[tuple[str, int], int], *, wait: bool = False) -> None:
-        """Keep `offsets` in Kafka's own store too, which outlives the log; as good as can be had."""
-        if offsets:
-            stored = [At(*place, offset) for place, offset in offsets.items()]
-            with suppress(KafkaException):
-                self._reader.commit(offsets=stored, asynchronous=False) if wait else self._reader.commit(offsets=stored)
+    def commit(self, offsets: Mapping[Place, int], *, wait: bool = False) -> bool:
+        """Keep `offsets` in Kafka's own store too, which outlives the log; whether it has them, if we `wait` for it."""
+        if not offsets:
+            return True
+        stored = [At(*place, offset) for place, offset in offsets.items()]
+        try:
+            if not wait:
+                self._reader.commit(offsets=stored)
+                return True
+            return all(each.error is None for each in self._reader.commit(offsets=stored, asynchronous=False))
+        except KafkaException:
+            return False
 
     def keep_pause(self, message: ReleaseGroup) -> None:
         """Keep the group's pause, or its end, where one who reads only the log's last part finds it.
@@ -262,6 +270,8 @@ class CoordinationLog:
 
     def close(self) -> None:
         """Send what is to be sent, and close. Safe to call twice."""
-        self._writer.flush(5)
-        self._writer.close()
-        self._reader.close()
+        if not self._closed:
+            self._closed = True
+            self._writer.flush(5)
+            self._writer.close()
+            self._reader.close()

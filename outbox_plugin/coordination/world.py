@@ -162,6 +162,10 @@ class World:
         age = now - claim.heartbeat
         return "fresh" if age < self._interval else "unknown" if age <= self._stale_after else "stale"
 
+    def knows(self, group_id: str, topic: str, partition: int) -> bool:
+        """Whether anybody has claimed the partition yet."""
+        return Key(group_id, topic, partition) in self._claims
+
     def paused(self, group_id: str, now: float) -> bool:
         """Whether the group is to hold nothing."""
         group = self._groups.get(group_id)

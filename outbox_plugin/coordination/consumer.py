@@ -1,0 +1,258 @@
+"""A consumer of topics that it shares with others of its group: iterate it or poll it, and commit."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Literal, Self, get_args
+
+import confluent_kafka
+from confluent_kafka import KafkaException, Message
+from confluent_kafka import TopicPartition as At
+
+from outbox_plugin.adapters.kafka import client_config, refusal, refused_property
+from outbox_plugin.coordination.claims import Claim, Place
+from outbox_plugin.coordination.events import ClaimEvent
+from outbox_plugin.coordination.instance import Instance, Timing
+from outbox_plugin.coordination.log import TOPIC, CoordinationLog, kafka_settings
+from outbox_plugin.coordination.messages import VERSION, ClaimingPartition, encode
+from outbox_plugin.coordination.world import Holder
+from outbox_plugin.errors import LogUnavailable, UserError
+
+LOGGER = logging.getLogger(__name__)
+
+Guarantee = Literal["at-least-once", "at-most-once"]
+
+HEARTBEAT_INTERVAL_SECONDS = 10.0
+BATCH = 1_000  # Records that are fetched, and at most once promised, together.
+FOLLOW_SECONDS = 0.05  # Between two looks at what we hold.
+PROMISE_SECONDS = 5.0
+
+
+def _nothing(_: ClaimEvent) -> None:
+    """Nobody wants to know."""
+
+
+class Consumer:
+    """Consumes what the group's other instances do not; see the package for who decides that.
+
+    Example: `with Consumer(["orders"], "billing", "worker-1") as orders: for each in orders: …; orders.commit(each)`.
+    For one thread; only `stop` may be called from any, and from a signal handler.
+    """
+
+    def __init__(
+        self,
+        topics: Sequence[str],
+        group_id: str,
+        client_id: str,
+        guarantee: Guarantee = "at-least-once",
+        *,
+        max_claims: int | None = None,
+        heartbeat_interval_seconds: float = HEARTBEAT_INTERVAL_SECONDS,
+        idle_seconds: float = 300.0,
+        coordination_topic: str = TOPIC,
+        bootstrap_servers: str | None = None,
+        kafka: dict[str, str] | None = None,
+        observe: Callable[[ClaimEvent], None] = _nothing,
+    ) -> None:
+        """Connect, go on with what this client held, and start to claim; records come from `poll` or iteration.
+
+        Args:
+            topics: what to consume; one that does not exist yet is consumed once it does.
+            group_id: who shares the topics; names the offsets in Kafka's own store too.
+            client_id: this consumer's name in its group, one at a time; one that comes back goes on with its claims.
+            guarantee: at-least-once: what was not committed comes again. at-most-once: nothing comes twice.
+            max_claims: how many partitions this instance may hold; None for as many as its share is.
+            heartbeat_interval_seconds: the same for all of a group (Marshal's own: 60). Two without a sign, and others
+                take over.
+            idle_seconds: how long `poll` may stay away before all is released.
+            coordination_topic: where claims are talked about; made where it is missing.
+            bootstrap_servers: Kafka brokers; OUTBOX_BOOTSTRAP_SERVERS where it is None.
+            kafka: librdkafka properties; OUTBOX_KAFKA where it is None.
+            observe: told what is gained and lost, on another thread.
+
+        Raises:
+            UserError: an argument is wrong; one line says which.
+            InvalidSetting: brokers or properties are missing or wrong.
+            ServerRefused: no broker answers, or it does not let us in.
+        """
+        _check(topics, group_id, client_id, guarantee, max_claims, heartbeat_interval_seconds)
+        self._settings = kafka_settings(bootstrap_servers, kafka)
+        self._at_most_once = guarantee == "at-most-once"
+        self._assigned: dict[Place, Claim] = {}
+        self._fetched: deque[tuple[Message, Place, Claim]] = deque()
+        self._followed = float("-inf")
+        self._stopped = False
+        self._log = CoordinationLog(self._settings, coordination_topic, group_id)
+        try:
+            self._reader = confluent_kafka.Consumer(
+                client_config(
+                    self._settings,
+                    group_id=group_id,  # Demanded by the library; it joins nothing and commits nothing.
+                    enable_auto_commit=False,
+                    enable_auto_offset_store=False,
+                    auto_offset_reset="earliest",
+                    fetch_wait_max_ms=100,
+                    queued_min_messages=BATCH,
+                    queued_max_messages_kbytes=4_096,
+                )
+            )
+        except KafkaException as error:
+            self._log.close()
+            raise refused_property(error) from None
+        self._instance = Instance(
+            self._log,
+            Holder(uuid.uuid4().hex[:12], client_id),
+            group_id,
+            topics,
+            Timing(heartbeat_interval_seconds, idle_seconds),
+            at_most_once=self._at_most_once,
+            limit=max_claims,
+            end_of=self._end_of,
+            observe=observe,
+        )
+        try:
+            self._instance.start()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def instance_id(self) -> str:
+        """This run of the client, as the log knows it."""
+        return self._instance.me.instance_id
+
+    @property
+    def claims(self) -> dict[tuple[str, int], int]:
+        """What is held now: (topic, partition), and the offset where another would have to go on."""
+        return {place: claim.offset for place, claim in self._instance.held().items()}
+
+    @property
+    def malformed(self) -> int:
+        """How many messages of the coordination topic were skipped, because they are none of the protocol's."""
+        return self._log.malformed
+
+    def poll(self, timeout_seconds: float = 1.0) -> Message | None:
+        """The next record; None when none came in time, as always while the group is paused.
+
+        At most once, it counts as consumed before it is returned.
+
+        Raises:
+            OutboxError: what is wrong cannot be mended by waiting.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        while not self._stopped:
+            now = time.monotonic()
+            if now - self._followed >= FOLLOW_SECONDS:
+                self._followed = now
+                self._follow_claims()
+            while self._fetched:
+                message, place, claim = self._fetched.popleft()
+                if self._instance.hand_out(place, claim, message.offset() or 0):
+                    return message
+            if now > deadline:
+                return None
+            self._fetch(min(FOLLOW_SECONDS, max(0.0, deadline - now)))
+        return None
+
+    def __iter__(self) -> Iterator[Message]:
+        """All records as they come, until `stop`."""
+        while not self._stopped:
+            message = self.poll()
+            if message is not None:
+                yield message
+
+    def commit(self, message: Message) -> bool:
+        """`message` is done with, in whatever order; whether its partition is still ours (if not, it comes to another).
+
+        The next heartbeat tells the others. At most once, it has nothing to do.
+        """
+        return self._instance.done(Place(message.topic() or "", message.partition() or 0), message.offset() or 0)
+
+    def stop(self) -> None:
+        """End an iteration or a `poll` soon; what is held stays so until `close`."""
+        self._stopped = True
+
+    def close(self, *, release: bool = True) -> None:
+        """Say how far we are, and release all; or leave it to the next run of this client. Safe twice.
+
+        Args:
+            release: False keeps the claims for a restart that comes before two heartbeats are missed.
+        """
+        self._stopped = True
+        self._instance.stop(keep=not release)
+        self._log.close()
+        self._reader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _follow_claims(self) -> None:
+        """Fetch from what we hold now, each partition from where its claim says, and from nothing else."""
+        held = self._instance.claims()
+        gone = [place for place, claim in self._assigned.items() if held.get(place) is not claim]
+        if gone:
+            self._reader.incremental_unassign([At(*place) for place in gone])
+            for place in gone:
+                del self._assigned[place]
+        new = [place for place in held if place not in self._assigned]
+        if new:
+            self._reader.incremental_assign([At(*place, held[place].position) for place in new])
+            self._assigned.update((place, held[place]) for place in new)
+
+    def _fetch(self, wait_seconds: float) -> None:
+        """Take in what has arrived; at most once, only what the log has promised us."""
+        for message in self._reader.consume(BATCH, wait_seconds):
+            if (error := message.error()) is not None:
+                if not isinstance(problem := refusal(error, self._settings), LogUnavailable):
+                    raise problem
+                continue
+            place = Place(message.topic() or "", message.partition() or 0)
+            if (claim := self._assigned.get(place)) is not None:
+                self._fetched.append((message, place, claim))
+        if self._at_most_once and self._fetched:
+            self._promise()
+
+    def _promise(self) -> None:
+        """Have the log say that what was fetched is ours; again and again, as long as we hold any of it."""
+        while self._fetched and not self._stopped:
+            ends = {place: (claim, (message.offset() or 0) + 1) for message, place, claim in self._fetched}
+            self._instance.promise(ends, PROMISE_SECONDS)
+            held = self._instance.claims()
+            self._fetched = deque(each for each in self._fetched if held.get(each[1]) is each[2])
+            if all((message.offset() or 0) < claim.promised for message, _, claim in self._fetched):
+                return
+
+    def _end_of(self, place: Place) -> int | None:
+        with suppress(KafkaException, RuntimeError):  # RuntimeError: it is closed.
+            _, end = self._reader.get_watermark_offsets(At(*place), cached=True)
+            return end if end >= 0 else None
+        return None
+
+
+def _check(
+    topics: Sequence[str], group_id: str, client_id: str, guarantee: str, max_claims: int | None, interval: float
+) -> None:
+    """Raises UserError for what the protocol cannot carry, or nobody can mean."""
+    if isinstance(topics, str) or not topics or not all(isinstance(topic, str) for topic in topics):
+        raise UserError(f"topics: expected a list of topic names, such as ['orders'] (given: {topics!r})")
+    if guarantee not in get_args(Guarantee):
+        raise UserError(f"guarantee: expected {' or '.join(get_args(Guarantee))} (given: {guarantee!r})")
+    if max_claims is not None and max_claims < 1:
+        raise UserError(f"max_claims: expected 1 or more, or None for no limit (given: {max_claims})")
+    if not interval >= 1:
+        raise UserError(
+            f"heartbeat_interval_seconds: expected 1 or more: its times are whole seconds (given: {interval})"
+        )
+    for topic in topics:
+        encode(ClaimingPartition(VERSION, 0, "instance", client_id, group_id, topic, 0))
