@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _ELSEWHERE = {
     "bench": "outbox_plugin.bench.command:bench",
     "dead-letters": "outbox_plugin.operate.command:dead_letters",
+    "consumers": "outbox_plugin.coordination.command:consumers",
     "dev": "outbox_plugin.embedded.command:dev",
     "parked": "outbox_plugin.operate.command:parked",
     "pause": "outbox_plugin.operate.command:pause",

@@ -20,6 +20,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from outbox_plugin.coordination.admin import Admin
     from outbox_plugin.coordination.consumer import Consumer
     from outbox_plugin.coordination.messages import (
         ClaimingMessages,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from outbox_plugin.coordination.world import World
 
 __all__ = [
+    "Admin",
     "ClaimingMessages",
     "ClaimingPartition",
     "Consumer",
@@ -46,7 +48,7 @@ __all__ = [
     "encode",
 ]
 
-_HOME = {"Consumer": "consumer", "World": "world"}  # All others: messages.
+_HOME = {"Admin": "admin", "Consumer": "consumer", "World": "world"}  # All others: messages.
 
 
 def __getattr__(name: str) -> Any:

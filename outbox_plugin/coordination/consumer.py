@@ -18,9 +18,10 @@ from confluent_kafka import TopicPartition as At
 from outbox_plugin.adapters.kafka import client_config, refusal, refused_property
 from outbox_plugin.coordination.claims import Claim, Place
 from outbox_plugin.coordination.events import ClaimEvent
-from outbox_plugin.coordination.instance import Instance, Timing
+from outbox_plugin.coordination.instance import Instance
 from outbox_plugin.coordination.log import TOPIC, CoordinationLog, kafka_settings
 from outbox_plugin.coordination.messages import VERSION, ClaimingPartition, encode
+from outbox_plugin.coordination.timing import HEARTBEAT_INTERVAL_SECONDS, Timing
 from outbox_plugin.coordination.world import Holder
 from outbox_plugin.errors import LogUnavailable, UserError
 
@@ -28,7 +29,6 @@ LOGGER = logging.getLogger(__name__)
 
 Guarantee = Literal["at-least-once", "at-most-once"]
 
-HEARTBEAT_INTERVAL_SECONDS = 10.0
 BATCH = 1_000  # Records that are fetched, and at most once promised, together.
 FOLLOW_SECONDS = 0.05  # Between two looks at what we hold.
 PROMISE_SECONDS = 5.0
@@ -182,7 +182,8 @@ class Consumer:
         """Say how far we are, and release all; or leave it to the next run of this client. Safe twice.
 
         Args:
-            release: False keeps the claims for a restart that comes before two heartbeats are missed.
+            release: False keeps the claims for a restart that comes before two heartbeats are missed; at most once,
+                what was fetched for us and not yet returned is lost then.
         """
         self._stopped = True
         self._instance.stop(keep=not release)

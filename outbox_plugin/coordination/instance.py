@@ -6,8 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 from outbox_plugin.coordination.claims import Claim, Place, plan
 from outbox_plugin.coordination.events import ClaimEvent, ClaimGained, ClaimLost
@@ -20,37 +19,15 @@ from outbox_plugin.coordination.messages import (
     Message,
     ReleasingPartition,
 )
+from outbox_plugin.coordination.timing import Timing
 from outbox_plugin.coordination.world import STALE_INTERVALS, Holder, World
-from outbox_plugin.errors import LogUnavailable, OutboxError
+from outbox_plugin.errors import LogUnavailable
 
 LOGGER = logging.getLogger(__name__)
 
 LISTEN_SECONDS = 0.05
 ROUND_SECONDS = 0.2  # Between two looks at what to claim.
 METADATA_SECONDS = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Seconds. `idle`: a user who polls no more for so long is taken to have gone."""
-
-    interval: float
-    idle: float
-
-    @property
-    def beat(self) -> float:
-        """Between two heartbeats of ours: more often than once an interval, as one may come late."""
-        return self.interval / 2
-
-    @property
-    def lookback(self) -> float:
-        """So much of the log says who holds what: claims are repeated several times in it."""
-        return max(30.0, 12 * self.interval)
-
-    @property
-    def renewal(self) -> float:
-        """Between two repetitions of a claim."""
-        return 3 * self.interval
 
 
 class _Held:
@@ -194,8 +171,7 @@ class Instance:
             with self.changed:
                 self._error = error
         finally:
-            with suppress(OutboxError):
-                self._leave()
+            self._leave()
 
     def _turn(self) -> None:
         for entry in self._log.read(LISTEN_SECONDS):
@@ -375,18 +351,21 @@ class Instance:
             self._looked_at_plan = now + self._timing.beat  # Once is heard by all; let the holder act.
             self._log.send(ClaimingPartition(*self._common(todo.ask)))
 
-    def _release(self, places: Collection[Place], why: str) -> None:
+    def _release(self, places: Collection[Place], why: str, *, at_the_end: bool = False) -> None:
         """Give up `places`: what was not handed out is handed out by us no more, and the log says where to go on."""
         stored: dict[Place, int] = {}
         for place in places:
             with self.changed:
-                held = self._held.pop(place)
-                offset = held.claim.position if self._at_most_once else held.claim.offset
+                stored[place] = self._dropped(place)
             self._waiting[place] = time.monotonic()
-            self._log.send(ReleasingPartition(*self._common(place), offset))
-            stored[place] = offset
+            self._log.send(ReleasingPartition(*self._common(place), stored[place]))
             self._tell_lost(place, why)
-        self._log.commit(stored)
+        self._log.commit(stored, wait=at_the_end)
+
+    def _dropped(self, place: Place) -> int:
+        """Hold `place` no more; where another is to go on."""
+        claim = self._held.pop(place).claim
+        return claim.position if self._at_most_once else claim.offset
 
     def _lose(self, place: Place, why: str) -> None:
         with self.changed:
@@ -401,15 +380,12 @@ class Instance:
         """Tell the log how far we are, for whoever comes next."""
         if self._keep:
             with self.changed:
-                kept = {place: self._held.pop(place) for place in list(self._held)}
-            for place, held in kept.items():
-                offset = held.claim.position if self._at_most_once else held.claim.offset
+                kept = {place: self._dropped(place) for place in list(self._held)}
+            for place, offset in kept.items():
                 self._log.send(Heartbeat(*self._common(place), offset))
-                self._tell_lost(place, "this instance ends")
+                self._tell_lost(place, "this run ends")
         else:
-            self._release(list(self._held), "this instance ends")
-        if not self._log.flush(5):
-            raise LogUnavailable("Kafka is away: what this instance held is free once its heartbeats are missed")
+            self._release(list(self._held), "this run ends", at_the_end=True)
 
     def _common(self, place: Place) -> tuple[int, int, str, str, str, str, int]:
         return (VERSION, int(time.time()), *self.me, self._group, *place)

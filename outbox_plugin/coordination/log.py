@@ -8,7 +8,14 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka import (
+    TIMESTAMP_NOT_AVAILABLE,
+    Consumer,
+    ConsumerGroupTopicPartitions,
+    KafkaError,
+    KafkaException,
+    Producer,
+)
 from confluent_kafka import TopicPartition as At
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
@@ -84,10 +91,12 @@ class CoordinationLog:
             ServerRefused: no broker answers, or it does not let us in.
         """
         self._settings = settings
+        self._group_id = group_id
         self.topic = topic
         self.malformed = 0
         self._closed = False
         Admin(settings).check_reachable()
+        self._admin = AdminClient(client_config(settings))
         self.partitions = self._ensure_topic()
         try:
             self._reader = Consumer(
@@ -106,16 +115,15 @@ class CoordinationLog:
             raise refused_property(error) from None
 
     def _ensure_topic(self) -> int:
-        admin = AdminClient(client_config(self._settings))
         deadline = time.monotonic() + REQUEST_TIMEOUT_SECONDS
         try:
             while True:
-                known = admin.list_topics(timeout=REQUEST_TIMEOUT_SECONDS).topics.get(self.topic)
+                known = self._admin.list_topics(timeout=REQUEST_TIMEOUT_SECONDS).topics.get(self.topic)
                 if known is not None and known.partitions:
                     return len(known.partitions)
                 if time.monotonic() > deadline:
                     raise LogUnavailable(f"Kafka: the topic {self.topic} was created, and does not appear")
-                [made] = admin.create_topics([NewTopic(self.topic, PARTITIONS, config=TOPIC_CONFIG)]).values()
+                [made] = self._admin.create_topics([NewTopic(self.topic, PARTITIONS, config=TOPIC_CONFIG)]).values()
                 with suppress(KafkaException):
                     made.result(REQUEST_TIMEOUT_SECONDS)
                 self._raise_unless_made(made.exception())
@@ -134,22 +142,24 @@ class CoordinationLog:
     def follow(self, partitions: Collection[int], seconds: float) -> Iterator[Entry]:
         """Read `partitions` from `seconds` ago up to their present end; `read` goes on from there.
 
-        The last pause of the group comes first, however old it is: the log may have forgotten it.
+        The group's last pause, where it is older than that, comes first: the log may have forgotten it.
 
         Raises:
             LogUnavailable: Kafka is away.
         """
-        since = int((time.time() - seconds) * 1000)
+        since = time.time() - seconds
         try:
             ends = {each: self.bounds(self.topic, each)[1] for each in partitions}
-            found = self._reader.offsets_for_times([At(self.topic, each, since) for each in partitions], REACH_SECONDS)
+            found = self._reader.offsets_for_times(
+                [At(self.topic, each, int(since * 1000)) for each in partitions], REACH_SECONDS
+            )
             pauses = self._reader.committed([At(self.topic, each) for each in partitions], REQUEST_TIMEOUT_SECONDS)
         except KafkaException as error:
             raise refusal(error.args[0], self._settings) from None
         starts = {each.partition: each.offset if each.offset >= 0 else ends[each.partition] for each in found}
         self._reader.assign([At(self.topic, partition, offset) for partition, offset in starts.items()])
         for pause in pauses:
-            if (entry := self._paused(pause)) is not None:
+            if (entry := self._paused(pause)) is not None and entry.at < since:
                 yield entry
         deadline = time.monotonic() + CATCH_UP_SECONDS
         behind = {partition for partition, offset in starts.items() if offset < ends[partition]}
@@ -158,6 +168,22 @@ class CoordinationLog:
             behind = {partition for partition in behind if self._position(partition) < ends[partition]}
             if time.monotonic() > deadline:
                 raise LogUnavailable(f"Kafka: {self.topic} could not be read up to its end in {CATCH_UP_SECONDS:.0f} s")
+
+    def all_pauses(self) -> list[Entry]:
+        """The last pause of each group that Kafka knows, for one who looks at all of them.
+
+        Raises:
+            LogUnavailable: Kafka is away.
+        """
+        try:
+            groups = self._admin.list_consumer_groups(request_timeout=REQUEST_TIMEOUT_SECONDS).result().valid or []
+            partitions = [At(self.topic, each) for each in range(self.partitions)]
+            wanted = [ConsumerGroupTopicPartitions(group.group_id, partitions) for group in groups]
+            asked = [future for each in wanted for future in self._admin.list_consumer_group_offsets([each]).values()]
+            stored = [at for future in asked for at in future.result().topic_partitions]
+        except KafkaException as error:
+            raise refusal(error.args[0], self._settings) from None
+        return [entry for at in stored if (entry := self._paused(at)) is not None]
 
     def _position(self, partition: int) -> int:
         [at] = self._reader.position([At(self.topic, partition)])
@@ -243,15 +269,17 @@ class CoordinationLog:
 
     def commit(self, offsets: Mapping[Place, int], *, wait: bool = False) -> bool:
         """Keep `offsets` in Kafka's own store too, which outlives the log; whether it has them, if we `wait` for it."""
+        return self._store([At(*place, offset) for place, offset in offsets.items()], wait=wait)
+
+    def _store(self, offsets: list[At], *, wait: bool) -> bool:
+        """By a client that reads nothing: a reader's own commits wait for its reading."""
         if not offsets:
             return True
-        stored = [At(*place, offset) for place, offset in offsets.items()]
+        wanted = ConsumerGroupTopicPartitions(self._group_id, offsets)
         try:
-            if not wait:
-                self._reader.commit(offsets=stored)
-                return True
-            return all(each.error is None for each in self._reader.commit(offsets=stored, asynchronous=False))
-        except KafkaException:
+            [stored] = self._admin.alter_consumer_group_offsets([wanted]).values()
+            return not wait or all(each.error is None for each in stored.result(REACH_SECONDS).topic_partitions)
+        except (KafkaException, TimeoutError):
             return False
 
     def keep_pause(self, message: ReleaseGroup) -> None:
@@ -261,12 +289,8 @@ class CoordinationLog:
             LogUnavailable: Kafka did not take it.
         """
         text = encode(message).decode()
-        try:
-            self._reader.commit(
-                offsets=[At(self.topic, each, 0, text) for each in range(self.partitions)], asynchronous=False
-            )
-        except KafkaException as error:
-            raise refusal(error.args[0], self._settings) from None
+        if not self._store([At(self.topic, each, 0, text) for each in range(self.partitions)], wait=True):
+            raise LogUnavailable(f"Kafka did not take what the group {self._group_id} is to do")
 
     def close(self) -> None:
         """Send what is to be sent, and close. Safe to call twice."""

@@ -104,6 +104,13 @@ class Row(NamedTuple):
     heard_seconds: float | None
 
 
+class Pause(NamedTuple):
+    """Until when a group holds nothing (seconds since the epoch), and the client that said so."""
+
+    until: float
+    by: str
+
+
 class World:
     """Who holds what. Times are seconds since the epoch; `now` is the log's time where it can be had."""
 
@@ -170,6 +177,14 @@ class World:
         """Whether the group is to hold nothing."""
         group = self._groups.get(group_id)
         return group is not None and now < group.paused_until
+
+    def pauses(self, now: float) -> dict[str, Pause]:
+        """The groups that are to hold nothing."""
+        return {
+            group_id: Pause(group.paused_until, group.paused_by)
+            for group_id, group in self._groups.items()
+            if now < group.paused_until
+        }
 
     def members(self, group_id: str, now: float) -> dict[Holder, bool]:
         """The group's live instances, and whether each has lately asked for more than it has."""

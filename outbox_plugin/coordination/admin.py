@@ -1,0 +1,206 @@
+"""The operator: who holds what; pause a group, set where it goes on, and let it go on."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+
+from outbox_plugin.coordination.claims import Place
+from outbox_plugin.coordination.log import TOPIC, CoordinationLog, Entry, kafka_settings
+from outbox_plugin.coordination.messages import VERSION, ClaimingPartition, ReleaseGroup, ReleasingPartition
+from outbox_plugin.coordination.timing import HEARTBEAT_INTERVAL_SECONDS, Timing
+from outbox_plugin.coordination.world import STALE_INTERVALS, Holder, Key, Pause, Row, World
+from outbox_plugin.errors import LogUnavailable, UserError
+
+CLIENT_ID = "outbox-admin"
+NO_END = 253_402_300_799  # The end of the year 9999: Marshal's own cannot read a pause without one.
+LOOKBACK_SECONDS = 600.0
+ANSWER_SECONDS = 10.0
+
+
+def _nothing(_: Entry) -> None:
+    """Nobody wants to know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the log says: all partitions that it speaks of, sorted, and the groups that are paused."""
+
+    rows: tuple[Row, ...]
+    pauses: Mapping[str, Pause]
+
+
+class Admin:
+    """An operator of all groups on one coordination topic. Connects anew for each thing that it does."""
+
+    def __init__(
+        self,
+        *,
+        heartbeat_interval_seconds: float = HEARTBEAT_INTERVAL_SECONDS,
+        coordination_topic: str = TOPIC,
+        bootstrap_servers: str | None = None,
+        kafka: dict[str, str] | None = None,
+    ) -> None:
+        """Arguments as of `Consumer`, and the same as the group's.
+
+        Raises:
+            InvalidSetting: brokers or properties are missing or wrong.
+        """
+        self._settings = kafka_settings(bootstrap_servers, kafka)
+        self._topic = coordination_topic
+        self._interval = heartbeat_interval_seconds
+        self._me = Holder(uuid.uuid4().hex[:12], CLIENT_ID)
+
+    def world(self, group_id: str | None = None) -> Known:
+        """Who holds what, of one group or of all. A pause is found however long ago it was made.
+
+        Raises:
+            ServerRefused: no broker answers, or it does not let us in.
+            LogUnavailable: Kafka is away.
+        """
+        with self._following(group_id or CLIENT_ID) as view:
+            if group_id is None:
+                view.take_in(view.log.all_pauses())
+            now = time.time()
+            rows = (row for world in view.worlds.values() for row in world.rows(now))
+            pauses = {group: pause for world in view.worlds.values() for group, pause in world.pauses(now).items()}
+            return Known(
+                tuple(sorted(row for row in rows if group_id in (None, row.key.group_id))),
+                {group: pause for group, pause in pauses.items() if group_id in (None, group)},
+            )
+
+    def pause(self, group_id: str, seconds: float | None = None) -> list[Key]:
+        """Have the whole group release what it holds, and claim nothing for `seconds`, or until `resume`.
+
+        Returns once all have released, or have been silent for so long that they hand out nothing any more; the
+        partitions of the latter are returned.
+
+        Raises:
+            LogUnavailable: Kafka is away.
+        """
+        with self._following(group_id) as view:
+            holders = {row.key: row.holder for row in view.rows(group_id) if row.state in ("fresh", "unknown")}
+            silent = dict(holders)
+
+            def released(entry: Entry) -> None:
+                message = entry.message
+                if isinstance(message, ReleasingPartition):
+                    silent.pop(Key(message.group_id, message.topic, message.partition), None)
+
+            self._release_group(view, group_id, NO_END if seconds is None else int(time.time() + seconds), released)
+            view.wait(lambda: not silent, STALE_INTERVALS * self._interval, released)
+            return sorted(silent)
+
+    def resume(self, group_id: str) -> None:
+        """Let a paused group go on, each partition from where it was released or set to.
+
+        Raises:
+            LogUnavailable: Kafka is away.
+        """
+        with self._following(group_id) as view:
+            self._release_group(view, group_id, 0)
+
+    def set_position(self, group_id: str, positions: Mapping[tuple[str, int], int]) -> None:
+        """Have a paused group go on at exactly these offsets, by (topic, partition).
+
+        Raises:
+            UserError: the group is not paused, or there is no such partition or offset.
+            LogUnavailable: Kafka is away.
+        """
+        wanted = {Place(*place): offset for place, offset in positions.items()}
+        with self._following(group_id) as view:
+            pause = view.pauses().get(group_id)
+            if pause is None or pause.by != CLIENT_ID:
+                said = "is not paused" if pause is None else f"was paused by {pause.by}"
+                raise UserError(f"the group {group_id} {said}; expected: `outbox consumers pause {group_id}` first")
+            for place, offset in wanted.items():
+                self._check(view.log, place, offset)
+            for place, offset in wanted.items():
+                common = (VERSION, int(time.time()), *self._me, group_id, *place)
+                view.log.send(ClaimingPartition(*common))
+                view.log.send(ReleasingPartition(*common, offset))
+            open_ = set(wanted)
+
+            def answered(entry: Entry) -> None:
+                message = entry.message
+                if isinstance(message, ReleasingPartition) and message.instance_id == self._me.instance_id:
+                    open_.discard(Place(message.topic, message.partition))
+
+            view.wait(lambda: not open_, ANSWER_SECONDS, answered)
+            missed = [place for place, offset in wanted.items() if open_ or view.offset(group_id, place) != offset]
+            if missed or not view.log.commit(wanted, wait=True):
+                raise LogUnavailable(f"the position of {group_id} may not be set: set it again, before it is resumed")
+
+    def _check(self, log: CoordinationLog, place: Place, offset: int) -> None:
+        partitions = log.partitions_of(place.topic)
+        if not 0 <= place.partition < partitions:
+            raise UserError(
+                f"there is no partition {place.partition} of {place.topic}: it has {partitions} partitions, from 0 on"
+            )
+        first, end = log.bounds(*place)
+        if not first <= offset <= end:
+            raise UserError(
+                f"partition {place.partition} of {place.topic} cannot be consumed from {offset}: expected an offset "
+                f"from {first}, its first record, to {end}, its end"
+            )
+
+    def _release_group(self, view: _View, group_id: str, until: int, heard: Callable[[Entry], None] = _nothing) -> None:
+        message = ReleaseGroup(VERSION, int(time.time()), *self._me, group_id, "", 0, until)
+        for partition in view.worlds:
+            view.log.send(message, partition)
+        unheard = set(view.worlds)
+
+        def note(entry: Entry) -> None:
+            if entry.message == message:
+                unheard.discard(entry.partition)
+            heard(entry)
+
+        view.wait(lambda: not unheard, ANSWER_SECONDS, note)
+        if unheard:
+            raise LogUnavailable(f"not all of {self._topic} has heard what the group {group_id} is to do: say it again")
+        view.log.keep_pause(message)
+
+    @contextmanager
+    def _following(self, group_id: str) -> Iterator[_View]:
+        with closing(CoordinationLog(self._settings, self._topic, group_id)) as log:
+            view = _View(log, self._interval)
+            seconds = max(LOOKBACK_SECONDS, Timing(self._interval).lookback)
+            view.take_in(log.follow(range(log.partitions), seconds))
+            yield view
+
+
+class _View:
+    """The world of each partition of the coordination topic, as far as it was read."""
+
+    def __init__(self, log: CoordinationLog, interval: float) -> None:
+        self.log = log
+        self.worlds = {partition: World(interval) for partition in range(log.partitions)}
+
+    def take_in(self, entries: Iterable[Entry], heard: Callable[[Entry], None] = _nothing) -> None:
+        for entry in entries:
+            self.worlds[entry.partition].apply(entry.message, entry.at)
+            heard(entry)
+
+    def wait(self, condition: Callable[[], bool], seconds: float, heard: Callable[[Entry], None] = _nothing) -> None:
+        """Read on until `condition` holds, for at most `seconds`."""
+        deadline = time.monotonic() + seconds
+        while not condition() and time.monotonic() < deadline:
+            self.take_in(self.log.read(0.05), heard)
+
+    def rows(self, group_id: str) -> list[Row]:
+        """The group's partitions."""
+        now = time.time()
+        return [row for world in self.worlds.values() for row in world.rows(now) if row.key.group_id == group_id]
+
+    def pauses(self) -> dict[str, Pause]:
+        """The groups that are paused wherever they are talked about."""
+        now = time.time()
+        first, *others = (world.pauses(now) for world in self.worlds.values())
+        return {group: pause for group, pause in first.items() if all(group in other for other in others)}
+
+    def offset(self, group_id: str, place: Place) -> int | None:
+        """Where the group goes on."""
+        return self.worlds[self.log.partition_of(place.topic)].offset(group_id, *place)
