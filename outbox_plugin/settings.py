@@ -9,8 +9,6 @@ import re
 from datetime import timedelta
 from typing import Annotated, Any, Literal, Self
 
-from psycopg import ProgrammingError
-from psycopg.conninfo import conninfo_to_dict
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -91,6 +89,9 @@ class Settings(BaseSettings):
     @field_validator("dsn")
     @classmethod
     def _dsn_is_a_conninfo(cls, dsn: SecretStr) -> SecretStr:
+        from psycopg import ProgrammingError  # Here, as consumers that need no Postgres start without it.
+        from psycopg.conninfo import conninfo_to_dict
+
         try:
             conninfo_to_dict(dsn.get_secret_value())
         except ProgrammingError:

@@ -1,0 +1,489 @@
+"""Consumers that share a topic, as processes that are killed, stopped and started again; and a referee who counts.
+
+`python -m tests.chaos.coordination` starts real servers, has ten instances share 64 partitions and a million records
+for two minutes, once with each guarantee, and says what became of them; exit code 1 when a promise was broken.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import numpy as np
+from confluent_kafka import Consumer as KafkaConsumer
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from outbox_plugin.coordination import Admin, ClaimingPartition, Consumer, Heartbeat, decode
+from outbox_plugin.coordination.consumer import Guarantee
+from outbox_plugin.coordination.events import ClaimEvent, ClaimGained
+from outbox_plugin.coordination.messages import coordination_partition
+from outbox_plugin.embedded.stack import EmbeddedStack
+from tests.support import eventually
+
+RECORD = struct.Struct("<HQd")  # Partition, offset, and when it was handed out.
+RECORDS = np.dtype([("partition", "<u2"), ("offset", "<u8"), ("at", "<f8")])
+PROMPT_SECONDS = 0.3
+DRAIN_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is run. Times are seconds; a stopped process sleeps for more than two heartbeat intervals."""
+
+    guarantee: Guarantee
+    instances: int = 10
+    partitions: int = 64
+    records: int = 1_000_000
+    seconds: float = 120.0
+    interval: float = 3.0
+    seed: int = 1
+
+
+@dataclass
+class Findings:
+    """What the referee found."""
+
+    records: int = 0
+    delivered: int = 0
+    lost: int = 0
+    repeated: int = 0
+    out_of_order: int = 0
+    claims: int = 0
+    two_holders: int = 0
+    after_anothers_claim: int = 0
+    kills: int = 0
+    stops: int = 0
+    terminations: int = 0
+    resumed: list[float] = field(default_factory=list)  # Seconds from Consumer(…) until all its claims were back.
+    started: list[float] = field(default_factory=list)  # The same from the start of the process.
+    not_resumed: int = 0
+    seconds: float = 0.0
+
+
+class Run(NamedTuple):
+    """One process: its client, and the files that it wrote."""
+
+    client: str
+    records: Path
+    events: Path
+    began: float
+
+
+# One process.
+
+
+def work(bootstrap_servers: str, topic: str, guarantee: Guarantee, client: str, interval: float, out: Path) -> None:
+    """Consume until SIGTERM; each record, and each claim, is in a file before anything else happens."""
+    records = os.open(f"{out}.records", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    events = os.open(f"{out}.events", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+
+    def tell(**what: Any) -> None:
+        os.write(events, (json.dumps({"at": time.time(), **what}) + "\n").encode())
+
+    def observe(event: ClaimEvent) -> None:
+        kind = "gained" if isinstance(event, ClaimGained) else "lost"
+        tell(kind=kind, partition=event.place.partition, log_offset=event.log_offset)
+
+    tell(kind="up")
+    with Consumer(
+        [topic],
+        topic,
+        client,
+        guarantee,
+        heartbeat_interval_seconds=interval,
+        coordination_topic=f"{topic}-claims",
+        bootstrap_servers=bootstrap_servers,
+        observe=observe,
+    ) as consumer:
+        signal.signal(signal.SIGTERM, lambda *_: consumer.stop())
+        tell(kind="made", instance=consumer.instance_id)
+        for message in consumer:
+            os.write(records, RECORD.pack(message.partition(), message.offset(), time.time()))
+            consumer.commit(message)
+
+
+class Worker:
+    """A client whose processes come and go."""
+
+    def __init__(self, number: int, plan: Plan, bootstrap_servers: str, topic: str, folder: Path) -> None:
+        self.client = f"client-{number}"
+        self.runs: list[Run] = []
+        self.wakes = 0.0  # When it is to be started, or woken; 0 while it is undisturbed.
+        self.stopped = False
+        self._arguments = [bootstrap_servers, topic, plan.guarantee, self.client, str(plan.interval)]
+        self._folder = folder
+        self.start()
+
+    def start(self) -> None:
+        out = self._folder / f"{self.client}-{len(self.runs)}"
+        command = [sys.executable, "-m", "tests.chaos.coordination", "worker", *self._arguments, str(out)]
+        self.runs.append(Run(self.client, Path(f"{out}.records"), Path(f"{out}.events"), time.time()))
+        with (self._folder / f"{self.client}.log").open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=Path(__file__).parents[2])
+        self.wakes = 0.0
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait(20)
+
+    def stop(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+        self.stopped = True
+
+    def wake(self) -> None:
+        """Start it again, or let it go on."""
+        if self.stopped:
+            self._process.send_signal(signal.SIGCONT)
+            self.stopped, self.wakes = False, 0.0
+        else:
+            self.start()
+
+    def terminate(self) -> int:
+        """End it cleanly, once it has begun."""
+        eventually(lambda: any(event["kind"] == "made" for event in _events(self.runs[-1])), 30)
+        self._process.terminate()
+        return self._process.wait(30)
+
+
+# The run.
+
+
+def run(plan: Plan, bootstrap_servers: str, folder: Path) -> Findings:
+    """Carry out `plan`, with new topics, and judge."""
+    began = time.monotonic()
+    topic = f"shared-{plan.guarantee}-{int(time.time() * 1000)}"
+    _create(bootstrap_servers, topic, plan.partitions)
+    found = Findings(records=plan.records)
+    workers = [Worker(number, plan, bootstrap_servers, topic, folder) for number in range(plan.instances)]
+    writer = threading.Thread(target=_write, args=(plan, bootstrap_servers, topic), name="outbox-writer")
+    writer.start()
+    prompt: list[tuple[Run, Run]] = []
+    try:
+        _disturb(plan, workers, found, prompt)
+        writer.join()
+        _drain(plan, bootstrap_servers, topic)
+        codes = [worker.terminate() for worker in workers]
+        assert codes == [0] * plan.instances, codes
+    finally:
+        for worker in workers:
+            worker.kill()
+        writer.join()
+    runs = [each for worker in workers for each in worker.runs]
+    _count(plan, runs, found)
+    _judge_claims(plan, bootstrap_servers, topic, runs, found)
+    _judge_restarts(prompt, found)
+    found.seconds = time.monotonic() - began
+    return found
+
+
+def _create(bootstrap_servers: str, topic: str, partitions: int) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    [made] = admin.create_topics([NewTopic(topic, num_partitions=partitions)]).values()
+    made.result(20)
+    eventually(lambda: topic in admin.list_topics(timeout=10).topics, 20)
+
+
+def _write(plan: Plan, bootstrap_servers: str, topic: str) -> None:
+    """All records, spread over the partitions, and over most of the time."""
+    producer = Producer({"bootstrap.servers": bootstrap_servers, "enable.idempotence": True, "linger.ms": 20})
+    began, seconds = time.monotonic(), 0.8 * plan.seconds
+    for number in range(plan.records):
+        producer.produce(topic, b"%d" % number, partition=number % plan.partitions)
+        if number % 1_000 == 0:
+            producer.poll(0)
+            time.sleep(max(0.0, began + seconds * number / plan.records - time.monotonic()))
+    assert producer.flush(60) == 0
+    producer.close()
+
+
+def _disturb(plan: Plan, workers: list[Worker], found: Findings, prompt: list[tuple[Run, Run]]) -> None:
+    """Kill, stop, end and start again, at random, never more than half of them at a time."""
+    dice = random.Random(plan.seed)
+    end = time.monotonic() + plan.seconds
+    killed: dict[Worker, Run] = {}
+    next_one = time.monotonic() + 3 * plan.interval  # Let them have claims first.
+    while time.monotonic() < end:
+        for worker in workers:
+            if worker.wakes and time.monotonic() > worker.wakes:
+                worker.wake()
+                if (before := killed.pop(worker, None)) is not None:
+                    prompt.append((before, worker.runs[-1]))
+        calm = [worker for worker in workers if not worker.wakes]
+        if time.monotonic() > next_one and len(calm) > plan.instances // 2:
+            next_one = time.monotonic() + dice.uniform(0.3, 1.7)
+            worker = dice.choice(calm)
+            match dice.choices(["kill", "kill for long", "stop", "end"], [4, 2, 3, 1])[0]:
+                case "kill":
+                    if time.time() - worker.runs[-1].began > 2 * plan.interval:
+                        killed[worker] = worker.runs[-1]
+                    worker.kill()
+                    found.kills += 1
+                    worker.wakes = time.monotonic() + PROMPT_SECONDS
+                case "kill for long":
+                    worker.kill()
+                    found.kills += 1
+                    worker.wakes = time.monotonic() + dice.uniform(1, 4) * plan.interval
+                case "stop":
+                    worker.stop()
+                    found.stops += 1
+                    worker.wakes = time.monotonic() + dice.uniform(2.2, 4) * plan.interval
+                case _:
+                    worker.terminate()
+                    found.terminations += 1
+                    worker.wakes = time.monotonic() + dice.uniform(0.1, 5)
+        time.sleep(0.02)
+    for worker in workers:
+        if worker.wakes:
+            worker.wake()
+
+
+def _drain(plan: Plan, bootstrap_servers: str, topic: str) -> None:
+    """Wait until the log says that all is consumed."""
+    admin = Admin(
+        heartbeat_interval_seconds=plan.interval,
+        coordination_topic=f"{topic}-claims",
+        bootstrap_servers=bootstrap_servers,
+    )
+
+    def drained() -> bool:
+        time.sleep(1)
+        return sum(row.offset or 0 for row in admin.world(topic).rows) >= plan.records
+
+    eventually(drained, DRAIN_SECONDS)
+
+
+# The referee.
+
+
+def _events(run: Run) -> list[dict[str, Any]]:
+    if not run.events.exists():
+        return []
+    return [json.loads(line) for line in run.events.read_text().splitlines() if line.endswith("}")]
+
+
+def _handed_out(run: Run) -> np.ndarray[Any, Any]:
+    return np.fromfile(run.records, RECORDS) if run.records.exists() else np.empty(0, RECORDS)
+
+
+def _count(plan: Plan, runs: list[Run], found: Findings) -> None:
+    """What was lost, what was repeated, and what came out of order within a claim."""
+    handed_out = [_handed_out(each) for each in runs]
+    everything = np.concatenate(handed_out)
+    numbers = everything["partition"].astype(np.int64) * 2**40 + everything["offset"].astype(np.int64)
+    distinct = np.unique(numbers)
+    found.delivered = len(numbers)
+    found.lost = plan.records - len(distinct)
+    found.repeated = len(numbers) - len(distinct)
+    for run, records in zip(runs, handed_out, strict=True):
+        for (partition, begin), (end, *_) in _terms(run).items():
+            at = records["at"]
+            offsets = records["offset"][(records["partition"] == partition) & (at >= begin) & (at < end)]
+            found.out_of_order += int((np.diff(offsets.astype(np.int64)) <= 0).sum())
+
+
+def _terms(run: Run) -> dict[tuple[int, float], tuple[float, int, int | None]]:
+    """Each claim that the process says it had: partition and when -> until when, and both as offsets of the log."""
+    terms: dict[tuple[int, float], tuple[float, int, int | None]] = {}
+    open_: dict[int, tuple[float, int]] = {}
+    for event in _events(run):
+        if event["kind"] == "gained":
+            open_[event["partition"]] = event["at"], event["log_offset"]
+        elif event["kind"] == "lost":
+            at, log_offset = open_.pop(event["partition"])
+            terms[event["partition"], at] = event["at"], log_offset, event["log_offset"]
+    for partition, (at, log_offset) in open_.items():
+        terms[partition, at] = float("inf"), log_offset, None
+    return terms
+
+
+class Spoken(NamedTuple):
+    """A message of the log: who, what about, and when it was sent, or arrived if that is earlier."""
+
+    instance: str
+    partition: int
+    lives: bool
+    at: float
+
+
+def _log(bootstrap_servers: str, topic: str) -> dict[int, Spoken]:
+    """The coordination topic from its beginning, by offset."""
+    claims = f"{topic}-claims"
+    config: dict[str, Any] = {
+        "bootstrap.servers": bootstrap_servers,
+        "group.id": "referee",
+        "enable.auto.commit": False,
+    }
+    with closing(KafkaConsumer(config)) as consumer:
+        [partitions] = (len(each.partitions) for each in consumer.list_topics(claims).topics.values())
+        partition = coordination_partition(topic, partitions)
+        _, end = consumer.get_watermark_offsets(TopicPartition(claims, partition))
+        consumer.assign([TopicPartition(claims, partition, 0)])
+        log: dict[int, Spoken] = {}
+        while len(log) < end:
+            for record in consumer.consume(10_000, 1):
+                message = decode(record.value())
+                at = min(float(message.timestamp), record.timestamp()[1] / 1000)
+                lives = isinstance(message, Heartbeat | ClaimingPartition)
+                log[record.offset() or 0] = Spoken(message.instance_id, message.partition, lives, at)
+    return log
+
+
+def _judge_claims(plan: Plan, bootstrap_servers: str, topic: str, runs: list[Run], found: Findings) -> None:
+    """Whether two live instances held a partition at any time of the log: each from the message that gave it to one,
+    until it gave it up or saw it gone, or had been silent there for two intervals."""
+    log = _log(bootstrap_servers, topic)
+    spoken: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for each in log.values():
+        if each.lives:
+            spoken[each.instance, each.partition].append(each.at)
+    held: dict[int, list[_Term]] = defaultdict(list)
+    took: dict[int, list[tuple[float, str]]] = defaultdict(list)
+    for run in runs:
+        for (partition, began), (_, gained, lost) in _terms(run).items():
+            instance, begin = log[gained].instance, log[gained].at
+            silent = max(spoken[instance, partition]) + 2 * plan.interval
+            held[partition].append(_Term(begin, silent if lost is None else min(silent, log[lost].at), run.client))
+            took[partition].append((began, run.records.name))
+            found.claims += 1
+    found.two_holders = sum(_overlaps(terms) for terms in held.values())
+    found.after_anothers_claim = sum(_late(run, took) for run in runs)
+
+
+class _Term(NamedTuple):
+    """How long a client held a partition, by the times of the log."""
+
+    begin: float
+    end: float
+    client: str
+
+
+def _overlaps(terms: list[_Term]) -> int:
+    """How often one began before another's had ended. A client's next run ends what its last one held."""
+    overlaps = 0
+    for term in sorted(terms):
+        for other in terms:
+            if other.begin < term.begin < other.end and other.client != term.client:
+                resumed = (each.begin for each in terms if each.client == other.client and each.begin > other.begin)
+                overlaps += term.begin < min(resumed, default=other.end)
+    return overlaps
+
+
+def _late(run: Run, took: dict[int, list[tuple[float, str]]]) -> int:
+    """Records that a process had in hand when it was stopped, and handed out when another had the partition."""
+    late = 0
+    records = _handed_out(run)
+    for partition in np.unique(records["partition"]):
+        takes = sorted(took[int(partition)])
+        times = np.array([at for at, _ in takes])
+        ours = np.array([name == run.records.name for _, name in takes])
+        at = records["at"][records["partition"] == partition]
+        holder = np.searchsorted(times, at, side="right") - 1
+        late += int((~ours[np.maximum(holder, 0)]).sum())
+    return late
+
+
+def _judge_restarts(prompt: list[tuple[Run, Run]], found: Findings) -> None:
+    """How long a process that came back at once took to have all that its client held when it was killed."""
+    for before, after in prompt:
+        wanted = {partition for (partition, _), (end, *_) in _terms(before).items() if end == float("inf")}
+        up = next((event["at"] for event in _events(after) if event["kind"] == "up"), None)
+        if not wanted or up is None:
+            continue
+        back = {partition: at for (partition, at), _ in reversed(list(_terms(after).items()))}
+        if wanted <= back.keys():
+            last = max(back[partition] for partition in wanted)
+            found.resumed.append(last - up)
+            found.started.append(last - after.began)
+        else:
+            found.not_resumed += 1
+
+
+# The command.
+
+
+@click.group(invoke_without_command=True)
+@click.option("--guarantee", type=click.Choice(["at-least-once", "at-most-once", "both"]), default="both")
+@click.option("--instances", default=10, show_default=True)
+@click.option("--partitions", default=64, show_default=True)
+@click.option("--records", default=1_000_000, show_default=True)
+@click.option("--seconds", default=120.0, show_default=True)
+@click.option("--interval", default=3.0, show_default=True, help="Between heartbeats, in seconds.")
+@click.option("--seed", default=1, show_default=True)
+@click.pass_context
+def main(context: click.Context, /, guarantee: str, **plan: Any) -> None:
+    """Have instances share a topic while they are killed and stopped, and say what became of its records."""
+    if context.invoked_subcommand:
+        return
+    broken = False
+    with tempfile.TemporaryDirectory() as folder, EmbeddedStack(Path(folder) / "servers") as endpoints:
+        for each in ("at-least-once", "at-most-once") if guarantee == "both" else (guarantee,):
+            out = Path(folder) / each
+            out.mkdir()
+            found = run(Plan(each, **plan), endpoints.bootstrap_servers, out)
+            click.echo(f"{each}: {describe(found)}")
+            broken |= bool(broken_promises(each, found))
+    sys.exit(broken)
+
+
+def broken_promises(guarantee: str, found: Findings) -> list[str]:
+    """What must not be, and is."""
+    wrong = {
+        "lost": found.lost if guarantee == "at-least-once" else 0,
+        "repeated": found.repeated if guarantee == "at-most-once" else 0,
+        "out of order": found.out_of_order,
+        "two live holders": found.two_holders,
+        "not resumed": found.not_resumed,
+        "resumed late": sum(seconds > 2 for seconds in found.resumed),
+    }
+    return [f"{name}: {count}" for name, count in wrong.items() if count]
+
+
+def describe(found: Findings) -> str:
+    """The figures, in lines."""
+    worst = (
+        f"{max(found.resumed):.2f} s at most, {np.median(found.resumed):.2f} in the median" if found.resumed else "none"
+    )
+    started = f" ({max(found.started):.2f} and {np.median(found.started):.2f} from the start of the process)"
+    return "\n".join(
+        [
+            f"{found.records:,} records, {found.delivered:,} handed out in {found.seconds:.0f} s",
+            f"  lost {found.lost:,}, repeated {found.repeated:,}, out of order within a claim {found.out_of_order:,}",
+            f"  {found.kills} kills, {found.stops} stops past two heartbeats, {found.terminations} clean ends",
+            f"  {found.claims:,} claims, {found.two_holders} with two live holders; "
+            f"{found.after_anothers_claim} records handed out when another had the partition",
+            f"  {len(found.resumed)} prompt restarts had their claims back: {worst}{started if found.started else ''}; "
+            f"{found.not_resumed} had not",
+        ]
+    )
+
+
+@main.command()
+@click.argument("bootstrap_servers")
+@click.argument("topic")
+@click.argument("guarantee")
+@click.argument("client")
+@click.argument("interval", type=float)
+@click.argument("out", type=Path)
+def worker(**given: Any) -> None:
+    """One process (used by the run)."""
+    work(**given)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+"""A short run of what `python -m tests.chaos.coordination` does at length."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from outbox_plugin.coordination.consumer import Guarantee
+from tests.chaos.coordination import Plan, broken_promises, run
+
+pytestmark = [pytest.mark.integration, pytest.mark.chaos]
+
+
+@pytest.mark.parametrize("guarantee", ["at-least-once", "at-most-once"])
+def test_promises_hold_while_instances_are_killed_and_stopped(
+    bootstrap_servers: str, tmp_path: Path, guarantee: Guarantee
+) -> None:
+    plan = Plan(guarantee, instances=4, partitions=8, records=40_000, seconds=20, interval=2)
+    found = run(plan, bootstrap_servers, tmp_path)
+    assert broken_promises(guarantee, found) == []
+    assert found.kills + found.stops > 3
+    assert found.delivered > 0.9 * plan.records
