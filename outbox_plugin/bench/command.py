@@ -76,3 +76,23 @@ def takeover(times: int, as_json: bool) -> None:
         ("SIGTERM", report.hand_overs, f"{report.target_hand_over_median} s"),
     ):
         click.echo(f"{name}: median {median(silences):.2f} s, worst {max(silences):.2f} s (at most: {targets})")
+
+
+@bench.command()
+@click.option("--partitions", default=10_000, show_default=True, help="Partitions that are held.")
+@click.option("--instances", default=500, show_default=True, help="Instances that hold them.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def coordination(partitions: int, instances: int, as_json: bool) -> None:
+    """Compute who holds what from its log (no server is needed), and measure what that keeps in memory."""
+    from outbox_plugin.bench import coordination as benchmark
+
+    report = benchmark.coordination(partitions, instances)
+    if as_json:
+        click.echo(json.dumps(asdict(report)))
+        return
+    click.echo(
+        f"{report.partitions:,} partitions, {report.instances:,} instances: {report.messages:,} messages in "
+        f"{report.seconds:.2f} s ({report.cpu_seconds:.2f} CPU s)"
+    )
+    for messages, megabytes in zip(report.lengths, report.megabytes, strict=True):
+        click.echo(f"in memory after {messages:9,} messages: {megabytes:.1f} MB")
