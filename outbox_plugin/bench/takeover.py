@@ -81,7 +81,7 @@ class _Bench:
         self.writer = Writer(settings, topic, STEADY, seed=1)
         self.reader = LiveReader(settings, topic)
         self._admin = AdminClient(client_config(settings))
-        self._group = Names(settings.group).leader_group
+        self._group = Names.of(settings).leader_group
         self._members: frozenset[str] = frozenset()
 
     def silence_after(self, disturb: Callable[[int], None]) -> float:
