@@ -5,10 +5,19 @@ from __future__ import annotations
 import json
 import random
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from statistics import median
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+import psutil  # noqa: F401 - most benchmarks watch a process with it: its absence is said at once.
+
+if TYPE_CHECKING:
+    from outbox_plugin.bench.scratch import Report, Tell
+    from outbox_plugin.settings import Settings
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 @click.group()
@@ -16,24 +25,110 @@ def bench() -> None:
     """Benchmarks: ratios from one run, against the servers that the settings name."""
 
 
-@bench.command()
-@click.option("--rows", default=300_000, show_default=True, help="Rows of backlog, about 200 bytes each.")
-@click.option("--keys", default=10_000, show_default=True, help="Distinct keys.")
-@click.option("--rounds", default=3, show_default=True, help="How often each is measured, in turn.")
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
-def drain(rows: int, keys: int, rounds: int, as_json: bool) -> None:
-    """Drain a backlog with one warm harvester, against a bare loop (the floor)."""
-    from outbox_plugin.bench import drain as benchmark
+def _benchmark(function: _Function) -> _Function:
+    """What most have."""
+    delivery = click.option(
+        "--delivery", type=click.Choice(["exactly-once", "at-least-once"]), help="In place of OUTBOX_DELIVERY."
+    )
+    return delivery(click.option("--json", "as_json", is_flag=True, help="For machines.")(function))
+
+
+def _rounds(function: _Function) -> _Function:
+    return click.option("--rounds", default=3, show_default=True, help="How often each is measured, in turn.")(function)
+
+
+def _rows(function: _Function) -> _Function:
+    return click.option("--rows", default=300_000, show_default=True, help="Rows of backlog, 200 bytes each.")(function)
+
+
+def _run(benchmark: Callable[[Settings, Tell], Report], delivery: str | None, as_json: bool) -> None:
+    """Run it, tell how it goes (on standard error, where standard output is for machines), and show what it found."""
     from outbox_plugin.settings import Settings
 
-    report = benchmark.drain(Settings(), rows, keys, rounds, lambda line: click.echo(line, err=as_json))
-    if as_json:
-        click.echo(json.dumps({**asdict(report), "ratio": report.ratio}))
-        return
-    for name, runs in (("floor", report.floor), ("harvester", report.harvester)):
-        speed, cpu = median(run.records_per_second for run in runs), median(run.cpu_seconds for run in runs)
-        click.echo(f"{name:10} {speed:9,.0f} records/s, {cpu:.2f} CPU s per 100,000 records (median of {rounds})")
-    click.echo(f"ratio      {report.ratio:9.2f} of the floor")
+    settings = Settings(**({"delivery": delivery} if delivery else {}))
+    report = benchmark(settings, lambda line: click.echo(line, err=as_json))
+    click.echo(json.dumps(report.to_json()) if as_json else "\n".join(report.lines()))
+
+
+@bench.command()
+@_rows
+@click.option("--keys", default=10_000, show_default=True, help="Distinct keys.")
+@_rounds
+@_benchmark
+def drain(rows: int, keys: int, rounds: int, delivery: str | None, as_json: bool) -> None:
+    """Drain a backlog with one warm harvester, against a bare loop (the floor)."""
+    from outbox_plugin.bench.drain import against_floor
+
+    _run(lambda settings, tell: against_floor(settings, rows, keys, rounds, tell), delivery, as_json)
+
+
+@bench.command("hot-key")
+@_rows
+@_rounds
+@_benchmark
+def hot_key(rows: int, rounds: int, delivery: str | None, as_json: bool) -> None:
+    """Drain a backlog of one single key, against one of 10,000 keys."""
+    from outbox_plugin.bench.drain import hot_key
+
+    _run(lambda settings, tell: hot_key(settings, rows, rounds, tell), delivery, as_json)
+
+
+@bench.command("old-snapshot")
+@_rows
+@click.option("--dead-rows", default=2_000_000, show_default=True, help="Deleted rows that the snapshot keeps.")
+@_rounds
+@_benchmark
+def old_snapshot(rows: int, dead_rows: int, rounds: int, delivery: str | None, as_json: bool) -> None:
+    """Drain a backlog while an old snapshot keeps dead rows in the index, against none."""
+    from outbox_plugin.bench.drain import old_snapshot
+
+    _run(lambda settings, tell: old_snapshot(settings, rows, dead_rows, rounds, tell), delivery, as_json)
+
+
+@bench.command()
+@click.option("--rows", default=10_000_000, show_default=True, help="Rows of the very large backlog.")
+@click.option("--reference-rows", default=300_000, show_default=True, help="Rows of the usual one.")
+@click.option("--rounds", default=1, show_default=True, help="How often each is measured, in turn.")
+@_benchmark
+def backlog(rows: int, reference_rows: int, rounds: int, delivery: str | None, as_json: bool) -> None:
+    """Drain a very large backlog, against a usual one; also shows the memory that it takes."""
+    from outbox_plugin.bench.drain import big_backlog
+
+    _run(lambda settings, tell: big_backlog(settings, rows, reference_rows, rounds, tell), delivery, as_json)
+
+
+@bench.command()
+@click.option("--seconds", default=30.0, show_default=True, help="How long, for each.")
+@click.option("--rate", default=200.0, show_default=True, help="Rows per second, one a transaction.")
+@_benchmark
+def latency(seconds: float, rate: float, delivery: str | None, as_json: bool) -> None:
+    """Measure commit to receipt under a steady writer, and the harvester's CPU, beside a bare loop (the floor)."""
+    from outbox_plugin.bench.latency import latency
+
+    _run(lambda settings, tell: latency(settings, seconds, rate, tell), delivery, as_json)
+
+
+@bench.command()
+@click.option("--seconds", default=20.0, show_default=True, help="How long a rest is.")
+@click.option("--times", default=3, show_default=True, help="How many rests.")
+@_benchmark
+def idle(seconds: float, times: int, delivery: str | None, as_json: bool) -> None:
+    """Measure what an idle harvester costs, and how fast the first row after a rest arrives."""
+    from outbox_plugin.bench.idle import idle
+
+    _run(lambda settings, tell: idle(settings, seconds, times, tell), delivery, as_json)
+
+
+@bench.command()
+@click.option("--writers", "count", default=8, show_default=True, help="Connections that write.")
+@click.option("--seconds", default=10.0, show_default=True, help="How long, for each.")
+@_rounds
+@_benchmark
+def writers(count: int, seconds: float, rounds: int, delivery: str | None, as_json: bool) -> None:
+    """Let writers commit as fast as they can, with the wake-up trigger and without."""
+    from outbox_plugin.bench.writers import writers
+
+    _run(lambda settings, tell: writers(settings, count, seconds, rounds, tell), delivery, as_json)
 
 
 @bench.command()

@@ -1,90 +1,179 @@
-"""Drain: how fast one warm harvester relays a backlog, against the floor in the same run."""
+"""Drains: how fast one warm harvester relays a backlog, against the floor, or against another backlog, in one run."""
 
 from __future__ import annotations
 
 import resource
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, field
 from statistics import median
+from typing import Any
 
-import psycopg
+import psutil
 from psycopg import sql
 
-from outbox_plugin.bench.floor import relay_bare
-from outbox_plugin.bench.scratch import scratch_outbox
+from outbox_plugin.bench.floor import relay_backlog
+from outbox_plugin.bench.scratch import PATIENCE_SECONDS, Tell, connect, insert, scratch_outbox, table_of, vacuum
 from outbox_plugin.harvester import Harvester
 from outbox_plugin.relay.events import HarvestEvent, TermBegan, WindowPurged
 from outbox_plugin.settings import Settings
 
-VALUE_BYTES = 200
-PATIENCE_SECONDS = 600
+WARMING_ROWS = 1_000
+KEYS = 10_000
+_LOOK_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
 class Drained:
-    """One drain: records per second, and CPU seconds of this process per 100,000 records."""
+    """One drain: records per second, CPU seconds of this process per 100,000 records, and the most MB it had."""
 
     records_per_second: float
     cpu_seconds: float
+    resident_megabytes: float
 
 
 @dataclass(frozen=True)
 class DrainReport:
-    """Floor and harvester, drained in turn; `ratio` compares each pair, and is the median of them."""
+    """Two kinds of drain, done in turn; `ratio` compares each pair, and is the median of them."""
 
-    rows: int
-    keys: int
-    floor: list[Drained]
-    harvester: list[Drained]
+    name: str
+    reference_name: str
+    drains: list[Drained] = field(default_factory=list)
+    reference: list[Drained] = field(default_factory=list)
 
     @property
     def ratio(self) -> float:
-        """The harvester's records per second over the floor's; above 1 is faster."""
-        pairs = zip(self.harvester, self.floor, strict=True)
-        return median(ours.records_per_second / floor.records_per_second for ours, floor in pairs)
+        """Records per second over the reference's; above 1 is faster."""
+        pairs = zip(self.drains, self.reference, strict=True)
+        return median(ours.records_per_second / theirs.records_per_second for ours, theirs in pairs)
+
+    def lines(self) -> list[str]:
+        """See `Report.lines`."""
+        said = []
+        for name, runs in ((self.reference_name, self.reference), (self.name, self.drains)):
+            speed, cpu = median(run.records_per_second for run in runs), median(run.cpu_seconds for run in runs)
+            memory = max(run.resident_megabytes for run in runs)
+            said.append(f"{name}: {speed:,.0f} records/s, {cpu:.2f} CPU s per 100,000 records, at most {memory:.0f} MB")
+        return [*said, f"ratio: {self.ratio:.2f} of {self.reference_name} (median of {len(self.drains)})"]
+
+    def to_json(self) -> dict[str, Any]:
+        """See `Report.to_json`."""
+        return {**asdict(self), "ratio": self.ratio}
 
 
-def drain(settings: Settings, rows: int, keys: int, rounds: int, tell: Callable[[str], None]) -> DrainReport:
-    """Fill and drain a table of its own, `rounds` times with the floor and with a harvester that is already running."""
-    with scratch_outbox(settings) as scratch:
-        warm = threading.Event()
-        purged = _Counter()
+def against_floor(settings: Settings, rows: int, keys: int, rounds: int, tell: Tell) -> DrainReport:
+    """A harvester against a bare loop."""
+    with scratch_outbox(settings) as ours:
+        return _in_turn(
+            DrainReport("harvester", "floor"),
+            lambda: _harvested(ours, rows, keys),
+            lambda: _bare(ours, rows, keys),
+            rounds,
+            tell,
+        )
 
-        def observe(event: HarvestEvent) -> None:
-            if isinstance(event, TermBegan):
-                warm.set()
-            elif isinstance(event, WindowPurged):
-                purged.add(event.rows)
 
-        report = DrainReport(rows, keys, [], [])
-        table = sql.Identifier(*scratch.table.split("."))
-        dsn = scratch.dsn.get_secret_value()
-        for number in range(rounds):
-            _fill(dsn, table, f"{scratch.group}-floor", rows, keys)
-            report.floor.append(
-                _timed(rows, lambda: relay_bare(dsn, settings.bootstrap_servers, table, f"{scratch.group}-floor"))
-            )
-            tell(f"round {number + 1}: floor      {report.floor[-1].records_per_second:9,.0f} records/s")
-            with Harvester(scratch, observe=observe):
-                if not warm.wait(PATIENCE_SECONDS):
-                    raise TimeoutError("the harvester did not begin to lead")
-                purged.reset()
-                _fill(dsn, table, f"{scratch.group}-harvested", 1_000, keys)  # Warm: topic and connections exist.
-                purged.wait_for(1_000)
-                purged.reset()
-                with psycopg.connect(dsn) as held:  # Filled in one transaction: its commit starts the clock.
-                    _insert(held, table, f"{scratch.group}-harvested", rows, keys)
-                    held.commit()
-                    report.harvester.append(_timed(rows, lambda: purged.wait_for(rows)))
-            warm.clear()
-            tell(f"round {number + 1}: harvester  {report.harvester[-1].records_per_second:9,.0f} records/s")
-        return report
+def hot_key(settings: Settings, rows: int, rounds: int, tell: Tell) -> DrainReport:
+    """A harvester whose rows all have one key, against one whose rows have 10,000."""
+    with scratch_outbox(settings) as ours:
+        return _in_turn(
+            DrainReport("1 key", f"{KEYS:,} keys"),
+            lambda: _harvested(ours, rows, 1),
+            lambda: _harvested(ours, rows, KEYS),
+            rounds,
+            tell,
+        )
+
+
+def old_snapshot(settings: Settings, rows: int, dead_rows: int, rounds: int, tell: Tell) -> DrainReport:
+    """A harvester behind whose back an old snapshot keeps `dead_rows` in the index, against one without such."""
+
+    def haunted() -> Drained:
+        with scratch_outbox(settings) as ours, _dead_rows_held(ours, dead_rows):
+            return _harvested(ours, rows, KEYS)
+
+    def calm() -> Drained:
+        with scratch_outbox(settings) as ours:
+            return _harvested(ours, rows, KEYS)
+
+    report = DrainReport(f"old snapshot, {dead_rows:,} dead rows", "no old snapshot")
+    return _in_turn(report, haunted, calm, rounds, tell)
+
+
+def big_backlog(settings: Settings, rows: int, reference_rows: int, rounds: int, tell: Tell) -> DrainReport:
+    """A harvester with a very large backlog, against one with a usual one."""
+
+    def drained(count: int) -> Drained:
+        with scratch_outbox(settings) as ours:
+            return _harvested(ours, count, KEYS)
+
+    report = DrainReport(f"{rows:,} rows", f"{reference_rows:,} rows")
+    return _in_turn(report, lambda: drained(rows), lambda: drained(reference_rows), rounds, tell)
+
+
+def _in_turn(
+    report: DrainReport, ours: Callable[[], Drained], reference: Callable[[], Drained], rounds: int, tell: Tell
+) -> DrainReport:
+    reference()  # Not counted: the servers' caches and files are as cold as they will ever be.
+    for number in range(rounds):
+        for name, drain, runs in (
+            (report.reference_name, reference, report.reference),
+            (report.name, ours, report.drains),
+        ):
+            runs.append(drain())
+            tell(f"round {number + 1}: {name}: {runs[-1].records_per_second:,.0f} records/s")
+    return report
+
+
+def _bare(settings: Settings, rows: int, keys: int) -> Drained:
+    """Fill the table, and drain it with the floor's loop."""
+    with connect(settings) as connection:
+        insert(connection, settings, f"{settings.group}-floor", rows, keys)
+    vacuum(settings)
+    return _timed(rows, lambda: relay_backlog(settings, f"{settings.group}-floor"))
+
+
+def _harvested(settings: Settings, rows: int, keys: int) -> Drained:
+    """Drain rows with a harvester that already leads and has relayed some; their commit starts the clock."""
+    warm, purged = threading.Event(), _Counter()
+
+    def observe(event: HarvestEvent) -> None:
+        if isinstance(event, TermBegan):
+            warm.set()
+        elif isinstance(event, WindowPurged):
+            purged.add(event.rows)
+
+    topic = f"{settings.group}-harvested"
+    with Harvester(settings, observe=observe), closing(connect(settings)) as connection:
+        if not warm.wait(PATIENCE_SECONDS):
+            raise TimeoutError("the harvester did not begin to lead")
+        insert(connection, settings, topic, WARMING_ROWS, keys)
+        connection.commit()
+        purged.wait_for(WARMING_ROWS)
+        purged.reset()
+        insert(connection, settings, topic, rows, keys)
+        connection.commit()
+        drained = _timed(rows, lambda: purged.wait_for(rows))
+    vacuum(settings)
+    return drained
+
+
+@contextmanager
+def _dead_rows_held(settings: Settings, dead_rows: int) -> Iterator[None]:
+    """Insert and delete `dead_rows`, and keep them in the index by a snapshot that is older than their deletion."""
+    with closing(connect(settings)) as holder, connect(settings, autocommit=True) as connection:
+        insert(connection, settings, f"{settings.group}-dead", dead_rows, KEYS)
+        holder.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        holder.execute(sql.SQL("SELECT id FROM {} LIMIT 1").format(table_of(settings)))
+        connection.execute(sql.SQL("DELETE FROM {}").format(table_of(settings)))
+        yield
+        holder.rollback()
 
 
 class _Counter:
-    """Counts, and waits for a count."""
+    """Counts on any thread, and waits for a count on another."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -102,35 +191,36 @@ class _Counter:
     def wait_for(self, count: int) -> None:
         with self._changed:
             if not self._changed.wait_for(lambda: self._count >= count, PATIENCE_SECONDS):
-                raise TimeoutError(f"{self._count} of {count} rows were relayed in {PATIENCE_SECONDS} s")
+                raise TimeoutError(f"{self._count} of {count} rows were relayed in {PATIENCE_SECONDS:.0f} s")
 
 
 def _timed(rows: int, work: Callable[[], object]) -> Drained:
-    began, cpu = time.perf_counter(), _cpu_seconds()
-    work()
-    return Drained(rows / (time.perf_counter() - began), (_cpu_seconds() - cpu) / rows * 100_000)
+    with _watched_memory() as memory:
+        began, cpu = time.perf_counter(), _cpu_seconds()
+        work()
+        seconds, cpu = time.perf_counter() - began, _cpu_seconds() - cpu
+    return Drained(rows / seconds, cpu / rows * 100_000, max(memory) / 1e6)
+
+
+@contextmanager
+def _watched_memory() -> Iterator[list[int]]:
+    """The resident bytes of this process, looked at again and again while the body runs."""
+    process, done = psutil.Process(), threading.Event()
+    looks = [process.memory_info().rss]
+
+    def look() -> None:
+        while not done.wait(_LOOK_SECONDS):
+            looks.append(process.memory_info().rss)
+
+    looker = threading.Thread(target=look, name="bench-memory")
+    looker.start()
+    try:
+        yield looks
+    finally:
+        done.set()
+        looker.join()
 
 
 def _cpu_seconds() -> float:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
-
-
-def _fill(dsn: str, table: sql.Identifier, topic: str, rows: int, keys: int) -> None:
-    with psycopg.connect(dsn) as connection:
-        _insert(connection, table, topic, rows, keys)
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute(sql.SQL("VACUUM ANALYZE {}").format(table))
-
-
-def _insert(
-    connection: psycopg.Connection[tuple[object, ...]], table: sql.Identifier, topic: str, rows: int, keys: int
-) -> None:
-    connection.execute(
-        sql.SQL(
-            "INSERT INTO {} (kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values) "
-            "SELECT %s, 'key-' || i %% %s, repeat('x', %s), ARRAY['idempotency-key'], ARRAY[i::text] "
-            "FROM generate_series(1, %s) AS i"
-        ).format(table),
-        (topic, keys, VALUE_BYTES, rows),
-    )

@@ -1,64 +1,61 @@
-"""The floor: the least that any exactly-once relay must do, in a bare loop without election, recovery or errors."""
+"""The floor: the least that a relay must do, in bare loops without election, recovery or errors.
+
+`python -m outbox_plugin.bench.floor` runs the one-by-one loop as a process of its own, until SIGTERM.
+"""
 
 from __future__ import annotations
 
 import queue
+import signal
 import threading
+import time
+from collections.abc import Sequence
 from contextlib import closing
+from typing import Any
 
 import psycopg
 from confluent_kafka import Producer
 from psycopg import sql
 
+from outbox_plugin.adapters.kafka import client_config
+from outbox_plugin.bench.scratch import connect, table_of
+from outbox_plugin.settings import Settings
+
 WINDOW_ROWS = 5_000
+POLL_SECONDS = 0.002
+_Row = tuple[int, str, str, str | None, list[str], list[str]]
 
 
-def relay_bare(dsn: str, bootstrap_servers: str, table: sql.Identifier, transactional_id: str) -> int:
-    """Relay all rows of `table` in transactional windows and delete them; returns how many.
+def relay_backlog(settings: Settings, transactional_id: str) -> int:
+    """Relay all rows of the table in transactional windows and delete them; returns how many.
 
     Read, publish and delete run overlapped on three threads, as in the harvester.
     """
-    read: queue.Queue[list[tuple[int, str, str, str | None, list[str], list[str]]]] = queue.Queue(maxsize=1)
+    read: queue.Queue[Sequence[_Row]] = queue.Queue(maxsize=1)
     published: queue.Queue[tuple[int, int] | None] = queue.Queue()
 
     def read_windows() -> None:
-        query = sql.SQL(
-            "SELECT id, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values "
-            "FROM {} WHERE id > %s ORDER BY id LIMIT %s"
-        ).format(table)
         last = 0
-        with closing(psycopg.connect(dsn, autocommit=True)) as connection:
-            while rows := connection.cursor(binary=True).execute(query, (last, WINDOW_ROWS)).fetchall():
+        with closing(connect(settings, autocommit=True)) as connection:
+            while rows := _read(connection, settings, last):
                 last = rows[-1][0]
                 read.put(rows)
         read.put([])
 
     def delete_windows() -> None:
-        query = sql.SQL("DELETE FROM {} WHERE id BETWEEN %s AND %s").format(table)
-        with closing(psycopg.connect(dsn, autocommit=True)) as connection:
+        with closing(connect(settings, autocommit=True)) as connection:
             while bounds := published.get():
-                connection.execute(query, bounds)
+                _delete(connection, settings, *bounds)
 
     stages = [threading.Thread(target=work, daemon=True) for work in (read_windows, delete_windows)]
     for stage in stages:
         stage.start()
-    producer = Producer(
-        {
-            "bootstrap.servers": bootstrap_servers,
-            "transactional.id": transactional_id,
-            "linger.ms": 0,
-            "batch.size": 1_000_000,
-            "batch.num.messages": 50_000,
-            "queue.buffering.max.messages": 1_000_000,
-            "delivery.report.only.error": True,
-        }
-    )
+    producer = Producer(_config(settings, transactional_id=transactional_id))
     producer.init_transactions()
     relayed = 0
     while rows := read.get():
         producer.begin_transaction()
-        for _, topic, key, value, names, texts in rows:
-            producer.produce(topic, value, key, headers=list(zip(names, texts, strict=True)))
+        _produce(producer, rows)
         producer.commit_transaction()
         published.put((rows[0][0], rows[-1][0]))
         relayed += len(rows)
@@ -67,3 +64,70 @@ def relay_bare(dsn: str, bootstrap_servers: str, table: sql.Identifier, transact
         stage.join()
     producer.close()
     return relayed
+
+
+def relay_one_by_one(settings: Settings, stop: threading.Event) -> None:
+    """Relay rows as they come until `stop`: poll every 2 ms, publish what is there, delete it; on one thread.
+
+    Each read is one transaction of the delivery `exactly-once`, or one flush of `at-least-once`.
+    """
+    transactional = settings.delivery == "exactly-once"
+    ours = {"transactional_id": f"{settings.group}-floor"} if transactional else {"enable_idempotence": True}
+    producer = Producer(_config(settings, **ours))
+    if transactional:
+        producer.init_transactions()
+    with closing(connect(settings, autocommit=True)) as connection:
+        while not stop.is_set():
+            rows = _read(connection, settings, 0)
+            if not rows:
+                time.sleep(POLL_SECONDS)
+                continue
+            if transactional:
+                producer.begin_transaction()
+            _produce(producer, rows)
+            if transactional:
+                producer.commit_transaction()
+            else:
+                producer.flush()
+            _delete(connection, settings, rows[0][0], rows[-1][0])
+    producer.close()
+
+
+def _config(settings: Settings, **ours: Any) -> dict[str, Any]:
+    return client_config(
+        settings,
+        **ours,
+        linger_ms=0,
+        batch_size=1_000_000,
+        batch_num_messages=50_000,
+        queue_buffering_max_messages=1_000_000,
+        delivery_report_only_error=True,
+    )
+
+
+def _read(connection: psycopg.Connection[Any], settings: Settings, last: int) -> Sequence[_Row]:
+    query = sql.SQL(
+        "SELECT id, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values "
+        "FROM {} WHERE id > %s ORDER BY id LIMIT %s"
+    ).format(table_of(settings))
+    return connection.cursor(binary=True).execute(query, (last, WINDOW_ROWS)).fetchall()
+
+
+def _produce(producer: Producer, rows: Sequence[_Row]) -> None:
+    for _, topic, key, value, names, texts in rows:
+        producer.produce(topic, value, key, headers=list(zip(names, texts, strict=True)))
+
+
+def _delete(connection: psycopg.Connection[Any], settings: Settings, first: int, last: int) -> None:
+    connection.execute(sql.SQL("DELETE FROM {} WHERE id BETWEEN %s AND %s").format(table_of(settings)), (first, last))
+
+
+def main() -> None:
+    """Relay one by one until SIGTERM."""
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    relay_one_by_one(Settings(), stop)
+
+
+if __name__ == "__main__":
+    main()

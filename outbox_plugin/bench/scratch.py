@@ -1,10 +1,11 @@
-"""An outbox of a benchmark's own, on servers that are a user's."""
+"""What the benchmarks share: an outbox of their own on servers that are a user's, rows in it, and what a report is."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, Protocol
 
 import psycopg
 from confluent_kafka.admin import AdminClient
@@ -14,13 +15,57 @@ from outbox_plugin.adapters.kafka import client_config
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.settings import Settings
 
+VALUE_BYTES = 200
+PATIENCE_SECONDS = 600.0
+Tell = Callable[[str], None]
+
+
+class Report(Protocol):
+    """What a benchmark found."""
+
+    def lines(self) -> list[str]:
+        """For people; the last line is the one that matters."""
+        ...
+
+    def to_json(self) -> dict[str, Any]:
+        """For machines: plain values."""
+        ...
+
+
+def table_of(settings: Settings) -> sql.Identifier:
+    """The outbox table as an SQL identifier."""
+    return sql.Identifier(*settings.table.split("."))
+
+
+def connect(settings: Settings, *, autocommit: bool = False) -> psycopg.Connection[tuple[Any, ...]]:
+    """A connection as a writer would have it."""
+    return psycopg.connect(settings.dsn.get_secret_value(), autocommit=autocommit)
+
+
+def insert(connection: psycopg.Connection[Any], settings: Settings, topic: str, rows: int, keys: int) -> None:
+    """Insert `rows` rows of about 200 bytes with one header each, in one statement; committing is the caller's part."""
+    connection.execute(
+        sql.SQL(
+            "INSERT INTO {} (kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values) "
+            "SELECT %s, 'key-' || i %% %s, repeat('x', %s), ARRAY['idempotency-key'], ARRAY[i::text] "
+            "FROM generate_series(1, %s) AS i"
+        ).format(table_of(settings)),
+        (topic, keys, VALUE_BYTES, rows),
+    )
+
+
+def vacuum(settings: Settings) -> None:
+    """Leave no dead rows of one round to the next."""
+    with connect(settings, autocommit=True) as connection:
+        connection.execute(sql.SQL("VACUUM ANALYZE {}").format(table_of(settings)))
+
 
 @contextmanager
 def scratch_outbox(settings: Settings) -> Iterator[Settings]:
     """Settings for a schema and a group of the benchmark's own, both gone afterwards."""
     name = f"outbox_bench_{uuid.uuid4().hex[:8]}"
     scratch = settings.model_copy(update={"table": f"{name}.outbox", "group": name})
-    with psycopg.connect(scratch.dsn.get_secret_value(), autocommit=True) as connection:
+    with connect(scratch, autocommit=True) as connection:
         connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(name)))
         try:
             migrate(scratch)

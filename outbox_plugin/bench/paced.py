@@ -1,0 +1,92 @@
+"""Relays as processes of their own, and rows that are written to them one by one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import psutil
+from psycopg import sql
+
+from outbox_plugin.bench.fleet import HarvesterProcess, environment
+from outbox_plugin.bench.reader import LiveReader
+from outbox_plugin.bench.scratch import PATIENCE_SECONDS, VALUE_BYTES, connect, table_of
+from outbox_plugin.errors import OutboxError
+from outbox_plugin.settings import Settings
+
+KEYS = 1_000
+
+
+class NotRelayed(OutboxError):
+    """Rows did not arrive."""
+
+
+def wait(reader: LiveReader, count: int) -> None:
+    """Wait until `count` rows have arrived.
+
+    Raises:
+        NotRelayed: they have not, in ten minutes.
+    """
+    if not reader.wait_for(lambda arrivals: len(arrivals) >= count, PATIENCE_SECONDS):
+        raise NotRelayed(f"{len(reader.arrivals)} of {count} rows arrived in {PATIENCE_SECONDS:.0f} s")
+
+
+def write(settings: Settings, topic: str, count: int, rows_per_second: float) -> Sequence[float]:
+    """Write `count` rows, each in a transaction of its own, at a steady pace; returns when each was committed."""
+    query = sql.SQL(
+        "INSERT INTO {} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values) "
+        "VALUES (clock_timestamp(), %s, %s, %s, ARRAY['idempotency-key'], ARRAY[%s])"
+    ).format(table_of(settings))
+    committed = []
+    with closing(connect(settings, autocommit=True)) as connection:
+        due = time.monotonic()
+        for number in range(count):
+            time.sleep(max(0.0, due - time.monotonic()))
+            value = f"{number} ".ljust(VALUE_BYTES, "x")
+            connection.execute(query, (topic, f"key-{number % KEYS}", value, str(number)))
+            committed.append(time.monotonic())
+            due += 1 / rows_per_second
+    return committed
+
+
+@contextmanager
+def harvester(settings: Settings) -> Iterator[psutil.Process]:
+    """`outbox harvest`, until the end of the body."""
+    with (
+        tempfile.TemporaryDirectory(prefix="outbox-bench-") as folder,
+        closing(HarvesterProcess(settings, Path(folder) / "harvester.log")) as process,
+    ):
+        yield psutil.Process(_pid(process))
+        process.signal(signal.SIGTERM)
+        process.wait()
+
+
+def _pid(harvester: HarvesterProcess) -> int:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while harvester.pid is None:
+        if harvester.exit_code is not None or time.monotonic() > deadline:
+            raise NotRelayed("the harvester did not start")
+        time.sleep(0.05)
+    return harvester.pid
+
+
+@contextmanager
+def floor(settings: Settings) -> Iterator[psutil.Process]:
+    """The bare loop, until the end of the body."""
+    command = [sys.executable, "-m", "outbox_plugin.bench.floor"]
+    process = subprocess.Popen(command, env={**os.environ, **environment(settings)})
+    try:
+        yield psutil.Process(process.pid)
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
