@@ -57,6 +57,7 @@ def test_postgres_and_kafka_killed_and_started_again(
         own_servers.postgres.wait()
         drained(settings)
         eventually(lambda: read_status(settings).shards[0].trouble is None, 60)
+        assert (read_status(settings).parked_keys, read_status(settings).dead_letters) == (0, 0)
 
         insert_numbered(settings, TOPIC, 20_000, 20_000)
         kafka.kill()
@@ -69,6 +70,7 @@ def test_postgres_and_kafka_killed_and_started_again(
         kafka.launch()
         kafka.wait()
         drained(settings)
+        assert (read_status(settings).parked_keys, read_status(settings).dead_letters) == (0, 0)
         assert "Traceback" not in harvester.log
         assert harvester.terminate() == 0
     assert_exactly_once_in_order(consume(settings, TOPIC), 0, 60_000)

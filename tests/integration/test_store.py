@@ -50,6 +50,18 @@ def test_a_read_returns_the_earliest_rows_that_are_not_in_flight(store: WindowSt
     assert ids(store, IdRanges.of([1, 2, 5])) == [3, 4, 6, 7, 8, 9, 10]
 
 
+def test_large_values_are_read_a_few_at_a_time_and_whole(store: WindowStore, settings: Settings) -> None:
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        connection.execute(
+            "UPDATE outbox SET kafka_value = repeat(chr(64 + id::int), 3000000) WHERE id BETWEEN 2 AND 7; "
+            "UPDATE outbox SET kafka_value = NULL WHERE id = 8"
+        )
+    first = store.read(Wanted(ALL))
+    assert [(row.id, row.value) for row in first] == [(1, "1"), (2, "B" * 3_000_000), (3, "C" * 3_000_000)]
+    second = store.read(Wanted(ALL, in_flight=IdRanges.of([1, 2, 3, 4, 5, 6])))
+    assert [(row.id, row.value) for row in second] == [(7, "G" * 3_000_000), (8, None), (9, "9"), (10, "10")]
+
+
 def test_a_purge_deletes_what_was_read_and_can_be_repeated(store: WindowStore) -> None:
     publication = Publication.of([store.read(Wanted(ALL))[each] for each in (0, 1, 4)])
     assert (store.purge(publication), store.purge(publication)) == (3, 0)

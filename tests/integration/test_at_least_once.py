@@ -1,0 +1,105 @@
+"""At-least-once delivery: nothing is lost or overtaken, and rows and election can be shared with goharvest."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+import pytest
+from confluent_kafka import Consumer
+from confluent_kafka.admin import AdminClient
+
+from outbox_plugin import Harvester, Settings
+from tests.harvesting import (
+    Record,
+    backlog,
+    by_key,
+    consume,
+    create_topic,
+    drained,
+    harvesters,
+    insert,
+    insert_numbered,
+)
+from tests.support import eventually
+
+pytestmark = pytest.mark.integration
+
+ANOTHERS = "8f2b0f9e-57ac-4b1c-9d2a-2b1c3d4e5f60"
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    return settings.model_copy(update={"delivery": "at-least-once"})
+
+
+def assert_first_appearances_in_order(records: Iterable[Record], count: int) -> None:
+    """Every number below `count` arrived, perhaps more than once, and for the first time after those before it."""
+    seen: set[int] = set()
+    for key, values in by_key(records).items():
+        first = list(dict.fromkeys(int(value or -1) for value in values))
+        assert first == sorted(first), f"{key} was overtaken"
+        seen.update(first)
+    assert seen == set(range(count))
+
+
+def test_rows_arrive_in_order_once_while_nothing_fails(settings: Settings, topic: str) -> None:
+    insert_numbered(settings, topic, 0, 10_000, keys=50)
+    with Harvester(settings):
+        drained(settings)
+    records = consume(settings, topic)
+    assert len(records) == 10_000
+    assert_first_appearances_in_order(records, 10_000)
+
+
+def test_kills_repeat_but_lose_and_overtake_nothing(settings: Settings, topic: str, tmp_path: Path) -> None:
+    rows = 30_000
+    for number in range(3):
+        insert_numbered(settings, topic, number * rows, rows)
+        with harvesters(settings, tmp_path / str(number)) as [harvester]:
+            eventually(lambda: backlog(settings) < rows, 60)
+            harvester.signal(signal.SIGKILL)
+    with Harvester(settings):
+        drained(settings)
+    assert_first_appearances_in_order(consume(settings, topic), 3 * rows)
+
+
+def test_rows_that_another_leader_marked_are_marked_again(settings: Settings, topic: str) -> None:
+    insert(settings, topic, [("k", "1"), ("k", "2")])
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        connection.execute("UPDATE outbox SET leader_id = %s WHERE kafka_value = '1'", (ANOTHERS,))
+    with Harvester(settings):
+        drained(settings)
+    assert by_key(consume(settings, topic)) == {"k": ["1", "2"]}
+
+
+def test_it_takes_turns_with_whoever_else_is_in_the_leader_group(settings: Settings, topic: str, group: str) -> None:
+    """As goharvest is: a member of the leader group, with an older assignor, that owns the leader topic's partition."""
+    shared = {"leader_topic": create_topic(settings, f"{group}.neli", 1), "leader_group": f"{group}.goharvest"}
+    settings = settings.model_copy(update=shared)
+    another = Consumer(
+        {
+            "bootstrap.servers": settings.bootstrap_servers,
+            "group.id": shared["leader_group"],
+            "partition.assignment.strategy": "range",
+        }
+    )
+    with closing(another):
+        another.subscribe([shared["leader_topic"]])
+        eventually(lambda: another.poll(0.1) is None and another.assignment(), 60)
+        with Harvester(settings):
+            insert(settings, topic, [("k", "1")])
+            eventually(lambda: another.poll(0.1) is not None or members(settings, shared["leader_group"]) == 2, 60)
+            assert backlog(settings) == 1
+            another.close()
+            drained(settings)
+    assert by_key(consume(settings, topic)) == {"k": ["1"]}
+
+
+def members(settings: Settings, group: str) -> int:
+    admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
+    [described] = admin.describe_consumer_groups([group]).values()
+    return len(described.result(20).members)
