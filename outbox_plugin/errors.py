@@ -6,7 +6,9 @@
      |   |- InvalidEvent         an event that the table or the broker would refuse
      |   |- ServerRefused        a server was reached, or cannot be at start, and said no
      |   |- SchemaMissing        our tables are not there, or not of the form we need
-     |   `- ForeignOutbox        group and outbox do not belong together
+     |   |- ForeignOutbox        group and outbox do not belong together
+     |   |- WrongConnection      a connection that events cannot be emitted on as it is
+     |   `- HandlerMisuse        a handler did with its transaction what is not its to do
      |- ServerUnavailable        a server is away for now: wait and try again
      |   |- StoreUnavailable     Postgres
      |   `- LogUnavailable       Kafka
@@ -62,6 +64,14 @@ class SchemaMissing(UserError):
 
 class ForeignOutbox(UserError):
     """The group and the outbox do not belong together."""
+
+
+class WrongConnection(UserError):
+    """Events cannot be emitted on this connection as it is."""
+
+
+class HandlerMisuse(UserError):
+    """A handler did with the inbox's transaction what is not the handler's to do."""
 
 
 class ServerUnavailable(OutboxError):

@@ -191,3 +191,23 @@ def coordination(partitions: int, instances: int, as_json: bool) -> None:
     )
     for messages, megabytes in zip(report.lengths, report.megabytes, strict=True):
         click.echo(f"in memory after {messages:9,} messages: {megabytes:.1f} MB")
+
+
+@bench.command()
+@click.option("--records", default=60_000, show_default=True, help="Records in the topic.")
+@click.option("--keys", default=1_000, show_default=True, help="Distinct keys, each a row that is updated.")
+@click.option("--rounds", default=3, show_default=True, help="How often each is measured, in turn.")
+@click.option("--concurrency", default=4, show_default=True, help="Connections, of the inbox and of the floor.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def inbox(records: int, keys: int, rounds: int, concurrency: int, as_json: bool) -> None:
+    """Handle a topic, one UPDATE a record, against the same SQL without an inbox (the floor)."""
+    from outbox_plugin.bench.inbox import bench_inbox
+    from outbox_plugin.settings import Settings
+
+    report = bench_inbox(Settings(), records, keys, rounds, concurrency, lambda line: click.echo(line, err=as_json))
+    if as_json:
+        click.echo(json.dumps({**asdict(report), "ratio": report.ratio}))
+        return
+    click.echo(f"floor  {median(report.floor):8,.0f} records/s (median of {rounds})")
+    click.echo(f"inbox  {median(report.inbox):8,.0f} records/s")
+    click.echo(f"ratio  {report.ratio:8.2f} of the floor")

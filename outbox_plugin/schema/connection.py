@@ -23,10 +23,17 @@ def connect(settings: Settings, *, purpose: str = "outbox") -> psycopg.Connectio
     Raises:
         psycopg.Error: as psycopg says it; see `reported` and `reported_as_refusal`.
     """
+    return psycopg.connect(**_options(settings, purpose), autocommit=True, prepare_threshold=None)
+
+
+async def connect_async(settings: Settings, *, purpose: str = "outbox") -> psycopg.AsyncConnection[tuple[Any, ...]]:
+    """As `connect`, for asyncio."""
+    return await psycopg.AsyncConnection.connect(**_options(settings, purpose), autocommit=True, prepare_threshold=None)
+
+
+def _options(settings: Settings, purpose: str) -> dict[str, Any]:
     given = conninfo_to_dict(settings.dsn.get_secret_value())
-    ours = {"connect_timeout": CONNECT_TIMEOUT_SECONDS, "application_name": purpose, **_KEEPALIVE}
-    options: dict[str, Any] = {**ours, **given}
-    return psycopg.connect(**options, autocommit=True, prepare_threshold=None)
+    return {"connect_timeout": CONNECT_TIMEOUT_SECONDS, "application_name": purpose, **_KEEPALIVE, **given}
 
 
 @contextmanager

@@ -1,0 +1,182 @@
+"""Inbox: how fast it handles a topic, against the least that does the same SQL.
+
+The floor consumes and updates in one bare loop per connection, as many connections as the inbox has, in transactions as
+large as the inbox's may become; it remembers no key, keeps no order and recovers from nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import psycopg
+from confluent_kafka import Consumer, Message, Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from psycopg import sql
+
+from outbox_plugin.adapters.kafka import client_config
+from outbox_plugin.bench.drain import PATIENCE_SECONDS
+from outbox_plugin.bench.scratch import scratch_outbox
+from outbox_plugin.inbox import Inbox, Received
+from outbox_plugin.inbox.lanes import MOST_TOGETHER
+from outbox_plugin.schema.connection import connect
+from outbox_plugin.settings import Settings
+
+PARTITIONS = 6
+VALUE = b"x" * 200
+
+
+@dataclass(frozen=True)
+class InboxReport:
+    """Records per second of floor and inbox, in turn; `ratio` compares each pair, and is the median of them."""
+
+    records: int
+    keys: int
+    floor: list[float]
+    inbox: list[float]
+
+    @property
+    def ratio(self) -> float:
+        """The inbox's records per second over the floor's."""
+        return median(ours / floor for ours, floor in zip(self.inbox, self.floor, strict=True))
+
+
+class _Done:
+    """Counts down, from any thread, and times from the first to the last."""
+
+    def __init__(self, records: int) -> None:
+        self._left = records
+        self._records = records
+        self._lock = threading.Lock()
+        self._began = 0.0
+        self._rate = 0.0
+        self._over = threading.Event()
+
+    def count(self, records: int = 1) -> None:
+        with self._lock:
+            self._began = self._began or time.perf_counter()
+            self._left -= records
+            if self._left == 0:
+                self._rate = self._records / (time.perf_counter() - self._began)
+                self._over.set()
+
+    def rate(self) -> float:
+        if not self._over.wait(PATIENCE_SECONDS):
+            raise TimeoutError(f"{self._left} records were not handled in {PATIENCE_SECONDS} s")
+        return self._rate
+
+
+def bench_inbox(
+    settings: Settings, records: int, keys: int, rounds: int, seats: int, tell: Callable[[str], None]
+) -> InboxReport:
+    """Handle a topic of `records`, each an UPDATE of its key's row, with the floor and with an inbox, in turn."""
+    report = InboxReport(records, keys, [], [])
+    with scratch_outbox(settings) as scratch:
+        schema = scratch.table.split(".")[0]
+        table = sql.Identifier(schema, "effect")
+        update = sql.SQL("UPDATE {} SET times = times + 1 WHERE key = %s").format(table)
+        with connect(scratch) as connection:
+            connection.execute(sql.SQL("CREATE TABLE {} (key TEXT PRIMARY KEY, times BIGINT)").format(table))
+            connection.execute(
+                sql.SQL("INSERT INTO {} SELECT 'key-' || i, 0 FROM generate_series(0, %s) AS i").format(table),
+                (keys - 1,),
+            )
+            topic = f"{schema}-events"
+            _fill(scratch, topic, records, keys)
+            for number in range(rounds):
+                report.floor.append(_floor(scratch, topic, records, seats, update))
+                tell(f"round {number + 1}: floor  {report.floor[-1]:8,.0f} records/s")
+                connection.execute(sql.SQL("VACUUM {}").format(table))
+                report.inbox.append(_inbox(scratch, f"{schema}-{number}", topic, records, seats, update))
+                tell(f"round {number + 1}: inbox  {report.inbox[-1]:8,.0f} records/s")
+                connection.execute(sql.SQL("VACUUM {}").format(table))
+            _check(connection, table, records * rounds * 2)
+    return report
+
+
+def _inbox(settings: Settings, group: str, topic: str, records: int, seats: int, update: sql.Composed) -> float:
+    done = _Done(records)
+
+    def handle(connection: psycopg.Connection[Any], received: Received) -> None:
+        connection.execute(update, (received.key_text,))
+        done.count()
+
+    with Inbox(settings, group=group, topics=[topic], handler=handle, concurrency=seats):
+        return done.rate()
+
+
+def _floor(settings: Settings, topic: str, records: int, seats: int, update: sql.Composed) -> float:
+    done = _Done(records)
+    queues: list[deque[Message | None]] = [deque() for _ in range(seats)]
+    arrived = threading.Condition()
+
+    def work(mine: deque[Message | None]) -> None:
+        with closing(connect(settings)) as connection:
+            left = True
+            while left:
+                with arrived:
+                    arrived.wait_for(lambda: mine)
+                    batch = [mine.popleft() for _ in range(min(len(mine), MOST_TOGETHER))]
+                with connection.transaction():
+                    for message in batch:
+                        if message is None:
+                            left = False
+                        else:
+                            connection.execute(update, (_key(message),))
+                            done.count()
+
+    threads = [threading.Thread(target=work, args=(queue,), daemon=True) for queue in queues]
+    for thread in threads:
+        thread.start()
+    consumer = Consumer(
+        client_config(settings, group_id=f"{topic}-{uuid.uuid4().hex[:6]}", auto_offset_reset="earliest")
+    )
+    with closing(consumer):
+        consumer.subscribe([topic])
+        seen = 0
+        while seen < records:
+            messages = [message for message in consumer.consume(1_000, 0.05) if message.error() is None]
+            seen += len(messages)
+            with arrived:
+                for message in messages:
+                    queues[hash(message.key()) % seats].append(message)
+                arrived.notify_all()
+    rate = done.rate()
+    with arrived:
+        for queue in queues:
+            queue.append(None)
+        arrived.notify_all()
+    for thread in threads:
+        thread.join()
+    return rate
+
+
+def _key(message: Message) -> str:
+    key = message.key()
+    return key.decode() if isinstance(key, bytes) else key or ""
+
+
+def _fill(settings: Settings, topic: str, records: int, keys: int) -> None:
+    admin = AdminClient(client_config(settings))
+    [future] = admin.create_topics([NewTopic(topic, num_partitions=PARTITIONS)]).values()
+    future.result(20)
+    producer = Producer(client_config(settings, linger_ms=20, queue_buffering_max_messages=records + 1))
+    for number in range(records):
+        headers: list[tuple[str, str | bytes | None]] = [("idempotency-key", str(uuid.uuid4()).encode())]
+        producer.produce(topic, VALUE, f"key-{number % keys}".encode(), headers=headers)
+    producer.flush(60)
+    producer.close()
+
+
+def _check(connection: psycopg.Connection[Any], table: sql.Identifier, effects: int) -> None:
+    [(found,)] = connection.execute(sql.SQL("SELECT sum(times)::bigint FROM {}").format(table)).fetchall()
+    if found != effects:
+        raise RuntimeError(f"{found} effects were found where {effects} were due")

@@ -1,0 +1,117 @@
+"""The lanes, shared: the poller adds records, handlers take them and say what became of them.
+
+The one place where threads meet. Handlers in threads wait here; those in an event loop leave a callback.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from outbox_plugin.inbox.lanes import Lanes, Outcome, Slice, Together
+from outbox_plugin.inbox.received import Place, Received
+
+Waker = Callable[[], None]
+
+
+class Board:
+    """`Lanes` under a lock, with the clock."""
+
+    def __init__(self, seats: int) -> None:
+        self._lanes = Lanes()
+        self._together = Together()
+        self._changed = threading.Condition()
+        self._wakers: list[Waker] = []
+        self._idle = seats
+        self._stopped = False
+
+    def on_change(self, waker: Waker) -> None:
+        """Call `waker`, from any thread and under the lock, when there may be something to take."""
+        with self._changed:
+            self._wakers.append(waker)
+
+    def add(self, records: Iterable[Received]) -> None:
+        """Records have come."""
+        with self._changed:
+            for record in records:
+                self._lanes.add(record)
+            self._notify()
+
+    def assign(self, places: Iterable[Place]) -> None:
+        """These partitions are ours now."""
+        with self._changed:
+            self._lanes.assign(places)
+
+    def places(self) -> list[Place]:
+        """The partitions that are ours."""
+        with self._changed:
+            return self._lanes.places()
+
+    def held(self) -> int:
+        """How many records are held."""
+        with self._changed:
+            return self._lanes.held
+
+    def wait_and_take(self) -> list[Slice] | None:
+        """Records to handle now, as soon as there are any; None once it is time to end."""
+        with self._changed:
+            while not self._stopped:
+                if slices := self._take():
+                    return slices
+                due = self._lanes.next_due()
+                self._changed.wait(None if due is None else max(0.0, due - time.monotonic()))
+            return None
+
+    def take(self) -> tuple[list[Slice] | None, float | None]:
+        """Records to handle now, perhaps none, or None once it is time to end; and in how many seconds to ask again."""
+        with self._changed:
+            if self._stopped:
+                return None, None
+            slices = self._take()
+            due = self._lanes.next_due()
+            return slices, None if due is None else max(0.0, due - time.monotonic())
+
+    def _take(self) -> list[Slice]:
+        slices = self._lanes.take(self._together.limit(self._lanes.waiting, self._idle), time.monotonic())
+        self._idle -= bool(slices)
+        return slices
+
+    def finish(self, slices: list[Slice], outcomes: list[Outcome], seconds: float, *, undone: bool) -> None:
+        """What was taken has been handled, with these outcomes, in so many seconds."""
+        now = time.monotonic()
+        with self._changed:
+            self._idle += 1
+            for taken, outcome in zip(slices, outcomes, strict=True):
+                self._lanes.finish(taken, outcome, now)
+            self._together.done(sum(len(taken.records) for taken in slices), seconds, undone=undone)
+            self._notify()
+
+    def committable(self) -> dict[Place, int]:
+        """See `Lanes.committable`."""
+        with self._changed:
+            return self._lanes.committable()
+
+    def hand_over(self, places: Iterable[Place], patience_seconds: float) -> dict[Place, int]:
+        """Take no more records of these partitions, and let those that are being handled come to their end.
+
+        Returns where the partitions would go on. They are ours no more.
+        """
+        places = list(places)
+        with self._changed:
+            self._lanes.close(places)
+            self._changed.wait_for(lambda: not self._lanes.running(places), patience_seconds)
+            reached = {place: at for place, at in self._lanes.committable().items() if place in places}
+            self._lanes.revoke(places)
+            return reached
+
+    def stop(self) -> None:
+        """Hand out nothing more."""
+        with self._changed:
+            self._stopped = True
+            self._notify()
+
+    def _notify(self) -> None:
+        self._changed.notify_all()
+        for waker in self._wakers:
+            waker()

@@ -1,0 +1,41 @@
+"""Cleaning: what has outlived its time is removed in small batches, by one process at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+
+from outbox_plugin.schema.statements import statement
+from outbox_plugin.settings import Settings
+
+ROWS_AT_A_TIME = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """How long things are kept: handled events, and dead letters."""
+
+    handled: timedelta
+    dead_letters: timedelta
+
+
+def clean(connection: psycopg.Connection[Any], settings: Settings, keep: Keep) -> bool:
+    """Remove one small batch of what has outlived its time, in a transaction of its own.
+
+    Returns:
+        Whether there may be more. False also when another process is cleaning.
+    """
+
+    def run(name: str, **values: object) -> psycopg.Cursor[Any]:
+        return connection.execute(statement("inbox", name, settings.table), values)
+
+    with connection.transaction():
+        [(alone,)] = run("clean_alone", place=settings.table).fetchall()
+        if not alone:
+            return False
+        handled = run("clean_handled", keep=keep.handled, limit=ROWS_AT_A_TIME).rowcount
+        letters = run("clean_letters", keep=keep.dead_letters, limit=ROWS_AT_A_TIME).rowcount
+    return ROWS_AT_A_TIME in (handled, letters)

@@ -1,0 +1,299 @@
+"""`Inbox`: polls Kafka, dispatches to handlers, commits offsets, and takes part in rebalances."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import random
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Self, cast
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from outbox_plugin.adapters.kafka import Admin, client_config, refusal
+from outbox_plugin.errors import InvalidSetting, ServerRefused
+from outbox_plugin.inbox.board import Board
+from outbox_plugin.inbox.cleaning import Keep
+from outbox_plugin.inbox.handling import AsyncHandler, Handler, Handling, TaskSeat, ThreadSeat
+from outbox_plugin.inbox.housekeeping import Housekeeping
+from outbox_plugin.inbox.received import Place, Received, identity
+from outbox_plugin.inbox.retry import Retry
+from outbox_plugin.inbox.seats import TaskSeats, ThreadSeats
+from outbox_plugin.schema.connection import connect, reported_as_refusal
+from outbox_plugin.schema.statements import statement
+from outbox_plugin.settings import Settings
+
+logger = logging.getLogger("outbox_plugin.inbox")
+
+SESSION_TIMEOUT_MS = 10_000  # After so long without a word from a killed process, others get its partitions.
+POLL_SECONDS = 0.1
+POLL_RECORDS = 1_000
+MOST_HELD = 10_000  # Records in memory; beyond that the partitions pause until half of it is done.
+COMMIT_SECONDS = 0.5
+HAND_OVER_SECONDS = 20.0
+_WAITED_FOR = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._ALL_BROKERS_DOWN}
+_REFUSED = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError._AUTHENTICATION,
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+}
+
+
+class Inbox:
+    """Consumes topics, and runs a handler for each event, whose database effects happen once.
+
+    The handler gets a psycopg connection, with a transaction open, and the event. What it writes, emits included, is
+    committed together with the event's idempotency key. It may run more than once, but only one run is committed. An
+    `async def` handler gets an `AsyncConnection`, and runs in the event loop of `async with`.
+
+    Any number of processes may run with one `group`; they share the partitions.
+
+    Example:
+        def handle(connection: psycopg.Connection, event: Received) -> None:
+            connection.execute("UPDATE account SET …", event.json())
+
+        with Inbox(Settings(), group="billing", topics=["orders"], handler=handle):
+            ...  # It consumes in the background; records that are being handled are finished at the end.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        group: str,
+        topics: Sequence[str],
+        handler: Handler | AsyncHandler,
+        concurrency: int = 4,
+        retry: Retry = Retry(),  # noqa: B008 - frozen.
+        keep: timedelta = timedelta(days=7),
+        keep_dead_letters: timedelta = timedelta(days=30),
+    ) -> None:
+        """Nothing is connected yet.
+
+        Args:
+            settings: the database, whose inbox tables `outbox migrate` makes, and Kafka.
+            group: the consumer group; an event has its effect once for each group.
+            topics: what to consume; from the beginning, where the group has not been before.
+            handler: what an event does.
+            concurrency: how many keys are handled side by side, each on a connection of its own.
+            retry: how often a failing record is tried, and how long it waits between.
+            keep: how long a handled event is remembered; an event that Kafka delivers again later has its effect again.
+            keep_dead_letters: how long dead letters are kept.
+
+        Raises:
+            InvalidSetting: no group, no topic, or a concurrency below 1.
+        """
+        if not group or isinstance(topics, str) or not topics or concurrency < 1:
+            raise InvalidSetting(
+                f"Inbox: expected a group, a list of topics, and a concurrency of at least 1 "
+                f"(given: group={group!r}, topics={topics!r}, concurrency={concurrency})"
+            )
+        self._settings = settings
+        self._group = group
+        self._topics = list(topics)
+        self._handler = handler
+        self._concurrency = concurrency
+        self._retry = retry
+        self._keep = Keep(keep, keep_dead_letters)
+        self._board = Board(concurrency)
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+        self._paused = False
+
+    def start(self) -> None:
+        """Check both servers, then consume in the background. Starting twice does nothing.
+
+        Raises:
+            UserError: a setting, a server or the schema is not as it must be.
+        """
+        self._start(None)
+
+    def _start(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        if self._thread is not None:
+            return
+        self._check()
+        seats = self._seats(loop)
+        consumer = self._consumer()
+        self._thread = threading.Thread(target=self._live, args=(consumer, seats), name="outbox-inbox", daemon=True)
+        self._thread.start()
+
+    def _check(self) -> None:
+        Admin(self._settings).check_reachable()
+        with reported_as_refusal(self._settings), connect(self._settings, purpose="outbox inbox (start)") as connection:
+            connection.execute(statement("inbox", "letters", self._settings.table), {"group": self._group, "limit": 0})
+
+    def _seats(self, loop: asyncio.AbstractEventLoop | None) -> ThreadSeats | TaskSeats:
+        handling = Handling(self._settings, self._group, self._retry, random.random)
+        handler = self._handler
+        if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None)):  # noqa: B004
+            awaited = cast(AsyncHandler, handler)
+            return TaskSeats(self._board, handling, lambda: TaskSeat(self._settings, awaited), self._concurrency, loop)
+        called = cast(Handler, handler)
+        return ThreadSeats(self._board, handling, lambda: ThreadSeat(self._settings, called), self._concurrency)
+
+    def _consumer(self) -> Consumer:
+        consumer = Consumer(
+            client_config(
+                self._settings,
+                group_id=self._group,
+                isolation_level="read_committed",
+                enable_auto_commit=False,
+                enable_auto_offset_store=False,
+                auto_offset_reset="earliest",
+                partition_assignment_strategy="cooperative-sticky",
+                session_timeout_ms=SESSION_TIMEOUT_MS,
+                heartbeat_interval_ms=1_000,
+                topic_metadata_refresh_interval_ms=5_000,
+                fetch_wait_max_ms=100,
+            )
+        )
+        consumer.subscribe(self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
+        return consumer
+
+    def stop(self) -> None:
+        """End: records that are being handled are finished, and offsets committed. Safe to call twice, or unstarted."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def run(self, stop: threading.Event) -> None:
+        """Start, and consume until `stop` is set.
+
+        Raises:
+            UserError: see `start`.
+            OutboxError: what made the inbox end by itself.
+        """
+        self.start()
+        try:
+            while not stop.wait(0.2) and self.alive:
+                pass
+        finally:
+            self.stop()
+        if self._error is not None:
+            raise self._error
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs. False before the start, after the stop, and after it has ended by itself."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def partitions(self) -> list[Place]:
+        """The partitions, as (topic, number), that this process handles now."""
+        return self._board.places()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    async def __aenter__(self) -> Self:
+        await asyncio.to_thread(self._start, asyncio.get_running_loop())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.stop)
+
+    def _live(self, consumer: Consumer, seats: ThreadSeats | TaskSeats) -> None:
+        housekeeping = Housekeeping(self._settings, self._group, self._board, self._keep)
+        seats.start()
+        housekeeping.start()
+        try:
+            committed_at = time.monotonic()
+            while not self._stop.is_set():
+                self._take_in(consumer)
+                self._hold_back(consumer)
+                if time.monotonic() - committed_at > COMMIT_SECONDS:
+                    self._commit(consumer, self._board.committable(), wait=False)
+                    committed_at = time.monotonic()
+        except Exception as error:
+            logger.error("the inbox %s has ended: %s", self._group, error)
+            self._error = error
+        finally:
+            housekeeping.stop()
+            self._board.stop()
+            seats.join()
+            self._commit(consumer, self._board.committable(), wait=True)
+            consumer.close()
+
+    def _take_in(self, consumer: Consumer) -> None:
+        """Add what has come. The first is added before a rebalance that the second call may bring."""
+        if (first := consumer.poll(POLL_SECONDS)) is None:
+            return
+        for messages in ([first], consumer.consume(POLL_RECORDS, 0)):
+            self._board.add(
+                _received(message) for message in messages if (error := message.error()) is None or self._noted(error)
+            )
+
+    def _noted(self, error: KafkaError) -> bool:
+        """An error that polling brought: say so, or end if it is for good; never a record."""
+        if error.fatal() or error.code() in _REFUSED:
+            raise ServerRefused(str(refusal(error, self._settings)))
+        (logger.warning if error.code() in _WAITED_FOR else logger.info)("Kafka, while consuming: %s", error.str())
+        return False
+
+    def _hold_back(self, consumer: Consumer) -> None:
+        """Bound what is in memory, while polling goes on: it is what keeps us in the group."""
+        held = self._board.held()
+        if not self._paused and held > MOST_HELD:
+            consumer.pause(consumer.assignment())
+            self._paused = True
+        elif self._paused and held < MOST_HELD // 2:
+            consumer.resume(consumer.assignment())
+            self._paused = False
+
+    def _commit(self, consumer: Consumer, reached: dict[Place, int], *, wait: bool) -> None:
+        """Tell Kafka where to go on. Nothing rests on it: what is delivered again is left out."""
+        if not reached:
+            return
+        offsets = [TopicPartition(topic, partition, offset) for (topic, partition), offset in reached.items()]
+        try:
+            if wait:
+                consumer.commit(offsets=offsets, asynchronous=False)
+            else:
+                consumer.commit(offsets=offsets, asynchronous=True)
+        except KafkaException as error:
+            logger.info("offsets were not committed: %s", error.args[0].str())
+
+    def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._board.assign((each.topic, each.partition) for each in partitions)
+        consumer.incremental_assign(partitions)
+        if self._paused:
+            consumer.pause(partitions)
+
+    def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        reached = self._board.hand_over([(each.topic, each.partition) for each in partitions], HAND_OVER_SECONDS)
+        self._commit(consumer, reached, wait=True)
+        consumer.incremental_unassign(partitions)
+
+    def _lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._board.hand_over([(each.topic, each.partition) for each in partitions], 0)
+        consumer.incremental_unassign(partitions)
+
+
+def _received(message: Message) -> Received:
+    topic, partition, offset = cast(str, message.topic()), cast(int, message.partition()), cast(int, message.offset())
+    headers = tuple(cast(Any, message.headers()) or ())
+    return Received(
+        topic,
+        partition,
+        offset,
+        message.timestamp()[1],
+        message.key(),
+        message.value(),
+        headers,
+        identity(headers, topic, partition, offset),
+    )

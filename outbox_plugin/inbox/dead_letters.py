@@ -1,0 +1,100 @@
+"""Dead letters: what groups gave up on, kept as it came, to be looked at, tried again, or discarded.
+
+To try one again is a wish in its row. The process that has the letter's partition fulfils it: so it takes its turn in
+its key's lane, and its effect and the removal of the letter are one transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import psycopg
+
+from outbox_plugin.inbox.received import Place, Received
+from outbox_plugin.schema.connection import connect, reported_as_refusal
+from outbox_plugin.schema.statements import statement
+from outbox_plugin.settings import Settings
+
+REDRIVE_AT_A_TIME = 100
+MOST_SHOWN = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """One of them, without its content."""
+
+    id: int
+    group: str
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    idempotency_key: str
+    error: str
+    attempts: int
+    failed_at: datetime
+    redrive_at: datetime | None
+
+    def to_json(self) -> dict[str, object]:
+        """For machines; a key that is no text is shown as well as can be."""
+        return {
+            "id": self.id,
+            "group": self.group,
+            "topic": self.topic,
+            "partition": self.partition,
+            "offset": self.offset,
+            "key": None if self.key is None else self.key.decode("utf-8", "backslashreplace"),
+            "idempotency_key": self.idempotency_key,
+            "error": self.error,
+            "attempts": self.attempts,
+            "failed_at": self.failed_at.isoformat(),
+            "redrive_at": self.redrive_at and self.redrive_at.isoformat(),
+        }
+
+
+class DeadLetters:
+    """The dead letters of an outbox's database.
+
+    Every method raises:
+        SchemaMissing: the inbox's tables are not there.
+        ServerRefused: the database cannot be reached, or says no.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def list(self, group: str | None = None) -> list[DeadLetter]:
+        """The oldest of them, at most 1,000; of all groups, or of one."""
+        return [DeadLetter(*row) for row in self._run("letters", group=group, limit=MOST_SHOWN)]
+
+    def redrive(self, ids: Sequence[int] | None, group: str | None = None) -> int:
+        """Have these tried again, or all of them; returns how many there were."""
+        return len(self._run("ask_redrive", ids=None if ids is None else list(ids), group=group))
+
+    def discard(self, ids: Sequence[int]) -> int:
+        """Forget these for good; returns how many there were."""
+        return len(self._run("discard", ids=list(ids)))
+
+    def _run(self, name: str, **values: object) -> Sequence[tuple[Any, ...]]:
+        with reported_as_refusal(self._settings), connect(self._settings, purpose="outbox inbox") as connection:
+            return connection.execute(statement("inbox", name, self._settings.table), values).fetchall()
+
+
+def to_redrive(
+    connection: psycopg.Connection[Any], settings: Settings, group: str, places: Sequence[Place]
+) -> Sequence[Received]:
+    """Dead letters of these partitions that somebody wants tried again, as they came."""
+    values = {
+        "group": group,
+        "topics": [topic for topic, _ in places],
+        "partitions": [partition for _, partition in places],
+        "limit": REDRIVE_AT_A_TIME,
+    }
+    rows = connection.execute(statement("inbox", "letters_to_redrive", settings.table), values).fetchall()
+    return [
+        Received(topic, partition, offset, at, key, value, tuple(zip(names, texts, strict=True)), identity, number)
+        for number, topic, partition, offset, at, key, value, names, texts, identity in rows
+    ]

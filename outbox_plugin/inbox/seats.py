@@ -1,0 +1,110 @@
+"""Where handlers run: each on a thread of its own, or as tasks of one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from outbox_plugin.inbox.board import Board
+from outbox_plugin.inbox.handling import Handling, Seat, driven
+
+
+class ThreadSeats:
+    """Sync handlers: one thread and one connection each."""
+
+    def __init__(self, board: Board, handling: Handling, make: Callable[[], Seat], count: int) -> None:
+        self._board = board
+        self._handling = handling
+        self._threads = [
+            threading.Thread(target=self._work, args=(make(),), name=f"outbox-inbox-{number}", daemon=True)
+            for number in range(count)
+        ]
+
+    def start(self) -> None:
+        """Start all threads."""
+        for thread in self._threads:
+            thread.start()
+
+    def _work(self, seat: Seat) -> None:
+        try:
+            while (slices := self._board.wait_and_take()) is not None:
+                began = time.monotonic()
+                outcomes, undone = driven(self._handling.handle(seat, slices))
+                self._board.finish(slices, outcomes, time.monotonic() - began, undone=undone)
+        finally:
+            driven(seat.close())
+
+    def join(self) -> None:
+        """Wait until all handlers have ended; the board must have been stopped."""
+        for thread in self._threads:
+            thread.join()
+
+
+class TaskSeats:
+    """Async handlers: one task and one connection each, in a loop that is given, or in one of their own."""
+
+    def __init__(
+        self,
+        board: Board,
+        handling: Handling,
+        make: Callable[[], Seat],
+        count: int,
+        loop: asyncio.AbstractEventLoop | None,
+    ) -> None:
+        self._board = board
+        self._handling = handling
+        self._make = make
+        self._count = count
+        self._given = loop
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start all tasks."""
+        if self._given is not None:
+            asyncio.run_coroutine_threadsafe(self._work_all(), self._given)
+        else:
+            self._thread = threading.Thread(
+                target=lambda: asyncio.run(self._work_all()), name="outbox-inbox-loop", daemon=True
+            )
+            self._thread.start()
+
+    async def _work_all(self) -> None:
+        loop = asyncio.get_running_loop()
+        wanted = asyncio.Event()
+
+        def wake() -> None:
+            with suppress(RuntimeError):  # The loop is closed: nobody waits any more.
+                loop.call_soon_threadsafe(wanted.set)
+
+        self._board.on_change(wake)
+        try:
+            await asyncio.gather(*(self._work(self._make(), wanted) for _ in range(self._count)))
+        finally:
+            self._ended.set()
+
+    async def _work(self, seat: Seat, wanted: asyncio.Event) -> None:
+        try:
+            while True:
+                wanted.clear()
+                slices, again_in = self._board.take()
+                if slices is None:
+                    return
+                if not slices:
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(wanted.wait(), again_in)
+                    continue
+                began = time.monotonic()
+                outcomes, undone = await self._handling.handle(seat, slices)
+                self._board.finish(slices, outcomes, time.monotonic() - began, undone=undone)
+        finally:
+            await seat.close()
+
+    def join(self) -> None:
+        """Wait until all handlers have ended; the board must have been stopped. Not in the handlers' own loop."""
+        self._ended.wait()
+        if self._thread is not None:
+            self._thread.join()

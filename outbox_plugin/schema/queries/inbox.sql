@@ -1,0 +1,81 @@
+-- name: claim
+-- Record that these events are handled in this transaction; returns those that had not been. An event that another
+-- transaction is handling now is waited for. In one order, so that two that claim the same events cannot deadlock.
+INSERT INTO {outbox_inbox} (consumer_group, idempotency_key)
+SELECT %(group)s, key FROM unnest(%(keys)s::text[]) AS key ORDER BY key
+ON CONFLICT DO NOTHING
+RETURNING idempotency_key
+
+-- name: bury
+-- Give an event up: recorded as handled, and kept with the reason, unless it has been handled meanwhile.
+WITH claimed AS (
+    INSERT INTO {outbox_inbox} (consumer_group, idempotency_key) VALUES (%(group)s, %(idempotency_key)s)
+    ON CONFLICT DO NOTHING
+    RETURNING idempotency_key
+)
+INSERT INTO {outbox_inbox_dead_letter} (consumer_group, idempotency_key, kafka_topic, kafka_partition, kafka_offset,
+    kafka_timestamp, kafka_key, kafka_value, kafka_header_keys, kafka_header_values, error, attempts)
+SELECT %(group)s, idempotency_key, %(topic)s, %(partition)s, %(offset)s, %(timestamp)s, %(key)s::bytea,
+       %(value)s::bytea, %(header_keys)s::text[], %(header_values)s::bytea[], %(error)s, %(attempts)s
+FROM claimed
+ON CONFLICT DO NOTHING
+RETURNING id
+
+-- name: lock_letter
+-- A row, if the dead letter is still there and still to be tried again; locked until its effect is committed.
+SELECT id FROM {outbox_inbox_dead_letter} WHERE id = %(id)s AND redrive_at IS NOT NULL FOR UPDATE
+
+-- name: remove_letter
+-- What was tried again has been handled.
+DELETE FROM {outbox_inbox_dead_letter} WHERE id = %(id)s RETURNING id
+
+-- name: bury_again
+-- What was tried again has failed again.
+UPDATE {outbox_inbox_dead_letter}
+SET error = %(error)s, attempts = attempts + %(attempts)s, failed_at = now(), redrive_at = NULL
+WHERE id = %(id)s AND redrive_at IS NOT NULL
+RETURNING id
+
+-- name: letters_to_redrive
+-- Dead letters that somebody wants tried again, of the partitions that this process has.
+SELECT id, kafka_topic, kafka_partition, kafka_offset, kafka_timestamp, kafka_key, kafka_value, kafka_header_keys,
+       kafka_header_values, idempotency_key
+FROM {outbox_inbox_dead_letter}
+WHERE consumer_group = %(group)s AND redrive_at IS NOT NULL
+  AND (kafka_topic, kafka_partition) IN (SELECT * FROM unnest(%(topics)s::text[], %(partitions)s::int[]))
+ORDER BY id
+LIMIT %(limit)s
+
+-- name: letters
+-- What groups gave up on, the oldest first.
+SELECT id, consumer_group, kafka_topic, kafka_partition, kafka_offset, kafka_key, idempotency_key, error, attempts,
+       failed_at, redrive_at
+FROM {outbox_inbox_dead_letter}
+WHERE %(group)s::text IS NULL OR consumer_group = %(group)s
+ORDER BY id
+LIMIT %(limit)s
+
+-- name: ask_redrive
+-- Ask the group's consumers to try these again; NULL for all.
+UPDATE {outbox_inbox_dead_letter} SET redrive_at = now()
+WHERE (%(ids)s::bigint[] IS NULL OR id = ANY (%(ids)s)) AND (%(group)s::text IS NULL OR consumer_group = %(group)s)
+RETURNING id
+
+-- name: discard
+-- Forget these for good; they stay recorded as handled.
+DELETE FROM {outbox_inbox_dead_letter} WHERE id = ANY (%(ids)s) RETURNING id
+
+-- name: clean_alone
+-- True for the one process that may clean until its transaction ends.
+SELECT pg_try_advisory_xact_lock(hashtextextended('outbox_plugin.clean ' || %(place)s, 0))
+
+-- name: clean_handled
+-- A small batch of the oldest rows whose time has passed.
+DELETE FROM {outbox_inbox} WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM {outbox_inbox} WHERE handled_at < now() - %(keep)s::interval ORDER BY handled_at LIMIT %(limit)s))
+
+-- name: clean_letters
+-- A small batch of the oldest dead letters whose time has passed, but for those that are to be tried again.
+DELETE FROM {outbox_inbox_dead_letter} WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM {outbox_inbox_dead_letter}
+    WHERE failed_at < now() - %(keep)s::interval AND redrive_at IS NULL ORDER BY failed_at LIMIT %(limit)s))

@@ -1,0 +1,75 @@
+"""What tests of the inbox share: producing as anybody might, and what handlers did."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from typing import Any
+
+import psycopg
+from confluent_kafka import Producer
+
+from outbox_plugin.inbox import Received
+from outbox_plugin.settings import Settings
+
+EFFECT = """
+CREATE TABLE effect (
+    number BIGSERIAL PRIMARY KEY, event TEXT NOT NULL, key TEXT, value TEXT, process INT DEFAULT 0
+)
+"""
+
+
+def make_effect_table(settings: Settings) -> None:
+    """The table that handlers write to."""
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        connection.execute(EFFECT)
+
+
+def produce(
+    settings: Settings,
+    topic: str,
+    events: Iterable[tuple[str | None, str | None]],
+    *,
+    identities: list[str] | None = None,
+) -> list[str]:
+    """Send (key, value) records, each with an idempotency key of its own, or with those given; returns them."""
+    producer = Producer({"bootstrap.servers": settings.bootstrap_servers})
+    sent = []
+    for number, (key, value) in enumerate(events):
+        identity = identities[number] if identities else str(uuid.uuid4())
+        headers: list[tuple[str, str | bytes | None]] = [("idempotency-key", identity)]
+        producer.produce(topic, value, key, headers=headers)
+        sent.append(identity)
+    assert producer.flush(30) == 0
+    producer.close()
+    return sent
+
+
+def record_effect(connection: psycopg.Connection[Any], event: Received) -> None:
+    """A handler whose effect is a row."""
+    value = None if event.value is None else event.value.decode()
+    connection.execute(
+        "INSERT INTO effect (event, key, value, process) VALUES (%s, %s, %s, pg_backend_pid())",
+        (event.idempotency_key, event.key_text, value),
+    )
+
+
+def effects(settings: Settings) -> list[tuple[str, str, str]]:
+    """(idempotency key, key, value) of all effects, in the order in which they happened."""
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        return connection.execute("SELECT event, key, value FROM effect ORDER BY number").fetchall()
+
+
+def values_by_key(settings: Settings) -> dict[str, list[str]]:
+    """The values of each key's effects, in their order."""
+    found: dict[str, list[str]] = {}
+    for _, key, value in effects(settings):
+        found.setdefault(key, []).append(value)
+    return found
+
+
+def query(settings: Settings, text: str, *values: Any) -> list[tuple[Any, ...]]:
+    """Run a statement; its rows, if it has any."""
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        cursor = connection.execute(text.encode(), values)
+        return cursor.fetchall() if cursor.description else []

@@ -1,0 +1,173 @@
+"""Lanes and retries: what may be handled now, and up to where each partition is done."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from outbox_plugin.inbox.lanes import AIM_SECONDS, MOST_TOGETHER, Lanes, Outcome, Together
+from outbox_plugin.inbox.received import Received, identity
+from outbox_plugin.inbox.retry import Retry, counts_against_the_record
+
+PLACE = ("t", 0)
+
+
+def record(offset: int, key: str | None = "k", partition: int = 0, letter: int | None = None) -> Received:
+    body = None if key is None else key.encode()
+    return Received("t", partition, offset, 0, body, b"", (), f"{partition}/{offset}", letter)
+
+
+def lanes(*records: Received) -> Lanes:
+    found = Lanes()
+    found.assign([PLACE])
+    for each in records:
+        found.add(each)
+    return found
+
+
+def test_a_key_is_handled_one_at_a_time_and_keys_side_by_side() -> None:
+    board = lanes(record(1, "a"), record(2, "b"), record(3, "a"))
+    first, second = board.take(1, 0.0), board.take(1, 0.0)
+    assert [each.records[0].offset for each in first + second] == [1, 2]
+    assert board.take(9, 0.0) == []  # 3 waits for 1.
+    board.finish(first[0], Outcome(1), 0.0)
+    assert [each.records[0].offset for each in board.take(9, 0.0)] == [3]
+
+
+def test_a_partition_is_done_up_to_its_first_record_that_is_not() -> None:
+    board = lanes(record(5, "a"), record(6, "b"), record(9, "c"))
+    one, two, three = (board.take(1, 0.0)[0] for _ in range(3))
+    board.finish(two, Outcome(1), 0.0)
+    assert board.committable() == {}
+    board.finish(one, Outcome(1), 0.0)
+    assert board.committable() == {PLACE: 7}
+    assert board.committable() == {}
+    board.finish(three, Outcome(1), 0.0)
+    assert board.committable() == {PLACE: 10}
+
+
+def test_a_record_that_is_tried_again_holds_up_its_own_lane_alone() -> None:
+    board = lanes(record(1, "a"), record(2, "a"), record(3, "b"))
+    [taken] = board.take(2, 0.0)
+    board.finish(taken, Outcome(0, again_in=5.0, counted=True), 10.0)
+    assert [each.records[0].offset for each in board.take(9, 14.9)] == [3]
+    assert board.next_due() == 15.0
+    [again] = board.take(9, 15.0)
+    assert ([each.offset for each in again.records], again.failures) == ([1, 2], 1)
+
+
+def test_failures_are_counted_from_the_first_record_that_is_not_done() -> None:
+    board = lanes(record(1), record(2), record(3))
+    [taken] = board.take(9, 0.0)
+    board.finish(taken, Outcome(0, again_in=1.0, counted=True), 0.0)
+    [taken] = board.take(9, 1.0)
+    board.finish(taken, Outcome(1, again_in=1.0, counted=True), 1.0)
+    [taken] = board.take(9, 2.0)
+    assert (taken.records[0].offset, taken.failures) == (2, 1)
+    board.finish(taken, Outcome(0, again_in=1.0), 2.0)
+    assert board.take(9, 3.0)[0].failures == 1  # Not counted.
+
+
+def test_what_is_revoked_is_dropped_and_a_late_outcome_has_no_say() -> None:
+    board = lanes(record(1, "a"), record(2, "b"))
+    [taken] = board.take(1, 0.0)
+    board.close([PLACE])
+    assert board.running([PLACE])
+    assert board.take(9, 0.0) == []
+    board.revoke([PLACE])
+    board.assign([PLACE])
+    board.add(record(7, "a"))
+    board.finish(taken, Outcome(1), 0.0)
+    assert board.committable() == {}
+    assert [each.records[0].offset for each in board.take(9, 0.0)] == [7]
+    assert board.held == 1
+
+
+def test_a_record_of_a_partition_that_is_not_ours_is_left_alone() -> None:
+    board = lanes(record(1, partition=4))
+    assert (board.take(9, 0.0), board.held) == ([], 0)
+
+
+def test_a_dead_letter_takes_its_turn_in_its_lane_once_and_moves_no_offset() -> None:
+    board = lanes(record(1, "a"), record(0, "a", letter=3), record(0, "a", letter=3))
+    [taken] = board.take(9, 0.0)
+    assert [each.dead_letter for each in taken.records] == [None, 3]
+    board.finish(taken, Outcome(2), 0.0)
+    assert board.committable() == {PLACE: 2}
+    board.add(record(0, "a", letter=3))
+    assert board.held == 1
+
+
+def test_records_without_a_key_need_no_order() -> None:
+    board = lanes(record(1, None), record(2, None))
+    assert len(board.take(1, 0.0) + board.take(1, 0.0)) == 2
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whatever_happens_order_is_kept_and_no_offset_is_passed_over(seed: int) -> None:
+    """Random takes, failures and ends; each key in order, each record done once, offsets never ahead of a record."""
+    chance = random.Random(seed)
+    count = 300
+    board = lanes(*(record(offset, f"k{chance.randrange(7)}") for offset in range(count)))
+    done: dict[bytes | None, list[int]] = {}
+    running, now = [], 0.0
+    finished: set[int] = set()
+    while len(finished) < count:
+        now += 0.5
+        running += board.take(chance.randint(1, 9), now)
+        keys = [each.records[0].key for each in running]
+        assert len(keys) == len(set(keys))
+        if running:
+            taken = running.pop(chance.randrange(len(running)))
+            good = chance.randint(0, len(taken.records))
+            for each in taken.records[:good]:
+                done.setdefault(each.key, []).append(each.offset)
+                finished.add(each.offset)
+            board.finish(taken, Outcome(good, None if good == len(taken.records) else chance.random() * 3, True), now)
+            first_open = next((each for each in range(count) if each not in finished), count)
+            assert all(reached == first_open for reached in board.committable().values())
+    assert sum(map(len, done.values())) == count
+    assert all(offsets == sorted(offsets) for offsets in done.values())
+    assert board.held == 0
+
+
+def test_fast_handlers_share_a_transaction_and_slow_ones_do_not() -> None:
+    together = Together()
+    assert together.limit(1_000, 4) == 1
+    for _ in range(20):
+        together.done(together.limit(100_000, 1), 0.001, undone=False)
+    assert together.limit(100_000, 1) == MOST_TOGETHER
+    assert together.limit(100, 4) == 25  # Shared among those who are idle.
+    together.done(MOST_TOGETHER, 10 * AIM_SECONDS, undone=False)
+    assert together.limit(100_000, 1) == MOST_TOGETHER // 10
+    together.done(50, 0.1, undone=True)
+    assert together.limit(100_000, 1) == 1
+
+
+def test_waits_double_up_to_a_limit() -> None:
+    retry = Retry(attempts=3, first_seconds=1.0, most_seconds=5.0)
+    assert [retry.wait(failures, 0.0) for failures in (1, 2, 3, 4, 500)] == [1.0, 2.0, 4.0, 5.0, 5.0]
+    assert retry.wait(2, 0.5) == 1.5
+    assert [retry.is_spent(failures) for failures in (2, 3)] == [False, True]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"attempts": 0}, {"first_seconds": 0.0}, {"first_seconds": 9.0, "most_seconds": 1.0}]
+)
+def test_a_retry_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="expected attempts >= 1"):
+        Retry(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "lost", "counts"),
+    [(None, False, True), ("23505", False, True), ("40001", False, False), ("57P01", True, False), (None, True, False)],
+)
+def test_only_its_own_failures_count_against_a_record(sqlstate: str | None, lost: bool, counts: bool) -> None:
+    assert counts_against_the_record(sqlstate, connection_lost=lost) is counts
+
+
+def test_an_event_is_known_by_its_header_or_else_by_its_place() -> None:
+    assert identity((("idempotency-key", b"7"),), "t", 1, 2) == "7"
+    assert identity((("idempotency-key", None), ("other", b"7")), "t", 1, 2) == "t/1/2"
