@@ -28,6 +28,7 @@ _ELSEWHERE = {
     "pause": "outbox_plugin.operate.command:pause",
     "replay": "outbox_plugin.operate.command:replay",
     "resume": "outbox_plugin.operate.command:resume",
+    "inbox": "outbox_plugin.inbox.command:inbox",
 }
 
 

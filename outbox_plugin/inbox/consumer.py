@@ -30,7 +30,7 @@ from outbox_plugin.settings import Settings
 
 logger = logging.getLogger("outbox_plugin.inbox")
 
-SESSION_TIMEOUT_MS = 10_000  # After so long without a word from a killed process, others get its partitions.
+SESSION_TIMEOUT_MS = 6_000  # After so long without a word from a killed process, others get its partitions.
 POLL_SECONDS = 0.1
 POLL_RECORDS = 1_000
 MOST_HELD = 10_000  # Records in memory; beyond that the partitions pause until half of it is done.

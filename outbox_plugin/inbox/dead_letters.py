@@ -6,6 +6,7 @@ its key's lane, and its effect and the removal of the letter are one transaction
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,7 +19,7 @@ from outbox_plugin.schema.connection import connect, reported_as_refusal
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 
-REDRIVE_AT_A_TIME = 100
+RETRY_AT_A_TIME = 100
 MOST_SHOWN = 1_000
 
 
@@ -36,7 +37,7 @@ class DeadLetter:
     error: str
     attempts: int
     failed_at: datetime
-    redrive_at: datetime | None
+    retry_at: datetime | None
 
     def to_json(self) -> dict[str, object]:
         """For machines; a key that is no text is shown as well as can be."""
@@ -51,7 +52,7 @@ class DeadLetter:
             "error": self.error,
             "attempts": self.attempts,
             "failed_at": self.failed_at.isoformat(),
-            "redrive_at": self.redrive_at and self.redrive_at.isoformat(),
+            "retry_at": self.retry_at and self.retry_at.isoformat(),
         }
 
 
@@ -70,20 +71,23 @@ class DeadLetters:
         """The oldest of them, at most 1,000; of all groups, or of one."""
         return [DeadLetter(*row) for row in self._run("letters", group=group, limit=MOST_SHOWN)]
 
-    def redrive(self, ids: Sequence[int] | None, group: str | None = None) -> int:
-        """Have these tried again, or all of them; returns how many there were."""
-        return len(self._run("ask_redrive", ids=None if ids is None else list(ids), group=group))
+    def retry(self, ids: Sequence[int] | None, group: str | None = None) -> builtins.list[int]:
+        """Have these tried again, or (None) all; returns those that there were."""
+        return self._change("ask_retry", ids, group)
 
-    def discard(self, ids: Sequence[int]) -> int:
-        """Forget these for good; returns how many there were."""
-        return len(self._run("discard", ids=list(ids)))
+    def discard(self, ids: Sequence[int] | None, group: str | None = None) -> builtins.list[int]:
+        """Forget these for good, or (None) all; returns those that there were."""
+        return self._change("discard", ids, group)
+
+    def _change(self, name: str, ids: Sequence[int] | None, group: str | None) -> builtins.list[int]:
+        return [number for (number,) in self._run(name, ids=None if ids is None else [*ids], group=group)]
 
     def _run(self, name: str, **values: object) -> Sequence[tuple[Any, ...]]:
         with reported_as_refusal(self._settings), connect(self._settings, purpose="outbox inbox") as connection:
             return connection.execute(statement("inbox", name, self._settings.table), values).fetchall()
 
 
-def to_redrive(
+def to_retry(
     connection: psycopg.Connection[Any], settings: Settings, group: str, places: Sequence[Place]
 ) -> Sequence[Received]:
     """Dead letters of these partitions that somebody wants tried again, as they came."""
@@ -91,9 +95,9 @@ def to_redrive(
         "group": group,
         "topics": [topic for topic, _ in places],
         "partitions": [partition for _, partition in places],
-        "limit": REDRIVE_AT_A_TIME,
+        "limit": RETRY_AT_A_TIME,
     }
-    rows = connection.execute(statement("inbox", "letters_to_redrive", settings.table), values).fetchall()
+    rows = connection.execute(statement("inbox", "letters_to_retry", settings.table), values).fetchall()
     return [
         Received(topic, partition, offset, at, key, value, tuple(zip(names, texts, strict=True)), identity, number)
         for number, topic, partition, offset, at, key, value, names, texts, identity in rows

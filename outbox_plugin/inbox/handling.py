@@ -59,7 +59,11 @@ class Seat(Protocol):
         ...
 
     async def handle(self, record: Received) -> None:
-        """Run the handler."""
+        """Run the handler.
+
+        Raises:
+            HandlerMisuse: it left the transaction in a state in which it cannot be committed with what is ours.
+        """
         ...
 
     async def close(self) -> None:
@@ -91,7 +95,6 @@ class ThreadSeat:
         assert self._connection is not None  # noqa: S101 - `connect` comes first.
         with self._connection.transaction():
             yield
-            _check_it_can_commit(self._connection)
 
     async def fetch(self, query: Composed, values: dict[str, object]) -> list[Row]:
         """See `Seat.fetch`."""
@@ -102,6 +105,7 @@ class ThreadSeat:
         """See `Seat.handle`."""
         assert self._connection is not None  # noqa: S101
         self._handler(self._connection, record)
+        _check_it_can_commit(self._connection)
 
     async def close(self) -> None:
         """See `Seat.close`."""
@@ -133,7 +137,6 @@ class TaskSeat:
         assert self._connection is not None  # noqa: S101
         async with self._connection.transaction():
             yield
-            _check_it_can_commit(self._connection)
 
     async def fetch(self, query: Composed, values: dict[str, object]) -> list[Row]:
         """See `Seat.fetch`."""
@@ -144,6 +147,7 @@ class TaskSeat:
         """See `Seat.handle`."""
         assert self._connection is not None  # noqa: S101
         await self._handler(self._connection, record)
+        _check_it_can_commit(self._connection)
 
     async def close(self) -> None:
         """See `Seat.close`."""
@@ -151,13 +155,17 @@ class TaskSeat:
             await self._connection.close()
 
 
+class TransactionEnded(HandlerMisuse):
+    """The handler ended the transaction that it was given."""
+
+
 def _check_it_can_commit(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
     """A COMMIT after a failed statement undoes everything, and Postgres does not call that an error."""
-    status = connection.info.transaction_status
+    status = connection.pgconn.transaction_status
     if status == TransactionStatus.INERROR:
         raise HandlerMisuse("the handler went on after a failed statement: let the error through, or use a savepoint")
     if status != TransactionStatus.INTRANS:
-        raise HandlerMisuse("the handler ended the transaction that it was given: leave that to the inbox")
+        raise TransactionEnded("the handler ended the transaction that it was given: leave that to the inbox")
 
 
 def driven(work: Coroutine[Any, Any, T]) -> T:
@@ -178,9 +186,9 @@ class Handling:
         self._group = group
         self._retry = retry
         self._jitter = jitter
-        self._claim, self._bury, self._bury_again, self._lock_letter, self._remove_letter = (
+        self._claim, self._unclaim, self._bury, self._bury_again, self._lock_letter, self._remove_letter = (
             statement("inbox", name, settings.table)
-            for name in ("claim", "bury", "bury_again", "lock_letter", "remove_letter")
+            for name in ("claim", "unclaim", "bury", "bury_again", "lock_letter", "remove_letter")
         )
 
     async def handle(self, seat: Seat, slices: list[Slice]) -> tuple[list[Outcome], bool]:
@@ -213,12 +221,18 @@ class Handling:
         return Outcome(done, again_in=AWAY_SECONDS * (1 + self._jitter()))
 
     async def _handle_together(self, seat: Seat, records: Sequence[Received]) -> None:
-        async with seat.transaction():
-            fresh = await self._claimed(seat, [record.idempotency_key for record in records])
-            for record in records:
-                if record.idempotency_key in fresh:
-                    fresh.discard(record.idempotency_key)  # It may stand in the topic twice.
-                    await seat.handle(record)
+        fresh: set[str] = set()
+        try:
+            async with seat.transaction():
+                fresh = await self._claimed(seat, [record.idempotency_key for record in records])
+                for record in records:
+                    if record.idempotency_key in fresh:
+                        fresh.discard(record.idempotency_key)  # It may stand in the topic twice.
+                        await seat.handle(record)
+        except TransactionEnded as misuse:
+            logger.error("%s: %s", _place(record), misuse)
+            await seat.fetch(self._unclaim, {"group": self._group, "keys": [*fresh]})  # Committed, and not handled.
+            raise
 
     async def _handle_slice(self, seat: Seat, taken: Slice) -> Outcome:
         failures = taken.failures
@@ -227,6 +241,8 @@ class Handling:
                 return self._when_back(done)
             try:
                 await self._handle_one(seat, record)
+            except TransactionEnded as misuse:
+                logger.error("%s: %s; what it did until then stays, and counts as handled", _place(record), misuse)
             except Exception as error:
                 counted = counts_against_the_record(getattr(error, "sqlstate", None), connection_lost=seat.lost)
                 failures += counted

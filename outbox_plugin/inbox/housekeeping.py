@@ -13,13 +13,13 @@ import psycopg
 
 from outbox_plugin.inbox.board import Board
 from outbox_plugin.inbox.cleaning import Keep, clean
-from outbox_plugin.inbox.dead_letters import to_redrive
+from outbox_plugin.inbox.dead_letters import to_retry
 from outbox_plugin.schema.connection import connect, one_line
 from outbox_plugin.settings import Settings
 
 logger = logging.getLogger("outbox_plugin.inbox")
 
-REDRIVE_SECONDS = 1.0
+RETRY_SECONDS = 1.0
 CLEAN_SECONDS = 60.0
 TROUBLE_SECONDS = 5.0
 
@@ -57,7 +57,7 @@ class Housekeeping:
         clean_at = time.monotonic()
         while not self._stop.is_set():
             if places := self._board.places():
-                self._board.add(to_redrive(connection, self._settings, self._group, places))
+                self._board.add(to_retry(connection, self._settings, self._group, places))
             if time.monotonic() >= clean_at and not clean(connection, self._settings, self._keep):
                 clean_at = time.monotonic() + CLEAN_SECONDS * random.uniform(0.5, 1.5)  # noqa: S311
-            self._stop.wait(REDRIVE_SECONDS)
+            self._stop.wait(RETRY_SECONDS)

@@ -81,7 +81,7 @@ class Lanes:
         self._ready: deque[Lane] = deque()
         self._later: list[tuple[float, int, Lane]] = []
         self._ticket = 0
-        self._redriven: set[int] = set()
+        self._retried: set[int] = set()
         self._waiting = 0
         self._running = 0
 
@@ -110,9 +110,9 @@ class Lanes:
         if assignment is None or not assignment.open:
             return
         if record.dead_letter is not None:
-            if record.dead_letter in self._redriven:
+            if record.dead_letter in self._retried:
                 return
-            self._redriven.add(record.dead_letter)
+            self._retried.add(record.dead_letter)
         else:
             if assignment.position is None:
                 assignment.position = assignment.told = record.offset
@@ -151,7 +151,7 @@ class Lanes:
         lane, assignment = taken.lane, taken.lane.assignment
         assignment.running -= 1
         self._running -= len(taken.records)
-        self._redriven.difference_update(each.dead_letter for each in taken.records if each.dead_letter)
+        self._retried.difference_update(each.dead_letter for each in taken.records if each.dead_letter)
         for record in taken.records[: outcome.done]:
             if record.dead_letter is None:
                 assignment.finish(record.offset)
@@ -160,7 +160,7 @@ class Lanes:
         rest = taken.records[outcome.done :]
         lane.waiting.extendleft(reversed(rest))
         self._waiting += len(rest)
-        self._redriven.update(each.dead_letter for each in rest if each.dead_letter)
+        self._retried.update(each.dead_letter for each in rest if each.dead_letter)
         lane.failures = (0 if outcome.done else lane.failures) + outcome.counted
         if outcome.again_in is not None:
             self._ticket += 1
@@ -184,7 +184,7 @@ class Lanes:
             assignment.open = False
             for lane in assignment.lanes.values():
                 self._waiting -= len(lane.waiting)
-                self._redriven.difference_update(each.dead_letter for each in lane.waiting if each.dead_letter)
+                self._retried.difference_update(each.dead_letter for each in lane.waiting if each.dead_letter)
             assignment.lanes.clear()
         self._ready = deque(lane for lane in self._ready if lane.assignment.open)
         self._later = [entry for entry in self._later if entry[2].assignment.open]

@@ -7,7 +7,7 @@ CREATE TABLE IF NOT EXISTS {outbox_inbox} (
 );
 CREATE INDEX IF NOT EXISTS outbox_inbox_handled_at ON {outbox_inbox} (handled_at);
 
--- Records that a group gave up on, as they came, with the reason. `redrive_at`: somebody asked to try again.
+-- Records that a group gave up on, as they came, with the reason. `retry_at`: somebody asked to try again.
 CREATE TABLE IF NOT EXISTS {outbox_inbox_dead_letter} (
     id                  BIGSERIAL   PRIMARY KEY,
     consumer_group      TEXT        NOT NULL,
@@ -23,9 +23,9 @@ CREATE TABLE IF NOT EXISTS {outbox_inbox_dead_letter} (
     error               TEXT        NOT NULL,
     attempts            INTEGER     NOT NULL,
     failed_at           TIMESTAMPTZ NOT NULL DEFAULT now(),
-    redrive_at          TIMESTAMPTZ NULL,
+    retry_at          TIMESTAMPTZ NULL,
     UNIQUE (consumer_group, idempotency_key)
 );
-CREATE INDEX IF NOT EXISTS outbox_inbox_dead_letter_redrive
-    ON {outbox_inbox_dead_letter} (consumer_group) WHERE redrive_at IS NOT NULL;
+CREATE INDEX IF NOT EXISTS outbox_inbox_dead_letter_retry
+    ON {outbox_inbox_dead_letter} (consumer_group) WHERE retry_at IS NOT NULL;
 CREATE INDEX IF NOT EXISTS outbox_inbox_dead_letter_failed_at ON {outbox_inbox_dead_letter} (failed_at);

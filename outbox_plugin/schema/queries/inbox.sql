@@ -6,6 +6,11 @@ SELECT %(group)s, key FROM unnest(%(keys)s::text[]) AS key ORDER BY key
 ON CONFLICT DO NOTHING
 RETURNING idempotency_key
 
+-- name: unclaim
+-- These were recorded as handled by a handler's own COMMIT, but are not.
+DELETE FROM {outbox_inbox} WHERE consumer_group = %(group)s AND idempotency_key = ANY (%(keys)s)
+RETURNING idempotency_key
+
 -- name: bury
 -- Give an event up: recorded as handled, and kept with the reason, unless it has been handled meanwhile.
 WITH claimed AS (
@@ -23,7 +28,7 @@ RETURNING id
 
 -- name: lock_letter
 -- A row, if the dead letter is still there and still to be tried again; locked until its effect is committed.
-SELECT id FROM {outbox_inbox_dead_letter} WHERE id = %(id)s AND redrive_at IS NOT NULL FOR UPDATE
+SELECT id FROM {outbox_inbox_dead_letter} WHERE id = %(id)s AND retry_at IS NOT NULL FOR UPDATE
 
 -- name: remove_letter
 -- What was tried again has been handled.
@@ -32,16 +37,16 @@ DELETE FROM {outbox_inbox_dead_letter} WHERE id = %(id)s RETURNING id
 -- name: bury_again
 -- What was tried again has failed again.
 UPDATE {outbox_inbox_dead_letter}
-SET error = %(error)s, attempts = attempts + %(attempts)s, failed_at = now(), redrive_at = NULL
-WHERE id = %(id)s AND redrive_at IS NOT NULL
+SET error = %(error)s, attempts = attempts + %(attempts)s, failed_at = now(), retry_at = NULL
+WHERE id = %(id)s AND retry_at IS NOT NULL
 RETURNING id
 
--- name: letters_to_redrive
+-- name: letters_to_retry
 -- Dead letters that somebody wants tried again, of the partitions that this process has.
 SELECT id, kafka_topic, kafka_partition, kafka_offset, kafka_timestamp, kafka_key, kafka_value, kafka_header_keys,
        kafka_header_values, idempotency_key
 FROM {outbox_inbox_dead_letter}
-WHERE consumer_group = %(group)s AND redrive_at IS NOT NULL
+WHERE consumer_group = %(group)s AND retry_at IS NOT NULL
   AND (kafka_topic, kafka_partition) IN (SELECT * FROM unnest(%(topics)s::text[], %(partitions)s::int[]))
 ORDER BY id
 LIMIT %(limit)s
@@ -49,21 +54,23 @@ LIMIT %(limit)s
 -- name: letters
 -- What groups gave up on, the oldest first.
 SELECT id, consumer_group, kafka_topic, kafka_partition, kafka_offset, kafka_key, idempotency_key, error, attempts,
-       failed_at, redrive_at
+       failed_at, retry_at
 FROM {outbox_inbox_dead_letter}
 WHERE %(group)s::text IS NULL OR consumer_group = %(group)s
 ORDER BY id
 LIMIT %(limit)s
 
--- name: ask_redrive
+-- name: ask_retry
 -- Ask the group's consumers to try these again; NULL for all.
-UPDATE {outbox_inbox_dead_letter} SET redrive_at = now()
+UPDATE {outbox_inbox_dead_letter} SET retry_at = now()
 WHERE (%(ids)s::bigint[] IS NULL OR id = ANY (%(ids)s)) AND (%(group)s::text IS NULL OR consumer_group = %(group)s)
 RETURNING id
 
 -- name: discard
--- Forget these for good; they stay recorded as handled.
-DELETE FROM {outbox_inbox_dead_letter} WHERE id = ANY (%(ids)s) RETURNING id
+-- Forget these for good, NULL for all; they stay recorded as handled.
+DELETE FROM {outbox_inbox_dead_letter}
+WHERE (%(ids)s::bigint[] IS NULL OR id = ANY (%(ids)s)) AND (%(group)s::text IS NULL OR consumer_group = %(group)s)
+RETURNING id
 
 -- name: clean_alone
 -- True for the one process that may clean until its transaction ends.
@@ -78,4 +85,4 @@ DELETE FROM {outbox_inbox} WHERE ctid = ANY (ARRAY(
 -- A small batch of the oldest dead letters whose time has passed, but for those that are to be tried again.
 DELETE FROM {outbox_inbox_dead_letter} WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM {outbox_inbox_dead_letter}
-    WHERE failed_at < now() - %(keep)s::interval AND redrive_at IS NULL ORDER BY failed_at LIMIT %(limit)s))
+    WHERE failed_at < now() - %(keep)s::interval AND retry_at IS NULL ORDER BY failed_at LIMIT %(limit)s))

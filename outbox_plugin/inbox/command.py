@@ -1,0 +1,80 @@
+"""`outbox inbox`: look at dead letters, have them tried again, or discard them."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from outbox_plugin.errors import UserError
+from outbox_plugin.inbox.dead_letters import MOST_SHOWN, DeadLetter, DeadLetters
+from outbox_plugin.settings import Settings
+
+
+@click.group()
+def inbox() -> None:
+    """Dead letters: the events that a consumer group gave up on."""
+
+
+@inbox.command("list")
+@click.option("--group", help="Of this consumer group alone.")
+@click.option("--json", "as_json", is_flag=True, help="For machines; with the whole error.")
+def list_letters(group: str | None, as_json: bool) -> None:
+    """List dead letters, the oldest first."""
+    letters = DeadLetters(Settings()).list(group)
+    if as_json:
+        click.echo(json.dumps([each.to_json() for each in letters], indent=2))
+        return
+    for letter in letters:
+        click.echo(_described(letter))
+    more = " (the oldest; there may be more)" if len(letters) == MOST_SHOWN else ""
+    click.echo(f"{len(letters)} dead letters{more}")
+
+
+@inbox.command()
+@click.argument("numbers", nargs=-1, type=int)
+@click.option("--all", "every", is_flag=True, help="All of them, or all of the group.")
+@click.option("--group", help="Of this consumer group alone.")
+def retry(numbers: tuple[int, ...], every: bool, group: str | None) -> None:
+    """Have the group's consumers try these again, each in its key's turn."""
+    wanted = _wanted(numbers, every)
+    asked = DeadLetters(Settings()).retry(wanted, group)
+    click.echo(f"{len(asked)} dead letters are tried again as soon as a consumer of their group runs")
+    _all_were_there(wanted, asked)
+
+
+@inbox.command()
+@click.argument("numbers", nargs=-1, type=int)
+@click.option("--all", "every", is_flag=True, help="All of them, or all of the group.")
+@click.option("--group", help="Of this consumer group alone.")
+def discard(numbers: tuple[int, ...], every: bool, group: str | None) -> None:
+    """Forget these for good: their events stay without effect."""
+    wanted = _wanted(numbers, every)
+    gone = DeadLetters(Settings()).discard(wanted, group)
+    click.echo(f"{len(gone)} dead letters discarded")
+    _all_were_there(wanted, gone)
+
+
+def _wanted(numbers: tuple[int, ...], every: bool) -> list[int] | None:
+    """The numbers, or None for all.
+
+    Raises:
+        UserError: neither was said, or both.
+    """
+    if every == bool(numbers):
+        raise UserError("expected the numbers of dead letters (see `outbox inbox list`), or --all")
+    return None if every else list(numbers)
+
+
+def _all_were_there(wanted: list[int] | None, found: list[int]) -> None:
+    if missing := sorted(set(wanted or ()) - set(found)):
+        raise UserError(f"there is no dead letter {', '.join(map(str, missing))}")
+
+
+def _described(letter: DeadLetter) -> str:
+    key = "" if letter.key is None else f" key {letter.key.decode('utf-8', 'backslashreplace')!r}"
+    where = f"{letter.topic}/{letter.partition}/{letter.offset}{key}"
+    tried = f"{letter.attempts} attempts until {letter.failed_at:%F %T%z}"
+    again = ", is being tried again" if letter.retry_at else ""
+    said = letter.error.strip().splitlines()[-1] if letter.error.strip() else ""
+    return f"{letter.id}  {letter.group}  {where}, {tried}{again}: {said}"
