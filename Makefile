@@ -50,7 +50,7 @@ unit: setup
 	@$(BIN)/pytest --durations=10
 
 lock: setup ## Resolve the dependencies anew
-	@$(BIN)/uv pip compile pyproject.toml --all-extras --group dev --universal --generate-hashes --no-emit-index-url \
+	@$(BIN)/uv pip compile pyproject.toml --extra all --group dev --universal --generate-hashes --no-emit-index-url \
 	    --no-header --quiet --output-file requirements.lock
 
 build: setup ## Build the wheel into dist/

@@ -3,23 +3,47 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID, uuid4
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, Strict, ValidationError, field_validator
+from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from outbox_plugin.errors import InvalidEvent
 
 IDEMPOTENCY_HEADER = "idempotency-key"
 EVENT_TYPE_HEADER = "event-type"
+OCCURRED_AT_HEADER = "occurred-at"
+CONTENT_TYPE_HEADER = "content-type"
+CONTENT_SCHEMA_HEADER = "content-schema"
 MAX_KEY_CHARACTERS = 100  # The contract's VARCHAR(100).
 TOPIC_PATTERN = r"^[A-Za-z0-9._-]{1,249}$"  # Kafka's own rule for topic names.
+
+_OF_FIELDS = {
+    EVENT_TYPE_HEADER: "type",
+    IDEMPOTENCY_HEADER: "idempotency_key",
+    OCCURRED_AT_HEADER: "occurred_at",
+    CONTENT_TYPE_HEADER: "content_type",
+    CONTENT_SCHEMA_HEADER: "content_schema",
+}
+# Postgres keeps no NUL in a text, and bytes are no text.
+_Text = Annotated[str, Strict(), Field(pattern=r"^[^\x00]*$")]
 
 
 class Event(BaseModel):
     """An event: what happened, to whom, for whom.
 
-    Example: `Event(topic="orders", key="order-17", type="OrderPlaced", value={"total": 12})`.
+    A subclass says for its kind what is always so, and gives the value a type:
+
+        class OrderPlaced(Event):
+            topic: str = "orders"
+            type: str = "OrderPlaced"
+            value: Order  # A pydantic model, a dataclass, a TypedDict, …
+
+        OrderPlaced(key="order-17", value=Order(total=12))
 
     Attributes:
         topic: the Kafka topic it goes to.
@@ -27,6 +51,9 @@ class Event(BaseModel):
         value: its content: text as it is, None for a tombstone, anything else as JSON.
         type: what happened, carried in the header `event-type`; none when empty.
         idempotency_key: tells this event from every other one; carried in the header `idempotency-key`.
+        occurred_at: when it happened, with its time zone; now, if not said. In the header `occurred-at`.
+        content_type: the value's media type, in the header `content-type`; none when empty.
+        content_schema: the schema that the value adheres to, in the header `content-schema`; none when empty.
         headers: further headers, text to text.
 
     Raises:
@@ -35,32 +62,79 @@ class Event(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    topic: str = Field(pattern=TOPIC_PATTERN)
-    key: str = Field(max_length=MAX_KEY_CHARACTERS)
+    topic: Annotated[_Text, Field(pattern=TOPIC_PATTERN)]
+    key: Annotated[_Text, Field(max_length=MAX_KEY_CHARACTERS)]
     value: Any = None
-    type: str = ""
+    type: _Text = ""
     idempotency_key: UUID = Field(default_factory=uuid4)
-    headers: dict[str, str] = Field(default_factory=dict)
+    occurred_at: AwareDatetime = Field(default_factory=lambda: datetime.now(UTC))
+    content_type: _Text = ""
+    content_schema: _Text = ""
+    headers: dict[_Text, _Text] = Field(default_factory=dict)
 
-    def __init__(self, **values: Any) -> None:
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            field = ".".join(str(part) for part in first["loc"])
-            raise InvalidEvent(field, first["msg"]) from None
+    if not TYPE_CHECKING:  # Type checkers make it of the fields.
+
+        def __init__(self, **values: Any) -> None:
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                raise _invalid(error) from None
+
+    @field_validator("headers")
+    @classmethod
+    def _headers_are_not_fields(cls, headers: dict[str, str]) -> dict[str, str]:
+        for name, field in _OF_FIELDS.items():
+            if name in headers:
+                raise ValueError(f"the header {name!r} is what the field {field} is for")
+        return headers
 
     def value_text(self) -> str | None:
-        """The value as it stands in the outbox; None is a tombstone."""
+        """The value as it stands in the outbox; None is a tombstone.
+
+        Raises:
+            InvalidEvent: it is no JSON, or holds a datetime without a time zone.
+        """
         if self.value is None or isinstance(self.value, str):
             return self.value
         try:
-            return json.dumps(self.value, separators=(",", ":"), ensure_ascii=False)
-        except (TypeError, ValueError) as error:
+            return _ENCODER.encode(self.value)
+        except (TypeError, ValueError, PydanticSerializationError) as error:
             raise InvalidEvent("value", str(error)) from None
 
     def header_items(self) -> list[tuple[str, str]]:
         """All headers, ours first, in a fixed order."""
-        ours = {EVENT_TYPE_HEADER: self.type} if self.type else {}
-        ours[IDEMPOTENCY_HEADER] = str(self.idempotency_key)
-        return list((ours | self.headers).items())
+        items = [(EVENT_TYPE_HEADER, self.type)] if self.type else []
+        items.append((IDEMPOTENCY_HEADER, str(self.idempotency_key)))
+        items.append((OCCURRED_AT_HEADER, self.occurred_at.isoformat()))
+        if self.content_type:
+            items.append((CONTENT_TYPE_HEADER, self.content_type))
+        if self.content_schema:
+            items.append((CONTENT_SCHEMA_HEADER, self.content_schema))
+        items.extend(self.headers.items())
+        return items
+
+
+def _invalid(error: ValidationError) -> InvalidEvent:
+    first = error.errors(include_url=False)[0]
+    path = [str(part) for part in first["loc"] if part != "[key]"]
+    return InvalidEvent(".".join(path), first["msg"].removeprefix("Value error, "))
+
+
+def _jsonable(value: Any) -> Any:
+    """What stands in JSON for a value that the encoder does not know."""
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise ValueError(f"the datetime {value.isoformat()} has no time zone")
+        return value.isoformat()
+    if isinstance(value, BaseModel):
+        return value.model_dump(by_alias=True)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, bytes | bytearray | memoryview):
+        raise TypeError("bytes are no text; a table whose values are BYTEA takes them, with `as_bytes`")
+    return to_jsonable_python(value)
+
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_jsonable)

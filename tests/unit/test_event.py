@@ -2,19 +2,58 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
 import pytest
+from cloudevents.core.bindings.kafka import KafkaMessage, from_binary_event
+from opentelemetry.sdk.trace import TracerProvider
+from pydantic import BaseModel
 
+from outbox_plugin.encoding import MAX_RECORD_BYTES, Encoding, as_bytes, as_text
 from outbox_plugin.errors import InvalidEvent
 from outbox_plugin.event import Event
 
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+CARRIED = [("idempotency-key", str(UUID(int=7))), ("occurred-at", "2026-01-01T12:00:00+00:00")]
 
-def test_an_event_carries_its_type_and_its_idempotency_key_in_headers() -> None:
-    key = UUID(int=7)
-    event = Event(topic="orders", key="o-1", type="OrderPlaced", idempotency_key=key, headers={"tenant": "a"})
-    assert event.header_items() == [("event-type", "OrderPlaced"), ("idempotency-key", str(key)), ("tenant", "a")]
+
+class Order(BaseModel):
+    total: int
+    placed_at: datetime = NOON
+
+
+class OrderPlaced(Event):
+    topic: str = "orders"
+    type: str = "OrderPlaced"
+    value: Order
+
+
+def event(**wanted: Any) -> Event:
+    return Event(**{"topic": "orders", "key": "o-1", "idempotency_key": UUID(int=7), "occurred_at": NOON, **wanted})
+
+
+def test_an_event_carries_what_it_is_in_headers() -> None:
+    assert event(headers={"tenant": "a"}).header_items() == [*CARRIED, ("tenant", "a")]
+    said = event(type="OrderPlaced", content_type="text/plain", content_schema="https://schemas/order")
+    assert said.header_items() == [
+        ("event-type", "OrderPlaced"),
+        *CARRIED,
+        ("content-type", "text/plain"),
+        ("content-schema", "https://schemas/order"),
+    ]
+
+
+def test_a_subclass_says_what_is_always_so_and_types_the_value() -> None:
+    placed = OrderPlaced(key="o-1", value=Order(total=12))
+    assert (placed.topic, placed.type) == ("orders", "OrderPlaced")
+    assert placed.value_text() == '{"total":12,"placed_at":"2026-01-01T12:00:00+00:00"}'
+    with pytest.raises(InvalidEvent) as caught:
+        OrderPlaced(key="o-1", value={"total": "a dozen"})  # type: ignore[arg-type]
+    assert caught.value.field == "value.total"
 
 
 def test_every_event_has_an_idempotency_key_of_its_own() -> None:
@@ -38,6 +77,13 @@ def test_values(value: Any, text: str | None) -> None:
         ("key", {"key": "k" * 101}),
         ("key", {"key": None}),
         ("headers.a", {"headers": {"a": 1}}),
+        ("headers.a", {"headers": {"a": b"bytes"}}),
+        ("headers.a", {"headers": {"a": "nul\0"}}),
+        ("headers", {"headers": {"idempotency-key": "1"}}),
+        ("key", {"key": "nul\0"}),
+        ("key", {"key": b"bytes"}),
+        ("occurred_at", {"occurred_at": datetime(2026, 1, 1)}),
+        ("idempotency_key", {"idempotency_key": "mine"}),
         ("colour", {"colour": "red"}),
     ],
 )
@@ -47,7 +93,98 @@ def test_a_wrong_field_is_named(field: str, wrong: dict[str, Any]) -> None:
     assert caught.value.field == field
 
 
-def test_a_value_that_is_no_json_is_refused() -> None:
+def test_a_topic_that_is_missing_is_named() -> None:
+    with pytest.raises(InvalidEvent, match="event topic: Field required") as caught:
+        Event(key="k")  # type: ignore[call-arg]
+    assert caught.value.field == "topic"
+
+
+@dataclass
+class Flight:
+    at: datetime
+    seats: tuple[int, ...] = (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({"at": NOON, "day": date(2026, 1, 1)}, '{"at":"2026-01-01T12:00:00+00:00","day":"2026-01-01"}'),
+        (Flight(NOON), '{"at":"2026-01-01T12:00:00+00:00","seats":[1,2]}'),
+        ([UUID(int=7), Decimal("1.50")], '["00000000-0000-0000-0000-000000000007","1.50"]'),
+        (Order(total=1), '{"total":1,"placed_at":"2026-01-01T12:00:00+00:00"}'),
+    ],
+)
+def test_values_of_many_kinds(value: Any, text: str) -> None:
+    assert event(value=value).value_text() == text
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"at": object()},
+        {"at": datetime(2026, 1, 1)},
+        Flight(datetime(2026, 1, 1)),
+        Order(total=1, placed_at=datetime(2026, 1, 1)),
+        float("nan"),
+        b"bytes",
+    ],
+    ids=["object", "naive", "naive in a dataclass", "naive in a model", "nan", "bytes"],
+)
+def test_a_value_that_is_no_json_is_refused(value: Any) -> None:
     with pytest.raises(InvalidEvent) as caught:
-        Event(topic="t", key="k", value={"at": object()}).value_text()
+        event(value=value).value_text()
     assert caught.value.field == "value"
+
+
+class Loose(Event):
+    """A subclass that declares fields anew, without their limits."""
+
+    topic: str
+    key: str = "k"
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        ("topic", Loose(topic="no spaces")),
+        ("topic", event(topic="..")),
+        ("key", Loose(topic="t", key="k" * 101)),
+        ("key", Loose(topic="t", key="nul\0")),
+        ("value", event(value="x" * 1_000_000)),
+        ("value", event(headers={"large": "x" * 1_000_000})),
+        ("value", event(value="nul\0")),
+        ("value", event(value={"lone surrogate": "\ud800"})),
+    ],
+)
+def test_what_the_table_or_kafka_would_refuse_is_refused_when_emitted(field: str, wrong: Event) -> None:
+    with pytest.raises(InvalidEvent) as caught:
+        Encoding(as_text, None, MAX_RECORD_BYTES).row(wrong)
+    assert caught.value.field == field
+
+
+def test_cloud_events_in_binary_mode() -> None:
+    """Read back by the library's own reader, as a consumer would."""
+    encoding = Encoding(as_bytes, "/shop", MAX_RECORD_BYTES)
+    placed = event(type="OrderPlaced", value={"total": 12}, content_schema="https://schemas/order", headers={"a": "b"})
+    _, key, value, names, texts = encoding.row(placed)
+    headers = dict(zip(names, texts, strict=True))
+    read = from_binary_event(KafkaMessage({name: text.encode() for name, text in headers.items()}, key, value))  # type: ignore[arg-type]
+    assert (read.get_id(), read.get_source(), read.get_type()) == (str(UUID(int=7)), "/shop", "OrderPlaced")
+    assert (read.get_time(), read.get_dataschema(), read.get_data()) == (NOON, "https://schemas/order", {"total": 12})
+    assert (headers["content-type"], headers["idempotency-key"], headers["a"]) == (
+        "application/json",
+        str(UUID(int=7)),
+        "b",
+    )
+    with pytest.raises(InvalidEvent, match="event type: "):
+        encoding.row(event())
+
+
+def test_the_current_span_travels_with_the_event() -> None:
+    encoding = Encoding(as_text, None, MAX_RECORD_BYTES)
+    assert "traceparent" not in encoding.row(event())[3]
+    with TracerProvider().get_tracer("test").start_as_current_span("work") as span:
+        row, own = encoding.row(event()), encoding.row(event(headers={"traceparent": "mine"}))
+        trace = format(span.get_span_context().trace_id, "032x")
+    assert dict(zip(row[3], row[4], strict=True))["traceparent"].split("-")[1] == trace
+    assert own[4][own[3].index("traceparent")] == "mine"

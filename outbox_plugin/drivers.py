@@ -1,0 +1,135 @@
+"""The connections that events can be emitted on, each in its own way, and always in the caller's transaction.
+
+Nothing of SQLAlchemy or Django is imported: their connections are known by what they can do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from psycopg.sql import Composed
+
+from outbox_plugin.encoding import Row
+from outbox_plugin.errors import WrongConnection
+
+
+class SqlAlchemySync(Protocol):
+    """A `Session` or a `Connection` of SQLAlchemy 2."""
+
+    def get_transaction(self) -> Any:
+        """SQLAlchemy's own."""
+        ...
+
+    def begin_nested(self) -> Any:
+        """SQLAlchemy's own."""
+        ...
+
+
+class SqlAlchemyAsync(Protocol):
+    """An `AsyncSession` or an `AsyncConnection` of SQLAlchemy 2."""
+
+    def run_sync(self, fn: Callable[..., Any], /, *args: Any, **named: Any) -> Awaitable[Any]:
+        """SQLAlchemy's own."""
+        ...
+
+
+class Django(Protocol):
+    """`django.db.connection`, or one of `django.db.connections`."""
+
+    @property
+    def in_atomic_block(self) -> Any:
+        """Django's own."""
+        ...
+
+    def get_autocommit(self) -> bool:
+        """Django's own."""
+        ...
+
+
+SyncConnection = psycopg.Connection[Any] | SqlAlchemySync | Django
+AsyncConnection = psycopg.AsyncConnection[Any] | SqlAlchemyAsync
+
+
+class Insert:
+    """The INSERT of an outbox, as each driver wants it."""
+
+    def __init__(self, query: Composed) -> None:
+        self.text = re.sub("^--.*\n", "", query.as_string(None))
+        self.query = self.text.encode()
+        numbers = iter(range(1, 100))
+        self.numbered = re.sub("%s", lambda _: f"${next(numbers)}", self.text)
+
+
+def is_async(connection: SyncConnection | AsyncConnection) -> bool:
+    """Whether writing on this connection is to be awaited."""
+    return isinstance(connection, psycopg.AsyncConnection) or hasattr(connection, "run_sync")
+
+
+def check(connection: Any) -> None:
+    """Raises WrongConnection when events emitted on it now would not be part of a transaction of the caller's."""
+    if isinstance(connection, psycopg.Connection | psycopg.AsyncConnection):
+        alone = connection.autocommit and connection.pgconn.transaction_status == TransactionStatus.IDLE
+        if alone:
+            raise WrongConnection("the connection is in autocommit mode: emit inside `with connection.transaction()`")
+    elif hasattr(connection, "in_atomic_block"):
+        if not connection.in_atomic_block and connection.get_autocommit():
+            raise WrongConnection("Django commits each statement here: emit inside `with transaction.atomic()`")
+    elif not hasattr(connection, "begin_nested"):
+        raise WrongConnection(
+            "expected a connection of psycopg or Django, or a connection or session of SQLAlchemy "
+            f"(given: {type(connection).__module__}.{type(connection).__qualname__}); "
+            "from any other, run SELECT outbox_emit(topic, key, value, headers)"
+        )
+
+
+def write(connection: SyncConnection, insert: Insert, rows: Sequence[Row]) -> None:
+    """Write rows, in their order."""
+    check(connection)
+    if isinstance(connection, psycopg.Connection):
+        with psycopg.Cursor(connection) as cursor:
+            if len(rows) == 1:
+                cursor.execute(insert.query, rows[0])
+            else:
+                cursor.executemany(insert.query, rows)
+    elif hasattr(connection, "in_atomic_block"):
+        _write_django(connection, insert, rows)
+    else:
+        _write_sqlalchemy(connection, insert, rows)
+
+
+async def write_async(connection: AsyncConnection, insert: Insert, rows: Sequence[Row]) -> None:
+    """As `write`, for asyncio."""
+    check(connection)
+    if isinstance(connection, psycopg.AsyncConnection):
+        async with psycopg.AsyncCursor(connection) as cursor:
+            if len(rows) == 1:
+                await cursor.execute(insert.query, rows[0])
+            else:
+                await cursor.executemany(insert.query, rows)
+    else:
+        await connection.run_sync(_write_sqlalchemy, insert, rows)
+
+
+def _write_django(connection: Any, insert: Insert, rows: Sequence[Row]) -> None:
+    if connection.vendor != "postgresql":
+        raise WrongConnection(f"the outbox is in Postgres, and this connection is to {connection.vendor}")
+    with connection.cursor() as cursor:
+        if len(rows) == 1:
+            cursor.execute(insert.text, rows[0])
+        else:
+            cursor.executemany(insert.text, rows)
+
+
+def _write_sqlalchemy(target: Any, insert: Insert, rows: Sequence[Row]) -> None:
+    connection = target if hasattr(target, "exec_driver_sql") else target.connection()
+    dialect = connection.dialect
+    if dialect.name != "postgresql":
+        raise WrongConnection(f"the outbox is in Postgres, and this connection is to {dialect.name}")
+    if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
+        raise WrongConnection("the connection is in autocommit mode: emit on one that has a transaction")
+    text = insert.numbered if dialect.driver == "asyncpg" else insert.text
+    connection.exec_driver_sql(text, rows[0] if len(rows) == 1 else list(rows))

@@ -1,0 +1,164 @@
+"""From an event to the row that stands for it, or to the refusal that names what is wrong with it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from outbox_plugin.errors import InvalidEvent, UserError
+from outbox_plugin.event import (
+    EVENT_TYPE_HEADER,
+    MAX_KEY_CHARACTERS,
+    OCCURRED_AT_HEADER,
+    TOPIC_PATTERN,
+    Event,
+)
+
+if TYPE_CHECKING:
+    from confluent_kafka.serialization import SerializationContext
+
+try:
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    _trace: TraceContextTextMapPropagator | None = TraceContextTextMapPropagator()
+except ImportError:
+    _trace = None
+
+Row = tuple[str, str, str | bytes | None, list[str], list[str]]
+Serializer = Callable[[Event], str | bytes | None]
+
+MAX_RECORD_BYTES = 1_000_000  # librdkafka's message.max.bytes, and little less than a broker's default.
+_RECORD_OVERHEAD = 100
+_HEADER_OVERHEAD = 10
+_TOPIC = re.compile(TOPIC_PATTERN)
+
+
+def as_text(event: Event) -> str | None:
+    """JSON, for a table whose values are TEXT; text as it is."""
+    return event.value_text()
+
+
+def as_bytes(event: Event) -> bytes | None:
+    """JSON, for a table whose values are BYTEA; bytes as they are, and text in UTF-8."""
+    if isinstance(event.value, bytes):
+        return event.value
+    text = event.value_text()
+    return None if text is None else _utf8("value", text)
+
+
+def registered(serialize: Callable[[Any, SerializationContext], bytes | None]) -> Serializer:
+    """What a schema registry's serializer makes of the value, for a table whose values are BYTEA.
+
+    Example: `Outbox(serializer=registered(AvroSerializer(SchemaRegistryClient({"url": …}), schema)))`, with the extra
+    `outbox-plugin[schema-registry]` installed. A pydantic value is handed over as a dict.
+    """
+    from confluent_kafka.serialization import MessageField, SerializationContext, SerializationError
+
+    def serialized(event: Event) -> bytes | None:
+        if event.value is None:
+            return None
+        value = event.value.model_dump() if isinstance(event.value, BaseModel) else event.value
+        try:
+            return serialize(value, SerializationContext(event.topic, MessageField.VALUE))
+        except (SerializationError, ValueError, TypeError, AttributeError, LookupError) as error:
+            raise InvalidEvent("value", str(error)) from None
+
+    return serialized
+
+
+class Encoding:
+    """How an outbox writes events."""
+
+    def __init__(self, serializer: Serializer, cloud_events: str | None, max_record_bytes: int) -> None:
+        self._serializer = serializer
+        self._headers = Event.header_items if cloud_events is None else cloud_event_headers(cloud_events)
+        self._max_record_bytes = max_record_bytes
+
+    def row(self, event: Event) -> Row:
+        """The columns of the event's row.
+
+        Raises:
+            InvalidEvent: the table, or Kafka, would refuse it.
+        """
+        # Fields that a subclass declares anew are checked here alone.
+        if not isinstance(event.topic, str) or not _TOPIC.match(event.topic) or event.topic in (".", ".."):
+            raise InvalidEvent("topic", f"expected 1 to 249 letters, digits, dots, _ and - (given: {event.topic!r})")
+        if not isinstance(event.key, str) or len(event.key) > MAX_KEY_CHARACTERS:
+            raise InvalidEvent(
+                "key", f"expected text of at most {MAX_KEY_CHARACTERS} characters (given: {event.key!r})"
+            )
+        value = self._serializer(event)
+        items = self._headers(event)
+        if _trace is not None:
+            items = _with_trace(items)
+        size = len(_utf8("key", event.key)) + _RECORD_OVERHEAD
+        for name, text in items:
+            size += len(_utf8(f"headers.{name}", name)) + len(_utf8(f"headers.{name}", text)) + _HEADER_OVERHEAD
+        if value is not None:
+            size += len(value if isinstance(value, bytes) else _utf8("value", value))
+        if size > self._max_record_bytes:
+            raise InvalidEvent(
+                "value", f"the record has {size:,} bytes, more than the {self._max_record_bytes:,} allowed"
+            )
+        return event.topic, event.key, value, [name for name, _ in items], [text for _, text in items]
+
+
+def cloud_event_headers(source: str) -> Callable[[Event], list[tuple[str, str]]]:
+    """Headers of CloudEvents 1.0 in Kafka's binary mode; `source` says where events come from, as a URI reference.
+
+    Raises:
+        UserError: the library is not installed.
+    """
+    try:
+        from cloudevents.core.bindings.kafka import to_binary_event
+        from cloudevents.core.exceptions import CloudEventValidationError
+        from cloudevents.core.v1.event import CloudEvent
+    except ImportError:
+        raise UserError("CloudEvents need a library: install outbox-plugin[cloudevents]") from None
+
+    def headers(event: Event) -> list[tuple[str, str]]:
+        if not event.type:
+            raise InvalidEvent("type", "a CloudEvent must have one")
+        attributes: dict[str, Any] = {
+            "id": str(event.idempotency_key),
+            "source": source,
+            "type": event.type,
+            "time": event.occurred_at,
+            "datacontenttype": event.content_type or "application/json",
+        }
+        if event.content_schema:
+            attributes["dataschema"] = event.content_schema
+        try:
+            message = to_binary_event(CloudEvent(attributes))
+        except CloudEventValidationError as error:
+            name, problems = next(iter(error.errors.items()))
+            raise InvalidEvent(name, str(problems[0])) from None
+        items = [(name, body.decode()) for name, body in message.headers.items()]
+        ours = {EVENT_TYPE_HEADER, OCCURRED_AT_HEADER, *dict(items)}
+        return items + [(name, text) for name, text in event.header_items() if name not in ours]
+
+    return headers
+
+
+def _with_trace(items: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """With the current span's `traceparent`, unless the event brings its own."""
+    carrier: dict[str, str] = {}
+    if _trace is not None:
+        _trace.inject(carrier)
+    if not carrier or any(name == "traceparent" for name, _ in items):
+        return items
+    return [*items, *carrier.items()]
+
+
+def _utf8(field: str, text: str) -> bytes:
+    if not isinstance(text, str):
+        raise InvalidEvent(field, f"expected text (given: {text!r})")
+    if "\0" in text:
+        raise InvalidEvent(field, "Postgres keeps no NUL character in a text")
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidEvent(field, f"it is no text: {error.reason}") from None

@@ -1,0 +1,252 @@
+"""Events are written in the caller's transaction, whoever the caller is, and leave with it or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy
+from confluent_kafka.serialization import MessageField, SerializationContext
+from django.db import connections
+
+from outbox_plugin import Event, Outbox, Settings
+from outbox_plugin.encoding import as_bytes, registered
+from outbox_plugin.errors import InvalidEvent, WrongConnection
+from outbox_plugin.schema.migrate import migrate
+from tests.consuming import query
+from tests.emitting import DRIVERS, Driver, Undo, awaited, django_alias, url
+
+pytestmark = pytest.mark.integration
+
+Scenario = Callable[[Driver, str], Coroutine[Any, Any, None]]
+
+
+def event(value: str) -> Event:
+    return Event(topic="t", key="k", value=value, headers={"naïve": 'grüße, {"a"}, \\ and NULL'})
+
+
+def values(settings: Settings) -> list[str]:
+    return [value for (value,) in query(settings, "SELECT kafka_value FROM outbox ORDER BY id")]
+
+
+@pytest.fixture(params=DRIVERS, ids=[each.name for each in DRIVERS])
+def driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Driver:
+    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")  # Scenarios are coroutines, for all drivers alike.
+    found: Driver = request.param
+    return found
+
+
+def run(scenario: Scenario, driver: Driver, settings: Settings) -> None:
+    asyncio.run(scenario(driver, settings.dsn.get_secret_value()))
+
+
+def test_events_leave_with_the_transaction_and_only_then(settings: Settings, driver: Driver) -> None:
+    outbox = Outbox()
+
+    async def scenario(driver: Driver, dsn: str) -> None:
+        async with driver.transaction(dsn) as target:
+            await awaited(outbox.emit(target, event("1")))
+            assert values(settings) == []
+            await awaited(outbox.emit_many(target, [event("2"), event("3")]))
+            await awaited(outbox.emit_many(target, []))
+            with suppress(Undo):
+                async with driver.savepoint(target):
+                    await awaited(outbox.emit(target, event("undone")))
+                    raise Undo
+            async with driver.savepoint(target):
+                await awaited(outbox.emit(target, event("4")))
+        with suppress(Undo):
+            async with driver.transaction(dsn) as target:
+                await awaited(outbox.emit(target, event("undone")))
+                raise Undo
+
+    run(scenario, driver, settings)
+    assert values(settings) == ["1", "2", "3", "4"]
+    [(names, texts)] = query(settings, "SELECT DISTINCT kafka_header_keys[3:], kafka_header_values[3:] FROM outbox")
+    assert dict(zip(names, texts, strict=True)) == {"naïve": 'grüße, {"a"}, \\ and NULL'}
+
+
+def test_a_listener_writes_at_the_end_of_its_unit_of_work(settings: Settings, driver: Driver) -> None:
+    outbox = Outbox()
+
+    async def unit(target: Any, value: str, fails: bool = False) -> None:
+        """What `async with outbox.listener(target)` does, or `with` where the connection is not async."""
+        listening: Any = outbox.listener(target)
+        if hasattr(target, "run_sync") or isinstance(target, psycopg.AsyncConnection):
+            async with listening as listener:
+                listener.occurred(event(f"{value}.1"))
+                listener.occurred(event(f"{value}.2"))
+                if fails:
+                    raise Undo
+        else:
+            with listening as listener:
+                listener.occurred(event(f"{value}.1"))
+                listener.occurred(event(f"{value}.2"))
+                if fails:
+                    raise Undo
+
+    async def scenario(driver: Driver, dsn: str) -> None:
+        async with driver.transaction(dsn) as target:
+            await unit(target, "kept")
+            with suppress(Undo):  # The caller goes on, but the unit's events are not those of work that was done.
+                await unit(target, "failed", fails=True)
+            with suppress(Undo):
+                async with driver.savepoint(target):
+                    await unit(target, "in a savepoint, undone")
+                    raise Undo
+            async with driver.savepoint(target):
+                await unit(target, "in a savepoint")
+        with suppress(Undo):
+            async with driver.transaction(dsn) as target:
+                await unit(target, "undone")
+                raise Undo
+
+    run(scenario, driver, settings)
+    assert values(settings) == ["kept.1", "kept.2", "in a savepoint.1", "in a savepoint.2"]
+
+
+def test_nothing_of_a_call_is_written_if_one_of_its_events_is_refused(settings: Settings, driver: Driver) -> None:
+    async def scenario(driver: Driver, dsn: str) -> None:
+        async with driver.transaction(dsn) as target:
+            with pytest.raises(InvalidEvent):
+                await awaited(Outbox().emit_many(target, [event("1"), event("x" * 1_000_000)]))
+
+    run(scenario, driver, settings)
+    assert values(settings) == []
+
+
+def test_a_connection_without_a_transaction_of_the_callers_is_refused(settings: Settings) -> None:
+    """An event that leaves by itself is what an outbox is there to prevent."""
+    outbox, dsn = Outbox(), settings.dsn.get_secret_value()
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        with pytest.raises(WrongConnection, match="emit inside"):
+            outbox.emit(connection, event("1"))
+        with pytest.raises(WrongConnection, match="autocommit"), outbox.listener(connection):
+            pytest.fail("it is refused before the work is done")  # pragma: no cover
+        with connection.transaction():
+            outbox.emit(connection, event("in a transaction"))
+    engine = sqlalchemy.create_engine(url(dsn, "psycopg"))
+    with (
+        engine.connect().execution_options(isolation_level="AUTOCOMMIT") as alone,
+        pytest.raises(WrongConnection, match="autocommit"),
+    ):
+        outbox.emit(alone, event("1"))
+    engine.dispose()
+    connection_of_django = connections[django_alias(dsn)]
+    with pytest.raises(WrongConnection, match=r"transaction\.atomic"):
+        outbox.emit(connection_of_django, event("1"))
+    connection_of_django.close()
+    with pytest.raises(WrongConnection, match="SELECT outbox_emit"):
+        outbox.emit(object(), event("1"))  # type: ignore[call-overload]
+    assert values(settings) == ["in a transaction"]
+
+
+def test_another_database_is_refused() -> None:
+    engine = sqlalchemy.create_engine("sqlite://")
+    with engine.connect() as connection, pytest.raises(WrongConnection, match="sqlite"):
+        Outbox().emit(connection, event("1"))
+    engine.dispose()
+
+
+def test_a_listener_of_the_other_kind_is_refused(settings: Settings) -> None:
+    async def scenario() -> None:
+        async with await psycopg.AsyncConnection.connect(settings.dsn.get_secret_value()) as connection:
+            with pytest.raises(WrongConnection, match="async with"), Outbox().listener(connection):
+                pass
+
+    asyncio.run(scenario())
+
+
+def emit_in_sql(settings: Settings, *values: Any) -> str:
+    [(key,)] = query(settings, f"SELECT outbox_emit({', '.join(['%s'] * len(values))})", *values)
+    return str(key)
+
+
+def test_any_language_emits_with_a_function(settings: Settings) -> None:
+    key = emit_in_sql(settings, "orders", "o-1", '{"total": 12, "note": "grüße"}', '{"event-type": "Placed"}')
+    emit_in_sql(settings, "orders", "o-1", None)
+    assert emit_in_sql(settings, "orders", "o-2", "[1]", '{"idempotency-key": "mine"}') == "mine"
+    rows = query(
+        settings, "SELECT kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values FROM outbox"
+    )
+    assert [row[:2] for row in rows] == [("orders", "o-1"), ("orders", "o-1"), ("orders", "o-2")]
+    assert [row[2] and json.loads(row[2]) for row in rows] == [{"total": 12, "note": "grüße"}, None, [1]]
+    headers = dict(zip(rows[0][3], rows[0][4], strict=True))
+    occurred_at = datetime.fromisoformat(headers.pop("occurred-at"))
+    assert abs((datetime.now(UTC) - occurred_at).total_seconds()) < 60
+    assert headers == {"event-type": "Placed", "idempotency-key": key}
+
+
+@pytest.mark.parametrize(
+    ("field", "given"),
+    [
+        ("topic", (None, "k", "1")),
+        ("topic", ("no spaces", "k", "1")),
+        ("topic", ("..", "k", "1")),
+        ("key", ("t", "k" * 101, "1")),
+        ("key", ("t", None, "1")),
+        ("headers", ("t", "k", "1", "[]")),
+        ("headers.a", ("t", "k", "1", '{"a": 1}')),
+        ("value", ("t", "k", json.dumps("x" * 1_000_000))),
+    ],
+)
+def test_the_function_names_what_is_wrong(settings: Settings, field: str, given: Iterable[Any]) -> None:
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match=rf"^{field}: "):
+        emit_in_sql(settings, *given)
+
+
+def test_each_outbox_of_a_schema_has_a_function_of_its_own(settings: Settings) -> None:
+    other = settings.model_copy(update={"table": "other"})
+    migrate(other)
+    query(settings, "SELECT other_emit('t', 'k', '1'), outbox_emit('t', 'k', '2')")
+    assert values(settings) == ["2"]
+    assert query(settings, "SELECT kafka_value FROM other") == [("1",)]
+
+
+@pytest.fixture
+def of_bytes(settings: Settings) -> Settings:
+    """Settings for an outbox whose values are BYTEA."""
+    query(settings, "ALTER TABLE outbox ALTER kafka_value TYPE BYTEA USING NULL")
+    return settings
+
+
+def test_values_of_bytes(of_bytes: Settings) -> None:
+    def stand_in(value: Any, context: SerializationContext | None = None) -> bytes | None:
+        """As a schema registry's serializer is called."""
+        assert context is not None
+        assert (context.topic, context.field) == ("t", MessageField.VALUE)
+        return b"\x00\x00\x00\x00\x01" + bytes([2 * value["by"]])
+
+    with psycopg.connect(of_bytes.dsn.get_secret_value()) as connection:
+        binary = Outbox(serializer=registered(stand_in))
+        binary.emit(connection, Event(topic="t", key="k", value={"by": 5}))
+        binary.emit(connection, Event(topic="t", key="k"))
+        with pytest.raises(InvalidEvent) as caught:
+            binary.emit(connection, Event(topic="t", key="k", value={"by": "five"}))
+        Outbox(serializer=as_bytes).emit(connection, Event(topic="t", key="k", value={"back\\": "slash"}))
+        Outbox(serializer=as_bytes).emit(connection, Event(topic="t", key="k", value=b"\x00\xff"))
+    assert caught.value.field == "value"
+    found = [value for (value,) in query(of_bytes, "SELECT kafka_value FROM outbox ORDER BY id")]
+    assert found[:2] == [b"\x00\x00\x00\x00\x01\x0a", None]
+    assert (json.loads(found[2]), found[3]) == ({"back\\": "slash"}, b"\x00\xff")
+
+
+def test_avro_of_a_schema_registry(of_bytes: Settings) -> None:
+    pytest.importorskip("fastavro", reason="needs outbox-plugin[schema-registry]")
+    from confluent_kafka.schema_registry import SchemaRegistryClient
+    from confluent_kafka.schema_registry.avro import AvroSerializer
+
+    schema = '{"type": "record", "name": "Debit", "fields": [{"name": "by", "type": "long"}]}'
+    outbox = Outbox(serializer=registered(AvroSerializer(SchemaRegistryClient.new_client({"url": "mock://"}), schema)))
+    with psycopg.connect(of_bytes.dsn.get_secret_value()) as connection:
+        outbox.emit(connection, Event(topic="t", key="k", value={"by": 5}))
+        with pytest.raises(InvalidEvent):
+            outbox.emit(connection, Event(topic="t", key="k", value={"by": "five"}))
+    [(value,)] = query(of_bytes, "SELECT kafka_value FROM outbox")
+    assert (value[:1], value[-1:]) == (b"\x00", b"\x0a")  # Magic byte, schema id, 5 in zigzag.
