@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Sequence
+from enum import Enum, auto
 from typing import Any, Protocol
 
 import psycopg
@@ -64,59 +65,104 @@ class Insert:
         self.numbered = re.sub("%s", lambda _: f"${next(numbers)}", self.text)
 
 
+class Kind(Enum):
+    """What a connection is."""
+
+    PSYCOPG = auto()
+    PSYCOPG_ASYNC = auto()
+    SQLALCHEMY = auto()
+    SQLALCHEMY_ASYNC = auto()
+    DJANGO = auto()
+
+
+_kinds: dict[type, Kind] = {}  # Each attribute of Django's proxy costs microseconds.
+
+
+def kind_of(connection: Any) -> Kind:
+    """What `connection` is.
+
+    Raises:
+        WrongConnection: none that is known.
+    """
+    kind = _kinds.get(type(connection))
+    if kind is None:
+        kind = _kinds[type(connection)] = _found(connection)
+    return kind
+
+
+def _found(connection: Any) -> Kind:
+    if isinstance(connection, psycopg.Connection):
+        return Kind.PSYCOPG
+    if isinstance(connection, psycopg.AsyncConnection):
+        return Kind.PSYCOPG_ASYNC
+    if hasattr(connection, "in_atomic_block"):
+        return Kind.DJANGO
+    if hasattr(connection, "begin_nested"):
+        return Kind.SQLALCHEMY_ASYNC if hasattr(connection, "run_sync") else Kind.SQLALCHEMY
+    raise WrongConnection(
+        "expected a connection of psycopg or Django, or a connection or session of SQLAlchemy "
+        f"(given: {type(connection).__module__}.{type(connection).__qualname__}); "
+        "from any other, run SELECT outbox_emit(topic, key, value, headers)"
+    )
+
+
 def is_async(connection: SyncConnection | AsyncConnection) -> bool:
     """Whether writing on this connection is to be awaited."""
-    return isinstance(connection, psycopg.AsyncConnection) or hasattr(connection, "run_sync")
+    return kind_of(connection) in (Kind.PSYCOPG_ASYNC, Kind.SQLALCHEMY_ASYNC)
 
 
 def check(connection: Any) -> None:
-    """Raises WrongConnection when events emitted on it now would not be part of a transaction of the caller's."""
-    if isinstance(connection, psycopg.Connection | psycopg.AsyncConnection):
-        alone = connection.autocommit and connection.pgconn.transaction_status == TransactionStatus.IDLE
-        if alone:
-            raise WrongConnection("the connection is in autocommit mode: emit inside `with connection.transaction()`")
-    elif hasattr(connection, "in_atomic_block"):
-        if not connection.in_atomic_block and connection.get_autocommit():
-            raise WrongConnection("Django commits each statement here: emit inside `with transaction.atomic()`")
-    elif not hasattr(connection, "begin_nested"):
-        raise WrongConnection(
-            "expected a connection of psycopg or Django, or a connection or session of SQLAlchemy "
-            f"(given: {type(connection).__module__}.{type(connection).__qualname__}); "
-            "from any other, run SELECT outbox_emit(topic, key, value, headers)"
-        )
+    """Raises WrongConnection when events emitted on it now would not be part of a transaction of the caller's.
+
+    Of SQLAlchemy's, that is known when they are written.
+    """
+    match kind_of(connection):
+        case Kind.PSYCOPG | Kind.PSYCOPG_ASYNC:
+            if connection.autocommit and connection.pgconn.transaction_status == TransactionStatus.IDLE:
+                raise WrongConnection(
+                    "the connection is in autocommit mode: emit inside `with connection.transaction()`"
+                )
+        case Kind.DJANGO:
+            if not connection.in_atomic_block and connection.get_autocommit():
+                raise WrongConnection("Django commits each statement here: emit inside `with transaction.atomic()`")
+        case _:
+            pass
 
 
-def write(connection: SyncConnection, insert: Insert, rows: Sequence[Row]) -> None:
-    """Write rows, in their order."""
-    check(connection)
-    if isinstance(connection, psycopg.Connection):
-        with psycopg.Cursor(connection) as cursor:
-            if len(rows) == 1:
-                cursor.execute(insert.query, rows[0])
-            else:
-                cursor.executemany(insert.query, rows)
-    elif hasattr(connection, "in_atomic_block"):
+def write(connection: Any, insert: Insert, rows: Sequence[Row]) -> None:
+    """Write rows, in their order, on a connection that is not async."""
+    kind = kind_of(connection)
+    if kind is Kind.SQLALCHEMY:
+        _write_sqlalchemy(connection, insert, rows)
+    elif kind is Kind.DJANGO:
         _write_django(connection, insert, rows)
     else:
-        _write_sqlalchemy(connection, insert, rows)
+        check(connection)
+        cursor = psycopg.Cursor(connection)
+        if len(rows) == 1:
+            cursor.execute(insert.query, rows[0])
+        else:
+            cursor.executemany(insert.query, rows)
 
 
-async def write_async(connection: AsyncConnection, insert: Insert, rows: Sequence[Row]) -> None:
-    """As `write`, for asyncio."""
-    check(connection)
-    if isinstance(connection, psycopg.AsyncConnection):
-        async with psycopg.AsyncCursor(connection) as cursor:
-            if len(rows) == 1:
-                await cursor.execute(insert.query, rows[0])
-            else:
-                await cursor.executemany(insert.query, rows)
-    else:
+async def write_async(connection: Any, insert: Insert, rows: Sequence[Row]) -> None:
+    """Write rows, in their order, on a connection that is async."""
+    if kind_of(connection) is Kind.SQLALCHEMY_ASYNC:
         await connection.run_sync(_write_sqlalchemy, insert, rows)
+        return
+    check(connection)
+    cursor = psycopg.AsyncCursor(connection)
+    if len(rows) == 1:
+        await cursor.execute(insert.query, rows[0])
+    else:
+        await cursor.executemany(insert.query, rows)
 
 
 def _write_django(connection: Any, insert: Insert, rows: Sequence[Row]) -> None:
+    connection = getattr(connection.cursor, "__self__", connection)  # What the proxy stands for.
     if connection.vendor != "postgresql":
         raise WrongConnection(f"the outbox is in Postgres, and this connection is to {connection.vendor}")
+    check(connection)
     with connection.cursor() as cursor:
         if len(rows) == 1:
             cursor.execute(insert.text, rows[0])

@@ -76,6 +76,7 @@ class Encoding:
         self._serializer = serializer
         self._headers = Event.header_items if cloud_events is None else cloud_event_headers(cloud_events)
         self._max_record_bytes = max_record_bytes
+        self._good_topics: set[str] = set()
 
     def row(self, event: Event) -> Row:
         """The columns of the event's row.
@@ -83,27 +84,41 @@ class Encoding:
         Raises:
             InvalidEvent: the table, or Kafka, would refuse it.
         """
+        if event.topic not in self._good_topics:
+            self._good_topics.add(_good_topic(event.topic))
         # Fields that a subclass declares anew are checked here alone.
-        if not isinstance(event.topic, str) or not _TOPIC.match(event.topic) or event.topic in (".", ".."):
-            raise InvalidEvent("topic", f"expected 1 to 249 letters, digits, dots, _ and - (given: {event.topic!r})")
         if not isinstance(event.key, str) or len(event.key) > MAX_KEY_CHARACTERS:
-            raise InvalidEvent(
-                "key", f"expected text of at most {MAX_KEY_CHARACTERS} characters (given: {event.key!r})"
-            )
+            raise InvalidEvent("key", f"expected text of up to {MAX_KEY_CHARACTERS} characters (given: {event.key!r})")
         value = self._serializer(event)
         items = self._headers(event)
         if _trace is not None:
             items = _with_trace(items)
-        size = len(_utf8("key", event.key)) + _RECORD_OVERHEAD
-        for name, text in items:
-            size += len(_utf8(f"headers.{name}", name)) + len(_utf8(f"headers.{name}", text)) + _HEADER_OVERHEAD
-        if value is not None:
-            size += len(value if isinstance(value, bytes) else _utf8("value", value))
+        names = [name for name, _ in items]
+        texts = [text for _, text in items]
+        self._check(event.key, value, names, texts)
+        return event.topic, event.key, value, names, texts
+
+    def _check(self, key: str, value: str | bytes | None, names: list[str], texts: list[str]) -> None:
+        """Raises InvalidEvent for what is no text to Postgres, and for a record that is too large."""
+        size = _RECORD_OVERHEAD + _HEADER_OVERHEAD * len(names)
+        try:
+            together = "".join((key, *names, *texts, value if isinstance(value, str) else ""))
+            size += len(together) if together.isascii() else len(together.encode())
+            fine = "\0" not in together
+        except (TypeError, UnicodeEncodeError):
+            fine = False
+        if not fine:
+            _blame(key, value, names, texts)
+        if isinstance(value, bytes):
+            size += len(value)
         if size > self._max_record_bytes:
-            raise InvalidEvent(
-                "value", f"the record has {size:,} bytes, more than the {self._max_record_bytes:,} allowed"
-            )
-        return event.topic, event.key, value, [name for name, _ in items], [text for _, text in items]
+            raise InvalidEvent("value", f"the record has {size:,} bytes; Kafka takes {self._max_record_bytes:,}")
+
+
+def _good_topic(topic: str) -> str:
+    if not isinstance(topic, str) or not _TOPIC.match(topic) or topic in (".", ".."):
+        raise InvalidEvent("topic", f"expected 1 to 249 letters, digits, dots, _ and - (given: {topic!r})")
+    return topic
 
 
 def cloud_event_headers(source: str) -> Callable[[Event], list[tuple[str, str]]]:
@@ -151,6 +166,16 @@ def _with_trace(items: list[tuple[str, str]]) -> list[tuple[str, str]]:
     if not carrier or any(name == "traceparent" for name, _ in items):
         return items
     return [*items, *carrier.items()]
+
+
+def _blame(key: str, value: str | bytes | None, names: list[str], texts: list[str]) -> None:
+    """Raises InvalidEvent for the first that is no text to Postgres."""
+    _utf8("key", key)
+    for name, text in zip(names, texts, strict=True):
+        _utf8(f"headers.{name}", name)
+        _utf8(f"headers.{name}", text)
+    if isinstance(value, str):
+        _utf8("value", value)
 
 
 def _utf8(field: str, text: str) -> bytes:

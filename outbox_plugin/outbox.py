@@ -90,9 +90,9 @@ class Outbox:
 
     def _write(self, connection: SyncConnection | AsyncConnection, rows: list[Row]) -> Awaitable[None] | None:
         if is_async(connection):
-            return write_async(cast(AsyncConnection, connection), self._insert, rows) if rows else _nothing()
+            return write_async(connection, self._insert, rows) if rows else _nothing()
         if rows:
-            write(cast(SyncConnection, connection), self._insert, rows)
+            write(connection, self._insert, rows)
         return None
 
 

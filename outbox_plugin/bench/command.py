@@ -211,3 +211,23 @@ def inbox(records: int, keys: int, rounds: int, concurrency: int, as_json: bool)
     click.echo(f"floor  {median(report.floor):8,.0f} records/s (median of {rounds})")
     click.echo(f"inbox  {median(report.inbox):8,.0f} records/s")
     click.echo(f"ratio  {report.ratio:8.2f} of the floor")
+
+
+@bench.command()
+@click.option("--turns", default=150, show_default=True, help="How often each has its turn, 20 events a turn.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def emit(turns: int, as_json: bool) -> None:
+    """Emit on each kind of connection, against a plain INSERT of the same row by hand."""
+    from outbox_plugin.bench.emit import Cost, bench_emit
+    from outbox_plugin.settings import Settings
+
+    def tell(cost: Cost) -> None:
+        kind = "many a call" if cost.many else "one a call"
+        click.echo(
+            f"{cost.driver:36} {kind:12} {cost.plain:7.1f} µs by hand, {cost.emitted:7.1f} µs: {cost.ratio:.2f}",
+            err=as_json,
+        )
+
+    costs = bench_emit(Settings(), turns, tell)
+    if as_json:
+        click.echo(json.dumps([asdict(cost) for cost in costs]))
