@@ -64,7 +64,7 @@ class Event(BaseModel):
 
     topic: Annotated[_Text, Field(pattern=TOPIC_PATTERN)]
     key: Annotated[_Text, Field(max_length=MAX_KEY_CHARACTERS)]
-    value: Any = None
+    value: Any  # To be said also where it is None: a value that is forgotten must not delete.
     type: _Text = ""
     idempotency_key: UUID = Field(default_factory=uuid4)
     occurred_at: AwareDatetime = Field(default_factory=lambda: datetime.now(UTC))

@@ -226,7 +226,7 @@ def test_values_of_bytes(of_bytes: Settings) -> None:
     with psycopg.connect(of_bytes.dsn.get_secret_value()) as connection:
         binary = Outbox(serializer=registered(stand_in))
         binary.emit(connection, Event(topic="t", key="k", value={"by": 5}))
-        binary.emit(connection, Event(topic="t", key="k"))
+        binary.emit(connection, Event(topic="t", key="k", value=None))
         with pytest.raises(InvalidEvent) as caught:
             binary.emit(connection, Event(topic="t", key="k", value={"by": "five"}))
         Outbox(serializer=as_bytes).emit(connection, Event(topic="t", key="k", value={"back\\": "slash"}))

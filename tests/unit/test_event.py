@@ -33,7 +33,16 @@ class OrderPlaced(Event):
 
 
 def event(**wanted: Any) -> Event:
-    return Event(**{"topic": "orders", "key": "o-1", "idempotency_key": UUID(int=7), "occurred_at": NOON, **wanted})
+    return Event(
+        **{
+            "topic": "orders",
+            "key": "o-1",
+            "value": None,
+            "idempotency_key": UUID(int=7),
+            "occurred_at": NOON,
+            **wanted,
+        }
+    )
 
 
 def test_an_event_carries_what_it_is_in_headers() -> None:
@@ -57,7 +66,7 @@ def test_a_subclass_says_what_is_always_so_and_types_the_value() -> None:
 
 
 def test_every_event_has_an_idempotency_key_of_its_own() -> None:
-    keys = {Event(topic="t", key="k").idempotency_key for _ in range(100)}
+    keys = {Event(topic="t", key="k", value=1).idempotency_key for _ in range(100)}
     assert len(keys) == 100
 
 
@@ -89,14 +98,17 @@ def test_values(value: Any, text: str | None) -> None:
 )
 def test_a_wrong_field_is_named(field: str, wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidEvent) as caught:
-        Event(**{"topic": "t", "key": "k", **wrong})
+        Event(**{"topic": "t", "key": "k", "value": 1, **wrong})
     assert caught.value.field == field
 
 
-def test_a_topic_that_is_missing_is_named() -> None:
-    with pytest.raises(InvalidEvent, match="event topic: Field required") as caught:
-        Event(key="k")  # type: ignore[call-arg]
-    assert caught.value.field == "topic"
+@pytest.mark.parametrize("missing", ["topic", "key", "value"])
+def test_what_is_missing_is_named(missing: str) -> None:
+    given = {"topic": "t", "key": "k", "value": None}
+    del given[missing]
+    with pytest.raises(InvalidEvent, match=f"event {missing}: Field required") as caught:
+        Event(**given)  # type: ignore[arg-type]
+    assert caught.value.field == missing
 
 
 @dataclass
@@ -146,10 +158,10 @@ class Loose(Event):
 @pytest.mark.parametrize(
     ("field", "wrong"),
     [
-        ("topic", Loose(topic="no spaces")),
+        ("topic", Loose(topic="no spaces", value=1)),
         ("topic", event(topic="..")),
-        ("key", Loose(topic="t", key="k" * 101)),
-        ("key", Loose(topic="t", key="nul\0")),
+        ("key", Loose(topic="t", key="k" * 101, value=1)),
+        ("key", Loose(topic="t", key="nul\0", value=1)),
         ("value", event(value="x" * 1_000_000)),
         ("value", event(headers={"large": "x" * 1_000_000})),
         ("value", event(value="nul\0")),

@@ -1,0 +1,1 @@
+"""Applications that emit and handle events, to copy from."""
