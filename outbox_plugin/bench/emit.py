@@ -20,7 +20,7 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from outbox_plugin.bench.drain import scratch_outbox
+from outbox_plugin.bench.scratch import scratch_outbox
 from outbox_plugin.drivers import Insert
 from outbox_plugin.event import Event
 from outbox_plugin.outbox import Outbox
