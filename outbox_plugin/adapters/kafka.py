@@ -142,7 +142,7 @@ class Admin:
         self._problem: KafkaError | None = None
         try:
             config: dict[str, Any] = {**client_config(settings), "error_cb": self._note}
-            self._client = AdminClient(config)
+            self.client = AdminClient(config)
         except KafkaException as error:
             raise refused_property(error) from None
 
@@ -152,9 +152,9 @@ class Admin:
     def check_reachable(self) -> None:
         """Raises ServerRefused unless a broker answers in time; the reason is the client's own."""
         try:
-            self._client.list_topics(timeout=REACH_SECONDS)
+            self.client.list_topics(timeout=REACH_SECONDS)
         except KafkaException as error:
-            self._client.poll(0)
+            self.client.poll(0)
             problem = self._problem or error.args[0]
             raise ServerRefused(str(refusal(problem, self._settings))) from None
 
@@ -171,7 +171,7 @@ class Admin:
         if progress:  # Must never expire: it proves what was published, however long ago.
             wanted[names.progress_topic] = {"cleanup.policy": "compact", "segment.ms": "3600000"}
         try:
-            existing = self._client.list_topics(timeout=REQUEST_TIMEOUT_SECONDS).topics
+            existing = self.client.list_topics(timeout=REQUEST_TIMEOUT_SECONDS).topics
             missing = [
                 NewTopic(topic, num_partitions=shards, config=dict(config))
                 for topic, config in wanted.items()
@@ -184,9 +184,9 @@ class Admin:
             ]
             futures: list[Future[None]] = []
             if missing:
-                futures += self._client.create_topics(missing, operation_timeout=REQUEST_TIMEOUT_SECONDS).values()
+                futures += self.client.create_topics(missing, operation_timeout=REQUEST_TIMEOUT_SECONDS).values()
             if small:
-                futures += self._client.create_partitions(small, operation_timeout=REQUEST_TIMEOUT_SECONDS).values()
+                futures += self.client.create_partitions(small, operation_timeout=REQUEST_TIMEOUT_SECONDS).values()
             for future in futures:
                 self._created(future)
         except KafkaException as error:
@@ -204,7 +204,7 @@ class Admin:
         """A warning when the progress topic would expire; None when all is well or the broker does not say."""
         resource = ConfigResource(ResourceType.TOPIC, names.progress_topic)
         try:
-            [future] = self._client.describe_configs([resource], request_timeout=REQUEST_TIMEOUT_SECONDS).values()
+            [future] = self.client.describe_configs([resource], request_timeout=REQUEST_TIMEOUT_SECONDS).values()
             policy = future.result()["cleanup.policy"].value
         except KafkaException:
             return None

@@ -17,7 +17,6 @@ from confluent_kafka import (
     Producer,
 )
 from confluent_kafka import TopicPartition as At
-from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from pydantic import SecretStr
 
@@ -47,6 +46,7 @@ LOGGER = logging.getLogger(__name__)
 TOPIC = "__marshal"
 PARTITIONS = 8
 CATCH_UP_SECONDS = 60.0
+CLOSE_SECONDS = 5.0
 TOPIC_CONFIG = {
     # The broker's clock is in the log: what is late, and what is stale, is the same to all.
     "message.timestamp.type": "LogAppendTime",
@@ -95,10 +95,10 @@ class CoordinationLog:
         self.topic = topic
         self.malformed = 0
         self._closed = False
-        Admin(settings).check_reachable()
-        self._admin = AdminClient(client_config(settings))
-        self.partitions = self._ensure_topic()
         try:
+            self._writer = Producer(  # First, as it connects while we look around.
+                client_config(settings, enable_idempotence=True, linger_ms=0, message_timeout_ms=5_000)
+            )
             self._reader = Consumer(
                 client_config(
                     settings,
@@ -108,11 +108,16 @@ class CoordinationLog:
                     fetch_wait_max_ms=50,
                 )
             )
-            self._writer = Producer(
-                client_config(settings, enable_idempotence=True, linger_ms=0, message_timeout_ms=5_000)
-            )
         except KafkaException as error:
             raise refused_property(error) from None
+        admin = Admin(settings)
+        self._admin = admin.client
+        try:
+            admin.check_reachable()
+            self.partitions = self._ensure_topic()
+        except BaseException:
+            self.close()
+            raise
 
     def _ensure_topic(self) -> int:
         deadline = time.monotonic() + REQUEST_TIMEOUT_SECONDS
@@ -231,10 +236,6 @@ class CoordinationLog:
             self._writer.produce(self.topic, encode(message), partition=at)
         self._writer.poll(0)
 
-    def flush(self, seconds: float) -> bool:
-        """Whether all that was written has arrived, within `seconds`."""
-        return self._writer.flush(seconds) == 0
-
     def partitions_of(self, topic: str) -> int:
         """How many partitions a consumed topic has; 0 while it does not exist or Kafka does not say."""
         with suppress(KafkaException):
@@ -296,6 +297,6 @@ class CoordinationLog:
         """Send what is to be sent, and close. Safe to call twice."""
         if not self._closed:
             self._closed = True
-            self._writer.flush(5)
+            self._writer.flush(CLOSE_SECONDS)
             self._writer.close()
             self._reader.close()

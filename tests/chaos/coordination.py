@@ -34,11 +34,12 @@ from outbox_plugin.coordination.consumer import Guarantee
 from outbox_plugin.coordination.events import ClaimEvent, ClaimGained
 from outbox_plugin.coordination.messages import coordination_partition
 from outbox_plugin.embedded.stack import EmbeddedStack
-from tests.support import eventually
+from tests.support import PATIENCE, eventually
 
 RECORD = struct.Struct("<HQd")  # Partition, offset, and when it was handed out.
 RECORDS = np.dtype([("partition", "<u2"), ("offset", "<u8"), ("at", "<f8")])
 PROMPT_SECONDS = 0.3
+RESUME_SECONDS = 2.0 * PATIENCE
 DRAIN_SECONDS = 120.0
 
 
@@ -71,7 +72,6 @@ class Findings:
     stops: int = 0
     terminations: int = 0
     resumed: list[float] = field(default_factory=list)  # Seconds from Consumer(…) until all its claims were back.
-    started: list[float] = field(default_factory=list)  # The same from the start of the process.
     not_resumed: int = 0
     seconds: float = 0.0
 
@@ -82,7 +82,6 @@ class Run(NamedTuple):
     client: str
     records: Path
     events: Path
-    began: float
 
 
 # One process.
@@ -119,7 +118,7 @@ def work(bootstrap_servers: str, topic: str, guarantee: Guarantee, client: str, 
 
 
 class Worker:
-    """A client whose processes come and go."""
+    """A client whose processes come and go. The next one waits, its imports done: Python's start is not our subject."""
 
     def __init__(self, number: int, plan: Plan, bootstrap_servers: str, topic: str, folder: Path) -> None:
         self.client = f"client-{number}"
@@ -128,15 +127,39 @@ class Worker:
         self.stopped = False
         self._arguments = [bootstrap_servers, topic, plan.guarantee, self.client, str(plan.interval)]
         self._folder = folder
+        self._next = self._spare()
         self.start()
+
+    def _spare(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "tests.chaos.coordination", "worker", *self._arguments]
+        with (self._folder / f"{self.client}.log").open("ab") as log:
+            checkout = Path(__file__).parents[2]
+            return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, cwd=checkout)
 
     def start(self) -> None:
         out = self._folder / f"{self.client}-{len(self.runs)}"
-        command = [sys.executable, "-m", "tests.chaos.coordination", "worker", *self._arguments, str(out)]
-        self.runs.append(Run(self.client, Path(f"{out}.records"), Path(f"{out}.events"), time.time()))
-        with (self._folder / f"{self.client}.log").open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=Path(__file__).parents[2])
+        self.runs.append(Run(self.client, Path(f"{out}.records"), Path(f"{out}.events")))
+        self._process, self._next = self._next, self._spare()
+        self._say(self._process, str(out))
         self.wakes = 0.0
+
+    @staticmethod
+    def _say(process: subprocess.Popen[bytes], line: str) -> None:
+        """Have it begin, with files of this name; without one, end."""
+        assert process.stdin is not None
+        process.stdin.write(line.encode())
+        process.stdin.close()
+
+    def close(self) -> None:
+        """End all that is left of it."""
+        self.kill()
+        self._say(self._next, "")
+        assert self._next.wait(60) == 0
+
+    def has_begun(self) -> bool:
+        """Whether it has had time to go on with what was its own."""
+        made = [event["at"] for event in _events(self.runs[-1]) if event["kind"] == "made"]
+        return any(time.time() - at > RESUME_SECONDS for at in made)
 
     def kill(self) -> None:
         self._process.kill()
@@ -156,9 +179,9 @@ class Worker:
 
     def terminate(self) -> int:
         """End it cleanly, once it has begun."""
-        eventually(lambda: any(event["kind"] == "made" for event in _events(self.runs[-1])), 30)
+        eventually(self.has_begun, DRAIN_SECONDS)
         self._process.terminate()
-        return self._process.wait(30)
+        return self._process.wait(60)
 
 
 # The run.
@@ -182,12 +205,13 @@ def run(plan: Plan, bootstrap_servers: str, folder: Path) -> Findings:
         assert codes == [0] * plan.instances, codes
     finally:
         for worker in workers:
-            worker.kill()
+            worker.close()
         writer.join()
     runs = [each for worker in workers for each in worker.runs]
     _count(plan, runs, found)
-    _judge_claims(plan, bootstrap_servers, topic, runs, found)
-    _judge_restarts(prompt, found)
+    log = _log(bootstrap_servers, topic)
+    _judge_claims(plan, log, runs, found)
+    _judge_restarts(plan, log, prompt, found)
     found.seconds = time.monotonic() - began
     return found
 
@@ -215,23 +239,24 @@ def _write(plan: Plan, bootstrap_servers: str, topic: str) -> None:
 def _disturb(plan: Plan, workers: list[Worker], found: Findings, prompt: list[tuple[Run, Run]]) -> None:
     """Kill, stop, end and start again, at random, never more than half of them at a time."""
     dice = random.Random(plan.seed)
+    eventually(lambda: all(_held(worker.runs[-1]) for worker in workers), DRAIN_SECONDS)
     end = time.monotonic() + plan.seconds
     killed: dict[Worker, Run] = {}
-    next_one = time.monotonic() + 3 * plan.interval  # Let them have claims first.
+    next_one = 0.0
     while time.monotonic() < end:
         for worker in workers:
             if worker.wakes and time.monotonic() > worker.wakes:
                 worker.wake()
                 if (before := killed.pop(worker, None)) is not None:
                     prompt.append((before, worker.runs[-1]))
-        calm = [worker for worker in workers if not worker.wakes]
-        if time.monotonic() > next_one and len(calm) > plan.instances // 2:
+        if time.monotonic() > next_one and sum(bool(each.wakes) for each in workers) < plan.instances // 2:
+            if not (calm := [each for each in workers if not each.wakes and each.has_begun()]):
+                continue
             next_one = time.monotonic() + dice.uniform(0.3, 1.7)
             worker = dice.choice(calm)
             match dice.choices(["kill", "kill for long", "stop", "end"], [4, 2, 3, 1])[0]:
                 case "kill":
-                    if time.time() - worker.runs[-1].began > 2 * plan.interval:
-                        killed[worker] = worker.runs[-1]
+                    killed[worker] = worker.runs[-1]
                     worker.kill()
                     found.kills += 1
                     worker.wakes = time.monotonic() + PROMPT_SECONDS
@@ -344,20 +369,22 @@ def _log(bootstrap_servers: str, topic: str) -> dict[int, Spoken]:
     return log
 
 
-def _judge_claims(plan: Plan, bootstrap_servers: str, topic: str, runs: list[Run], found: Findings) -> None:
+def _last_words(log: dict[int, Spoken]) -> dict[tuple[str, int], float]:
+    """When each instance last said that it lives, for each partition."""
+    return {(each.instance, each.partition): each.at for each in log.values() if each.lives}
+
+
+def _judge_claims(plan: Plan, log: dict[int, Spoken], runs: list[Run], found: Findings) -> None:
     """Whether two live instances held a partition at any time of the log: each from the message that gave it to one,
-    until it gave it up or saw it gone, or had been silent there for two intervals."""
-    log = _log(bootstrap_servers, topic)
-    spoken: dict[tuple[str, int], list[float]] = defaultdict(list)
-    for each in log.values():
-        if each.lives:
-            spoken[each.instance, each.partition].append(each.at)
+    until it gave it up or saw it gone, or had been silent there for two intervals.
+    """
+    last_words = _last_words(log)
     held: dict[int, list[_Term]] = defaultdict(list)
     took: dict[int, list[tuple[float, str]]] = defaultdict(list)
     for run in runs:
         for (partition, began), (_, gained, lost) in _terms(run).items():
             instance, begin = log[gained].instance, log[gained].at
-            silent = max(spoken[instance, partition]) + 2 * plan.interval
+            silent = last_words[instance, partition] + 2 * plan.interval
             held[partition].append(_Term(begin, silent if lost is None else min(silent, log[lost].at), run.client))
             took[partition].append((began, run.records.name))
             found.claims += 1
@@ -398,20 +425,30 @@ def _late(run: Run, took: dict[int, list[tuple[float, str]]]) -> int:
     return late
 
 
-def _judge_restarts(prompt: list[tuple[Run, Run]], found: Findings) -> None:
-    """How long a process that came back at once took to have all that its client held when it was killed."""
+def _judge_restarts(plan: Plan, log: dict[int, Spoken], prompt: list[tuple[Run, Run]], found: Findings) -> None:
+    """How long a process that came back took to have all that its client held when it was killed.
+
+    Only where it came back in time: two seconds later, what it held was not stale yet.
+    """
+    last_words = _last_words(log)
     for before, after in prompt:
-        wanted = {partition for (partition, _), (end, *_) in _terms(before).items() if end == float("inf")}
-        up = next((event["at"] for event in _events(after) if event["kind"] == "up"), None)
-        if not wanted or up is None:
-            continue
+        up = next((event["at"] for event in _events(after) if event["kind"] == "up"), float("inf"))
+        wanted = {
+            partition
+            for partition, gained in _held(before).items()
+            if last_words[log[gained].instance, partition] + 2 * plan.interval > up + RESUME_SECONDS
+        }
         back = {partition: at for (partition, at), _ in reversed(list(_terms(after).items()))}
-        if wanted <= back.keys():
+        if wanted and wanted <= back.keys():
             last = max(back[partition] for partition in wanted)
             found.resumed.append(last - up)
-            found.started.append(last - after.began)
-        else:
+        elif wanted:
             found.not_resumed += 1
+
+
+def _held(run: Run) -> dict[int, int]:
+    """What the process holds, or held when it was killed: partition -> offset in the log of what gave it to it."""
+    return {partition: gained for (partition, _), (_, gained, lost) in _terms(run).items() if lost is None}
 
 
 # The command.
@@ -449,7 +486,7 @@ def broken_promises(guarantee: str, found: Findings) -> list[str]:
         "out of order": found.out_of_order,
         "two live holders": found.two_holders,
         "not resumed": found.not_resumed,
-        "resumed late": sum(seconds > 2 for seconds in found.resumed),
+        "resumed late": sum(seconds > RESUME_SECONDS for seconds in found.resumed),
     }
     return [f"{name}: {count}" for name, count in wrong.items() if count]
 
@@ -459,7 +496,6 @@ def describe(found: Findings) -> str:
     worst = (
         f"{max(found.resumed):.2f} s at most, {np.median(found.resumed):.2f} in the median" if found.resumed else "none"
     )
-    started = f" ({max(found.started):.2f} and {np.median(found.started):.2f} from the start of the process)"
     return "\n".join(
         [
             f"{found.records:,} records, {found.delivered:,} handed out in {found.seconds:.0f} s",
@@ -467,8 +503,7 @@ def describe(found: Findings) -> str:
             f"  {found.kills} kills, {found.stops} stops past two heartbeats, {found.terminations} clean ends",
             f"  {found.claims:,} claims, {found.two_holders} with two live holders; "
             f"{found.after_anothers_claim} records handed out when another had the partition",
-            f"  {len(found.resumed)} prompt restarts had their claims back: {worst}{started if found.started else ''}; "
-            f"{found.not_resumed} had not",
+            f"  {len(found.resumed)} prompt restarts had their claims back: {worst}; {found.not_resumed} had not",
         ]
     )
 
@@ -479,10 +514,10 @@ def describe(found: Findings) -> str:
 @click.argument("guarantee")
 @click.argument("client")
 @click.argument("interval", type=float)
-@click.argument("out", type=Path)
 def worker(**given: Any) -> None:
-    """One process (used by the run)."""
-    work(**given)
+    """One process, which waits for its file's name (used by the run)."""
+    if out := sys.stdin.read():
+        work(**given, out=Path(out))
 
 
 if __name__ == "__main__":
