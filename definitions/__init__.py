@@ -2,6 +2,7 @@
 
 from dagster import AssetKey, AssetSpec, Definitions
 
+from definitions.carriers import departures_per_carrier
 from definitions.departures import TOPIC, departures
 from outbox_plugin.dagster import build_outbox_checks
 from sensors import HARVESTER, RESOURCES, harvester_sensor
@@ -19,6 +20,7 @@ definitions = Definitions(
             group_name="outbox",
             kinds={"kafka"},
         ),
+        departures_per_carrier,
     ],
     asset_checks=build_outbox_checks(DEPARTURES, topics=[TOPIC], harvester=HARVESTER),
     sensors=[harvester_sensor],
