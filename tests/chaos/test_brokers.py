@@ -99,7 +99,7 @@ def test_one_broker_after_the_other_is_killed(cluster: EmbeddedCluster, settings
 
 def test_partitions_change_their_leaders(cluster: EmbeddedCluster, settings: Settings, tmp_path: Path) -> None:
     """Away when the leader is shut down in good order, back by a preferred election, with all brokers up."""
-    with load(settings, tmp_path) as running:
+    with load(settings, tmp_path, Mix(rows_per_second=1_500)) as running:
         for partition in range(2):
             first = cluster.leader(running.topic, partition)
             first.stop()
