@@ -141,6 +141,21 @@ class EmbeddedCluster:
         node.wait()
         self.wait_in_sync()
 
+    def revive(self) -> None:
+        """Start whatever nodes are down, and wait until all have caught up.
+
+        Raises:
+            ServerFailed: one did not start, or did not catch up.
+        """
+        for node in self.nodes:
+            try:
+                _ = node.pid
+            except ServerFailed:
+                node.launch()
+        for node in self.nodes:
+            node.wait()
+        self.wait_in_sync()
+
     def rolling_restart(self) -> None:
         """Stop and start one node after the other, as in an upgrade.
 

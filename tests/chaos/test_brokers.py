@@ -68,14 +68,17 @@ class Load:
 
 
 @contextmanager
-def load(settings: Settings, folder: Path, mix: Mix | None = None) -> Iterator[Load]:
+def load(cluster: EmbeddedCluster, settings: Settings, folder: Path, mix: Mix | None = None) -> Iterator[Load]:
     """Load from two harvesters for as long as the body runs; then all must have arrived once, in order."""
     running = Load(settings, folder, mix or Mix())
     with running.reader.reading(), running.fleet.running():
-        with running.writer.writing():
-            running.flows()
-            yield running
-        drained(settings)
+        try:
+            with running.writer.writing():
+                running.flows()
+                yield running
+            drained(settings)
+        finally:
+            cluster.revive()  # For the next test, whatever became of this one.
     committed = running.writer.committed()
     rows = sum(each.rows for each in committed.values())
     verdict = judge(committed, read_until(settings, running.topic, lambda seen: len(seen) >= rows, 60))
@@ -89,7 +92,7 @@ def moved(cluster: EmbeddedCluster, topic: str, partition: int, before: ClusterN
 
 
 def test_one_broker_after_the_other_is_killed(cluster: EmbeddedCluster, settings: Settings, tmp_path: Path) -> None:
-    with load(settings, tmp_path) as running:
+    with load(cluster, settings, tmp_path) as running:
         for node in cluster.nodes:
             node.kill()
             running.flows()
@@ -99,7 +102,7 @@ def test_one_broker_after_the_other_is_killed(cluster: EmbeddedCluster, settings
 
 def test_partitions_change_their_leaders(cluster: EmbeddedCluster, settings: Settings, tmp_path: Path) -> None:
     """Away when the leader is shut down in good order, back by a preferred election, with all brokers up."""
-    with load(settings, tmp_path, Mix(rows_per_second=1_500)) as running:
+    with load(cluster, settings, tmp_path, Mix(rows_per_second=1_500)) as running:
         for partition in range(2):
             first = cluster.leader(running.topic, partition)
             first.stop()
@@ -117,7 +120,7 @@ def test_a_coordinator_moves(
     cluster: EmbeddedCluster, settings: Settings, tmp_path: Path, what: Coordinated, suffix: str
 ) -> None:
     """Of the transactions, or of the election: away by a kill, and back by a preferred election."""
-    with load(settings, tmp_path) as running:
+    with load(cluster, settings, tmp_path) as running:
         first = cluster.coordinator(what, settings.group + suffix)
         first.kill()
         eventually(lambda: cluster.coordinator(what, settings.group + suffix) is not first, 30)
@@ -131,7 +134,7 @@ def test_a_coordinator_moves(
 
 def test_sigterm_while_a_broker_dies(cluster: EmbeddedCluster, settings: Settings, tmp_path: Path) -> None:
     """In the middle of transactions whose coordinator goes away: the harvester ends, and the other one goes on."""
-    with load(settings, tmp_path, Mix(rows_per_second=2_000)) as running:
+    with load(cluster, settings, tmp_path, Mix(rows_per_second=2_000)) as running:
         leader = running.leader()
         node = cluster.coordinator("transactional id", f"{settings.group}-0")
         node.kill()
@@ -145,16 +148,12 @@ def test_sigterm_while_a_broker_dies(cluster: EmbeddedCluster, settings: Setting
 
 def test_sigterm_while_nothing_can_be_written(cluster: EmbeddedCluster, settings: Settings, tmp_path: Path) -> None:
     """Two of three brokers are gone, so that no transaction can end: the harvesters end, and leave it to the next."""
-    with load(settings, tmp_path, Mix(rows_per_second=2_000)) as running:
+    with load(cluster, settings, tmp_path, Mix(rows_per_second=2_000)) as running:
         leader = running.leader()
         for node in cluster.nodes[:2]:
             node.kill()
         running.fleet.terminate(leader)
         running.fleet.terminate(1 - leader)
         eventually(lambda: running.fleet.ended[0] == 2, END_SECONDS)
-        for node in cluster.nodes[:2]:
-            node.launch()
-        for node in cluster.nodes[:2]:
-            node.wait()
-        cluster.wait_in_sync()
+        cluster.revive()
         running.flows()
