@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 # Commands that live with what they start; imported on use, because each needs an extra of its own or much time.
 _ELSEWHERE = {
     "bench": "outbox_plugin.bench.command:bench",
-    "dead-letters": "outbox_plugin.operate.command:dead_letters",
     "consumers": "outbox_plugin.coordination.command:consumers",
+    "dead-letters": "outbox_plugin.operate.command:dead_letters",
     "dev": "outbox_plugin.embedded.command:dev",
+    "inbox": "outbox_plugin.inbox.command:inbox",
     "parked": "outbox_plugin.operate.command:parked",
     "pause": "outbox_plugin.operate.command:pause",
     "replay": "outbox_plugin.operate.command:replay",
     "resume": "outbox_plugin.operate.command:resume",
-    "inbox": "outbox_plugin.inbox.command:inbox",
 }
 
 

@@ -37,25 +37,26 @@ class PostgresOutbox:
             SchemaMissing, ForeignOutbox: see `claim_outbox`.
         """
         self._settings = settings
-        self._shard = shard
+        self._composed: dict[tuple[str, tuple[str, ...]], sql.Composed] = {}
         with reported(), ExitStack() as opened:
             self._identity = claim_outbox(settings, adopt=adopt)
             self._layout = read_layout(settings)
             if self._layout.number != layout.number:
                 raise LayoutChanged(f"the outbox has {self._layout.shards} shards now")
+            self._values: dict[str, object] = {
+                "table": settings.table,
+                "incarnation": self._identity.incarnation,
+                "layout": layout.number,
+                "shards": layout.shards,
+                "shard": shard,
+            }
             self._reader = opened.enter_context(closing(connect(settings, purpose="outbox harvester")))
             self._purger = opened.enter_context(closing(connect(settings, purpose="outbox harvester (purge)")))
+            filenode = self._reader.execute(*self._query("control", "filenode")).fetchone()
+            self._values["filenode"] = filenode[0] if filenode else 0
             self._opened = opened.pop_all()
         self._rows = self._reader.cursor(binary=True)
         self._rows.adapters.register_loader("timestamptz", Int8BinaryLoader)  # As it comes: see OutboxRow.
-        self._values: dict[str, object] = {
-            "table": settings.table,
-            "incarnation": self._identity.incarnation,
-            "layout": layout.number,
-            "shards": layout.shards,
-            "shard": shard,
-        }
-        self._composed: dict[tuple[str, tuple[str, ...]], sql.Composed] = {}
 
     @property
     def identity(self) -> Identity:
@@ -76,7 +77,7 @@ class PostgresOutbox:
             found, holders = orders.fetchone(), frozenset(writer for (writer,) in writers.fetchall())
             lanes = frozenset(Lane(topic, key) for topic, key, *_ in parked.fetchall())
         if found is None or not found[0]:
-            raise StoreUnavailable(f"Postgres: the table {self._settings.table!r} was dropped or made anew")
+            raise StoreUnavailable(f"Postgres: the table {self._settings.table!r} was dropped, truncated or made anew")
         _, layout, paused, last_id = found
         if layout != self._layout.number:
             raise LayoutChanged("the outbox has another number of shards now")

@@ -23,8 +23,7 @@ from confluent_kafka.cimpl import NewTopic
 from psycopg import sql
 
 from outbox_plugin.adapters.kafka import client_config
-from outbox_plugin.bench.drain import PATIENCE_SECONDS
-from outbox_plugin.bench.scratch import scratch_outbox
+from outbox_plugin.bench.scratch import PATIENCE_SECONDS, scratch_outbox
 from outbox_plugin.inbox import Inbox, Received
 from outbox_plugin.inbox.lanes import MOST_TOGETHER
 from outbox_plugin.schema.connection import connect

@@ -107,8 +107,20 @@ def test_nothing_is_read_from_a_table_that_took_the_outboxs_place(store: WindowS
     insert_numbered(settings, "t", 1, 10)
     assert ids(store) == []
     assert backlog(settings) == 10
-    with pytest.raises(StoreUnavailable, match="was dropped or made anew"):
+    with pytest.raises(StoreUnavailable, match="was dropped, truncated or made anew"):
         store.control()
+
+
+def test_nothing_is_read_from_a_table_that_was_truncated(store: WindowStore, settings: Settings) -> None:
+    """Its ids are given again, to rows that what is in flight would hide."""
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        connection.execute("TRUNCATE outbox RESTART IDENTITY")
+    insert_numbered(settings, "t", 1, 10)
+    assert ids(store) == []
+    with pytest.raises(StoreUnavailable, match="truncated"):
+        store.control()
+    with closing(WindowStore(settings, 0, LAYOUT)) as another:
+        assert ids(another) == [*range(1, 11)]
 
 
 @pytest.mark.parametrize(("query", "floor"), [("read_window", 0), ("read_window", 99_000), ("purge", 0)])
@@ -121,7 +133,9 @@ def test_the_primary_key_is_walked_even_when_the_planner_believes_the_table_to_b
         connection.execute("DELETE FROM outbox WHERE id > 5")
         connection.execute("ANALYZE outbox")
         insert_numbered(settings, "t", 100_000, 50_000)
-        known = connection.execute("SELECT table_name, incarnation FROM outbox_identity").fetchone()
+        known = connection.execute(
+            "SELECT table_name, incarnation, pg_relation_filenode('outbox') FROM outbox_identity"
+        ).fetchone()
         assert known is not None
         values = {
             "in_flight": "{}",
@@ -130,6 +144,7 @@ def test_the_primary_key_is_walked_even_when_the_planner_believes_the_table_to_b
             "incarnation": known[1],
             "ids": "{[60000,65000)}",
             "layout": 1,
+            "filenode": known[2],
             "floor": floor,
             "large": 2_000,
             "horizon": 2**31,

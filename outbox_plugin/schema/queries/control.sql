@@ -1,7 +1,12 @@
+-- name: filenode
+-- The table's file: TRUNCATE gives it another one.
+SELECT coalesce(pg_relation_filenode(to_regclass(%(table)s)), 0)
+
 -- name: orders
 -- Whether the outbox is still the one that the term began with, its layout, what is paused, and the last id drawn: of a
 -- sequence that draws ids one by one. What is looked up here must be looked up before the writers are.
-SELECT known.incarnation = %(incarnation)s AND known.table_oid = to_regclass(%(table)s)::oid,
+SELECT known.incarnation = %(incarnation)s AND known.table_oid = to_regclass(%(table)s)::oid
+           AND coalesce(pg_relation_filenode(to_regclass(%(table)s)), 0) = %(filenode)s,
        known.layout,
        known.paused OR %(shard)s = ANY (known.paused_shards),
        coalesce((SELECT pg_sequence_last_value(seqrelid)

@@ -12,8 +12,12 @@ SELECT id, create_time, kafka_topic, kafka_key,
        kafka_header_keys, kafka_header_values, (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint)
 FROM {outbox}
 WHERE id > %(floor)s
-  AND EXISTS (SELECT FROM {outbox_identity} WHERE table_name = %(table)s AND incarnation = %(incarnation)s
-                                             AND table_oid = to_regclass(%(table)s)::oid AND layout = %(layout)s)
+  AND EXISTS (
+      SELECT FROM {outbox_identity}
+      WHERE table_name = %(table)s AND incarnation = %(incarnation)s AND layout = %(layout)s
+        AND table_oid = to_regclass(%(table)s)::oid
+        AND coalesce(pg_relation_filenode(to_regclass(%(table)s)), 0) = %(filenode)s
+  )
   {conditions}
 ORDER BY id
 LIMIT %(limit)s
