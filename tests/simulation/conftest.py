@@ -8,7 +8,7 @@ import pytest
 
 from tests.simulation.schedule import in_miniature
 
-SCHEDULES = 2_500
+SCHEDULES = 4_000
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

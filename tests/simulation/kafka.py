@@ -36,6 +36,7 @@ class Record:
     transaction: KafkaTransaction | None
     leader_id: str
     value: str
+    at: float  # Seconds.
 
 
 @dataclass(slots=True)
@@ -101,7 +102,9 @@ class Broker:
     def append(self, rows: Sequence[OutboxRow], transaction: KafkaTransaction | None, leader_id: str) -> None:
         """Write records."""
         for row in rows:
-            self.partitions[row.topic, row.key].append(Record(transaction, leader_id, str(row.value)))
+            self.partitions[row.topic, row.key].append(
+                Record(transaction, leader_id, str(row.value), self.scheduler.now)
+            )
 
 
 class SimulatedLog:

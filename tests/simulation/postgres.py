@@ -41,6 +41,7 @@ class Event:
     transaction: int
     place_in_transaction: int
     committed: int | None = None
+    committed_at: float = 0.0  # Seconds.
     erased: bool = False  # By a truncation, or because a backup without it was restored.
     restored: bool = False  # By a backup that still had it.
 
@@ -108,7 +109,7 @@ class Transaction:
         self._end()
         stamp = self.database.instant()
         for row in self.rows:
-            row.event.committed = stamp
+            row.event.committed, row.event.committed_at = stamp, self.database.scheduler.now
             self.database.rows[row.id] = row
         self.database.say("app", "commits", *(f"{row.id}={row.event.name}/{row.event.key}" for row in self.rows))
         self.database.flush()
@@ -124,7 +125,7 @@ class Transaction:
 
     def _end(self) -> None:
         self.over = True
-        self.database.open.discard(self)
+        del self.database.open[self]
 
 
 @dataclass(frozen=True)
@@ -157,10 +158,11 @@ class Database:
         self.paused = False
         self.parked: dict[Lane, int] = {}
         self.dead: list[Row] = []
-        self.open: set[Transaction] = set()
+        self.open: dict[Transaction, None] = {}  # In their order; a set would have none that repeats.
         self.generation = 0  # Connections of an earlier one are broken.
         self.closed_to_writers = False
         self.wall = 1_000_000_000  # What the clock is ahead, in microseconds.
+        self.notifies = 0.97  # How many of the notifications arrive.
         self.sleepers: list[WakeUpCall] = []
         self.events: list[Event] = []
         self.by_name: dict[str, Event] = {}
@@ -177,7 +179,7 @@ class Database:
         """Begin a transaction of the application."""
         self._transactions += 1
         transaction = Transaction(self, self._transactions, self.instant(), self.clock())
-        self.open.add(transaction)
+        self.open[transaction] = None
         return transaction
 
     def clock(self) -> int:
@@ -308,7 +310,7 @@ class WakeUpCall:
     def ring(self) -> None:
         """The notification, which may be lost, arrives a little later."""
         scheduler = self._store.process.scheduler
-        if self._store.reaches() and scheduler.random() < 0.97:
+        if self._store.reaches() and scheduler.random() < self._store.database.notifies:
             scheduler.at(scheduler.now + scheduler.random() * 0.01, self._arrive)
 
     def _arrive(self) -> None:

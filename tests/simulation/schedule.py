@@ -9,7 +9,7 @@ from unittest import mock
 
 from outbox_plugin.relay import at_least_once, intake, rest, supervisor
 from tests.simulation.plan import Plan
-from tests.simulation.promises import broken
+from tests.simulation.promises import broken, slowest
 from tests.simulation.scheduler import Stuck
 from tests.simulation.world import World
 
@@ -24,7 +24,7 @@ class Outcome:
     trace: list[str]
     events: int
     seconds: float
-    drained_in: float
+    slowest: float  # Seconds from a commit until a consumer could see it.
 
 
 @contextmanager
@@ -40,9 +40,9 @@ def in_miniature() -> Iterator[None]:
         yield
 
 
-def run(seed: int, *, tell: bool = False) -> Outcome:
-    """Run the schedule of a seed; to be called `in_miniature`."""
-    plan = Plan.draw(seed)
+def run(seed: int, *, plan: Plan | None = None, tell: bool = False) -> Outcome:
+    """Run the schedule of a seed, or of a plan and a seed; to be called `in_miniature`."""
+    plan = plan or Plan.draw(seed)
     world = World(seed, plan, tell=tell)
     said: list[str] = []
     try:
@@ -50,4 +50,4 @@ def run(seed: int, *, tell: bool = False) -> Outcome:
     except Stuck as stuck:
         said = [f"loss: rows do not leave: {stuck}"]
     said += broken(world)
-    return Outcome(seed, plan, said, world.trace, len(world.database.events), world.scheduler.now, world.drained_in)
+    return Outcome(seed, plan, said, world.trace, len(world.database.events), world.scheduler.now, slowest(world))

@@ -38,6 +38,8 @@ class World:
         self.postgres = Server(self.scheduler, "Postgres", StoreUnavailable, self.mishaps, self.say, plan.latency)
         self.kafka = Server(self.scheduler, "Kafka", LogUnavailable, self.mishaps, self.say, plan.latency)
         self.database = Database(self.scheduler, self.say, plan.shards)
+        if not plan.faults and not plan.mishap_rate:
+            self.database.notifies = 1.0
         self.broker = Broker(self.scheduler, self.say)
         self.broker.group.server = self.kafka
         self.harvesters = [Harvester(self, f"h{number}") for number in range(plan.harvesters)]
