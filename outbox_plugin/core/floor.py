@@ -6,7 +6,8 @@ the end of the transaction. So once every transaction that held the lock when th
 all rows up to that id that will ever be are visible. Transaction ids would not do: an id is drawn before there is one.
 
 A row that arrives below the floor all the same (with an id of its own making, or one drawn in an earlier transaction)
-is found by a slow sweep, a read that starts at the beginning: late, never lost.
+is found by a slow sweep, which starts at the beginning: late, never lost. A sequence that is set back, as by TRUNCATE
+with RESTART IDENTITY, takes the floor with it.
 """
 
 from __future__ import annotations
@@ -32,13 +33,19 @@ class Floor:
     """What one term knows about the ids that are over and done with. `now` is in monotonic seconds."""
 
     def __init__(self) -> None:
+        self._last_id = 0
         self._settled = 0  # No row with such an id, or a lower one, can appear any more.
         self._awaited: Drawn | None = None
         self._floor = BEGINNING
         self._sweep_after = 0.0
+        self._swept = BEGINNING  # How far the sweep has come.
 
     def learned(self, drawn: Drawn) -> None:
-        """Look whether the writers of an earlier look have ended."""
+        """Look whether the writers of an earlier look have ended, and whether ids are drawn from the start again."""
+        if drawn.last_id < self._last_id:
+            self._settled, self._awaited = 0, None
+            self.reset()
+        self._last_id = drawn.last_id
         prepared = any(writer.startswith(_PREPARED) for writer in drawn.writers)
         if self._awaited and not prepared and not self._awaited.writers & drawn.writers:
             self._settled, self._awaited = self._awaited.last_id, None
@@ -53,16 +60,18 @@ class Floor:
         return self._settled
 
     def start_of_read(self, now: float) -> int:
-        """The id behind which the next read is to begin: the floor, or the beginning when a sweep is due."""
-        return BEGINNING if now >= self._sweep_after else self._floor
+        """The id behind which the next read is to begin: the floor, or where a sweep that is due has come."""
+        return self._swept if now >= self._sweep_after else self._floor
 
     def read(self, began_behind: int, settled: int, last_id: int | None, began: float, now: float) -> None:
         """A read that began behind `began_behind`, when `settled` was known, ended with `last_id` or found nothing."""
-        if began_behind == BEGINNING:
-            self._sweep_after = now + max(SWEEP_SECONDS, SWEEP_REST * (now - began))
+        if last_id is not None and last_id < self._floor:
+            self._swept = last_id  # More may be behind it, and need not wait for the next sweep.
+        elif began_behind < self._floor or began_behind == BEGINNING:
+            self._swept, self._sweep_after = BEGINNING, now + max(SWEEP_SECONDS, SWEEP_REST * (now - began))
         reached = settled if last_id is None else min(settled, last_id)
         self._floor = max(self._floor, reached)
 
     def reset(self) -> None:
-        """Rows below the floor are wanted again: a parked lane was released."""
-        self._floor, self._sweep_after = BEGINNING, 0.0
+        """Rows below the floor are wanted again."""
+        self._floor, self._sweep_after, self._swept = BEGINNING, 0.0, BEGINNING
