@@ -47,6 +47,7 @@ class Outbox(Protocol):
     """The outbox in Postgres, for one term of one shard, in either delivery.
 
     Every method raises StoreUnavailable when Postgres does not do as asked, and may be called by two threads at once.
+    A table that is truncated is no longer the one that the term began with: ids in flight may be given to new rows.
     """
 
     @property
