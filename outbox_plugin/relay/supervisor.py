@@ -30,7 +30,7 @@ class Supervisor:
         self._layout = layout
         self._clock = runtime.now
         self._turned_at = runtime.now()
-        self._began = runtime.now()
+        self._others_lead_since: float | None = None  # Under an earlier layout, and nobody under ours.
 
     def run(self, stopped: Callable[[], bool]) -> None:
         """Follow and lead until `stopped`, then hand everything over.
@@ -64,14 +64,10 @@ class Supervisor:
                 raise LayoutChanged("the outbox has another number of shards now")
 
     def _is_ours(self, heartbeat: Heartbeat, shard: Shard) -> bool:
-        """Whether the heartbeat is for the same outbox and layout.
-
-        An old layout's leader will notice by itself; if it does not, ours is not the latest one: a backup was restored.
-        """
+        """Whether the heartbeat is for the same outbox and layout."""
         if heartbeat.place == self._identity.place:
-            old = heartbeat.layout < self._layout and self._clock() - self._began < OLD_LAYOUT_SECONDS
-            if heartbeat.layout != self._layout and not old:
-                raise LayoutChanged(f"{heartbeat.instance} knows of another number of shards")
+            if heartbeat.phase == "leader":
+                self._compare_layout(heartbeat)
             return heartbeat.layout == self._layout
         if shard.election.leader_id is None and heartbeat.phase == "leader":
             raise ForeignOutbox(
@@ -79,6 +75,20 @@ class Supervisor:
                 f"{self._identity.place}. Give it an OUTBOX_GROUP of its own"
             )
         return False
+
+    def _compare_layout(self, heartbeat: Heartbeat) -> None:
+        """Let a leader's layout, which the database has confirmed to it, prove ours wrong.
+
+        A leader under an earlier layout will notice by itself. If it does not, that is the outbox's layout: a backup
+        was restored.
+        """
+        if heartbeat.layout == self._layout:
+            self._others_lead_since = None
+            return
+        now = self._clock()
+        self._others_lead_since = self._others_lead_since or now
+        if heartbeat.layout > self._layout or now - self._others_lead_since > OLD_LAYOUT_SECONDS:
+            raise LayoutChanged(f"{heartbeat.instance} knows of another number of shards")
 
     def _hand_over(self) -> None:
         for shard in self._shards.values():
