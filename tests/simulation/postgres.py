@@ -268,11 +268,11 @@ class Database:
             self.layout = backup.layout
 
     def change_layout(self, shards: int) -> None:
-        """Let the outbox have another number of shards."""
+        """Let the outbox have another number of shards; the layout's number is the time, so that none comes twice."""
         was = self.layout
         if was.shards != shards:
             unsettled = [each for each in (*was.unsettled, was.shards) if each != shards]
-            self.layout = Layout(was.number + 1, shards, tuple(dict.fromkeys(unsettled)))
+            self.layout = Layout(max(was.number + 1, self.clock()), shards, tuple(dict.fromkeys(unsettled)))
 
     def delete(self, rows: Sequence[Row]) -> int:
         """Delete rows."""
