@@ -14,6 +14,7 @@ import psycopg
 from psycopg import sql
 
 from outbox_plugin.schema.connection import connect, reported_as_refusal
+from outbox_plugin.schema.orphans import drop_orphans
 from outbox_plugin.schema.statements import compose, statement
 from outbox_plugin.settings import Settings
 
@@ -21,8 +22,9 @@ from outbox_plugin.settings import Settings
 def migrate(settings: Settings, *, wake_up: bool | None = None) -> list[str]:
     """Bring the outbox's tables up to date; safe to run twice, and by two at once.
 
-    An existing outbox table, such as goharvest's, is left as it is. `wake_up` installs, or removes, the trigger by
-    which writers wake harvesters that sleep; None leaves that as it is.
+    An existing outbox table, such as goharvest's, is left as it is. Staging tables of Spark jobs that are gone are
+    removed. `wake_up` installs, or removes, the trigger by which writers wake harvesters that sleep; None leaves that
+    as it is.
 
     Returns:
         The names of the migrations that were applied now; none when all had been.
@@ -48,6 +50,7 @@ def migrate(settings: Settings, *, wake_up: bool | None = None) -> list[str]:
         run("identify", table=table)
         if wake_up is not None:
             _wake_up(connection, table, install=wake_up)
+        drop_orphans(connection, table)
     return list(pending)
 
 

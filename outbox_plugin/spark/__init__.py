@@ -5,6 +5,7 @@ attempts that it accepted, one per partition, whatever was retried or speculated
 those attempts, business rows and events together, in one transaction that also records the job's id.
 """
 
+from outbox_plugin.spark.sink import register
 from outbox_plugin.spark.write import JobCommitted, OutboxWrite
 
-__all__ = ["JobCommitted", "OutboxWrite"]
+__all__ = ["JobCommitted", "OutboxWrite", "register"]

@@ -1,15 +1,25 @@
-"""From a user's columns to the outbox's, as Spark expressions: the JVM does the work."""
+"""From a user's columns to those of a staging table: checked once by their types, converted batch by batch in Arrow.
+
+What is asked of a DataFrame, and what becomes of its rows, is the same for each way in: the builder, the batch sink and
+the stream. No I/O.
+"""
 
 from __future__ import annotations
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as f
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
     BooleanType,
     DataType,
     DateType,
+    DecimalType,
+    FractionalType,
+    IntegralType,
     MapType,
     NullType,
     NumericType,
@@ -20,10 +30,23 @@ from pyspark.sql.types import (
 )
 
 from outbox_plugin.errors import UserError
+from outbox_plugin.spark.json_text import array_literal, entries, json_text
+from outbox_plugin.spark.rows import BadRow, Limits, bad_rows
 
-_PLAIN = (StringType, BinaryType, BooleanType, NumericType, DateType, TimestampType, TimestampNTZType, NullType)
-
-_PAIR = ["key", "value"]
+EVENT_COLUMNS = ("kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values")
+EVENT_FIELDS = ("topic", "key", "value", "headers")
+_TEXTS = (StringType, BinaryType, NullType)
+_PLAIN = (*_TEXTS, BooleanType, NumericType, DateType, TimestampType, TimestampNTZType)
+_ORDERED: tuple[tuple[type[DataType], str], ...] = (
+    (StringType, "''::text COLLATE \"C\""),  # Byte by byte, as Spark compares.
+    (DecimalType, "0::numeric"),
+    (IntegralType, "0::bigint"),
+    (FractionalType, "0::float8"),
+    (BooleanType, "true"),
+    (DateType, "now()::date"),
+    (TimestampType, "now()"),
+    (TimestampNTZType, "now()::timestamp"),
+)
 
 
 class EventColumnWrong(UserError):
@@ -34,82 +57,215 @@ class BusinessColumnWrong(UserError):
     """A DataFrame of business rows has a column of a type that is not copied."""
 
 
-def business_columns(rows: DataFrame) -> DataFrame:
-    """The columns of `rows`, in a form that Postgres reads from CSV as what they are.
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """A batch as it is to be staged, column by column, and which of its rows are bad."""
+
+    columns: list[pa.Array]
+    bad: dict[int, BadRow]
+
+
+@dataclass(frozen=True)
+class RowForm:
+    """Business rows: every column of the DataFrame, in a form that Postgres reads from CSV as what it is."""
+
+    names: tuple[str, ...]
+
+    @property
+    def typed(self) -> dict[str, str]:
+        """Columns of the staging table before those of the business rows: none."""
+        return {}
+
+    @property
+    def business(self) -> tuple[str, ...]:
+        """Columns of the business table, which the staging table's last columns are of the types of."""
+        return self.names
+
+    @property
+    def order(self) -> list[str]:
+        """Business rows have no order."""
+        return []
+
+    def convert(self, batch: pa.RecordBatch, limits: Limits) -> Converted:  # noqa: ARG002 Postgres judges these.
+        """The columns as they are; bytes in the form of bytea's text."""
+        return Converted([_copied(batch.column(batch.schema.get_field_index(name))) for name in self.names], {})
+
+
+@dataclass(frozen=True)
+class EventForm:
+    """Events: the outbox's columns, then what they are ordered by, then the business row that each comes with."""
+
+    topic: str | None
+    has_headers: bool
+    order_by: tuple[tuple[str, str], ...]  # Names, and a value of the type that Postgres compares them by.
+    rows: RowForm
+
+    @property
+    def needed(self) -> list[str]:
+        """The DataFrame's columns that matter."""
+        own = ["key", "value", *(() if self.topic else ("topic",)), *(("headers",) if self.has_headers else ())]
+        return list(dict.fromkeys([*own, *(name for name, _ in self.order_by), *self.rows.names]))
+
+    @property
+    def typed(self) -> dict[str, str]:
+        """Columns of the staging table, each with a value in SQL that gives it its type."""
+        texts = dict.fromkeys(EVENT_COLUMNS[:3], "''::text")
+        lists = dict.fromkeys(EVENT_COLUMNS[3:], "ARRAY[]::text[]")
+        order = dict(zip(self.order, (example for _, example in self.order_by), strict=True))
+        return {**texts, **lists, "outbox_problem": "''::text", **order}
+
+    @property
+    def business(self) -> tuple[str, ...]:
+        """Columns of the business table, which the staging table's last columns are of the types of."""
+        return self.rows.names
+
+    @property
+    def order(self) -> list[str]:
+        """The staging table's columns that hold what the events are ordered by."""
+        return [f"outbox_order_{n}" for n in range(1, len(self.order_by) + 1)]
+
+    def convert(self, batch: pa.RecordBatch, limits: Limits) -> Converted:
+        """The events of `batch`, and which of them the outbox or Kafka would refuse."""
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        undecodable: dict[str, pa.Array] = {}
+
+        def text(name: str, values: pa.Array) -> pa.Array:
+            decoded, undecodable[name] = _decoded(values)
+            return decoded
+
+        topics = pa.array([self.topic] * len(batch), pa.string()) if self.topic else text("topic", columns["topic"])
+        keys, value = text("key", columns["key"]), columns["value"]
+        values = json_text(value) if pa.types.is_nested(value.type) else text("value", value)
+        names, texts, undecodable["headers"] = _headers(columns["headers"] if self.has_headers else None, len(batch))
+        events = [topics, keys, values, names, texts]
+        bad = bad_rows(pa.RecordBatch.from_arrays(events, list(EVENT_COLUMNS)), undecodable, limits)
+        if bad:
+            events = [pc.replace_substring(each, "\0", "\N{REPLACEMENT CHARACTER}") for each in events]
+        order = [columns[name] for name, _ in self.order_by]
+        problems = _problems(bad, len(batch))
+        return Converted([*events, problems, *order, *self.rows.convert(batch, limits).columns], bad)
+
+
+def row_form(schema: StructType, leave_out: Sequence[str] = ()) -> RowForm:
+    """The form of business rows.
 
     Raises:
         BusinessColumnWrong: a column is of a compound type.
     """
-
-    def copied(name: str, kind: DataType) -> Column:
-        column = f.col(f"`{name.replace('`', '``')}`")
-        if isinstance(kind, BinaryType):  # Its bytes as they are would be read as bytea's escape format.
-            return f.concat(f.lit("\\x"), f.hex(column)).alias(name)
-        return column.cast("string").alias(name) if isinstance(kind, NullType) else column
-
-    for field in rows.schema.fields:
+    fields = [field for field in schema.fields if field.name not in leave_out]
+    for field in fields:
         if not isinstance(field.dataType, _PLAIN):
             kind = field.dataType.simpleString()
             raise BusinessColumnWrong(f"the column {field.name!r} is {kind}; make it a string first, as with to_json")
-    return rows.select(*(copied(field.name, field.dataType) for field in rows.schema.fields))
+    return RowForm(tuple(field.name for field in fields))
 
 
-def outbox_columns(events: DataFrame, topic: str | None) -> DataFrame:
-    """The five columns of the outbox that `events` fills.
+def event_form(
+    schema: StructType, topic: str | None, order_by: Sequence[str] = (), rows: RowForm | None = None
+) -> EventForm:
+    """The form of events, whose columns `schema` names.
 
     Args:
-        events: `key`, `value` (string, binary, or a struct that becomes JSON; null is a tombstone), optionally
-            `headers` (map of string to string, or an array of `struct<key, value>` as Spark's Kafka sink takes it), and
-            `topic` unless that is given.
+        schema: has `key`, `value` (string, binary, or a struct, map or array that becomes JSON; null is a tombstone),
+            optionally `headers` (map of string to string, or an array of `struct<key, value>` as Spark's Kafka sink
+            takes it), and `topic` unless that is given.
         topic: the topic of all events; None when they name their own.
+        order_by: the columns whose order the events are to have.
+        rows: the columns of the business rows that they come with.
 
     Raises:
         EventColumnWrong: a column is missing or of a wrong type.
     """
-    fields = {field.name: field.dataType for field in events.schema.fields}
-    for name in ("key", "value", *(() if topic else ("topic",))):
+    fields = {field.name: field.dataType for field in schema.fields}
+    for name in ("key", "value", *(() if topic else ("topic",)), *order_by):
         if name not in fields:
             raise EventColumnWrong(f"the events lack the column {name!r}; they have {', '.join(fields)}")
-    value = f.col("value")
-    if isinstance(fields["value"], StructType | MapType):
-        value = f.to_json(value, {"ignoreNullFields": "false"})
-    elif isinstance(fields["value"], BinaryType):
-        value = f.decode(value, "UTF-8")
-    elif not isinstance(fields["value"], StringType):
-        raise EventColumnWrong(f"the column 'value' is {fields['value'].simpleString()}; expected string or a struct")
-    names, texts = _headers(fields.get("headers"))
-    return events.select(
-        (f.lit(topic) if topic else f.col("topic")).alias("kafka_topic"),
-        f.col("key").cast("string").alias("kafka_key"),
-        value.alias("kafka_value"),
-        _array_literal(names).alias("kafka_header_keys"),
-        _array_literal(texts).alias("kafka_header_values"),
-    )
-
-
-def _headers(kind: DataType | None) -> tuple[Column, Column]:
-    """The headers' names and their texts, as two arrays."""
-    none = f.array().cast("array<string>")
-    headers = f.col("headers")
-    if kind is None:
-        return none, none
-    if isinstance(kind, MapType):
-        names, texts = f.map_keys(headers), f.map_values(headers)
-    elif isinstance(kind, ArrayType) and isinstance(kind.elementType, StructType) and kind.elementType.names == _PAIR:
-        names, texts = headers["key"], headers["value"]
-    else:
-        said = kind.simpleString()
+    for name in ("key", *(() if topic else ("topic",))):
+        if not isinstance(fields[name], (*_TEXTS, NumericType, DateType, BooleanType)):
+            raise EventColumnWrong(f"the column {name!r} is {fields[name].simpleString()}; expected a string")
+    if not isinstance(fields["value"], _TEXTS) and not _is_document(fields["value"]):
+        said = fields["value"].simpleString()
+        raise EventColumnWrong(
+            f"the column 'value' is {said}; expected string, binary or a struct (which becomes JSON)"
+        )
+    if "headers" in fields and not _are_headers(fields["headers"]):
+        said = fields["headers"].simpleString()
         raise EventColumnWrong(
             f"the column 'headers' is {said}; expected a map of strings, or array<struct<key,value>>"
         )
-    return tuple(f.coalesce(each.cast("array<string>"), none) for each in (names, texts))  # type: ignore[return-value]
+    order = tuple((name, _ordered_as(name, fields[name])) for name in order_by)
+    return EventForm(topic, "headers" in fields, order, rows or RowForm(()))
 
 
-def _array_literal(texts: Column) -> Column:
-    """An array of strings as Postgres writes one: `{"a","b"}`."""
+def _is_document(kind: DataType) -> bool:
+    return isinstance(kind, StructType | MapType | ArrayType) and _has_json(kind)
 
-    def quoted(text: Column) -> Column:
-        escaped = f.regexp_replace(f.coalesce(text, f.lit("")), r'([\\"])', r"\\$1")
-        return f.concat(f.lit('"'), escaped, f.lit('"'))
 
-    return f.concat(f.lit("{"), f.array_join(f.transform(texts, quoted), ","), f.lit("}"))
+def _has_json(kind: DataType) -> bool:
+    if isinstance(kind, StructType):
+        return all(_has_json(field.dataType) for field in kind.fields)
+    if isinstance(kind, MapType):
+        return isinstance(kind.keyType, _PLAIN) and _has_json(kind.valueType)
+    return _has_json(kind.elementType) if isinstance(kind, ArrayType) else isinstance(kind, _PLAIN)
+
+
+def _are_headers(kind: DataType) -> bool:
+    if isinstance(kind, MapType):
+        return isinstance(kind.keyType, StringType) and isinstance(kind.valueType, _TEXTS)
+    pair = kind.elementType if isinstance(kind, ArrayType) else None
+    return (
+        isinstance(pair, StructType) and pair.names == ["key", "value"] and isinstance(pair["value"].dataType, _TEXTS)
+    )
+
+
+def _ordered_as(name: str, kind: DataType) -> str:
+    for known, example in _ORDERED:
+        if isinstance(kind, known):
+            return example
+    raise EventColumnWrong(f"the column {name!r} is {kind.simpleString()}: events cannot be ordered by that")
+
+
+def _problems(bad: dict[int, BadRow], rows: int) -> pa.Array:
+    """What is wrong with each row; null is nothing."""
+    if not bad:
+        return pa.nulls(rows, pa.string())
+    return pa.array([f"{bad[row].column}: {bad[row].problem}" if row in bad else None for row in range(rows)])
+
+
+def _copied(column: pa.Array) -> pa.Array:
+    if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):  # Else read as bytea's escape format.
+        return pa.array([None if each is None else "\\x" + each.hex() for each in column.to_pylist()], pa.string())
+    return column.cast(pa.string()) if pa.types.is_null(column.type) else column
+
+
+def _decoded(values: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """`values` as text, and which of them are bytes that are not UTF-8."""
+    try:
+        return values.cast(pa.string()), pa.array([False] * len(values))
+    except pa.ArrowInvalid:
+        texts = [None if each is None else bytes(each).decode(errors="replace") for each in values.to_pylist()]
+        decoded = pa.array(texts, pa.string())
+        return decoded, pc.fill_null(
+            pc.not_equal(decoded.cast(pa.binary()), values.cast(pa.binary())), fill_value=False
+        )
+
+
+def _headers(headers: pa.Array | None, rows: int) -> tuple[pa.Array, pa.Array, pa.Array]:
+    """Names and texts as Postgres writes arrays, and which rows have a text that is not UTF-8."""
+    fine = pa.array([False] * rows)
+    if headers is None:
+        none = pa.array(["{}"] * rows)
+        return none, none, fine
+    pairs = entries(headers) if pa.types.is_map(headers.type) else headers
+    names, texts = pairs.flatten().flatten()
+    texts, undecodable = _decoded(texts)
+    if pc.any(undecodable).as_py():
+        wrong = set(pc.list_parent_indices(pairs).filter(undecodable).to_pylist())
+        fine = pa.array([row in wrong for row in range(rows)])
+    return _lists(pairs, names), _lists(pairs, texts), fine
+
+
+def _lists(pairs: pa.Array, elements: pa.Array) -> pa.Array:
+    lengths = pc.fill_null(pc.list_value_length(pairs), 0)
+    offsets = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(lengths).cast(pa.int32())])
+    return array_literal(pa.ListArray.from_arrays(offsets, elements))

@@ -1,4 +1,4 @@
-"""Finds the row that the outbox or Kafka would refuse, before anything of its job is written.
+"""Finds the rows that the outbox or Kafka would refuse, before anything of their job is written.
 
 A bad row is a result and not a failure: a task that raised would be tried again, to the same end, and its error would
 reach the user as a worker's traceback. No I/O; a batch is checked column by column, in Arrow.
@@ -6,6 +6,7 @@ reach the user as a worker's traceback. No I/O; a batch is checked column by col
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -23,35 +24,51 @@ class BadRow(NamedTuple):
     problem: str
 
 
-def first_bad_row(batch: pa.RecordBatch) -> BadRow | None:
-    """The first row of the first column in which one is wrong; None when all rows are well.
+class Limits(NamedTuple):
+    """How many characters fit into the outbox's columns; None is no limit."""
+
+    key: int | None = MAX_KEY_CHARACTERS
+    value: int | None = None
+
+
+def bad_rows(batch: pa.RecordBatch, undecodable: Mapping[str, pa.Array], limits: Limits) -> dict[int, BadRow]:
+    """The rows that are wrong, by their numbers; empty when all are well.
 
     Args:
-        batch: the columns of the outbox, as `columns.outbox_columns` makes them.
+        batch: the columns of the outbox, as text.
+        undecodable: for the columns that were bytes, which rows have some that are not UTF-8.
+        limits: what fits.
     """
+    topics, keys = batch.column("kafka_topic"), batch.column("kafka_key")
+    found: dict[int, BadRow] = {}
+    for column, wrong, problem in _rules(batch, undecodable, limits):
+        if pc.any(wrong).as_py():
+            for row in pc.indices_nonzero(pc.fill_null(wrong, fill_value=False)).to_pylist():
+                who = f"of the event with topic {_shown(topics[row])} and key {_shown(keys[row])}"
+                found.setdefault(row, BadRow(column, f"{problem(row)}, {who}"))
+    return found
+
+
+def _rules(
+    batch: pa.RecordBatch, undecodable: Mapping[str, pa.Array], limits: Limits
+) -> Iterator[tuple[str, pa.Array, Callable[[int], str]]]:
+    """A column, the rows in which it is wrong, and what is wrong in a row."""
     topics, keys, values = (batch.column(name) for name in ("kafka_topic", "kafka_key", "kafka_value"))
-
-    def of_key(row: int) -> str:
-        return f"of the event with topic {_shown(topics[row])} and key {_shown(keys[row])}"
-
-    if (row := _first(pc.is_null(keys))) is not None:
-        return BadRow("key", f"null, {of_key(row)}")
-    if (row := _first(pc.greater(pc.utf8_length(keys), MAX_KEY_CHARACTERS))) is not None:
-        length = len(keys[row].as_py())
-        return BadRow("key", f"{length} characters, of which {MAX_KEY_CHARACTERS} are allowed, {of_key(row)}")
+    yield "key", pc.is_null(keys), lambda _: "null"
+    for column, texts, limit in (("key", keys, limits.key), ("value", values, limits.value)):
+        if limit is not None:
+            yield column, pc.greater(pc.utf8_length(texts), limit), _too_long(texts, limit)
     well_named = pc.fill_null(pc.match_substring_regex(topics, TOPIC_PATTERN), fill_value=False)
-    if (row := _first(pc.invert(well_named))) is not None:
-        return BadRow("topic", f"not a name that Kafka allows, {of_key(row)}")
+    yield "topic", pc.invert(well_named), lambda _: "not a name that Kafka allows"
     headers = (batch.column(name) for name in ("kafka_header_keys", "kafka_header_values"))
     for column, texts in (("key", keys), ("value", values), *(("headers", each) for each in headers)):
-        if (row := _first(pc.match_substring(texts, "\0"))) is not None:
-            return BadRow(column, f"has the character NUL, which Postgres cannot store, {of_key(row)}")
-    return None
+        yield column, pc.match_substring(texts, "\0"), lambda _: "has the character NUL, which Postgres cannot store"
+    for column, wrong in undecodable.items():
+        yield column, wrong, lambda _: "has bytes that are not UTF-8, which the outbox cannot hold"
 
 
-def _first(wrong: pa.BooleanArray) -> int | None:
-    row = pc.index(wrong, value=True).as_py()
-    return None if row < 0 else int(row)
+def _too_long(texts: pa.Array, limit: int) -> Callable[[int], str]:
+    return lambda row: f"{len(texts[row].as_py())} characters, of which {limit} are allowed"
 
 
 def _shown(text: pa.StringScalar) -> str:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import io
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
+from typing import Any
 
 import psycopg
 import pyarrow as pa
@@ -17,10 +18,73 @@ from psycopg import sql
 from pyarrow import csv
 from pyspark import TaskContext
 
-from outbox_plugin.spark.rows import BadRow
+from outbox_plugin.schema.orphans import drop_unless_used
+from outbox_plugin.schema.statements import statement
+from outbox_plugin.spark.columns import EventForm, RowForm
+from outbox_plugin.spark.rows import BadRow, Limits
 
-ATTEMPT_SCHEMA = "attempt string, rows long, bad_column string, problem string"
+PREFIX = "outbox_staging_"
 _ROWS_PER_PARTITION = 1 << 40  # Ordinals of one partition stay below those of the next.
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What one attempt of a task staged: how many rows, and how many that are set aside; or the first bad row."""
+
+    id: str
+    rows: int
+    set_aside: int = 0
+    bad: BadRow | None = None
+
+
+@dataclass(frozen=True)
+class StagingTable:
+    """A table that the tasks of one job fill."""
+
+    outbox: str
+    name: str
+    form: EventForm | RowForm
+    business: str | None = None
+
+    @property
+    def identifier(self) -> sql.Identifier:
+        """Its name; it lives in the schema of the outbox."""
+        *schema, _ = self.outbox.split(".")
+        return sql.Identifier(*schema, self.name)
+
+    @property
+    def columns(self) -> dict[str, sql.Composable]:
+        """Its columns, each with what gives it its type."""
+        own = {"outbox_attempt": "''::text", "outbox_ordinal": "0::bigint", **self.form.typed}
+        rows = {row_column(n): sql.Identifier("business", name) for n, name in enumerate(self.form.business)}
+        return {**{name: sql.SQL(example) for name, example in own.items()}, **rows}
+
+    def create(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
+        """Make it, unless it is there."""
+        columns = [sql.SQL("{} AS {}").format(kind, sql.Identifier(name)) for name, kind in self.columns.items()]
+        source = identifier(self.business) if self.business else sql.SQL("(VALUES (0))")
+        parts = {"staging": self.identifier, "columns": sql.SQL(", ").join(columns), "source": source}
+        connection.execute(statement("staging", "create_staging", self.outbox, **parts))
+
+    def create_leased(self, connection: psycopg.Connection[tuple[Any, ...]], job_id: str) -> None:
+        """Make it, unless another task has, and lease it for the job."""
+        with connection.transaction():
+            connection.execute(statement("staging", "create_alone", self.outbox), {"staging": self.name})
+            self.create(connection)
+            self.lease(connection, job_id)
+
+    def lease(self, connection: psycopg.Connection[tuple[Any, ...]], job_id: str) -> None:
+        """Keep it for another hour."""
+        connection.execute(statement("staging", "lease", self.outbox), {"staging": self.name, "job_id": job_id})
+
+    def end_lease(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
+        """From now on it is anybody's to remove."""
+        connection.execute(statement("staging", "end_lease", self.outbox), {"staging": self.name})
+
+    def drop(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
+        """Remove it, or, while a task that nobody needs still writes to it, leave that to a later job."""
+        self.end_lease(connection)
+        drop_unless_used(connection, self.identifier)
 
 
 @dataclass(frozen=True)
@@ -28,50 +92,68 @@ class StageTask:
     """Copies a partition's Arrow batches; picklable, so that a worker can be handed it."""
 
     dsn: str = field(repr=False)  # It may hold a password.
-    staging: tuple[str, ...]
-    columns: tuple[str, ...]
-    find_bad_row: Callable[[pa.RecordBatch], BadRow | None] | None = None
+    table: StagingTable
+    set_aside: bool = False
+    leased_for: str | None = None  # The job, when its tasks create the table and no session owns it.
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Copy `batches` in one transaction; yields one row.
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Attempt:
+        """Copy `batches` in one transaction.
 
-        That is the attempt's id and how many rows it copied or, when a row is bad, what is wrong with it.
+        A bad row ends the attempt, unless such rows are to be set aside; nothing of a job that has one is published.
         """
         context = TaskContext.get()
-        partition = context.partitionId() if context else 0
-        attempt, rows = uuid.uuid4().hex, 0
-        bad: BadRow | None = None
-        target = sql.SQL("COPY {} ({}) FROM STDIN WITH (FORMAT csv)").format(
-            sql.Identifier(*self.staging),
-            sql.SQL(", ").join(map(sql.Identifier, ("outbox_attempt", "outbox_ordinal", *self.columns))),
-        )
-        with (
-            closing(psycopg.connect(self.dsn, application_name="outbox spark task")) as connection,
-            connection.transaction(),
-            connection.cursor() as cursor,
-            cursor.copy(target) as copy,
-        ):
-            for batch in batches:
-                if bad := self.find_bad_row(batch) if self.find_bad_row else None:
-                    break  # The driver refuses the job, so what has been copied is never published.
-                first = partition * _ROWS_PER_PARTITION + rows
-                copy.write(_as_csv(batch, attempt, first))
-                rows += batch.num_rows
-        column, problem = bad or (None, None)
-        yield pa.RecordBatch.from_arrays(
-            [pa.array([attempt]), pa.array([rows]), pa.array([column], pa.string()), pa.array([problem], pa.string())],
-            ["attempt", "rows", "bad_column", "problem"],
+        first = (context.partitionId() if context else 0) * _ROWS_PER_PARTITION
+        attempt, rows, aside = uuid.uuid4().hex, 0, 0
+        connection = psycopg.connect(self.dsn, application_name="outbox spark task", autocommit=True)
+        with closing(connection):
+            limits = self._prepare(connection)
+            with connection.transaction(), connection.cursor() as cursor:
+                with cursor.copy(self._copy_statement()) as copy:
+                    for batch in batches:
+                        if not batch.num_rows:
+                            continue
+                        converted = self.table.form.convert(batch, limits)
+                        if converted.bad and not self.set_aside:
+                            return Attempt(attempt, 0, 0, converted.bad[min(converted.bad)])
+                        copy.write(_as_csv(converted.columns, attempt, first + rows))
+                        rows += batch.num_rows
+                        aside += len(converted.bad)
+                if self.leased_for:
+                    self.table.lease(connection, self.leased_for)
+        return Attempt(attempt, rows - aside, aside)
+
+    def _prepare(self, connection: psycopg.Connection[tuple[Any, ...]]) -> Limits:
+        if self.leased_for:
+            self.table.create_leased(connection, self.leased_for)
+        found = connection.execute(
+            statement("staging", "limits", self.table.outbox), {"table": self.table.outbox}
+        ).fetchall()
+        characters = dict(found)
+        return Limits(characters.get("kafka_key"), characters.get("kafka_value"))
+
+    def _copy_statement(self) -> sql.Composed:
+        columns = self.table.columns
+        return sql.SQL("COPY {} ({}) FROM STDIN WITH (FORMAT csv)").format(
+            self.table.identifier, sql.SQL(", ").join(map(sql.Identifier, columns))
         )
 
 
-def _as_csv(batch: pa.RecordBatch, attempt: str, first: int) -> memoryview:
-    """The batch as Postgres reads CSV: nulls are bare, and everything else is quoted."""
-    count = batch.num_rows
+def row_column(number: int) -> str:
+    """The staging table's column that holds the business rows' column of that number."""
+    return f"row_{number}"
+
+
+def identifier(table: str) -> sql.Identifier:
+    """A table's name, perhaps with its schema, as SQL."""
+    return sql.Identifier(*table.split("."))
+
+
+def _as_csv(columns: list[pa.Array], attempt: str, first: int) -> memoryview:
+    """A batch as Postgres reads CSV: nulls are bare, and everything else is quoted."""
+    count = len(columns[0])
     ordinals = pa.array(range(first, first + count), pa.int64())
-    staged = pa.Table.from_arrays(
-        [pa.array([attempt] * count), ordinals, *batch.columns],
-        ["outbox_attempt", "outbox_ordinal", *batch.schema.names],
-    )
+    staged = [pa.array([attempt] * count), ordinals, *columns]
     body = io.BytesIO()
-    csv.write_csv(staged, body, csv.WriteOptions(include_header=False, quoting_style="all_valid"))
+    table = pa.Table.from_arrays(staged, [str(number) for number in range(len(staged))])
+    csv.write_csv(table, body, csv.WriteOptions(include_header=False, quoting_style="all_valid"))
     return body.getbuffer()

@@ -9,39 +9,39 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import psycopg
+import pyarrow as pa
 from psycopg import sql
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as f
 
-from outbox_plugin.errors import InvalidEvent, OutboxError
 from outbox_plugin.schema.connection import connect, reported_as_refusal
+from outbox_plugin.schema.orphans import drop_orphans
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
-from outbox_plugin.spark.columns import business_columns, outbox_columns
-from outbox_plugin.spark.rows import first_bad_row
-from outbox_plugin.spark.staging import ATTEMPT_SCHEMA, StageTask
+from outbox_plugin.spark.columns import EventForm, RowForm, event_form, row_form
+from outbox_plugin.spark.options import OnBadRow
+from outbox_plugin.spark.publish import Staged, accepted, publish_events, publish_rows
+from outbox_plugin.spark.rows import BadRow
+from outbox_plugin.spark.staging import PREFIX, Attempt, StageTask, StagingTable
 
-_EVENT_COLUMNS = ("kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values")
-
-
-class StagingLost(OutboxError):
-    """Rows that tasks had staged are gone, as after a crash of Postgres; nothing was written: run the job again."""
+PURPOSE = "outbox spark driver"
+_ATTEMPT = "id string, rows long, set_aside long, bad_column string, problem string"
+_Connection = psycopg.Connection[tuple[Any, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class JobCommitted:
-    """What a job wrote. `again`: it had been committed before under this id, and nothing was written now."""
+    """What a job wrote.
+
+    `again`: it had been committed before under this id, and nothing was written now. `set_aside`: how many events would
+    have been refused, and went to the table `outbox_dead_letter`.
+    """
 
     job_id: str
     events: int
     rows: int
     again: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Staged:
-    table: sql.Identifier
-    attempts: list[str]
-    rows: int
+    set_aside: int = 0
 
 
 class OutboxWrite:
@@ -56,7 +56,7 @@ class OutboxWrite:
         self._settings = settings
         self._job_id = job_id or uuid.uuid4().hex
         self._business: tuple[DataFrame, str, sql.Composable | None] | None = None
-        self._events: tuple[DataFrame, str | None, tuple[str, ...]] | None = None
+        self._events: tuple[DataFrame, EventForm, bool] | None = None
 
     def table(
         self,
@@ -72,7 +72,13 @@ class OutboxWrite:
         self._business = rows, name, (where or sql.SQL("true")) if mode == "overwrite" else None
         return self
 
-    def events(self, events: DataFrame, topic: str | None = None, order_by: Sequence[str] = ()) -> OutboxWrite:
+    def events(
+        self,
+        events: DataFrame,
+        topic: str | None = None,
+        order_by: Sequence[str] = (),
+        on_bad_row: OnBadRow = "fail",
+    ) -> OutboxWrite:
         """Emit one event per row of `events`.
 
         Args:
@@ -80,8 +86,14 @@ class OutboxWrite:
             topic: the topic of all of them.
             order_by: columns of `events`; ids, and so what a consumer of a key sees, ascend in their order. Without it,
                 events are in the order of the DataFrame's rows.
+            on_bad_row: what becomes of an event that the outbox or Kafka would refuse: the job fails, or the event goes
+                to the table `outbox_dead_letter` in the same transaction.
+
+        Raises:
+            EventColumnWrong: a column is missing or of a wrong type.
         """
-        self._events = events, topic, tuple(order_by)
+        form = event_form(events.schema, topic, order_by)
+        self._events = events.select(*(f.col(_quoted(name)) for name in form.needed)), form, on_bad_row == "deadLetter"
         return self
 
     def commit(self) -> JobCommitted:
@@ -94,8 +106,8 @@ class OutboxWrite:
             ServerRefused, SchemaMissing: Postgres does not let us.
             pyspark.errors.PySparkException: a task failed for good; nothing has been written.
         """
-        with reported_as_refusal(self._settings), connect(self._settings, purpose="outbox spark driver") as connection:
-            _drop_orphans(connection, self._settings)
+        with reported_as_refusal(self._settings), connect(self._settings, purpose=PURPOSE) as connection:
+            drop_orphans(connection, self._settings.table, self._job_id)
             find = statement("staging", "find_job", self._settings.table)
             if connection.execute(find, {"job_id": self._job_id}).fetchall():
                 return JobCommitted(self._job_id, 0, 0, again=True)
@@ -103,96 +115,65 @@ class OutboxWrite:
                 return self._publish(connection, business, events)
 
     @contextmanager
-    def _stage_all(
-        self, connection: psycopg.Connection[tuple[Any, ...]]
-    ) -> Iterator[tuple[_Staged | None, _Staged | None]]:
-        staged: list[sql.Identifier] = []
+    def _stage_all(self, connection: _Connection) -> Iterator[tuple[Staged | None, Staged | None]]:
+        tables: list[StagingTable] = []
+
+        def stage(rows: DataFrame, form: EventForm | RowForm, business: str | None, set_aside: bool) -> Staged:
+            table = StagingTable(self._settings.table, f"{PREFIX}{uuid.uuid4().hex}", form, business)
+            tables.append(table)
+            connection.execute(statement("staging", "own", self._settings.table), {"staging": table.name})
+            table.create(connection)
+            task = StageTask(self._settings.dsn.get_secret_value(), table, set_aside)
+            return accepted(table, map(_as_attempt, rows.mapInArrow(_Reported(task), _ATTEMPT).collect()))
+
         try:
-            business = self._stage_rows(connection, staged) if self._business else None
-            events = self._stage_events(connection, staged) if self._events else None
+            business = events = None
+            if self._business:
+                rows, name, _ = self._business
+                business = stage(rows, row_form(rows.schema), name, set_aside=False)
+            if self._events:
+                rows, form, set_aside = self._events
+                events = stage(rows, form, None, set_aside)
             yield business, events
         finally:
-            for table in staged:
+            for table in tables:
                 if not connection.closed:
-                    connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(table))
+                    table.drop(connection)
 
-    def _stage_rows(
-        self, connection: psycopg.Connection[tuple[Any, ...]], staged: list[sql.Identifier]
-    ) -> _Staged | None:
-        if self._business is None:
-            return None
-        rows, name, _ = self._business
-        source = sql.Identifier(*name.split("."))
-        parts = {"business": source, "columns": _listed(rows.columns)}
-        return self._stage(connection, "create_rows", business_columns(rows), rows.columns, staged, parts)
-
-    def _stage_events(
-        self, connection: psycopg.Connection[tuple[Any, ...]], staged: list[sql.Identifier]
-    ) -> _Staged | None:
-        if self._events is None:
-            return None
-        events, topic, order_by = self._events
-        ordered = events.orderBy(*order_by) if order_by else events
-        return self._stage(connection, "create_events", outbox_columns(ordered, topic), _EVENT_COLUMNS, staged, {})
-
-    def _stage(
-        self,
-        connection: psycopg.Connection[tuple[Any, ...]],
-        create: str,
-        rows: DataFrame,
-        columns: Sequence[str],
-        staged: list[sql.Identifier],
-        parts: dict[str, sql.Composable],
-    ) -> _Staged:
-        *schema, _ = self._settings.table.split(".")
-        name = f"outbox_staging_{uuid.uuid4().hex}"
-        table = sql.Identifier(*schema, name)
-        staged.append(table)
-        connection.execute(statement("staging", "own", self._settings.table), {"staging": name})
-        connection.execute(statement("staging", create, self._settings.table, staging=table, **parts))
-        find_bad_row = first_bad_row if create == "create_events" else None
-        task = StageTask(self._settings.dsn.get_secret_value(), (*schema, name), tuple(columns), find_bad_row)
-        accepted = rows.mapInArrow(task, ATTEMPT_SCHEMA).collect()
-        for attempt in accepted:
-            if attempt["problem"] is not None:
-                raise InvalidEvent(attempt["bad_column"], attempt["problem"])
-        return _Staged(table, [row["attempt"] for row in accepted], sum(row["rows"] for row in accepted))
-
-    def _publish(
-        self, connection: psycopg.Connection[tuple[Any, ...]], business: _Staged | None, events: _Staged | None
-    ) -> JobCommitted:
-        table = self._settings.table
+    def _publish(self, connection: _Connection, business: Staged | None, events: Staged | None) -> JobCommitted:
         emitted = events.rows if events else 0
-        claim = statement("staging", "claim_job", table)
+        claim = statement("staging", "claim_job", self._settings.table)
         if not connection.execute(claim, {"job_id": self._job_id, "events": emitted}).fetchall():
             return JobCommitted(self._job_id, 0, 0, again=True)
-        for staged in filter(None, (business, events)):
-            self._check_complete(connection, staged)
         if business and self._business:
-            rows, name, replaced = self._business
-            parts = {"business": sql.Identifier(*name.split(".")), "columns": _listed(rows.columns)}
-            if replaced is not None:
-                connection.execute(sql.SQL("DELETE FROM {} WHERE {}").format(parts["business"], replaced))
-            query = statement("staging", "publish_rows", table, staging=business.table, **parts)
-            connection.execute(query, {"attempts": business.attempts})
+            publish_rows(connection, business, self._business[2])
         if events:
-            query = statement("staging", "publish_events", table, staging=events.table)
-            connection.execute(query, {"attempts": events.attempts, "job_id": self._job_id})
-        return JobCommitted(self._job_id, emitted, business.rows if business else 0)
-
-    def _check_complete(self, connection: psycopg.Connection[tuple[Any, ...]], staged: _Staged) -> None:
-        query = statement("staging", "count", self._settings.table, staging=staged.table)
-        [(found,)] = connection.execute(query, {"attempts": staged.attempts}).fetchall()
-        if found != staged.rows:
-            raise StagingLost(f"{staged.rows} rows were staged, and {found} are there; run the job again")
+            publish_events(connection, events, self._job_id)
+        return JobCommitted(
+            self._job_id, emitted, business.rows if business else 0, set_aside=events.set_aside if events else 0
+        )
 
 
-def _listed(columns: Sequence[str]) -> sql.Composed:
-    return sql.SQL(", ").join(map(sql.Identifier, columns))
+@dataclass(frozen=True)
+class _Reported:
+    """A task as `mapInArrow` takes it: what it staged is its one row."""
+
+    task: StageTask
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        attempt = self.task(batches)
+        said = [attempt.id, attempt.rows, attempt.set_aside, *(attempt.bad or (None, None))]
+        kinds = [pa.string(), pa.int64(), pa.int64(), pa.string(), pa.string()]
+        names = ["id", "rows", "set_aside", "bad_column", "problem"]
+        yield pa.RecordBatch.from_arrays(
+            [pa.array([each], kind) for each, kind in zip(said, kinds, strict=True)], names
+        )
 
 
-def _drop_orphans(connection: psycopg.Connection[tuple[Any, ...]], settings: Settings) -> None:
-    """Remove the staging tables of drivers that are gone."""
-    with connection.transaction():
-        for (name,) in connection.execute(statement("staging", "orphans", settings.table)).fetchall():
-            connection.execute(sql.SQL("DROP TABLE IF EXISTS ") + sql.SQL(name))
+def _as_attempt(row: Row) -> Attempt:
+    bad = None if row["problem"] is None else BadRow(row["bad_column"], row["problem"])
+    return Attempt(row["id"], row["rows"], row["set_aside"], bad)
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from psycopg import sql
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 from definitions.flights import create_flight_table, departure_events, read_flights
@@ -20,18 +20,11 @@ from outbox_plugin import Settings
 from outbox_plugin.errors import InvalidEvent, UserError
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.spark import OutboxWrite
-from outbox_plugin.spark.columns import BusinessColumnWrong, EventColumnWrong
-from outbox_plugin.spark.staging import StageTask
-from resources.spark import SparkResource
+from outbox_plugin.spark.columns import BusinessColumnWrong, EventColumnWrong, RowForm
+from outbox_plugin.spark.staging import Attempt, StageTask, StagingTable
+from tests.sparking import count, events_of, failing, numbers, outbox_rows, tables
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    """One session for all; a task may be tried four times, as on a cluster."""
-    with SparkResource(master="local[2,4]").session() as session:
-        yield session
 
 
 @pytest.fixture
@@ -41,49 +34,6 @@ def settings(dsn: str) -> Settings:
     with psycopg.connect(dsn) as connection:
         connection.execute("CREATE TABLE business (number BIGINT PRIMARY KEY, name TEXT)")
     return settings
-
-
-def outbox_rows(settings: Settings) -> list[tuple[str, str | None, list[str], list[str]]]:
-    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
-        columns = "kafka_key, kafka_value, kafka_header_keys, kafka_header_values"
-        return connection.execute(f"SELECT {columns} FROM outbox ORDER BY id").fetchall()
-
-
-def count(settings: Settings, table: str) -> int:
-    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
-        row = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
-    return int(row[0]) if row else 0
-
-
-def tables(settings: Settings) -> set[str]:
-    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
-        return {name for (name,) in connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")}
-
-
-def numbers(spark: SparkSession, rows: int, partitions: int = 4) -> DataFrame:
-    return spark.range(0, rows, 1, partitions).select(
-        f.col("id").alias("number"), f.concat(f.lit("name-"), f.col("id")).alias("name")
-    )
-
-
-def events_of(business: DataFrame) -> DataFrame:
-    return business.select(
-        f.concat(f.lit("key-"), f.col("number") % 10).alias("key"), f.struct("*").alias("value"), "number"
-    )
-
-
-def failing(rows: DataFrame, marker: Path, times: int) -> DataFrame:
-    """`rows`, but the task that reads number 700 fails half-way, the first `times` times."""
-
-    def may_fail(number: int) -> int:
-        if number == 700:
-            tries = len(list(marker.parent.glob(f"{marker.name}-*")))
-            if tries < times:
-                Path(f"{marker}-{tries}").touch()
-                raise RuntimeError("the task fails half-way")
-        return number
-
-    return rows.withColumn("number", f.udf(lambda number: may_fail(number), "bigint")("number"))
 
 
 def test_values_headers_and_tombstones_arrive_as_they_are(spark: SparkSession, settings: Settings) -> None:
@@ -135,15 +85,15 @@ def test_an_attempt_that_copied_all_its_rows_but_was_not_accepted_is_not_publish
     """As one that lost to its speculated twin, or whose executor was lost before it could say that it had ended."""
     marker = tmp_path / "copied"
 
-    def failing_once_copied(*arguments: Any) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    def failing_once_copied(*arguments: Any) -> Callable[[Iterator[Any]], Attempt]:
         task = StageTask(*arguments)
 
-        def stage(batches: Iterator[Any]) -> Iterator[Any]:
-            staged = list(task(batches))
+        def stage(batches: Iterator[Any]) -> Attempt:
+            staged = task(batches)
             with suppress(FileExistsError):
                 marker.touch(exist_ok=False)
                 raise RuntimeError("the task fails when its rows are committed")
-            yield from staged
+            return staged
 
         return stage
 
@@ -201,7 +151,7 @@ def test_staging_tables_of_a_driver_that_died_are_removed_by_the_next_job(
         running.execute("CREATE TABLE outbox_staging_running (x int)")
         running.execute("SELECT pg_advisory_lock(hashtextextended('outbox_staging_running', 0))")
         OutboxWrite(settings).events(events_of(numbers(spark, 10)), topic="t").commit()
-        assert {name for name in tables(settings) if "staging" in name} == {"outbox_staging_running"}
+        assert {name for name in tables(settings) if name.startswith("outbox_staging_")} == {"outbox_staging_running"}
 
 
 @pytest.mark.parametrize(
@@ -288,7 +238,7 @@ def test_another_roles_orphan_is_left_alone_and_harms_nobody(spark: SparkSession
 
 
 def test_what_a_worker_is_handed_shows_no_password() -> None:
-    task = StageTask("postgresql://user:hunter2@host/database", ("staging",), ("kafka_key",))
+    task = StageTask("postgresql://user:hunter2@host/database", StagingTable("outbox", "staging", RowForm(())))
     assert "hunter2" not in repr(task)
 
 

@@ -1,25 +1,44 @@
--- name: create_events
--- Where a job's tasks put their events. Unlogged: if Postgres crashes it is emptied, and the commit counts its rows.
-CREATE UNLOGGED TABLE {staging} AS
-SELECT ''::text AS outbox_attempt, 0::bigint AS outbox_ordinal,
-       kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values
-FROM {outbox} WITH NO DATA
-
--- name: create_rows
--- Where a job's tasks put the rows of a business table.
-CREATE UNLOGGED TABLE {staging} AS
-SELECT ''::text AS outbox_attempt, 0::bigint AS outbox_ordinal, {columns} FROM {business} WITH NO DATA
+-- name: create_staging
+-- Where tasks put what is to appear together. Unlogged: if Postgres crashes it is emptied, and the commit counts its
+-- rows. Events stand there as text, so that one which is too long for the outbox can be staged and set aside.
+CREATE UNLOGGED TABLE IF NOT EXISTS {staging} AS SELECT {columns} FROM {source} AS business WITH NO DATA
 
 -- name: own
--- Staging tables are named after their owner's lock, which lives as long as the driver's session.
+-- A driver whose session lives as long as its job owns its staging tables by a lock that is named after them.
 SELECT pg_advisory_lock(hashtextextended(%(staging)s, 0))
 
+-- name: create_alone
+-- For the transaction of a task that creates the staging table: others wait, and find that it is there.
+SELECT pg_advisory_xact_lock(hashtextextended(%(staging)s, 1))
+
+-- name: lease
+-- Nobody's session lives as long as this job: its staging table is its own until an hour after its last sign of life.
+INSERT INTO {outbox_staging} (name, job_id, leased_until)
+VALUES (%(staging)s, %(job_id)s, clock_timestamp() + interval '1 hour')
+ON CONFLICT (name) DO UPDATE SET leased_until = excluded.leased_until
+
+-- name: end_lease
+-- The staging table is gone, or about to be.
+DELETE FROM {outbox_staging} WHERE name = %(staging)s
+
 -- name: orphans
--- Staging tables whose driver is gone, as far as we may drop them: another role's are for its own jobs to remove.
-SELECT quote_ident(schemaname) || '.' || quote_ident(tablename)
-FROM pg_tables
-WHERE starts_with(tablename, 'outbox_staging_') AND pg_has_role(tableowner, 'USAGE')
-    AND pg_try_advisory_xact_lock(hashtextextended(tablename, 0))
+-- Staging tables that nobody owns any more, as far as we may drop them: another role's are for its own jobs to remove.
+-- A lock owns a table, or a task that writes to it, or a lease; but not one of an earlier run of the same job.
+SELECT class.relname, class.oid::regclass::text
+FROM pg_class AS class LEFT JOIN {outbox_staging} AS lease ON lease.name = class.relname
+WHERE starts_with(class.relname, 'outbox_staging_') AND class.relkind = 'r' AND pg_has_role(class.relowner, 'USAGE')
+    AND (lease.name IS NULL OR lease.leased_until < clock_timestamp() OR lease.job_id = %(job_id)s)
+    AND NOT EXISTS (
+        SELECT FROM pg_locks
+        WHERE relation = class.oid AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    )
+    AND pg_try_advisory_xact_lock(hashtextextended(class.relname, 0))
+
+-- name: limits
+-- How many characters fit into the columns of the outbox; NULL is no limit.
+SELECT attname, CASE WHEN atttypmod > 4 THEN atttypmod - 4 END
+FROM pg_attribute
+WHERE attrelid = to_regclass(%(table)s) AND attname IN ('kafka_topic', 'kafka_key', 'kafka_value')
 
 -- name: find_job
 -- A row, if the job has been committed.
@@ -27,22 +46,37 @@ SELECT job_id FROM {outbox_job} WHERE job_id = %(job_id)s
 
 -- name: claim_job
 -- One row, if the job has not been committed before. A second driver with the same id waits here for the first.
-INSERT INTO {outbox_job} (job_id, events) VALUES (%(job_id)s, %(events)s) ON CONFLICT DO NOTHING RETURNING job_id
+INSERT INTO {outbox_job} (job_id, events) VALUES (%(job_id)s, %(events)s) ON CONFLICT DO NOTHING RETURNING 0
 
--- name: count
--- The rows of the attempts that Spark has accepted.
-SELECT count(*) FROM {staging} WHERE outbox_attempt = ANY (%(attempts)s)
+-- name: claim_batch
+-- One row, if the batch of the stream has not been committed before: how many events the batches before it emitted.
+INSERT INTO {outbox_stream} AS stream (query_id, batch_id, events) VALUES (%(job_id)s, %(batch_id)s, %(events)s)
+ON CONFLICT (query_id) DO UPDATE
+    SET batch_id = excluded.batch_id, events = stream.events + excluded.events, committed_at = now()
+    WHERE stream.batch_id < excluded.batch_id
+RETURNING events - %(events)s
 
 -- name: publish_rows
 -- The business rows, as they were staged.
-INSERT INTO {business} ({columns}) SELECT {columns} FROM {staging} WHERE outbox_attempt = ANY (%(attempts)s)
+INSERT INTO {business} ({columns}) SELECT {taken} FROM {staging} WHERE outbox_attempt = ANY (%(attempts)s)
 
 -- name: publish_events
 -- The events, in their order: ids are drawn as the sorted rows come. Two headers prove order and origin to a consumer.
 INSERT INTO {outbox} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
 SELECT clock_timestamp(), kafka_topic, kafka_key, kafka_value,
        kafka_header_keys || ARRAY['outbox-job', 'outbox-sequence'],
-       kafka_header_values || ARRAY[%(job_id)s::text, row_number() OVER (ORDER BY outbox_ordinal)::text]
+       kafka_header_values || ARRAY[%(job_id)s::text, (%(before)s + row_number() OVER (ORDER BY {order}))::text]
 FROM {staging}
-WHERE outbox_attempt = ANY (%(attempts)s)
+WHERE outbox_attempt = ANY (%(attempts)s) AND outbox_problem IS NULL
+ORDER BY {order}
+
+-- name: set_aside
+-- The events that would be refused, with what is wrong with each. The table has no room for a key or a topic that is
+-- missing: it stands empty, and the reason says so.
+INSERT INTO {outbox_dead_letter}
+    (table_name, reason, create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
+SELECT %(table)s, outbox_problem, clock_timestamp(), coalesce(kafka_topic, ''), coalesce(kafka_key, ''), kafka_value,
+       kafka_header_keys || ARRAY['outbox-job'], kafka_header_values || ARRAY[%(job_id)s::text]
+FROM {staging}
+WHERE outbox_attempt = ANY (%(attempts)s) AND outbox_problem IS NOT NULL
 ORDER BY outbox_ordinal

@@ -1,0 +1,204 @@
+"""`df.write.format("outbox")` and `df.writeStream.format("outbox")`: the outbox as a Python data source of Spark's.
+
+Spark makes a writer in one process, runs its tasks in others, and commits in one more. So no session spans a job: its
+tasks create the staging table, and a lease in the database says how long it is the job's. The commit is one transaction
+that publishes what the accepted attempts staged, records the job or the stream's batch, and drops the staging table.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+from outbox_plugin.schema.connection import connect, reported_as_refusal
+from outbox_plugin.schema.orphans import drop_orphans
+from outbox_plugin.schema.statements import statement
+from outbox_plugin.settings import Settings
+from outbox_plugin.spark.columns import EVENT_FIELDS, EventForm, event_form, row_form
+from outbox_plugin.spark.options import OptionWrong, SinkOptions, sink_options
+from outbox_plugin.spark.publish import Staged, accepted, publish_events, publish_rows
+from outbox_plugin.spark.staging import PREFIX, Attempt, StageTask, StagingTable
+
+_Connection = psycopg.Connection[tuple[Any, ...]]
+_PURPOSE = "outbox spark commit"
+
+
+def register(spark: SparkSession) -> None:
+    """Let `spark` know the format "outbox", for `df.write` and `df.writeStream`.
+
+    The Python that Spark's workers run (PYSPARK_PYTHON) must have this package.
+    """
+    spark.dataSource.register(OutboxDataSource)
+
+
+@dataclass
+class _Message(WriterCommitMessage):
+    """What a task tells the commit."""
+
+    attempt: Attempt | None = None  # None: nothing was staged, because the job had been committed before.
+    table: StagingTable | None = None
+    query_id: str = ""
+
+
+@dataclass(frozen=True)
+class _Sink:
+    """What batch and stream have in common."""
+
+    settings: Settings = field(repr=False)
+    options: SinkOptions = field(repr=False)
+    form: EventForm
+
+    def new_table(self) -> StagingTable:
+        name = f"{PREFIX}{uuid.uuid4().hex}"
+        return StagingTable(self.settings.table, name, self.form, self.options.business_table)
+
+    def stage(self, batches: Iterator[pa.RecordBatch], table: StagingTable, job_id: str) -> Attempt:
+        return StageTask(self.settings.dsn.get_secret_value(), table, self.options.set_aside, job_id)(batches)
+
+    @contextmanager
+    def connection(self) -> Iterator[_Connection]:
+        with reported_as_refusal(self.settings), connect(self.settings, purpose=_PURPOSE) as connection:
+            yield connection
+
+    def publish(self, claim: str, values: dict[str, Any], staged: Staged) -> None:
+        """All at once, unless it has been; then remove the staging table.
+
+        `claim` names the statement that records the job, or the batch of the stream, unless it is recorded already, and
+        says how many events of it there have been before.
+        """
+        with self.connection() as connection:
+            with connection.transaction():
+                for (before,) in connection.execute(
+                    statement("staging", claim, self.settings.table), {**values, "events": staged.rows}
+                ).fetchall():
+                    if self.options.business_table:
+                        publish_rows(connection, staged)
+                    publish_events(connection, staged, values["job_id"], before)
+                staged.table.end_lease(connection)
+            staged.table.drop(connection)
+            drop_orphans(connection, self.settings.table, values["job_id"])
+
+    def drop(self, table: StagingTable) -> None:
+        with self.connection() as connection:
+            table.drop(connection)
+
+
+class OutboxWriter(DataSourceArrowWriter):
+    """One `df.write.format("outbox").save()`."""
+
+    def __init__(self, sink: _Sink) -> None:
+        self._sink = sink
+        self._table = sink.new_table()
+        with sink.connection() as connection:
+            drop_orphans(connection, sink.settings.table, sink.options.job_id)
+            find = statement("staging", "find_job", sink.settings.table)
+            self._again = bool(connection.execute(find, {"job_id": sink.options.job_id}).fetchall())
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """A task: stage its partition."""
+        if self._again:
+            return _Message()
+        return _Message(self._sink.stage(iterator, self._table, self._sink.options.job_id))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Publish what the accepted attempts staged, in one transaction.
+
+        Raises:
+            InvalidEvent: a row would be refused by the outbox or by Kafka; nothing is written.
+            StagingLost: Postgres crashed meanwhile, or a later run of the same job is under way.
+        """
+        if not self._again:
+            staged = accepted(self._table, [said.attempt for said in _said(messages) if said.attempt])
+            self._sink.publish("claim_job", {"job_id": self._sink.options.job_id}, staged)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002
+        """Remove what was staged."""
+        self._sink.drop(self._table)
+
+
+class OutboxStreamWriter(DataSourceStreamArrowWriter):
+    """A batch of `df.writeStream.format("outbox")`; Spark makes one before its tasks, and another to commit it."""
+
+    def __init__(self, sink: _Sink) -> None:
+        self._sink = sink
+        self._table = sink.new_table()
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """A task: stage its partition."""
+        context = TaskContext.get()
+        query_id = context.getLocalProperty("sql.streaming.queryId") if context else None
+        if query_id is None:
+            raise OptionWrong("Spark does not say which query this task is of")
+        return _Message(self._sink.stage(iterator, self._table, query_id), self._table, query_id)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Publish the batch, unless it has been, in one transaction that records it.
+
+        Raises:
+            InvalidEvent: a row would be refused by the outbox or by Kafka; nothing is written.
+            StagingLost: Postgres crashed meanwhile.
+        """
+        said = _said(messages)
+        for table, query_id in {(each.table, each.query_id) for each in said if each.table}:
+            staged = accepted(table, [each.attempt for each in said if each.attempt])
+            self._sink.publish("claim_batch", {"job_id": query_id, "batch_id": batchId}, staged)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
+        """Remove what was staged."""
+        for table in {each.table for each in _said(messages) if each.table}:
+            self._sink.drop(table)
+
+
+def _said(messages: list[WriterCommitMessage | None]) -> list[_Message]:
+    return [message for message in messages if isinstance(message, _Message)]
+
+
+class OutboxDataSource(DataSource):
+    """The format "outbox", which is only written to."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What stands in `format(…)`."""
+        return "outbox"
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """For a batch.
+
+        Raises:
+            OptionWrong, EventColumnWrong, BusinessColumnWrong: what was asked cannot be done as asked.
+            InvalidSetting, ServerRefused, SchemaMissing: the database is not named, or does not let us.
+        """
+        return OutboxWriter(self._sink(schema, overwrite, streaming=False))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        """For a stream.
+
+        Raises:
+            OptionWrong, EventColumnWrong, BusinessColumnWrong: what was asked cannot be done as asked.
+        """
+        return OutboxStreamWriter(self._sink(schema, overwrite, streaming=True))
+
+    def _sink(self, schema: StructType, overwrite: bool, *, streaming: bool) -> _Sink:
+        options = sink_options(self.options, streaming=streaming)
+        if overwrite:
+            raise OptionWrong('an outbox is only appended to: write with mode("append"), or outputMode("append")')
+        settings = Settings(bootstrap_servers="none", **options.settings)  # Spark's part needs no Kafka.
+        rows = row_form(schema, leave_out=EVENT_FIELDS) if options.business_table else None
+        return _Sink(settings, options, event_form(schema, options.topic, options.order_by, rows))

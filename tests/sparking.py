@@ -1,0 +1,54 @@
+"""Rows, events and failures that Spark's tests share, and what they look at afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psycopg
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from outbox_plugin import Settings
+
+
+def outbox_rows(settings: Settings) -> list[tuple[str, str | None, list[str], list[str]]]:
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        columns = "kafka_key, kafka_value, kafka_header_keys, kafka_header_values"
+        return connection.execute(f"SELECT {columns} FROM outbox ORDER BY id").fetchall()
+
+
+def count(settings: Settings, table: str) -> int:
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        row = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
+    return int(row[0]) if row else 0
+
+
+def tables(settings: Settings) -> set[str]:
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        return {name for (name,) in connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")}
+
+
+def numbers(spark: SparkSession, rows: int, partitions: int = 4) -> DataFrame:
+    return spark.range(0, rows, 1, partitions).select(
+        f.col("id").alias("number"), f.concat(f.lit("name-"), f.col("id")).alias("name")
+    )
+
+
+def events_of(business: DataFrame) -> DataFrame:
+    return business.select(
+        f.concat(f.lit("key-"), f.col("number") % 10).alias("key"), f.struct("*").alias("value"), "number"
+    )
+
+
+def failing(rows: DataFrame, marker: Path, times: int) -> DataFrame:
+    """`rows`, but the task that reads number 700 fails half-way, the first `times` times."""
+
+    def may_fail(number: int) -> int:
+        if number == 700:
+            tries = len(list(marker.parent.glob(f"{marker.name}-*")))
+            if tries < times:
+                Path(f"{marker}-{tries}").touch()
+                raise RuntimeError("the task fails half-way")
+        return number
+
+    return rows.withColumn("number", f.udf(lambda number: may_fail(number), "bigint")("number"))
