@@ -22,6 +22,7 @@ from dagster_graphql import DagsterGraphQLClient
 from rich.console import Console
 from rich.table import Table
 
+from outbox_plugin.core.verdict import Verdict
 from outbox_plugin.dagster.daemon import Daemon
 from outbox_plugin.embedded.server import GuardedServer, free_port
 from outbox_plugin.embedded.stack import DEFAULT_STATE_DIR, EmbeddedStack
@@ -29,7 +30,7 @@ from outbox_plugin.errors import OutboxError
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.settings import Settings
 from outbox_plugin.status import read_status
-from outbox_plugin.verification import Verdict, verify_topic
+from outbox_plugin.verification import verify_topic
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 TOPIC = "departures"

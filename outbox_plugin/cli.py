@@ -29,6 +29,7 @@ _ELSEWHERE = {
     "pause": "outbox_plugin.operate.command:pause",
     "replay": "outbox_plugin.operate.command:replay",
     "resume": "outbox_plugin.operate.command:resume",
+    "verify": "outbox_plugin.verify:verify",
 }
 
 

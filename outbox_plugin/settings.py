@@ -77,6 +77,9 @@ class Settings(BaseSettings):
     kafka: Annotated[
         dict[str, str], Field(repr=False, description="librdkafka properties laid over ours: TLS, SASL, tuning.")
     ] = {}
+    spark_packages: Annotated[
+        str, Field(description="Maven coordinates of Spark's Kafka source; without a version, that of Spark itself.")
+    ] = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 
     def __init__(self, **values: Any) -> None:
         try:

@@ -9,40 +9,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from contextlib import closing
-from dataclasses import dataclass, field
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from outbox_plugin.adapters.kafka import client_config, refusal
+from outbox_plugin.core.verdict import EXAMPLES, JOB_HEADER, SEQUENCE_HEADER, Verdict
 from outbox_plugin.errors import LogUnavailable, ServerRefused
 from outbox_plugin.event import IDEMPOTENCY_HEADER
 from outbox_plugin.settings import Settings
 
-JOB_HEADER, SEQUENCE_HEADER = "outbox-job", "outbox-sequence"
-EXAMPLES = 3
 _BATCH = 10_000
-
-
-@dataclass(slots=True)
-class Verdict:
-    """What has been seen so far. `example_…` name the first few offenders.
-
-    `unnamed` records could not be told from a duplicate, and of `unplaced` ones the order could not be judged: they
-    lack the header that says it.
-    """
-
-    records: int = 0
-    duplicates: int = 0
-    order_violations: int = 0
-    example_duplicates: list[str] = field(default_factory=list)
-    example_violations: list[str] = field(default_factory=list)
-    unnamed: int = 0
-    unplaced: int = 0
-
-    @property
-    def in_order(self) -> bool:
-        """Whether every event that can be judged came once and in order."""
-        return not (self.duplicates or self.order_violations)
 
 
 class Verifier:
@@ -126,6 +102,25 @@ def verify_topic(settings: Settings, topic: str, *, job: str | None = None, time
     except KafkaException as error:
         raise refusal(error.args[0], settings) from error
     return verifier.verdict
+
+
+def records_in(settings: Settings, topics: Iterable[str]) -> int:
+    """How many records `topics` hold at most, by their offsets.
+
+    Raises:
+        LogUnavailable, ServerRefused: Kafka does not answer, or does not let us look.
+    """
+    config = client_config(settings, group_id=f"{settings.group}-verification")
+    try:
+        with closing(Consumer(config)) as consumer:
+            bounds = [
+                consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=10)
+                for topic in topics
+                for partition in consumer.list_topics(topic, timeout=10).topics[topic].partitions
+            ]
+    except KafkaException as error:
+        raise refusal(error.args[0], settings) from error
+    return sum(last - first for first, last in filter(None, bounds))
 
 
 def _text(value: bytes | str | None) -> str:

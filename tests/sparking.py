@@ -10,6 +10,9 @@ from pyspark.sql import functions as f
 
 from outbox_plugin import Settings
 
+# The connector of the Spark that is locked, and the newest of its companion that every registry has.
+PACKAGES = "org.apache.spark:spark-sql-kafka-0-10_2.13,org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0"
+
 
 def outbox_rows(settings: Settings) -> list[tuple[str, str | None, list[str], list[str]]]:
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:

@@ -12,6 +12,7 @@ from dagster import (
     asset_check,
 )
 
+from outbox_plugin.core.verdict import SEQUENCE_HEADER, Verdict
 from outbox_plugin.dagster.health import metadata, troubles
 from outbox_plugin.dagster.resources import OutboxResource
 from outbox_plugin.dagster.sensor import HEALTHY
@@ -21,9 +22,10 @@ from outbox_plugin.schema.connection import connect, reported_as_refusal
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 from outbox_plugin.status import read_status
-from outbox_plugin.verification import SEQUENCE_HEADER, Verdict, verify_topic
+from outbox_plugin.verification import records_in, verify_topic
 
 POLL_SECONDS = 0.2
+SPARK_RECORDS = 5_000  # Below that, a session takes longer to start than one consumer to read.
 
 
 def build_outbox_checks(
@@ -32,6 +34,7 @@ def build_outbox_checks(
     topics: Sequence[str],
     harvester: AssetKey | None = None,
     resource_key: str = "outbox",
+    spark_resource_key: str | None = None,
     drain_seconds: float = 120.0,
 ) -> list[AssetChecksDefinition]:
     """Checks on `asset`, which emits to `topics` through the outbox of the resource `resource_key`.
@@ -39,7 +42,8 @@ def build_outbox_checks(
     `outbox_drained`: what was in the outbox when the check began has left it within `drain_seconds`.
     `events_in_order`: once they have left, on every topic each event is seen once, and each key's events in the order
     of their emission. What records lack the headers for (`idempotency-key`, and `outbox-sequence`, which a Spark job's
-    have) is not judged, and the explanation says of how many.
+    have) is not judged, and the explanation says of how many. With `spark_resource_key`, which names a `SparkResource`,
+    Spark reads topics of more than a few thousand records, and also says how many events are missing.
     With `harvester`, also that asset's check `healthy`, as the harvester's sensor reports it.
     """
 
@@ -69,14 +73,14 @@ def build_outbox_checks(
     @asset_check(
         asset=asset,
         name="events_in_order",
-        required_resource_keys={resource_key},
+        required_resource_keys={resource_key, *([spark_resource_key] if spark_resource_key else [])},
         description="Each event is on its topic once, and each key's events are in the order of their emission.",
     )
     def events_in_order(context: AssetCheckExecutionContext) -> AssetCheckResult:
         settings = _settings(context, resource_key)
         left = wait_until_drained(settings, drain_seconds)  # Checks run in any order, or side by side.
         try:
-            verdicts = {topic: verify_topic(settings, topic) for topic in topics}
+            verdicts = _judged(context, settings, topics, spark_resource_key)
         except ServerRefused as error:
             return AssetCheckResult(
                 passed=False, metadata={"explanation": f"{error}; is it the one that is emitted to?"}
@@ -91,6 +95,7 @@ def build_outbox_checks(
                 "records": records,
                 "duplicates": sum(verdict.duplicates for verdict in verdicts.values()),
                 "order_violations": sum(verdict.order_violations for verdict in verdicts.values()),
+                "missing": sum(verdict.missing for verdict in verdicts.values()),
             },
         )
 
@@ -136,6 +141,17 @@ def wait_until_drained(settings: Settings, seconds: float) -> int:
     return waiting
 
 
+def _judged(
+    context: AssetCheckExecutionContext, settings: Settings, topics: Sequence[str], spark: str | None
+) -> dict[str, Verdict]:
+    """What each topic proves; where Spark reads them, what all of them do."""
+    if spark is None or records_in(settings, topics) <= SPARK_RECORDS:
+        return {topic: verify_topic(settings, topic) for topic in topics}
+    from outbox_plugin.spark.verify import verify
+
+    return {", ".join(topics): verify(getattr(context.resources, spark).session, settings, topics)}
+
+
 def _settings(context: AssetCheckExecutionContext, resource_key: str) -> Settings:
     resource: OutboxResource = getattr(context.resources, resource_key)
     return resource.settings()
@@ -145,9 +161,12 @@ def _not_judged(verdicts: dict[str, Verdict], left: int) -> list[str]:
     """What a check that passed has not proved."""
     unnamed = sum(verdict.unnamed for verdict in verdicts.values())
     unplaced = sum(verdict.unplaced for verdict in verdicts.values())
+    missing = [each for verdict in verdicts.values() for each in verdict.example_missing]
+    lost = sum(verdict.missing for verdict in verdicts.values())
     return [
         *([f"{left} events have not left the outbox yet, and are not judged"] if left else []),
         *([f"{unnamed} carry no {IDEMPOTENCY_HEADER}: whether they came twice is not judged"] if unnamed else []),
+        *([f"{lost} are not there (such as {', '.join(missing)}): expired, or lost"] if lost else []),
         *([f"{unplaced} carry no {SEQUENCE_HEADER}: their order is not judged"] if unplaced else []),
     ]
 

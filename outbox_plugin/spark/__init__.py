@@ -6,6 +6,7 @@ those attempts, business rows and events together, in one transaction that also 
 """
 
 from outbox_plugin.spark.sink import register
+from outbox_plugin.spark.verify import verify
 from outbox_plugin.spark.write import JobCommitted, OutboxWrite
 
-__all__ = ["JobCommitted", "OutboxWrite", "register"]
+__all__ = ["JobCommitted", "OutboxWrite", "register", "verify"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from outbox_plugin.verification import Verdict, Verifier
+from outbox_plugin.core.verdict import Verdict
+from outbox_plugin.verification import Verifier
 
 
 def judged(*records: tuple[str, str, str, str], job: str | None = None) -> Verdict:

@@ -80,3 +80,9 @@ SELECT %(table)s, outbox_problem, clock_timestamp(), coalesce(kafka_topic, ''), 
 FROM {staging}
 WHERE outbox_attempt = ANY (%(attempts)s) AND outbox_problem IS NOT NULL
 ORDER BY outbox_ordinal
+
+-- name: emitted
+-- How many events each job, or each streaming query, has emitted.
+SELECT job_id, events FROM {outbox_job} WHERE job_id = ANY (%(jobs)s)
+UNION ALL
+SELECT query_id, events FROM {outbox_stream} WHERE query_id = ANY (%(jobs)s)

@@ -1,0 +1,126 @@
+"""Topics as Spark's Kafka source reads them, which is fetched where the session does not have it.
+
+Any session will do, one that runs already too: the source's packages are added to it when they are first needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from outbox_plugin.errors import InvalidSetting, ServerRefused
+from outbox_plugin.settings import Settings
+
+# Spark's own values let a consumer go to the broker for every 500 records.
+_TUNING = {"max.poll.records": "20000", "max.partition.fetch.bytes": "16000000", "fetch.max.bytes": "64000000"}
+_AS_IN_JAVA = ("security.protocol", "sasl.mechanism", "client.id", "client.rack", "socket.connection.setup.timeout.ms")
+_LOGINS = {
+    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
+    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+}
+
+
+def read_topics(spark: SparkSession, settings: Settings, topics: Sequence[str]) -> DataFrame:
+    """All that a `read_committed` consumer sees of `topics` from their beginning to their present end, with headers.
+
+    Raises:
+        InvalidSetting: Spark's Kafka source is not to be had under the coordinates that are set.
+        ServerRefused: there is no such topic, or Kafka does not answer.
+    """
+    properties = {
+        "bootstrap.servers": settings.bootstrap_servers,
+        "isolation.level": "read_committed",
+        **_TUNING,
+        **java_properties(settings.kafka),
+    }
+    options = {f"kafka.{name}": value for name, value in properties.items()}
+    source = spark.read.format("kafka").options(**options, subscribe=",".join(topics), includeHeaders="true")
+    try:
+        return source.load()
+    except PySparkException as error:
+        if "Failed to find data source: kafka" not in str(error):
+            raise
+    add_packages(spark, settings.spark_packages)
+    return source.load()
+
+
+def add_packages(spark: SparkSession, coordinates: str) -> None:
+    """Let `spark` have the packages that `coordinates` name, separated by commas, and what they need.
+
+    A package that is named beside another one stands in for the version that the other one asks for.
+
+    Raises:
+        InvalidSetting: they cannot be had.
+    """
+    packages = [each.strip().split(":") for each in coordinates.split(",") if each.strip()]
+    if any(len(parts) not in (2, 3) for parts in packages):
+        raise InvalidSetting(
+            f"OUTBOX_SPARK_PACKAGES: expected group:name:version, comma separated; given {coordinates}"
+        )
+    for number, (group, name, *version) in enumerate(packages):
+        others = ",".join(f"{each[0]}:{each[1]}" for each in packages if each[1] != name)
+        asked = f"exclude={others}" if others and not number else f"transitive={'false' if number else 'true'}"
+        uri = f"ivy://{group}:{name}:{version[0] if version else spark.version}?{asked}"
+        try:
+            spark.sql(f"ADD JAR '{uri}'")
+        except PySparkException as error:
+            raise InvalidSetting(
+                f"OUTBOX_SPARK_PACKAGES: {coordinates} cannot be had: {_reason(error)}; "
+                "where a registry lacks what one of them needs, name another version of that beside it"
+            ) from None
+
+
+@contextmanager
+def reported(settings: Settings, topics: Sequence[str]) -> Iterator[None]:
+    """Turn what Kafka said through Spark into our words.
+
+    Raises:
+        ServerRefused: there is no such topic, or Kafka does not answer.
+    """
+    try:
+        yield
+    except PySparkException as error:
+        if "kafka" not in str(error).lower():
+            raise
+        where = f"{', '.join(topics)} of {settings.bootstrap_servers}"
+        raise ServerRefused(f"Spark cannot read {where}: {_reason(error)}") from None
+
+
+def java_properties(given: Mapping[str, str]) -> dict[str, str]:
+    """What librdkafka's properties for TLS and SASL are to Java; its tuning means nothing there.
+
+    Raises:
+        InvalidSetting: one of them has no counterpart.
+    """
+    said = {{"sasl.mechanisms": "sasl.mechanism"}.get(name, name): value for name, value in given.items()}
+    found = {name: said[name] for name in _AS_IN_JAVA if name in said}
+    if "ssl.ca.location" in said:
+        found |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": said["ssl.ca.location"]}
+    if said.get("ssl.endpoint.identification.algorithm") == "none":
+        found["ssl.endpoint.identification.algorithm"] = ""
+    if "sasl.username" in said:
+        mechanism = said.get("sasl.mechanism", "")
+        if mechanism not in _LOGINS:
+            expected = ", ".join(_LOGINS)
+            raise InvalidSetting(f"OUTBOX_KAFKA: sasl.mechanism is {mechanism!r}; Spark logs in by {expected}")
+        login = f'username="{_escaped(said["sasl.username"])}" password="{_escaped(said.get("sasl.password", ""))}"'
+        found["sasl.jaas.config"] = f"{_LOGINS[mechanism]} required {login};"
+    for name in ("ssl.certificate.location", "ssl.key.location", "ssl.keystore.location", "sasl.oauthbearer.method"):
+        if name in said:
+            raise InvalidSetting(f"OUTBOX_KAFKA: the property {name!r} cannot be passed on to Spark's Kafka source")
+    return found
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def _reason(error: PySparkException) -> str:
+    """The line that says what is wrong, from behind the names of Java's exceptions."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    return (causes or lines or [type(error).__name__])[-1 if causes else 0][:300]

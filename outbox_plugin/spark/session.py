@@ -1,0 +1,73 @@
+"""A Spark session that ends with its user: scratch files, JVM and all."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+from outbox_plugin.spark.sink import register
+
+LOCAL = {
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.ui.enabled": "false",
+}
+
+
+@contextmanager
+def spark_session(
+    master: str = "local[2]", *, conf: Mapping[str, str] | None = None, java_home: str | None = None
+) -> Iterator[SparkSession]:
+    """A session that knows the format "outbox"; one that this process has already is lent out, and not ended.
+
+    Args:
+        master: where Spark runs. On this machine, workers run this very Python, and nothing listens to the network.
+        conf: laid over what is set here.
+        java_home: what Spark's JVM is of; JAVA_HOME or the PATH say it unless given.
+    """
+    if running := SparkSession.getActiveSession():
+        register(running)
+        yield running
+        return
+    local = master.startswith("local")
+    if java_home:
+        os.environ["JAVA_HOME"] = java_home
+    if local:
+        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+        os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    with tempfile.TemporaryDirectory(prefix="outbox-spark-") as scratch:
+        ours = {
+            **(LOCAL if local else {}),
+            "spark.ui.showConsoleProgress": "false",
+            "spark.local.dir": scratch,
+            "spark.sql.warehouse.dir": f"{scratch}/warehouse",  # Not the working directory, which steps share.
+            "spark.sql.session.timeZone": "UTC",
+            "spark.log.level": "ERROR",
+        }
+        builder = SparkSession.Builder().master(master).appName("outbox")
+        for name, value in {**ours, **(conf or {})}.items():
+            builder = builder.config(name, value)
+        session = builder.getOrCreate()
+        try:
+            register(session)
+            yield session
+        finally:
+            session.stop()
+            _end_jvm()
+
+
+def _end_jvm() -> None:
+    """End Spark's JVM, which would live as long as this process, and keep the first session's memory settings."""
+    gateway = SparkContext._gateway
+    if gateway is None:
+        return
+    gateway.shutdown()
+    gateway.proc.stdin.close()  # Its sign to end.
+    gateway.proc.wait()
+    SparkContext._gateway = SparkContext._jvm = None

@@ -1,0 +1,158 @@
+"""Proves at scale what arrived: counts, duplicates, order per key, and what is missing, in one read of the topics.
+
+Judged as `outbox_plugin.verification` judges a topic of a few thousand records, by the same headers. Beyond that, the
+places of a job's events leave no gap, and the database knows how many there are; so what is lost is known by its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark import StorageLevel
+from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
+from pyspark.sql import functions as f
+
+from outbox_plugin.core.verdict import EXAMPLES, JOB_HEADER, SEQUENCE_HEADER, Verdict
+from outbox_plugin.event import IDEMPOTENCY_HEADER
+from outbox_plugin.schema.connection import connect, reported_as_refusal
+from outbox_plugin.schema.statements import statement
+from outbox_plugin.settings import Settings
+from outbox_plugin.spark.kafka_source import read_topics, reported
+
+_LOG_ORDER = ("topic", "partition", "offset")
+
+
+def verify(
+    spark: SparkSession,
+    settings: Settings,
+    topics: Sequence[str],
+    *,
+    job: str | None = None,
+    expected: DataFrame | None = None,
+) -> Verdict:
+    """Read `topics` to their present end, as a `read_committed` consumer sees them, and judge them.
+
+    Args:
+        spark: any session; Spark's Kafka source is added to it if it is not there.
+        settings: where Kafka is, and the database that knows how many events a job emitted.
+        topics: all that the jobs emitted to; what went elsewhere counts as missing.
+        job: judge only this job's records, or this streaming query's.
+        expected: idempotency keys that must be there, in the column `idempotency_key`.
+
+    Raises:
+        InvalidSetting: Spark's Kafka source is not to be had.
+        ServerRefused: Kafka or Postgres does not answer, or there is no such topic.
+    """
+    with reported(settings, topics):
+        seen = _judgeable(read_topics(spark, settings, topics))
+        if job is not None:
+            seen = seen.where(f.col("job") == job)
+        seen = seen.persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            verdict = _counted(seen)
+            _find_duplicates(seen, verdict)
+            _find_violations(seen, verdict)
+            _find_gaps(spark, settings, seen, job, verdict)
+            if expected is not None:
+                _find_absent(seen, expected, verdict)
+        finally:
+            seen.unpersist()
+    return verdict
+
+
+def _judgeable(records: DataFrame) -> DataFrame:
+    """Where each record is, its key, and what its headers say."""
+
+    def header(name: str) -> Column:
+        pairs = f.filter("headers", lambda pair: pair["key"] == name)
+        return f.try_element_at(pairs, f.lit(-1))["value"].cast("string")
+
+    return records.select(
+        *_LOG_ORDER,
+        f.coalesce("key", f.lit(b"")).alias("key"),
+        header(IDEMPOTENCY_HEADER).alias("event"),
+        f.coalesce(header(JOB_HEADER), f.lit("")).alias("job"),
+        header(SEQUENCE_HEADER).try_cast("long").alias("place"),
+    )
+
+
+def _identity() -> Column:
+    """What tells an event from every other one: its idempotency key, or its place; else where it is."""
+    placed = f.concat_ws("\0", "job", f.col("place").cast("string"))
+    elsewhere = f.concat_ws("\0", *_LOG_ORDER)
+    return f.coalesce("event", f.when(f.col("place").isNotNull(), placed), elsewhere)
+
+
+def _counted(seen: DataFrame) -> Verdict:
+    unnamed, unplaced = f.col("event").isNull(), f.col("place").isNull()
+    row = seen.agg(
+        f.count("*"), f.count_distinct(_identity()), f.count_if(unnamed & unplaced), f.count_if(unplaced)
+    ).first()
+    records, distinct, without_name, without_place = row or (0, 0, 0, 0)
+    return Verdict(records, records - distinct, unnamed=without_name, unplaced=without_place)
+
+
+def _find_duplicates(seen: DataFrame, verdict: Verdict) -> None:
+    if verdict.duplicates:
+        again = _numbered(seen).where("time > 1").limit(EXAMPLES).collect()
+        verdict.example_duplicates = [f"{row.event or f'{row.job} {row.place}'} at {_where(row)}" for row in again]
+
+
+def _find_violations(seen: DataFrame, verdict: Verdict) -> None:
+    """A duplicate is no disorder."""
+    once = _numbered(seen).where("time = 1") if verdict.duplicates else seen
+    before = Window.partitionBy("topic", "key", "job").orderBy("partition", "offset")
+    placed = once.where("place IS NOT NULL").select("*", f.lag("place").over(before).alias("before"))
+    violations = placed.where("before > place")
+    verdict.order_violations = violations.count()
+    if verdict.order_violations:
+        verdict.example_violations = [
+            f"key {bytes(row.key).decode(errors='replace')} at {_where(row)}"
+            for row in violations.limit(EXAMPLES).collect()
+        ]
+
+
+def _numbered(seen: DataFrame) -> DataFrame:
+    """The records, and which time in the log's order each event is met."""
+    return seen.select("*", f.row_number().over(Window.partitionBy(_identity()).orderBy(*_LOG_ORDER)).alias("time"))
+
+
+def _find_gaps(spark: SparkSession, settings: Settings, seen: DataFrame, job: str | None, verdict: Verdict) -> None:
+    places = seen.where("place > 0 AND job <> ''").select("job", "place").distinct()
+    found = {
+        row.job: (row.last, row.places)
+        for row in places.groupBy("job").agg(f.max("place").alias("last"), f.count("*").alias("places")).collect()
+    }
+    emitted = _emitted(settings, sorted({*found, *([job] if job else [])}))
+    for name in sorted({*found, *emitted}):
+        last, present = found.get(name, (0, 0))
+        whole = max(last, emitted.get(name, 0))
+        if whole == present:
+            continue
+        verdict.missing += whole - present
+        if room := EXAMPLES - len(verdict.example_missing):
+            gaps = spark.range(1, whole + 1).withColumnRenamed("id", "place")
+            lost = gaps.join(places.where(f.col("job") == name), "place", "left_anti").orderBy("place").limit(room)
+            verdict.example_missing += [f"{name} {row.place}" for row in lost.collect()]
+
+
+def _emitted(settings: Settings, jobs: list[str]) -> dict[str, int]:
+    """How many events each job, or each streaming query, has emitted, as far as the database knows."""
+    with reported_as_refusal(settings), connect(settings, purpose="outbox verify") as connection:
+        return dict(connection.execute(statement("staging", "emitted", settings.table), {"jobs": jobs}).fetchall())
+
+
+def _find_absent(seen: DataFrame, expected: DataFrame, verdict: Verdict) -> None:
+    keys = expected.select(f.col("idempotency_key").cast("string").alias("event")).distinct()
+    absent = keys.join(seen.select("event").distinct(), "event", "left_anti").persist()
+    try:
+        if lost := absent.count():
+            verdict.missing += lost
+            room = EXAMPLES - len(verdict.example_missing)
+            verdict.example_missing += [row.event for row in absent.limit(room).collect()]
+    finally:
+        absent.unpersist()
+
+
+def _where(row: Row) -> str:
+    return f"{row.topic}/{row.partition} offset {row.offset}"
