@@ -11,8 +11,8 @@ from pyspark.sql import functions as f
 
 from definitions.flights import create_flight_table, departure_events, read_flights
 from outbox_plugin.dagster import OutboxResource
+from outbox_plugin.dagster.spark import SparkResource
 from outbox_plugin.spark import OutboxWrite
-from resources.spark import SparkResource
 
 TOPIC = "departures"
 OF_MONTH = sql.SQL("extract(month FROM scheduled_at AT TIME ZONE 'America/New_York') = {}")
@@ -40,8 +40,8 @@ def departures(
     settings = outbox.settings()
     create_flight_table(settings.dsn.get_secret_value())
     began = time.monotonic()
-    with spark.session() as session, tempfile.TemporaryDirectory() as folder:
-        flights = read_flights(session, Path(folder))
+    with tempfile.TemporaryDirectory() as folder:
+        flights = read_flights(spark.session, Path(folder))
         if config.month is not None:
             flights = flights.where(f.month(f.from_utc_timestamp("scheduled_at", "America/New_York")) == config.month)
         flights = flights.cache()

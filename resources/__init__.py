@@ -3,12 +3,12 @@
 from dagster import EnvVar
 
 from outbox_plugin.dagster import HarvesterResource, OutboxResource
-from resources.spark import SparkResource
+from outbox_plugin.dagster.spark import SparkResource
 
 outbox = OutboxResource(dsn=EnvVar("OUTBOX_DSN"), bootstrap_servers=EnvVar("OUTBOX_BOOTSTRAP_SERVERS"))
 
 RESOURCES = {
     "outbox": outbox,
     "harvester": HarvesterResource(outbox=outbox),
-    "spark": SparkResource(),
+    "spark": SparkResource(conf={"spark.sql.shuffle.partitions": "4"}),
 }

@@ -11,9 +11,9 @@ from dagster import DagsterInstance, materialize
 from definitions.departures import departures
 from outbox_plugin import Settings
 from outbox_plugin.dagster import OutboxResource
+from outbox_plugin.dagster.spark import SparkResource
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.spark import OutboxWrite
-from resources.spark import SparkResource
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 

@@ -1,0 +1,97 @@
+"""Spark in Dagster: a session per step, and an I/O manager that emits what an asset returns."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from dagster import (
+    ConfigurableIOManager,
+    ConfigurableResource,
+    DagsterInvariantViolationError,
+    InitResourceContext,
+    InputContext,
+    OutputContext,
+)
+from pydantic import Field, PrivateAttr
+from pyspark.sql import DataFrame, SparkSession
+
+from outbox_plugin.dagster.resources import OutboxResource
+from outbox_plugin.embedded.java import spark_java_home
+from outbox_plugin.schema.connection import connect, reported_as_refusal
+from outbox_plugin.schema.statements import statement
+from outbox_plugin.spark.session import spark_session
+
+
+class SparkResource(ConfigurableResource["SparkResource"]):
+    """A Spark session of the step's own, started when it is first asked for and ended with the step.
+
+    Each process of the multi-process executor has its own driver, JVM and scratch folder. With the in-process executor
+    a step's session is ended before the next one's begins.
+
+    Example:
+        @asset(io_manager_key="outbox_io")
+        def orders(spark: SparkResource) -> DataFrame:
+            return spark.session.read.parquet("orders").selectExpr("customer AS key", "struct(*) AS value")
+    """
+
+    master: str = Field(default="local[2]", description="Where Spark runs.")
+    conf: dict[str, str] = Field(default_factory=dict, description="Spark's own properties.")
+    _opened: ExitStack = PrivateAttr(default_factory=ExitStack)
+    _session: SparkSession | None = PrivateAttr(default=None)
+
+    @property
+    def session(self) -> SparkSession:
+        """The step's session; it knows the format "outbox".
+
+        Raises:
+            ServerFailed: there is no Java.
+        """
+        if self._session is None:
+            java = str(spark_java_home()) if self.master.startswith("local") else None
+            self._session = self._opened.enter_context(spark_session(self.master, conf=self.conf, java_home=java))
+        return self._session
+
+    def teardown_after_execution(self, context: InitResourceContext) -> None:  # noqa: ARG002
+        """End it, after the step's outputs are stored."""
+        self._session = None
+        self._opened.close()
+
+
+class OutboxIOManager(ConfigurableIOManager):
+    """Emits one event per row of the DataFrame that an asset returns, as one job named by run, asset and partition.
+
+    A step that is retried after its commit emits nothing again. Columns are those of `df.write.format("outbox")`.
+    Further options of it stand in the asset's metadata under `outbox`.
+
+    Example:
+        @asset(io_manager_key="outbox_io", metadata={"outbox": {"topic": "orders", "orderBy": "placed_at"}})
+    """
+
+    outbox: OutboxResource = Field(description="Where events go.")
+
+    def handle_output(self, context: OutputContext, obj: object) -> None:
+        """Emit the events.
+
+        Raises:
+            DagsterInvariantViolationError: the asset did not return a DataFrame.
+            pyspark.errors.PySparkException: nothing was written, and the message says why.
+        """
+        if not isinstance(obj, DataFrame):
+            said = type(obj).__name__
+            raise DagsterInvariantViolationError(f"the outbox takes a Spark DataFrame; the asset returned {said}")
+        settings = self.outbox.settings()
+        name = "/".join([context.run_id, *context.get_asset_identifier()])
+        options = {key: str(value) for key, value in (context.definition_metadata.get("outbox") or {}).items()}
+        mine = {"dsn": settings.dsn.get_secret_value(), "table": settings.table, "jobId": name}
+        obj.write.format("outbox").options(**options, **mine).mode("append").save()
+        with reported_as_refusal(settings), connect(settings, purpose="outbox dagster") as connection:
+            emitted = connection.execute(statement("staging", "emitted", settings.table), {"jobs": [name]}).fetchall()
+        context.add_output_metadata({"events": emitted[0][1] if emitted else 0, "outbox_job": name})
+
+    def load_input(self, context: InputContext) -> None:  # noqa: ARG002
+        """An outbox is only written to.
+
+        Raises:
+            DagsterInvariantViolationError: always.
+        """
+        raise DagsterInvariantViolationError("events cannot be read back from the outbox: declare the asset as a dep")
