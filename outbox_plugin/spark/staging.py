@@ -6,6 +6,7 @@ Runs in Spark's Python workers, which import this module afresh.
 from __future__ import annotations
 
 import io
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import closing
@@ -24,6 +25,7 @@ from outbox_plugin.spark.columns import EventForm, RowForm
 from outbox_plugin.spark.rows import BadRow, Limits
 
 PREFIX = "outbox_staging_"
+RESTART_SECONDS = 30.0
 _ROWS_PER_PARTITION = 1 << 40  # Ordinals of one partition stay below those of the next.
 
 
@@ -104,8 +106,7 @@ class StageTask:
         context = TaskContext.get()
         first = (context.partitionId() if context else 0) * _ROWS_PER_PARTITION
         attempt, rows, aside = uuid.uuid4().hex, 0, 0
-        connection = psycopg.connect(self.dsn, application_name="outbox spark task", autocommit=True)
-        with closing(connection):
+        with closing(_connected(self.dsn)) as connection:
             limits = self._prepare(connection)
             with connection.transaction(), connection.cursor() as cursor:
                 with cursor.copy(self._copy_statement()) as copy:
@@ -136,6 +137,18 @@ class StageTask:
         return sql.SQL("COPY {} ({}) FROM STDIN WITH (FORMAT csv)").format(
             self.table.identifier, sql.SQL(", ").join(map(sql.Identifier, columns))
         )
+
+
+def _connected(dsn: str) -> psycopg.Connection[tuple[Any, ...]]:
+    """A connection; a Postgres that is being started again is waited for, else Spark has soon tried often enough."""
+    deadline = time.monotonic() + RESTART_SECONDS
+    while True:
+        try:
+            return psycopg.connect(dsn, application_name="outbox spark task", autocommit=True)
+        except psycopg.OperationalError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
 
 
 def row_column(number: int) -> str:
