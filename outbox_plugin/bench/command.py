@@ -231,3 +231,27 @@ def emit(turns: int, as_json: bool) -> None:
     costs = bench_emit(Settings(), turns, tell)
     if as_json:
         click.echo(json.dumps([asdict(cost) for cost in costs]))
+
+
+@bench.command()
+@click.option("--rows", default=1_000_000, show_default=True, help="Rows, about 200 bytes each.")
+@click.option("--rounds", default=3, show_default=True, help="How often each way is measured, in turn.")
+@click.option("--master", default="local[2]", show_default=True, help="Where Spark runs.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def spark(rows: int, rounds: int, master: str, as_json: bool) -> None:
+    """Write with Spark's sink, against Spark's own JDBC append of the same rows."""
+    from outbox_plugin.bench.spark import measure
+    from outbox_plugin.embedded.java import spark_java_home
+    from outbox_plugin.settings import Settings
+    from outbox_plugin.spark.session import spark_session
+
+    settings = Settings()
+    with spark_session(master, java_home=str(spark_java_home())) as session:
+        report = measure(session, settings, rows, rounds, lambda line: click.echo(line, err=as_json))
+    ratios = report.ratios
+    if as_json:
+        click.echo(json.dumps({**asdict(report), "ratios": ratios}))
+        return
+    click.echo(f"the sink is {ratios['append']:.2f} times as fast as the append, which is not atomic")
+    click.echo(f"            {ratios['rewriting_append']:.2f} times as fast as the append with reWriteBatchedInserts")
+    click.echo(f"an application's insert waits {ratios['p99']:.2f} times as long at p99 while the job commits")

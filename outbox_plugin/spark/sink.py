@@ -37,7 +37,7 @@ from outbox_plugin.spark.publish import Staged, accepted, publish_events, publis
 from outbox_plugin.spark.staging import PREFIX, Attempt, StageTask, StagingTable
 
 _Connection = psycopg.Connection[tuple[Any, ...]]
-_PURPOSE = "outbox spark commit"
+COMMIT_PURPOSE = "outbox spark commit"
 
 
 def register(spark: SparkSession) -> None:
@@ -74,7 +74,7 @@ class _Sink:
 
     @contextmanager
     def connection(self) -> Iterator[_Connection]:
-        with reported_as_refusal(self.settings), connect(self.settings, purpose=_PURPOSE) as connection:
+        with reported_as_refusal(self.settings), connect(self.settings, purpose=COMMIT_PURPOSE) as connection:
             yield connection
 
     def publish(self, claim: str, values: dict[str, Any], staged: Staged) -> None:
