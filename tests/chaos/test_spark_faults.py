@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -82,7 +83,9 @@ def test_a_stream_that_is_killed_five_times_emits_everything_once(settings: Sett
     (tmp_path / "source").mkdir()
     for batch in range(batches):
         lines = (json.dumps({"number": batch * per_batch + n}) for n in range(per_batch))
-        (tmp_path / "source" / f"{batch}.json").write_text("\n".join(lines))
+        file = tmp_path / "source" / f"{batch}.json"
+        file.write_text("\n".join(lines))
+        os.utime(file, (1_700_000_000 + batch,) * 2)  # Spark takes the oldest first.
 
     def committed() -> int:
         return asked(settings, "SELECT count(*) FROM outbox_stream") and asked(
