@@ -78,7 +78,8 @@ class Application:
             each.suspend()  # Lest one notices that another is gone.
         for each in with_children:
             each.kill()
-        self._process.communicate(timeout=30)
+        said, _ = self._process.communicate(timeout=30)
+        print(said)  # For whoever reads the test's output.
 
     @property
     def alive(self) -> bool:

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from outbox_plugin.errors import InvalidSetting, ServerRefused
 from outbox_plugin.settings import Settings
 
+SPARK_SAYS = (PySparkException, Py4JJavaError)
 # Spark's own values let a consumer go to the broker for every 500 records.
 _TUNING = {"max.poll.records": "20000", "max.partition.fetch.bytes": "16000000", "fetch.max.bytes": "64000000"}
 _AS_IN_JAVA = ("security.protocol", "sasl.mechanism", "client.id", "client.rack", "socket.connection.setup.timeout.ms")
@@ -41,7 +43,7 @@ def read_topics(spark: SparkSession, settings: Settings, topics: Sequence[str]) 
     source = spark.read.format("kafka").options(**options, subscribe=",".join(topics), includeHeaders="true")
     try:
         return source.load()
-    except PySparkException as error:
+    except SPARK_SAYS as error:
         if "Failed to find data source: kafka" not in str(error):
             raise
     add_packages(spark, settings.spark_packages)
@@ -67,7 +69,7 @@ def add_packages(spark: SparkSession, coordinates: str) -> None:
         uri = f"ivy://{group}:{name}:{version[0] if version else spark.version}?{asked}"
         try:
             spark.sql(f"ADD JAR '{uri}'")
-        except PySparkException as error:
+        except SPARK_SAYS as error:
             raise InvalidSetting(
                 f"OUTBOX_SPARK_PACKAGES: {coordinates} cannot be had: {_reason(error)}; "
                 "where a registry lacks what one of them needs, name another version of that beside it"
@@ -83,7 +85,7 @@ def reported(settings: Settings, topics: Sequence[str]) -> Iterator[None]:
     """
     try:
         yield
-    except PySparkException as error:
+    except SPARK_SAYS as error:
         if "kafka" not in str(error).lower():
             raise
         where = f"{', '.join(topics)} of {settings.bootstrap_servers}"
@@ -119,8 +121,8 @@ def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"')
 
 
-def _reason(error: PySparkException) -> str:
+def _reason(error: BaseException) -> str:
     """The line that says what is wrong, from behind the names of Java's exceptions."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
-    return (causes or lines or [type(error).__name__])[-1 if causes else 0][:300]
+    causes = [line.partition(": ")[2] for line in lines if line.startswith(("Caused by: ", ": "))]
+    return (causes[-1:] or lines or [type(error).__name__])[0][:300]

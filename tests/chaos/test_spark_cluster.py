@@ -96,7 +96,7 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     python = folder / "bin" / "python"
     [site] = folder.glob("lib/python*/site-packages")
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")  # Its own .pth files do not count.
-    command = [python, "-c", "import psycopg, pyarrow, outbox_plugin"]
+    command = [str(python), "-c", "import psycopg, pyarrow, outbox_plugin"]
     missing = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert "No module named 'outbox_plugin'" in missing.stderr
     return python
