@@ -109,6 +109,28 @@ def test_published_rows_are_kept_by_day_and_emitted_again(settings: Settings, to
     ]
 
 
+def test_bytes_are_kept_put_aside_and_emitted_again_as_they_are(settings: Settings, topic: str) -> None:
+    """An outbox whose values are BYTEA."""
+    kept = settings.model_copy(update={**SEVEN_DAYS, "bad_rows": "dead-letter"})
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        connection.execute("ALTER TABLE outbox ALTER kafka_value TYPE bytea USING convert_to(kafka_value, 'UTF8')")
+        connection.execute(
+            "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value, kafka_header_keys) "
+            "VALUES (%(topic)s, 'k', 'good\\134', '{}'), (%(topic)s, 'k', 'bad', '{unpaired}')",
+            {"topic": topic},
+        )
+    with Harvester(kept):
+        drained(kept)
+        eventually(lambda: operate.dead_letters(kept), 30)
+        with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+            connection.execute("UPDATE outbox_dead_letter SET kafka_header_keys = '{}'")
+        assert operate.retry_dead_letters(kept) == 1
+        drained(kept)
+        assert operate.replay(kept, key="k") == 2
+        drained(kept)
+    assert by_key(consume(kept, topic)) == {"k": ["good\\", "bad", "good\\", "bad"]}
+
+
 def test_days_are_dropped_after_their_time(settings: Settings) -> None:
     kept = settings.model_copy(update=SEVEN_DAYS)
     with connect(kept) as connection:

@@ -6,7 +6,7 @@ CREATE TABLE IF NOT EXISTS {outbox_history} (
     create_time         TIMESTAMPTZ NOT NULL,
     kafka_topic         TEXT        NOT NULL,
     kafka_key           TEXT        NOT NULL,
-    kafka_value         TEXT        NULL,
+    kafka_value         BYTEA       NULL,
     kafka_header_keys   TEXT[]      NOT NULL,
     kafka_header_values TEXT[]      NOT NULL
 ) PARTITION BY RANGE (published_at);

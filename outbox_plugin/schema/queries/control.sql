@@ -48,7 +48,7 @@ RETURNING kafka_topic, kafka_key, row_id, reason, since
 WITH gone AS (DELETE FROM {outbox} WHERE id = %(id)s RETURNING *)
 INSERT INTO {outbox_dead_letter} (table_name, row_id, reason, create_time, kafka_topic, kafka_key, kafka_value,
                                   kafka_header_keys, kafka_header_values)
-SELECT %(table)s, id, %(reason)s, create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys,
+SELECT %(table)s, id, %(reason)s, create_time, kafka_topic, kafka_key, {outbox_bytes}(kafka_value), kafka_header_keys,
        kafka_header_values
 FROM gone
 
@@ -69,7 +69,9 @@ WITH gone AS (
     RETURNING *
 )
 INSERT INTO {outbox} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
-SELECT now(), kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values FROM gone ORDER BY gone.id
+SELECT now(), kafka_topic, kafka_key, {outbox_value}(kafka_value, (NULL::{outbox}).kafka_value), kafka_header_keys,
+       kafka_header_values
+FROM gone ORDER BY gone.id
 
 -- name: discard_dead_letters
 -- Forget dead letters; of the ids, or all where none is given.

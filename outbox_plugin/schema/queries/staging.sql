@@ -75,8 +75,8 @@ ORDER BY {order}
 -- missing: it stands empty, and the reason says so.
 INSERT INTO {outbox_dead_letter}
     (table_name, reason, create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
-SELECT %(table)s, outbox_problem, clock_timestamp(), coalesce(kafka_topic, ''), coalesce(kafka_key, ''), kafka_value,
-       kafka_header_keys || ARRAY['outbox-job'], kafka_header_values || ARRAY[%(job_id)s::text]
+SELECT %(table)s, outbox_problem, clock_timestamp(), coalesce(kafka_topic, ''), coalesce(kafka_key, ''),
+       {outbox_bytes}(kafka_value), kafka_header_keys || ARRAY['outbox-job'], kafka_header_values || ARRAY[%(job_id)s::text]
 FROM {staging}
 WHERE outbox_attempt = ANY (%(attempts)s) AND outbox_problem IS NOT NULL
 ORDER BY outbox_ordinal

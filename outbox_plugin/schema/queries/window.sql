@@ -72,7 +72,8 @@ WITH durable AS MATERIALIZED (SELECT set_config('synchronous_commit', 'on', true
 )
 INSERT INTO {outbox_history} (table_name, id, published_at, create_time, kafka_topic, kafka_key, kafka_value,
                               kafka_header_keys, kafka_header_values)
-SELECT %(table)s, id, now(), create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values
+SELECT %(table)s, id, now(), create_time, kafka_topic, kafka_key, {outbox_bytes}(kafka_value), kafka_header_keys,
+       kafka_header_values
 FROM gone
 
 -- name: give_up_after
