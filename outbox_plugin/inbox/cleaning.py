@@ -1,4 +1,4 @@
-"""Cleaning: what has outlived its time is removed in small batches, by one process at a time."""
+"""Cleaning: what has outlived its time is removed in small batches, by one process of a group at a time."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class Keep:
     dead_letters: timedelta
 
 
-def clean(connection: psycopg.Connection[Any], settings: Settings, keep: Keep) -> bool:
-    """Remove one small batch of what has outlived its time, in a transaction of its own.
+def clean(connection: psycopg.Connection[Any], settings: Settings, group: str, keep: Keep) -> bool:
+    """Remove one small batch of what a group keeps no longer, in a transaction of its own.
 
     Returns:
         Whether there may be more. False also when another process is cleaning.
     """
 
     def run(name: str, **values: object) -> psycopg.Cursor[Any]:
-        return connection.execute(statement("inbox", name, settings.table), values)
+        return connection.execute(statement("inbox", name, settings.table), {"group": group, **values})
 
     with connection.transaction():
         [(alone,)] = run("clean_alone", place=settings.table).fetchall()

@@ -58,6 +58,6 @@ class Housekeeping:
         while not self._stop.is_set():
             if places := self._board.places():
                 self._board.add(to_retry(connection, self._settings, self._group, places))
-            if time.monotonic() >= clean_at and not clean(connection, self._settings, self._keep):
+            if time.monotonic() >= clean_at and not clean(connection, self._settings, self._group, self._keep):
                 clean_at = time.monotonic() + CLEAN_SECONDS * random.uniform(0.5, 1.5)  # noqa: S311
             self._stop.wait(RETRY_SECONDS)

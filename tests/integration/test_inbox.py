@@ -340,21 +340,24 @@ def test_what_has_outlived_its_time_is_removed_in_small_batches_by_one_process(
     query(
         ready,
         "INSERT INTO outbox_inbox (consumer_group, idempotency_key, handled_at) "
-        "SELECT 'g', i::text, now() - interval '1 hour' * i FROM generate_series(0, 999) AS i",
+        "SELECT kept_by, i::text, now() - interval '1 hour' * i "
+        "FROM generate_series(0, 999) AS i, unnest(ARRAY[%s, 'another group']) AS kept_by",
+        group,
     )
     keep = Keep(timedelta(hours=500, minutes=-1), timedelta(hours=1))
 
     def remembered() -> int:
-        [(count,)] = query(ready, "SELECT count(*) FROM outbox_inbox")
+        [(count,)] = query(ready, "SELECT count(*) FROM outbox_inbox WHERE consumer_group = %s", group)
         return int(count)
 
     with connect(ready) as one, connect(ready) as other:
         with other.transaction():
-            assert clean(other, ready, keep)
-            assert not clean(one, ready, keep)  # Another process is cleaning.
+            assert clean(other, ready, group, keep)
+            assert not clean(one, ready, group, keep)  # Another process is cleaning.
         assert remembered() == 900
     with Inbox(ready, group=group, topics=[topic], handler=record_effect, keep=keep.handled):
         eventually(lambda: remembered() == 500, SOON)
+    assert query(ready, "SELECT count(*) FROM outbox_inbox WHERE consumer_group <> %s", group) == [(1_000,)]
 
 
 def test_starting_and_stopping_is_safe_in_any_order(ready: Settings, topic: str, group: str) -> None:

@@ -5,7 +5,7 @@ CREATE TABLE IF NOT EXISTS {outbox_inbox} (
     handled_at      TIMESTAMPTZ NOT NULL DEFAULT now(),
     PRIMARY KEY (consumer_group, idempotency_key)
 );
-CREATE INDEX IF NOT EXISTS outbox_inbox_handled_at ON {outbox_inbox} (handled_at);
+CREATE INDEX IF NOT EXISTS outbox_inbox_handled_at ON {outbox_inbox} (consumer_group, handled_at);
 
 -- Records that a group gave up on, as they came, with the reason. `retry_at`: somebody asked to try again.
 CREATE TABLE IF NOT EXISTS {outbox_inbox_dead_letter} (
@@ -28,4 +28,4 @@ CREATE TABLE IF NOT EXISTS {outbox_inbox_dead_letter} (
 );
 CREATE INDEX IF NOT EXISTS outbox_inbox_dead_letter_retry
     ON {outbox_inbox_dead_letter} (consumer_group) WHERE retry_at IS NOT NULL;
-CREATE INDEX IF NOT EXISTS outbox_inbox_dead_letter_failed_at ON {outbox_inbox_dead_letter} (failed_at);
+CREATE INDEX IF NOT EXISTS outbox_inbox_dead_letter_failed_at ON {outbox_inbox_dead_letter} (consumer_group, failed_at);

@@ -73,16 +73,19 @@ WHERE (%(ids)s::bigint[] IS NULL OR id = ANY (%(ids)s)) AND (%(group)s::text IS 
 RETURNING id
 
 -- name: clean_alone
--- True for the one process that may clean until its transaction ends.
-SELECT pg_try_advisory_xact_lock(hashtextextended('outbox_plugin.clean ' || %(place)s, 0))
+-- True for the one process of a group that may clean until its transaction ends.
+SELECT pg_try_advisory_xact_lock(hashtextextended('outbox_plugin.clean ' || %(place)s || ' ' || %(group)s, 0))
 
 -- name: clean_handled
--- A small batch of the oldest rows whose time has passed.
+-- A small batch of the oldest of a group's rows whose time has passed.
 DELETE FROM {outbox_inbox} WHERE ctid = ANY (ARRAY(
-    SELECT ctid FROM {outbox_inbox} WHERE handled_at < now() - %(keep)s::interval ORDER BY handled_at LIMIT %(limit)s))
+    SELECT ctid FROM {outbox_inbox}
+    WHERE consumer_group = %(group)s AND handled_at < now() - %(keep)s::interval
+    ORDER BY handled_at LIMIT %(limit)s))
 
 -- name: clean_letters
--- A small batch of the oldest dead letters whose time has passed, but for those that are to be tried again.
+-- A small batch of the oldest of a group's dead letters whose time has passed, but for those to be tried again.
 DELETE FROM {outbox_inbox_dead_letter} WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM {outbox_inbox_dead_letter}
-    WHERE failed_at < now() - %(keep)s::interval AND retry_at IS NULL ORDER BY failed_at LIMIT %(limit)s))
+    WHERE consumer_group = %(group)s AND failed_at < now() - %(keep)s::interval AND retry_at IS NULL
+    ORDER BY failed_at LIMIT %(limit)s))
