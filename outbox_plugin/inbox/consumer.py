@@ -139,21 +139,20 @@ class Inbox:
         return ThreadSeats(self._board, handling, lambda: ThreadSeat(self._settings, called), self._concurrency)
 
     def _consumer(self) -> Consumer:
-        consumer = Consumer(
-            client_config(
-                self._settings,
-                group_id=self._group,
-                isolation_level="read_committed",
-                enable_auto_commit=False,
-                enable_auto_offset_store=False,
-                auto_offset_reset="earliest",
-                partition_assignment_strategy="cooperative-sticky",
-                session_timeout_ms=SESSION_TIMEOUT_MS,
-                heartbeat_interval_ms=1_000,
-                topic_metadata_refresh_interval_ms=5_000,
-                fetch_wait_max_ms=100,
-            )
+        config = client_config(
+            self._settings,
+            group_id=self._group,
+            isolation_level="read_committed",
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            session_timeout_ms=SESSION_TIMEOUT_MS,
+            heartbeat_interval_ms=1_000,
+            topic_metadata_refresh_interval_ms=5_000,
+            fetch_wait_max_ms=100,
         )
+        # What our callbacks rest on; tuning must not take it away.
+        config |= {"partition.assignment.strategy": "cooperative-sticky", "enable.auto.offset.store": False}
+        consumer = Consumer(config)
         consumer.subscribe(self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
         return consumer
 

@@ -381,3 +381,25 @@ def test_an_inbox_says_at_start_what_is_missing(unmigrated: Settings, settings: 
         Inbox(silent, group=group, topics=["t"], handler=record_effect).start()
     with pytest.raises(InvalidSetting, match="expected a group, a list of topics"):
         Inbox(settings, group=group, topics="t", handler=record_effect)
+
+
+def test_handlers_that_deadlock_over_rows_they_share_are_tried_again_and_not_blamed(
+    ready: Settings, topic: str, group: str
+) -> None:
+    both = threading.Barrier(2)
+    met = threading.Event()
+
+    def handle(connection: psycopg.Connection[Any], event: Received) -> None:
+        """The first two take the shared rows in opposite orders, and meet in between."""
+        for number in (0, 1) if event.key == b"a" else (1, 0):
+            connection.execute("UPDATE shared SET times = times + 1 WHERE number = %s", (number,))
+            if not met.is_set():
+                both.wait(SOON)
+                met.set()
+
+    query(ready, "CREATE TABLE shared AS SELECT number, 0 AS times FROM generate_series(0, 1) AS number")
+    produce(ready, topic, [("a", "1"), ("b", "1")])
+    with Inbox(ready, group=group, topics=[topic], handler=handle, concurrency=2, retry=Retry(1, 0.05, 0.1)):
+        eventually(lambda: query(ready, "SELECT sum(times) FROM shared") == [(4,)], SOON)
+    assert met.is_set()
+    assert DeadLetters(ready).list() == []
