@@ -27,23 +27,25 @@ from outbox_plugin.bench.faults import Fault, plan
 from outbox_plugin.bench.fleet import Fleet
 from outbox_plugin.bench.judge import Verdict, judge
 from outbox_plugin.bench.reader import Arrival, LiveReader, read_until
+from outbox_plugin.bench.scratch import Tell
 from outbox_plugin.bench.writer import Mix, Writer
 from outbox_plugin.embedded.cluster import COORDINATING_TOPICS, NODES, EmbeddedCluster
 from outbox_plugin.embedded.postgres import EmbeddedPostgres
 from outbox_plugin.schema.migrate import migrate
-from outbox_plugin.settings import Settings
+from outbox_plugin.settings import Delivery, Settings
 
 TOPIC, PARTITIONS = "chaos", 6
 HARVESTERS = 3
 FIRST_SECONDS, DRAIN_SECONDS, READ_SECONDS = 60.0, 180.0, 60.0
 _TELL_SECONDS = 5.0
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class ChaosReport:
     """What was done, and what became of the rows. `ended` counts the harvesters' ends by exit code or signal."""
 
+    delivery: Delivery
+    shards: int
     seed: int
     seconds: float
     verdict: Verdict
@@ -63,8 +65,25 @@ class ChaosReport:
 
     @property
     def clean(self) -> bool:
-        """Whether no promise was broken, and nothing got stuck."""
-        return self.verdict.clean and not self.failures
+        """Whether no promise was broken, and nothing got stuck; at-least-once delivery may repeat rows."""
+        verdict = self.verdict
+        repeated = verdict.duplicates if self.delivery == "exactly-once" else 0
+        return not (verdict.lost or repeated or verdict.order_violations or verdict.phantoms or self.failures)
+
+    def lines(self) -> list[str]:
+        """The report for people."""
+        verdict, faults = self.verdict, Counter(self.faults)
+        return [
+            *verdict.examples,
+            *self.failures,
+            f"{faults['kill']} harvesters killed, {faults['pause']} paused, {faults['terminate']} terminated; "
+            f"{faults['broker']} brokers killed; {faults['postgres']} immediate restarts of Postgres",
+            f"{verdict.committed:,} rows of {self.transactions:,} transactions committed, {self.rolled_back:,} "
+            f"transactions rolled back; {verdict.arrived:,} rows arrived, {self.records_per_second:,.0f} records/s; "
+            f"drained in {self.drain_seconds} s; longest silence {self.longest_silence_seconds} s",
+            f"{verdict.lost} lost, {verdict.duplicates} duplicates, {verdict.order_violations} order violations, "
+            f"{verdict.phantoms} phantoms",
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain values."""
@@ -82,13 +101,14 @@ class Servers:
         self.cluster = EmbeddedCluster(folder / "kafka", tell)
 
     @contextmanager
-    def running(self) -> Iterator[Settings]:
+    def running(self, delivery: Delivery | None = None) -> Iterator[Settings]:
         """Run them for as long as the body runs; gives settings for a migrated outbox, whose topic is there."""
         try:
             self.postgres.launch()
             self.cluster.start()
             self.postgres.wait()
-            settings = Settings(dsn=self.postgres.dsn, bootstrap_servers=self.cluster.bootstrap_servers)
+            asked = {"delivery": delivery} if delivery else {}
+            settings = Settings(dsn=self.postgres.dsn, bootstrap_servers=self.cluster.bootstrap_servers, **asked)
             migrate(settings)
             create_topic(settings, TOPIC, PARTITIONS)
             self.cluster.wait_in_sync()
@@ -98,8 +118,8 @@ class Servers:
             self.postgres.stop()
 
 
-def chaos(seconds: float, seed: int, tell: Tell) -> ChaosReport:
-    """Run it on servers of its own, in a folder that is kept if something was wrong.
+def chaos(seconds: float, seed: int, delivery: Delivery | None, tell: Tell) -> ChaosReport:
+    """Run it on servers of its own, in a folder that is kept if something was wrong; other settings are the user's.
 
     Raises:
         ServerFailed: a server did not come back.
@@ -110,7 +130,7 @@ def chaos(seconds: float, seed: int, tell: Tell) -> ChaosReport:
     report = None
     try:
         servers = Servers(folder, tell)
-        with servers.running() as settings:
+        with servers.running(delivery) as settings:
             report = _Run(servers, settings, folder, seconds, seed, tell).run()
     finally:
         if report is not None and report.clean:
@@ -152,6 +172,8 @@ class _Run:
         self._note(f"reading {rows:,} rows")
         seen = read_until(self._settings, TOPIC, lambda records: len(records) >= rows, READ_SECONDS)
         return ChaosReport(
+            delivery=self._settings.delivery,
+            shards=self._settings.shards,
             seed=self._seed,
             seconds=self._seconds,
             verdict=judge(committed, seen),
@@ -281,20 +303,3 @@ def count_rows(settings: Settings) -> int:
 def longest_silence(arrivals: Sequence[Arrival]) -> float:
     """The longest time, in seconds, between one arrival and the next."""
     return max((later.at - earlier.at for earlier, later in pairwise(arrivals)), default=0.0)
-
-
-def described(report: ChaosReport) -> str:
-    """The report for a reader."""
-    verdict, faults = report.verdict, Counter(report.faults)
-    lines = [
-        f"{faults['kill']} harvesters killed, {faults['pause']} paused, {faults['terminate']} terminated; "
-        f"{faults['broker']} brokers killed; {faults['postgres']} immediate restarts of Postgres",
-        f"{verdict.committed:,} rows of {report.transactions:,} transactions committed, {report.rolled_back:,} "
-        f"transactions rolled back; {verdict.arrived:,} rows arrived, {report.records_per_second:,.0f} records/s; "
-        f"drained in {report.drain_seconds} s; longest silence {report.longest_silence_seconds} s",
-        f"{verdict.lost} lost, {verdict.duplicates} duplicates, {verdict.order_violations} order violations, "
-        f"{verdict.phantoms} phantoms",
-        *verdict.examples,
-        *report.failures,
-    ]
-    return "\n".join(lines)

@@ -7,7 +7,6 @@ import random
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -15,7 +14,7 @@ import psutil  # noqa: F401 - most benchmarks watch a process with it: its absen
 
 if TYPE_CHECKING:
     from outbox_plugin.bench.scratch import Report, Tell
-    from outbox_plugin.settings import Settings
+    from outbox_plugin.settings import Delivery, Settings
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -47,6 +46,10 @@ def _run(benchmark: Callable[[Settings, Tell], Report], delivery: str | None, as
 
     settings = Settings(**({"delivery": delivery} if delivery else {}))
     report = benchmark(settings, lambda line: click.echo(line, err=as_json))
+    _show(report, as_json)
+
+
+def _show(report: Report, as_json: bool) -> None:
     click.echo(json.dumps(report.to_json()) if as_json else "\n".join(report.lines()))
 
 
@@ -134,20 +137,17 @@ def writers(count: int, seconds: float, rounds: int, delivery: str | None, as_js
 @bench.command()
 @click.option("--seconds", default=600.0, show_default=True, help="How long it is disturbed.")
 @click.option("--seed", type=int, help="Decides the faults; a new one every time by default.")
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
-def chaos(seconds: float, seed: int | None, as_json: bool) -> None:
+@_benchmark
+def chaos(seconds: float, seed: int | None, delivery: Delivery | None, as_json: bool) -> None:
     """Kill, pause and restart harvesters, brokers and Postgres under a steady writer, and count what became of rows.
 
     Starts three brokers and a Postgres of its own. Exit code 1 if anything was lost, repeated, out of order, or stuck.
     """
-    from outbox_plugin.bench import chaos as benchmark
+    from outbox_plugin.bench.chaos import chaos
 
     seed = random.randrange(1_000_000) if seed is None else seed
-    report = benchmark.chaos(seconds, seed, lambda line: click.echo(line, err=as_json))
-    if as_json:
-        click.echo(json.dumps(report.to_json()))
-    else:
-        click.echo(benchmark.described(report))
+    report = chaos(seconds, seed, delivery, lambda line: click.echo(line, err=as_json))
+    _show(report, as_json)
     if not report.clean:
         sys.exit(1)
 
@@ -156,21 +156,12 @@ def chaos(seconds: float, seed: int | None, as_json: bool) -> None:
 @click.option(
     "--times", default=20, show_default=True, help="How often the leader is killed, and how often terminated."
 )
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
-def takeover(times: int, as_json: bool) -> None:
+@_benchmark
+def takeover(times: int, delivery: str | None, as_json: bool) -> None:
     """Kill and terminate the leader, and measure for how long a `read_committed` consumer gets no records."""
-    from outbox_plugin.bench import takeover as benchmark
-    from outbox_plugin.settings import Settings
+    from outbox_plugin.bench.takeover import takeover
 
-    report = benchmark.takeover(Settings(), times, lambda line: click.echo(line, err=as_json))
-    if as_json:
-        click.echo(json.dumps({**asdict(report), "met": report.met}))
-        return
-    for name, silences, targets in (
-        ("kill -9", report.kills, f"{report.target_kill_median} s, {report.target_kill_worst} s"),
-        ("SIGTERM", report.hand_overs, f"{report.target_hand_over_median} s"),
-    ):
-        click.echo(f"{name}: median {median(silences):.2f} s, worst {max(silences):.2f} s (at most: {targets})")
+    _run(lambda settings, tell: takeover(settings, times, tell), delivery, as_json)
 
 
 @bench.command()

@@ -82,7 +82,7 @@ def _signed(code: int | None) -> int | None:
 
 def environment(settings: Settings) -> dict[str, str]:
     """The environment of a process that is to use `settings`: ours, with all of them in it."""
-    values = settings.model_dump(exclude_defaults=True)
+    values = settings.model_dump(mode="json", exclude_defaults=True)
     values["dsn"] = settings.dsn.get_secret_value()
     named = {f"OUTBOX_{name.upper()}": value for name, value in values.items()}
     texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in named.items()}

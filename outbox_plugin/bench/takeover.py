@@ -6,10 +6,11 @@ import tempfile
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
@@ -18,7 +19,7 @@ from outbox_plugin.adapters.kafka import Names, client_config
 from outbox_plugin.bench.chaos import create_topic
 from outbox_plugin.bench.fleet import Fleet
 from outbox_plugin.bench.reader import Arrival, LiveReader
-from outbox_plugin.bench.scratch import scratch_outbox
+from outbox_plugin.bench.scratch import Tell, scratch_outbox
 from outbox_plugin.bench.writer import Mix, Writer
 from outbox_plugin.errors import OutboxError
 from outbox_plugin.settings import Settings
@@ -52,8 +53,22 @@ class TakeoverReport:
             and median(self.hand_overs) <= self.target_hand_over_median
         )
 
+    def lines(self) -> list[str]:
+        """The report for people."""
+        killed, told = self.kills, self.hand_overs
+        return [
+            f"kill -9: median {median(killed):.2f} s, worst {max(killed):.2f} s "
+            f"(at most: {self.target_kill_median} s, {self.target_kill_worst} s)",
+            f"SIGTERM: median {median(told):.2f} s, worst {max(told):.2f} s (median at most: "
+            f"{self.target_hand_over_median} s)",
+        ]
 
-def takeover(settings: Settings, times: int, tell: Callable[[str], None]) -> TakeoverReport:
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain values."""
+        return {**asdict(self), "met": self.met}
+
+
+def takeover(settings: Settings, times: int, tell: Tell) -> TakeoverReport:
     """Kill the leader `times` times and terminate it as often, with one standby, under a writer of 200 rows a second.
 
     Raises:
