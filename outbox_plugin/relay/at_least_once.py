@@ -54,6 +54,7 @@ class AtLeastOnce:
         self._delivered: list[int] = []  # To be purged; all carry the same mark.
         self._sender_done = False
         self._parked: frozenset[Lane] = frozenset()
+        self._dead: set[int] = set()  # Dead letters of this term: what was marked twice still has them.
         self._failures = Backoff(ERROR_FIRST, ERROR_LAST)
 
     def take_over(self) -> None:
@@ -131,7 +132,7 @@ class AtLeastOnce:
 
     def _send(self, mark_id: str, rows: Sequence[OutboxRow]) -> None:
         """Send the rows, round by round; a key's next record goes when its last one is delivered."""
-        pending = deque(rounds(rows))
+        pending = deque(rounds([row for row in rows if row.id not in self._dead]))
         while pending and not self._stages.stopping:
             round_ = pending.popleft()
             sent = self._log.send(round_)
@@ -154,6 +155,7 @@ class AtLeastOnce:
             return
         if self._bury:
             self._store.bury(bad)
+            self._dead |= {each.row.id for each in bad}
             self._observe(RowsBuried(self._shard, bad))
             return
         self._store.park(bad)
