@@ -20,12 +20,11 @@ WINDOWS_IN_FLIGHT = 4  # One being read, one waiting or being published, two bei
 
 
 class Window:
-    """A batch of earliest rows that is in flight together; `buried` are its bad rows, to become dead letters."""
+    """A batch of earliest rows that is in flight together."""
 
-    __slots__ = ("buried", "publication", "rows")
+    __slots__ = ("publication", "rows")
 
     def __init__(self, rows: Sequence[OutboxRow]) -> None:
-        self.buried: list[BadRow] = []
         self._keep(rows)
 
     def _keep(self, rows: Sequence[OutboxRow]) -> None:
@@ -35,19 +34,16 @@ class Window:
     @property
     def ids(self) -> IdRanges:
         """The ids that must not be read again."""
-        if not self.buried:
-            return self.publication.ids
-        return IdRanges.union([self.publication.ids, *(IdRanges.of([bad.row.id]) for bad in self.buried)])
+        return self.publication.ids
 
     def withhold(self, bad: Sequence[BadRow]) -> None:
         """Leave out the bad rows, and all that is behind them in their lanes."""
         self._keep(before_bad_rows(self.rows, bad))
 
     def bury(self, bad: Sequence[BadRow]) -> None:
-        """Leave out the bad rows alone; they become dead letters when the window is purged."""
+        """Leave out the bad rows alone: they are dead letters."""
         gone = {each.row.id for each in bad}
         self._keep([row for row in self.rows if row.id not in gone])
-        self.buried += bad
 
 
 class Windows:

@@ -164,11 +164,16 @@ class ExactlyOnce:
         self._observe(WindowPublished(self._shard, len(window.rows), self._runtime.now() - read_at))
 
     def _put_aside(self, window: Window, refused: RowsRefused) -> None:
-        """Nothing of the window was published: take the bad rows out, so that the rest can be."""
+        """Nothing of the window was published: take the bad rows out, so that the rest can be.
+
+        What the database must know of it, it knows before any row behind a bad one is published.
+        """
         if self._bad_rows == "dead-letter":
-            bad = [BadRow(row, refused.refusals[row.id]) for row in window.rows if row.id in refused.refusals]
+            dead = [BadRow(row, refused.refusals[row.id]) for row in window.rows if row.id in refused.refusals]
+            self._store.bury(dead)
             with self._changed:
-                window.bury(bad)
+                window.bury(dead)
+            self._observe(RowsBuried(self._shard, tuple(dead)))
             return
         bad = first_bad_rows(window.rows, refused.refusals)
         self._store.park(bad)
@@ -183,9 +188,6 @@ class ExactlyOnce:
         while (window := self._to_purge()) is not None:
             if window.rows:
                 self._store.purge(window.publication)
-            if window.buried:
-                self._store.bury(window.buried)
-                self._observe(RowsBuried(self._shard, tuple(window.buried)))
             with self._changed:
                 self._windows.purged(window)
                 self._changed.notify_all()
