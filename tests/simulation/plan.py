@@ -36,8 +36,30 @@ EVERYTHING = (
     BAD_TOPIC,
     OWN_ID,
 )
-AIMS = ("fences", "reads", "produces", "commits", "aborts", "purges", "parks", "marks", "sends", "deletes", "asks")
+AIMS = (
+    "fences",
+    "reads",
+    "produces",
+    "commits",
+    "aborts",
+    "purges",
+    "parks",
+    "buries",
+    "marks",
+    "sends",
+    "deletes",
+    "resets",
+    "asks",
+    "settles",
+)
 _OF_ONE = (KILL, STOP, PAUSE, JUMP, NO_KAFKA, NO_POSTGRES)
+THEMES = (
+    (BAD_TOPIC, BAD_TOPIC, BAD_EVENT, BAD_EVENT),
+    (RESHARD, RESHARD, RESHARD, RESTORE),
+    (PAUSE, PAUSE, PAUSE, KILL),
+    (KILL, KILL, KILL, POSTGRES_DOWN),
+    (NO_KAFKA, NO_POSTGRES, NO_KAFKA, NO_POSTGRES, KAFKA_DOWN),
+)
 
 
 @dataclass(frozen=True)
@@ -76,13 +98,8 @@ class Plan:
         """The plan of a seed. Each has few kinds of faults, so that they do not drown each other."""
         rng = random.Random(seed)
         writing = rng.uniform(2.0, 8.0)
-        kinds = rng.sample(EVERYTHING, rng.randint(0, 3))
-        if rng.random() < 0.5:
-            kinds.append(rng.choice(_OF_ONE))
-        if rng.random() < 0.15:
-            kinds.append(RESHARD)
-        if rng.random() < 0.15:
-            kinds.append(BAD_EVENT)
+        kinds = rng.sample(EVERYTHING, rng.randint(0, 2))
+        kinds += rng.choice(THEMES) if rng.random() < 0.5 else rng.choices(_OF_ONE, k=rng.randint(0, 2))
         if RESTORE in kinds and WALL_CLOCK_BACK in kinds:
             kinds.remove(WALL_CLOCK_BACK)  # Nothing is left that tells new rows from old ones.
         harvesters = rng.choice((2, 2, 2, 3, 3, 4, 5))
@@ -97,7 +114,7 @@ class Plan:
             keys=rng.randint(1, 4),
             mishap_rate=(rate := rng.choice((0.0, 0.0, 0.01, 0.03, 0.1, 0.2, 0.3))),
             mishaps=tuple(rng.sample(MISHAPS, rng.randint(1, 4))),
-            aims=tuple(rng.sample(AIMS, rng.randint(2, 4))) if rate > 0.1 else (),
+            aims=tuple(rng.sample(AIMS, rng.randint(3, 6))) if rate > 0.1 else (),
             latency=rng.choice((0.002, 0.002, 0.02, 0.1)),
             longest_pause=longest_pause,
             bad_rows=rng.choice(("park", "park", "dead-letter")),
@@ -113,7 +130,7 @@ class Plan:
                             rng.randrange(harvesters) if kind in _OF_ONE else rng.randint(1, 3),
                         )
                         for kind in kinds
-                        for _ in range(rng.choice((1, 1, 2, 3) if kind in _OF_ONE else (1, 1, 1, 2)))
+                        for _ in range(rng.choice((1, 1, 2)))
                     ),
                     key=lambda fault: fault.at,
                 )
