@@ -7,6 +7,7 @@ import random
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
