@@ -88,12 +88,13 @@ def migrate(wake_up: bool | None) -> None:
 )
 def harvest(adopt: bool) -> None:
     """Relay the outbox to Kafka until SIGTERM or SIGINT; then hand over."""
-    from outbox_plugin.harvester import Harvester, run_together
+    from outbox_plugin.harvester import Harvester, look_for_cycles_less_often, run_together
 
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
+    look_for_cycles_less_often()
     harvesters = [Harvester(settings, adopt=adopt) for settings in _settings().each()]
     run_together(harvesters, stop)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import random
@@ -284,6 +285,15 @@ class Harvester:
             case _:
                 pass
         self._observe_too(event)
+
+
+def look_for_cycles_less_often() -> None:
+    """For a process that is a harvester's alone: rows are many and short-lived, and make no reference cycles.
+
+    Python's collector looks at them all the same, which took a fifth of the CPU time of a drain.
+    """
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
 
 
 def run_together(harvesters: Sequence[Harvester], stop: threading.Event) -> None:

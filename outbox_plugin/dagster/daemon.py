@@ -28,7 +28,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from outbox_plugin.dagster.supervision import Decision, Seen, decide, recent
 from outbox_plugin.errors import OutboxError
-from outbox_plugin.harvester import Harvester
+from outbox_plugin.harvester import Harvester, look_for_cycles_less_often
 from outbox_plugin.settings import Settings
 
 LEASE_CHECK_SECONDS = 0.5
@@ -160,6 +160,7 @@ def main(folder: Path, lease_seconds: float) -> int:
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()} {daemon.lease.name}".encode(), 0)
         threading.Thread(target=_watch_lease, args=(daemon.lease, lease_seconds, stop), daemon=True).start()
+        look_for_cycles_less_often()
         Harvester(daemon.settings).run(stop)
     except OutboxError as error:
         logging.error("%s", error)
