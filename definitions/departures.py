@@ -24,7 +24,7 @@ class DeparturesConfig(Config):
     month: int | None = Field(default=None, ge=1, le=12, description="Only this month of 2013; all of them by default.")
 
 
-@asset(kinds={"spark", "postgres"}, group_name="outbox")
+@asset(kinds={"spark", "postgres"}, group_name="outbox", deps=["nycflights13"])
 def departures(
     context: AssetExecutionContext,
     config: DeparturesConfig,

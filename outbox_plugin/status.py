@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from outbox_plugin.adapters.kafka import Names, client_config, refusal
+from outbox_plugin.asking import Asked
 from outbox_plugin.core.heartbeat import Heartbeat
-from outbox_plugin.errors import OutboxError, ServerRefused
+from outbox_plugin.errors import ServerRefused
 from outbox_plugin.schema.connection import connect, reported_as_refusal
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
@@ -21,7 +20,6 @@ from outbox_plugin.settings import Settings
 FRESH_SECONDS = 2.0  # A leader sends three heartbeats a second.
 _TAIL_RECORDS = 64
 _PARKED_LISTED = 100
-_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +100,8 @@ def read_status(settings: Settings, timeout_seconds: float = 5.0) -> Status:
     Returns within about `timeout_seconds`.
     """
     deadline = time.monotonic() + timeout_seconds
-    store = _Asked(lambda: _table(settings, timeout_seconds))
-    log = _Asked(lambda: _heartbeats(settings, deadline))
+    store = Asked(lambda: _table(settings, timeout_seconds))
+    log = Asked(lambda: _heartbeats(settings, deadline))
     table, store_error = store.answer(deadline, "Postgres")
     heard, log_error = log.answer(deadline, "Kafka")
     errors = tuple(error for error in (store_error, log_error) if error)
@@ -132,30 +130,6 @@ def _shard_status(shard: int, heard: list[tuple[Heartbeat, float]], table: _Tabl
         trouble=now.trouble if now else last.trouble if last else None,
         paused=table is not None and shard in table.paused,
     )
-
-
-class _Asked(Generic[_Answer]):
-    """A question that is put on a thread of its own, because a client library's time-outs cannot be relied upon."""
-
-    def __init__(self, question: Callable[[], _Answer]) -> None:
-        self._question = question
-        self._result: _Answer | None = None
-        self._error: str | None = None
-        self._thread = threading.Thread(target=self._ask, name="outbox-status", daemon=True)
-        self._thread.start()
-
-    def _ask(self) -> None:
-        try:
-            self._result = self._question()
-        except OutboxError as error:
-            self._error = str(error)
-
-    def answer(self, deadline: float, server: str) -> tuple[_Answer | None, str | None]:
-        """The answer, or what is wrong."""
-        self._thread.join(max(0.0, deadline - time.monotonic()))
-        if self._thread.is_alive():
-            return None, f"{server} did not answer in time"
-        return self._result, self._error
 
 
 def _table(settings: Settings, seconds: float) -> _Table:

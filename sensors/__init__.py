@@ -7,6 +7,6 @@ from resources import RESOURCES
 
 HARVESTER = AssetKey("harvester")
 
-harvester_sensor = build_harvester_sensor(HARVESTER)
+harvester_sensor = build_harvester_sensor(HARVESTER, topics=["departures"])
 
 __all__ = ["HARVESTER", "RESOURCES", "harvester_sensor"]

@@ -13,6 +13,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from outbox_plugin.dagster.daemon import Daemon
 from outbox_plugin.embedded.stack import EmbeddedStack, Endpoints
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.settings import Settings
@@ -93,3 +94,13 @@ def settings(unmigrated: Settings) -> Settings:
 def topic(settings: Settings, group: str) -> str:
     """A topic of the test's own, with three partitions."""
     return create_topic(settings, f"{group}-events")
+
+
+@pytest.fixture
+def daemon(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
+    """A harvester's daemon with a folder of the test's own; ended afterwards."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    daemon = Daemon.of(settings)
+    yield daemon
+    daemon.release()
+    eventually(lambda: not daemon.running, 30)

@@ -9,17 +9,48 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from outbox_plugin.dagster.checks import build_outbox_checks
+    from outbox_plugin.dagster.assets import Topic, build_harvester_asset, build_topic_assets
+    from outbox_plugin.dagster.checks import build_dead_letter_check, build_health_check, build_outbox_checks
+    from outbox_plugin.dagster.component import OutboxComponent
+    from outbox_plugin.dagster.jobs import build_outbox_jobs
+    from outbox_plugin.dagster.judgement import Limits
     from outbox_plugin.dagster.resources import HarvesterResource, OutboxResource
+    from outbox_plugin.dagster.runs import job_id
     from outbox_plugin.dagster.sensor import build_harvester_sensor
+    from outbox_plugin.dagster.whole import build_outbox_definitions
 
-__all__ = ["HarvesterResource", "OutboxResource", "build_harvester_sensor", "build_outbox_checks"]
+__all__ = [
+    "HarvesterResource",
+    "Limits",
+    "OutboxComponent",
+    "OutboxResource",
+    "Topic",
+    "build_dead_letter_check",
+    "build_harvester_asset",
+    "build_harvester_sensor",
+    "build_health_check",
+    "build_outbox_checks",
+    "build_outbox_definitions",
+    "build_outbox_jobs",
+    "build_topic_assets",
+    "job_id",
+]
 
 _HOME = {
-    "HarvesterResource": "outbox_plugin.dagster.resources",
-    "OutboxResource": "outbox_plugin.dagster.resources",
-    "build_harvester_sensor": "outbox_plugin.dagster.sensor",
-    "build_outbox_checks": "outbox_plugin.dagster.checks",
+    "HarvesterResource": "resources",
+    "Limits": "judgement",
+    "OutboxComponent": "component",
+    "OutboxResource": "resources",
+    "Topic": "assets",
+    "build_dead_letter_check": "checks",
+    "build_harvester_asset": "assets",
+    "build_harvester_sensor": "sensor",
+    "build_health_check": "checks",
+    "build_outbox_checks": "checks",
+    "build_outbox_definitions": "whole",
+    "build_outbox_jobs": "jobs",
+    "build_topic_assets": "assets",
+    "job_id": "runs",
 }
 
 
@@ -27,4 +58,9 @@ def __getattr__(name: str) -> Any:
     """Import a public name where it lives (PEP 562)."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """The public names: Dagster looks for components among them."""
+    return __all__

@@ -1,21 +1,25 @@
 """Asset checks that prove that an outbox drained, and that its events arrived once and in order."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 
 from dagster import (
     AssetCheckExecutionContext,
     AssetCheckResult,
     AssetChecksDefinition,
+    AssetCheckSpec,
     AssetKey,
+    MetadataValue,
     asset_check,
+    multi_asset_check,
 )
 
 from outbox_plugin.core.verdict import SEQUENCE_HEADER, Verdict
-from outbox_plugin.dagster.health import metadata, troubles
+from outbox_plugin.dagster.health import metadata, result
+from outbox_plugin.dagster.judgement import Judgement, Limits, dead_letters, health, undrained
 from outbox_plugin.dagster.resources import OutboxResource
-from outbox_plugin.dagster.sensor import HEALTHY
+from outbox_plugin.dagster.sensor import HEALTHY, NO_DEAD_LETTERS
 from outbox_plugin.errors import ServerRefused
 from outbox_plugin.event import IDEMPOTENCY_HEADER
 from outbox_plugin.schema.connection import connect, reported_as_refusal
@@ -26,6 +30,7 @@ from outbox_plugin.verification import records_in, verify_topic
 
 POLL_SECONDS = 0.2
 SPARK_RECORDS = 5_000  # Below that, a session takes longer to start than one consumer to read.
+DRAINED, IN_ORDER, EXACTLY_ONCE = "outbox_drained", "events_in_order", "events_exactly_once"
 
 
 def build_outbox_checks(
@@ -36,20 +41,73 @@ def build_outbox_checks(
     resource_key: str = "outbox",
     spark_resource_key: str | None = None,
     drain_seconds: float = 120.0,
+    blocking: bool = False,
+    limits: Limits | None = None,
 ) -> list[AssetChecksDefinition]:
     """Checks on `asset`, which emits to `topics` through the outbox of the resource `resource_key`.
 
-    `outbox_drained`: what was in the outbox when the check began has left it within `drain_seconds`.
-    `events_in_order`: once they have left, on every topic each event is seen once, and each key's events in the order
-    of their emission. What records lack the headers for (`idempotency-key`, and `outbox-sequence`, which a Spark job's
-    have) is not judged, and the explanation says of how many. With `spark_resource_key`, which names a `SparkResource`,
-    Spark reads topics of more than a few thousand records, and also says how many events are missing.
-    With `harvester`, also that asset's check `healthy`, as the harvester's sensor reports it.
+    `outbox_drained`: what was in the outbox when the check began has left it within `drain_seconds`; when `blocking`,
+    assets downstream of `asset` wait for it in the same run, and are skipped if it fails.
+    `events_in_order`, `events_exactly_once`: once they have left, on every topic each key's events are in the order of
+    their emission, and each event is seen once. What records lack the headers for (`outbox-sequence`, which a Spark
+    job's have, and `idempotency-key`) is not judged, and the explanation says of how many.
+    With `spark_resource_key`, which names a `SparkResource`, Spark reads topics of more than a few thousand records,
+    and the explanation also says how many events are missing.
+    With `harvester`, also that asset's checks `healthy` and `no_dead_letters`, as the harvester's sensor reports them.
     """
+    checks = [
+        _drained(asset, resource_key, drain_seconds, blocking),
+        _events(asset, topics, resource_key, spark_resource_key, drain_seconds),
+    ]
+    if harvester is not None:
+        checks += [
+            build_health_check(harvester, resource_key=resource_key, limits=limits),
+            build_dead_letter_check(harvester, resource_key=resource_key, limits=limits),
+        ]
+    return checks
+
+
+def build_health_check(
+    harvester: AssetKey, *, resource_key: str = "outbox", limits: Limits | None = None
+) -> AssetChecksDefinition:
+    """The check `healthy` of the asset `harvester`: the sensor reports it on each tick, and Dagster can run it."""
 
     @asset_check(
+        asset=harvester,
+        name=HEALTHY,
+        required_resource_keys={resource_key},
+        description="Every shard has a leader that is heard, no harvester complains, and no event waits too long.",
+    )
+    def healthy(context: AssetCheckExecutionContext) -> AssetCheckResult:
+        status = read_status(_settings(context, resource_key))
+        return result(health(status, limits or Limits()), metadata(status))
+
+    return healthy
+
+
+def build_dead_letter_check(
+    harvester: AssetKey, *, resource_key: str = "outbox", limits: Limits | None = None
+) -> AssetChecksDefinition:
+    """The check `no_dead_letters` of the asset `harvester`: the sensor reports it, and Dagster can run it."""
+
+    @asset_check(
+        asset=harvester,
+        name=NO_DEAD_LETTERS,
+        required_resource_keys={resource_key},
+        description="Kafka has refused no row: none is a dead letter, and no key waits behind one.",
+    )
+    def no_dead_letters(context: AssetCheckExecutionContext) -> AssetCheckResult:
+        status = read_status(_settings(context, resource_key))
+        return result(dead_letters(status, limits or Limits()), metadata(status))
+
+    return no_dead_letters
+
+
+def _drained(asset: AssetKey, resource_key: str, drain_seconds: float, blocking: bool) -> AssetChecksDefinition:
+    @asset_check(
         asset=asset,
-        name="outbox_drained",
+        name=DRAINED,
+        blocking=blocking,
         required_resource_keys={resource_key},
         description="All events that were waiting when the check began have left for Kafka.",
     )
@@ -59,66 +117,49 @@ def build_outbox_checks(
         left = wait_until_drained(settings, drain_seconds)
         seconds = time.monotonic() - began
         status = read_status(settings)
-        explanation = (
-            f"all events left within {seconds:.1f} s"
-            if not left
-            else f"{left} events still wait after {seconds:.0f} s: {troubles(status) or 'the harvester is too slow'}; "
-            "see the harvester's asset and its log"
+        judged = (
+            undrained(left, seconds, status) if left else Judgement(True, f"all events left within {seconds:.1f} s")
         )
-        return AssetCheckResult(
-            passed=not left,
-            metadata={"explanation": explanation, "waiting": left, "seconds": seconds, **metadata(status)},
-        )
+        waited = {"waiting": MetadataValue.int(left), "seconds": MetadataValue.float(seconds)}
+        return result(judged, {**waited, **metadata(status)})
 
-    @asset_check(
-        asset=asset,
-        name="events_in_order",
-        required_resource_keys={resource_key, *([spark_resource_key] if spark_resource_key else [])},
-        description="Each event is on its topic once, and each key's events are in the order of their emission.",
+    return outbox_drained
+
+
+def _events(
+    asset: AssetKey, topics: Sequence[str], resource_key: str, spark: str | None, drain_seconds: float
+) -> AssetChecksDefinition:
+    """Both checks at once, because they are proved by one reading of the topics."""
+
+    @multi_asset_check(
+        name=f"{asset.to_python_identifier()}_events",
+        specs=[
+            AssetCheckSpec(IN_ORDER, asset=asset, description="Each key's events are in the order of their emission."),
+            AssetCheckSpec(EXACTLY_ONCE, asset=asset, description="Each event is on its topic once."),
+        ],
+        can_subset=True,
+        required_resource_keys={resource_key, *([spark] if spark else [])},
     )
-    def events_in_order(context: AssetCheckExecutionContext) -> AssetCheckResult:
+    def events(context: AssetCheckExecutionContext) -> Iterator[AssetCheckResult]:
         settings = _settings(context, resource_key)
         left = wait_until_drained(settings, drain_seconds)  # Checks run in any order, or side by side.
+        wanted = {key.name for key in context.selected_asset_check_keys}
         try:
-            verdicts = _judged(context, settings, topics, spark_resource_key)
+            verdicts = _judged(context, settings, topics, spark)
         except ServerRefused as error:
-            return AssetCheckResult(
-                passed=False, metadata={"explanation": f"{error}; is it the one that is emitted to?"}
+            judged = Judgement(
+                False, str(error), True, "see that the topic is the one that is emitted to, and is there"
             )
-        wrong = "; ".join(_explained(topic, verdict) for topic, verdict in verdicts.items() if not verdict.in_order)
-        records = sum(verdict.records for verdict in verdicts.values())
-        return AssetCheckResult(
-            passed=not wrong,
-            metadata={
-                "explanation": wrong
-                or "; ".join([f"{records} records, each once, each key's in order", *_not_judged(verdicts, left)]),
-                "records": records,
-                "duplicates": sum(verdict.duplicates for verdict in verdicts.values()),
-                "order_violations": sum(verdict.order_violations for verdict in verdicts.values()),
-                "missing": sum(verdict.missing for verdict in verdicts.values()),
-            },
-        )
+            found = {IN_ORDER: judged, EXACTLY_ONCE: judged}
+            counted = {}
+        else:
+            found = {IN_ORDER: _order(verdicts, left), EXACTLY_ONCE: _once(verdicts, left)}
+            counted = _counted(verdicts)
+        for name in sorted(wanted):
+            outcome = result(found[name], counted)
+            yield outcome._replace(check_name=name, asset_key=asset)
 
-    checks = [outbox_drained, events_in_order]
-    if harvester is not None:
-        checks.append(_healthy(harvester, resource_key))
-    return checks
-
-
-def _healthy(harvester: AssetKey, resource_key: str) -> AssetChecksDefinition:
-    @asset_check(
-        asset=harvester,
-        name=HEALTHY,
-        required_resource_keys={resource_key},
-        description="Every shard has a leader that is heard, and no harvester complains.",
-    )
-    def healthy(context: AssetCheckExecutionContext) -> AssetCheckResult:
-        status = read_status(_settings(context, resource_key))
-        trouble = troubles(status)
-        explanation = trouble or "a leader is heard, and it has no trouble"
-        return AssetCheckResult(passed=not trouble, metadata={"explanation": explanation, **metadata(status)})
-
-    return healthy
+    return events
 
 
 def wait_until_drained(settings: Settings, seconds: float) -> int:
@@ -157,24 +198,52 @@ def _settings(context: AssetCheckExecutionContext, resource_key: str) -> Setting
     return resource.settings()
 
 
-def _not_judged(verdicts: dict[str, Verdict], left: int) -> list[str]:
-    """What a check that passed has not proved."""
-    unnamed = sum(verdict.unnamed for verdict in verdicts.values())
+def _counted(verdicts: Mapping[str, Verdict]) -> dict[str, MetadataValue]:
+    return {
+        "records": MetadataValue.int(sum(verdict.records for verdict in verdicts.values())),
+        "duplicates": MetadataValue.int(sum(verdict.duplicates for verdict in verdicts.values())),
+        "order_violations": MetadataValue.int(sum(verdict.order_violations for verdict in verdicts.values())),
+        "missing": MetadataValue.int(sum(verdict.missing for verdict in verdicts.values())),
+    }
+
+
+_FOREIGN = (
+    "look at the records that are named: one without our headers was written by something else than the harvester; "
+    "otherwise see that consumers and this check read committed, and that the brokers are ones the promise holds for"
+)
+
+
+def _order(verdicts: Mapping[str, Verdict], left: int) -> Judgement:
+    wrong = [
+        f"topic {topic}: {verdict.order_violations} events came out of order "
+        f"(such as {', '.join(verdict.example_violations)})"
+        for topic, verdict in verdicts.items()
+        if verdict.order_violations
+    ]
+    if wrong:
+        return Judgement(False, "; ".join(wrong), True, _FOREIGN)
     unplaced = sum(verdict.unplaced for verdict in verdicts.values())
+    return _passed(verdicts, left, "each key's in order", unplaced, f"{SEQUENCE_HEADER}: their order is not judged")
+
+
+def _once(verdicts: Mapping[str, Verdict], left: int) -> Judgement:
+    wrong = [
+        f"topic {topic}: {verdict.duplicates} events came twice (such as {', '.join(verdict.example_duplicates)})"
+        for topic, verdict in verdicts.items()
+        if verdict.duplicates
+    ]
+    if wrong:
+        return Judgement(False, "; ".join(wrong), True, _FOREIGN)
+    unnamed = sum(verdict.unnamed for verdict in verdicts.values())
+    return _passed(verdicts, left, "each once", unnamed, f"{IDEMPOTENCY_HEADER}: whether they came twice is not judged")
+
+
+def _passed(verdicts: Mapping[str, Verdict], left: int, how: str, lacking: int, what: str) -> Judgement:
+    """A judgement that also says what it has not proved."""
+    said = [f"{sum(verdict.records for verdict in verdicts.values())} records, {how}"]
+    said += [f"{left} events have not left the outbox yet, and are not judged"] if left else []
     missing = [each for verdict in verdicts.values() for each in verdict.example_missing]
     lost = sum(verdict.missing for verdict in verdicts.values())
-    return [
-        *([f"{left} events have not left the outbox yet, and are not judged"] if left else []),
-        *([f"{unnamed} carry no {IDEMPOTENCY_HEADER}: whether they came twice is not judged"] if unnamed else []),
-        *([f"{lost} are not there (such as {', '.join(missing)}): expired, or lost"] if lost else []),
-        *([f"{unplaced} carry no {SEQUENCE_HEADER}: their order is not judged"] if unplaced else []),
-    ]
-
-
-def _explained(topic: str, verdict: Verdict) -> str:
-    said = []
-    if verdict.duplicates:
-        said.append(f"{verdict.duplicates} events came twice (such as {', '.join(verdict.example_duplicates)})")
-    if verdict.order_violations:
-        said.append(f"{verdict.order_violations} came out of order (such as {', '.join(verdict.example_violations)})")
-    return f"topic {topic}: {' and '.join(said)}; does anything but the harvester write to it?"
+    said += [f"{lost} are not there (such as {', '.join(missing)}): expired, or lost"] if lost else []
+    said += [f"{lacking} carry no {what}"] if lacking else []
+    return Judgement(True, "; ".join(said))

@@ -114,16 +114,14 @@ class Daemon:
     @property
     def _environment(self) -> dict[str, str]:
         """The settings as the daemon gets them: not in its arguments, which everybody can read."""
-        settings = self.settings
-        return {
-            "OUTBOX_DSN": settings.dsn.get_secret_value(),
-            "OUTBOX_BOOTSTRAP_SERVERS": settings.bootstrap_servers,
-            "OUTBOX_TABLE": settings.table,
-            "OUTBOX_GROUP": settings.group,
-            "OUTBOX_DELIVERY": settings.delivery,
-            "OUTBOX_SHARDS": str(settings.shards),
-            "OUTBOX_KAFKA": json.dumps(settings.kafka, sort_keys=True),
+        plain = self.settings.model_dump(mode="json", exclude={"dsn", "retention"}, exclude_none=True)
+        given = {
+            name: text if isinstance(text, str) else json.dumps(text, sort_keys=True) for name, text in plain.items()
         }
+        given["dsn"] = self.settings.dsn.get_secret_value()
+        if self.settings.retention is not None:
+            given["retention"] = f"{self.settings.retention.days}d"
+        return {f"OUTBOX_{name.upper()}": text for name, text in given.items()}
 
     def _starts(self) -> tuple[float, ...]:
         try:

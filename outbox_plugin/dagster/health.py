@@ -1,16 +1,17 @@
-"""An outbox's status as Dagster shows it: metadata that the UI plots, and a sentence."""
+"""An outbox's status as Dagster shows it: metadata that the UI plots, and checks that say what to do."""
 
 from __future__ import annotations
 
-from dagster import MetadataValue
+from dagster import AssetCheckEvaluation, AssetCheckResult, AssetCheckSeverity, AssetKey, MetadataValue
 
 from outbox_plugin.dagster.daemon import Daemon
-from outbox_plugin.status import Status
+from outbox_plugin.dagster.judgement import Judgement, troubles
+from outbox_plugin.status import ShardStatus, Status
 
 Metadata = dict[str, MetadataValue]
 
 
-def metadata(status: Status, daemon: Daemon | None = None) -> Metadata:
+def metadata(status: Status) -> Metadata:
     """The status as metadata; what is a number is plotted over time."""
     shown: Metadata = {
         "records_per_second": MetadataValue.float(sum(shard.records_per_second for shard in status.shards)),
@@ -18,32 +19,68 @@ def metadata(status: Status, daemon: Daemon | None = None) -> Metadata:
         "leaders": MetadataValue.int(sum(shard.leader is not None for shard in status.shards)),
     }
     if status.backlog is not None:
+        shown["parked_keys"] = MetadataValue.int(status.parked_keys)
+        shown["dead_letters"] = MetadataValue.int(status.dead_letters)
         shown["backlog"] = MetadataValue.int(status.backlog)
         shown["lag_seconds"] = MetadataValue.float(status.oldest_seconds or 0.0)
     shown["shards"] = MetadataValue.md(_table(status))
     if said := troubles(status):
         shown["trouble"] = MetadataValue.text(said)
-    if daemon is not None:
-        shown["log"] = MetadataValue.path(str(daemon.log))
-        if pid := daemon.pid:
-            shown["daemon_pid"] = MetadataValue.int(pid)
     return shown
 
 
-def troubles(status: Status) -> str:
-    """What is wrong, in a sentence; empty when nothing is."""
-    said = [f"shard {shard.shard}: {shard.trouble}" for shard in status.shards if shard.trouble]
-    said += [f"shard {shard.shard} has no leader" for shard in status.shards if shard.leader is None]
-    return "; ".join([*status.errors, *said])
+def daemon_metadata(daemon: Daemon) -> Metadata:
+    """The daemon as metadata: its log, and its process id while it runs."""
+    shown: Metadata = {"log": MetadataValue.path(str(daemon.log))}
+    if pid := daemon.pid:
+        shown["daemon_pid"] = MetadataValue.int(pid)
+    return shown
+
+
+def result(judgement: Judgement, shown: Metadata) -> AssetCheckResult:
+    """The outcome of a check that Dagster runs."""
+    return AssetCheckResult(
+        passed=judgement.passed,
+        severity=_severity(judgement),
+        description=judgement.explanation,
+        metadata={**_explained(judgement), **shown},
+    )
+
+
+def evaluation(judgement: Judgement, asset: AssetKey, check: str) -> AssetCheckEvaluation:
+    """The outcome of a check that the sensor has judged."""
+    return AssetCheckEvaluation(
+        asset_key=asset,
+        check_name=check,
+        passed=judgement.passed,
+        severity=_severity(judgement),
+        description=judgement.explanation,
+        metadata=_explained(judgement),
+    )
+
+
+def _severity(judgement: Judgement) -> AssetCheckSeverity:
+    return AssetCheckSeverity.ERROR if judgement.severe else AssetCheckSeverity.WARN
+
+
+def _explained(judgement: Judgement) -> Metadata:
+    said: Metadata = {"explanation": MetadataValue.text(judgement.explanation)}
+    if judgement.what_to_do:
+        said["what_to_do"] = MetadataValue.text(judgement.what_to_do)
+    return said
 
 
 def _table(status: Status) -> str:
-    head = "| shard | leader | host | pid | term | since | records/s |\n|---|---|---|---|---|---|---|\n"
+    head = "| shard | leader | host | pid | term | since | records/s | waiting |\n|---|---|---|---|---|---|---|---|\n"
     rows = []
     for shard in status.shards:
         if leader := shard.leader:
             who = f"{leader.instance} | {leader.host} | {leader.pid} | {leader.leader_id} | {leader.since}"
         else:
             who = "none is heard | | | |"
-        rows.append(f"| {shard.shard} | {who} | {shard.records_per_second:.0f} |")
+        rows.append(f"| {shard.shard} | {who} | {shard.records_per_second:.0f} | {_waiting(shard)} |")
     return head + "\n".join(rows)
+
+
+def _waiting(shard: ShardStatus) -> str:
+    return f"{shard.lag_records}, paused" if shard.paused else str(shard.lag_records)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import version
+from typing import Any, Literal
 
-from dagster import ConfigurableResource
+from dagster import ConfigurableResource, EnvVar
 from dagster_shared.libraries import DagsterLibraryRegistry
 from pydantic import Field
 from pydantic.config import JsonDict
 
+from outbox_plugin.errors import InvalidSetting
 from outbox_plugin.settings import Settings
 
 DagsterLibraryRegistry.register("outbox-plugin", version("outbox-plugin"), is_dagster_package=False)
 
+_MASK = "********"  # What Dagster shows in the place of a secret, and takes back as it is.
+_NAMES = ("dsn", "bootstrap_servers", "table", "group", "kafka")
 _SECRET: JsonDict = {"dagster__is_secret": True}  # Not shown in the UI, even where it was written out.
 
 
@@ -20,8 +25,12 @@ class OutboxResource(ConfigurableResource[Settings]):
     """An outbox: its table in Postgres, and the Kafka that its events go to.
 
     What is not given comes from the environment (`OUTBOX_TABLE`, …), as for the command line, then from the defaults.
+    What is known when the code location loads is checked then: what was written out, and variables that are set.
 
     Example: `OutboxResource(dsn=EnvVar("OUTBOX_DSN"), bootstrap_servers=EnvVar("OUTBOX_BOOTSTRAP_SERVERS"))`.
+
+    Raises:
+        InvalidSetting: one of them is wrong.
     """
 
     dsn: str = Field(
@@ -32,12 +41,19 @@ class OutboxResource(ConfigurableResource[Settings]):
     bootstrap_servers: str = Field(description="Kafka brokers, host:port, comma separated.")
     table: str | None = Field(default=None, description="The outbox table, optionally with its schema.")
     group: str | None = Field(default=None, description="What the harvesters of this outbox share.")
-    kafka: dict[str, str] | None = Field(
-        default=None,
+    kafka: dict[str, str] = Field(
+        default={},
         description="librdkafka properties: TLS, SASL, tuning.",
         repr=False,
         json_schema_extra=_SECRET,
     )
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**values)
+        known = {name: _known(value) for name, value in values.items() if name in _NAMES and value is not None}
+        given = {name: value for name, value in known.items() if value and value != _MASK}
+        if {"dsn", "bootstrap_servers"} <= given.keys():
+            Settings(**given)
 
     def settings(self) -> Settings:
         """The settings that this resource stands for.
@@ -45,18 +61,26 @@ class OutboxResource(ConfigurableResource[Settings]):
         Raises:
             InvalidSetting: one of them is wrong.
         """
-        optional = {"table": self.table, "group": self.group, "kafka": self.kafka}
-        given = {name: value for name, value in optional.items() if value is not None}
-        return Settings(dsn=self.dsn, bootstrap_servers=self.bootstrap_servers, **given)
+        if self.dsn == _MASK:
+            raise InvalidSetting(
+                "OUTBOX_DSN: the launchpad has put asterisks in the place of a secret; "
+                "delete `resources` from the run's configuration"
+            )
+        given = {name: getattr(self, name) for name in _NAMES}
+        return Settings(**{name: value for name, value in given.items() if value})
 
 
 class HarvesterResource(ConfigurableResource[Settings]):
-    """The harvester of an outbox, as a daemon on the host that runs the code location's sensors.
+    """The harvester of an outbox: by default a daemon on the host that runs the code location's sensors.
 
     Example: `HarvesterResource(outbox=OutboxResource(…))`.
     """
 
     outbox: OutboxResource = Field(description="What it relays.")
+    mode: Literal["supervise", "observe"] = Field(
+        default="supervise",
+        description="supervise: keep a daemon alive on this host; observe: only watch what runs elsewhere.",
+    )
     lease_seconds: float = Field(
         default=60.0, gt=0, description="It ends when no sensor tick has renewed its lease for as long."
     )
@@ -64,3 +88,8 @@ class HarvesterResource(ConfigurableResource[Settings]):
     def settings(self) -> Settings:
         """The outbox's settings."""
         return self.outbox.settings()
+
+
+def _known(value: Any) -> Any:
+    """What a value is when the code location loads; None where only the run will tell."""
+    return os.environ.get(value.env_var_name) if isinstance(value, EnvVar) else value

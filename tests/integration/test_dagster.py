@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,58 +17,27 @@ import psycopg
 import pytest
 from confluent_kafka import Producer
 from dagster import (
-    AssetCheckEvaluation,
-    AssetKey,
-    AssetObservation,
     AssetSpec,
     DagsterInstance,
     Definitions,
     MaterializeResult,
     Shape,
     asset,
-    build_sensor_context,
 )
 from pydantic import SecretStr
 
 from outbox_plugin import Event, Outbox, Settings
-from outbox_plugin.dagster import HarvesterResource, OutboxResource, build_harvester_sensor, build_outbox_checks
+from outbox_plugin.dagster import OutboxResource, build_outbox_checks
 from outbox_plugin.dagster.daemon import Daemon
 from outbox_plugin.dagster.supervision import Decision
 from outbox_plugin.status import read_status
 from tests.harvesting import backlog, create_topic, drained, insert_numbered
+from tests.supervising import HARVESTER, daemons, reported, resources
 from tests.support import eventually
 
 pytestmark = pytest.mark.integration
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-HARVESTER = AssetKey("harvester")
-
-
-@pytest.fixture
-def daemon(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
-    """A daemon with a folder of the test's own; ended afterwards."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    daemon = Daemon.of(settings)
-    yield daemon
-    daemon.release()
-    eventually(lambda: not daemon.running, 30)
-
-
-def resources(settings: Settings, lease_seconds: float = 60.0) -> tuple[OutboxResource, HarvesterResource]:
-    outbox = OutboxResource(
-        dsn=settings.dsn.get_secret_value(), bootstrap_servers=settings.bootstrap_servers, group=settings.group
-    )
-    return outbox, HarvesterResource(outbox=outbox, lease_seconds=lease_seconds)
-
-
-def daemons(daemon: Daemon) -> list[int]:
-    """The processes that are this daemon."""
-    found = []
-    for process in psutil.process_iter(["cmdline", "status"]):
-        command = process.info["cmdline"] or []
-        if str(daemon.folder) in command and process.info["status"] != psutil.STATUS_ZOMBIE:
-            found.append(process.pid)
-    return found
 
 
 def test_ticks_that_race_start_one_daemon(daemon: Daemon, settings: Settings) -> None:
@@ -161,20 +129,6 @@ def test_a_password_is_not_in_the_arguments_of_the_daemon(daemon: Daemon) -> Non
     assert not [part for part in psutil.Process(daemon.pid).cmdline() if "postgresql://" in part]
 
 
-def reported(settings: Settings) -> tuple[AssetObservation, AssetCheckEvaluation]:
-    """What a tick of the sensor reports."""
-    _, harvester = resources(settings)
-    sensor = build_harvester_sensor(HARVESTER)
-    with (
-        DagsterInstance.ephemeral() as instance,
-        build_sensor_context(instance=instance, resources={"harvester": harvester}) as context,
-    ):
-        observation, check = sensor.evaluate_tick(context).asset_events
-    assert isinstance(observation, AssetObservation)
-    assert isinstance(check, AssetCheckEvaluation)
-    return observation, check
-
-
 def test_a_tick_starts_the_daemon_and_reports_what_the_ui_plots(daemon: Daemon, settings: Settings, group: str) -> None:
     reported(settings)
     eventually(lambda: "leading as" in (daemon.log.read_text() if daemon.log.exists() else ""), 30)
@@ -252,10 +206,12 @@ def test_checks_pass_when_all_is_well(daemon: Daemon, settings: Settings, group:
     found = checks_of(settings, topic, emit=50)
     assert {name: passed for name, (passed, _) in found.items()} == {
         "outbox_drained": True,
+        "events_exactly_once": True,
         "events_in_order": True,
         "healthy": True,
+        "no_dead_letters": True,
     }
-    assert "50 records, each once" in found["events_in_order"][1]
+    assert "50 records, each once" in found["events_exactly_once"][1]
 
 
 def test_checks_fail_when_nothing_harvests(settings: Settings, group: str) -> None:
@@ -293,10 +249,10 @@ def test_the_order_check_finds_what_somebody_else_wrote_to_the_topic(settings: S
         producer.produce(topic, "v", "k", headers=headers)
     assert producer.flush(20) == 0
     producer.close()
-    passed, explanation = checks_of(settings, topic, emit=0, drain_seconds=1.0)["events_in_order"]
-    assert not passed
-    assert "1 events came twice (such as c at" in explanation
-    assert "1 came out of order (such as key k at" in explanation
+    found = checks_of(settings, topic, emit=0, drain_seconds=1.0)
+    assert [found[check][0] for check in ("events_exactly_once", "events_in_order")] == [False, False]
+    assert "1 events came twice (such as c at" in found["events_exactly_once"][1]
+    assert "1 events came out of order (such as key k at" in found["events_in_order"][1]
 
 
 def test_the_reference_location_loads_as_the_ui_would_load_it(settings: Settings) -> None:

@@ -1,0 +1,99 @@
+"""What an outbox looks like in the lineage graph: the asset that emits -> outbox -> topic, and the harvester beside it.
+
+All of them are external assets: Dagster does not make them, the harvester's sensor tells how they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from dagster import AssetKey, AssetsDefinition, AssetSpec, FreshnessPolicy
+
+GROUP = "outbox"
+Emitter = AssetKey | AssetSpec | AssetsDefinition | str
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic that events leave for.
+
+    `emitted_by`: the assets whose materialization emits to it. `fresh_within`: how long it may go without a new record
+    before Dagster calls it stale, at least a minute; by default it may stay silent for ever.
+
+    Example: `Topic("orders", emitted_by=[orders], fresh_within=timedelta(hours=1))`.
+    """
+
+    name: str
+    emitted_by: Sequence[Emitter] = ()
+    fresh_within: timedelta | None = None
+
+    @property
+    def key(self) -> AssetKey:
+        """The asset that stands for it."""
+        return topic_key(self.name)
+
+    @property
+    def emitters(self) -> tuple[AssetKey, ...]:
+        """The keys of `emitted_by`."""
+        return tuple(emitter_key(emitter) for emitter in self.emitted_by)
+
+
+def topic_key(name: str) -> AssetKey:
+    """The asset that stands for the topic `name`: `kafka/<name>`."""
+    return AssetKey(["kafka", name])
+
+
+def emitter_key(emitter: Emitter) -> AssetKey:
+    """The key of an asset, however it was given."""
+    if isinstance(emitter, str):
+        return AssetKey.from_user_string(emitter)
+    return emitter if isinstance(emitter, AssetKey) else emitter.key
+
+
+def build_harvester_asset(key: AssetKey | str = "harvester", *, outbox: AssetKey | str | None = None) -> AssetSpec:
+    """The asset whose page plots how an outbox's harvester is: backlog, lag, rate, takeovers, CPU, memory.
+
+    `outbox` is the asset of the table that it relays, if there is one.
+    """
+    return AssetSpec(
+        emitter_key(key),
+        deps=[] if outbox is None else [emitter_key(outbox)],
+        description="Relays the outbox to Kafka. Each tick of its sensor observes it: see the plots.",
+        group_name=GROUP,
+        kinds={"kafka"},
+    )
+
+
+def build_topic_assets(topics: Sequence[Topic], *, outbox: AssetKey | str = "outbox") -> list[AssetSpec]:
+    """The outbox's table, downstream of all that emit to it, and each topic, downstream of the table.
+
+    A topic counts as materialized when the harvester's sensor has seen new records on it, so Dagster's own freshness
+    applies to it.
+    """
+    table = emitter_key(outbox)
+    emitters = sorted({emitter for topic in topics for emitter in topic.emitters})
+    return [
+        AssetSpec(
+            table,
+            deps=emitters,
+            description="Events wait here, written in the transaction of the rows that they tell of.",
+            group_name=GROUP,
+            kinds={"postgres"},
+        ),
+        *(_topic_asset(topic, table) for topic in topics),
+    ]
+
+
+def _topic_asset(topic: Topic, table: AssetKey) -> AssetSpec:
+    from_whom = ", ".join(emitter.to_user_string() for emitter in topic.emitters)
+    return AssetSpec(
+        topic.key,
+        deps=[table],
+        description=f"The topic {topic.name}" + (f", with the events of {from_whom}." if from_whom else "."),
+        group_name=GROUP,
+        kinds={"kafka"},
+        metadata={"topic": topic.name},
+        freshness_policy=FreshnessPolicy.time_window(topic.fresh_within) if topic.fresh_within else None,
+    )

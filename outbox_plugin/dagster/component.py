@@ -1,0 +1,118 @@
+"""The component: an outbox declared in YAML, `dg scaffold defs outbox_plugin.dagster.OutboxComponent outbox`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Literal
+
+from dagster import Component, ComponentLoadContext, Definitions, EnvVar, Model, Resolvable, Scaffolder, ScaffoldRequest
+from dagster.components import ComponentTypeSpec, ResolvedAssetKey, scaffold_component, scaffold_with
+from pydantic import BaseModel, Field
+
+from outbox_plugin.dagster.assets import Topic
+from outbox_plugin.dagster.judgement import Limits
+from outbox_plugin.dagster.resources import HarvesterResource, OutboxResource
+from outbox_plugin.dagster.whole import build_outbox_definitions
+
+
+class TopicModel(Model, Resolvable):
+    """A topic that events leave for."""
+
+    name: str = Field(description="Its name in Kafka.")
+    emitted_by: Sequence[ResolvedAssetKey] = Field(
+        default=(), description="The assets whose materialization emits to it; each gets checks."
+    )
+    fresh_within_minutes: int | None = Field(
+        default=None, ge=1, description="How long it may go without a new record before Dagster calls it stale."
+    )
+
+
+class OutboxScaffoldParams(BaseModel):
+    """What `dg scaffold` may be told."""
+
+    topic: str = Field(default="events", description="A topic that events leave for.")
+    emitted_by: str | None = Field(default=None, description="The asset that emits to it.")
+
+
+class OutboxScaffolder(Scaffolder[OutboxScaffoldParams]):
+    """Writes a declaration that loads as it is, and shows where an outbox is named."""
+
+    @classmethod
+    def get_scaffold_params(cls) -> type[OutboxScaffoldParams]:
+        """The parameters' model."""
+        return OutboxScaffoldParams
+
+    def scaffold(self, request: ScaffoldRequest[OutboxScaffoldParams]) -> None:
+        """Write the declaration."""
+        topic: dict[str, Any] = {"name": request.params.topic}
+        if request.params.emitted_by:
+            topic["emitted_by"] = [request.params.emitted_by]
+        scaffold_component(request, {"topics": [topic]})
+
+
+@scaffold_with(OutboxScaffolder)
+class OutboxComponent(Component, Model, Resolvable):
+    """A transactional outbox: its table, topics and harvester as assets, kept alive by a sensor and proved by checks.
+
+    The database and the brokers are named by `OUTBOX_DSN` and `OUTBOX_BOOTSTRAP_SERVERS` where the attributes do not.
+    """
+
+    topics: Sequence[TopicModel] = Field(description="The topics that events leave for.")
+    dsn: str | None = Field(default=None, description="Postgres URI. A secret; by default $OUTBOX_DSN.")
+    bootstrap_servers: str | None = Field(
+        default=None, description="Kafka brokers, host:port, comma separated; by default $OUTBOX_BOOTSTRAP_SERVERS."
+    )
+    table: str | None = Field(default=None, description="The outbox table, optionally with its schema.")
+    group: str | None = Field(default=None, description="What the harvesters of this outbox share.")
+    kafka: dict[str, str | int | float | bool] = Field(
+        default={}, description="librdkafka properties: TLS, SASL, tuning."
+    )
+    prefix: str = Field(default="", description="Goes before each name, for a second outbox in one code location.")
+    mode: Literal["supervise", "observe"] = Field(
+        default="supervise", description="supervise: keep a daemon alive here; observe: watch what runs elsewhere."
+    )
+    lease_seconds: float = Field(default=60.0, gt=0, description="The daemon ends when no tick has come for as long.")
+    interval_seconds: int = Field(default=10, ge=1, description="How often the sensor ticks.")
+    drain_seconds: float = Field(default=120.0, gt=0, description="How long the check outbox_drained waits.")
+    blocking: bool = Field(default=False, description="Whether assets downstream wait for outbox_drained.")
+    lag_warn_seconds: float = Field(default=30.0, gt=0, description="From when on a lag warns.")
+    lag_error_seconds: float = Field(default=300.0, gt=0, description="From when on a lag, or trouble, is an error.")
+
+    @classmethod
+    def get_spec(cls) -> ComponentTypeSpec:
+        """What Dagster lists of it."""
+        return ComponentTypeSpec(
+            description="A transactional outbox for Postgres and Kafka.",
+            tags=["kafka", "postgres", "outbox"],
+            produces=["asset", "asset_check", "job", "sensor", "resource"],
+        )
+
+    def build_defs(self, context: ComponentLoadContext) -> Definitions:  # noqa: ARG002 - Dagster's signature.
+        """The outbox's definitions."""
+        outbox = OutboxResource(
+            dsn=self.dsn or EnvVar("OUTBOX_DSN"),
+            bootstrap_servers=self.bootstrap_servers or EnvVar("OUTBOX_BOOTSTRAP_SERVERS"),
+            table=self.table,
+            group=self.group,
+            kafka={name: _text(value) for name, value in self.kafka.items()},
+        )
+        return build_outbox_definitions(
+            HarvesterResource(outbox=outbox, mode=self.mode, lease_seconds=self.lease_seconds),
+            [_topic(topic) for topic in self.topics],
+            prefix=self.prefix,
+            interval_seconds=self.interval_seconds,
+            drain_within=timedelta(seconds=self.drain_seconds),
+            blocking=self.blocking,
+            limits=Limits(lag_warn_seconds=self.lag_warn_seconds, lag_error_seconds=self.lag_error_seconds),
+        )
+
+
+def _topic(model: TopicModel) -> Topic:
+    minutes = model.fresh_within_minutes
+    return Topic(model.name, model.emitted_by, timedelta(minutes=minutes) if minutes else None)
+
+
+def _text(value: str | float | bool) -> str:
+    """A property as librdkafka takes it; YAML's true, and templates that look like numbers, come as other types."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

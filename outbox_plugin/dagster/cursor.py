@@ -1,0 +1,94 @@
+"""What one tick of the harvester's sensor leaves for the next. Pure: what is seen comes in, what changed goes out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+
+from outbox_plugin.status import Status
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What a process has used: CPU in seconds since it began, memory in bytes now."""
+
+    pid: int
+    cpu_seconds: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A topic's end, summed over its partitions, how far it has moved since it was last seen, and how fast."""
+
+    offset: int
+    by: int
+    per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """What was seen last. Times are seconds since the epoch.
+
+    `leaders`: the term of each shard; `takeovers`: how often one followed another; `troubled_since`: 0 when all is
+    well; `offsets`: the topics' ends; `moving`: those that had moved.
+    """
+
+    at: float = 0.0
+    leaders: Mapping[str, str] = field(default_factory=dict)
+    takeovers: int = 0
+    troubled_since: float = 0.0
+    offsets: Mapping[str, int] = field(default_factory=dict)
+    moving: tuple[str, ...] = ()
+    pid: int = 0
+    cpu_seconds: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str | None) -> Cursor:
+        """The cursor that `text` encodes; an empty one for anything else, such as another version's."""
+        try:
+            fields = json.loads(text or "")
+            return cls(**{**fields, "moving": tuple(fields["moving"])})
+        except (ValueError, TypeError, KeyError):
+            return cls()
+
+    def encode(self) -> str:
+        """The cursor as JSON."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    def after(self, status: Status, now: float, *, troubled: bool) -> Cursor:
+        """What was seen last, once `status` has been."""
+        heard = {str(shard.shard): shard.leader.leader_id for shard in status.shards if shard.leader}
+        changed = sum(self.leaders.get(shard, term) != term for shard, term in heard.items())
+        return replace(
+            self,
+            at=now,
+            leaders={**self.leaders, **heard},
+            takeovers=self.takeovers + changed,
+            troubled_since=(self.troubled_since or now) if troubled else 0.0,
+        )
+
+    def moved(self, ends: Mapping[str, int], now: float) -> tuple[Cursor, dict[str, Moved]]:
+        """The cursor with the topics' new ends, and what there is to tell: topics that moved or have just stopped to.
+
+        A topic that is seen for the first time is told of once, as if it had not moved. One that was made anew has
+        moved by all that it holds.
+        """
+        told = {}
+        seconds = max(now - self.at, 0.001)
+        for topic, end in ends.items():
+            before = self.offsets.get(topic, end)
+            by = end - before if end >= before else end
+            if by or topic in self.moving or topic not in self.offsets:
+                told[topic] = Moved(end, by, by / seconds)
+        moving = tuple(sorted(topic for topic, moved in told.items() if moved.by))
+        return replace(self, offsets={**self.offsets, **ends}, moving=moving), told
+
+    def used(self, use: Use | None, now: float) -> tuple[Cursor, float | None]:
+        """The cursor with what the daemon has used, and its CPU in percent of a core since it was last seen."""
+        if use is None:
+            return replace(self, pid=0, cpu_seconds=0.0), None
+        since = max(now - self.at, 0.001)
+        percent = 100 * (use.cpu_seconds - self.cpu_seconds) / since if use.pid == self.pid else None
+        return replace(self, pid=use.pid, cpu_seconds=use.cpu_seconds), percent

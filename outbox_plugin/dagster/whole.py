@@ -1,0 +1,68 @@
+"""One call that gives all of an outbox in Dagster, to be merged into a project's own definitions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from dagster import AssetKey, Definitions
+
+from outbox_plugin.dagster.assets import Topic, build_harvester_asset, build_topic_assets
+from outbox_plugin.dagster.checks import build_dead_letter_check, build_health_check, build_outbox_checks
+from outbox_plugin.dagster.jobs import build_outbox_jobs
+from outbox_plugin.dagster.judgement import Limits
+from outbox_plugin.dagster.resources import HarvesterResource
+from outbox_plugin.dagster.sensor import build_harvester_sensor
+
+
+def build_outbox_definitions(
+    harvester: HarvesterResource,
+    topics: Sequence[Topic],
+    *,
+    prefix: str = "",
+    interval_seconds: int = 10,
+    spark_resource_key: str | None = None,
+    drain_within: timedelta = timedelta(minutes=2),
+    blocking: bool = False,
+    limits: Limits | None = None,
+) -> Definitions:
+    """All of an outbox: its table, its topics and its harvester as assets, the sensor, the checks, the jobs
+    that give it orders, and the resources.
+
+    The resources are `outbox` and `harvester`, so an asset that emits asks for `outbox: OutboxResource`. `prefix` goes
+    before each name, for a second outbox in one code location. `drain_within`, `blocking` and `spark_resource_key` are
+    for the checks of each asset that a topic is emitted by; `limits` are for those of the harvester.
+
+    Example:
+        `Definitions.merge(mine, build_outbox_definitions(HarvesterResource(outbox=…), [Topic("orders", [orders])]))`.
+    """
+    table, asset = AssetKey(f"{prefix}outbox"), AssetKey(f"{prefix}harvester")
+    resource_key = f"{prefix}outbox"
+    checks = [
+        build_health_check(asset, resource_key=resource_key, limits=limits),
+        build_dead_letter_check(asset, resource_key=resource_key, limits=limits),
+    ]
+    for emitter in sorted({emitter for topic in topics for emitter in topic.emitters}):
+        checks += build_outbox_checks(
+            emitter,
+            topics=[topic.name for topic in topics if emitter in topic.emitters],
+            resource_key=resource_key,
+            spark_resource_key=spark_resource_key,
+            drain_seconds=drain_within.total_seconds(),
+            blocking=blocking,
+        )
+    sensor = build_harvester_sensor(
+        asset,
+        topics=[topic.name for topic in topics],
+        resource_key=f"{prefix}harvester",
+        name=f"{prefix}harvester_sensor",
+        interval_seconds=interval_seconds,
+        limits=limits,
+    )
+    return Definitions(
+        assets=[*build_topic_assets(topics, outbox=table), build_harvester_asset(asset, outbox=table)],
+        asset_checks=checks,
+        jobs=build_outbox_jobs(resource_key=resource_key, prefix=prefix),
+        sensors=[sensor],
+        resources={resource_key: harvester.outbox, f"{prefix}harvester": harvester},
+    )

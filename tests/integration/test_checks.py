@@ -1,0 +1,110 @@
+"""Checks that fail as they should: blocking what is downstream, naming what Kafka refused, going stale."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import timedelta
+
+import psycopg
+import pytest
+from dagster import (
+    AssetCheckSeverity,
+    AssetKey,
+    AssetMaterialization,
+    DagsterInstance,
+    Definitions,
+    ExecuteInProcessResult,
+    MaterializeResult,
+    asset,
+)
+from dagster._core.definitions import freshness_evaluator
+from dagster._core.definitions.freshness import FreshnessState
+from dagster._core.loader import LoadingContextForTest
+
+from outbox_plugin import Event, Harvester, Outbox, Settings
+from outbox_plugin.dagster import Limits, Topic, build_outbox_checks, build_outbox_definitions
+from outbox_plugin.dagster.assets import topic_key
+from outbox_plugin.dagster.checks import build_dead_letter_check
+from outbox_plugin.status import read_status
+from tests.harvesting import insert
+from tests.supervising import HARVESTER, resources
+from tests.support import eventually
+
+pytestmark = pytest.mark.integration
+
+TOO_LARGE = "x" * 2_000_000  # More than the client and the broker take.
+
+
+def ran(settings: Settings, topic: str, *, blocking: bool) -> tuple[ExecuteInProcessResult, list[str]]:
+    """A run of an asset that emits and one downstream, while nothing harvests; and which of them were materialized."""
+    outbox, _ = resources(settings)
+
+    @asset
+    def emitter() -> MaterializeResult[None]:
+        with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+            Outbox().emit(connection, Event(topic=topic, key="k", value=1))
+        return MaterializeResult()
+
+    @asset(deps=[emitter])
+    def downstream() -> None: ...
+
+    checks = build_outbox_checks(emitter.key, topics=[topic], drain_seconds=1.0, blocking=blocking)
+    definitions = Definitions(assets=[emitter, downstream], asset_checks=checks, resources={"outbox": outbox})
+    with DagsterInstance.ephemeral() as instance:
+        job = definitions.resolve_implicit_global_asset_job_def()
+        done = job.execute_in_process(instance=instance, raise_on_error=False)
+    return done, [
+        event.asset_key.to_user_string() for event in done.get_asset_materialization_events() if event.asset_key
+    ]
+
+
+def test_what_is_downstream_waits_for_the_outbox_to_drain_on_request(settings: Settings, topic: str) -> None:
+    done, materialized = ran(settings, topic, blocking=True)
+    assert (done.success, materialized) == (False, ["emitter"])
+
+
+def test_what_is_downstream_goes_on_otherwise(settings: Settings, topic: str) -> None:
+    done, materialized = ran(settings, topic, blocking=False)
+    assert (done.success, materialized) == (True, ["emitter", "downstream"])
+    [drained] = [each for each in done.get_asset_check_evaluations() if each.check_name == "outbox_drained"]
+    assert (drained.passed, drained.severity) == (False, AssetCheckSeverity.ERROR)
+    assert drained.description == "1 events still wait after 1 s: shard 0 has no leader"
+    assert "sensor is on" in str(drained.metadata["what_to_do"].value)
+
+
+@pytest.mark.parametrize(("limit", "severity"), [(100, AssetCheckSeverity.WARN), (1, AssetCheckSeverity.ERROR)])
+@pytest.mark.parametrize("policy", ["park", "dead-letter"])
+def test_a_row_that_kafka_refused_is_said(
+    settings: Settings, topic: str, policy: str, limit: int, severity: AssetCheckSeverity
+) -> None:
+    insert(settings, topic, [("bad", TOO_LARGE), ("good", "1")])
+    with Harvester(settings.model_copy(update={"bad_rows": policy})):
+        eventually(lambda: read_status(settings).parked_keys + read_status(settings).dead_letters == 1, 60)
+    outbox, _ = resources(settings)
+    check = build_dead_letter_check(HARVESTER, limits=Limits(dead_letters_error=limit))
+    definitions = Definitions(asset_checks=[check], resources={"outbox": outbox})
+    with DagsterInstance.ephemeral() as instance:
+        done = definitions.resolve_implicit_global_asset_job_def().execute_in_process(instance=instance)
+    [found] = done.get_asset_check_evaluations()
+    assert (found.passed, found.severity) == (False, severity)
+    told = {"park": "1 keys wait behind a row that Kafka refused", "dead-letter": "1 rows that Kafka refused are dead"}
+    assert told[policy] in str(found.description)
+
+
+def test_a_topic_without_new_records_is_stale_as_dagster_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, harvester = resources(Settings(dsn="postgresql://db/shop", bootstrap_servers="kafka:9092"))
+    topic = Topic("orders", fresh_within=timedelta(minutes=5))
+    node = build_outbox_definitions(harvester, [topic]).resolve_asset_graph().get(AssetKey(["kafka", "orders"]))
+
+    def state(later: timedelta) -> FreshnessState:
+        now = time.time() + later.total_seconds()
+        monkeypatch.setattr(freshness_evaluator, "get_current_timestamp", lambda: now)
+        evaluator = freshness_evaluator.TimeWindowFreshnessPolicyEvaluator()
+        return asyncio.run(evaluator.evaluate_freshness(LoadingContextForTest(instance), node))
+
+    with DagsterInstance.ephemeral() as instance:
+        assert state(timedelta()) is FreshnessState.UNKNOWN
+        instance.report_runless_asset_event(AssetMaterialization(topic_key("orders")))
+        assert state(timedelta(minutes=4)) is FreshnessState.PASS
+        assert state(timedelta(minutes=6)) is FreshnessState.FAIL

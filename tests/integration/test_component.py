@@ -1,0 +1,192 @@
+"""The outbox declared in YAML and in one call: what definitions come of it, as dg scaffolds and loads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from dagster import AssetCheckKey, AssetKey, Definitions, asset
+from dagster.components.core.component_tree import ComponentTreeException
+from dagster.components.core.package_entry import discover_entry_point_package_objects
+from dagster.components.testing import create_defs_folder_sandbox
+
+from outbox_plugin.dagster import (
+    HarvesterResource,
+    OutboxComponent,
+    OutboxResource,
+    Topic,
+    build_outbox_definitions,
+)
+from outbox_plugin.errors import InvalidSetting
+
+pytestmark = [  # Dagster's own calls.
+    pytest.mark.filterwarnings("ignore:`parse_obj_as` is deprecated"),
+    pytest.mark.filterwarnings("ignore:.* is currently in beta"),
+]
+
+DSN = "postgresql://app:secret@db/shop"
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTBOX_DSN", DSN)
+    monkeypatch.setenv("OUTBOX_BOOTSTRAP_SERVERS", "kafka:9092")
+
+
+def loaded(attributes: dict[str, Any]) -> Definitions:
+    """What the component makes of `attributes`, in a defs folder of Dagster's making."""
+    with create_defs_folder_sandbox() as sandbox:
+        path = sandbox.scaffold_component(
+            component_cls=OutboxComponent,
+            defs_yaml_contents={"type": "outbox_plugin.dagster.OutboxComponent", "attributes": attributes},
+        )
+        with sandbox.load_component_and_build_defs(defs_path=path) as (component, definitions):
+            assert isinstance(component, OutboxComponent)
+            return definitions
+
+
+def causes(error: BaseException | None) -> Iterator[str]:
+    """What a chain of exceptions says."""
+    while error is not None:
+        yield str(error)
+        error = error.__cause__
+
+
+def checks(definitions: Definitions) -> set[AssetCheckKey]:
+    return set(definitions.resolve_asset_graph().asset_check_keys)
+
+
+def test_dagster_finds_the_component_in_its_registry() -> None:
+    found = {f"{key.namespace}.{key.name}" for key in discover_entry_point_package_objects()}
+    assert "outbox_plugin.dagster.OutboxComponent" in found
+
+
+def test_what_is_scaffolded_loads_as_it_is() -> None:
+    with create_defs_folder_sandbox() as sandbox:
+        path = sandbox.scaffold_component(
+            component_cls=OutboxComponent, scaffold_params={"topic": "orders", "emitted_by": "shop/orders"}
+        )
+        written = yaml.safe_load((path / "defs.yaml").read_text())
+        assert written == {
+            "type": "outbox_plugin.dagster.component.OutboxComponent",
+            "attributes": {"topics": [{"name": "orders", "emitted_by": ["shop/orders"]}]},
+        }
+        with sandbox.load_component_and_build_defs(defs_path=path) as (_, definitions):
+            assert AssetKey(["kafka", "orders"]) in definitions.resolve_asset_graph().get_all_asset_keys()
+
+
+def test_the_lineage_reads_source_emitter_outbox_topic() -> None:
+    definitions = loaded({"topics": [{"name": "orders", "emitted_by": ["orders"]}, {"name": "bills"}]})
+    graph = definitions.resolve_asset_graph()
+    topic, outbox = AssetKey(["kafka", "orders"]), AssetKey("outbox")
+    assert graph.get(topic).parent_keys == {outbox}
+    assert graph.get(outbox).parent_keys == {AssetKey("orders")}
+    assert graph.get(AssetKey("harvester")).parent_keys == {outbox}
+
+
+def test_emitters_and_the_harvester_get_checks() -> None:
+    found = checks(loaded({"topics": [{"name": "orders", "emitted_by": ["orders"]}]}))
+    assert {(key.asset_key.to_user_string(), key.name) for key in found} == {
+        ("orders", "outbox_drained"),
+        ("orders", "events_in_order"),
+        ("orders", "events_exactly_once"),
+        ("harvester", "healthy"),
+        ("harvester", "no_dead_letters"),
+    }
+
+
+def test_each_attribute_has_its_effect() -> None:
+    definitions = loaded(
+        {
+            "topics": [{"name": "orders", "emitted_by": ["orders"], "fresh_within_minutes": 5}],
+            "dsn": "{{ env.OUTBOX_DSN }}",
+            "bootstrap_servers": "brokers:9092",
+            "table": "app.outbox",
+            "group": "theirs",
+            "kafka": {"security.protocol": "ssl", "linger.ms": 5, "enable.ssl.certificate.verification": True},
+            "prefix": "shop_",
+            "mode": "observe",
+            "lease_seconds": 7,
+            "interval_seconds": 3,
+            "blocking": True,
+            "lag_warn_seconds": 1,
+            "lag_error_seconds": 2,
+        }
+    )
+    resources = definitions.resources or {}
+    harvester = resources["shop_harvester"]
+    assert isinstance(harvester, HarvesterResource)
+    assert (harvester.mode, harvester.lease_seconds) == ("observe", 7)
+    settings = harvester.settings()
+    assert (settings.table, settings.group, settings.bootstrap_servers) == ("app.outbox", "theirs", "brokers:9092")
+    assert settings.dsn.get_secret_value() == DSN
+    assert settings.kafka == {
+        "security.protocol": "ssl",
+        "linger.ms": "5",
+        "enable.ssl.certificate.verification": "true",
+    }
+    assert definitions.resolve_sensor_def("shop_harvester_sensor").minimum_interval_seconds == 3
+    graph = definitions.resolve_asset_graph()
+    assert graph.get_check_spec(AssetCheckKey(AssetKey("orders"), "outbox_drained")).blocking
+    policy = graph.get(AssetKey(["kafka", "orders"])).freshness_policy
+    assert policy is not None
+    assert policy.fail_window.to_timedelta() == timedelta(minutes=5)  # type: ignore[attr-defined]
+
+
+def test_the_jobs_that_give_orders_come_with_it() -> None:
+    assert {job.name for job in loaded({"topics": [{"name": "orders"}]}).jobs or ()} == {
+        "outbox_pause",
+        "outbox_resume",
+        "outbox_replay",
+        "outbox_retry_dead_letters",
+        "outbox_release_parked",
+    }
+
+
+def test_two_outboxes_fit_into_one_code_location() -> None:
+    def outbox(group: str) -> HarvesterResource:
+        return HarvesterResource(outbox=OutboxResource(dsn=DSN, bootstrap_servers="kafka:9092", group=group))
+
+    @asset
+    def orders() -> None: ...
+
+    merged = Definitions.merge(
+        Definitions(assets=[orders]),
+        build_outbox_definitions(outbox("one"), [Topic("orders", [orders])]),
+        build_outbox_definitions(outbox("two"), [Topic("bills", ["bills"])], prefix="second_"),
+    )
+    Definitions.validate_loadable(merged)
+    assert {sensor.name for sensor in merged.sensors or ()} == {"harvester_sensor", "second_harvester_sensor"}
+
+
+@pytest.mark.parametrize(
+    ("attributes", "said"),
+    [
+        ({"dsn": "nowhere at all"}, "OUTBOX_DSN: not a Postgres URI; expected postgresql://"),
+        ({"table": "no such name"}, "OUTBOX_TABLE: expected a table name"),
+        ({"kafka": {"acks": "0"}}, "OUTBOX_KAFKA: the property 'acks' cannot be set here"),
+    ],
+)
+def test_a_wrong_attribute_is_said_when_the_code_location_loads(attributes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ComponentTreeException) as raised:
+        loaded({"topics": [{"name": "orders"}], **attributes})
+    assert said in "\n".join(causes(raised.value))
+
+
+def test_a_wrong_variable_is_said_when_the_code_location_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dagster import EnvVar
+
+    monkeypatch.setenv("OUTBOX_DSN", "nowhere at all")
+    with pytest.raises(InvalidSetting, match="OUTBOX_DSN: not a Postgres URI"):
+        OutboxResource(dsn=EnvVar("OUTBOX_DSN"), bootstrap_servers="kafka:9092")
+    monkeypatch.delenv("OUTBOX_DSN")
+    OutboxResource(dsn=EnvVar("OUTBOX_DSN"), bootstrap_servers="kafka:9092")  # Known only to the run: loads.
+
+
+def test_the_component_is_listed_with_what_it_makes(tmp_path: Path) -> None:
+    assert OutboxComponent.get_spec().produces == ["asset", "asset_check", "job", "sensor", "resource"]
+    assert OutboxComponent.get_spec().description
