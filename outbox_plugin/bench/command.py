@@ -247,3 +247,24 @@ def spark(rows: int, rounds: int, master: str, as_json: bool) -> None:
     click.echo(f"the sink is {ratios['append']:.2f} times as fast as the append, which is not atomic")
     click.echo(f"            {ratios['rewriting_append']:.2f} times as fast as the append with reWriteBatchedInserts")
     click.echo(f"an application's insert waits {ratios['p99']:.2f} times as long at p99 while the job commits")
+
+
+@bench.command()
+@click.option("--ticks", default=500, show_default=True, help="How many, after a warm-up.")
+@click.option("--topic", "topics", multiple=True, help="A topic whose end each tick reports; may be repeated.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def tick(ticks: int, topics: tuple[str, ...], as_json: bool) -> None:
+    """What a tick of the Dagster sensor costs, and whether many of them leave anything behind."""
+    from outbox_plugin.bench import tick as benchmark
+    from outbox_plugin.settings import Settings
+
+    report = benchmark.tick(Settings(), list(topics), ticks, lambda line: click.echo(line, err=True))
+    if as_json:
+        click.echo(json.dumps(asdict(report)))
+        return
+    click.echo(f"median     {report.median_seconds:.3f} s, of it {report.cpu_seconds:.3f} s of CPU, a tick")
+    click.echo(f"p99, worst {report.p99_seconds:.3f} s, {report.worst_seconds:.3f} s")
+    click.echo(
+        f"memory     {report.memory_before:.1f} MB before, {report.memory_after:.1f} MB after {report.ticks} ticks"
+    )
+    click.echo(f"threads    {report.threads_before} before, {report.threads_after} after")
