@@ -1,0 +1,60 @@
+"""The roles of `docs/production.md` may do what they need, and no more."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from outbox_plugin import Event, Harvester, Outbox, Settings
+from outbox_plugin.status import read_status
+from tests.documents import blocks
+from tests.harvesting import consume, drained, insert
+from tests.support import eventually
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def roles(settings: Settings) -> Iterator[dict[str, Settings]]:
+    """The outbox as each role sees it; with names of the test's own, as roles are the server's."""
+    [block] = blocks("production.md", "sql")
+    suffix = uuid.uuid4().hex[:8]
+    names = {role: f"{role}_{suffix}" for role in ("outbox_writer", "outbox_harvester")}
+    text = block.text
+    for role, name in names.items():
+        text = text.replace(role, name)
+    dsn = settings.dsn.get_secret_value()
+    with psycopg.connect(dsn) as connection:
+        connection.execute(text.encode())
+    yield {
+        role: Settings(**{**settings.model_dump(), "dsn": make_conninfo(dsn, user=name)})
+        for role, name in names.items()
+    }
+    with psycopg.connect(dsn) as connection:
+        for name in names.values():
+            connection.execute(f"DROP OWNED BY {name}".encode())
+            connection.execute(f"DROP ROLE {name}".encode())
+
+
+def test_a_writer_emits_and_reads_nothing(roles: dict[str, Settings], settings: Settings, topic: str) -> None:
+    dsn = roles["outbox_writer"].dsn.get_secret_value()
+    with psycopg.connect(dsn) as connection:
+        Outbox().emit(connection, Event(topic=topic, key="k", value=1))
+    with psycopg.connect(dsn) as connection, pytest.raises(psycopg.errors.InsufficientPrivilege):
+        connection.execute("SELECT * FROM outbox")
+    with psycopg.connect(dsn) as connection, pytest.raises(psycopg.errors.InsufficientPrivilege):
+        connection.execute("DELETE FROM outbox")
+
+
+def test_a_harvester_relays_and_parks(roles: dict[str, Settings], settings: Settings, topic: str) -> None:
+    insert(settings, topic, [("good", "1"), ("bad", "x" * 2_000_000), ("good", "2")])
+    with Harvester(roles["outbox_harvester"]):
+        eventually(lambda: read_status(roles["outbox_harvester"]).parked_keys == 1, 60)
+        with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+            connection.execute("DELETE FROM outbox WHERE kafka_key = 'bad'")
+        drained(settings)
+    assert [record.value for record in consume(settings, topic)] == ["1", "2"]
