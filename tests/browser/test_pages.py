@@ -30,7 +30,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 SCREENSHOTS = os.environ.get("OUTBOX_SCREENSHOTS")
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
     pytest.mark.filterwarnings("ignore:Using variable_values and operation_name"),  # Dagster's own client.
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the PATH"),
 ]
@@ -38,7 +38,7 @@ pytestmark = [
 SECONDS = 60 * PATIENCE
 SHOP = '''
 import psycopg
-from dagster import AssetSpec, Definitions, EnvVar, MaterializeResult, asset
+from dagster import AssetSpec, Definitions, EnvVar, MaterializeResult, asset, in_process_executor
 
 from outbox_plugin import Event, Outbox
 from outbox_plugin.dagster import HarvesterResource, OutboxResource, Topic, build_outbox_definitions
@@ -59,7 +59,7 @@ def shop_orders(outbox: OutboxResource) -> MaterializeResult:
 
 
 definitions = Definitions.merge(
-    Definitions(assets=[files, shop_orders]),
+    Definitions(assets=[files, shop_orders], executor=in_process_executor),
     build_outbox_definitions(
         HarvesterResource(outbox=outbox),
         [Topic("TOPIC", emitted_by=[shop_orders])],
@@ -91,7 +91,7 @@ class Shop:
         host, port = self._url.removeprefix("http://").split(":")
         client = DagsterGraphQLClient(host, port_number=int(port))
         run = client.submit_job_execution("__ASSET_JOB", asset_selection=["shop_orders"])
-        eventually(lambda: client.get_run_status(run).value in ("SUCCESS", "FAILURE"), 180)
+        eventually(lambda: client.get_run_status(run).value in ("SUCCESS", "FAILURE"), 300)
         assert client.get_run_status(run).value == "SUCCESS"
 
 
