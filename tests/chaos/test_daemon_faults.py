@@ -121,7 +121,7 @@ class DagsterDev:
 
     def ask(self, query: str, **variables: object) -> dict[str, object]:
         url = f"http://127.0.0.1:{self.port}/graphql"
-        answer = requests.post(url, json={"query": query, "variables": variables}, timeout=30).json()
+        answer = requests.post(url, json={"query": query, "variables": variables}, timeout=120).json()
         assert "errors" not in answer, answer
         found: dict[str, object] = answer["data"]
         return found
