@@ -38,6 +38,7 @@ TOPIC, PARTITIONS = "chaos", 6
 HARVESTERS = 3
 FIRST_SECONDS, DRAIN_SECONDS, READ_SECONDS = 60.0, 180.0, 60.0
 _TELL_SECONDS = 5.0
+_LOOK_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -225,7 +226,10 @@ class _Run:
 
     def _harvester_fault(self, fault: Fault) -> None:
         led_by = self._fleet.leader() if fault.leader else None
-        seat = fault.victim if led_by is None else led_by
+        while not (alive := self._fleet.alive):  # They have all ended, because a server was away when they started.
+            if self._over.wait(_LOOK_SECONDS):
+                return
+        seat = alive[fault.victim % len(alive)] if led_by is None else led_by
         match fault.kind:
             case "kill":
                 self._fleet.kill(seat)

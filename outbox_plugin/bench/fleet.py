@@ -140,6 +140,12 @@ class Fleet:
             seats = [number for number, each in enumerate(self._seats) if leader and each.pid == leader.pid]
         return seats[0] if seats else None
 
+    @property
+    def alive(self) -> list[int]:
+        """The seats whose harvester runs, or is paused."""
+        with self._lock:
+            return [seat for seat, process in enumerate(self._seats) if process.pid is not None]
+
     def kill(self, seat: int) -> None:
         """kill -9."""
         self._seats[seat].signal(signal.SIGKILL)
@@ -178,10 +184,10 @@ class Fleet:
         elif seat not in self._restart_at:
             self.ended[code] += 1
             process.close()
-            self._wake_at.pop(seat, None)
-            self._stop_at.pop(seat, None)
             self._restart_at[seat] = now + self._restart_seconds
         elif now > self._restart_at[seat]:
+            self._wake_at.pop(seat, None)
+            self._stop_at.pop(seat, None)
             self._seats[seat] = HarvesterProcess(self._settings, self._logs[seat])
             del self._restart_at[seat]
 
