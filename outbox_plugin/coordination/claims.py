@@ -13,12 +13,11 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping
 from hashlib import md5
-from itertools import pairwise
 from typing import NamedTuple
 
 from outbox_plugin.coordination.world import Holder
 
-BEATS_BEHIND = 10  # So many heartbeats in a row with a growing lag, and a claim is given up.
+BEATS_BEHIND = 10  # Over so many heartbeats a lag grows, and the claim is given up.
 
 
 class Place(NamedTuple):
@@ -133,7 +132,7 @@ class Claim:
             self._done.clear()
 
     def falls_behind(self, end: int) -> bool:
-        """Told the partition's end with every heartbeat: whether the lag has grown with each of the last ones."""
-        self._lags.append(end - self.position)
-        lags = list(self._lags)
-        return len(lags) == BEATS_BEHIND and all(later > earlier for earlier, later in pairwise(lags))
+        """Told the partition's end with every heartbeat: whether the lag has only grown over the last ones."""
+        lags = self._lags
+        lags.append(end - self.position)
+        return len(lags) == BEATS_BEHIND and lags[0] < lags[-1] and lags[0] == min(lags) and lags[-1] == max(lags)

@@ -7,7 +7,6 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from types import TracebackType
 from typing import Literal, Self, get_args
 
@@ -31,6 +30,8 @@ Guarantee = Literal["at-least-once", "at-most-once"]
 
 BATCH = 1_000  # Records that are fetched, and at most once promised, together.
 FOLLOW_SECONDS = 0.05  # Between two looks at what we hold.
+GATHER_SECONDS = 0.005  # For more than one record, once there is one;
+PROMISED_GATHER_SECONDS = 0.05  # longer where each batch takes a promise, which costs about as much.
 PROMISE_SECONDS = 5.0
 
 
@@ -113,7 +114,6 @@ class Consumer:
             Timing(heartbeat_interval_seconds, idle_seconds),
             at_most_once=self._at_most_once,
             limit=max_claims,
-            end_of=self._end_of,
             observe=observe,
         )
         try:
@@ -213,7 +213,9 @@ class Consumer:
 
     def _fetch(self, wait_seconds: float) -> None:
         """Take in what has arrived; at most once, only what the log has promised us."""
-        for message in self._reader.consume(BATCH, wait_seconds):
+        first = self._reader.poll(wait_seconds)
+        gather_seconds = PROMISED_GATHER_SECONDS if self._at_most_once else GATHER_SECONDS
+        for message in [] if first is None else [first, *self._reader.consume(BATCH - 1, gather_seconds)]:
             if (error := message.error()) is not None:
                 if not isinstance(problem := refusal(error, self._settings), LogUnavailable):
                     raise problem
@@ -233,12 +235,6 @@ class Consumer:
             self._fetched = deque(each for each in self._fetched if held.get(each[1]) is each[2])
             if all((message.offset() or 0) < claim.promised for message, _, claim in self._fetched):
                 return
-
-    def _end_of(self, place: Place) -> int | None:
-        with suppress(KafkaException, RuntimeError):  # RuntimeError: it is closed.
-            _, end = self._reader.get_watermark_offsets(At(*place), cached=True)
-            return end if end >= 0 else None
-        return None
 
 
 def _check(

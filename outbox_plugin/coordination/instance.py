@@ -52,10 +52,9 @@ class Instance:
         *,
         at_most_once: bool,
         limit: int | None,
-        end_of: Callable[[Place], int | None],
         observe: Callable[[ClaimEvent], None],
     ) -> None:
-        """`end_of` says where a partition ends, as far as its consumer knows; `observe` is called on our thread."""
+        """`observe` is called on our thread."""
         self.me = me
         self.changed = threading.Condition()  # Guards all below that both threads use.
         self._log = log
@@ -64,7 +63,6 @@ class Instance:
         self._timing = timing
         self._at_most_once = at_most_once
         self._limit = limit
-        self._end_of = end_of
         self._observe = observe
         self._worlds = {log.partition_of(topic): World(timing.interval) for topic in topics}
         self._held: dict[Place, _Held] = {}
@@ -293,7 +291,7 @@ class Instance:
         for place, held in due:
             with self.changed:
                 offset = self._offset(held.claim)
-                end = self._end_of(place)
+                end = self._log.end(place)
                 behind = end is not None and held.claim.falls_behind(end) and not alone
             if behind:
                 self._slow_until[place] = now + 10 * self._timing.interval
@@ -306,6 +304,7 @@ class Instance:
             self._log.send(Heartbeat(*self._common(place), offset))
             stored[place] = offset
         self._log.commit(stored)
+        self._log.ask_for_ends(stored)
 
     def _offset(self, claim: Claim) -> int:
         return claim.promised if self._at_most_once else claim.offset

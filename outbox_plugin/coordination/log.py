@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from confluent_kafka import (
     Producer,
 )
 from confluent_kafka import TopicPartition as At
+from confluent_kafka.admin._listoffsets import ListOffsetsResultInfo, OffsetSpec
 from confluent_kafka.cimpl import NewTopic
 from pydantic import SecretStr
 
@@ -47,6 +49,7 @@ TOPIC = "__marshal"
 PARTITIONS = 8
 CATCH_UP_SECONDS = 60.0
 CLOSE_SECONDS = 5.0
+END: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 TOPIC_CONFIG = {
     # The broker's clock is in the log: what is late, and what is stale, is the same to all.
     "message.timestamp.type": "LogAppendTime",
@@ -94,6 +97,7 @@ class CoordinationLog:
         self._group_id = group_id
         self.topic = topic
         self.malformed = 0
+        self._ends: dict[Place, Future[ListOffsetsResultInfo]] = {}
         self._closed = False
         try:
             self._writer = Producer(  # First, as it connects while we look around.
@@ -267,6 +271,20 @@ class CoordinationLog:
             return bounds(self._reader, At(topic, partition))
         except KafkaException as error:
             raise LogUnavailable(f"Kafka, {topic}, partition {partition}: {error.args[0].str()}") from None
+
+    def ask_for_ends(self, places: Collection[Place]) -> None:
+        """Ask where partitions end, without waiting."""
+        with suppress(KafkaException):
+            wanted = {At(*place): END for place in places}
+            asked = self._admin.list_offsets(wanted, request_timeout=REQUEST_TIMEOUT_SECONDS) if wanted else {}
+            self._ends.update((Place(at.topic, at.partition), answer) for at, answer in asked.items())
+
+    def end(self, place: Place) -> int | None:
+        """The partition's end, as of the last time that it was asked for; None while there is no answer."""
+        answer = self._ends.get(place)
+        if answer is None or not answer.done() or answer.exception() is not None:
+            return None
+        return answer.result().offset
 
     def commit(self, offsets: Mapping[Place, int], *, wait: bool = False) -> bool:
         """Keep `offsets` in Kafka's own store too, which outlives the log; whether it has them, if we `wait` for it."""

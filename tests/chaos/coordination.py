@@ -208,8 +208,8 @@ def run(plan: Plan, bootstrap_servers: str, folder: Path) -> Findings:
             worker.close()
         writer.join()
     runs = [each for worker in workers for each in worker.runs]
-    _count(plan, runs, found)
     log = _log(bootstrap_servers, topic)
+    _count(plan, log, runs, found)
     _judge_claims(plan, log, runs, found)
     _judge_restarts(plan, log, prompt, found)
     found.seconds = time.monotonic() - began
@@ -306,7 +306,7 @@ def _handed_out(run: Run) -> np.ndarray[Any, Any]:
     return np.fromfile(run.records, RECORDS) if run.records.exists() else np.empty(0, RECORDS)
 
 
-def _count(plan: Plan, runs: list[Run], found: Findings) -> None:
+def _count(plan: Plan, log: dict[int, Spoken], runs: list[Run], found: Findings) -> None:
     """What was lost, what was repeated, and what came out of order within a claim."""
     handed_out = [_handed_out(each) for each in runs]
     everything = np.concatenate(handed_out)
@@ -316,34 +316,44 @@ def _count(plan: Plan, runs: list[Run], found: Findings) -> None:
     found.lost = plan.records - len(distinct)
     found.repeated = len(numbers) - len(distinct)
     for run, records in zip(runs, handed_out, strict=True):
-        for (partition, begin), (end, *_) in _terms(run).items():
-            at = records["at"]
-            offsets = records["offset"][(records["partition"] == partition) & (at >= begin) & (at < end)]
-            found.out_of_order += int((np.diff(offsets.astype(np.int64)) <= 0).sum())
+        gains: dict[int, list[float]] = defaultdict(list)
+        for term in _terms(run):
+            gains[term.partition].append(log[term.gained].arrived)
+        for partition, begins in gains.items():
+            ours = records[records["partition"] == partition]
+            for begin, end in zip(begins, [*begins[1:], float("inf")], strict=True):
+                offsets = ours["offset"][(ours["at"] >= begin) & (ours["at"] < end)].astype(np.int64)
+                found.out_of_order += int((np.diff(offsets) <= 0).sum())
 
 
-def _terms(run: Run) -> dict[tuple[int, float], tuple[float, int, int | None]]:
-    """Each claim that the process says it had: partition and when -> until when, and both as offsets of the log."""
-    terms: dict[tuple[int, float], tuple[float, int, int | None]] = {}
-    open_: dict[int, tuple[float, int]] = {}
+class Term(NamedTuple):
+    """A claim that a process says it had: from and until which offset of the log, and when it said so."""
+
+    partition: int
+    gained: int
+    lost: int | None
+    told: float
+
+
+def _terms(run: Run) -> list[Term]:
+    terms: list[Term] = []
+    open_: dict[int, Term] = {}
     for event in _events(run):
         if event["kind"] == "gained":
-            open_[event["partition"]] = event["at"], event["log_offset"]
+            open_[event["partition"]] = Term(event["partition"], event["log_offset"], None, event["at"])
         elif event["kind"] == "lost":
-            at, log_offset = open_.pop(event["partition"])
-            terms[event["partition"], at] = event["at"], log_offset, event["log_offset"]
-    for partition, (at, log_offset) in open_.items():
-        terms[partition, at] = float("inf"), log_offset, None
-    return terms
+            terms.append(open_.pop(event["partition"])._replace(lost=event["log_offset"]))
+    return [*terms, *open_.values()]
 
 
 class Spoken(NamedTuple):
-    """A message of the log: who, what about, and when it was sent, or arrived if that is earlier."""
+    """A message of the log: who, what about, when it was sent (or arrived, if that is earlier), and when it arrived."""
 
     instance: str
     partition: int
     lives: bool
     at: float
+    arrived: float
 
 
 def _log(bootstrap_servers: str, topic: str) -> dict[int, Spoken]:
@@ -363,9 +373,10 @@ def _log(bootstrap_servers: str, topic: str) -> dict[int, Spoken]:
         while len(log) < end:
             for record in consumer.consume(10_000, 1):
                 message = decode(record.value())
-                at = min(float(message.timestamp), record.timestamp()[1] / 1000)
+                arrived = record.timestamp()[1] / 1000
+                at = min(float(message.timestamp), arrived)
                 lives = isinstance(message, Heartbeat | ClaimingPartition)
-                log[record.offset() or 0] = Spoken(message.instance_id, message.partition, lives, at)
+                log[record.offset() or 0] = Spoken(message.instance_id, message.partition, lives, at, arrived)
     return log
 
 
@@ -379,20 +390,20 @@ def _judge_claims(plan: Plan, log: dict[int, Spoken], runs: list[Run], found: Fi
     until it gave it up or saw it gone, or had been silent there for two intervals.
     """
     last_words = _last_words(log)
-    held: dict[int, list[_Term]] = defaultdict(list)
+    held: dict[int, list[_Held]] = defaultdict(list)
     took: dict[int, list[tuple[float, str]]] = defaultdict(list)
     for run in runs:
-        for (partition, began), (_, gained, lost) in _terms(run).items():
-            instance, begin = log[gained].instance, log[gained].at
-            silent = last_words[instance, partition] + 2 * plan.interval
-            held[partition].append(_Term(begin, silent if lost is None else min(silent, log[lost].at), run.client))
-            took[partition].append((began, run.records.name))
+        for partition, gained, lost, _ in _terms(run):
+            end = last_words[log[gained].instance, partition] + 2 * plan.interval
+            end = end if lost is None else min(end, log[lost].at)
+            held[partition].append(_Held(log[gained].at, end, run.client))
+            took[partition].append((log[gained].arrived, run.records.name))
             found.claims += 1
     found.two_holders = sum(_overlaps(terms) for terms in held.values())
     found.after_anothers_claim = sum(_late(run, took) for run in runs)
 
 
-class _Term(NamedTuple):
+class _Held(NamedTuple):
     """How long a client held a partition, by the times of the log."""
 
     begin: float
@@ -400,7 +411,7 @@ class _Term(NamedTuple):
     client: str
 
 
-def _overlaps(terms: list[_Term]) -> int:
+def _overlaps(terms: list[_Held]) -> int:
     """How often one began before another's had ended. A client's next run ends what its last one held."""
     overlaps = 0
     for term in sorted(terms):
@@ -438,7 +449,7 @@ def _judge_restarts(plan: Plan, log: dict[int, Spoken], prompt: list[tuple[Run, 
             for partition, gained in _held(before).items()
             if last_words[log[gained].instance, partition] + 2 * plan.interval > up + RESUME_SECONDS
         }
-        back = {partition: at for (partition, at), _ in reversed(list(_terms(after).items()))}
+        back = {term.partition: term.told for term in sorted(_terms(after), key=lambda term: -term.told)}
         if wanted and wanted <= back.keys():
             last = max(back[partition] for partition in wanted)
             found.resumed.append(last - up)
@@ -448,7 +459,7 @@ def _judge_restarts(plan: Plan, log: dict[int, Spoken], prompt: list[tuple[Run, 
 
 def _held(run: Run) -> dict[int, int]:
     """What the process holds, or held when it was killed: partition -> offset in the log of what gave it to it."""
-    return {partition: gained for (partition, _), (_, gained, lost) in _terms(run).items() if lost is None}
+    return {term.partition: term.gained for term in _terms(run) if term.lost is None}
 
 
 # The command.

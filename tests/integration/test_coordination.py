@@ -14,12 +14,14 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from outbox_plugin.coordination import Consumer
+from outbox_plugin.coordination.claims import Place
+from outbox_plugin.coordination.events import ClaimEvent, ClaimLost
 from outbox_plugin.errors import OutboxError
 from tests.support import eventually
 
 pytestmark = pytest.mark.integration
 
-INTERVAL = 2.0
+INTERVAL = 4.0
 PARTITIONS = 6
 
 
@@ -34,27 +36,28 @@ def orders(bootstrap_servers: str, group: str) -> str:
 
 
 @pytest.fixture
-def write(bootstrap_servers: str, orders: str) -> Callable[[range], None]:
+def write(bootstrap_servers: str, orders: str) -> Iterator[Callable[[range], None]]:
     """Writes numbers to the topic, spread over its partitions, in order within each."""
+    producer = Producer({"bootstrap.servers": bootstrap_servers, "enable.idempotence": True})
 
     def numbers(wanted: range) -> None:
-        producer = Producer({"bootstrap.servers": bootstrap_servers, "enable.idempotence": True})
         for number in wanted:
             producer.produce(orders, str(number), partition=number % PARTITIONS)
         assert producer.flush(20) == 0
-        producer.close()
 
-    return numbers
+    yield numbers
+    producer.close()
 
 
 class Running:
     """A consumer that is iterated on a thread of its own."""
 
-    def __init__(self, consumer: Consumer, *, commit: bool = True) -> None:
+    def __init__(self, consumer: Consumer, *, commit: bool = True, pause_seconds: float = 0) -> None:
         self.consumer = consumer
         self.seen: list[tuple[int, int, int]] = []  # Partition, offset, number.
         self.trouble: OutboxError | None = None
         self._commit = commit
+        self._pause_seconds = pause_seconds
         self._thread = threading.Thread(target=self._run, name=f"outbox-test-{consumer.instance_id}")
         self._thread.start()
 
@@ -62,6 +65,7 @@ class Running:
         try:
             for message in self.consumer:
                 self.seen.append(_seen(message))
+                time.sleep(self._pause_seconds)  # How long it takes to handle one.
                 if self._commit:
                     self.consumer.commit(message)
         except OutboxError as error:
@@ -86,10 +90,12 @@ def start(bootstrap_servers: str, orders: str, group: str) -> Iterator[Callable[
     """Starts consumers of the topic; all that is left is ended."""
     with ExitStack() as ends:
 
-        def consumer(client_id: str, *, commit: bool = True, **options: Any) -> Running:
+        def consumer(client_id: str, *, commit: bool = True, pause_seconds: float = 0, **options: Any) -> Running:
             given = {"heartbeat_interval_seconds": INTERVAL, "coordination_topic": f"{group}-claims", **options}
             running = Running(
-                Consumer([orders], group, client_id, bootstrap_servers=bootstrap_servers, **given), commit=commit
+                Consumer([orders], group, client_id, bootstrap_servers=bootstrap_servers, **given),
+                commit=commit,
+                pause_seconds=pause_seconds,
             )
             ends.callback(running.end)
             return running
@@ -181,6 +187,28 @@ def test_a_restart_goes_on_with_its_claims_at_once(
     eventually(lambda: set(again.consumer.claims) == claims, 2)
     assert time.monotonic() - began < 2
     assert held(others) == [3]
+
+
+def test_a_claim_that_falls_behind_is_left_to_others(
+    start: Callable[..., Running], write: Callable[[range], None], bootstrap_servers: str, orders: str, group: str
+) -> None:
+    """It handles one a second, and ever more wait."""
+    behind: list[Place] = []
+
+    def observe(event: ClaimEvent) -> None:
+        if isinstance(event, ClaimLost) and event.why == "it fell behind":
+            behind.append(event.place)
+
+    slow = start("slow", observe=observe, pause_seconds=1)
+    fast = start("fast")
+    eventually(lambda: held(slow, fast) == [3, 3], 20)
+    wrote = 0
+    deadline = time.monotonic() + 90
+    while not behind and time.monotonic() < deadline:
+        write(range(wrote, wrote + 60))
+        wrote += 60
+        time.sleep(0.2)
+    eventually(lambda: any(place in fast.consumer.claims for place in behind), 60)
 
 
 def test_limits_are_kept(start: Callable[..., Running], write: Callable[[range], None]) -> None:

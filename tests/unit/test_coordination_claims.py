@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -124,8 +126,19 @@ def test_what_was_promised_stays_promised() -> None:
     assert (claim.promised, claim.offset) == (20, 13)
 
 
-def test_a_lag_that_grows_beat_after_beat_is_falling_behind() -> None:
+@pytest.mark.parametrize(
+    ("lags", "behind"),
+    [
+        (range(BEATS_BEHIND), True),
+        ([0, *[5] * (BEATS_BEHIND - 2), 6], True),
+        (range(BEATS_BEHIND - 1), False),
+        ([7] * BEATS_BEHIND, False),
+        (range(BEATS_BEHIND, 0, -1), False),
+        ([3, 2, *range(3, BEATS_BEHIND + 1)], False),
+        ([*range(BEATS_BEHIND), BEATS_BEHIND - 2], False),
+    ],
+)
+def test_a_lag_that_only_grows_over_some_beats_is_falling_behind(lags: Iterable[int], behind: bool) -> None:
     claim = Claim(0)
-    assert not any(claim.falls_behind(end) for end in range(BEATS_BEHIND - 1))
-    assert claim.falls_behind(BEATS_BEHIND)
-    assert not claim.falls_behind(BEATS_BEHIND)
+    found = [claim.falls_behind(lag) for lag in lags]
+    assert found[-1] is behind
