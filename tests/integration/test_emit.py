@@ -15,12 +15,14 @@ import sqlalchemy
 from confluent_kafka.serialization import MessageField, SerializationContext
 from django.db import connections
 
-from outbox_plugin import Event, Outbox, Settings
+from outbox_plugin import Event, Harvester, Outbox, Settings
 from outbox_plugin.encoding import as_bytes, registered
 from outbox_plugin.errors import InvalidEvent, WrongConnection
+from outbox_plugin.inbox import Inbox, Received
 from outbox_plugin.schema.migrate import migrate
 from tests.consuming import query
 from tests.emitting import DRIVERS, Driver, Undo, awaited, django_alias, url
+from tests.support import eventually
 
 pytestmark = pytest.mark.integration
 
@@ -235,6 +237,26 @@ def test_values_of_bytes(of_bytes: Settings) -> None:
     found = [value for (value,) in query(of_bytes, "SELECT kafka_value FROM outbox ORDER BY id")]
     assert found[:2] == [b"\x00\x00\x00\x00\x01\x0a", None]
     assert (json.loads(found[2]), found[3]) == ({"back\\": "slash"}, b"\x00\xff")
+
+
+def test_bytes_travel_from_emit_to_a_handler(of_bytes: Settings, topic: str, group: str) -> None:
+    handled: list[tuple[str | None, bytes | None]] = []
+
+    def handle(connection: psycopg.Connection[Any], event: Received) -> None:
+        handled.append((event.key_text, event.value))
+
+    with psycopg.connect(of_bytes.dsn.get_secret_value()) as connection:
+        binary = Outbox(serializer=as_bytes)
+        binary.emit(connection, Event(topic=topic, key="k", value=b"\x00\xff"))
+        binary.emit(connection, Event(topic=topic, key="k", value={"back\\": "slash"}))
+        connection.execute("SELECT outbox_emit(%s, 'k', %s)", (topic, '{"back\\\\": "slash"}'))
+        binary.emit(connection, Event(topic=topic, key="k", value=None))
+    with Harvester(of_bytes), Inbox(of_bytes, group=f"{group}-inbox", topics=[topic], handler=handle):
+        eventually(lambda: len(handled) == 4, 60)
+    assert [key for key, _ in handled] == ["k"] * 4
+    [raw, python, sql, tombstone] = [value for _, value in handled]
+    assert (raw, tombstone) == (b"\x00\xff", None)
+    assert json.loads(python or b"") == json.loads(sql or b"") == {"back\\": "slash"}
 
 
 def test_avro_of_a_schema_registry(of_bytes: Settings) -> None:

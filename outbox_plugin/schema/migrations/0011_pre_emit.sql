@@ -33,7 +33,8 @@ BEGIN
             MESSAGE = format('value: the record has %s bytes; Kafka takes 1,000,000', octet_length(value::text));
     END IF;
     INSERT INTO {outbox} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
-    SELECT now(), topic, key, value::text, array_agg(each.name), array_agg(each.content)
+    SELECT now(), topic, key, {outbox_value}({outbox_bytes}(value::text), (NULL::{outbox}).kafka_value),
+           array_agg(each.name), array_agg(each.content)
     FROM jsonb_each_text(named) AS each (name, content);
     RETURN named ->> 'idempotency-key';
 END
