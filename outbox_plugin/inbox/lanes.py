@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from outbox_plugin.inbox.received import Place, Received
 
 MOST_TOGETHER = 500
-AIM_SECONDS = 0.05
+AIM_SECONDS = 0.1
 
 
 @dataclass(slots=True, eq=False)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from outbox_plugin.event import EVENT_TYPE_HEADER, IDEMPOTENCY_HEADER
+from outbox_plugin.event import EVENT_TYPE_HEADER, IDEMPOTENCY_HEADER, OCCURRED_AT_HEADER
 
 Place = tuple[str, int]  # Topic and partition.
 Headers = tuple[tuple[str, bytes | None], ...]
@@ -44,8 +44,12 @@ class Received:
 
     @property
     def occurred_at(self) -> datetime:
-        """When the record was written to Kafka's log, or, if the producer said so, when it happened."""
-        return datetime.fromtimestamp(self.timestamp / 1000, UTC)
+        """When it happened, as the header `occurred-at` says; where that says nothing, the record's time in Kafka."""
+        try:
+            said = datetime.fromisoformat(self.header(OCCURRED_AT_HEADER) or "")
+        except ValueError:
+            said = None
+        return said if said is not None and said.tzinfo else datetime.fromtimestamp(self.timestamp / 1000, UTC)
 
     @property
     def key_text(self) -> str | None:

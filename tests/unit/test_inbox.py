@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from datetime import UTC, datetime
 
 import pytest
 
@@ -171,3 +172,16 @@ def test_only_its_own_failures_count_against_a_record(sqlstate: str | None, lost
 def test_an_event_is_known_by_its_header_or_else_by_its_place() -> None:
     assert identity((("idempotency-key", b"7"),), "t", 1, 2) == "7"
     assert identity((("idempotency-key", None), ("other", b"7")), "t", 1, 2) == "t/1/2"
+
+
+@pytest.mark.parametrize(
+    ("said", "at"),
+    [
+        (b"2026-01-01T12:00:00+00:00", datetime(2026, 1, 1, 12, tzinfo=UTC)),
+        (b"2026-01-01T12:00:00", datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)),  # Without a time zone it says nothing.
+        (b"noon", datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)),
+        (None, datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)),
+    ],
+)
+def test_an_event_occurred_when_its_header_says_or_else_when_it_was_recorded(said: bytes | None, at: datetime) -> None:
+    assert Received("t", 0, 0, 1_000, None, None, (("occurred-at", said),), "").occurred_at == at
