@@ -1,0 +1,166 @@
+"""What the relay may take for granted of its store: the same of the real one and of the simulated one."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from outbox_plugin.core.ids import IdRanges
+from outbox_plugin.core.lanes import BadRow, Lane
+from outbox_plugin.core.ports import OutboxStore, Wanted
+from outbox_plugin.core.progress import Publication
+from outbox_plugin.core.row import OutboxRow
+from outbox_plugin.errors import LayoutChanged, Refusal
+from tests.conformance.outboxes import FIRST, Outbox, Scenario, real, run_simulated
+
+ALL = 100
+ONE, OTHER = str(uuid.UUID(int=1)), str(uuid.UUID(int=2))
+
+
+def written(outbox: Outbox, *keys: str) -> list[int]:
+    """The ids of rows that were committed."""
+    writing = outbox.begin()
+    ids = [writing.insert(key) for key in keys]
+    writing.commit()
+    return ids
+
+
+def seen(store: OutboxStore, wanted: Wanted = Wanted(ALL)) -> list[int]:  # noqa: B008 - immutable.
+    return [row.id for row in store.read(wanted)]
+
+
+def bad(rows: list[OutboxRow], id_: int, *, whole_topic: bool = False) -> list[BadRow]:
+    return [BadRow(row, Refusal("too large", whole_topic)) for row in rows if row.id == id_]
+
+
+def a_read_returns_the_earliest_rows_that_are_wanted(outbox: Outbox) -> None:
+    ids, store = written(outbox, *"abcdef"), outbox.windows()
+    assert seen(store) == ids
+    assert seen(store, Wanted(2, floor=ids[0], in_flight=IdRanges.of([ids[2]]))) == [ids[1], ids[3]]
+    assert seen(store, Wanted(ALL, parked=frozenset({Lane("t", "b"), Lane("u", "c")}))) == [ids[0], *ids[2:]]
+    assert seen(store, Wanted(ALL, parked=frozenset({Lane("t", None)}))) == []
+
+
+def a_row_is_seen_once_it_is_committed_whatever_its_id(outbox: Outbox) -> None:
+    store, late, never = outbox.windows(), outbox.begin(), outbox.begin()
+    early_id, _ = late.insert("a"), never.insert("a")
+    later = written(outbox, "a")
+    assert seen(store) == later
+    never.roll_back()
+    late.commit()
+    assert seen(store) == [early_id, *later]
+
+
+def an_id_below_zero_is_read(outbox: Outbox) -> None:
+    writing = outbox.begin()
+    writing.insert("a", -5)
+    writing.commit()
+    assert seen(outbox.windows()) == [-5]
+
+
+def a_purge_deletes_what_was_read_and_nothing_that_came_later(outbox: Outbox) -> None:
+    ids, store = written(outbox, *"abc"), outbox.windows()
+    publication = Publication.of(store.read(Wanted(ALL)))
+    outbox.delete(ids[1])
+    writing = outbox.begin()
+    writing.insert("b", ids[1])
+    writing.commit()
+    assert (store.purge(publication), store.purge(publication)) == (2, 0)
+    assert seen(store) == [ids[1]]
+
+
+def control_names_those_who_hold_ids_that_they_may_still_commit(outbox: Outbox) -> None:
+    store = outbox.windows()
+    assert not store.control().drawn.writers
+    idle, busy = outbox.begin(), outbox.begin()
+    last_id = busy.insert("a")
+    [writer] = store.control().drawn.writers
+    assert store.control().drawn.last_id == last_id
+    busy.commit()
+    idle.insert("a")
+    assert writer not in store.control().drawn.writers
+    idle.roll_back()
+    assert not store.control().drawn.writers
+    assert store.control().drawn.last_id == last_id + 1
+
+
+def a_lane_is_parked_by_a_row_that_is_there(outbox: Outbox) -> None:
+    ids, store = written(outbox, *"aab"), outbox.windows()
+    rows = list(store.read(Wanted(ALL)))
+    store.park(bad(rows, ids[0]))
+    store.park(bad(rows, ids[1]))
+    outbox.delete(ids[2])
+    store.park(bad(rows, ids[2]))
+    assert store.control().parked == {Lane("t", "a")}
+    store.park(bad(rows, ids[0], whole_topic=True))
+    assert store.control().parked == {Lane("t", "a"), Lane("t", None)}
+
+
+def a_dead_letter_has_left_the_outbox(outbox: Outbox) -> None:
+    ids, store = written(outbox, *"ab"), outbox.windows()
+    rows = list(store.read(Wanted(ALL)))
+    store.bury(bad(rows, ids[0]))
+    store.bury(bad(rows, ids[0]))
+    assert seen(store) == [ids[1]]
+    assert outbox.dead_letters() == 1
+
+
+def an_order_to_pause_is_heard(outbox: Outbox) -> None:
+    store = outbox.windows()
+    assert not store.control().paused
+    outbox.pause()
+    assert store.control().paused
+
+
+def under_another_layout_nothing_is_read(outbox: Outbox) -> None:
+    ids, store = written(outbox, *"abcdefgh"), outbox.windows()
+    marks = outbox.marks()
+    layout = outbox.change_layout(2)
+    assert seen(store) == []
+    assert list(marks.mark(ONE, ALL, frozenset())) == []
+    with pytest.raises(LayoutChanged):
+        store.control()
+    with pytest.raises(LayoutChanged):
+        outbox.windows(0, FIRST)
+    halves = [seen(outbox.windows(shard, layout)) for shard in (0, 1)]
+    assert sorted(halves[0] + halves[1]) == ids
+    assert all(halves)
+
+
+def a_mark_is_taken_over_and_an_old_one_does_nothing(outbox: Outbox) -> None:
+    ids, store = written(outbox, *"abcd"), outbox.marks()
+    assert [row.id for row in store.mark(ONE, 3, frozenset())] == ids[:3]
+    assert [row.id for row in store.mark(ONE, 3, frozenset())] == ids[3:]
+    assert [row.id for row in store.mark(OTHER, 2, frozenset({Lane("t", "a")}))] == ids[1:3]
+    assert store.delete(ONE, ids) == 2
+    store.reset(ONE, ids)
+    assert list(store.mark(OTHER, ALL, frozenset())) == []
+    store.reset(OTHER, ids[1:2])
+    assert [row.id for row in store.mark(OTHER, ALL, frozenset())] == ids[1:2]
+
+
+SCENARIOS: list[Scenario] = [
+    a_read_returns_the_earliest_rows_that_are_wanted,
+    a_row_is_seen_once_it_is_committed_whatever_its_id,
+    an_id_below_zero_is_read,
+    a_purge_deletes_what_was_read_and_nothing_that_came_later,
+    control_names_those_who_hold_ids_that_they_may_still_commit,
+    a_lane_is_parked_by_a_row_that_is_there,
+    a_dead_letter_has_left_the_outbox,
+    an_order_to_pause_is_heard,
+    under_another_layout_nothing_is_read,
+    a_mark_is_taken_over_and_an_old_one_does_nothing,
+]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_simulated(scenario: Scenario) -> None:
+    run_simulated(scenario)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_real(scenario: Scenario, dsn: str) -> None:
+    with real(dsn) as outbox:
+        scenario(outbox)
