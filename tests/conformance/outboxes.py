@@ -23,8 +23,8 @@ from tests.simulation.wire import Mishaps, Server
 class Writing(Protocol):
     """A transaction of the application."""
 
-    def insert(self, key: str, id_: int | None = None) -> int:
-        """Insert a row for topic `t`, under an id of its own if none is given; returns the id."""
+    def insert(self, key: str, id_: int | None = None, *, backdated: bool = False) -> int:
+        """Insert a row for topic `t`, under an id that is drawn if none is given; returns the id."""
         ...
 
     def commit(self) -> None: ...
@@ -60,11 +60,11 @@ class RealWriting:
         self._connection = psycopg.connect(dsn)
         self._connection.execute("SELECT 1")
 
-    def insert(self, key: str, id_: int | None = None) -> int:
+    def insert(self, key: str, id_: int | None = None, *, backdated: bool = False) -> int:
         found = self._connection.execute(
-            "INSERT INTO outbox (id, kafka_topic, kafka_key, kafka_value) "
-            "VALUES (coalesce(%s, nextval('outbox_id_seq')), 't', %s, 'v') RETURNING id",
-            (id_, key),
+            "INSERT INTO outbox (id, create_time, kafka_topic, kafka_key, kafka_value) VALUES (coalesce(%s, "
+            "nextval('outbox_id_seq')), now() - %s * interval '1 year', 't', %s, 'v') RETURNING id",
+            (id_, int(backdated), key),
         ).fetchone()
         assert found
         return int(found[0])
@@ -124,8 +124,10 @@ class SimulatedWriting:
     def __init__(self, transaction: Transaction) -> None:
         self._transaction = transaction
 
-    def insert(self, key: str, id_: int | None = None) -> int:
+    def insert(self, key: str, id_: int | None = None, *, backdated: bool = False) -> int:
         id_ = self._transaction.draw() if id_ is None else id_
+        if backdated:
+            self._transaction.create_time = 0
         self._transaction.insert(id_, "t", key)
         return id_
 

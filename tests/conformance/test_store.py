@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 
 import pytest
 
@@ -64,10 +65,21 @@ def a_purge_deletes_what_was_read_and_nothing_that_came_later(outbox: Outbox) ->
     publication = Publication.of(store.read(Wanted(ALL)))
     outbox.delete(ids[1])
     writing = outbox.begin()
-    writing.insert("b", ids[1])
+    writing.insert("b", ids[1], backdated=True)
     writing.commit()
     assert (store.purge(publication), store.purge(publication)) == (2, 0)
     assert seen(store) == [ids[1]]
+
+
+def a_purge_spares_what_was_created_later(outbox: Outbox) -> None:
+    """After a restored backup transactions count on from an earlier one, so that those that are new may look old."""
+    [id_], store = written(outbox, "a"), outbox.windows()
+    publication = Publication.of(store.read(Wanted(ALL)))
+    outbox.delete(id_)
+    writing = outbox.begin()
+    writing.insert("a", id_)
+    writing.commit()
+    assert store.purge(replace(publication, horizon=publication.horizon + 1_000)) == 0
 
 
 def control_names_those_who_hold_ids_that_they_may_still_commit(outbox: Outbox) -> None:
@@ -145,6 +157,7 @@ SCENARIOS: list[Scenario] = [
     a_row_is_seen_once_it_is_committed_whatever_its_id,
     an_id_below_zero_is_read,
     a_purge_deletes_what_was_read_and_nothing_that_came_later,
+    a_purge_spares_what_was_created_later,
     control_names_those_who_hold_ids_that_they_may_still_commit,
     a_lane_is_parked_by_a_row_that_is_there,
     a_dead_letter_has_left_the_outbox,
