@@ -43,6 +43,7 @@ class Event:
     committed: int | None = None
     committed_at: float = 0.0  # Seconds.
     erased: bool = False  # By a truncation, or because a backup without it was restored.
+    buried: bool = False  # It is, or was, a dead letter.
     restored: bool = False  # By a backup that still had it.
 
 
@@ -456,6 +457,7 @@ class Store:
         def effect() -> None:
             for each in bad:
                 if row := self.database.rows.pop(each.row.id, None):
+                    row.event.buried = True
                     self.database.dead.append(row)
             self.database.flush()
 

@@ -57,8 +57,8 @@ def _order(world: World) -> Iterator[str]:
         seen = [by_name[value] for value in dict.fromkeys(values)]
         for place, later in enumerate(seen):
             for behind in seen[place + 1 :]:
-                if world.plan.delivery == "at-least-once" and behind.erased:
-                    continue  # It was still on its way when its row was erased.
+                if world.plan.delivery == "at-least-once" and (behind.erased or behind.buried):
+                    continue  # It was still on its way when its row was erased, or became a dead letter.
                 if _is_before(behind, later):
                     yield f"order: {behind.name} is before {later.name} in {partition}, and arrived behind it"
 
