@@ -119,8 +119,6 @@ def spark(cluster: Cluster, bare_python: Path, shipped: Path) -> Iterator[SparkS
     conf = {
         "spark.archives": f"{shipped}#packages",
         "spark.executorEnv.PYTHONPATH": "./packages",
-        "spark.pyspark.python": str(bare_python),
-        "spark.pyspark.driver.python": sys.executable,
         "spark.executor.memory": "512m",
         "spark.executor.cores": "1",
         "spark.driver.host": "127.0.0.1",
@@ -133,7 +131,8 @@ def spark(cluster: Cluster, bare_python: Path, shipped: Path) -> Iterator[SparkS
     }
     with pytest.MonkeyPatch.context() as patch, ExitStack() as opened:
         patch.setenv("PYTHONPATH", str(CHECKOUT))  # The driver has the package installed.
-        patch.delenv("PYSPARK_PYTHON", raising=False)
+        patch.setenv("PYSPARK_PYTHON", str(bare_python))
+        patch.setenv("PYSPARK_DRIVER_PYTHON", sys.executable)
         session = spark_session(cluster.address, conf=conf, java_home=str(spark_java_home()))
         yield opened.enter_context(session)
 
@@ -150,14 +149,14 @@ def save(settings: Settings, events: DataFrame) -> None:
     events.write.format("outbox").options(**options).mode("append").save()
 
 
-def lingering(rows: DataFrame, marker: Path, seconds: float) -> DataFrame:
-    """`rows`, but the first task to begin passes all of its own on, and then takes `seconds` to end."""
+def lingering(rows: DataFrame, folder: Path, tasks: int, seconds: float) -> DataFrame:
+    """`rows`, but the first `tasks` attempts pass all of their own on, and then take `seconds` to end."""
 
     def linger(batches: Iterator[object]) -> Iterator[object]:
-        first = not marker.exists()
-        (marker if first else marker.with_name(f"{marker.name}-{time.time_ns()}")).touch()
+        begun = len(list(folder.iterdir()))
+        (folder / str(time.time_ns())).touch()
         yield from batches
-        if first:
+        if begun < tasks:
             time.sleep(seconds)
 
     return rows.mapInArrow(linger, rows.schema)
@@ -172,7 +171,7 @@ def test_a_task_that_is_slow_is_speculated_and_counts_once(
     spark: SparkSession, settings: Settings, tmp_path: Path
 ) -> None:
     began = time.monotonic()
-    save(settings, lingering(events_of(numbers(spark, ROWS)), tmp_path / "slow", 300 * PATIENCE))
+    save(settings, lingering(events_of(numbers(spark, ROWS)), tmp_path, 1, 300 * PATIENCE))
     assert time.monotonic() - began < 300 * PATIENCE
     assert len(list(tmp_path.iterdir())) == 5  # Four tasks, of which one was tried twice.
     assert everything_is_there_once(settings)
@@ -181,11 +180,16 @@ def test_a_task_that_is_slow_is_speculated_and_counts_once(
 def test_a_worker_that_is_killed_while_its_task_stages(
     spark: SparkSession, cluster: Cluster, settings: Settings, tmp_path: Path
 ) -> None:
-    events = lingering(events_of(numbers(spark, ROWS, partitions=2)), tmp_path / "slow", 5 * PATIENCE)
-    with ThreadPoolExecutor(1) as pool:
-        written = pool.submit(save, settings, events)
-        eventually(lambda: len(list(tmp_path.iterdir())) >= 2 or written.done(), 120)
+    events = lingering(events_of(numbers(spark, ROWS, partitions=2)), tmp_path, 2, 5 * PATIENCE)
+
+    def kill_when_both_stage() -> None:
+        eventually(lambda: len(list(tmp_path.iterdir())) == 2, 120)
         cluster.kill(cluster.workers[1])
-        written.result(600)
+
+    with ThreadPoolExecutor(1) as pool:
+        killed = pool.submit(kill_when_both_stage)
+        save(settings, events)
+        killed.result()
+    assert len(list(tmp_path.iterdir())) == 3  # Of its two tasks, one was tried again.
     assert count(settings, "outbox") == ROWS
     assert everything_is_there_once(settings)
