@@ -1,0 +1,19 @@
+"""Whole harvesters in virtual time, against a simulated Postgres and a simulated Kafka: one seed, one schedule.
+
+    pytest tests/simulation                                        some thousand schedules, and the planted bugs
+    pytest tests/simulation/test_promises.py --schedules 100000    a long run; `--first-seed` begins elsewhere
+    pytest tests/simulation/test_promises.py -s --seed 4711        one schedule again, with a readable trace
+
+What runs is the product's own code, unchanged: Supervisor, Shard, ExactlyOnce, AtLeastOnce and all of `core`. Only its
+ports and its `Runtime` are simulated (`postgres`, `kafka`, `scheduler`): threads are greenlets, every call to a server,
+every wait and some of the locks are points where another greenlet may go on, and the seed chooses which. A `plan` is
+drawn from the seed: how many harvesters, writers, keys and shards, what befalls them (`world`), and what happens to
+requests on the way (`wire`). When everything is well again and all is quiet, `promises` judges what the servers hold.
+
+What is not simulated: Kafka's protocol below the ports (a transaction is committed in an instant, in all partitions), a
+broker that loses what it acknowledged, the adapters and the composition root. The real stores and the simulated one
+pass the same tests (`tests/conformance`); Kafka's side is tested on real brokers only.
+
+What is left out on purpose, because nothing can be promised: a backup that is restored in place of a history which it
+is not part of (another backup was restored since, or the table was truncated), or while the database's clock goes back.
+"""
