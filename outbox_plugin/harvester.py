@@ -177,19 +177,21 @@ class Harvester:
             logger.error("the harvester ends: %s", error)
 
     def _next_layout(self, last: Layout) -> Layout:
-        """The layout that follows `last`, once both servers know of it; `last` when we are to stop."""
+        """The layout that the database has now, once both servers know of it; `last` when we are to stop.
+
+        It may have the number of `last` again: a backup was restored.
+        """
         pace = Backoff(ERROR_FIRST, ERROR_LAST)
-        while not self._stop.is_set():
+        while not self._stop.wait(pace.wait(random.random())):  # noqa: S311 - not for secrets.
             try:
                 with reported():
                     layout = read_layout(self._settings)
-                if layout.number != last.number:
-                    Admin(self._settings).ensure_topics(self._names, layout.shards, progress=self._exactly_once)
-                    logger.info("the outbox has %d shards now", layout.shards)
-                    return layout
+                Admin(self._settings).ensure_topics(self._names, layout.shards, progress=self._exactly_once)
             except ServerUnavailable as error:
                 logger.warning("the outbox has another number of shards, but: %s", error)
-            self._stop.wait(pace.wait(random.random()))  # noqa: S311 - not for secrets.
+            else:
+                logger.info("the outbox has %d shards now", layout.shards)
+                return layout
         return last
 
     def _supervisor(self, identity: Identity, layout: Layout, note: str | None) -> Supervisor:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from outbox_plugin.adapters.postgres import PostgresOutbox
-from outbox_plugin.core.lanes import Lane
+from outbox_plugin.core.ports import Wanted
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.schema.connection import reported
 
@@ -14,13 +14,14 @@ from outbox_plugin.schema.connection import reported
 class MarkedStore(PostgresOutbox):
     """`MarkedStore` of the ports, on psycopg."""
 
-    def mark(self, leader_id: str, limit: int, parked: frozenset[Lane]) -> Sequence[OutboxRow]:
+    def mark(self, leader_id: str, wanted: Wanted) -> Sequence[OutboxRow]:
         """See `MarkedStore.mark`."""
-        conditions, values = self._conditions(parked)
+        conditions, values = self._conditions(wanted.parked)
         query = self._statement("mark", "mark", conditions)
         with reported(), self._reader.pipeline():
             self._reader.execute(self._statement("window", "steer"))
-            rows = self._fetch_rows(query, {**self._values, **values, "limit": limit, "leader_id": leader_id})
+            ours = {"limit": wanted.limit, "floor": wanted.floor, "leader_id": leader_id}
+            rows = self._fetch_rows(query, {**self._values, **values, **ours})
         return sorted(rows, key=attrgetter("id"))
 
     def delete(self, leader_id: str, ids: Sequence[int]) -> int:

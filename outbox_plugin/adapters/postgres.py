@@ -97,8 +97,9 @@ class PostgresOutbox:
 
     @contextmanager
     def _purging(self) -> Iterator[None]:
-        """A transaction on the connection that deletes."""
+        """A transaction on the connection that deletes; durable, whatever the session's default."""
         with reported(), self._purger.transaction():
+            self._purger.execute("SELECT set_config('synchronous_commit', 'on', true)")
             yield
 
     def _execute(self, name: str, **values: object) -> None:

@@ -72,6 +72,7 @@ class WindowStore(PostgresOutbox):
             "ids": publication.ids.text(),
             "horizon": publication.horizon,
             "created_until": publication.created_until,
+            "created_from": publication.created_from,
         }
         with reported():
             if self._history:

@@ -105,8 +105,11 @@ class OutboxStore(Outbox, Protocol):
 class MarkedStore(Outbox, Protocol):
     """The outbox in Postgres, for at-least-once delivery: rows in flight carry their leader's id."""
 
-    def mark(self, leader_id: str, limit: int, parked: frozenset[Lane]) -> Sequence[OutboxRow]:
-        """Give the earliest rows that carry another leader's id, or none, this one's; returns them by ascending id."""
+    def mark(self, leader_id: str, wanted: Wanted) -> Sequence[OutboxRow]:
+        """Give the earliest rows that are wanted and carry another leader's id, or none, this one's.
+
+        Returns them by ascending id. What is in flight need not be said: it carries the leader's id.
+        """
         ...
 
     def delete(self, leader_id: str, ids: Sequence[int]) -> int:

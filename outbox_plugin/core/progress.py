@@ -38,22 +38,27 @@ class Publication:
     """Rows that one transaction published: their ids, and what proves that a row is one of them.
 
     A row is one of them if its id is in `ids`, the transaction that inserted it is below `horizon`, and it was created
-    no later than `created_until` (microseconds since Postgres' epoch; None where that is beyond `LATEST_TIME`).
+    no earlier than `created_from` and no later than `created_until` (microseconds since Postgres' epoch; None where
+    that is beyond `LATEST_TIME`).
     """
 
     ids: IdRanges
     horizon: int
     created_until: int | None
+    created_from: int | None = None
 
     @classmethod
     def of(cls, rows: Sequence[OutboxRow]) -> Publication:
         """The publication of one read's `rows`, which ascend by id."""
         if not rows:
             return cls(IdRanges(), 0, None)
-        latest = max([row.create_time for row in rows])
-        return cls(
-            IdRanges.of([row.id for row in rows]), rows[0].horizon, latest if abs(latest) <= LATEST_TIME else None
-        )
+        created = [row.create_time for row in rows]
+        ids = IdRanges.of([row.id for row in rows])
+        return cls(ids, rows[0].horizon, _exact(max(created)), _exact(min(created)))
+
+
+def _exact(time: int) -> int | None:
+    return time if abs(time) <= LATEST_TIME else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +82,12 @@ class ProgressRecord:
             "leader_id": self.leader_id,
             "records": self.records,
             "publications": [
-                {"ids": each.ids.text(), "horizon": each.horizon, "created_until": each.created_until}
+                {
+                    "ids": each.ids.text(),
+                    "horizon": each.horizon,
+                    "created_until": each.created_until,
+                    "created_from": each.created_from,
+                }
                 for each in self.publications
             ],
         }
@@ -99,7 +109,9 @@ class ProgressRecord:
                 fields["leader_id"],
                 fields["records"],
                 tuple(
-                    Publication(IdRanges.parse(each["ids"]), each["horizon"], each["created_until"])
+                    Publication(
+                        IdRanges.parse(each["ids"]), each["horizon"], each["created_until"], each.get("created_from")
+                    )
                     for each in fields["publications"]
                 ),
             )

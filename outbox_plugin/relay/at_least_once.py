@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from outbox_plugin.core.floor import Floor
 from outbox_plugin.core.lanes import BadRow, Lane
 from outbox_plugin.core.marking import ROWS_PER_MARK, judge, rounds
 from outbox_plugin.core.pace import ERROR_FIRST, ERROR_LAST, Backoff
-from outbox_plugin.core.ports import AcknowledgingLog, MarkedStore, WakeUp
+from outbox_plugin.core.ports import AcknowledgingLog, MarkedStore, WakeUp, Wanted
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.relay.events import Observer, RowsBuried, RowsParked, TermBegan, WindowPublished, WindowPurged
 from outbox_plugin.relay.rest import Rest
@@ -42,6 +43,8 @@ class AtLeastOnce:
         self._shard = shard
         self._leader_id = leader_id
         self._mark_id = leader_id  # Renewed after each failed delivery, to force a re-mark.
+        self._last_mark_id = leader_id  # The marking stage's.
+        self._floor = Floor()
         self._store = store
         self._log = log
         self._runtime = runtime
@@ -85,7 +88,7 @@ class AtLeastOnce:
                 paused = self._obey()
             with self._changed:
                 mark_id, parked = self._mark_id, self._parked
-            rows = () if paused else self._store.mark(mark_id, ROWS_PER_MARK, parked)
+            rows = () if paused else self._mark_earliest(mark_id, parked, now)
             if not rows:
                 self._rest.take(now, paused=paused)
                 continue
@@ -93,6 +96,15 @@ class AtLeastOnce:
             with self._changed:
                 self._marked.append((mark_id, rows, now))
                 self._changed.notify_all()
+
+    def _mark_earliest(self, mark_id: str, parked: frozenset[Lane], now: float) -> Sequence[OutboxRow]:
+        if mark_id != self._last_mark_id:
+            self._last_mark_id = mark_id
+            self._floor.reset()
+        floor, settled = self._floor.start_of_read(now), self._floor.settled
+        rows = self._store.mark(mark_id, Wanted(ROWS_PER_MARK, floor, parked=parked))
+        self._floor.read(floor, settled, rows[-1].id if rows else None, now, self._runtime.now())
+        return rows
 
     def _may_mark(self) -> bool:
         """Waits until rows may be marked; False when the term is to end."""
@@ -102,8 +114,12 @@ class AtLeastOnce:
 
     def _obey(self) -> bool:
         control = self._store.control()
+        self._floor.learned(control.drawn)
         with self._changed:
+            released = self._parked - control.parked
             self._parked = control.parked
+        if released:
+            self._floor.reset()
         return control.paused
 
     def _send_marked(self) -> None:

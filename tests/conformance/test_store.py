@@ -130,7 +130,7 @@ def under_another_layout_nothing_is_read(outbox: Outbox) -> None:
     marks = outbox.marks()
     layout = outbox.change_layout(2)
     assert seen(store) == []
-    assert list(marks.mark(ONE, ALL, frozenset())) == []
+    assert list(marks.mark(ONE, Wanted(ALL))) == []
     with pytest.raises(LayoutChanged):
         store.control()
     with pytest.raises(LayoutChanged):
@@ -142,14 +142,14 @@ def under_another_layout_nothing_is_read(outbox: Outbox) -> None:
 
 def a_mark_is_taken_over_and_an_old_one_does_nothing(outbox: Outbox) -> None:
     ids, store = written(outbox, *"abcd"), outbox.marks()
-    assert [row.id for row in store.mark(ONE, 3, frozenset())] == ids[:3]
-    assert [row.id for row in store.mark(ONE, 3, frozenset())] == ids[3:]
-    assert [row.id for row in store.mark(OTHER, 2, frozenset({Lane("t", "a")}))] == ids[1:3]
+    assert [row.id for row in store.mark(ONE, Wanted(3))] == ids[:3]
+    assert [row.id for row in store.mark(ONE, Wanted(3))] == ids[3:]
+    assert [row.id for row in store.mark(OTHER, Wanted(2, parked=frozenset({Lane("t", "a")})))] == ids[1:3]
     assert store.delete(ONE, ids) == 2
     store.reset(ONE, ids)
-    assert list(store.mark(OTHER, ALL, frozenset())) == []
+    assert list(store.mark(OTHER, Wanted(ALL))) == []
     store.reset(OTHER, ids[1:2])
-    assert [row.id for row in store.mark(OTHER, ALL, frozenset())] == ids[1:2]
+    assert [row.id for row in store.mark(OTHER, Wanted(ALL))] == ids[1:2]
 
 
 SCENARIOS: list[Scenario] = [

@@ -76,12 +76,14 @@ def test_a_purge_spares_rows_that_the_read_could_not_see(store: WindowStore, set
     assert ids(store) == [6, 7, 8, 9, 10]
 
 
-def test_a_purge_spares_rows_that_were_created_later(store: WindowStore) -> None:
+def test_a_purge_spares_rows_that_were_created_at_another_time(store: WindowStore) -> None:
     """As after a fail-over that undid transactions: the same ids, and the same transaction ids, given out again."""
     rows = store.read(Wanted(ALL))
     earlier = replace(Publication.of(rows), created_until=rows[0].create_time - 1)
     assert store.purge(earlier) == 0
-    assert store.purge(replace(earlier, created_until=rows[0].create_time)) == 10
+    later = replace(Publication.of(rows), created_from=rows[-1].create_time + 1)
+    assert store.purge(later) == 0
+    assert store.purge(Publication.of(rows)) == 10
 
 
 def test_a_purge_is_durable_whatever_the_sessions_default(settings: Settings) -> None:
@@ -149,6 +151,7 @@ def test_the_primary_key_is_walked_even_when_the_planner_believes_the_table_to_b
             "large": 2_000,
             "horizon": 2**31,
             "created_until": None,
+            "created_from": None,
         }
         with connection.transaction():
             connection.execute(statement("window", "steer", settings.table))

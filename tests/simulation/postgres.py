@@ -435,6 +435,7 @@ class Store:
             if row.id in publication.ids
             and row.xid < publication.horizon
             and (publication.created_until is None or row.create_time <= publication.created_until)
+            and (publication.created_from is None or row.create_time >= publication.created_from)
         ]
 
     def settled(self) -> None:
@@ -463,11 +464,12 @@ class Store:
 
         self.call(f"buries {[each.row.id for each in bad]}", effect)
 
-    def mark(self, leader_id: str, limit: int, parked: frozenset[Lane]) -> Sequence[OutboxRow]:
+    def mark(self, leader_id: str, wanted: Wanted) -> Sequence[OutboxRow]:
         def effect() -> list[OutboxRow]:
             if not self._is_ours():
                 return []
-            found = [row for row in self._slice_of(parked) if row.leader_id != leader_id][:limit]
+            behind = [row for row in self._slice_of(wanted.parked) if row.id > wanted.floor]
+            found = [row for row in behind if row.leader_id != leader_id][: wanted.limit]
             for row in found:
                 self._set_mark(row, leader_id)
             return [self.as_read(row, 0) for row in found]

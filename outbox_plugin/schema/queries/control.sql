@@ -104,9 +104,10 @@ SELECT pg_notify('outbox', %(table)s)
 SELECT layout, shards, unsettled, paused, paused_shards FROM {outbox_identity} WHERE table_name = %(table)s
 
 -- name: claim_layout
--- Let the outbox have this number of shards from now on, if it has another.
+-- Let the outbox have this number of shards from now on, if it has another. The layout's number tells the time, so that a
+-- backup which is restored cannot give a number twice.
 UPDATE {outbox_identity}
-SET layout = layout + 1, shards = %(shards)s, paused_shards = '{{}}',
+SET layout = greatest(layout + 1, (extract(epoch FROM clock_timestamp()) * 1000)::bigint), shards = %(shards)s, paused_shards = '{{}}',
     unsettled = array_remove(array_append(array_remove(unsettled, shards), shards), %(shards)s::int)
 WHERE table_name = %(table)s AND shards <> %(shards)s
 

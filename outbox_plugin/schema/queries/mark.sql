@@ -3,7 +3,8 @@
 -- durable.
 WITH hasty AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true)), earliest AS MATERIALIZED (
     SELECT id FROM {outbox}, hasty
-    WHERE (leader_id IS NULL OR leader_id <> %(leader_id)s)
+    WHERE id > %(floor)s
+      AND (leader_id IS NULL OR leader_id <> %(leader_id)s)
       AND EXISTS (
           SELECT FROM {outbox_identity}
           WHERE table_name = %(table)s AND incarnation = %(incarnation)s AND layout = %(layout)s

@@ -45,7 +45,7 @@ SELECT id, kafka_value FROM {outbox} WHERE id = ANY (%(ids)s)
 
 -- name: purge
 -- Delete what was published, and nothing that was inserted later under the same ids: the row must have been visible to
--- the read (its inserting transaction is older than the read's horizon) and be no younger than the youngest row read.
+-- the read (its inserting transaction is older than the read's horizon), and be no older and no younger than its rows.
 -- Durable when it returns, whatever the session's default, because its ids leave the progress record then.
 -- The two bounds on the id are what the index is searched by: with a multirange alone, the planner walks the table.
 WITH durable AS MATERIALIZED (SELECT set_config('synchronous_commit', 'on', true))
@@ -55,6 +55,8 @@ WHERE old.id >= lower(%(ids)s::int8multirange) AND old.id < upper(%(ids)s::int8m
   AND old.id <@ %(ids)s::int8multirange
   AND (%(created_until)s::bigint IS NULL
        OR old.create_time <= '2000-01-01 00:00:00+00'::timestamptz + %(created_until)s::bigint * interval '1 microsecond')
+  AND (%(created_from)s::bigint IS NULL
+       OR old.create_time >= '2000-01-01 00:00:00+00'::timestamptz + %(created_from)s::bigint * interval '1 microsecond')
   AND age(old.xmin) > age((%(horizon)s::bigint %% 4294967296)::text::xid)
 
 -- name: purge_into_history
@@ -67,6 +69,9 @@ WITH durable AS MATERIALIZED (SELECT set_config('synchronous_commit', 'on', true
       AND (%(created_until)s::bigint IS NULL
            OR kept.create_time
               <= '2000-01-01 00:00:00+00'::timestamptz + %(created_until)s::bigint * interval '1 microsecond')
+      AND (%(created_from)s::bigint IS NULL
+           OR kept.create_time
+              >= '2000-01-01 00:00:00+00'::timestamptz + %(created_from)s::bigint * interval '1 microsecond')
       AND age(kept.xmin) > age((%(horizon)s::bigint %% 4294967296)::text::xid)
     RETURNING kept.*
 )
