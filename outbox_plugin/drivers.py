@@ -6,16 +6,19 @@ Nothing of SQLAlchemy or Django is imported: their connections are known by what
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from enum import Enum, auto
 from typing import Any, Protocol
 
 import psycopg
 from psycopg.pq import TransactionStatus
-from psycopg.sql import Composed
+from psycopg.sql import SQL, Composed
 
 from outbox_plugin.encoding import Row
 from outbox_plugin.errors import WrongConnection
+from outbox_plugin.schema.statements import statement
+
+ROWS_AT_A_TIME = 1_000
 
 
 class SqlAlchemySync(Protocol):
@@ -55,14 +58,43 @@ SyncConnection = psycopg.Connection[Any] | SqlAlchemySync | Django
 AsyncConnection = psycopg.AsyncConnection[Any] | SqlAlchemyAsync
 
 
-class Insert:
-    """The INSERT of an outbox, as each driver wants it."""
+class Query:
+    """A statement, as each driver wants it."""
 
     def __init__(self, query: Composed) -> None:
         self.text = re.sub("^--.*\n", "", query.as_string(None))
-        self.query = self.text.encode()
+        self.bytes = self.text.encode()
         numbers = iter(range(1, 100))
         self.numbered = re.sub("%s", lambda _: f"${next(numbers)}", self.text)
+
+
+class Insert:
+    """The INSERTs of an outbox: of one row, and of many at once."""
+
+    def __init__(self, table: str) -> None:
+        self.one = Query(statement("emit", "insert_event", table))
+        self._texts, self._bytes = (
+            Query(statement("emit", "insert_events", table, value_type=SQL(each))) for each in ("text", "bytea")
+        )
+
+    def statements(self, rows: Sequence[Row]) -> Iterator[tuple[Query, tuple[Any, ...]]]:
+        """What to run, with what values, to write rows in their order."""
+        if len(rows) == 1:
+            yield self.one, rows[0]
+            return
+        for start in range(0, len(rows), ROWS_AT_A_TIME):
+            topics, keys, values, names, texts = zip(*rows[start : start + ROWS_AT_A_TIME], strict=True)
+            query = self._bytes if any(isinstance(value, bytes) for value in values) else self._texts
+            yield (
+                query,
+                ([*topics], [*keys], [*values], [_array(each) for each in names], [_array(each) for each in texts]),
+            )
+
+
+def _array(texts: list[str]) -> str:
+    """An array of texts as Postgres writes it."""
+    quoted = [text.replace("\\", "\\\\").replace('"', '\\"') for text in texts]
+    return '{"' + '","'.join(quoted) + '"}' if quoted else "{}"
 
 
 class Kind(Enum):
@@ -139,10 +171,8 @@ def write(connection: Any, insert: Insert, rows: Sequence[Row]) -> None:
     else:
         check(connection)
         cursor = psycopg.Cursor(connection)
-        if len(rows) == 1:
-            cursor.execute(insert.query, rows[0])
-        else:
-            cursor.executemany(insert.query, rows)
+        for query, values in insert.statements(rows):
+            cursor.execute(query.bytes, values)
 
 
 async def write_async(connection: Any, insert: Insert, rows: Sequence[Row]) -> None:
@@ -152,10 +182,8 @@ async def write_async(connection: Any, insert: Insert, rows: Sequence[Row]) -> N
         return
     check(connection)
     cursor = psycopg.AsyncCursor(connection)
-    if len(rows) == 1:
-        await cursor.execute(insert.query, rows[0])
-    else:
-        await cursor.executemany(insert.query, rows)
+    for query, values in insert.statements(rows):
+        await cursor.execute(query.bytes, values)
 
 
 def _write_django(connection: Any, insert: Insert, rows: Sequence[Row]) -> None:
@@ -164,10 +192,8 @@ def _write_django(connection: Any, insert: Insert, rows: Sequence[Row]) -> None:
         raise WrongConnection(f"the outbox is in Postgres, and this connection is to {connection.vendor}")
     check(connection)
     with connection.cursor() as cursor:
-        if len(rows) == 1:
-            cursor.execute(insert.text, rows[0])
-        else:
-            cursor.executemany(insert.text, rows)
+        for query, values in insert.statements(rows):
+            cursor.execute(query.text, values)
 
 
 def _write_sqlalchemy(target: Any, insert: Insert, rows: Sequence[Row]) -> None:
@@ -177,5 +203,5 @@ def _write_sqlalchemy(target: Any, insert: Insert, rows: Sequence[Row]) -> None:
         raise WrongConnection(f"the outbox is in Postgres, and this connection is to {dialect.name}")
     if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
         raise WrongConnection("the connection is in autocommit mode: emit on one that has a transaction")
-    text = insert.numbered if dialect.driver == "asyncpg" else insert.text
-    connection.exec_driver_sql(text, rows[0] if len(rows) == 1 else list(rows))
+    for query, values in insert.statements(rows):
+        connection.exec_driver_sql(query.numbered if dialect.driver == "asyncpg" else query.text, values)

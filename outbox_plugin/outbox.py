@@ -10,7 +10,6 @@ from outbox_plugin.drivers import AsyncConnection, Insert, SyncConnection, check
 from outbox_plugin.encoding import MAX_RECORD_BYTES, Encoding, Row, Serializer, as_text
 from outbox_plugin.errors import WrongConnection
 from outbox_plugin.event import Event
-from outbox_plugin.schema.statements import statement
 
 C = TypeVar("C", bound=SyncConnection | AsyncConnection)
 
@@ -46,7 +45,7 @@ class Outbox:
                 binary mode). None: no CloudEvents.
             max_record_bytes: what Kafka takes as a record, key and headers included.
         """
-        self._insert = Insert(statement("emit", "insert_event", table))
+        self._insert = Insert(table)
         self._encoding = Encoding(serializer, cloud_events, max_record_bytes)
 
     @overload

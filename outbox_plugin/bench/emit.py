@@ -21,10 +21,9 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from outbox_plugin.bench.scratch import scratch_outbox
-from outbox_plugin.drivers import Insert
+from outbox_plugin.drivers import Insert, Query
 from outbox_plugin.event import Event
 from outbox_plugin.outbox import Outbox
-from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 
 PORTION = 20  # Events of one kind before the other kind has its turn: a busy machine is then busy for both.
@@ -52,7 +51,7 @@ class Driver:
 
     name: str
     needs: tuple[str, ...]
-    open: Callable[[str, Insert], AbstractAsyncContextManager[tuple[Any, Write]]]
+    open: Callable[[str, Query], AbstractAsyncContextManager[tuple[Any, Write]]]
 
 
 def bench_emit(settings: Settings, turns: int, tell: Callable[[Cost], None]) -> list[Cost]:
@@ -69,7 +68,7 @@ def bench_emit(settings: Settings, turns: int, tell: Callable[[Cost], None]) -> 
 
 async def _cost(driver: Driver, settings: Settings, turns: int, many: bool) -> Cost:
     outbox = Outbox(settings.table)
-    insert = Insert(statement("emit", "insert_event", settings.table))
+    insert = Insert(settings.table).one
 
     async def by_hand() -> None:
         if many:
@@ -126,32 +125,32 @@ def _row() -> Row:
 
 
 @asynccontextmanager
-async def _psycopg(dsn: str, insert: Insert) -> AsyncIterator[tuple[Any, Write]]:
+async def _psycopg(dsn: str, insert: Query) -> AsyncIterator[tuple[Any, Write]]:
     with psycopg.connect(dsn) as connection:
 
         async def write(rows: Sequence[Row]) -> None:
             if len(rows) == 1:
-                connection.execute(insert.query, rows[0])
+                connection.execute(insert.bytes, rows[0])
             else:
-                connection.cursor().executemany(insert.query, rows)
+                connection.cursor().executemany(insert.bytes, rows)
 
         yield connection, write
 
 
 @asynccontextmanager
-async def _psycopg_async(dsn: str, insert: Insert) -> AsyncIterator[tuple[Any, Write]]:
+async def _psycopg_async(dsn: str, insert: Query) -> AsyncIterator[tuple[Any, Write]]:
     async with await psycopg.AsyncConnection.connect(dsn) as connection:
 
         async def write(rows: Sequence[Row]) -> None:
             if len(rows) == 1:
-                await connection.execute(insert.query, rows[0])
+                await connection.execute(insert.bytes, rows[0])
             else:
-                await connection.cursor().executemany(insert.query, rows)
+                await connection.cursor().executemany(insert.bytes, rows)
 
         yield connection, write
 
 
-def _named(insert: Insert) -> Any:
+def _named(insert: Query) -> Any:
     """The INSERT as one writes it for SQLAlchemy."""
     from sqlalchemy import text
 
@@ -164,9 +163,9 @@ def _parts(query: str) -> list[str]:
     return [each for piece in pieces[:-1] for each in (piece, "%s")] + [pieces[-1]]
 
 
-def _sqlalchemy(session: bool) -> Callable[[str, Insert], AbstractAsyncContextManager[tuple[Any, Write]]]:
+def _sqlalchemy(session: bool) -> Callable[[str, Query], AbstractAsyncContextManager[tuple[Any, Write]]]:
     @asynccontextmanager
-    async def opened(dsn: str, insert: Insert) -> AsyncIterator[tuple[Any, Write]]:
+    async def opened(dsn: str, insert: Query) -> AsyncIterator[tuple[Any, Write]]:
         from sqlalchemy import create_engine
         from sqlalchemy.orm import Session
 
@@ -184,9 +183,9 @@ def _sqlalchemy(session: bool) -> Callable[[str, Insert], AbstractAsyncContextMa
 
 def _sqlalchemy_async(
     driver: str, session: bool
-) -> Callable[[str, Insert], AbstractAsyncContextManager[tuple[Any, Write]]]:
+) -> Callable[[str, Query], AbstractAsyncContextManager[tuple[Any, Write]]]:
     @asynccontextmanager
-    async def opened(dsn: str, insert: Insert) -> AsyncIterator[tuple[Any, Write]]:
+    async def opened(dsn: str, insert: Query) -> AsyncIterator[tuple[Any, Write]]:
         from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
         query, engine = _named(insert), create_async_engine(_url(dsn, driver))
@@ -206,7 +205,7 @@ def _url(dsn: str, driver: str) -> str:
 
 
 @asynccontextmanager
-async def _django(dsn: str, insert: Insert) -> AsyncIterator[tuple[Any, Write]]:
+async def _django(dsn: str, insert: Query) -> AsyncIterator[tuple[Any, Write]]:
     import os
 
     import django

@@ -16,6 +16,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from django.db import connections
 
 from outbox_plugin import Event, Harvester, Outbox, Settings
+from outbox_plugin.drivers import ROWS_AT_A_TIME
 from outbox_plugin.encoding import as_bytes, registered
 from outbox_plugin.errors import InvalidEvent, WrongConnection
 from outbox_plugin.inbox import Inbox, Received
@@ -72,6 +73,29 @@ def test_events_leave_with_the_transaction_and_only_then(settings: Settings, dri
     assert values(settings) == ["1", "2", "3", "4"]
     [(names, texts)] = query(settings, "SELECT DISTINCT kafka_header_keys[3:], kafka_header_values[3:] FROM outbox")
     assert dict(zip(names, texts, strict=True)) == {"naïve": 'grüße, {"a"}, \\ and NULL'}
+
+
+def test_many_events_are_written_as_they_are_and_in_their_order(settings: Settings, driver: Driver) -> None:
+    """In more than one statement, with values, headers and tombstones that would break a careless one."""
+    odd = ["", " ", "NULL", "{}", '"', "\\", "'", ",", "%s", "$1", ":name", "grüße\n", '\\"', "a\tb"]
+    events = [
+        Event(
+            topic="t", key=text, value=None if number % 3 == 0 else text, headers={f"h{text}": text, "n": str(number)}
+        )
+        for number, text in enumerate(odd * 200)
+    ]
+
+    async def scenario(driver: Driver, dsn: str) -> None:
+        async with driver.transaction(dsn) as target:
+            await awaited(Outbox().emit_many(target, events))
+
+    run(scenario, driver, settings)
+    columns = "kafka_key, kafka_value, kafka_header_keys, kafka_header_values"
+    rows = query(settings, f"SELECT {columns} FROM outbox ORDER BY id")
+    assert len(rows) == len(events) > 2 * ROWS_AT_A_TIME
+    for event, (key, value, names, texts) in zip(events, rows, strict=True):
+        assert (key, value) == (event.key, event.value)
+        assert list(zip(names, texts, strict=True)) == event.header_items()
 
 
 def test_a_listener_writes_at_the_end_of_its_unit_of_work(settings: Settings, driver: Driver) -> None:
@@ -247,8 +271,8 @@ def test_bytes_travel_from_emit_to_a_handler(of_bytes: Settings, topic: str, gro
 
     with psycopg.connect(of_bytes.dsn.get_secret_value()) as connection:
         binary = Outbox(serializer=as_bytes)
-        binary.emit(connection, Event(topic=topic, key="k", value=b"\x00\xff"))
-        binary.emit(connection, Event(topic=topic, key="k", value={"back\\": "slash"}))
+        values: list[Any] = [b"\x00\xff", {"back\\": "slash"}]
+        binary.emit_many(connection, [Event(topic=topic, key="k", value=value) for value in values])
         connection.execute("SELECT outbox_emit(%s, 'k', %s)", (topic, '{"back\\\\": "slash"}'))
         binary.emit(connection, Event(topic=topic, key="k", value=None))
     with Harvester(of_bytes), Inbox(of_bytes, group=f"{group}-inbox", topics=[topic], handler=handle):
