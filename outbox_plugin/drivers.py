@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from enum import Enum, auto
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -84,17 +84,31 @@ class Insert:
             return
         for start in range(0, len(rows), ROWS_AT_A_TIME):
             topics, keys, values, names, texts = zip(*rows[start : start + ROWS_AT_A_TIME], strict=True)
-            query = self._bytes if any(isinstance(value, bytes) for value in values) else self._texts
-            yield (
-                query,
-                ([*topics], [*keys], [*values], [_array(each) for each in names], [_array(each) for each in texts]),
-            )
+            query = self._texts
+            if any(isinstance(value, bytes) for value in values):
+                query, values = self._bytes, tuple(_hex(value) for value in values)
+            headers = [_array([_array(each) for each in column]) for column in (names, texts)]
+            yield query, (_array(topics), _array(keys), _array(values), *headers)
 
 
-def _array(texts: list[str]) -> str:
+def _array(texts: Sequence[str | None]) -> str:
     """An array of texts as Postgres writes it."""
-    quoted = [text.replace("\\", "\\\\").replace('"', '\\"') for text in texts]
-    return '{"' + '","'.join(quoted) + '"}' if quoted else "{}"
+    if not texts:
+        return "{}"
+    if None in texts:
+        return "{" + ",".join("NULL" if text is None else _quoted(text) for text in texts) + "}"
+    # All at once: no text holds a NUL, so it can stand between them.
+    together = "\0".join(cast(Sequence[str], texts)).replace("\\", "\\\\").replace('"', '\\"')
+    return '{"' + together.replace("\0", '","') + '"}'
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _hex(value: str | bytes | None) -> str | None:
+    """Bytes as Postgres writes them."""
+    return "\\x" + value.hex() if isinstance(value, bytes) else value
 
 
 class Kind(Enum):
