@@ -21,7 +21,7 @@ def blocks(language: str) -> list[ParameterSet]:
     found = []
     for page in PAGES:
         texts = re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-        found += [pytest.param(text, id=f"{page.name}-{number}") for number, text in enumerate(texts)]
+        found += [pytest.param(text, id=f"{page.relative_to(CHECKOUT)}-{number}") for number, text in enumerate(texts)]
     return found
 
 
@@ -46,7 +46,7 @@ def test_the_two_statements_for_other_languages_make_a_consumer_idempotent(setti
     assert [len(query(settings, claim)) for _ in range(2)] == [1, 0]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(CHECKOUT)) for page in PAGES])
 def test_links_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8"))
     assert [link for link in links if not (page.parent / link).exists()] == []
