@@ -32,7 +32,8 @@ class Judgement:
 
 def troubles(status: Status) -> str:
     """What is wrong, in a sentence; empty when nothing is."""
-    said = [f"shard {shard.shard}: {shard.trouble}" for shard in status.shards if shard.trouble]
+    said = [f"shard {shard.shard} is paused" for shard in status.shards if shard.paused]
+    said += [f"shard {shard.shard}: {shard.trouble}" for shard in status.shards if shard.trouble]
     said += [f"shard {shard.shard} has no leader" for shard in status.shards if shard.leader is None]
     return "; ".join([*status.errors, *said])
 
@@ -44,8 +45,6 @@ def health(status: Status, limits: Limits, troubled_seconds: float = 0.0) -> Jud
     """
     lag = status.oldest_seconds or 0.0
     said = troubles(status)
-    if paused := [str(shard.shard) for shard in status.shards if shard.paused]:
-        said = "; ".join(filter(None, [f"paused: shard {', '.join(paused)}", said]))
     if lag > limits.lag_warn_seconds:
         late = f"the oldest event has waited for {lag:.0f} s (at most {limits.lag_warn_seconds:.0f} s are wanted)"
         said = "; ".join(filter(None, [late, said]))

@@ -157,7 +157,7 @@ def test_what_a_user_sees(shop: Shop) -> None:
 
     shop.materialize()
     shop.open("/assets/shop_orders?view=checks&checkDetail=outbox_drained")
-    shop.shows(re.compile("2000 events still wait after 30 s"))
+    shop.shows(re.compile("2000 events still wait after 30 s: shard 0 is paused"))
     shop.shows("what_to_do")
     shop.shows(re.compile("launch the job outbox_resume"))
     shop.keep("check")

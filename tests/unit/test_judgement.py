@@ -78,5 +78,11 @@ def test_it_is_not_known_whether_there_are_dead_letters_while_postgres_is_away()
 def test_a_pause_is_said_with_how_it_ends() -> None:
     paused = status()
     judged = health(replace(paused, shards=(replace(paused.shards[0], paused=True),)), LIMITS)
-    assert (judged.passed, judged.severe, judged.explanation) == (False, False, "paused: shard 0")
+    assert (judged.passed, judged.severe, judged.explanation) == (False, False, "shard 0 is paused")
     assert "outbox_resume" in judged.what_to_do
+
+
+def test_what_does_not_drain_because_it_is_paused_is_not_called_slow() -> None:
+    paused = status()
+    judged = undrained(5, 1.0, replace(paused, shards=(replace(paused.shards[0], paused=True),)))
+    assert judged.explanation == "5 events still wait after 1 s: shard 0 is paused"
