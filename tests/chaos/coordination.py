@@ -40,7 +40,7 @@ RECORD = struct.Struct("<HQd")  # Partition, offset, and when it was handed out.
 RECORDS = np.dtype([("partition", "<u2"), ("offset", "<u8"), ("at", "<f8")])
 PROMPT_SECONDS = 0.3
 RESUME_SECONDS = 2.0 * PATIENCE
-DRAIN_SECONDS = 120.0
+DRAIN_SECONDS = 240.0
 
 
 @dataclass(frozen=True)
@@ -230,9 +230,11 @@ def _write(plan: Plan, bootstrap_servers: str, topic: str) -> None:
     for number in range(plan.records):
         producer.produce(topic, b"%d" % number, partition=number % plan.partitions)
         if number % 1_000 == 0:
+            while len(producer) > 50_000:  # The broker is starved, too.
+                producer.poll(0.1)
             producer.poll(0)
             time.sleep(max(0.0, began + seconds * number / plan.records - time.monotonic()))
-    assert producer.flush(60) == 0
+    assert producer.flush(DRAIN_SECONDS) == 0
     producer.close()
 
 
