@@ -16,6 +16,7 @@ from outbox_plugin.spark.sink import register
 LOCAL = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "8",  # Spark's own 200 are for a cluster.
     "spark.ui.enabled": "false",
 }
 

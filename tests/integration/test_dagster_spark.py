@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 from dagster import (
     AssetKey,
-    AssetSpec,
+    AssetSelection,
     DagsterInstance,
     Definitions,
     EnvVar,
     JobDefinition,
     asset,
+    define_asset_job,
     execute_job,
     materialize,
     multiprocess_executor,
@@ -58,7 +59,8 @@ def both_in_processes() -> JobDefinition:
         assets=[orders, payments],
         resources={"spark": SparkResource(), "outbox_io": OutboxIOManager(outbox=named)},
         executor=multiprocess_executor,
-    ).resolve_implicit_global_asset_job_def()
+        jobs=[define_asset_job("both")],
+    ).resolve_job_def("both")
 
 
 def test_steps_in_processes_of_their_own_have_a_session_each(
@@ -123,7 +125,9 @@ def test_the_order_check_reads_many_records_through_spark(
         with harvesters(settings, tmp_path):
             drained(settings, 120)
         _, check = build_outbox_checks(AssetKey("emitting"), topics=[topic], spark_resource_key="spark")
-        result = materialize([AssetSpec("emitting"), check], resources=resources, instance=instance)
+        judging = define_asset_job("judging", AssetSelection.checks(check))
+        definitions = Definitions(assets=[emitting], asset_checks=[check], resources=resources, jobs=[judging])
+        result = definitions.resolve_job_def("judging").execute_in_process(instance=instance)
     [evaluation] = result.get_asset_check_evaluations()
     assert evaluation.passed
     assert evaluation.metadata["records"].value == ROWS
