@@ -88,6 +88,12 @@ def test_what_was_written_to_kafka_is_written_here(spark: SparkSession, settings
     assert execute(settings, "SELECT kafka_topic FROM outbox") == [("t1",)]
 
 
+def test_an_outbox_whose_values_are_bytes_takes_them_too(spark: SparkSession, settings: Settings) -> None:
+    execute(settings, "ALTER TABLE outbox ALTER COLUMN kafka_value TYPE BYTEA USING NULL")
+    save(settings, spark.createDataFrame([("k", "ü"), ("k", None)], "key string, value string").coalesce(1))
+    assert execute(settings, "SELECT kafka_value FROM outbox ORDER BY id") == [("ü".encode(),), (None,)]
+
+
 def test_the_order_is_the_one_that_is_asked_for_also_after_repartitioning(
     spark: SparkSession, settings: Settings
 ) -> None:

@@ -63,7 +63,7 @@ INSERT INTO {business} ({columns}) SELECT {taken} FROM {staging} WHERE outbox_at
 -- name: publish_events
 -- The events, in their order: ids are drawn as the sorted rows come. Two headers prove order and origin to a consumer.
 INSERT INTO {outbox} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
-SELECT clock_timestamp(), kafka_topic, kafka_key, kafka_value,
+SELECT clock_timestamp(), kafka_topic, kafka_key, {outbox_value}(kafka_value, (NULL::{outbox}).kafka_value),
        kafka_header_keys || ARRAY['outbox-job', 'outbox-sequence'],
        kafka_header_values || ARRAY[%(job_id)s::text, (%(before)s + row_number() OVER (ORDER BY {order}))::text]
 FROM {staging}
