@@ -25,6 +25,7 @@ from outbox_plugin.errors import Fenced, LogUnavailable, OutcomeUnknown, RowsRef
 from outbox_plugin.settings import Settings
 
 COMMIT_TIMEOUT_SECONDS = 30.0
+_FENCE_SECONDS = 0.05
 _PATIENCE_SECONDS = 0.5  # How long a blocking call waits before it looks whether it is still wanted.
 
 
@@ -75,7 +76,9 @@ class KafkaLog:
     def fence(self) -> None:
         """See `Log.fence`: KIP-98's InitProducerId raises the epoch and aborts what was open."""
         try:
-            self._while_wanted(self._open.init_transactions, REQUEST_TIMEOUT_SECONDS)
+            # Called on again soon: librdkafka, whose first look for the coordinator may come before it knows a broker,
+            # looks again after half a second by itself, but at once when it is called.
+            self._while_wanted(lambda _: self._open.init_transactions(_FENCE_SECONDS), REQUEST_TIMEOUT_SECONDS)
         except KafkaException as error:
             raise LogUnavailable(f"Kafka, fencing: {error.args[0].str()}") from error
 

@@ -135,7 +135,7 @@ class Election:
 
     def _leader_is_lost(self, now: float) -> bool:
         if self._vacant_since is not None:
-            return now - self._vacant_since > self._timing.spread
+            return now - self._vacant_since > self._timing.spread / 3  # Whoever rises is heard at once.
         return self._other_heard_at is not None and now - self._other_heard_at > (
             self._timing.silence + self._timing.spread
         )
