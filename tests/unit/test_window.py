@@ -77,7 +77,7 @@ def test_reading_on_waits_for_a_purge() -> None:
 
 def test_a_publication_is_bounded_by_what_its_read_could_see() -> None:
     publication = Publication.of(rows(3, 4, 9, horizon=815))
-    assert publication == Publication(IdRanges.of([3, 4, 9]), 815, NOON - 3)
+    assert publication == Publication(IdRanges.of([3, 4, 9]), 815, NOON - 3, NOON - 9)
 
 
 def test_a_creation_time_beyond_exact_arithmetic_bounds_nothing() -> None:
