@@ -259,9 +259,11 @@ def test_dagster_dev_is_killed(dev: DagsterDev, settled: Report) -> None:
     tree = dev.parts()
     dev.process.kill()
     dev.process.wait(10)
-    eventually(lambda: not dev.alive(), 180)  # Dagster's code servers go on for 45 s before they miss it.
-    settled("kill -9 of dagster dev, once its code servers have ended", 0)
-    kill(tree)
+    try:
+        eventually(lambda: not dev.alive(), 180)  # Dagster's code servers go on for 45 s before they miss it.
+        settled("kill -9 of dagster dev, once its code servers have ended", 0)
+    finally:
+        kill(tree)  # Its webserver and its daemon, which nobody tells to end.
 
 
 def test_dagster_dev_ends_by_ctrl_c(dev: DagsterDev, settled: Report) -> None:
