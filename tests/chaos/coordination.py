@@ -396,9 +396,8 @@ def _judge_claims(plan: Plan, log: dict[int, Spoken], runs: list[Run], found: Fi
     took: dict[int, list[tuple[float, str]]] = defaultdict(list)
     for run in runs:
         for partition, gained, lost, _ in _terms(run):
-            end = last_words[log[gained].instance, partition] + 2 * plan.interval
-            end = end if lost is None else min(end, log[lost].at)
-            held[partition].append(_Held(log[gained].at, end, run.client))
+            silent = last_words[log[gained].instance, partition] + 2 * plan.interval
+            held[partition].append(_Held(log[gained].at, silent, gained, lost, run.client))
             took[partition].append((log[gained].arrived, run.records.name))
             found.claims += 1
     found.two_holders = sum(_overlaps(terms) for terms in held.values())
@@ -406,10 +405,12 @@ def _judge_claims(plan: Plan, log: dict[int, Spoken], runs: list[Run], found: Fi
 
 
 class _Held(NamedTuple):
-    """How long a client held a partition, by the times of the log."""
+    """How long a client held a partition: the times of what gave it and of its last word, and both ends in the log."""
 
     begin: float
     end: float
+    gained: int
+    lost: int | None
     client: str
 
 
@@ -418,7 +419,8 @@ def _overlaps(terms: list[_Held]) -> int:
     overlaps = 0
     for term in sorted(terms):
         for other in terms:
-            if other.begin < term.begin < other.end and other.client != term.client:
+            given_up = other.lost is not None and other.lost <= term.gained
+            if other.gained < term.gained and term.begin < other.end and other.client != term.client and not given_up:
                 resumed = (each.begin for each in terms if each.client == other.client and each.begin > other.begin)
                 overlaps += term.begin < min(resumed, default=other.end)
     return overlaps
