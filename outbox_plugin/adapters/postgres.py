@@ -37,7 +37,7 @@ class PostgresOutbox:
             SchemaMissing, ForeignOutbox: see `claim_outbox`.
         """
         self._settings = settings
-        self._composed: dict[tuple[str, tuple[str, ...]], sql.Composed] = {}
+        self._composed: dict[tuple[str, tuple[str, ...]], bytes] = {}
         with reported(), ExitStack() as opened:
             self._identity = claim_outbox(settings, adopt=adopt)
             self._layout = read_layout(settings)
@@ -105,16 +105,17 @@ class PostgresOutbox:
     def _execute(self, name: str, **values: object) -> None:
         self._purger.execute(*self._query("control", name, **values))
 
-    def _query(self, noun: str, name: str, **values: object) -> tuple[sql.Composed, dict[str, object]]:
+    def _query(self, noun: str, name: str, **values: object) -> tuple[bytes, dict[str, object]]:
         return self._statement(noun, name), {**self._values, **values}
 
-    def _statement(self, noun: str, name: str, conditions: tuple[str, ...] = ()) -> sql.Composed:
-        """A statement, with the named `conditions` of a read put in; each is composed once."""
+    def _statement(self, noun: str, name: str, conditions: tuple[str, ...] = ()) -> bytes:
+        """A statement, with the named `conditions` of a read put in; each is composed once, for that takes long."""
         key = f"{noun}.{name}", conditions
         if key not in self._composed:
             table = self._settings.table
             parts = [statement("window", condition, table) for condition in conditions]
-            self._composed[key] = statement(noun, name, table, conditions=sql.SQL("\n  ").join(parts))
+            composed = statement(noun, name, table, conditions=sql.SQL("\n  ").join(parts))
+            self._composed[key] = composed.as_bytes(self._reader)
         return self._composed[key]
 
     def _conditions(self, parked: frozenset[Lane]) -> tuple[tuple[str, ...], dict[str, object]]:
@@ -129,7 +130,7 @@ class PostgresOutbox:
             "parked_keys": [lane.key for lane in keys],
         }
 
-    def _fetch_rows(self, query: sql.Composed, values: dict[str, object]) -> list[OutboxRow]:
+    def _fetch_rows(self, query: bytes, values: dict[str, object]) -> list[OutboxRow]:
         return list(map(OutboxRow._make, self._rows.execute(query, values).fetchall()))
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ from outbox_plugin.relay.runtime import Runtime
 from outbox_plugin.relay.stages import Stages
 from outbox_plugin.settings import BadRows
 
+READ_AHEAD_ROWS = 500
 Proved = Callable[[], None]
 
 
@@ -55,6 +56,8 @@ class ExactlyOnce:
         self._intake = Intake(store, self._windows, self._stages, wake_up)
         self._read: deque[tuple[Window, float]] = deque()
         self._published: deque[Window] = deque()
+        self._publishing = False
+        self._reads_ahead = False  # Only while windows come full: small ones gain nothing by waiting in a queue.
         self._publisher_done = False
         self._challenged: Proved | None = None
 
@@ -109,6 +112,7 @@ class ExactlyOnce:
         while self._may_read():
             read_at = self._runtime.now()
             rows = self._intake.read()
+            self._reads_ahead = len(rows) >= READ_AHEAD_ROWS
             if not rows:
                 continue
             with self._changed:
@@ -119,8 +123,11 @@ class ExactlyOnce:
     def _may_read(self) -> bool:
         """Waits until a window may be read; False when the term is to end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._stages.stopping or not (self._read or self._windows.full))
+            self._changed.wait_for(lambda: self._stages.stopping or self._has_room())
             return not self._stages.stopping
+
+    def _has_room(self) -> bool:
+        return not (self._read or self._windows.full or (self._publishing and not self._reads_ahead))
 
     def _publish_windows(self) -> None:
         try:
@@ -130,6 +137,9 @@ class ExactlyOnce:
                     self._log.publish((), self._progress(0, self._windows.unpurged))
                 else:
                     self._publish(window, read_at)
+                with self._changed:
+                    self._publishing = False
+                    self._changed.notify_all()
                 if proved:
                     proved()
         finally:
@@ -145,6 +155,7 @@ class ExactlyOnce:
                 return None
             proved, self._challenged = self._challenged, None
             window, read_at = self._read.popleft() if self._read else (None, 0.0)
+            self._publishing = True
             self._changed.notify_all()
             return window, read_at, proved
 
