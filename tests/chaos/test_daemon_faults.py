@@ -28,7 +28,7 @@ from tests.harvesting import create_topic, drained, environment, insert_numbered
 from tests.supervising import daemons
 from tests.support import PATIENCE, eventually
 
-pytestmark = [pytest.mark.integration, pytest.mark.chaos, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.chaos, pytest.mark.long, pytest.mark.timeout(900)]
 
 LEASE_SECONDS, SETTLE_SECONDS, START_SECONDS = 15, 30, 300
 LOCATION = f"""
