@@ -16,7 +16,7 @@ PROGRESS := \
   END { print "" }
 .DEFAULT_GOAL := help
 
-.PHONY: help setup demo test lint types unit lock build clean
+.PHONY: help setup demo test test-long lint types unit lock build clean
 
 help: ## Say what can be made
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -48,6 +48,9 @@ types: setup
 
 unit: setup
 	@$(BIN)/pytest --durations=10
+
+test-long: setup ## Run the tests that take many minutes: three brokers, the daemon's faults, Spark on a cluster, a browser
+	@$(BIN)/pytest --durations=10 -m long
 
 lock: setup ## Resolve the dependencies anew
 	@$(BIN)/uv pip compile pyproject.toml --extra all --group dev --universal --generate-hashes --no-emit-index-url \

@@ -29,6 +29,7 @@ from tests.support import PATIENCE, eventually
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SCREENSHOTS = os.environ.get("OUTBOX_SCREENSHOTS")
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.integration,
     pytest.mark.timeout(1800),
     pytest.mark.filterwarnings("ignore:Using variable_values and operation_name"),  # Dagster's own client.

@@ -20,7 +20,7 @@ from outbox_plugin.embedded.cluster import ClusterNode, Coordinated, EmbeddedClu
 from tests.harvesting import drained
 from tests.support import eventually
 
-pytestmark = pytest.mark.chaos
+pytestmark = [pytest.mark.chaos, pytest.mark.long]
 
 FLOWS_SECONDS = 60.0
 

@@ -35,7 +35,7 @@ from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.spark import OutboxWrite
 from tests.harvesting import consume, create_topic, drained
 
-pytestmark = [pytest.mark.chaos, pytest.mark.spark, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.chaos, pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(1800)]
 
 TOPIC, ROWS = "departures", 200
 MONTHS = ["2013-01", "2013-02"]

@@ -27,7 +27,7 @@ from outbox_plugin.spark.session import spark_session
 from tests.sparking import count, events_of, numbers, outbox_rows
 from tests.support import PATIENCE, eventually
 
-pytestmark = [pytest.mark.chaos, pytest.mark.spark, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.chaos, pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(1800)]
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 ROWS = 2_000
