@@ -19,7 +19,7 @@ PROGRESS := \
 .PHONY: help setup demo test test-long lint types unit lock build clean
 
 help: ## Say what can be made
-	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 19
 
 setup: $(STAMP) ## Build .venv from the lock file, with the `outbox` command in it
 
@@ -38,7 +38,7 @@ $(STAMP): requirements.lock pyproject.toml
 demo: setup ## Show it all at work, with the Dagster UI, until Ctrl-C; ONCE=1 ends by itself
 	@$(BIN)/python -m definitions.demo $(if $(ONCE),--once)
 
-test: lint types unit ## Check style and types, and run the whole test suite
+test: lint types unit ## Check style and types, and run the test suite
 
 lint: setup
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check . && $(BIN)/lint-imports --no-logo
@@ -49,7 +49,7 @@ types: setup
 unit: setup
 	@$(BIN)/pytest --durations=10
 
-test-long: setup ## Run the tests that take many minutes: three brokers, the daemon's faults, Spark on a cluster, a browser
+test-long: setup ## Run the tests that take many minutes
 	@$(BIN)/pytest --durations=10 -m long
 
 lock: setup ## Resolve the dependencies anew
