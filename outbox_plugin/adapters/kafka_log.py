@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -78,7 +79,7 @@ class KafkaLog:
         try:
             # Called on again soon: librdkafka, whose first look for the coordinator may come before it knows a broker,
             # looks again after half a second by itself, but at once when it is called.
-            self._while_wanted(lambda _: self._open.init_transactions(_FENCE_SECONDS), REQUEST_TIMEOUT_SECONDS)
+            self._while_wanted(self._open.init_transactions, REQUEST_TIMEOUT_SECONDS, fencing=True)
         except KafkaException as error:
             raise LogUnavailable(f"Kafka, fencing: {error.args[0].str()}") from error
 
@@ -122,16 +123,19 @@ class KafkaLog:
             return False
         return True
 
-    def _while_wanted(self, call: Callable[[float], object], timeout_seconds: float) -> None:
+    def _while_wanted(self, call: Callable[[float], object], timeout_seconds: float, *, fencing: bool = False) -> None:
         """Make a blocking `call`, which takes a time-out and may be called on after it, as long as it is wanted."""
         deadline = time.monotonic() + timeout_seconds
+        patience = _FENCE_SECONDS if fencing else _PATIENCE_SECONDS
         while True:
             try:
-                call(_PATIENCE_SECONDS)
+                call(patience)
                 return
             except KafkaException as error:
-                timed_out = error.args[0].code() == KafkaError._TIMED_OUT and not error.args[0].txn_requires_abort()
-                if not timed_out or time.monotonic() > deadline or not self._wanted():
+                again = error.args[0].code() == KafkaError._TIMED_OUT or (fencing and error.args[0].retriable())
+                if error.args[0].txn_requires_abort() or not again:
+                    raise
+                if time.monotonic() > deadline or not self._wanted():
                     raise
 
     def _give_up(self, producer: Producer, error: KafkaException, *, abortable: bool = False) -> None:
@@ -167,9 +171,9 @@ class KafkaLog:
 
 
 def let_go(producer: Producer) -> None:
-    """Close a producer without waiting for anything."""
-    producer.purge()
-    producer.flush(0)
-    with warnings.catch_warnings():  # It warns when it cannot abort: the next leader's fence does.
-        warnings.simplefilter("ignore", RuntimeWarning)
-        producer.close()
+    """Close a producer without waiting for anything, and without a word: how its term ended has been said."""
+    for step in (producer.purge, lambda: producer.flush(0), producer.close):
+        # It warns when it cannot abort: the next leader's fence does. One that was fenced may raise that again.
+        with warnings.catch_warnings(), suppress(KafkaException):
+            warnings.simplefilter("ignore", RuntimeWarning)
+            step()
