@@ -29,6 +29,8 @@ from enum import Enum, auto
 
 from outbox_plugin.core.heartbeat import Heartbeat
 
+YIELD_SILENCES = 3  # For so long is a shard whose ownership was taken from us left to its new owner.
+
 
 class Action(Enum):
     """What an election asks for."""
@@ -65,6 +67,7 @@ class Election:
         self._challenger: str | None = None
         self._answered: set[str] = set()  # Challengers that this term has proved itself against.
         self._not_before = 0.0
+        self._yielding_until = 0.0
 
     @property
     def leader_id(self) -> str | None:
@@ -104,6 +107,8 @@ class Election:
 
     def ended(self, now: float, *, by_another: bool = False, retry_after: float = 0.0) -> None:
         """Our term is over. `by_another`: we were fenced, so somebody leads. Not to be tried again for some seconds."""
+        if self._term_owned and not self._owns:
+            self._yielding_until = now + YIELD_SILENCES * self._timing.silence
         self._term = None
         self._not_before = now + retry_after
         if by_another:
@@ -120,7 +125,8 @@ class Election:
     def _while_following(self, now: float) -> Action:
         if now < self._not_before or self.another_leads(now):
             return Action.FOLLOW
-        if self._owns or (self._log_fences and self._leader_is_lost(now)):
+        may_rise = self._log_fences and now >= self._yielding_until
+        if self._owns or (may_rise and self._leader_is_lost(now)):
             return Action.ACQUIRE
         return Action.FOLLOW
 

@@ -68,6 +68,17 @@ def test_after_a_resignation_the_shard_is_free_at_once() -> None:
     assert election.tick(10.17) is Action.ACQUIRE
 
 
+def test_a_shard_that_was_given_to_another_is_left_to_it() -> None:
+    """Or else whoever is quicker would lead, and the shards would never be shared out."""
+    election = leader()
+    election.owns(False)
+    assert election.tick(1.0) is Action.STEP_DOWN
+    election.ended(1.0)
+    election.heard(beat("mine", "resigned"), 1.1)
+    assert election.tick(3.9) is Action.FOLLOW
+    assert election.tick(4.0) is Action.ACQUIRE
+
+
 def test_a_harvester_that_waits_in_trouble_is_no_leader() -> None:
     election = follower(owns=True)
     election.heard(beat("", "waiting"), 10.0)
