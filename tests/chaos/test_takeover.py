@@ -92,7 +92,7 @@ def test_killed_after_the_commit_and_before_the_purge(settings: Settings, topic:
     publish_but_kill_before_the_purge(settings, tmp_path)
     with harvesters(settings, tmp_path / "successor") as [successor]:
         drained(settings)
-        assert "(1000 published rows of the last leader deleted)" in successor.log
+        eventually(lambda: "(1000 published rows of the last leader deleted)" in successor.log, 30)
     assert_exactly_once_in_order(consume(settings, topic), 0, 1_000)
 
 

@@ -194,9 +194,9 @@ def test_bad_rows_can_be_set_aside(spark: SparkSession, settings: Settings) -> N
         settings, "SELECT kafka_topic, kafka_key, kafka_value, kafka_header_values FROM outbox_dead_letter ORDER BY id"
     )
     assert aside == [
-        ("t", "k" * 101, "v", ["j"]),
-        ("t", "nul", "a\N{REPLACEMENT CHARACTER}b", ["j"]),
-        ("t", "", "v", ["j"]),
+        ("t", "k" * 101, b"v", ["j"]),
+        ("t", "nul", "a\N{REPLACEMENT CHARACTER}b".encode(), ["j"]),
+        ("t", "", b"v", ["j"]),
     ]
     reasons = [str(reason) for (reason,) in execute(settings, "SELECT reason FROM outbox_dead_letter ORDER BY id")]
     assert ["101 characters" in reasons[0], "value: has the character NUL" in reasons[1]] == [True, True]
