@@ -5,6 +5,7 @@ Values come from keyword arguments, then the environment (`OUTBOX_…`), then a 
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import timedelta
 from typing import Annotated, Any, Literal, Self
@@ -151,6 +152,17 @@ class Settings(BaseSettings):
             except InvalidSetting as error:
                 raise InvalidSetting(f"OUTBOX_OUTBOXES, number {number}: {error}") from None
         return tuple(found)
+
+    def environment(self) -> dict[str, str]:
+        """The settings as the environment of a process that is to use them; a secret is in it as it is."""
+        plain = self.model_dump(mode="json", exclude={"dsn", "retention"}, exclude_none=True)
+        given = {
+            name: each if isinstance(each, str) else json.dumps(each, sort_keys=True) for name, each in plain.items()
+        }
+        given["dsn"] = self.dsn.get_secret_value()
+        if self.retention is not None:
+            given["retention"] = f"{self.retention.days}d"
+        return {f"OUTBOX_{name.upper()}": text for name, text in given.items()}
 
     @field_validator("kafka", mode="before")
     @classmethod

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -42,15 +41,7 @@ class Record(NamedTuple):
 
 def environment(settings: Settings) -> dict[str, str]:
     """The environment of a process that is to use `settings`."""
-    plain = settings.model_dump(mode="json", exclude={"dsn", "retention"}, exclude_none=True)
-    return {
-        **os.environ,
-        **{
-            f"OUTBOX_{name.upper()}": each if isinstance(each, str) else json.dumps(each)
-            for name, each in plain.items()
-        },
-        "OUTBOX_DSN": settings.dsn.get_secret_value(),
-    }
+    return {**os.environ, **settings.environment()}
 
 
 def run_outbox(*arguments: str, env: Mapping[str, str], seconds: float = 60) -> subprocess.CompletedProcess[str]:

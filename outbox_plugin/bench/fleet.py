@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -81,12 +80,9 @@ def _signed(code: int | None) -> int | None:
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    """The environment of a process that is to use `settings`: ours, with all of them in it."""
-    values = settings.model_dump(mode="json", exclude_defaults=True)
-    values["dsn"] = settings.dsn.get_secret_value()
-    named = {f"OUTBOX_{name.upper()}": value for name, value in values.items()}
-    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in named.items()}
-    return {**{name: value for name, value in os.environ.items() if not name.startswith("OUTBOX_")}, **texts}
+    """The environment of a process that is to use `settings`: ours, with all of them in it and no others."""
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("OUTBOX_")}
+    return {**outside, **settings.environment()}
 
 
 class Fleet:

@@ -59,7 +59,10 @@ class Daemon:
     @property
     def lease(self) -> Path:
         """What a tick touches. Its name tells these settings from others, in a folder that only we can read."""
-        known = [version("outbox-plugin"), *(f"{name}={value}" for name, value in sorted(self._environment.items()))]
+        known = [
+            version("outbox-plugin"),
+            *(f"{name}={value}" for name, value in sorted(self.settings.environment().items())),
+        ]
         return self.folder / f"lease-{hashlib.sha256(chr(0).join(known).encode()).hexdigest()[:16]}"
 
     @property
@@ -111,18 +114,6 @@ class Daemon:
         with suppress(FileNotFoundError):
             (self.folder / "starts.json").unlink()
 
-    @property
-    def _environment(self) -> dict[str, str]:
-        """The settings as the daemon gets them: not in its arguments, which everybody can read."""
-        plain = self.settings.model_dump(mode="json", exclude={"dsn", "retention"}, exclude_none=True)
-        given = {
-            name: text if isinstance(text, str) else json.dumps(text, sort_keys=True) for name, text in plain.items()
-        }
-        given["dsn"] = self.settings.dsn.get_secret_value()
-        if self.settings.retention is not None:
-            given["retention"] = f"{self.settings.retention.days}d"
-        return {f"OUTBOX_{name.upper()}": text for name, text in given.items()}
-
     def _starts(self) -> tuple[float, ...]:
         try:
             return tuple(float(start) for start in json.loads((self.folder / "starts.json").read_text()))
@@ -135,7 +126,7 @@ class Daemon:
         with self.log.open("ab") as log:
             child = subprocess.Popen(
                 [sys.executable, "-m", "outbox_plugin.dagster.daemon", str(self.folder), str(lease_seconds)],
-                env={**os.environ, **self._environment},
+                env={**os.environ, **self.settings.environment()},
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -80,3 +80,12 @@ def test_secrets_are_never_shown() -> None:
     shown = f"{settings!r} {settings}"
     assert "s3cret" not in shown
     assert "hunter2" not in shown
+
+
+def test_a_process_gets_the_same_settings_by_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(
+        **RIGHT, retention="7d", shards=3, kafka={"linger.ms": "5"}, outboxes=[{"group": "a"}, {"group": "b"}]
+    )
+    for name, text in settings.environment().items():
+        monkeypatch.setenv(name, text)
+    assert Settings() == settings
