@@ -14,16 +14,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
+
+import psycopg
 
 from outbox_plugin.adapters.acknowledging_log import AcknowledgingLog
-from outbox_plugin.adapters.claim import claim_layout, claim_outbox, ids_drawn_ahead, read_layout
+from outbox_plugin.adapters.claim import Claim
 from outbox_plugin.adapters.kafka import Admin, Names
 from outbox_plugin.adapters.kafka_log import KafkaLog
 from outbox_plugin.adapters.marked_store import MarkedStore
 from outbox_plugin.adapters.membership import Membership
+from outbox_plugin.adapters.postgres import PostgresOutbox
 from outbox_plugin.adapters.progress import read_progress
-from outbox_plugin.adapters.wake_up import PostgresWakeUp, wakes_up
+from outbox_plugin.adapters.wake_up import PostgresWakeUp
 from outbox_plugin.adapters.window_store import WindowStore
 from outbox_plugin.core.election import Election, Timing
 from outbox_plugin.core.heartbeat import Heartbeat
@@ -38,7 +41,7 @@ from outbox_plugin.relay.exactly_once import ExactlyOnce
 from outbox_plugin.relay.runtime import Threads
 from outbox_plugin.relay.shard import OpenRelay, Relay, Shard
 from outbox_plugin.relay.supervisor import Supervisor
-from outbox_plugin.schema.connection import reported, reported_as_refusal
+from outbox_plugin.schema.connection import connect, reported, reported_as_refusal
 from outbox_plugin.settings import Settings
 
 logger = logging.getLogger("outbox_plugin.harvester")
@@ -143,10 +146,10 @@ class Harvester:
         settings = self._settings
         admin = Admin(settings)
         admin.check_reachable()
-        with reported_as_refusal(settings):
-            identity = claim_outbox(settings, adopt=self._adopt)
-            ahead = ids_drawn_ahead(settings)
-            layout = claim_layout(settings)
+        with reported_as_refusal(settings), closing(self._connect()) as connection:
+            claim = Claim(settings, connection)
+            identity = claim.outbox(adopt=self._adopt)
+            ahead, layout = claim.ids_drawn_ahead(), claim.new_layout()
         try:
             admin.ensure_topics(self._names, layout.shards, progress=self._exactly_once)
             for shard in range(layout.shards) if self._exactly_once else ():
@@ -164,6 +167,9 @@ class Harvester:
         if note:
             logger.warning("%s", note)
         return identity, layout, note
+
+    def _connect(self) -> psycopg.Connection[tuple[Any, ...]]:
+        return connect(self._settings, purpose="outbox harvester (start)")
 
     def _live(self, identity: Identity, layout: Layout, note: str | None) -> None:
         try:
@@ -184,8 +190,8 @@ class Harvester:
         pace = Backoff(ERROR_FIRST, ERROR_LAST)
         while not self._stop.wait(pace.wait(random.random())):  # noqa: S311 - not for secrets.
             try:
-                with reported():
-                    layout = read_layout(self._settings)
+                with reported(), closing(self._connect()) as connection:
+                    layout = Claim(self._settings, connection).layout()
                 Admin(self._settings).ensure_topics(self._names, layout.shards, progress=self._exactly_once)
             except ServerUnavailable as error:
                 logger.warning("the outbox has another number of shards, but: %s", error)
@@ -235,31 +241,33 @@ class Harvester:
         def open_relay(shard: int, leader_id: str, wanted: Callable[[], bool], observe: Observer) -> Iterator[Relay]:
             settings = self._settings
             with ExitStack() as opened:
-                wake_up: PostgresWakeUp | None = None
-                with reported():
-                    if wakes_up(settings):
-                        wake_up = opened.enter_context(closing(PostgresWakeUp(settings, shard)))
+
+                def wake_up(store: PostgresOutbox) -> PostgresWakeUp | None:
+                    return opened.enter_context(closing(PostgresWakeUp(settings, shard))) if store.wakes_up else None
+
                 if not self._exactly_once:
+                    marks = opened.enter_context(closing(MarkedStore(settings, shard, layout, adopt=self._adopt)))
                     yield AtLeastOnce(
                         shard,
                         leader_id,
-                        opened.enter_context(closing(MarkedStore(settings, shard, layout, adopt=self._adopt))),
+                        marks,
                         opened.enter_context(closing(AcknowledgingLog(settings, wanted))),
                         self._runtime,
                         observe,
-                        wake_up=wake_up,
+                        wake_up=wake_up(marks),
                         bad_rows=settings.bad_rows,
                     )
                     return
-                slice_ = Slice(shard, layout.shards)
+                store = opened.enter_context(closing(WindowStore(settings, shard, layout, adopt=self._adopt)))
+                log = KafkaLog(settings, self._names, Slice(shard, layout.shards), wanted)
                 yield ExactlyOnce(
                     shard,
                     leader_id,
-                    opened.enter_context(closing(WindowStore(settings, shard, layout, adopt=self._adopt))),
-                    opened.enter_context(closing(KafkaLog(settings, self._names, slice_, wanted))),
+                    store,
+                    opened.enter_context(closing(log)),
                     self._runtime,
                     observe,
-                    wake_up=wake_up,
+                    wake_up=wake_up(store),
                     bad_rows=settings.bad_rows,
                     adopt=self._adopt,
                 )

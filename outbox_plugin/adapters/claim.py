@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from typing import Any
 
-from psycopg import sql
+import psycopg
 
 from outbox_plugin.core.progress import Identity
 from outbox_plugin.core.shards import Layout
 from outbox_plugin.errors import ForeignOutbox, SchemaMissing
-from outbox_plugin.schema.connection import connect
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 
 
-def claim_outbox(settings: Settings, *, adopt: bool = False) -> Identity:
-    """Check that the outbox is there and ours, and remember our group in the database; returns who the outbox is.
+class Claim:
+    """Asks on a connection of the caller's; every method raises psycopg.Error for whatever else Postgres says."""
 
-    With `adopt`, our group replaces the one that the database remembers.
+    def __init__(self, settings: Settings, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
+        self._settings = settings
+        self._connection = connection
 
-    Raises:
-        SchemaMissing: the table, one of its columns, or our own tables are missing.
-        ForeignOutbox: another group harvests this outbox; fencing would not stop it.
-        psycopg.Error: whatever else Postgres says.
-    """
-    with closing(connect(settings, purpose="outbox harvester (start)")) as connection:
+    def outbox(self, *, adopt: bool = False) -> Identity:
+        """Check that the outbox is there and ours, and remember our group in the database; returns who the outbox is.
 
-        def fetch(name: str, **values: object) -> list[tuple[Any, ...]]:
-            return connection.execute(*_query("identity", name, settings, **values)).fetchall()
+        With `adopt`, our group replaces the one that the database remembers.
 
-        found = fetch("identity")
+        Raises:
+            SchemaMissing: the table, one of its columns, or our own tables are missing.
+            ForeignOutbox: another group harvests this outbox; fencing would not stop it.
+        """
+        settings = self._settings
+        found = self._ask("identity", "identity")
         if not found or found[0][2] is None:
             raise SchemaMissing(f"there is no outbox table {settings.table!r}; run `outbox migrate` first")
         incarnation, place, is_same_table, remembered = found[0]
@@ -38,49 +38,55 @@ def claim_outbox(settings: Settings, *, adopt: bool = False) -> Identity:
             raise SchemaMissing(
                 f"the table {settings.table!r} was dropped and made anew, or restored; run `outbox migrate` first"
             )
-        if missing := [column for (column,) in fetch("columns")]:
+        if missing := [column for (column,) in self._ask("identity", "columns")]:
             raise SchemaMissing(f"the table {settings.table!r} lacks the column(s) {', '.join(missing)}")
-        [(remembered,)] = fetch("claim_group", group=settings.group, adopt=adopt)
+        [(remembered,)] = self._ask("identity", "claim_group", group=settings.group, adopt=adopt)
         if remembered != settings.group:
             raise ForeignOutbox(
                 f"the group {remembered!r} harvests the outbox {settings.table!r}, not {settings.group!r}. Set "
                 "OUTBOX_GROUP to it; or, once none of its harvesters runs, start once with `outbox harvest --adopt`"
             )
-    return Identity(incarnation, place)
+        return Identity(incarnation, place)
 
+    def new_layout(self) -> Layout:
+        """Let the outbox have as many shards as the settings say, and return its layout; who starts last, decides.
 
-def claim_layout(settings: Settings) -> Layout:
-    """Let the outbox have as many shards as the settings say, and returns its layout; who starts last, decides.
+        Raises:
+            SchemaMissing: the outbox is not known.
+        """
+        self._run("control", "claim_layout", shards=self._settings.shards)
+        return self.layout()
 
-    Raises:
-        psycopg.Error: whatever Postgres says.
-    """
-    with closing(connect(settings, purpose="outbox harvester (start)")) as connection:
-        connection.execute(*_query("control", "claim_layout", settings, shards=settings.shards))
-    return read_layout(settings)
+    def layout(self) -> Layout:
+        """How many shards the outbox has.
 
+        Raises:
+            SchemaMissing: the outbox is not known.
+        """
+        found = self._ask("control", "layout")
+        if not found:
+            raise SchemaMissing(f"there is no outbox table {self._settings.table!r}; run `outbox migrate` first")
+        number, shards, unsettled, *_ = found[0]
+        return Layout(number, shards, tuple(unsettled))
 
-def read_layout(settings: Settings) -> Layout:
-    """How many shards the outbox has.
+    def ids_drawn_ahead(self) -> int:
+        """How many ids a writer's session draws from the sequence at a time; 1 keeps ids in transactions' order."""
+        found = self._ask("identity", "sequence_cache")
+        return int(found[0][0]) if found else 1
 
-    Raises:
-        SchemaMissing: the outbox is not known.
-        psycopg.Error: whatever else Postgres says.
-    """
-    with closing(connect(settings, purpose="outbox harvester (start)")) as connection:
-        found = connection.execute(*_query("control", "layout", settings)).fetchone()
-    if found is None:
-        raise SchemaMissing(f"there is no outbox table {settings.table!r}; run `outbox migrate` first")
-    number, shards, unsettled, *_ = found
-    return Layout(number, shards, tuple(unsettled))
+    def wakes_up(self) -> bool:
+        """Whether `outbox migrate --wake-up` has installed the trigger."""
+        [(installed,)] = self._ask("wake_up", "installed")
+        return bool(installed)
 
+    def filenode(self) -> int:
+        """The table's file: TRUNCATE gives it another one."""
+        [(filenode,)] = self._ask("control", "filenode")
+        return int(filenode)
 
-def ids_drawn_ahead(settings: Settings) -> int:
-    """How many ids a writer's session draws from the sequence at a time; 1 keeps ids in the order of transactions."""
-    with closing(connect(settings, purpose="outbox harvester (start)")) as connection:
-        found = connection.execute(*_query("identity", "sequence_cache", settings)).fetchone()
-    return int(found[0]) if found else 1
+    def _ask(self, noun: str, name: str, **values: object) -> list[tuple[Any, ...]]:
+        return self._run(noun, name, **values).fetchall()
 
-
-def _query(noun: str, name: str, settings: Settings, **values: object) -> tuple[sql.Composed, dict[str, object]]:
-    return statement(noun, name, settings.table), {"table": settings.table, **values}
+    def _run(self, noun: str, name: str, **values: object) -> psycopg.Cursor[tuple[Any, ...]]:
+        table = self._settings.table
+        return self._connection.execute(statement(noun, name, table), {"table": table, **values})

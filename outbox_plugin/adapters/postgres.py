@@ -9,7 +9,7 @@ import psycopg
 from psycopg import sql
 from psycopg.types.numeric import Int8BinaryLoader
 
-from outbox_plugin.adapters.claim import claim_outbox, read_layout
+from outbox_plugin.adapters.claim import Claim
 from outbox_plugin.core.floor import Drawn
 from outbox_plugin.core.lanes import BadRow, Lane
 from outbox_plugin.core.ports import Control
@@ -34,13 +34,14 @@ class PostgresOutbox:
         Raises:
             StoreUnavailable: Postgres does not let us.
             LayoutChanged: the outbox has another layout by now.
-            SchemaMissing, ForeignOutbox: see `claim_outbox`.
+            SchemaMissing, ForeignOutbox: see `Claim.outbox`.
         """
         self._settings = settings
         self._composed: dict[tuple[str, tuple[str, ...]], bytes] = {}
         with reported(), ExitStack() as opened:
-            self._identity = claim_outbox(settings, adopt=adopt)
-            self._layout = read_layout(settings)
+            self._reader = opened.enter_context(closing(connect(settings, purpose="outbox harvester")))
+            claim = Claim(settings, self._reader)
+            self._identity, self._layout = claim.outbox(adopt=adopt), claim.layout()
             if self._layout.number != layout.number:
                 raise LayoutChanged(f"the outbox has {self._layout.shards} shards now")
             self._values: dict[str, object] = {
@@ -49,11 +50,10 @@ class PostgresOutbox:
                 "layout": layout.number,
                 "shards": layout.shards,
                 "shard": shard,
+                "filenode": claim.filenode(),
             }
-            self._reader = opened.enter_context(closing(connect(settings, purpose="outbox harvester")))
+            self.wakes_up = claim.wakes_up()
             self._purger = opened.enter_context(closing(connect(settings, purpose="outbox harvester (purge)")))
-            filenode = self._reader.execute(*self._query("control", "filenode")).fetchone()
-            self._values["filenode"] = filenode[0] if filenode else 0
             self._opened = opened.pop_all()
         self._rows = self._reader.cursor(binary=True)
         self._rows.adapters.register_loader("timestamptz", Int8BinaryLoader)  # As it comes: see OutboxRow.
@@ -119,8 +119,8 @@ class PostgresOutbox:
         return self._composed[key]
 
     def _conditions(self, parked: frozenset[Lane]) -> tuple[tuple[str, ...], dict[str, object]]:
-        """Which rows are this shard's and not parked: the names of conditions, and their values."""
-        names: list[str] = ["of_slice"] if self._layout.shards > 1 else []
+        """Which rows are this term's to read and not parked: the names of conditions, and their values."""
+        names = ["of_this_outbox", *(["of_slice"] if self._layout.shards > 1 else [])]
         if not parked:
             return tuple(names), {}
         keys = [lane for lane in parked if lane.key is not None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import select
-from contextlib import closing, suppress
+from contextlib import suppress
 
 import psycopg
 
@@ -67,16 +67,3 @@ class PostgresWakeUp:
             self._connection.close()
         os.close(self._interrupted)
         os.close(self._interrupt)
-
-
-def wakes_up(settings: Settings) -> bool:
-    """Whether `outbox migrate --wake-up` has installed the trigger.
-
-    Raises:
-        psycopg.Error: whatever Postgres says.
-    """
-    with closing(connect(settings, purpose="outbox harvester (start)")) as connection:
-        row = connection.execute(
-            statement("wake_up", "installed", settings.table), {"table": settings.table}
-        ).fetchone()
-    return bool(row and row[0])

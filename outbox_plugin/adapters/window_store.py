@@ -34,7 +34,7 @@ class WindowStore(PostgresOutbox):
         """See `OutboxStore.read`."""
         conditions, values = self._conditions(wanted.parked)
         if wanted.in_flight.ranges:
-            conditions = "not_in_flight", *conditions
+            conditions = *conditions, "not_in_flight"
             values["in_flight"] = wanted.in_flight.text()
         query = self._statement("window", "read_window", conditions)
         values |= {**self._values, "limit": wanted.limit, "floor": wanted.floor, "large": LARGE_BYTES}

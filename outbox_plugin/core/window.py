@@ -31,11 +31,6 @@ class Window:
         self.rows = rows
         self.publication = Publication.of(rows)
 
-    @property
-    def ids(self) -> IdRanges:
-        """The ids that must not be read again."""
-        return self.publication.ids
-
     def withhold(self, bad: Sequence[BadRow]) -> None:
         """Leave out the bad rows, and all that is behind them in their lanes."""
         self._keep(before_bad_rows(self.rows, bad))
@@ -58,7 +53,7 @@ class Windows:
     @property
     def in_flight(self) -> IdRanges:
         """The ids that must not be read again: read, or published and not yet known to be deleted."""
-        return IdRanges.union(window.ids for window in (*self._published, *self._read))
+        return IdRanges.union(window.publication.ids for window in (*self._published, *self._read))
 
     @property
     def full(self) -> bool:

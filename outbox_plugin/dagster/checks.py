@@ -1,7 +1,7 @@
 """Asset checks that prove that an outbox drained, and that its events arrived once and in order."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 
 from dagster import (
@@ -25,7 +25,7 @@ from outbox_plugin.event import IDEMPOTENCY_HEADER
 from outbox_plugin.schema.connection import connect, reported_as_refusal
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
-from outbox_plugin.status import read_status
+from outbox_plugin.status import Status, read_status
 from outbox_plugin.verification import records_in, verify_topic
 
 POLL_SECONDS = 0.2
@@ -71,36 +71,34 @@ def build_health_check(
     harvester: AssetKey, *, resource_key: str = "outbox", limits: Limits | None = None
 ) -> AssetChecksDefinition:
     """The check `healthy` of the asset `harvester`: the sensor reports it on each tick, and Dagster can run it."""
-
-    @asset_check(
-        asset=harvester,
-        name=HEALTHY,
-        required_resource_keys={resource_key},
-        description="Every shard has a leader that is heard, no harvester complains, and no event waits too long.",
-    )
-    def healthy(context: AssetCheckExecutionContext) -> AssetCheckResult:
-        status = read_status(_settings(context, resource_key))
-        return result(health(status, limits or Limits()), metadata(status))
-
-    return healthy
+    said = "Every shard has a leader that is heard, no harvester complains, and no event waits too long."
+    return _of_status(harvester, HEALTHY, said, health, resource_key, limits)
 
 
 def build_dead_letter_check(
     harvester: AssetKey, *, resource_key: str = "outbox", limits: Limits | None = None
 ) -> AssetChecksDefinition:
     """The check `no_dead_letters` of the asset `harvester`: the sensor reports it, and Dagster can run it."""
+    said = "Kafka has refused no row: none is a dead letter, and no key waits behind one."
+    return _of_status(harvester, NO_DEAD_LETTERS, said, dead_letters, resource_key, limits)
 
-    @asset_check(
-        asset=harvester,
-        name=NO_DEAD_LETTERS,
-        required_resource_keys={resource_key},
-        description="Kafka has refused no row: none is a dead letter, and no key waits behind one.",
-    )
-    def no_dead_letters(context: AssetCheckExecutionContext) -> AssetCheckResult:
+
+def _of_status(
+    harvester: AssetKey,
+    name: str,
+    description: str,
+    judge: Callable[[Status, Limits], Judgement],
+    resource_key: str,
+    limits: Limits | None,
+) -> AssetChecksDefinition:
+    """A check that judges the status as it is when the check runs."""
+
+    @asset_check(asset=harvester, name=name, required_resource_keys={resource_key}, description=description)
+    def judged(context: AssetCheckExecutionContext) -> AssetCheckResult:
         status = read_status(_settings(context, resource_key))
-        return result(dead_letters(status, limits or Limits()), metadata(status))
+        return result(judge(status, limits or Limits()), metadata(status))
 
-    return no_dead_letters
+    return judged
 
 
 def _drained(asset: AssetKey, resource_key: str, drain_seconds: float, blocking: bool) -> AssetChecksDefinition:

@@ -5,12 +5,6 @@ WITH hasty AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true)
     SELECT id FROM {outbox}, hasty
     WHERE id > %(floor)s
       AND (leader_id IS NULL OR leader_id <> %(leader_id)s)
-      AND EXISTS (
-          SELECT FROM {outbox_identity}
-          WHERE table_name = %(table)s AND incarnation = %(incarnation)s AND layout = %(layout)s
-            AND table_oid = to_regclass(%(table)s)::oid
-            AND coalesce(pg_relation_filenode(to_regclass(%(table)s)), 0) = %(filenode)s
-      )
       {conditions}
     ORDER BY id
     LIMIT %(limit)s

@@ -12,15 +12,18 @@ SELECT id, create_time, kafka_topic, kafka_key,
        kafka_header_keys, kafka_header_values, (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint)
 FROM {outbox}
 WHERE id > %(floor)s
-  AND EXISTS (
-      SELECT FROM {outbox_identity}
-      WHERE table_name = %(table)s AND incarnation = %(incarnation)s AND layout = %(layout)s
-        AND table_oid = to_regclass(%(table)s)::oid
-        AND coalesce(pg_relation_filenode(to_regclass(%(table)s)), 0) = %(filenode)s
-  )
   {conditions}
 ORDER BY id
 LIMIT %(limit)s
+
+-- name: of_this_outbox
+-- A condition of every read: the table is still the one that the term began with, and its layout is.
+AND EXISTS (
+    SELECT FROM {outbox_identity}
+    WHERE table_name = %(table)s AND incarnation = %(incarnation)s AND layout = %(layout)s
+      AND table_oid = to_regclass(%(table)s)::oid
+      AND coalesce(pg_relation_filenode(to_regclass(%(table)s)), 0) = %(filenode)s
+)
 
 -- name: not_in_flight
 -- A condition of a read.
