@@ -6,6 +6,7 @@ import os
 import threading
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -18,7 +19,7 @@ from outbox_plugin.embedded.stack import EmbeddedStack, Endpoints
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.settings import Settings
 from tests.harvesting import create_topic
-from tests.support import eventually
+from tests.support import PATIENCE, eventually
 
 
 @pytest.fixture(autouse=True)
@@ -34,9 +35,17 @@ def _nothing_is_left_behind() -> Iterator[None]:
     """The whole run leaves no process and no thread of ours."""
     before = set(threading.enumerate())
     yield
-    eventually(lambda: not psutil.Process().children(recursive=True), 20)
+    _, running = psutil.wait_procs(psutil.Process().children(recursive=True), timeout=20 * PATIENCE)
+    assert not [told(each) for each in running]
     left = [each.name for each in threading.enumerate() if each not in before and each.name.startswith("outbox-")]
     assert not left
+
+
+def told(process: psutil.Process) -> str:
+    """What a process that should be gone is, for whoever reads the failure."""
+    with suppress(psutil.Error):
+        return f"{process.pid} of {process.ppid()}, {process.status()}: {' '.join(process.cmdline())[:300]}"
+    return f"{process.pid}"
 
 
 @pytest.fixture(scope="session")
