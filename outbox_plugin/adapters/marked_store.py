@@ -17,11 +17,9 @@ class MarkedStore(PostgresOutbox):
     def mark(self, leader_id: str, wanted: Wanted) -> Sequence[OutboxRow]:
         """See `MarkedStore.mark`."""
         conditions, values = self._conditions(wanted.parked)
-        query = self._statement("mark", "mark", conditions)
-        with reported(), self._reader.pipeline():
-            self._reader.execute(self._statement("window", "steer"))
-            ours = {"limit": wanted.limit, "floor": wanted.floor, "leader_id": leader_id}
-            rows = self._fetch_rows(query, {**self._values, **values, **ours})
+        values |= {"limit": wanted.limit, "floor": wanted.floor, "leader_id": leader_id}
+        with reported():
+            rows = self._rows_of([self._statement("mark", "mark", conditions)], values)
         return sorted(rows, key=attrgetter("id"))
 
     def delete(self, leader_id: str, ids: Sequence[int]) -> int:

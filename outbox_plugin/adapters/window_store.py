@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import psycopg
+
 from outbox_plugin.adapters.history import History
 from outbox_plugin.adapters.postgres import PostgresOutbox
 from outbox_plugin.core.ports import Wanted
@@ -24,6 +26,7 @@ class WindowStore(PostgresOutbox):
         """See `PostgresOutbox`."""
         super().__init__(settings, shard, layout, adopt=adopt)
         self._history = History(settings, self._purger) if settings.retention else None
+        self._gone = psycopg.ClientCursor(self._purger)
 
     def settled(self) -> None:
         """See `OutboxStore.settled`."""
@@ -36,12 +39,11 @@ class WindowStore(PostgresOutbox):
         if wanted.in_flight.ranges:
             conditions = *conditions, "not_in_flight"
             values["in_flight"] = wanted.in_flight.text()
+        values |= {"limit": wanted.limit, "floor": wanted.floor, "large": LARGE_BYTES}
         query = self._statement("window", "read_window", conditions)
-        values |= {**self._values, "limit": wanted.limit, "floor": wanted.floor, "large": LARGE_BYTES}
-        # One round trip, and one implicit transaction: what `steer` sets ends with it, also behind a pooler.
-        with reported(), self._reader.pipeline():
-            self._reader.execute(self._statement("window", "steer"))
-            rows = self._fetch_rows(query, values)
+        opened, fetched = self._statement("window", "open_in_binary"), self._statement("window", "fetch")
+        with reported():
+            rows = self._rows_of((opened + b" " + query, fetched), values)
         without_value = [row.id for row in rows if row.value is None]
         return self._with_values(rows, without_value) if without_value else rows
 
@@ -59,23 +61,30 @@ class WindowStore(PostgresOutbox):
                     last_id = id_ - 1
                     break
                 large.append(id_)
-            values = dict(self._rows.execute(*self._query("window", "values", ids=large)).fetchall()) if large else {}
+            values = dict(self._reader.execute(*self._query("window", "values", ids=large), binary=True).fetchall())
         return [
             row._replace(value=values[row.id]) if row.id in sizes else row
             for row in rows
             if row.id <= last_id and (row.id not in sizes or row.id in values)
         ]
 
-    def purge(self, publication: Publication) -> int:
+    def purge(self, publications: Sequence[Publication]) -> int:
         """See `OutboxStore.purge`."""
+        with reported():
+            if self._history:
+                self._history.keep_days()
+            statements = [self._purge_statement(each) for each in publications if each.ids.ranges]
+            if not statements:
+                return 0
+            # One message of the simple protocol: one round trip, and one commit for all.
+            return sum(each.rowcount for each in self._gone.execute(b";".join(statements)).results())
+
+    def _purge_statement(self, publication: Publication) -> bytes:
         values = {
             "ids": publication.ids.text(),
             "horizon": publication.horizon,
             "created_until": publication.created_until,
             "created_from": publication.created_from,
         }
-        with reported():
-            if self._history:
-                self._history.keep_days()
-            name = "purge_into_history" if self._history else "purge"
-            return self._purger.execute(*self._query("window", name, **values)).rowcount
+        name = "purge_into_history" if self._history else "purge"
+        return self._gone.mogrify(*self._query("window", name, **values)).encode(self._purger.info.encoding)

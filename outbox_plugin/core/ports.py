@@ -97,8 +97,8 @@ class OutboxStore(Outbox, Protocol):
         """
         ...
 
-    def purge(self, publication: Publication) -> int:
-        """Delete the rows that `publication` proves; durable when it returns. Returns how many rows there were."""
+    def purge(self, publications: Sequence[Publication]) -> int:
+        """Delete the rows that `publications` prove; durable when it returns. Returns how many rows there were."""
         ...
 
 

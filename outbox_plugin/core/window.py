@@ -7,7 +7,7 @@ Bad rows take their lane out of every window that is not yet published.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from outbox_plugin.core.ids import IdRanges
 from outbox_plugin.core.lanes import BadRow, Lane, Lanes, before_bad_rows
@@ -16,24 +16,30 @@ from outbox_plugin.core.row import OutboxRow
 
 ROWS_PER_WINDOW = 5_000  # Larger ones gain nothing and cost latency and memory.
 BYTES_PER_WINDOW = 8_000_000
-WINDOWS_IN_FLIGHT = 4  # One being read, one waiting or being published, two being purged.
+ROWS_IN_FLIGHT = 4 * ROWS_PER_WINDOW  # One window being read, one waiting or being published, two being purged.
+UNPURGED_WINDOWS = 16  # Small ones are purged together; each progress record names them all.
 
 
 class Window:
     """A batch of earliest rows that is in flight together."""
 
-    __slots__ = ("publication", "rows")
+    __slots__ = ("publication", "rows", "size")
 
     def __init__(self, rows: Sequence[OutboxRow]) -> None:
         self._keep(rows)
 
     def _keep(self, rows: Sequence[OutboxRow]) -> None:
         self.rows = rows
+        self.size = len(rows)
         self.publication = Publication.of(rows)
 
     def withhold(self, bad: Sequence[BadRow]) -> None:
         """Leave out the bad rows, and all that is behind them in their lanes."""
         self._keep(before_bad_rows(self.rows, bad))
+
+    def published(self) -> None:
+        """Its rows have been handed over: to purge them, `publication` is enough."""
+        self.rows = ()
 
     def bury(self, bad: Sequence[BadRow]) -> None:
         """Leave out the bad rows alone: they are dead letters."""
@@ -58,7 +64,8 @@ class Windows:
     @property
     def full(self) -> bool:
         """Whether reading on must wait until a window has been purged."""
-        return len(self._read) + len(self._published) >= WINDOWS_IN_FLIGHT
+        rows = sum(window.size for window in (*self._published, *self._read))
+        return rows + ROWS_PER_WINDOW > ROWS_IN_FLIGHT or len(self._published) >= UNPURGED_WINDOWS
 
     def admit(self, rows: Sequence[OutboxRow]) -> Window | None:
         """Take up rows that a read returned; None where all of them are in lanes that were parked since it began."""
@@ -121,7 +128,9 @@ class Windows:
         self.to_name(window)
         self._read.pop(0)
         self._published.append(window)
+        window.published()
 
-    def purged(self, window: Window) -> None:
-        """The deletion of `window`'s rows is durable: the next progress record need not name them."""
-        self._published.remove(window)
+    def purged(self, windows: Iterable[Window]) -> None:
+        """The deletion of the rows of `windows` is durable: the next progress record need not name them."""
+        for window in windows:
+            self._published.remove(window)

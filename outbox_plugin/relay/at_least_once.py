@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from outbox_plugin.core.floor import Floor
 from outbox_plugin.core.lanes import BadRow, Lane
 from outbox_plugin.core.marking import ROWS_PER_MARK, judge, rounds
-from outbox_plugin.core.pace import ERROR_FIRST, ERROR_LAST, Backoff
+from outbox_plugin.core.pace import ERROR_FIRST, ERROR_LAST, PURGE_REST_SECONDS, PURGE_ROWS, Backoff
 from outbox_plugin.core.ports import AcknowledgingLog, MarkedStore, WakeUp, Wanted
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.relay.events import Observer, RowsBuried, RowsParked, TermBegan, WindowPublished, WindowPurged
@@ -51,7 +51,10 @@ class AtLeastOnce:
         self._observe = observe
         self._bury = bad_rows == "dead-letter"
         self._stages = Stages(runtime, f"outbox-{shard}")
-        self._changed = self._stages.changed
+        self._lock = self._stages.lock
+        self._may_mark = self._stages.condition()
+        self._may_send = self._stages.condition()
+        self._may_purge = self._stages.condition()
         self._rest = Rest(self._stages, wake_up)
         self._marked: deque[tuple[str, Sequence[OutboxRow], float]] = deque()
         self._delivered: list[int] = []  # To be purged; all carry the same mark.
@@ -82,20 +85,20 @@ class AtLeastOnce:
 
     def _mark(self) -> None:
         paused = False
-        while self._may_mark():
+        while self._wait_for_room():
             now = self._runtime.now()
             if self._rest.control_is_due(now):
                 paused = self._obey()
-            with self._changed:
+            with self._lock:
                 mark_id, parked = self._mark_id, self._parked
             rows = () if paused else self._mark_earliest(mark_id, parked, now)
             if not rows:
                 self._rest.take(now, paused=paused)
                 continue
             self._rest.rows_came(now)
-            with self._changed:
+            with self._lock:
                 self._marked.append((mark_id, rows, now))
-                self._changed.notify_all()
+                self._may_send.notify_all()
 
     def _mark_earliest(self, mark_id: str, parked: frozenset[Lane], now: float) -> Sequence[OutboxRow]:
         if mark_id != self._last_mark_id:
@@ -106,16 +109,16 @@ class AtLeastOnce:
         self._floor.read(floor, settled, rows[-1].id if rows else None, now, self._runtime.now())
         return rows
 
-    def _may_mark(self) -> bool:
+    def _wait_for_room(self) -> bool:
         """Waits until rows may be marked; False when the term is to end."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._stages.stopping or len(self._marked) < MARKS_AHEAD)
+        with self._lock:
+            self._may_mark.wait_for(lambda: self._stages.stopping or len(self._marked) < MARKS_AHEAD)
             return not self._stages.stopping
 
     def _obey(self) -> bool:
         control = self._store.control()
         self._floor.learned(control.drawn)
-        with self._changed:
+        with self._lock:
             released = self._parked - control.parked
             self._parked = control.parked
         if released:
@@ -130,20 +133,20 @@ class AtLeastOnce:
                     self._send(mark_id, rows)
                     self._observe(WindowPublished(self._shard, len(rows), self._runtime.now() - marked_at))
         finally:
-            with self._changed:
+            with self._lock:
                 self._sender_done = True
-                self._changed.notify_all()
+                self._may_purge.notify_all()
 
     def _to_send(self) -> tuple[str, Sequence[OutboxRow], float] | None:
         """Waits for marked rows, and for purges to keep up; None when the term is to end."""
-        with self._changed:
-            self._changed.wait_for(
+        with self._lock:
+            self._may_send.wait_for(
                 lambda: self._stages.stopping or (self._marked and len(self._delivered) < UNPURGED_ROWS)
             )
             if self._stages.stopping:
                 return None
             work = self._marked.popleft()
-            self._changed.notify_all()
+            self._may_mark.notify_all()
             return work
 
     def _send(self, mark_id: str, rows: Sequence[OutboxRow]) -> None:
@@ -162,9 +165,10 @@ class AtLeastOnce:
                 return
 
     def _to_be_purged(self, ids: list[int]) -> None:
-        with self._changed:
+        with self._lock:
             self._delivered += ids
-            self._changed.notify_all()
+            if len(self._delivered) == len(ids) or self._purge_is_due():
+                self._may_purge.notify_all()
 
     def _put_aside(self, bad: tuple[BadRow, ...]) -> None:
         if not bad:
@@ -175,20 +179,20 @@ class AtLeastOnce:
             self._observe(RowsBuried(self._shard, bad))
             return
         self._store.park(bad)
-        with self._changed:
+        with self._lock:
             self._parked |= {each.lane for each in bad}
         self._observe(RowsParked(self._shard, bad))
 
     def _force_remark(self, mark_id: str, ids: Sequence[int]) -> None:
         """Let everything that is not delivered be marked again, from the earliest row on."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._stages.stopping or not self._delivered)
+        with self._lock:
+            self._may_send.wait_for(lambda: self._stages.stopping or not self._delivered)
             if self._stages.stopping:
                 return  # The next leader marks them, under an id of its own.
             self._mark_id = self._runtime.new_id()
             ahead = [row.id for _, rows, _ in self._marked for row in rows]
             self._marked.clear()
-            self._changed.notify_all()
+            self._may_mark.notify_all()
         self._store.reset(mark_id, [*ids, *ahead])
         self._stages.rest(self._failures.wait())
 
@@ -196,14 +200,18 @@ class AtLeastOnce:
         while (work := self._to_purge()) is not None:
             mark_id, ids = work
             self._store.delete(mark_id, ids)
-            with self._changed:
+            with self._lock:
                 del self._delivered[: len(ids)]
-                self._changed.notify_all()
+                self._may_send.notify_all()
             self._failures.succeeded()
             self._observe(WindowPurged(self._shard, len(ids)))
 
     def _to_purge(self) -> tuple[str, list[int]] | None:
-        """Waits for delivered rows; None when the sender has ended and all that it delivered has been purged."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._delivered or self._sender_done)
+        """Waits for delivered rows, and a little for more; None when the sender has ended and all have been purged."""
+        with self._lock:
+            self._may_purge.wait_for(lambda: self._delivered or self._sender_done)
+            self._may_purge.wait_for(self._purge_is_due, PURGE_REST_SECONDS)
             return (self._mark_id, list(self._delivered)) if self._delivered else None
+
+    def _purge_is_due(self) -> bool:
+        return self._sender_done or self._stages.stopping or len(self._delivered) >= PURGE_ROWS

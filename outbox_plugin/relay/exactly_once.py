@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 
 from outbox_plugin.core.lanes import BadRow, first_bad_rows
+from outbox_plugin.core.pace import PURGE_REST_SECONDS, PURGE_ROWS
 from outbox_plugin.core.ports import Log, OutboxStore, WakeUp
 from outbox_plugin.core.progress import ProgressRecord, Publication
 from outbox_plugin.core.takeover import left_behind
@@ -25,7 +26,7 @@ Proved = Callable[[], None]
 class ExactlyOnce:
     """Relays one shard for one term.
 
-    Each stage has a thread and takes what the one before it has done; all that they share is guarded by one condition.
+    Each stage has a thread and takes what the one before it has done; all that they share is guarded by one lock.
     The first stage to fail ends the term, and its error is the term's.
     """
 
@@ -52,10 +53,13 @@ class ExactlyOnce:
         self._adopt = adopt
         self._windows = Windows()
         self._stages = Stages(runtime, f"outbox-{shard}")
-        self._changed = self._stages.changed
+        self._lock = self._stages.lock
+        self._may_read = self._stages.condition()
+        self._may_publish = self._stages.condition()
+        self._may_purge = self._stages.condition()
         self._intake = Intake(store, self._windows, self._stages, wake_up)
         self._read: deque[tuple[Window, float]] = deque()
-        self._published: deque[Window] = deque()
+        self._published: list[Window] = []
         self._publishing = False
         self._reads_ahead = False  # Only while windows come full: small ones gain nothing by waiting in a queue.
         self._publisher_done = False
@@ -77,7 +81,7 @@ class ExactlyOnce:
 
     def _recover(self, log: Log) -> int:
         publications = left_behind(log.read_progress(), self._store.identity, adopt=self._adopt)
-        return sum(self._store.purge(publication) for publication in publications)
+        return self._store.purge(publications)
 
     def _recover_former(self) -> list[int]:
         recovered = []
@@ -104,26 +108,26 @@ class ExactlyOnce:
 
     def prove(self, proved: Proved) -> None:
         """Commit a transaction soon, to see whether we have been fenced; `proved` is called once it is committed."""
-        with self._changed:
+        with self._lock:
             self._challenged = proved
-            self._changed.notify_all()
+            self._may_publish.notify_all()
 
     def _read_windows(self) -> None:
-        while self._may_read():
+        while self._wait_for_room():
             read_at = self._runtime.now()
             rows = self._intake.read()
             self._reads_ahead = len(rows) >= READ_AHEAD_ROWS
             if not rows:
                 continue
-            with self._changed:
+            with self._lock:
                 if window := self._windows.admit(rows):
                     self._read.append((window, read_at))
-                    self._changed.notify_all()
+                    self._may_publish.notify_all()
 
-    def _may_read(self) -> bool:
+    def _wait_for_room(self) -> bool:
         """Waits until a window may be read; False when the term is to end."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._stages.stopping or self._has_room())
+        with self._lock:
+            self._may_read.wait_for(lambda: self._stages.stopping or self._has_room())
             return not self._stages.stopping
 
     def _has_room(self) -> bool:
@@ -137,42 +141,43 @@ class ExactlyOnce:
                     self._log.publish((), self._progress(0, self._windows.unpurged))
                 else:
                     self._publish(window, read_at)
-                with self._changed:
+                with self._lock:
                     self._publishing = False
-                    self._changed.notify_all()
+                    self._may_read.notify_all()
                 if proved:
                     proved()
         finally:
-            with self._changed:
+            with self._lock:
                 self._publisher_done = True
-                self._changed.notify_all()
+                self._may_purge.notify_all()
 
     def _to_publish(self) -> tuple[Window | None, float, Proved | None] | None:
         """Waits for a window or a challenge; None when the term is to end."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._stages.stopping or self._read or self._challenged)
+        with self._lock:
+            self._may_publish.wait_for(lambda: self._stages.stopping or self._read or self._challenged)
             if self._stages.stopping:
                 return None
             proved, self._challenged = self._challenged, None
             window, read_at = self._read.popleft() if self._read else (None, 0.0)
             self._publishing = True
-            self._changed.notify_all()
+            self._may_read.notify_all()
             return window, read_at, proved
 
     def _publish(self, window: Window, read_at: float) -> None:
         while window.rows:
-            with self._changed:
+            with self._lock:
                 progress = self._progress(len(window.rows), self._windows.to_name(window))
             try:
                 self._log.publish(window.rows, progress)
                 break
             except RowsRefused as refused:
                 self._put_aside(window, refused)
-        with self._changed:
+        with self._lock:
             self._windows.published(window)
             self._published.append(window)
-            self._changed.notify_all()
-        self._observe(WindowPublished(self._shard, len(window.rows), self._runtime.now() - read_at))
+            if len(self._published) == 1 or self._purge_is_due():
+                self._may_purge.notify_all()
+        self._observe(WindowPublished(self._shard, window.size, self._runtime.now() - read_at))
 
     def _put_aside(self, window: Window, refused: RowsRefused) -> None:
         """Nothing of the window was published: take the bad rows out, so that the rest can be.
@@ -182,13 +187,13 @@ class ExactlyOnce:
         if self._bad_rows == "dead-letter":
             dead = [BadRow(row, refused.refusals[row.id]) for row in window.rows if row.id in refused.refusals]
             self._store.bury(dead)
-            with self._changed:
+            with self._lock:
                 window.bury(dead)
             self._observe(RowsBuried(self._shard, tuple(dead)))
             return
         bad = first_bad_rows(window.rows, refused.refusals)
         self._store.park(bad)
-        with self._changed:
+        with self._lock:
             self._windows.park(bad)
         self._observe(RowsParked(self._shard, tuple(bad)))
 
@@ -196,16 +201,24 @@ class ExactlyOnce:
         return ProgressRecord(self._store.identity, self._leader_id, records, publications)
 
     def _purge_windows(self) -> None:
-        while (window := self._to_purge()) is not None:
-            if window.rows:
-                self._store.purge(window.publication)
-            with self._changed:
-                self._windows.purged(window)
-                self._changed.notify_all()
-            self._observe(WindowPurged(self._shard, len(window.rows)))
+        while windows := self._to_purge():
+            self._store.purge([window.publication for window in windows])
+            with self._lock:
+                self._windows.purged(windows)
+                self._may_read.notify_all()
+            self._observe(WindowPurged(self._shard, _rows_in(windows)))
 
-    def _to_purge(self) -> Window | None:
-        """Waits for a published window; None when the publisher has ended and all it published has been purged."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._published or self._publisher_done)
-            return self._published.popleft() if self._published else None
+    def _to_purge(self) -> list[Window]:
+        """Waits for published windows, and a little for more; none when the publisher has ended and all are purged."""
+        with self._lock:
+            self._may_purge.wait_for(lambda: self._published or self._publisher_done)
+            self._may_purge.wait_for(self._purge_is_due, PURGE_REST_SECONDS)
+            windows, self._published = self._published, []
+            return windows
+
+    def _purge_is_due(self) -> bool:
+        return self._publisher_done or self._stages.stopping or _rows_in(self._published) >= PURGE_ROWS
+
+
+def _rows_in(windows: Iterable[Window]) -> int:
+    return sum(window.size for window in windows)

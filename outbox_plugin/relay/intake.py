@@ -41,19 +41,19 @@ class Intake:
 
     def _obey(self) -> None:
         """Ask the database what is ordered, and where the ids stand."""
-        with self._stages.changed:
+        with self._stages.lock:
             parkings = self._windows.parkings
         control = self._store.control()
         self._paused = control.paused
         self._floor.learned(control.drawn)
-        with self._stages.changed:
+        with self._stages.lock:
             released = self._windows.learned(control.parked, parkings)
         if released:
             self._floor.reset()
 
     def _read(self, now: float) -> Sequence[OutboxRow]:
         floor, settled = self._floor.start_of_read(now), self._floor.settled
-        with self._stages.changed:
+        with self._stages.lock:
             wanted = Wanted(ROWS_PER_WINDOW, floor, self._windows.in_flight.above(floor), self._windows.parked)
         rows = self._store.read(wanted)
         self._floor.read(floor, settled, rows[-1].id if rows else None, now, self._stages.runtime.now())

@@ -10,6 +10,7 @@ from outbox_plugin.core.pace import (
     IDLE_LAST,
     READ_ASLEEP_SECONDS,
     SLEEP_AFTER_SECONDS,
+    STEADY_SECONDS,
     Backoff,
 )
 from outbox_plugin.core.ports import WakeUp
@@ -45,6 +46,8 @@ class Rest:
         """A look at `now` found nothing: wait until it is worth while to look again."""
         if paused:
             self._stages.rest(IDLE_LAST)
+        elif now - self._rows_at < STEADY_SECONDS:
+            self._stages.rest(IDLE_FIRST)
         elif self._wake_up is None or now - self._rows_at < SLEEP_AFTER_SECONDS:
             self._stages.rest(self._pause.wait())
         else:

@@ -12,9 +12,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+Lock = AbstractContextManager[Any]  # To be held while state is touched; not to be taken twice.
 
-class Condition(AbstractContextManager[Any], Protocol):
-    """A lock to be held while state is touched, and a place to wait until it has changed."""
+
+class Condition(Protocol):
+    """A place to wait until state has changed; the lock that guards it is held by whoever calls."""
 
     def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
         """Give up the lock until `predicate` holds, or `timeout` seconds have passed; the predicate's last value."""
@@ -44,8 +46,12 @@ class Runtime(Protocol):
         """Monotonic seconds."""
         ...
 
-    def condition(self) -> Condition:
-        """A new condition."""
+    def lock(self) -> Lock:
+        """A new lock."""
+        ...
+
+    def condition(self, lock: Any) -> Condition:
+        """A new condition of a `lock` that this runtime made."""
         ...
 
     def spawn(self, work: Callable[[], None], name: str) -> Task:
@@ -64,9 +70,13 @@ class Threads:
         """See `Runtime.now`."""
         return time.monotonic()
 
-    def condition(self) -> Condition:
+    def lock(self) -> threading.Lock:
+        """See `Runtime.lock`."""
+        return threading.Lock()
+
+    def condition(self, lock: threading.Lock) -> Condition:
         """See `Runtime.condition`."""
-        return threading.Condition()
+        return threading.Condition(lock)
 
     def spawn(self, work: Callable[[], None], name: str) -> Task:
         """See `Runtime.spawn`."""

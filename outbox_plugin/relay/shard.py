@@ -55,7 +55,7 @@ class _Term:
         self.stopping = False
         self._abandoned = False
         self._relay: Relay | None = None
-        self._opening = runtime.condition()
+        self._opening = runtime.lock()
         self._task = runtime.spawn(lambda: self._live(shard, open_relay, observe), f"outbox-{shard}-publish")
 
     def _live(self, shard: int, open_relay: OpenRelay, observe: Observer) -> None:

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from outbox_plugin.relay.runtime import Runtime
+from outbox_plugin.relay.runtime import Condition, Runtime
 
 
 class Stages:
-    """Runs stages that share what `changed` guards. The first to fail ends all, and its error is raised by `run`."""
+    """Runs stages that share what `lock` guards. The first to fail ends all, and its error is raised by `run`."""
 
     def __init__(self, runtime: Runtime, name: str) -> None:
-        self.changed = runtime.condition()
+        self.lock = runtime.lock()
         self.runtime = runtime
         self.stopping = False
         self._name = name
+        self._conditions: list[Condition] = []
+        self._rested = self.condition()
         self._error: BaseException | None = None
+
+    def condition(self) -> Condition:
+        """What a stage waits for, beside the end of all: each has its own, so that none is woken for another's news."""
+        condition = self.runtime.condition(self.lock)
+        self._conditions.append(condition)
+        return condition
 
     def run(self, main: Callable[[], None], **others: Callable[[], None]) -> None:
         """Run `main` here and each of `others` on a thread of its name; returns when all have ended.
@@ -35,20 +43,23 @@ class Stages:
 
     def stop(self) -> None:
         """Ask every stage to end."""
-        with self.changed:
-            self.stopping = True
-            self.changed.notify_all()
+        with self.lock:
+            self._stop()
 
     def rest(self, seconds: float) -> None:
         """Wait for so long, or until the stages are to end."""
-        with self.changed:
-            self.changed.wait_for(lambda: self.stopping, seconds)
+        with self.lock:
+            self._rested.wait_for(lambda: self.stopping, seconds)
 
     def _guard(self, work: Callable[[], None]) -> None:
         try:
             work()
         except BaseException as error:
-            with self.changed:
+            with self.lock:
                 self._error = self._error or error
-                self.stopping = True
-                self.changed.notify_all()
+                self._stop()
+
+    def _stop(self) -> None:
+        self.stopping = True
+        for condition in self._conditions:
+            condition.notify_all()

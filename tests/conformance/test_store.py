@@ -67,7 +67,7 @@ def a_purge_deletes_what_was_read_and_nothing_that_came_later(outbox: Outbox) ->
     writing = outbox.begin()
     writing.insert("b", ids[1], backdated=True)
     writing.commit()
-    assert (store.purge(publication), store.purge(publication)) == (2, 0)
+    assert (store.purge([publication]), store.purge([publication])) == (2, 0)
     assert seen(store) == [ids[1]]
 
 
@@ -79,7 +79,7 @@ def a_purge_spares_what_was_created_later(outbox: Outbox) -> None:
     writing = outbox.begin()
     writing.insert("a", id_)
     writing.commit()
-    assert store.purge(replace(publication, horizon=publication.horizon + 1_000)) == 0
+    assert store.purge([replace(publication, horizon=publication.horizon + 1_000)]) == 0
 
 
 def control_names_those_who_hold_ids_that_they_may_still_commit(outbox: Outbox) -> None:

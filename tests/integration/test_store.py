@@ -64,7 +64,7 @@ def test_large_values_are_read_a_few_at_a_time_and_whole(store: WindowStore, set
 
 def test_a_purge_deletes_what_was_read_and_can_be_repeated(store: WindowStore) -> None:
     publication = Publication.of([store.read(Wanted(ALL))[each] for each in (0, 1, 4)])
-    assert (store.purge(publication), store.purge(publication)) == (3, 0)
+    assert (store.purge([publication]), store.purge([publication])) == (3, 0)
     assert ids(store) == [3, 4, 6, 7, 8, 9, 10]
 
 
@@ -72,7 +72,7 @@ def test_a_purge_spares_rows_that_the_read_could_not_see(store: WindowStore, set
     publication = Publication.of(store.read(Wanted(ALL)))
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:
         connection.execute("UPDATE outbox SET kafka_value = 'later' WHERE id > 5")  # Later transactions, same ids.
-    assert store.purge(publication) == 5
+    assert store.purge([publication]) == 5
     assert ids(store) == [6, 7, 8, 9, 10]
 
 
@@ -80,10 +80,10 @@ def test_a_purge_spares_rows_that_were_created_at_another_time(store: WindowStor
     """As after a fail-over that undid transactions: the same ids, and the same transaction ids, given out again."""
     rows = store.read(Wanted(ALL))
     earlier = replace(Publication.of(rows), created_until=rows[0].create_time - 1)
-    assert store.purge(earlier) == 0
+    assert store.purge([earlier]) == 0
     later = replace(Publication.of(rows), created_from=rows[-1].create_time + 1)
-    assert store.purge(later) == 0
-    assert store.purge(Publication.of(rows)) == 10
+    assert store.purge([later]) == 0
+    assert store.purge([Publication.of(rows)]) == 10
 
 
 def test_a_purge_is_durable_whatever_the_sessions_default(settings: Settings) -> None:
@@ -97,7 +97,7 @@ def test_a_purge_is_durable_whatever_the_sessions_default(settings: Settings) ->
             "CREATE TRIGGER see BEFORE DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION see()"
         )
         with closing(WindowStore(settings, 0, LAYOUT)) as store:
-            store.purge(Publication.of(store.read(Wanted(ALL))))
+            store.purge([Publication.of(store.read(Wanted(ALL)))])
         assert connection.execute("SELECT DISTINCT setting FROM seen").fetchall() == [("on",)]
 
 

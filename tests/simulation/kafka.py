@@ -322,7 +322,8 @@ class SimulatedMembership:
         self._member = Member(process, shards)
         self._arrived: list[Heartbeat] = []
         self._on_the_way: list[Heartbeat] = []
-        self._changed = process.condition()
+        self._lock = process.lock()
+        self._changed = process.condition(self._lock)
         self._lost_contact: float | None = None
         self._group.listeners.append(self)
         self._group.join(self._member)
@@ -357,7 +358,7 @@ class SimulatedMembership:
             self._changed.notify_all()
 
     def heard(self, wait_seconds: float) -> Iterable[Heartbeat]:
-        with self._changed:
+        with self._lock:
             if self._on_the_way and self._server.reaches(self._process):
                 self._arrived += self._on_the_way
                 self._on_the_way.clear()

@@ -287,7 +287,8 @@ class WakeUpCall:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._changed = store.process.condition()
+        self._lock = store.process.lock()
+        self._changed = store.process.condition(self._lock)
         self._rung = False
         self._interrupted = False
 
@@ -302,7 +303,7 @@ class WakeUpCall:
         return self._store.call("asks to be woken", ask)
 
     def wait(self, seconds: float) -> bool:
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self._rung or self._interrupted, seconds)
             rung = self._rung or self._interrupted
             self._rung = False
@@ -319,7 +320,7 @@ class WakeUpCall:
         self._changed.notify_all()
 
     def interrupt(self) -> None:
-        with self._changed:
+        with self._lock:
             self._interrupted = True
             self._changed.notify_all()
 
@@ -423,8 +424,11 @@ class Store:
 
         return self.call("reads", effect)
 
-    def purge(self, publication: Publication) -> int:
-        return self.call(f"purges {publication.ids.text()}", lambda: self.database.delete(self.proven(publication)))
+    def purge(self, publications: Sequence[Publication]) -> int:
+        def effect() -> int:
+            return sum(self.database.delete(self.proven(each)) for each in publications)
+
+        return self.call(f"purges {', '.join(each.ids.text() for each in publications)}", effect)
 
     def proven(self, publication: Publication) -> list[Row]:
         """The rows that a publication proves."""

@@ -57,15 +57,14 @@ class Task:
 
 
 class Lock:
-    """A condition that greenlets share; it has the shape of `runtime.Condition`."""
+    """A lock that greenlets share; it has the shape of `runtime.Lock`."""
 
-    __slots__ = ("_holder", "_queue", "_scheduler", "_sleepers")
+    __slots__ = ("_holder", "_queue", "_scheduler")
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._holder: Task | None = None
         self._queue: list[Task] = []
-        self._sleepers: list[tuple[Task, int]] = []
 
     def __enter__(self) -> Lock:
         scheduler = self._scheduler
@@ -76,16 +75,16 @@ class Lock:
             raise AssertionError("the relay does not take a lock that it holds")
         if scheduler.random() < PREEMPTION:
             scheduler.step_aside()
-        self._acquire(task)
+        self.acquire(task)
         return self
 
-    def _acquire(self, task: Task) -> None:
+    def acquire(self, task: Task) -> None:
         while self._holder is not None:
             self._queue.append(task)
             self._scheduler.wait(None)
         self._holder = task
 
-    def _release(self) -> None:
+    def release(self) -> None:
         self._holder = None
         if self._queue:
             task = self._queue.pop(0)
@@ -93,7 +92,18 @@ class Lock:
 
     def __exit__(self, *_: object) -> None:
         if self._scheduler.current.process.alive:
-            self._release()
+            self.release()
+
+
+class Condition:
+    """It has the shape of `runtime.Condition`."""
+
+    __slots__ = ("_lock", "_scheduler", "_sleepers")
+
+    def __init__(self, scheduler: Scheduler, lock: Lock) -> None:
+        self._scheduler = scheduler
+        self._lock = lock
+        self._sleepers: list[tuple[Task, int]] = []
 
     def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
         scheduler = self._scheduler
@@ -102,9 +112,9 @@ class Lock:
         deadline = None if timeout is None else scheduler.now + timeout
         while not value and (deadline is None or scheduler.now < deadline):
             self._sleepers.append((task, task.number))
-            self._release()
+            self._lock.release()
             scheduler.wait(deadline)
-            self._acquire(task)
+            self._lock.acquire(task)
             value = predicate()
         return value
 
@@ -134,8 +144,11 @@ class Process:
     def now(self) -> float:
         return self.scheduler.now + self.clock
 
-    def condition(self) -> Lock:
+    def lock(self) -> Lock:
         return Lock(self.scheduler)
+
+    def condition(self, lock: Lock) -> Condition:
+        return Condition(self.scheduler, lock)
 
     def spawn(self, work: Callable[[], None], name: str) -> Task:
         if not self.alive:

@@ -33,7 +33,7 @@ def delete_before_commit(patch: pytest.MonkeyPatch) -> None:
     publish = ExactlyOnce._publish
 
     def too_early(term: ExactlyOnce, window: Window, read_at: float) -> None:
-        term._store.purge(window.publication)
+        term._store.purge([window.publication])
         publish(term, window, read_at)
 
     patch.setattr(ExactlyOnce, "_publish", too_early)

@@ -80,10 +80,13 @@ class Store:
         self._faults.step(StoreUnavailable("reading"))
         return [self._rows[each] for each in sorted(self._rows) if each not in wanted.in_flight][: wanted.limit]
 
-    def purge(self, publication: Publication) -> int:
+    def purge(self, publications: Sequence[Publication]) -> int:
         self._faults.step(StoreUnavailable("before the purge"))
         gone = [
-            each for each in publication.ids if each in self._rows and self._rows[each].horizon <= publication.horizon
+            each
+            for publication in publications
+            for each in publication.ids
+            if each in self._rows and self._rows[each].horizon <= publication.horizon
         ]
         for each in gone:
             del self._rows[each]

@@ -8,7 +8,7 @@ from outbox_plugin.core.ids import IdRanges
 from outbox_plugin.core.progress import Identity, MalformedProgress, ProgressRecord, Publication
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.takeover import left_behind
-from outbox_plugin.core.window import WINDOWS_IN_FLIGHT, Window, Windows
+from outbox_plugin.core.window import ROWS_IN_FLIGHT, ROWS_PER_WINDOW, UNPURGED_WINDOWS, Window, Windows
 from outbox_plugin.errors import ForeignOutbox
 
 NOON = 820_497_600_000_000  # Microseconds since 2000: noon of 2026-01-01.
@@ -36,9 +36,9 @@ def test_what_is_read_is_in_flight_until_it_is_purged() -> None:
     windows.published(first)
     windows.published(second)
     assert list(windows.in_flight) == [1, 2, 5]
-    windows.purged(first)
+    windows.purged([first])
     assert list(windows.in_flight) == [5]
-    windows.purged(second)
+    windows.purged([second])
     assert windows.in_flight == IdRanges()
 
 
@@ -49,7 +49,7 @@ def test_a_progress_record_names_the_window_and_all_that_may_not_be_deleted_yet(
     windows.published(first)
     assert windows.to_name(second) == (first.publication, second.publication)
     windows.published(second)
-    windows.purged(first)
+    windows.purged([first])
     assert windows.unpurged == (second.publication,)
     assert windows.to_name(third) == (second.publication, third.publication)
 
@@ -65,14 +65,25 @@ def test_windows_are_published_in_the_order_in_which_they_were_read() -> None:
     assert list(windows.in_flight) == [1, 2]
 
 
-def test_reading_on_waits_for_a_purge() -> None:
+@pytest.mark.parametrize(
+    ("size", "count"), [(1, UNPURGED_WINDOWS), (ROWS_PER_WINDOW, ROWS_IN_FLIGHT // ROWS_PER_WINDOW)]
+)
+def test_reading_on_waits_for_a_purge(size: int, count: int) -> None:
     windows = Windows()
-    each = [admitted(windows, number) for number in range(WINDOWS_IN_FLIGHT)]
+    each = [admitted(windows, *range(number * size, (number + 1) * size)) for number in range(count)]
+    for window in each[:-1]:
+        windows.published(window)
+    windows.published(each[-1])
     assert windows.full
-    windows.published(each[0])
-    assert windows.full
-    windows.purged(each[0])
+    windows.purged(each[:1])
     assert not windows.full
+
+
+def test_a_published_window_gives_its_rows_back() -> None:
+    windows = Windows()
+    window = admitted(windows, 1, 2)
+    windows.published(window)
+    assert (window.rows, window.size) == ((), 2)
 
 
 def test_a_publication_is_bounded_by_what_its_read_could_see() -> None:

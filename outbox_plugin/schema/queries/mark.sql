@@ -3,7 +3,7 @@
 -- durable.
 WITH hasty AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true)), earliest AS MATERIALIZED (
     SELECT id FROM {outbox}, hasty
-    WHERE id > %(floor)s
+    WHERE id > (%(floor)s)::bigint
       AND (leader_id IS NULL OR leader_id <> %(leader_id)s)
       {conditions}
     ORDER BY id
@@ -13,7 +13,7 @@ UPDATE {outbox} AS marked
 SET leader_id = %(leader_id)s
 FROM earliest
 WHERE marked.id = earliest.id
-RETURNING marked.id, create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values, 0::bigint
+RETURNING marked.id, 0::bigint, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values, 0::bigint
 
 -- name: delete
 -- Delete what was delivered, unless another leader has marked it since.

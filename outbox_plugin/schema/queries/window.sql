@@ -4,6 +4,14 @@
 SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
        set_config('enable_sort', 'off', true), set_config('jit', 'off', true)
 
+-- name: open_in_binary
+-- Put before a query: in the simple protocol, only a cursor's rows come in binary.
+DECLARE earliest BINARY NO SCROLL CURSOR FOR
+
+-- name: fetch
+-- All rows of the query that is open.
+FETCH ALL FROM earliest
+
 -- name: read_window
 -- The earliest rows that are wanted; none once the table is not the one that the term began with, or its layout is not.
 -- Large values are left out, to be read apart: no number of rows bounds their bytes.
@@ -11,7 +19,7 @@ SELECT id, create_time, kafka_topic, kafka_key,
        CASE WHEN octet_length(kafka_value) <= %(large)s THEN kafka_value END,
        kafka_header_keys, kafka_header_values, (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint)
 FROM {outbox}
-WHERE id > %(floor)s
+WHERE id > (%(floor)s)::bigint
   {conditions}
 ORDER BY id
 LIMIT %(limit)s
