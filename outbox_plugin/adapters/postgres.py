@@ -8,6 +8,8 @@ from functools import partial
 
 import psycopg
 from psycopg import sql
+from psycopg.adapt import Transformer
+from psycopg.pq import ExecStatus
 from psycopg.types.numeric import Int8BinaryLoader
 
 from outbox_plugin.adapters.claim import Claim
@@ -56,8 +58,8 @@ class PostgresOutbox:
             self.wakes_up = claim.wakes_up()
             self._purger = opened.enter_context(closing(connect(settings, purpose="outbox harvester (purge)")))
             self._opened = opened.pop_all()
-        self._rows = psycopg.ClientCursor(self._reader, row_factory=lambda _: partial(tuple.__new__, OutboxRow))
-        self._rows.adapters.register_loader("timestamptz", Int8BinaryLoader)  # As it comes: see OutboxRow.
+        self._looks = psycopg.ClientCursor(self._reader)
+        self._looks.adapters.register_loader("timestamptz", Int8BinaryLoader)  # As it comes: see OutboxRow.
 
     @property
     def identity(self) -> Identity:
@@ -135,10 +137,23 @@ class PostgresOutbox:
         """The rows that the last of `statements` returns, with the planner steered.
 
         They are one message of the simple protocol, and so one round trip and one implicit transaction: what is set for
-        it ends with it, also behind a pooler. A pipeline does the same, and costs this process three times as much.
+        it ends with it, also behind a pooler. It goes through libpq itself, for nearly every look of a leader that is
+        not busy finds nothing: a cursor takes this process three times as long for that, a pipeline six times.
+
+        Raises:
+            psycopg.Error: whatever Postgres says.
         """
         message = b";".join((self._statement("window", "steer"), *statements))
-        return self._rows.execute(message, {**self._values, **values}).set_result(-1).fetchall()
+        encoding = self._reader.info.encoding
+        bound = self._looks.mogrify(message, {**self._values, **values}).encode(encoding)
+        found = self._reader.pgconn.exec_(bound)
+        if found.status != ExecStatus.TUPLES_OK:
+            raise psycopg.DatabaseError(found.get_error_message(encoding))
+        if not found.ntuples:
+            return []
+        transformer = Transformer(self._looks)
+        transformer.set_pgresult(found)
+        return transformer.load_rows(0, found.ntuples, partial(tuple.__new__, OutboxRow))
 
     def close(self) -> None:
         """See `Outbox.close`."""
