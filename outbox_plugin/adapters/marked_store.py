@@ -19,7 +19,7 @@ class MarkedStore(PostgresOutbox):
         conditions, values = self._conditions(wanted.parked)
         values |= {"limit": wanted.limit, "floor": wanted.floor, "leader_id": leader_id}
         with reported():
-            rows = self._rows_of([self._statement("mark", "mark", conditions)], values)
+            rows = self._rows_of((self._statement("mark", "mark", conditions),), values)
         return sorted(rows, key=attrgetter("id"))
 
     def delete(self, leader_id: str, ids: Sequence[int]) -> int:

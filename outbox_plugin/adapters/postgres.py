@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 
@@ -58,6 +58,8 @@ class PostgresOutbox:
             self.wakes_up = claim.wakes_up()
             self._purger = opened.enter_context(closing(connect(settings, purpose="outbox harvester (purge)")))
             self._opened = opened.pop_all()
+        self._look: tuple[tuple[bytes, ...], dict[str, object]] | None = None
+        self._message = b""  # Of the last look; the next is often the same.
         self._looks = psycopg.ClientCursor(self._reader)
         self._looks.adapters.register_loader("timestamptz", Int8BinaryLoader)  # As it comes: see OutboxRow.
 
@@ -133,7 +135,7 @@ class PostgresOutbox:
             "parked_keys": [lane.key for lane in keys],
         }
 
-    def _rows_of(self, statements: Iterable[bytes], values: dict[str, object]) -> list[OutboxRow]:
+    def _rows_of(self, statements: tuple[bytes, ...], values: dict[str, object]) -> list[OutboxRow]:
         """The rows that the last of `statements` returns, with the planner steered.
 
         They are one message of the simple protocol, and so one round trip and one implicit transaction: what is set for
@@ -143,17 +145,21 @@ class PostgresOutbox:
         Raises:
             psycopg.Error: whatever Postgres says.
         """
-        message = b";".join((self._statement("window", "steer"), *statements))
-        encoding = self._reader.info.encoding
-        bound = self._looks.mogrify(message, {**self._values, **values}).encode(encoding)
-        found = self._reader.pgconn.exec_(bound)
+        look = statements, values
+        if look != self._look:
+            self._look, self._message = look, self._bound(statements, values)
+        found = self._reader.pgconn.exec_(self._message)
         if found.status != ExecStatus.TUPLES_OK:
-            raise psycopg.DatabaseError(found.get_error_message(encoding))
+            raise psycopg.DatabaseError(found.get_error_message(self._reader.info.encoding))
         if not found.ntuples:
             return []
         transformer = Transformer(self._looks)
         transformer.set_pgresult(found)
         return transformer.load_rows(0, found.ntuples, partial(tuple.__new__, OutboxRow))
+
+    def _bound(self, statements: tuple[bytes, ...], values: dict[str, object]) -> bytes:
+        message = b";".join((self._statement("window", "steer"), *statements))
+        return self._looks.mogrify(message, {**self._values, **values}).encode(self._reader.info.encoding)
 
     def close(self) -> None:
         """See `Outbox.close`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-IDLE_FIRST, IDLE_LAST = 0.002, 0.05
+IDLE_FIRST, IDLE_LAST = 0.001, 0.05
 STEADY_SECONDS = 0.025  # While rows come more often, the waits do not grow.
 ERROR_FIRST, ERROR_LAST = 0.25, 8.0
 CONTROL_BUSY_SECONDS, CONTROL_IDLE_SECONDS = 0.25, 1.0  # How often the database is asked what is ordered.
