@@ -74,10 +74,10 @@ class Claim:
         found = self._ask("identity", "sequence_cache")
         return int(found[0][0]) if found else 1
 
-    def wakes_up(self) -> bool:
-        """Whether `outbox migrate --wake-up` has installed the trigger."""
-        [(installed,)] = self._ask("wake_up", "installed")
-        return bool(installed)
+    def wakes_up(self, shard: int) -> bool:
+        """Whether `outbox migrate --wake-up` has installed the trigger, for as many shards."""
+        [(wakes_up,)] = self._ask("wake_up", "wakes_up", shard=shard)
+        return bool(wakes_up)
 
     def filenode(self) -> int:
         """The table's file: TRUNCATE gives it another one."""

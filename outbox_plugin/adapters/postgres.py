@@ -55,7 +55,7 @@ class PostgresOutbox:
                 "shard": shard,
                 "filenode": claim.filenode(),
             }
-            self.wakes_up = claim.wakes_up()
+            self.wakes_up = claim.wakes_up(shard)
             self._purger = opened.enter_context(closing(connect(settings, purpose="outbox harvester (purge)")))
             self._opened = opened.pop_all()
         self._look: tuple[tuple[bytes, ...], dict[str, object]] | None = None

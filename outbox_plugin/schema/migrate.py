@@ -23,8 +23,8 @@ def migrate(settings: Settings, *, wake_up: bool | None = None) -> list[str]:
     """Bring the outbox's tables up to date; safe to run twice, and by two at once.
 
     An existing outbox table, such as goharvest's, is left as it is. Staging tables of Spark jobs that are gone are
-    removed. `wake_up` installs, or removes, the trigger by which writers wake harvesters that sleep; None leaves that
-    as it is.
+    removed. `wake_up` installs, or removes, the trigger by which writers wake the harvesters that sleep, for as many
+    shards as there are, or as the settings say if those are more; None leaves that as it is.
 
     Returns:
         The names of the migrations that were applied now; none when all had been.
@@ -49,15 +49,18 @@ def migrate(settings: Settings, *, wake_up: bool | None = None) -> list[str]:
             run("record", table=table, name=name)
         run("identify", table=table)
         if wake_up is not None:
-            _wake_up(connection, table, install=wake_up)
+            _wake_up(connection, settings, install=wake_up)
         drop_orphans(connection, table)
     return list(pending)
 
 
-def _wake_up(connection: psycopg.Connection[tuple[Any, ...]], table: str, *, install: bool) -> None:
-    names = ("create_function", "create_trigger") if install else ("drop_trigger",)
+def _wake_up(connection: psycopg.Connection[tuple[Any, ...]], settings: Settings, *, install: bool) -> None:
+    table, names = settings.table, ("create_function", "create_trigger") if install else ("drop_trigger",)
+    asked = {"table": table, "shards": settings.shards}
+    [(shards,)] = connection.execute(statement("wake_up", "shards", table), asked).fetchall()
     for name in names:
-        connection.execute(statement("wake_up", name, table, table_name=sql.Literal(table)))
+        values = {"table_name": sql.Literal(table), "shards": sql.Literal(shards)}
+        connection.execute(statement("wake_up", name, table, **values))
 
 
 def migrations() -> dict[str, str]:

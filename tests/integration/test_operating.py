@@ -215,13 +215,28 @@ def test_an_order_wakes_a_harvester(settings: Settings, topic: str) -> None:
         drained(settings)
 
 
-def asleep(settings: Settings) -> bool:
+def test_only_the_leaders_that_the_trigger_knows_fall_asleep(settings: Settings) -> None:
+    migrate(settings, wake_up=True)
+    more = settings.model_copy(update={"shards": 2})
+    with Harvester(more):
+        eventually(lambda: asleep(settings) == 1, 30)
+        eventually(lambda: all(shard.leader for shard in read_status(settings).shards), 30)
+        until = time.monotonic() + 2.0
+        while time.monotonic() < until:
+            assert asleep(settings) < 2
+    migrate(more, wake_up=True)
+    with Harvester(more):
+        eventually(lambda: asleep(settings) == 2, 30)
+
+
+def asleep(settings: Settings) -> int:
+    """How many leaders are asleep."""
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:
         row = connection.execute(
             "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock' AND granted "
             "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
         ).fetchone()
-    return bool(row and row[0])
+    return int(row[0]) if row else 0
 
 
 def test_the_trigger_can_be_removed(settings: Settings) -> None:

@@ -1,13 +1,11 @@
 -- name: create_function
 -- Wakes the harvesters that sleep, and takes no database-wide lock while none does: NOTIFY would, at every commit.
 -- A shard's leader that sleeps holds the shard's lock, so ours is refused, and we notify. While we hold ours, to the end
--- of the transaction, no leader falls asleep: it would not hear of the row. Writers need no right to our tables.
-CREATE OR REPLACE FUNCTION {outbox_wake_up}() RETURNS trigger LANGUAGE plpgsql
-SECURITY DEFINER SET search_path FROM CURRENT AS $$
-DECLARE
-    shards int := coalesce((SELECT known.shards FROM {outbox_identity} AS known WHERE table_name = TG_ARGV[0]), 1);
+-- of the transaction, no leader falls asleep: it would not hear of the row. Writers need no right to our tables, and do
+-- not pay for a look at them: for how many shards they do this is the trigger's second argument.
+CREATE OR REPLACE FUNCTION {outbox_wake_up}() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    FOR shard IN 0 .. shards - 1 LOOP
+    FOR shard IN 0 .. TG_ARGV[1]::int - 1 LOOP
         IF NOT pg_try_advisory_xact_lock_shared((TG_RELID::bigint << 16) | shard) THEN
             PERFORM pg_notify('outbox', TG_ARGV[0]);
         END IF;
@@ -15,19 +13,24 @@ BEGIN
     RETURN NULL;
 END $$
 
+-- name: shards
+-- How many shards the outbox has, or is to have.
+SELECT greatest(shards, %(shards)s::int) FROM {outbox_identity} WHERE table_name = %(table)s
+
 -- name: create_trigger
 -- Once for each statement, whatever its rows.
 CREATE OR REPLACE TRIGGER outbox_wake_up AFTER INSERT ON {outbox}
-FOR EACH STATEMENT EXECUTE FUNCTION {outbox_wake_up}({table_name})
+FOR EACH STATEMENT EXECUTE FUNCTION {outbox_wake_up}({table_name}, {shards})
 
 -- name: drop_trigger
 -- Write without it again.
 DROP TRIGGER IF EXISTS outbox_wake_up ON {outbox}
 
--- name: installed
--- Whether the outbox wakes harvesters.
+-- name: wakes_up
+-- Whether writers wake the leader of a shard: the trigger's arguments are the table's name and a number of shards.
 SELECT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = to_regclass(%(table)s) AND tgname = 'outbox_wake_up'
-                                         AND tgenabled <> 'D')
+                                         AND tgenabled <> 'D' AND tgnargs = 2
+                                         AND split_part(encode(tgargs, 'escape'), '\000', 2)::int > %(shard)s)
 
 -- name: listen
 -- Hear of rows and of orders.
