@@ -415,14 +415,19 @@ class _Held(NamedTuple):
 
 
 def _overlaps(terms: list[_Held]) -> int:
-    """How often one began before another's had ended. A client's next run ends what its last one held."""
+    """How often one began before another's had ended. A client's next run ends what its last one held.
+
+    By the log's order, as its times are whole seconds: many things happen in one.
+    """
     overlaps = 0
-    for term in sorted(terms):
-        for other in terms:
-            given_up = other.lost is not None and other.lost <= term.gained
-            if other.gained < term.gained and term.begin < other.end and other.client != term.client and not given_up:
-                resumed = (each.begin for each in terms if each.client == other.client and each.begin > other.begin)
-                overlaps += term.begin < min(resumed, default=other.end)
+    for other in terms:
+        resumed = [each.gained for each in terms if each.client == other.client and each.gained > other.gained]
+        given_up = min([*resumed, float("inf") if other.lost is None else other.lost])
+        overlaps += sum(
+            other.gained < term.gained < given_up and term.begin < other.end
+            for term in terms
+            if term.client != other.client
+        )
     return overlaps
 
 
