@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -53,14 +54,22 @@ def registered(serialize: Callable[[Any, SerializationContext], bytes | None]) -
     """What a schema registry's serializer makes of the value, for a table whose values are BYTEA.
 
     Example: `Outbox(serializer=registered(AvroSerializer(SchemaRegistryClient({"url": …}), schema)))`, with the extra
-    `outbox-plugin[schema-registry]` installed. A pydantic value is handed over as a dict.
+    `outbox-plugin[schema-registry]` installed. A pydantic value is handed over as a dict, its names those of the wire;
+    to a `JSONSerializer`, as JSON has it.
     """
     from confluent_kafka.serialization import MessageField, SerializationContext, SerializationError
+
+    wants_json = _is_for_json(serialize)
+
+    def handed_over(event: Event) -> Any:
+        if not isinstance(event.value, BaseModel):
+            return event.value
+        return json.loads(event.value_text() or "") if wants_json else event.value.model_dump(by_alias=True)
 
     def serialized(event: Event) -> bytes | None:
         if event.value is None:
             return None
-        value = event.value.model_dump() if isinstance(event.value, BaseModel) else event.value
+        value = handed_over(event)
         try:
             return serialize(value, SerializationContext(event.topic, MessageField.VALUE))
         except (SerializationError, ValueError, TypeError, AttributeError, LookupError) as error:
@@ -69,12 +78,21 @@ def registered(serialize: Callable[[Any, SerializationContext], bytes | None]) -
     return serialized
 
 
+def _is_for_json(serialize: Callable[..., Any]) -> bool:
+    try:
+        from confluent_kafka.schema_registry.json_schema import JSONSerializer
+    except ImportError:
+        return False
+    return isinstance(serialize, JSONSerializer)
+
+
 class Encoding:
     """How an outbox writes events."""
 
     def __init__(self, serializer: Serializer, cloud_events: str | None, max_record_bytes: int) -> None:
         self._serializer = serializer
-        self._headers = Event.header_items if cloud_events is None else cloud_event_headers(cloud_events)
+        content_type = "application/json" if serializer in (as_text, as_bytes) else ""  # Of others, the event says it.
+        self._headers = Event.header_items if cloud_events is None else cloud_event_headers(cloud_events, content_type)
         self._max_record_bytes = max_record_bytes
         self._good_topics: set[str] = set()
 
@@ -121,8 +139,10 @@ def _good_topic(topic: str) -> str:
     return topic
 
 
-def cloud_event_headers(source: str) -> Callable[[Event], list[tuple[str, str]]]:
+def cloud_event_headers(source: str, content_type: str) -> Callable[[Event], list[tuple[str, str]]]:
     """Headers of CloudEvents 1.0 in Kafka's binary mode; `source` says where events come from, as a URI reference.
+
+    `content_type` is that of events which do not say theirs; none when empty.
 
     Raises:
         UserError: the library is not installed.
@@ -142,8 +162,9 @@ def cloud_event_headers(source: str) -> Callable[[Event], list[tuple[str, str]]]
             "source": source,
             "type": event.type,
             "time": event.occurred_at,
-            "datacontenttype": event.content_type or "application/json",
         }
+        if event.content_type or content_type:
+            attributes["datacontenttype"] = event.content_type or content_type
         if event.content_schema:
             attributes["dataschema"] = event.content_schema
         try:

@@ -12,12 +12,18 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
+from confluent_kafka.schema_registry.json_schema import JSONDeserializer, JSONSerializer
+from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 from django.db import connections
+from google.type.money_pb2 import Money
+from pydantic import BaseModel, Field
 
 from outbox_plugin import Event, Harvester, Outbox, Settings
 from outbox_plugin.drivers import ROWS_AT_A_TIME
-from outbox_plugin.encoding import as_bytes, registered
+from outbox_plugin.encoding import Serializer, as_bytes, registered
 from outbox_plugin.errors import InvalidEvent, WrongConnection
 from outbox_plugin.inbox import Inbox, Received
 from outbox_plugin.schema.migrate import migrate
@@ -283,16 +289,60 @@ def test_bytes_travel_from_emit_to_a_handler(of_bytes: Settings, topic: str, gro
     assert json.loads(python or b"") == json.loads(sql or b"") == {"back\\": "slash"}
 
 
-def test_avro_of_a_schema_registry(of_bytes: Settings) -> None:
-    pytest.importorskip("fastavro", reason="needs outbox-plugin[schema-registry]")
-    from confluent_kafka.schema_registry import SchemaRegistryClient
-    from confluent_kafka.schema_registry.avro import AvroSerializer
+class Debit(BaseModel):
+    """As applications have it: with a type that JSON has not, and a name of its own on the wire."""
 
-    schema = '{"type": "record", "name": "Debit", "fields": [{"name": "by", "type": "long"}]}'
-    outbox = Outbox(serializer=registered(AvroSerializer(SchemaRegistryClient.new_client({"url": "mock://"}), schema)))
+    by: int
+    booked_at: datetime = Field(alias="bookedAt")
+
+
+AVRO = """{"type": "record", "name": "Debit", "fields": [{"name": "by", "type": "long"},
+    {"name": "bookedAt", "type": {"type": "long", "logicalType": "timestamp-millis"}}]}"""
+JSON_SCHEMA = """{"title": "Debit", "type": "object", "required": ["by", "bookedAt"], "properties": {
+    "by": {"type": "integer"}, "bookedAt": {"type": "string"}}}"""
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+Read = Callable[[bytes, SerializationContext], Any]
+
+
+def avro(registry: SchemaRegistryClient) -> tuple[Serializer, Read]:
+    return registered(AvroSerializer(registry, AVRO)), AvroDeserializer(registry)
+
+
+def json_schema(registry: SchemaRegistryClient) -> tuple[Serializer, Read]:
+    return registered(JSONSerializer(JSON_SCHEMA, registry)), JSONDeserializer(JSON_SCHEMA)
+
+
+def protobuf(registry: SchemaRegistryClient) -> tuple[Serializer, Read]:
+    return registered(ProtobufSerializer(Money, registry)), ProtobufDeserializer(Money)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "read", "wrong"),
+    [
+        (avro, {"by": 5, "bookedAt": NOON}, {"by": 5, "bookedAt": NOON}, {"by": "five", "bookedAt": NOON}),
+        (avro, Debit(by=5, bookedAt=NOON), {"by": 5, "bookedAt": NOON}, {"by": 5}),
+        (json_schema, {"by": 5, "bookedAt": "12:00"}, {"by": 5, "bookedAt": "12:00"}, {"by": "five"}),
+        (json_schema, Debit(by=5, bookedAt=NOON), {"by": 5, "bookedAt": NOON.isoformat()}, {"by": 5, "bookedAt": 12}),
+        (protobuf, Money(currency_code="EUR", units=5), Money(currency_code="EUR", units=5), {"units": 5}),
+    ],
+    ids=["avro", "avro of a model", "json schema", "json schema of a model", "protobuf"],
+)
+def test_values_of_a_schema_registry(
+    of_bytes: Settings,
+    kind: Callable[[SchemaRegistryClient], tuple[Serializer, Read]],
+    value: Any,
+    read: Any,
+    wrong: Any,
+) -> None:
+    """Written by the registry's serializers, and read by its deserializers, as a consumer would."""
+    serializer, deserialize = kind(SchemaRegistryClient.new_client({"url": "mock://"}))
+    outbox = Outbox(serializer=serializer)
     with psycopg.connect(of_bytes.dsn.get_secret_value()) as connection:
-        outbox.emit(connection, Event(topic="t", key="k", value={"by": 5}))
-        with pytest.raises(InvalidEvent):
-            outbox.emit(connection, Event(topic="t", key="k", value={"by": "five"}))
-    [(value,)] = query(of_bytes, "SELECT kafka_value FROM outbox")
-    assert (value[:1], value[-1:]) == (b"\x00", b"\x0a")  # Magic byte, schema id, 5 in zigzag.
+        outbox.emit(connection, Event(topic="t", key="k", value=value))
+        outbox.emit(connection, Event(topic="t", key="k", value=None))
+        with pytest.raises(InvalidEvent) as caught:
+            outbox.emit(connection, Event(topic="t", key="k", value=wrong))
+    assert caught.value.field == "value"
+    [found, tombstone] = [value for (value,) in query(of_bytes, "SELECT kafka_value FROM outbox ORDER BY id")]
+    assert (found[:1], tombstone) == (b"\x00", None)
+    assert deserialize(found, SerializationContext("t", MessageField.VALUE)) == read

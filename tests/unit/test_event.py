@@ -192,6 +192,13 @@ def test_cloud_events_in_binary_mode() -> None:
         encoding.row(event())
 
 
+def test_a_cloud_event_says_only_of_what_we_wrote_that_it_is_json() -> None:
+    encoding = Encoding(lambda _: b"\x00\x01", "/shop", MAX_RECORD_BYTES)
+    assert "content-type" not in encoding.row(event(type="OrderPlaced"))[3]
+    _, _, _, names, texts = encoding.row(event(type="OrderPlaced", content_type="application/avro"))
+    assert texts[names.index("content-type")] == "application/avro"
+
+
 def test_the_current_span_travels_with_the_event() -> None:
     encoding = Encoding(as_text, None, MAX_RECORD_BYTES)
     assert "traceparent" not in encoding.row(event())[3]
