@@ -166,18 +166,18 @@ class Admin:
     @contextmanager
     def _following(self, group_id: str) -> Iterator[_View]:
         with closing(CoordinationLog(self._settings, self._topic, group_id)) as log:
-            view = _View(log, self._interval)
-            seconds = max(LOOKBACK_SECONDS, Timing(self._interval).lookback)
-            view.take_in(log.follow(range(log.partitions), seconds))
+            since = time.time() - max(LOOKBACK_SECONDS, Timing(self._interval).lookback)
+            view = _View(log, self._interval, since)
+            view.take_in(log.follow(range(log.partitions), since))
             yield view
 
 
 class _View:
     """The world of each partition of the coordination topic, as far as it was read."""
 
-    def __init__(self, log: CoordinationLog, interval: float) -> None:
+    def __init__(self, log: CoordinationLog, interval: float, since: float) -> None:
         self.log = log
-        self.worlds = {partition: World(interval) for partition in range(log.partitions)}
+        self.worlds = {partition: World(interval, since=since) for partition in range(log.partitions)}
 
     def take_in(self, entries: Iterable[Entry], heard: Callable[[Entry], None] = _nothing) -> None:
         for entry in entries:

@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import fields
 
 from outbox_plugin.coordination.claims import Claim, Place, plan
 from outbox_plugin.coordination.events import ClaimEvent, ClaimGained, ClaimLost
@@ -64,7 +63,8 @@ class Instance:
         self._at_most_once = at_most_once
         self._limit = limit
         self._observe = observe
-        self._worlds = {log.partition_of(topic): World(timing.interval) for topic in topics}
+        self._since = time.time() - timing.lookback
+        self._worlds = {log.partition_of(topic): World(timing.interval, since=self._since) for topic in topics}
         self._held: dict[Place, _Held] = {}
         self._verdicts: dict[tuple[Place, int], bool | None] = {}
         self._error: Exception | None = None
@@ -87,8 +87,7 @@ class Instance:
             LogUnavailable: Kafka is away.
         """
         self._look_at_topics()
-        for entry in self._log.follow(self._worlds, self._timing.lookback):
-            self._adopt(entry)
+        for entry in self._log.follow(self._worlds, self._since):
             self._apply(entry)
         self._resume()
         self._thread.start()
@@ -187,18 +186,6 @@ class Instance:
         self._looked_at_metadata = time.monotonic()
         for topic in self._topics:
             self._partitions[topic] = max(self._partitions.get(topic, 0), self._log.partitions_of(topic))
-
-    def _adopt(self, entry: Entry) -> None:
-        """Where the log is read from its middle, who first says that it lives holds: Marshal's own never claim again.
-
-        If that was not so, the holder's next claim puts it right: long before the part that we read ends.
-        """
-        message = entry.message
-        if isinstance(message, Heartbeat) and message.group_id == self._group:
-            world = self._worlds[entry.partition]
-            if not world.knows(self._group, message.topic, message.partition):
-                common = (getattr(message, field.name) for field in fields(ClaimingPartition))
-                world.apply(ClaimingPartition(*common), entry.at)
 
     def _apply(self, entry: Entry) -> None:
         """Take in what the log says of our group; what it says of others' is nothing to us."""

@@ -148,15 +148,14 @@ class CoordinationLog:
         """Where claims on `topic` are talked about."""
         return coordination_partition(topic, self.partitions)
 
-    def follow(self, partitions: Collection[int], seconds: float) -> Iterator[Entry]:
-        """Read `partitions` from `seconds` ago up to their present end; `read` goes on from there.
+    def follow(self, partitions: Collection[int], since: float) -> Iterator[Entry]:
+        """Read `partitions` from the time `since` up to their present end; `read` goes on from there.
 
         The group's last pause, where it is older than that, comes first: the log may have forgotten it.
 
         Raises:
             LogUnavailable: Kafka is away.
         """
-        since = time.time() - seconds
         try:
             ends = {each: self.bounds(self.topic, each)[1] for each in partitions}
             found = self._reader.offsets_for_times(

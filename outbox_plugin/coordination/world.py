@@ -19,8 +19,12 @@ All else changes nothing. Fresh: a heartbeat less than an interval ago. Stale: n
 
 The time of a message is its sender's, and at most the log's, which is the `now` that `apply` is given: with the time at
 which the broker appended the message (LogAppendTime), all instances agree on it, and a clock that runs ahead wins
-nothing. A heartbeat alone makes no holder; therefore holders repeat their claims from time to time, and an instance
-that reads only the log's last part finds all of them there.
+nothing.
+
+One that reads only the log's last part does not know who held what when it began. Of a claim it cannot say whether it
+counted; but a holder beats from its claim on, and all others once at most, when they come back late. So there, who
+beats holds it, and for certain who beats twice; a claim counts after a silence in which every holder would have gone
+stale, and after a pause, which released all. From then on the rules above hold.
 """
 
 from __future__ import annotations
@@ -43,6 +47,7 @@ State = Literal["fresh", "unknown", "stale", "unclaimed", "paused"]
 STALE_INTERVALS = 2
 REMEMBERED_INSTANCES = 4  # Of a client, per partition: their late heartbeats must not take it back.
 CROWD = 64
+LONGEST_DOUBT = 6  # Times what makes a holder stale; later than that, a claim counts as the rules have it.
 FOREVER = float("inf")
 
 
@@ -70,6 +75,7 @@ class _Claim:
     pauses: int = 0  # Of its group, when it was claimed: a later pause took it away.
     offset: int | None = None
     former: tuple[str, ...] = ()
+    doubt: float = -FOREVER  # Until then, and until a holder shows itself, we cannot say what a claim was worth.
 
 
 @dataclass(slots=True)
@@ -83,12 +89,13 @@ class _Member:
 class _Group:
     """What the log has said of one group."""
 
-    __slots__ = ("crowd", "latest", "members", "paused_by", "paused_until", "pauses")
+    __slots__ = ("crowd", "latest", "members", "paused_at", "paused_by", "paused_until", "pauses")
 
     def __init__(self) -> None:
         self.latest = -FOREVER
         self.crowd = CROWD  # So many members that it is time to forget those who are gone.
         self.pauses = 0
+        self.paused_at = -FOREVER
         self.paused_until = -FOREVER
         self.paused_by = ""
         self.members: dict[Holder, _Member] = {}
@@ -114,10 +121,11 @@ class Pause(NamedTuple):
 class World:
     """Who holds what. Times are seconds since the epoch; `now` is the log's time where it can be had."""
 
-    def __init__(self, heartbeat_interval_seconds: float) -> None:
-        """All instances of a group need the same interval."""
+    def __init__(self, heartbeat_interval_seconds: float, *, since: float = -FOREVER) -> None:
+        """All instances of a group need the same interval. `since`: when the part of the log begins that is read."""
         self._interval = heartbeat_interval_seconds
         self._stale_after = STALE_INTERVALS * heartbeat_interval_seconds
+        self._since = since
         self._claims: dict[Key, _Claim] = {}
         self._groups: dict[str, _Group] = {}
 
@@ -135,11 +143,15 @@ class World:
         member = self._heard(group, holder, at)
         key = Key(message.group_id, message.topic, message.partition)
         claim = self._claims.get(key)
+        if claim is None and (isinstance(message, ClaimingPartition) or self._since > -FOREVER):
+            claim = self._claims[key] = _Claim(doubt=self._since + self._stale_after)
+        if claim is not None and claim.doubt > -FOREVER:
+            self._settle(group, claim, holder, message, at)
+        if claim is None:
+            return False
         if isinstance(message, ClaimingPartition):
-            if claim is None:
-                claim = self._claims[key] = _Claim()
             return self._claim(group, claim, holder, member, at)
-        if claim is None or claim.holder is None or at - claim.heartbeat > self._stale_after:
+        if claim.holder is None or at - claim.heartbeat > self._stale_after:
             return False
         if isinstance(message, Heartbeat):
             return self._beat(group, claim, holder, message.offset, at)
@@ -168,10 +180,6 @@ class World:
             return "paused" if now < group.paused_until else "unclaimed"
         age = now - claim.heartbeat
         return "fresh" if age < self._interval else "unknown" if age <= self._stale_after else "stale"
-
-    def knows(self, group_id: str, topic: str, partition: int) -> bool:
-        """Whether anybody has claimed the partition yet."""
-        return Key(group_id, topic, partition) in self._claims
 
     def paused(self, group_id: str, now: float) -> bool:
         """Whether the group is to hold nothing."""
@@ -217,13 +225,37 @@ class World:
         member = group.members[holder] = _Member(at)
         return member
 
+    def _settle(self, group: _Group, claim: _Claim, holder: Holder, message: Message, at: float) -> None:
+        """Learn from a message who holds a partition, where we have not read who claimed it."""
+        age = at - claim.heartbeat
+        lives = claim.holder if age <= self._stale_after else None
+        theirs = lives is not None and lives.client_id == holder.client_id
+        claims = isinstance(message, ClaimingPartition) and not theirs
+        if group.paused_at >= self._since or (claims and at > claim.doubt):
+            claim.doubt = -FOREVER
+        elif claims:
+            self._doubt(claim, at)
+        elif isinstance(message, Heartbeat) and lives == holder and age > 0:
+            claim.doubt = -FOREVER
+        elif isinstance(message, Heartbeat) and not theirs and age >= 0:
+            claim.holder, claim.heartbeat, claim.pauses, claim.former = holder, at, group.pauses, ()
+            claim.offset = message.offset
+            self._doubt(claim, at)
+
+    def _doubt(self, claim: _Claim, at: float) -> None:
+        """Whoever was to beat after `at` shows itself before it would be stale."""
+        longest = self._since + LONGEST_DOUBT * self._stale_after
+        claim.doubt = min(longest, max(claim.doubt, at + self._stale_after))
+
     def _claim(self, group: _Group, claim: _Claim, holder: Holder, member: _Member, at: float) -> bool:
-        if self._holds(group, claim, at):
-            if claim.holder != holder and not self._resume(claim, holder):
-                member.asked = max(member.asked, at)
-                return False
-            claim.heartbeat = max(claim.heartbeat, at)
+        held = self._holds(group, claim, at)
+        if held and (claim.holder == holder or self._resume(claim, holder)):
+            if claim.doubt == -FOREVER:  # Else it may be a question.
+                claim.heartbeat = max(claim.heartbeat, at)
             return True
+        if held or claim.doubt > -FOREVER:
+            member.asked = max(member.asked, at)
+            return False
         if at < group.paused_until and holder.client_id != group.paused_by:
             return False
         claim.holder, claim.heartbeat, claim.pauses, claim.former = holder, at, group.pauses, ()
@@ -267,4 +299,5 @@ class World:
         group.paused_by = message.client_id
         if at < group.paused_until:
             group.pauses += 1
+            group.paused_at = at
         return True

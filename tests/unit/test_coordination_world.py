@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
@@ -16,12 +18,13 @@ from outbox_plugin.coordination.messages import (
     ReleaseGroup,
     ReleasingPartition,
 )
-from outbox_plugin.coordination.world import Holder, Key, Row, World
+from outbox_plugin.coordination.world import LONGEST_DOUBT, Holder, Key, Row, World
 
 INTERVAL = 10
 STALE = 2 * INTERVAL
 GROUP = "billing"
 A, B = Holder("run-a", "a"), Holder("run-b", "b")
+C = Holder("run-c", "c")
 A_AGAIN = Holder("run-a2", "a")
 
 
@@ -208,6 +211,36 @@ def test_members_who_are_gone_are_forgotten() -> None:
     assert len(world.members(GROUP, 10_099)) == STALE + 1
 
 
+def late_world(since: int, *log: Message) -> World:
+    """The world of one who has not read what was before `since`."""
+    world = World(INTERVAL, since=since)
+    for message in log:
+        world.apply(message, message.timestamp)
+    return world
+
+
+def test_a_claim_that_may_have_failed_makes_no_holder() -> None:
+    """A held it, which is not read: B asked for it twice, and C, who claims it when A is gone, has it."""
+    log = [claiming(B, 105), claiming(B, 125), claiming(C, 126), beating(C, 126, 7)]
+    assert owner(late_world(104, *log), 126) == C
+    assert late_world(104, *log).offset(GROUP, "orders", 0) == 7
+    assert owner(late_world(104, *log[:2]), 125) is None
+
+
+def test_a_claim_counts_after_a_silence_or_a_pause() -> None:
+    assert owner(late_world(100, claiming(B, 121)), 121) == B
+    assert owner(late_world(100, claiming(B, 120)), 120) is None
+    paused = [pausing(101, until=103), beating(A, 102), claiming(B, 104)]
+    assert owner(late_world(100, *paused), 104) == B
+
+
+def test_who_beats_twice_holds_it_whoever_beats_once() -> None:
+    once = late_world(100, beating(A, 101), beating(B, 104))
+    assert owner(once, 104) == B
+    assert owner(late_world(100, beating(A, 101), beating(A, 106), beating(B, 107)), 107) == A
+    assert owner(late_world(100, beating(A, 101), beating(A_AGAIN, 104), beating(A, 105)), 105) == A_AGAIN
+
+
 # Generated logs: few instances, of few clients, over few partitions, with clocks that are late and ahead.
 
 who = st.builds(Holder, st.sampled_from(["1", "2", "3"]), st.sampled_from("abc"))
@@ -327,3 +360,80 @@ def test_a_liar_changes_nothing(log: list[Entry], liar: Holder, offset: int) -> 
             assert not lied_to.apply(releasing(liar, sent, offset, partition), now)
             assert not lied_to.apply(claiming(liar, sent + INTERVAL + 1, partition), now)
         assert rows(lied_to, now) == rows(honest, now)
+
+
+# Logs of instances that follow the protocol, are killed, restarted, and stopped for so long that they come back late.
+
+
+@dataclass
+class Instance:
+    me: Holder
+    held: set[int] = field(default_factory=set)
+    away_until: int = 0
+
+
+class Group:
+    """Instances, and the log that they write; `truth` has read it from its beginning."""
+
+    def __init__(self, dice: random.Random, instances: int, partitions: int) -> None:
+        self.log: list[Entry] = []
+        self.truth = World(INTERVAL)
+        self._dice = dice
+        self._partitions = partitions
+        self._runs = 0
+        self._instances = [self._started(f"client-{number}") for number in range(instances)]
+
+    def _started(self, client: str) -> Instance:
+        self._runs += 1
+        return Instance(Holder(f"run-{self._runs}", client))
+
+    def _say(self, now: int, message: Message) -> bool:
+        self.log.append((now, message))
+        return self.truth.apply(message, now)
+
+    def second(self, now: int) -> None:
+        for number, one in enumerate(self._instances):
+            if now == one.away_until or (now % (INTERVAL // 2) == number % (INTERVAL // 2) and now > one.away_until):
+                one.held = {each for each in one.held if self._say(now, beating(one.me, now, now, each))}
+            if now <= one.away_until:
+                continue
+            if self._dice.random() < 0.3:
+                self._claim(one, now, self._dice.randrange(self._partitions))
+            if one.held and self._dice.random() < 0.02:
+                self._say(now, releasing(one.me, now, now, one.held.pop()))
+            match self._dice.choices(["go on", "stop", "restart"], [94, 3, 3])[0]:
+                case "stop":
+                    one.away_until = now + self._dice.randint(1, 5 * INTERVAL)
+                case "restart":
+                    again = self._instances[number] = self._started(one.me.client_id)
+                    for partition in range(self._partitions):
+                        holder = owner(self.truth, now, partition)
+                        if holder is not None and holder[1] == one.me.client_id:
+                            again.held |= (
+                                {partition} if self._say(now, beating(again.me, now, now, partition)) else set()
+                            )
+
+    def _claim(self, one: Instance, now: int, partition: int) -> None:
+        """Of one that is free, or, as a question, of one that is not."""
+        if self._say(now, claiming(one.me, now, partition)) and owner(self.truth, now, partition) == one.me:
+            one.held.add(partition)
+            self._say(now, beating(one.me, now, now, partition))
+
+
+@given(st.integers(0, 2**32), st.integers(2, 6), st.integers(0, 200))
+def test_one_who_reads_only_the_last_part_knows_who_holds_what(seed: int, instances: int, since: int) -> None:
+    """Claims that did not count, and are read without what they failed on, make nobody a holder."""
+    group = Group(random.Random(seed), instances, partitions=2)
+    for now in range(1_000, 1_200):
+        group.second(now)
+    began = 1_000 + since
+    late = World(INTERVAL, since=began)
+    for now in range(1_200, 1_300 + LONGEST_DOUBT * STALE + since):
+        group.second(now)
+    truth = World(INTERVAL)
+    for at, message in group.log:
+        truth.apply(message, at)
+        if at >= began:
+            late.apply(message, at)
+        if at > began + (LONGEST_DOUBT + 1) * STALE:
+            assert [owner(late, at, each) for each in range(2)] == [owner(truth, at, each) for each in range(2)]
