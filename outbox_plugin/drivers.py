@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from enum import Enum, auto
+from inspect import iscoroutinefunction
 from typing import Any, Protocol, cast
 
 import psycopg
@@ -143,8 +144,12 @@ def _found(connection: Any) -> Kind:
         return Kind.PSYCOPG_ASYNC
     if hasattr(connection, "in_atomic_block"):
         return Kind.DJANGO
+    if hasattr(connection, "run_sync"):
+        return Kind.SQLALCHEMY_ASYNC
     if hasattr(connection, "begin_nested"):
-        return Kind.SQLALCHEMY_ASYNC if hasattr(connection, "run_sync") else Kind.SQLALCHEMY
+        if iscoroutinefunction(getattr(connection, "connection", None)):
+            raise WrongConnection("emit on the session that an async_scoped_session stands for: call it")
+        return Kind.SQLALCHEMY
     raise WrongConnection(
         "expected a connection of psycopg or Django, or a connection or session of SQLAlchemy "
         f"(given: {type(connection).__module__}.{type(connection).__qualname__}); "

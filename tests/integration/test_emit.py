@@ -20,6 +20,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from django.db import connections
 from google.type.money_pb2 import Money
 from pydantic import BaseModel, Field
+from sqlalchemy.ext.asyncio import async_scoped_session, async_sessionmaker, create_async_engine
 
 from outbox_plugin import Event, Harvester, Outbox, Settings
 from outbox_plugin.drivers import ROWS_AT_A_TIME
@@ -177,6 +178,13 @@ def test_a_connection_without_a_transaction_of_the_callers_is_refused(settings: 
     with pytest.raises(WrongConnection, match="SELECT outbox_emit"):
         outbox.emit(object(), event("1"))  # type: ignore[call-overload]
     assert values(settings) == ["in a transaction"]
+
+
+def test_an_async_session_that_is_another_for_each_task_is_to_be_called() -> None:
+    engine = create_async_engine("postgresql+asyncpg://nowhere")
+    sessions = async_scoped_session(async_sessionmaker(engine), scopefunc=lambda: None)
+    with pytest.raises(WrongConnection, match="call it"):
+        Outbox().emit(sessions, event("1"))  # type: ignore[call-overload]
 
 
 def test_another_database_is_refused() -> None:
