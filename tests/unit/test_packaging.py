@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 import outbox_plugin
+import outbox_plugin.coordination
 import outbox_plugin.dagster
+import outbox_plugin.inbox
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -34,7 +36,9 @@ def test_a_harvester_loads_neither_dagster_nor_spark() -> None:
     assert not loaded & {"dagster", "pyspark", "pandas"}
 
 
-@pytest.mark.parametrize("module", [outbox_plugin, outbox_plugin.dagster])
+@pytest.mark.parametrize(
+    "module", [outbox_plugin, outbox_plugin.coordination, outbox_plugin.dagster, outbox_plugin.inbox]
+)
 def test_public_names_are_sorted_and_importable(module: object) -> None:
     names: list[str] = module.__all__  # type: ignore[attr-defined]
     assert names == sorted(names)
