@@ -1,7 +1,8 @@
 """Consumers that share a topic, as processes that are killed, stopped and started again; and a referee who counts.
 
 `python -m tests.chaos.coordination` starts real servers, has ten instances share 64 partitions and a million records
-for two minutes, once with each guarantee, and says what became of them; exit code 1 when a promise was broken.
+for two minutes, once with each guarantee, and says what became of them. At last an operator pauses a group in full
+flow, sets its position, and resumes it. Exit code 1 when a promise was broken.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ RECORDS = np.dtype([("partition", "<u2"), ("offset", "<u8"), ("at", "<f8")])
 PROMPT_SECONDS = 0.3
 RESUME_SECONDS = 2.0 * PATIENCE
 DRAIN_SECONDS = 240.0
+MOVED = {"records": 200_000, "seconds": 25.0}  # Enough to be paused in full flow.
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,16 @@ class Findings:
     resumed: list[float] = field(default_factory=list)  # Seconds from Consumer(…) until all its claims were back.
     not_resumed: int = 0
     seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What a pause, a position for each partition, and a resume brought about. Times are seconds."""
+
+    allowed: float
+    stopped: float  # From the order to pause until the last record was handed out.
+    partitions: int
+    exact: int  # Partitions that went on at the offset that was set.
 
 
 class Run(NamedTuple):
@@ -282,17 +294,69 @@ def _disturb(plan: Plan, workers: list[Worker], found: Findings, prompt: list[tu
 
 def _drain(plan: Plan, bootstrap_servers: str, topic: str) -> None:
     """Wait until the log says that all is consumed."""
-    admin = Admin(
-        heartbeat_interval_seconds=plan.interval,
-        coordination_topic=f"{topic}-claims",
-        bootstrap_servers=bootstrap_servers,
-    )
+    admin = _admin(plan, bootstrap_servers, topic)
 
     def drained() -> bool:
         time.sleep(1)
         return sum(row.offset or 0 for row in admin.world(topic).rows) >= plan.records
 
     eventually(drained, DRAIN_SECONDS)
+
+
+# The operator.
+
+
+def move(plan: Plan, bootstrap_servers: str, folder: Path) -> Moved:
+    """Pause a group in full flow, set the position of each partition, resume, and look what each did."""
+    topic = f"moved-{int(time.time() * 1000)}"
+    _create(bootstrap_servers, topic, plan.partitions)
+    admin = _admin(plan, bootstrap_servers, topic)
+    workers = [Worker(number, plan, bootstrap_servers, topic, folder) for number in range(plan.instances)]
+    writer = threading.Thread(target=_write, args=(plan, bootstrap_servers, topic), name="outbox-writer")
+    try:
+        eventually(lambda: sum(len(_held(each.runs[-1])) for each in workers) == plan.partitions, DRAIN_SECONDS)
+        writer.start()
+        eventually(lambda: len(_all_handed_out(workers)) > plan.records / 5, DRAIN_SECONDS)
+        ordered = time.time()
+        admin.pause(topic)
+        time.sleep(3 * plan.interval)  # That nothing comes can only be waited for.
+        last = _all_handed_out(workers)["at"].max()
+        dice = random.Random(plan.seed)
+        positions = {row.key.partition: dice.randint(0, row.offset or 0) for row in admin.world(topic).rows}
+        admin.set_position(topic, {(topic, partition): offset for partition, offset in positions.items()})
+        resumed = time.time()
+        admin.resume(topic)
+        writer.join()
+        first: dict[int, int] = {}  # Where each partition went on.
+
+        def all_went_on() -> bool:
+            found = np.sort(_all_handed_out(workers), order="at")
+            for partition, offset, at in found.tolist():
+                if at > resumed:
+                    first.setdefault(partition, offset)
+            return len(first) == plan.partitions
+
+        eventually(all_went_on, DRAIN_SECONDS)
+        assert [worker.terminate() for worker in workers] == [0] * plan.instances
+    finally:
+        for worker in workers:
+            worker.close()
+        if writer.is_alive():
+            writer.join()
+    exact = sum(first[partition] == offset for partition, offset in positions.items())
+    return Moved(2 * plan.interval, last - ordered, plan.partitions, exact)
+
+
+def _all_handed_out(workers: list[Worker]) -> np.ndarray[Any, Any]:
+    return np.concatenate([_handed_out(run) for worker in workers for run in worker.runs])
+
+
+def _admin(plan: Plan, bootstrap_servers: str, topic: str) -> Admin:
+    return Admin(
+        heartbeat_interval_seconds=plan.interval,
+        coordination_topic=f"{topic}-claims",
+        bootstrap_servers=bootstrap_servers,
+    )
 
 
 # The referee.
@@ -495,6 +559,13 @@ def main(context: click.Context, /, guarantee: str, **plan: Any) -> None:
             found = run(Plan(each, **plan), endpoints.bootstrap_servers, out)
             click.echo(f"{each}: {describe(found)}")
             broken |= bool(broken_promises(each, found))
+        moved = move(Plan("at-least-once", **plan | MOVED), endpoints.bootstrap_servers, Path(folder))
+        click.echo(
+            f"paused in full flow: the last record came {moved.stopped:.2f} s after the order "
+            f"(two heartbeats: {moved.allowed:g} s)\n"
+            f"set and resumed: {moved.exact} of {moved.partitions} partitions went on at exactly the offset set"
+        )
+        broken |= moved.stopped > moved.allowed or moved.exact < moved.partitions
     sys.exit(broken)
 
 

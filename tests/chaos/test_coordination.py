@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from outbox_plugin.coordination.consumer import Guarantee
-from tests.chaos.coordination import Plan, broken_promises, run
+from tests.chaos.coordination import Plan, broken_promises, move, run
 
 pytestmark = [pytest.mark.integration, pytest.mark.chaos]
 
@@ -21,3 +21,10 @@ def test_promises_hold_while_instances_are_killed_and_stopped(
     assert broken_promises(guarantee, found) == []
     assert found.kills + found.stops > 3
     assert found.delivered > 0.9 * plan.records
+
+
+def test_a_group_in_full_flow_is_paused_moved_and_resumed(bootstrap_servers: str, tmp_path: Path) -> None:
+    plan = Plan("at-least-once", instances=3, partitions=8, records=40_000, seconds=10, interval=2)
+    moved = move(plan, bootstrap_servers, tmp_path)
+    assert moved.stopped < moved.allowed
+    assert moved.exact == plan.partitions
