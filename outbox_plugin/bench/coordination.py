@@ -35,7 +35,7 @@ def coordination(partitions: int, instances: int) -> CoordinationReport:
     """What a new instance reads: the last part of the log, in which each holder speaks as often as it does."""
     timing = Timing(HEARTBEAT_INTERVAL_SECONDS)
     log = [encode(message) for _, message in _messages(partitions, instances, timing.lookback)]
-    world = World(timing.interval)
+    world = World(timing.interval, since=BEGINS)
     began, cpu = time.perf_counter(), time.process_time()
     for body in log:
         message = decode(body)
