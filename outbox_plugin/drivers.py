@@ -23,11 +23,7 @@ ROWS_AT_A_TIME = 1_000
 
 
 class SqlAlchemySync(Protocol):
-    """A `Session` or a `Connection` of SQLAlchemy 2."""
-
-    def get_transaction(self) -> Any:
-        """SQLAlchemy's own."""
-        ...
+    """A `Session`, a `scoped_session` or a `Connection` of SQLAlchemy 2."""
 
     def begin_nested(self) -> Any:
         """SQLAlchemy's own."""

@@ -49,9 +49,9 @@ class Outbox:
         self._encoding = Encoding(serializer, cloud_events, max_record_bytes)
 
     @overload
-    def emit(self, connection: SyncConnection, event: Event) -> None: ...
-    @overload
     def emit(self, connection: AsyncConnection, event: Event) -> Awaitable[None]: ...
+    @overload
+    def emit(self, connection: SyncConnection, event: Event) -> None: ...
     def emit(self, connection: SyncConnection | AsyncConnection, event: Event) -> Awaitable[None] | None:
         """Write one event in `connection`'s transaction.
 
@@ -62,9 +62,9 @@ class Outbox:
         return self._write(connection, [self._encoding.row(event)])
 
     @overload
-    def emit_many(self, connection: SyncConnection, events: Iterable[Event]) -> None: ...
-    @overload
     def emit_many(self, connection: AsyncConnection, events: Iterable[Event]) -> Awaitable[None]: ...
+    @overload
+    def emit_many(self, connection: SyncConnection, events: Iterable[Event]) -> None: ...
     def emit_many(
         self, connection: SyncConnection | AsyncConnection, events: Iterable[Event]
     ) -> Awaitable[None] | None:

@@ -184,7 +184,7 @@ def test_an_async_session_that_is_another_for_each_task_is_to_be_called() -> Non
     engine = create_async_engine("postgresql+asyncpg://nowhere")
     sessions = async_scoped_session(async_sessionmaker(engine), scopefunc=lambda: None)
     with pytest.raises(WrongConnection, match="call it"):
-        Outbox().emit(sessions, event("1"))  # type: ignore[call-overload]
+        Outbox().emit(sessions, event("1"))
 
 
 def test_another_database_is_refused() -> None:

@@ -33,6 +33,7 @@ def test_every_committed_order_is_shipped_once_and_in_order_though_both_workers_
 @pytest.mark.skipif(shutil.which("node") is None, reason="pyright needs a Node.js")
 def test_the_example_is_clean_to_a_second_type_checker() -> None:
     """Pyright judges what a user's editor would show."""
-    command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "examples/shop.py"]
+    checked = ["examples/shop.py", "tests/typing_emit.py"]
+    command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, *checked]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout
