@@ -30,16 +30,17 @@ from pyspark.sql.types import (
 )
 
 from outbox_plugin.errors import UserError
-from outbox_plugin.spark.json_text import array_literal, entries, json_text
+from outbox_plugin.spark.json_text import element_offsets, entries, json_text
 from outbox_plugin.spark.rows import BadRow, Limits, bad_rows
 
 EVENT_COLUMNS = ("kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values")
 EVENT_FIELDS = ("topic", "key", "value", "headers")
 _TEXTS = (StringType, BinaryType, NullType)
 _PLAIN = (*_TEXTS, BooleanType, NumericType, DateType, TimestampType, TimestampNTZType)
+_DECIMAL = "0::numeric"
 _ORDERED: tuple[tuple[type[DataType], str], ...] = (
     (StringType, "''::text COLLATE \"C\""),  # Byte by byte, as Spark compares.
-    (DecimalType, "0::numeric"),
+    (DecimalType, _DECIMAL),
     (IntegralType, "0::bigint"),
     (FractionalType, "0::float8"),
     (BooleanType, "true"),
@@ -86,6 +87,11 @@ class RowForm:
         """Business rows have no order."""
         return []
 
+    @property
+    def binary(self) -> bool:
+        """Whether all columns have a binary form; a business table's may be of any type."""
+        return False
+
     def convert(self, batch: pa.RecordBatch, limits: Limits) -> Converted:  # noqa: ARG002 Postgres judges these.
         """The columns as they are; bytes in the form of bytea's text."""
         return Converted([_copied(batch.column(batch.schema.get_field_index(name))) for name in self.names], {})
@@ -124,6 +130,11 @@ class EventForm:
         """The staging table's columns that hold what the events are ordered by."""
         return [f"outbox_order_{n}" for n in range(1, len(self.order_by) + 1)]
 
+    @property
+    def binary(self) -> bool:
+        """Whether all columns have a binary form: decimals have none that is simple."""
+        return not self.rows.names and all(example != _DECIMAL for _, example in self.order_by)
+
     def convert(self, batch: pa.RecordBatch, limits: Limits) -> Converted:
         """The events of `batch`, and which of them the outbox or Kafka would refuse."""
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
@@ -133,14 +144,14 @@ class EventForm:
             decoded, undecodable[name] = _decoded(values)
             return decoded
 
-        topics = pa.array([self.topic] * len(batch), pa.string()) if self.topic else text("topic", columns["topic"])
+        topics = pa.repeat(self.topic, len(batch)) if self.topic else text("topic", columns["topic"])
         keys, value = text("key", columns["key"]), columns["value"]
         values = json_text(value) if pa.types.is_nested(value.type) else text("value", value)
         names, texts, undecodable["headers"] = _headers(columns["headers"] if self.has_headers else None, len(batch))
         events = [topics, keys, values, names, texts]
         bad = bad_rows(pa.RecordBatch.from_arrays(events, list(EVENT_COLUMNS)), undecodable, limits)
         if bad:
-            events = [pc.replace_substring(each, "\0", "\N{REPLACEMENT CHARACTER}") for each in events]
+            events = [_storable(each) for each in events]
         order = [columns[name] for name, _ in self.order_by]
         problems = _problems(bad, len(batch))
         return Converted([*events, problems, *order, *self.rows.convert(batch, limits).columns], bad)
@@ -241,7 +252,7 @@ def _copied(column: pa.Array) -> pa.Array:
 def _decoded(values: pa.Array) -> tuple[pa.Array, pa.Array]:
     """`values` as text, and which of them are bytes that are not UTF-8."""
     try:
-        return values.cast(pa.string()), pa.array([False] * len(values))
+        return values.cast(pa.string()), pa.repeat(False, len(values))
     except pa.ArrowInvalid:
         texts = [None if each is None else bytes(each).decode(errors="replace") for each in values.to_pylist()]
         decoded = pa.array(texts, pa.string())
@@ -251,10 +262,10 @@ def _decoded(values: pa.Array) -> tuple[pa.Array, pa.Array]:
 
 
 def _headers(headers: pa.Array | None, rows: int) -> tuple[pa.Array, pa.Array, pa.Array]:
-    """Names and texts as Postgres writes arrays, and which rows have a text that is not UTF-8."""
-    fine = pa.array([False] * rows)
+    """Names and texts, null as an empty one, and which rows have a text that is not UTF-8."""
+    fine = pa.repeat(False, rows)
     if headers is None:
-        none = pa.array(["{}"] * rows)
+        none = pa.ListArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), rows + 1), pa.array([], pa.string()))
         return none, none, fine
     pairs = entries(headers) if pa.types.is_map(headers.type) else headers
     names, texts = pairs.flatten().flatten()
@@ -262,10 +273,15 @@ def _headers(headers: pa.Array | None, rows: int) -> tuple[pa.Array, pa.Array, p
     if pc.any(undecodable).as_py():
         wrong = set(pc.list_parent_indices(pairs).filter(undecodable).to_pylist())
         fine = pa.array([row in wrong for row in range(rows)])
-    return _lists(pairs, names), _lists(pairs, texts), fine
+    offsets = element_offsets(pairs)
+    names, texts = (
+        pa.ListArray.from_arrays(offsets, pc.fill_null(each.cast(pa.string()), "")) for each in (names, texts)
+    )
+    return names, texts, fine
 
 
-def _lists(pairs: pa.Array, elements: pa.Array) -> pa.Array:
-    lengths = pc.fill_null(pc.list_value_length(pairs), 0)
-    offsets = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(lengths).cast(pa.int32())])
-    return array_literal(pa.ListArray.from_arrays(offsets, elements))
+def _storable(texts: pa.Array) -> pa.Array:
+    """Texts, or lists of them, without the character that Postgres cannot store."""
+    if pa.types.is_list(texts.type):
+        return pa.ListArray.from_arrays(element_offsets(texts), _storable(texts.flatten()))
+    return pc.replace_substring(texts, "\0", "\N{REPLACEMENT CHARACTER}")

@@ -32,19 +32,21 @@ def json_text(values: pa.Array) -> pa.Array:
 
 
 def array_literal(lists: pa.Array) -> pa.Array:
-    """Lists of strings as Postgres writes them: `{"a","b"}`; a null element is empty, and so is a null list."""
-    escaped = pc.replace_substring_regex(lists.flatten().cast(pa.string()), r'(["\\])', r"\\\1")
-    texts = _wrapped('"', pc.fill_null(escaped, ""), '"')
-    return pc.fill_null(_wrapped("{", joined(lists, texts), "}"), "{}")
+    """Lists of strings, none of them null, as Postgres writes them: `{"a","b"}`."""
+    escaped = pc.replace_substring_regex(lists.flatten(), r'(["\\])', r"\\\1")
+    return _wrapped("{", joined(lists, _wrapped('"', escaped, '"')), "}")
 
 
 def joined(lists: pa.Array, texts: pa.Array) -> pa.Array:
     """The texts of each list's elements, which `texts` holds end to end, with commas between; null stays null."""
-    lengths = pc.fill_null(pc.list_value_length(lists), 0)
-    ends = pc.cumulative_sum(lengths).cast(pa.int32())
-    offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends])
-    together = pc.binary_join(pa.ListArray.from_arrays(offsets, texts.cast(pa.string())), ",")
+    together = pc.binary_join(pa.ListArray.from_arrays(element_offsets(lists), texts.cast(pa.string())), ",")
     return pc.if_else(lists.is_valid(), together, pa.scalar(None, pa.string()))
+
+
+def element_offsets(lists: pa.Array) -> pa.Int32Array:
+    """Where each list's elements begin, and the last one's end, in what `flatten` gives; a null list has none."""
+    lengths = pc.fill_null(pc.list_value_length(lists), 0)
+    return pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(lengths).cast(pa.int32())])
 
 
 def entries(maps: pa.Array) -> pa.Array:

@@ -58,13 +58,31 @@ def _rules(
     for column, texts, limit in (("key", keys, limits.key), ("value", values, limits.value)):
         if limit is not None:
             yield column, pc.greater(pc.utf8_length(texts), limit), _too_long(texts, limit)
-    well_named = pc.fill_null(pc.match_substring_regex(topics, TOPIC_PATTERN), fill_value=False)
-    yield "topic", pc.invert(well_named), lambda _: "not a name that Kafka allows"
+    wrong_topics = pc.unique(topics).filter(pc.invert(_well_named(pc.unique(topics))))
+    yield "topic", pc.is_in(topics, wrong_topics), lambda _: "not a name that Kafka allows"
     headers = (batch.column(name) for name in ("kafka_header_keys", "kafka_header_values"))
     for column, texts in (("key", keys), ("value", values), *(("headers", each) for each in headers)):
-        yield column, pc.match_substring(texts, "\0"), lambda _: "has the character NUL, which Postgres cannot store"
+        yield column, _with_nul(texts), lambda _: "has the character NUL, which Postgres cannot store"
     for column, wrong in undecodable.items():
         yield column, wrong, lambda _: "has bytes that are not UTF-8, which the outbox cannot hold"
+
+
+def _well_named(topics: pa.Array) -> pa.Array:
+    return pc.fill_null(pc.match_substring_regex(topics, TOPIC_PATTERN), fill_value=False)
+
+
+def _with_nul(texts: pa.Array) -> pa.Array:
+    """Which texts, or lists of them, have the character; where no byte of a column is 0, that is soon known."""
+    listed = pa.types.is_list(texts.type)
+    each = texts.flatten() if listed else texts
+    stored = each.buffers()[2]
+    if stored is None or b"\0" not in stored.to_pybytes():
+        return pa.repeat(False, len(texts))
+    found = pc.match_substring(each, "\0")
+    if not listed:
+        return found
+    wrong = set(pc.list_parent_indices(texts).filter(found).to_pylist())
+    return pa.array([row in wrong for row in range(len(texts))])
 
 
 def _too_long(texts: pa.Array, limit: int) -> Callable[[int], str]:

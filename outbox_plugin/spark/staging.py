@@ -5,7 +5,6 @@ Runs in Spark's Python workers, which import this module afresh.
 
 from __future__ import annotations
 
-import io
 import time
 import uuid
 from collections.abc import Iterator
@@ -13,15 +12,16 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import psycopg
 import pyarrow as pa
 from psycopg import sql
-from pyarrow import csv
 from pyspark import TaskContext
 
 from outbox_plugin.schema.orphans import drop_unless_used
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.spark.columns import EventForm, RowForm
+from outbox_plugin.spark.copy_format import BINARY_END, BINARY_START, binary_rows, csv_rows
 from outbox_plugin.spark.rows import BadRow, Limits
 
 PREFIX = "outbox_staging_"
@@ -57,7 +57,7 @@ class StagingTable:
     @property
     def columns(self) -> dict[str, sql.Composable]:
         """Its columns, each with what gives it its type."""
-        own = {"outbox_attempt": "''::text", "outbox_ordinal": "0::bigint", **self.form.typed}
+        own = {"outbox_attempt": f"'{uuid.UUID(int=0)}'::uuid", "outbox_ordinal": "0::bigint", **self.form.typed}
         rows = {row_column(n): sql.Identifier("business", name) for n, name in enumerate(self.form.business)}
         return {**{name: sql.SQL(example) for name, example in own.items()}, **rows}
 
@@ -105,23 +105,28 @@ class StageTask:
         """
         context = TaskContext.get()
         first = (context.partitionId() if context else 0) * _ROWS_PER_PARTITION
-        attempt, rows, aside = uuid.uuid4().hex, 0, 0
+        attempt, rows, aside = uuid.uuid4(), 0, 0
         with closing(_connected(self.dsn)) as connection:
             limits = self._prepare(connection)
             with connection.transaction(), connection.cursor() as cursor:
+                binary = self.table.form.binary
                 with cursor.copy(self._copy_statement()) as copy:
+                    copy.write(BINARY_START if binary else b"")
                     for batch in batches:
                         if not batch.num_rows:
                             continue
                         converted = self.table.form.convert(batch, limits)
                         if converted.bad and not self.set_aside:
-                            return Attempt(attempt, 0, 0, converted.bad[min(converted.bad)])
-                        copy.write(_as_csv(converted.columns, attempt, first + rows))
+                            return Attempt(attempt.hex, 0, 0, converted.bad[min(converted.bad)])
+                        ordinals = pa.array(np.arange(first + rows, first + rows + batch.num_rows))
+                        columns = [ordinals, *converted.columns]
+                        copy.write(binary_rows(attempt, columns) if binary else csv_rows(attempt, columns))
                         rows += batch.num_rows
                         aside += len(converted.bad)
+                    copy.write(BINARY_END if binary else b"")
                 if self.leased_for:
                     self.table.lease(connection, self.leased_for)
-        return Attempt(attempt, rows - aside, aside)
+        return Attempt(attempt.hex, rows - aside, aside)
 
     def _prepare(self, connection: psycopg.Connection[tuple[Any, ...]]) -> Limits:
         if self.leased_for:
@@ -134,8 +139,10 @@ class StageTask:
 
     def _copy_statement(self) -> sql.Composed:
         columns = self.table.columns
-        return sql.SQL("COPY {} ({}) FROM STDIN WITH (FORMAT csv)").format(
-            self.table.identifier, sql.SQL(", ").join(map(sql.Identifier, columns))
+        return sql.SQL("COPY {} ({}) FROM STDIN WITH (FORMAT {}, ENCODING 'UTF8')").format(
+            self.table.identifier,
+            sql.SQL(", ").join(map(sql.Identifier, columns)),
+            sql.SQL("binary" if self.table.form.binary else "csv"),
         )
 
 
@@ -159,14 +166,3 @@ def row_column(number: int) -> str:
 def identifier(table: str) -> sql.Identifier:
     """A table's name, perhaps with its schema, as SQL."""
     return sql.Identifier(*table.split("."))
-
-
-def _as_csv(columns: list[pa.Array], attempt: str, first: int) -> memoryview:
-    """A batch as Postgres reads CSV: nulls are bare, and everything else is quoted."""
-    count = len(columns[0])
-    ordinals = pa.array(range(first, first + count), pa.int64())
-    staged = [pa.array([attempt] * count), ordinals, *columns]
-    body = io.BytesIO()
-    table = pa.Table.from_arrays(staged, [str(number) for number in range(len(staged))])
-    csv.write_csv(table, body, csv.WriteOptions(include_header=False, quoting_style="all_valid"))
-    return body.getbuffer()

@@ -1,7 +1,9 @@
 -- name: create_staging
 -- Where tasks put what is to appear together. Unlogged: if Postgres crashes it is emptied, and the commit counts its
--- rows. Events stand there as text, so that one which is too long for the outbox can be staged and set aside.
-CREATE UNLOGGED TABLE IF NOT EXISTS {staging} AS SELECT {columns} FROM {source} AS business WITH NO DATA
+-- rows. Events stand there as text, so that one which is too long for the outbox can be staged and set aside. It is read
+-- once and dropped: to vacuum it meanwhile would be in vain.
+CREATE UNLOGGED TABLE IF NOT EXISTS {staging} WITH (autovacuum_enabled = false) AS
+SELECT {columns} FROM {source} AS business WITH NO DATA
 
 -- name: own
 -- A driver whose session lives as long as its job owns its staging tables by a lock that is named after them.
@@ -58,7 +60,7 @@ RETURNING events - %(events)s
 
 -- name: publish_rows
 -- The business rows, as they were staged.
-INSERT INTO {business} ({columns}) SELECT {taken} FROM {staging} WHERE outbox_attempt = ANY (%(attempts)s)
+INSERT INTO {business} ({columns}) SELECT {taken} FROM {staging} WHERE outbox_attempt = ANY (%(attempts)s::uuid[])
 
 -- name: publish_events
 -- The events, in their order: ids are drawn as the sorted rows come. Two headers prove order and origin to a consumer.
@@ -67,7 +69,7 @@ SELECT clock_timestamp(), kafka_topic, kafka_key, {outbox_value}(kafka_value, (N
        kafka_header_keys || ARRAY['outbox-job', 'outbox-sequence'],
        kafka_header_values || ARRAY[%(job_id)s::text, (%(before)s + row_number() OVER (ORDER BY {order}))::text]
 FROM {staging}
-WHERE outbox_attempt = ANY (%(attempts)s) AND outbox_problem IS NULL
+WHERE outbox_attempt = ANY (%(attempts)s::uuid[]) AND outbox_problem IS NULL
 ORDER BY {order}
 
 -- name: set_aside
@@ -78,7 +80,7 @@ INSERT INTO {outbox_dead_letter}
 SELECT %(table)s, outbox_problem, clock_timestamp(), coalesce(kafka_topic, ''), coalesce(kafka_key, ''),
        {outbox_bytes}(kafka_value), kafka_header_keys || ARRAY['outbox-job'], kafka_header_values || ARRAY[%(job_id)s::text]
 FROM {staging}
-WHERE outbox_attempt = ANY (%(attempts)s) AND outbox_problem IS NOT NULL
+WHERE outbox_attempt = ANY (%(attempts)s::uuid[]) AND outbox_problem IS NOT NULL
 ORDER BY outbox_ordinal
 
 -- name: emitted
