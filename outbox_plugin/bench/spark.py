@@ -73,8 +73,9 @@ def measure(
             "JDBC append": (report.append, lambda: _append(events, scratch, rewriting=False)),
             "JDBC append, rewriting": (report.rewriting_append, lambda: _append(events, scratch, rewriting=True)),
         }
-        _sink(events.limit(1_000), scratch)  # Warm: workers and classes are loaded.
-        _append(events.limit(1_000), scratch, rewriting=True)
+        few = _events(spark, max(rows // 10, 1))  # Warm: workers are started, classes loaded and compiled.
+        _sink(few, scratch)
+        _append(few, scratch, rewriting=True)
         for number in range(rounds):
             for name, (speeds, write) in ways.items():
                 _empty(scratch)

@@ -42,12 +42,18 @@ def read_topics(spark: SparkSession, settings: Settings, topics: Sequence[str]) 
     options = {f"kafka.{name}": value for name, value in properties.items()}
     source = spark.read.format("kafka").options(**options, subscribe=",".join(topics), includeHeaders="true")
     try:
-        return source.load()
+        return _resolved(source.load())
     except SPARK_SAYS as error:
         if "Failed to find data source: kafka" not in str(error):
             raise
     add_packages(spark, settings.spark_packages)
     return source.load()
+
+
+def _resolved(records: DataFrame) -> DataFrame:
+    """`records`, of which Spark Connect's server has been told: before it is asked for the schema, it knows nothing."""
+    _ = records.schema
+    return records
 
 
 def add_packages(spark: SparkSession, coordinates: str) -> None:

@@ -6,7 +6,8 @@ places of a job's events leave no gap, and the database knows how many there are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
@@ -47,17 +48,24 @@ def verify(
         seen = _judgeable(read_topics(spark, settings, topics))
         if job is not None:
             seen = seen.where(f.col("job") == job)
-        seen = seen.persist(StorageLevel.MEMORY_AND_DISK)
-        try:
-            verdict = _counted(seen)
-            _find_duplicates(seen, verdict)
-            _find_violations(seen, verdict)
-            _find_gaps(spark, settings, seen, job, verdict)
+        with _kept(seen) as all_seen, _kept(_again(all_seen)) as again:
+            verdict = _counted(all_seen)
+            _find_duplicates(again, verdict)
+            _find_violations(_once(all_seen, again) if verdict.duplicates else all_seen, verdict)
+            _find_gaps(spark, settings, all_seen, job, verdict)
             if expected is not None:
-                _find_absent(seen, expected, verdict)
-        finally:
-            seen.unpersist()
+                _find_absent(all_seen, expected, verdict)
     return verdict
+
+
+@contextmanager
+def _kept(rows: DataFrame) -> Iterator[DataFrame]:
+    """`rows`, which are computed once, however often they are asked for."""
+    kept = rows.persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        yield kept
+    finally:
+        kept.unpersist()
 
 
 def _judgeable(records: DataFrame) -> DataFrame:
@@ -83,46 +91,50 @@ def _identity() -> Column:
     return f.coalesce("event", f.when(f.col("place").isNotNull(), placed), elsewhere)
 
 
+def _again(seen: DataFrame) -> DataFrame:
+    """Each record of an event but the first, in the log's order: only what is there twice is sorted."""
+    identified = seen.withColumn("identity", _identity())
+    repeated = identified.groupBy("identity").agg(f.count("*").alias("times")).where("times > 1").select("identity")
+    times = f.row_number().over(Window.partitionBy("identity").orderBy(*_LOG_ORDER))
+    return identified.join(repeated, "identity", "left_semi").withColumn("time", times).where("time > 1")
+
+
+def _once(seen: DataFrame, again: DataFrame) -> DataFrame:
+    return seen.join(again.select(*_LOG_ORDER), list(_LOG_ORDER), "left_anti")
+
+
 def _counted(seen: DataFrame) -> Verdict:
     unnamed, unplaced = f.col("event").isNull(), f.col("place").isNull()
-    row = seen.agg(
-        f.count("*"), f.count_distinct(_identity()), f.count_if(unnamed & unplaced), f.count_if(unplaced)
-    ).first()
-    records, distinct, without_name, without_place = row or (0, 0, 0, 0)
-    return Verdict(records, records - distinct, unnamed=without_name, unplaced=without_place)
+    row = seen.agg(f.count("*"), f.count_if(unnamed & unplaced), f.count_if(unplaced)).first()
+    records, without_name, without_place = row or (0, 0, 0)
+    return Verdict(records, unnamed=without_name, unplaced=without_place)
 
 
-def _find_duplicates(seen: DataFrame, verdict: Verdict) -> None:
+def _find_duplicates(again: DataFrame, verdict: Verdict) -> None:
+    verdict.duplicates = again.count()
     if verdict.duplicates:
-        again = _numbered(seen).where("time > 1").limit(EXAMPLES).collect()
-        verdict.example_duplicates = [f"{row.event or f'{row.job} {row.place}'} at {_where(row)}" for row in again]
-
-
-def _find_violations(seen: DataFrame, verdict: Verdict) -> None:
-    """A duplicate is no disorder."""
-    once = _numbered(seen).where("time = 1") if verdict.duplicates else seen
-    before = Window.partitionBy("topic", "key", "job").orderBy("partition", "offset")
-    placed = once.where("place IS NOT NULL").select("*", f.lag("place").over(before).alias("before"))
-    violations = placed.where("before > place")
-    verdict.order_violations = violations.count()
-    if verdict.order_violations:
-        verdict.example_violations = [
-            f"key {bytes(row.key).decode(errors='replace')} at {_where(row)}"
-            for row in violations.limit(EXAMPLES).collect()
+        verdict.example_duplicates = [
+            f"{row.event or f'{row.job} {row.place}'} at {_where(row)}" for row in again.limit(EXAMPLES).collect()
         ]
 
 
-def _numbered(seen: DataFrame) -> DataFrame:
-    """The records, and which time in the log's order each event is met."""
-    return seen.select("*", f.row_number().over(Window.partitionBy(_identity()).orderBy(*_LOG_ORDER)).alias("time"))
+def _find_violations(once: DataFrame, verdict: Verdict) -> None:
+    """A duplicate is no disorder."""
+    before = Window.partitionBy("topic", "key", "job").orderBy("partition", "offset")
+    placed = once.where("place IS NOT NULL").select("*", f.lag("place").over(before).alias("before"))
+    with _kept(placed.where("before > place")) as violations:
+        verdict.order_violations = violations.count()
+        if verdict.order_violations:
+            verdict.example_violations = [
+                f"key {bytes(row.key).decode(errors='replace')} at {_where(row)}"
+                for row in violations.limit(EXAMPLES).collect()
+            ]
 
 
 def _find_gaps(spark: SparkSession, settings: Settings, seen: DataFrame, job: str | None, verdict: Verdict) -> None:
-    places = seen.where("place > 0 AND job <> ''").select("job", "place").distinct()
-    found = {
-        row.job: (row.last, row.places)
-        for row in places.groupBy("job").agg(f.max("place").alias("last"), f.count("*").alias("places")).collect()
-    }
+    places = seen.where("place > 0 AND job <> ''").select("job", "place")
+    each = places.distinct().groupBy("job").agg(f.max("place").alias("last"), f.count("*").alias("places"))
+    found = {row.job: (row.last, row.places) for row in each.collect()}
     emitted = _emitted(settings, sorted({*found, *([job] if job else [])}))
     for name in sorted({*found, *emitted}):
         last, present = found.get(name, (0, 0))
@@ -144,14 +156,11 @@ def _emitted(settings: Settings, jobs: list[str]) -> dict[str, int]:
 
 def _find_absent(seen: DataFrame, expected: DataFrame, verdict: Verdict) -> None:
     keys = expected.select(f.col("idempotency_key").cast("string").alias("event")).distinct()
-    absent = keys.join(seen.select("event").distinct(), "event", "left_anti").persist()
-    try:
+    with _kept(keys.join(seen.select("event").distinct(), "event", "left_anti")) as absent:
         if lost := absent.count():
             verdict.missing += lost
             room = EXAMPLES - len(verdict.example_missing)
             verdict.example_missing += [row.event for row in absent.limit(room).collect()]
-    finally:
-        absent.unpersist()
 
 
 def _where(row: Row) -> str:
