@@ -41,8 +41,6 @@ from outbox_plugin.dagster import HarvesterResource, OutboxResource, build_outbo
 
 outbox = OutboxResource(dsn=EnvVar("OUTBOX_DSN"), bootstrap_servers=EnvVar("OUTBOX_BOOTSTRAP_SERVERS"))
 harvester = HarvesterResource(outbox=outbox, lease_seconds={LEASE_SECONDS})
-ours = build_outbox_definitions(harvester, [], interval_seconds=1)
-
 
 @sensor(job_name="outbox_pause", minimum_interval_seconds=1, default_status=DefaultSensorStatus.RUNNING)
 def hangs():
@@ -50,7 +48,9 @@ def hangs():
         time.sleep(0.1)
 
 
-definitions = Definitions.merge(ours, Definitions(sensors=[hangs]))
+definitions = Definitions.merge(
+    build_outbox_definitions(harvester, [], interval_seconds=1), Definitions(sensors=[hangs])
+)
 """
 SENSORS = """{ workspaceOrError { ... on Workspace { locationEntries { locationOrLoadError { ... on RepositoryLocation {
   name repositories { name sensors { name sensorState { id selectorId status } } } } } } } } }"""
