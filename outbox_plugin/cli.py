@@ -125,6 +125,8 @@ def _described(status: Status) -> str:
             who = f"{shard.leader.instance} (pid {shard.leader.pid} on {shard.leader.host}) since {shard.leader.since}"
             lines.append(f"shard {shard.shard}: led by {who}, term {shard.leader.leader_id}")
             lines.append(f"  {shard.records_per_second:.0f} records/s, {shard.published} published since it started")
+            if shard.recovered:
+                lines.append(f"  {shard.recovered} rows were published by the leader before it, and not repeated")
         else:
             lines.append(f"shard {shard.shard}: no leader is heard")
         if shard.paused:

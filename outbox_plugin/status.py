@@ -38,7 +38,8 @@ class ShardStatus:
     """One shard: its leader, if one is heard, and how it is doing.
 
     `published` counts the records of the leader since it started; `trouble` is what it, or a harvester that waits to
-    lead, last complained of.
+    lead, last complained of; `recovered` counts the rows that it found published by the leader before it, and deleted
+    instead of repeating them.
     """
 
     shard: int
@@ -49,6 +50,7 @@ class ShardStatus:
     heartbeat_age_seconds: float | None
     trouble: str | None
     paused: bool = False
+    recovered: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,7 @@ def _shard_status(shard: int, heard: list[tuple[Heartbeat, float]], table: _Tabl
         heartbeat_age_seconds=round(age, 3) if age is not None else None,
         trouble=now.trouble if now else last.trouble if last else None,
         paused=table is not None and shard in table.paused,
+        recovered=now.recovered if now else 0,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Literal, get_args
 
 # candidate: is fencing and recovering; leader: harvests; resigned: has just stopped, the shard is free;
@@ -13,7 +13,10 @@ Phase = Literal["candidate", "leader", "resigned", "waiting"]
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A harvester's sign of life for one shard. Times are ISO 8601 in UTC; `leader_id` names the term."""
+    """A harvester's sign of life for one shard. Times are ISO 8601 in UTC; `leader_id` names the term.
+
+    `recovered`: the rows that the term found published by the last one, and deleted instead of repeating them.
+    """
 
     shard: int
     phase: Phase
@@ -28,6 +31,7 @@ class Heartbeat:
     published: int = 0
     records_per_second: float = 0.0
     trouble: str | None = None
+    recovered: int = 0
 
     def encode(self) -> bytes:
         """The heartbeat as JSON."""
@@ -35,9 +39,13 @@ class Heartbeat:
 
     @classmethod
     def parse(cls, body: bytes | None) -> Heartbeat | None:
-        """The heartbeat that `body` encodes; None for anything else, which others may write to the topic."""
+        """The heartbeat that `body` encodes; None for anything else, which others may write to the topic.
+
+        What a later version says beyond these fields is left out: it is heard all the same.
+        """
         try:
-            fields = json.loads(body or b"")
-            return cls(**fields) if fields["phase"] in get_args(Phase) else None
+            said = json.loads(body or b"")
+            known = {each.name: said[each.name] for each in fields(cls) if each.name in said}
+            return cls(**known) if said["phase"] in get_args(Phase) else None
         except (ValueError, TypeError, KeyError):
             return None

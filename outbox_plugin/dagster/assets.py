@@ -53,7 +53,8 @@ def emitter_key(emitter: Emitter) -> AssetKey:
 
 
 def build_harvester_asset(key: AssetKey | str = "harvester", *, outbox: AssetKey | str | None = None) -> AssetSpec:
-    """The asset whose page plots how an outbox's harvester is: backlog, lag, rate, takeovers, CPU, memory.
+    """The asset whose page plots how an outbox's harvester is: backlog, lag, rate, takeovers, duplicates
+    suppressed, CPU, memory.
 
     `outbox` is the asset of the table that it relays, if there is one.
     """

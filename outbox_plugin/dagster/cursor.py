@@ -31,8 +31,9 @@ class Moved:
 class Cursor:
     """What was seen last. Times are seconds since the epoch.
 
-    `leaders`: the term of each shard; `takeovers`: how often one followed another; `troubled_since`: 0 when all is
-    well; `offsets`: the topics' ends; `moving`: those that had moved.
+    `leaders`: the term of each shard; `takeovers`: how often one followed another; `suppressed`: the rows that new
+    leaders found published, and did not repeat; `troubled_since`: 0 when all is well; `offsets`: the topics' ends;
+    `moving`: those that had moved.
     """
 
     at: float = 0.0
@@ -43,6 +44,7 @@ class Cursor:
     moving: tuple[str, ...] = ()
     pid: int = 0
     cpu_seconds: float = 0.0
+    suppressed: int = 0
 
     @classmethod
     def parse(cls, text: str | None) -> Cursor:
@@ -59,13 +61,15 @@ class Cursor:
 
     def after(self, status: Status, now: float, *, troubled: bool) -> Cursor:
         """What was seen last, once `status` has been."""
-        heard = {str(shard.shard): shard.leader.leader_id for shard in status.shards if shard.leader}
-        changed = sum(self.leaders.get(shard, term) != term for shard, term in heard.items())
+        heard = {str(shard.shard): (shard.leader.leader_id, shard.recovered) for shard in status.shards if shard.leader}
+        terms = {shard: term for shard, (term, _) in heard.items()}
         return replace(
             self,
             at=now,
-            leaders={**self.leaders, **heard},
-            takeovers=self.takeovers + changed,
+            leaders={**self.leaders, **terms},
+            takeovers=self.takeovers + sum(self.leaders.get(shard, term) != term for shard, term in terms.items()),
+            suppressed=self.suppressed
+            + sum(rows for shard, (term, rows) in heard.items() if self.leaders.get(shard) != term),
             troubled_since=(self.troubled_since or now) if troubled else 0.0,
         )
 

@@ -80,7 +80,11 @@ def build_harvester_sensor(
         use = _use_of(daemon)
         cursor, cpu_percent = cursor.used(use, now)
         cursor = cursor.after(status, now, troubled=not judged.passed)
-        shown = {**metadata(status), "takeovers": MetadataValue.int(cursor.takeovers)}
+        shown = {
+            **metadata(status),
+            "takeovers": MetadataValue.int(cursor.takeovers),
+            "duplicates_suppressed": MetadataValue.int(cursor.suppressed),
+        }
         if harvester.mode == "supervise":
             shown |= daemon_metadata(daemon)
         if use is not None:

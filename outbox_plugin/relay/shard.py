@@ -11,7 +11,7 @@ from outbox_plugin.core.election import Action, Election
 from outbox_plugin.core.heartbeat import Heartbeat, Phase
 from outbox_plugin.core.pace import ERROR_FIRST, ERROR_LAST, Backoff
 from outbox_plugin.errors import Fenced, LayoutChanged, OutcomeUnknown
-from outbox_plugin.relay.events import HarvestEvent, Observer, TermFinished, WindowPublished
+from outbox_plugin.relay.events import HarvestEvent, Observer, TermBegan, TermFinished, WindowPublished
 from outbox_plugin.relay.runtime import Runtime
 
 CALM_SECONDS = 5.0  # A term that has lasted as long has got over what ended the one before it.
@@ -131,6 +131,7 @@ class Shard:
         self._error_pace = Backoff(ERROR_FIRST, ERROR_LAST)
         self._trouble: str | None = None
         self._published = 0
+        self._recovered = 0
         self._rated = 0.0, 0
         self._heartbeat_at = -1e9
         self._last = template
@@ -179,6 +180,8 @@ class Shard:
         if isinstance(event, WindowPublished):
             self._published += event.rows
             self._trouble = None
+        elif isinstance(event, TermBegan):
+            self._recovered = event.recovered
         self._forward(event)
 
     def _beat(self, now: float) -> None:
@@ -198,6 +201,7 @@ class Shard:
             published=self._published,
             records_per_second=self._rate(now),
             trouble=self._trouble or self._note,
+            recovered=self._recovered,
         )
         self._send(self._last)
 

@@ -10,16 +10,16 @@ from outbox_plugin.dagster.cursor import Cursor, Moved, Use
 from outbox_plugin.status import Leader, ShardStatus, Status
 
 
-def led_by(*terms: str | None) -> Status:
+def led_by(*terms: str | None, recovered: int = 0) -> Status:
     shards = [
-        ShardStatus(number, Leader("i", "h", 1, term, "") if term else None, 0, 0.0, 0, None, None)
+        ShardStatus(number, Leader("i", "h", 1, term, "") if term else None, 0, 0.0, 0, None, None, recovered=recovered)
         for number, term in enumerate(terms)
     ]
     return Status(0, None, tuple(shards), ())
 
 
 def test_it_comes_back_as_it_was_written() -> None:
-    cursor = Cursor(1.5, {"0": "a"}, 2, 3.0, {"t": 4}, ("t",), 5, 6.0)
+    cursor = Cursor(1.5, {"0": "a"}, 2, 3.0, {"t": 4}, ("t",), 5, 6.0, 7)
     assert Cursor.parse(cursor.encode()) == cursor
 
 
@@ -33,6 +33,13 @@ def test_a_takeover_is_a_term_that_follows_another() -> None:
     for terms in (("a", None), ("a", "x"), (None, "x"), ("b", "x"), ("b", "y")):
         cursor = cursor.after(led_by(*terms), 1.0, troubled=False)
     assert cursor.takeovers == 2
+
+
+def test_what_a_new_term_did_not_repeat_is_counted_once() -> None:
+    cursor = Cursor()
+    for term, recovered in (("a", 3), ("a", 3), (None, 0), ("a", 3), ("b", 4)):
+        cursor = cursor.after(led_by(term, recovered=recovered), 1.0, troubled=False)
+    assert cursor.suppressed == 7
 
 
 def test_trouble_has_a_beginning_and_an_end() -> None:

@@ -169,6 +169,11 @@ def test_a_heartbeat_survives_its_wire_form() -> None:
     assert Heartbeat.parse(sent.encode()) == sent
 
 
+def test_the_heartbeat_of_a_later_version_is_heard() -> None:
+    sent = beat("mine")
+    assert Heartbeat.parse(sent.encode().replace(b"{", b'{"of_a_later_version":1,', 1)) == sent
+
+
 @pytest.mark.parametrize("body", [None, b"", b"{}", b"[1]", b"\xff\xfe", b'{"phase":"leader"}'])
 def test_what_is_no_heartbeat_is_passed_over(body: bytes | None) -> None:
     assert Heartbeat.parse(body) is None
