@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -57,7 +58,7 @@ class Project:
 
         `pip` is uv's, with the wheel for what is not published; the servers are the test's, not those of the page.
         """
-        pip = f"{OURS / 'uv'} --quiet pip install --find-links {self.folder.parent / 'wheels'} "
+        pip = f"{quoted(OURS / 'uv')} --quiet pip install --find-links {quoted(self.folder.parent / 'wheels')} "
         ours = re.sub(r"^pip install ", pip, re.sub(r"^export .*\n", "", commands, flags=re.M), flags=re.M)
         where = self.folder if self.folder.exists() else self.folder.parent
         shell = ["bash", "-euc", ours]
@@ -81,13 +82,19 @@ class Project:
         return False
 
 
+def quoted(path: Path | str) -> str:
+    """A path in a shell's words; a checkout may stand in a folder with a space in its name."""
+    return shlex.quote(str(path))
+
+
 @pytest.fixture
 def project(settings: Settings, tmp_path: Path, daemon: Daemon) -> Project:
     """The wheel of this checkout, and an empty virtual environment but for what makes a project."""
     project = Project(tmp_path, settings)
-    pip = f"{sys.executable} -m pip --quiet --disable-pip-version-check"
-    project.run(f"{pip} wheel --no-deps --no-build-isolation --wheel-dir {tmp_path / 'wheels'} {CHECKOUT}")
-    project.run(f"{OURS / 'uv'} --quiet venv --python {sys.executable} {project.venv}")
+    python, wheels = quoted(sys.executable), quoted(tmp_path / "wheels")
+    pip = f"{python} -m pip --quiet --disable-pip-version-check"
+    project.run(f"{pip} wheel --no-deps --no-build-isolation --wheel-dir {wheels} {quoted(CHECKOUT)}")
+    project.run(f"{quoted(OURS / 'uv')} --quiet venv --python {python} {quoted(project.venv)}")
     (project.venv / "bin" / "create-dagster").symlink_to(OURS / "create-dagster")
     return project
 

@@ -146,10 +146,12 @@ def test_a_job_that_fails_for_good_leaves_nothing_and_can_be_run_again(
 ) -> None:
     with pytest.raises(PySparkException):
         save(settings, events_of(failing(numbers(spark, 1_000), tmp_path / "event", times=100)), jobId="j")
-    assert (count(settings, "outbox"), staging_tables(settings), count(settings, "outbox_staging")) == (0, set(), 0)
+    assert count(settings, "outbox") == 0
     for _ in range(2):
         save(settings, events_of(numbers(spark, 1_000)), jobId="j")
     assert count(settings, "outbox") == 1_000
+    # Also what a task of the failed run that was still at work may have staged after it: the job's next run removes it.
+    assert (staging_tables(settings), count(settings, "outbox_staging")) == (set(), 0)
 
 
 def test_a_frame_without_rows_is_a_job_too(spark: SparkSession, settings: Settings) -> None:
