@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from outbox_plugin.core.ids import IdRanges
@@ -18,6 +19,7 @@ from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.errors import OutboxError
 
 VERSION = 1
+_POSTGRES_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 LATEST_TIME = 2**53  # The 285 years around the epoch in which Postgres' arithmetic is exact to the microsecond.
 
 
@@ -55,6 +57,13 @@ class Publication:
         created = [row.create_time for row in rows]
         ids = IdRanges.of([row.id for row in rows])
         return cls(ids, rows[0].horizon, _exact(max(created)), _exact(min(created)))
+
+
+def _microseconds(time: int | str | None) -> int | None:
+    """A time of a progress record in microseconds since Postgres' epoch; the first ones were written in ISO 8601."""
+    if isinstance(time, str):
+        return (datetime.fromisoformat(time) - _POSTGRES_EPOCH) // timedelta(microseconds=1)
+    return None if time is None else int(time)
 
 
 def _exact(time: int) -> int | None:
@@ -110,7 +119,10 @@ class ProgressRecord:
                 fields["records"],
                 tuple(
                     Publication(
-                        IdRanges.parse(each["ids"]), each["horizon"], each["created_until"], each.get("created_from")
+                        IdRanges.parse(each["ids"]),
+                        int(each["horizon"]),
+                        _microseconds(each["created_until"]),
+                        _microseconds(each.get("created_from")),
                     )
                     for each in fields["publications"]
                 ),

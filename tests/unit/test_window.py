@@ -11,7 +11,7 @@ from outbox_plugin.core.takeover import left_behind
 from outbox_plugin.core.window import ROWS_IN_FLIGHT, ROWS_PER_WINDOW, UNPURGED_WINDOWS, Window, Windows
 from outbox_plugin.errors import ForeignOutbox
 
-NOON = 820_497_600_000_000  # Microseconds since 2000: noon of 2026-01-01.
+NOON = 820_497_600_000_000  # Microseconds since 2000: noon of 2025-12-31.
 OURS = Identity("incarnation-1", "outbox in database shop of cluster 1")
 
 
@@ -99,6 +99,21 @@ def test_a_creation_time_beyond_exact_arithmetic_bounds_nothing() -> None:
 def test_a_progress_record_survives_its_wire_form() -> None:
     written = record(Publication.of(rows(3, 4, 9)), Publication.of(rows(11)))
     assert ProgressRecord.parse(written.encode()) == written
+
+
+def test_a_progress_record_of_the_first_version_is_understood() -> None:
+    written = record(Publication(IdRanges.of([3]), 700, NOON + 354_548)).encode()
+    first = written.replace(str(NOON + 354_548).encode(), b'"2025-12-31T12:00:00.354548+00:00"')
+    first = first.replace(b',"created_from":null', b"")
+    assert first != written
+    assert ProgressRecord.parse(first) == ProgressRecord.parse(written)
+
+
+@pytest.mark.parametrize("created", [b'"noon"', b"[]", b"{}"])
+def test_a_time_that_is_none_is_not_guessed_at(created: bytes) -> None:
+    written = record(Publication(IdRanges.of([3]), 700, NOON)).encode()
+    with pytest.raises(MalformedProgress):
+        ProgressRecord.parse(written.replace(str(NOON).encode(), created))
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"[]", b"\xff", b'{"version":2}', b'{"version":1}'])
