@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
+from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -147,7 +148,8 @@ class PostgresOutbox:
         """
         look = statements, values
         if look != self._look:
-            self._look, self._message = look, self._bound(statements, values)
+            message = b";".join((self._statement("window", "steer"), *statements))
+            self._look, self._message = look, bound(self._looks, message, {**self._values, **values})
         found = self._reader.pgconn.exec_(self._message)
         if found.status != ExecStatus.TUPLES_OK:
             raise psycopg.DatabaseError(found.get_error_message(self._reader.info.encoding))
@@ -157,11 +159,12 @@ class PostgresOutbox:
         transformer.set_pgresult(found)
         return transformer.load_rows(0, found.ntuples, partial(tuple.__new__, OutboxRow))
 
-    def _bound(self, statements: tuple[bytes, ...], values: dict[str, object]) -> bytes:
-        message = b";".join((self._statement("window", "steer"), *statements))
-        return self._looks.mogrify(message, {**self._values, **values}).encode(self._reader.info.encoding)
-
     def close(self) -> None:
         """See `Outbox.close`."""
         with suppress(psycopg.Error):
             self._opened.close()
+
+
+def bound(cursor: psycopg.ClientCursor[Any], query: bytes, values: dict[str, object]) -> bytes:
+    """`query` with `values` put in as literals, to be part of a message of the simple protocol."""
+    return cursor.mogrify(query, values).encode(cursor.connection.info.encoding)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import psycopg
 
 from outbox_plugin.adapters.history import History
-from outbox_plugin.adapters.postgres import PostgresOutbox
+from outbox_plugin.adapters.postgres import PostgresOutbox, bound
 from outbox_plugin.core.ports import Wanted
 from outbox_plugin.core.progress import Publication
 from outbox_plugin.core.row import OutboxRow
@@ -61,7 +61,8 @@ class WindowStore(PostgresOutbox):
                     last_id = id_ - 1
                     break
                 large.append(id_)
-            values = dict(self._reader.execute(*self._query("window", "values", ids=large), binary=True).fetchall())
+            asked = self._query("window", "values", ids=large)
+            values = dict(self._reader.execute(*asked, binary=True).fetchall()) if large else {}
         return [
             row._replace(value=values[row.id]) if row.id in sizes else row
             for row in rows
@@ -71,11 +72,11 @@ class WindowStore(PostgresOutbox):
     def purge(self, publications: Sequence[Publication]) -> int:
         """See `OutboxStore.purge`."""
         with reported():
-            if self._history:
-                self._history.keep_days()
             statements = [self._purge_statement(each) for each in publications if each.ids.ranges]
             if not statements:
                 return 0
+            if self._history:
+                self._history.keep_days()
             # One message of the simple protocol: one round trip, and one commit for all.
             return sum(each.rowcount for each in self._gone.execute(b";".join(statements)).results())
 
@@ -87,4 +88,4 @@ class WindowStore(PostgresOutbox):
             "created_from": publication.created_from,
         }
         name = "purge_into_history" if self._history else "purge"
-        return self._gone.mogrify(*self._query("window", name, **values)).encode(self._purger.info.encoding)
+        return bound(self._gone, *self._query("window", name, **values))

@@ -47,6 +47,11 @@ class Window:
         self._keep([row for row in self.rows if row.id not in gone])
 
 
+def rows_in(windows: Iterable[Window]) -> int:
+    """How many rows `windows` were read with and have kept, whether or not these have been handed over."""
+    return sum(window.size for window in windows)
+
+
 class Windows:
     """The windows of one term that are in flight, and the lanes that are parked."""
 
@@ -64,8 +69,10 @@ class Windows:
     @property
     def full(self) -> bool:
         """Whether reading on must wait until a window has been purged."""
-        rows = sum(window.size for window in (*self._published, *self._read))
-        return rows + ROWS_PER_WINDOW > ROWS_IN_FLIGHT or len(self._published) >= UNPURGED_WINDOWS
+        return (
+            rows_in((*self._published, *self._read)) + ROWS_PER_WINDOW > ROWS_IN_FLIGHT
+            or len(self._published) >= UNPURGED_WINDOWS
+        )
 
     def admit(self, rows: Sequence[OutboxRow]) -> Window | None:
         """Take up rows that a read returned; None where all of them are in lanes that were parked since it began."""

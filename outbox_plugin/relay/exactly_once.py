@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import closing
 
 from outbox_plugin.core.lanes import BadRow, first_bad_rows
@@ -11,7 +11,7 @@ from outbox_plugin.core.pace import PURGE_REST_SECONDS, PURGE_ROWS
 from outbox_plugin.core.ports import Log, OutboxStore, WakeUp
 from outbox_plugin.core.progress import ProgressRecord, Publication
 from outbox_plugin.core.takeover import left_behind
-from outbox_plugin.core.window import Window, Windows
+from outbox_plugin.core.window import Window, Windows, rows_in
 from outbox_plugin.errors import RowsRefused
 from outbox_plugin.relay.events import Observer, RowsBuried, RowsParked, TermBegan, WindowPublished, WindowPurged
 from outbox_plugin.relay.intake import Intake
@@ -206,7 +206,7 @@ class ExactlyOnce:
             with self._lock:
                 self._windows.purged(windows)
                 self._may_read.notify_all()
-            self._observe(WindowPurged(self._shard, _rows_in(windows)))
+            self._observe(WindowPurged(self._shard, rows_in(windows)))
 
     def _to_purge(self) -> list[Window]:
         """Waits for published windows, and a little for more; none when the publisher has ended and all are purged."""
@@ -217,8 +217,4 @@ class ExactlyOnce:
             return windows
 
     def _purge_is_due(self) -> bool:
-        return self._publisher_done or self._stages.stopping or _rows_in(self._published) >= PURGE_ROWS
-
-
-def _rows_in(windows: Iterable[Window]) -> int:
-    return sum(window.size for window in windows)
+        return self._publisher_done or self._stages.stopping or rows_in(self._published) >= PURGE_ROWS

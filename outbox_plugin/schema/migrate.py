@@ -55,12 +55,15 @@ def migrate(settings: Settings, *, wake_up: bool | None = None) -> list[str]:
 
 
 def _wake_up(connection: psycopg.Connection[tuple[Any, ...]], settings: Settings, *, install: bool) -> None:
-    table, names = settings.table, ("create_function", "create_trigger") if install else ("drop_trigger",)
+    table = settings.table
+    if not install:
+        connection.execute(statement("wake_up", "drop_trigger", table))
+        return
     asked = {"table": table, "shards": settings.shards}
     [(shards,)] = connection.execute(statement("wake_up", "shards", table), asked).fetchall()
-    for name in names:
-        values = {"table_name": sql.Literal(table), "shards": sql.Literal(shards)}
-        connection.execute(statement("wake_up", name, table, **values))
+    connection.execute(statement("wake_up", "create_function", table))
+    arguments = {"table_name": sql.Literal(table), "shards": sql.Literal(shards)}
+    connection.execute(statement("wake_up", "create_trigger", table, **arguments))
 
 
 def migrations() -> dict[str, str]:
