@@ -61,7 +61,8 @@ def _wake_up(connection: psycopg.Connection[tuple[Any, ...]], settings: Settings
         return
     asked = {"table": table, "shards": settings.shards}
     [(shards,)] = connection.execute(statement("wake_up", "shards", table), asked).fetchall()
-    connection.execute(statement("wake_up", "create_function", table))
+    awake = [statement("wake_up", "awake", table, shard=sql.Literal(shard)) for shard in range(shards)]
+    connection.execute(statement("wake_up", "create_function", table, all_awake=sql.SQL(" AND ").join(awake)))
     arguments = {"table_name": sql.Literal(table), "shards": sql.Literal(shards)}
     connection.execute(statement("wake_up", "create_trigger", table, **arguments))
 

@@ -16,12 +16,12 @@ _NAME_LINE = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
 
 def compose(text: str, table: str, **parts: sql.Composable) -> sql.Composed:
-    """`text` with the outbox `table`, its function and our other tables, all of one schema, put in as identifiers.
+    """`text` with the outbox `table`, its functions and our other tables, all of one schema, put in as identifiers.
 
     `parts` are put in where `text` names them.
     """
     *schema, name = table.split(".")
-    named_after_it = {"outbox": name, "outbox_emit": f"{name}_emit"}
+    named_after_it = {"outbox": name, "outbox_emit": f"{name}_emit", "outbox_wake_up": f"{name}_wake_up"}
     names = set(re.findall(r"(?<!\{)\{(outbox\w*)\}", text))
     tables = {each: sql.Identifier(*schema, named_after_it.get(each, each)) for each in names}
     return sql.SQL(text).format(**tables, **parts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import psycopg
@@ -12,7 +13,13 @@ from psycopg import sql
 
 from outbox_plugin.errors import InvalidEvent, OutboxError
 from outbox_plugin.schema.statements import statement
-from outbox_plugin.spark.staging import PREFIX, Attempt, StagingTable, identifier, row_column
+from outbox_plugin.spark.staging import PARTITION_BITS, PREFIX, Attempt, StagingTable, identifier, row_column
+
+# Where all of a partition's rows are published in their order, a place is known without counting.
+_KNOWN_PLACE = sql.SQL(
+    "(%(earlier)s::bigint[])[1 + (outbox_ordinal >> {bits})] + (outbox_ordinal & {mask}) + 1"
+).format(bits=PARTITION_BITS, mask=(1 << PARTITION_BITS) - 1)
+_COUNTED_PLACE = sql.SQL("row_number() OVER (ORDER BY {order})")
 
 
 class StagingLost(OutboxError):
@@ -24,9 +31,30 @@ class Staged:
     """What the attempts that Spark accepted have put into a staging table."""
 
     table: StagingTable
-    attempts: list[str]
-    rows: int
-    set_aside: int
+    attempts: list[Attempt]
+
+    @property
+    def ids(self) -> list[str]:
+        """Of the attempts."""
+        return [attempt.id for attempt in self.attempts]
+
+    @property
+    def rows(self) -> int:
+        """How many there are to publish."""
+        return sum(attempt.rows for attempt in self.attempts)
+
+    @property
+    def set_aside(self) -> int:
+        """How many go to the dead letters instead."""
+        return sum(attempt.set_aside for attempt in self.attempts)
+
+    @property
+    def earlier(self) -> list[int]:
+        """How many rows the partitions before each partition have."""
+        rows = [0] * (1 + max((attempt.partition for attempt in self.attempts), default=0))
+        for attempt in self.attempts:
+            rows[attempt.partition] = attempt.rows
+        return [0, *accumulate(rows)][:-1]
 
 
 def accepted(table: StagingTable, attempts: Iterable[Attempt]) -> Staged:
@@ -35,12 +63,11 @@ def accepted(table: StagingTable, attempts: Iterable[Attempt]) -> Staged:
     Raises:
         InvalidEvent: an attempt met a row that the outbox or Kafka would refuse.
     """
-    all_of_them = list(attempts)
-    for attempt in all_of_them:
+    staged = Staged(table, list(attempts))
+    for attempt in staged.attempts:
         if attempt.bad:
             raise InvalidEvent(attempt.bad.column, attempt.bad.problem)
-    rows, set_aside = (sum(getattr(each, name) for each in all_of_them) for name in ("rows", "set_aside"))
-    return Staged(table, [attempt.id for attempt in all_of_them], rows, set_aside)
+    return staged
 
 
 def publish_events(
@@ -61,8 +88,11 @@ def publish_events(
         sql.SQL("{} NULLS FIRST").format(sql.Identifier(name)) for name in staged.table.form.order
     ]  # Nulls as in Spark.
     order = sql.SQL(", ").join([*asked, sql.Identifier("outbox_ordinal")])
-    values = {"attempts": staged.attempts, "job_id": job_id}
-    _run(connection, staged, "publish_events", staged.rows, {**values, "before": before}, order=order)
+    place = _COUNTED_PLACE.format(order=order) if asked or staged.set_aside else _KNOWN_PLACE
+    values = {"attempts": staged.ids, "job_id": job_id}
+    placed = {**values, "before": before, "earlier": staged.earlier}
+    connection.execute(statement("staging", "sort_in_memory", staged.table.outbox))
+    _run(connection, staged, "publish_events", staged.rows, placed, order=order, place=place)
     if staged.set_aside:
         _run(connection, staged, "set_aside", staged.set_aside, {**values, "table": staged.table.outbox})
 
@@ -88,7 +118,7 @@ def publish_rows(
         staged,
         "publish_rows",
         rows,
-        {"attempts": staged.attempts},
+        {"attempts": staged.ids},
         business=target,
         columns=columns,
         taken=taken,

@@ -26,14 +26,15 @@ from outbox_plugin.spark.rows import BadRow, Limits
 
 PREFIX = "outbox_staging_"
 RESTART_SECONDS = 30.0
-_ROWS_PER_PARTITION = 1 << 40  # Ordinals of one partition stay below those of the next.
+PARTITION_BITS = 40  # An ordinal is its partition's number, and in so many bits the row's number in there.
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What one attempt of a task staged: how many rows, and how many that are set aside; or the first bad row."""
+    """What one attempt of a partition's task staged: rows, and those that are set aside; or the first bad row."""
 
     id: str
+    partition: int
     rows: int
     set_aside: int = 0
     bad: BadRow | None = None
@@ -104,7 +105,8 @@ class StageTask:
         A bad row ends the attempt, unless such rows are to be set aside; nothing of a job that has one is published.
         """
         context = TaskContext.get()
-        first = (context.partitionId() if context else 0) * _ROWS_PER_PARTITION
+        partition = context.partitionId() if context else 0
+        first = partition << PARTITION_BITS
         attempt, rows, aside = uuid.uuid4(), 0, 0
         with closing(_connected(self.dsn)) as connection:
             limits = self._prepare(connection)
@@ -117,7 +119,7 @@ class StageTask:
                             continue
                         converted = self.table.form.convert(batch, limits)
                         if converted.bad and not self.set_aside:
-                            return Attempt(attempt.hex, 0, 0, converted.bad[min(converted.bad)])
+                            return Attempt(attempt.hex, partition, 0, 0, converted.bad[min(converted.bad)])
                         ordinals = pa.array(np.arange(first + rows, first + rows + batch.num_rows))
                         columns = [ordinals, *converted.columns]
                         copy.write(binary_rows(attempt, columns) if binary else csv_rows(attempt, columns))
@@ -126,7 +128,7 @@ class StageTask:
                     copy.write(BINARY_END if binary else b"")
                 if self.leased_for:
                     self.table.lease(connection, self.leased_for)
-        return Attempt(attempt.hex, rows - aside, aside)
+        return Attempt(attempt.hex, partition, rows - aside, aside)
 
     def _prepare(self, connection: psycopg.Connection[tuple[Any, ...]]) -> Limits:
         if self.leased_for:

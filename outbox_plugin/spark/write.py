@@ -25,7 +25,7 @@ from outbox_plugin.spark.rows import BadRow
 from outbox_plugin.spark.staging import PREFIX, Attempt, StageTask, StagingTable
 
 PURPOSE = "outbox spark driver"
-_ATTEMPT = "id string, rows long, set_aside long, bad_column string, problem string"
+_ATTEMPT = "id string, partition long, rows long, set_aside long, bad_column string, problem string"
 _Connection = psycopg.Connection[tuple[Any, ...]]
 
 
@@ -162,9 +162,9 @@ class _Reported:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         attempt = self.task(batches)
-        said = [attempt.id, attempt.rows, attempt.set_aside, *(attempt.bad or (None, None))]
-        kinds = [pa.string(), pa.int64(), pa.int64(), pa.string(), pa.string()]
-        names = ["id", "rows", "set_aside", "bad_column", "problem"]
+        said = [attempt.id, attempt.partition, attempt.rows, attempt.set_aside, *(attempt.bad or (None, None))]
+        kinds = [pa.string(), pa.int64(), pa.int64(), pa.int64(), pa.string(), pa.string()]
+        names = ["id", "partition", "rows", "set_aside", "bad_column", "problem"]
         yield pa.RecordBatch.from_arrays(
             [pa.array([each], kind) for each, kind in zip(said, kinds, strict=True)], names
         )
@@ -172,7 +172,7 @@ class _Reported:
 
 def _as_attempt(row: Row) -> Attempt:
     bad = None if row["problem"] is None else BadRow(row["bad_column"], row["problem"])
-    return Attempt(row["id"], row["rows"], row["set_aside"], bad)
+    return Attempt(row["id"], row["partition"], row["rows"], row["set_aside"], bad)
 
 
 def _quoted(name: str) -> str:

@@ -117,6 +117,24 @@ def test_without_an_order_it_is_that_of_the_rows(spark: SparkSession, settings: 
     assert written == list(range(3_000))
 
 
+@pytest.mark.parametrize("last_key", ["k", None])
+def test_places_count_on_over_the_partitions(spark: SparkSession, settings: Settings, last_key: str | None) -> None:
+    """Also where partitions are uneven, or empty, or have a row that is set aside."""
+    first = spark.range(0, 1_000, 1, 2).where("id < 700").union(spark.range(700, 705, 1, 1))
+    events = first.select(f.lit("k").alias("key"), f.col("id").cast("string").alias("value"))
+    last = spark.createDataFrame([("k", "705"), (last_key, "bad"), ("k", "706")], "key string, value string").coalesce(
+        1
+    )
+    save(
+        settings,
+        spark.range(0, 1, 1, 3).where("false").selectExpr("'k' AS key", "'' AS value").union(events).union(last),
+        onBadRow="deadLetter",
+    )
+    written = [(value, int(texts[-1])) for _, value, _, texts in outbox_rows(settings)]
+    values = [str(number) for number in range(706)] + (["bad"] if last_key else []) + ["706"]
+    assert written == [(value, place) for place, value in enumerate(values, 1)]
+
+
 def test_business_rows_appear_with_their_events(spark: SparkSession, settings: Settings) -> None:
     rows = numbers(spark, 1_000).withColumn("content", f.encode("name", "utf-8"))
     events = rows.withColumn("key", f.col("name")).withColumn("value", f.struct("name"))

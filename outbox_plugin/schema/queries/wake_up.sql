@@ -1,17 +1,19 @@
 -- name: create_function
 -- Wakes the harvesters that sleep, and takes no database-wide lock while none does: NOTIFY would, at every commit.
 -- A shard's leader that sleeps holds the shard's lock, so ours is refused, and we notify. While we hold ours, to the end
--- of the transaction, no leader falls asleep: it would not hear of the row. Writers need no right to our tables, and do
--- not pay for a look at them: for how many shards they do this is the trigger's second argument.
+-- of the transaction, no leader falls asleep: it would not hear of the row. Writers need no right to our tables, and pay
+-- for no look at them: the shards' locks are written out, in one expression, as a loop would cost as much again.
 CREATE OR REPLACE FUNCTION {outbox_wake_up}() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    FOR shard IN 0 .. TG_ARGV[1]::int - 1 LOOP
-        IF NOT pg_try_advisory_xact_lock_shared((TG_RELID::bigint << 16) | shard) THEN
-            PERFORM pg_notify('outbox', TG_ARGV[0]);
-        END IF;
-    END LOOP;
+    IF NOT ({all_awake}) THEN
+        PERFORM pg_notify('outbox', TG_ARGV[0]);
+    END IF;
     RETURN NULL;
 END $$
+
+-- name: awake
+-- Whether the leader of a shard is awake, and will be until the transaction ends.
+pg_try_advisory_xact_lock_shared((TG_RELID::bigint << 16) | {shard})
 
 -- name: shards
 -- How many shards the outbox has, or is to have.
