@@ -6,8 +6,6 @@ import json
 import random
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
-from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -25,12 +23,16 @@ def bench() -> None:
     """Benchmarks: ratios from one run, against the servers that the settings name."""
 
 
+def _json(function: _Function) -> _Function:
+    return click.option("--json", "as_json", is_flag=True, help="For machines.")(function)
+
+
 def _benchmark(function: _Function) -> _Function:
-    """What most have."""
+    """What those of a harvester have."""
     delivery = click.option(
         "--delivery", type=click.Choice(["exactly-once", "at-least-once"]), help="In place of OUTBOX_DELIVERY."
     )
-    return delivery(click.option("--json", "as_json", is_flag=True, help="For machines.")(function))
+    return delivery(_json(function))
 
 
 def _rounds(function: _Function) -> _Function:
@@ -42,12 +44,16 @@ def _rows(function: _Function) -> _Function:
 
 
 def _run(benchmark: Callable[[Settings, Tell], Report], delivery: str | None, as_json: bool) -> None:
-    """Run it, tell how it goes (on standard error, where standard output is for machines), and show what it found."""
+    """Run it, tell how it goes, and show what it found."""
     from outbox_plugin.settings import Settings
 
     settings = Settings(**({"delivery": delivery} if delivery else {}))
-    report = benchmark(settings, lambda line: click.echo(line, err=as_json))
-    _show(report, as_json)
+    _show(benchmark(settings, _teller(as_json)), as_json)
+
+
+def _teller(as_json: bool) -> Tell:
+    """Says how it goes: on standard error, where standard output is for machines."""
+    return lambda line: click.echo(line, err=as_json)
 
 
 def _show(report: Report, as_json: bool) -> None:
@@ -147,7 +153,7 @@ def chaos(seconds: float, seed: int | None, delivery: Delivery | None, as_json: 
     from outbox_plugin.bench.chaos import chaos
 
     seed = random.randrange(1_000_000) if seed is None else seed
-    report = chaos(seconds, seed, delivery, lambda line: click.echo(line, err=as_json))
+    report = chaos(seconds, seed, delivery, _teller(as_json))
     _show(report, as_json)
     if not report.clean:
         sys.exit(1)
@@ -168,103 +174,61 @@ def takeover(times: int, delivery: str | None, as_json: bool) -> None:
 @bench.command()
 @click.option("--partitions", default=10_000, show_default=True, help="Partitions that are held.")
 @click.option("--instances", default=500, show_default=True, help="Instances that hold them.")
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@_json
 def coordination(partitions: int, instances: int, as_json: bool) -> None:
     """Compute who holds what from its log (no server is needed), and measure what that keeps in memory."""
-    from outbox_plugin.bench import coordination as benchmark
+    from outbox_plugin.bench.coordination import coordination
 
-    report = benchmark.coordination(partitions, instances)
-    if as_json:
-        click.echo(json.dumps(asdict(report)))
-        return
-    click.echo(
-        f"{report.partitions:,} partitions, {report.instances:,} instances: {report.messages:,} messages in "
-        f"{report.seconds:.2f} s ({report.cpu_seconds:.2f} CPU s)"
-    )
-    for messages, megabytes in zip(report.lengths, report.megabytes, strict=True):
-        click.echo(f"in memory after {messages:9,} messages: {megabytes:.1f} MB")
+    _show(coordination(partitions, instances), as_json)
 
 
 @bench.command()
 @click.option("--records", default=60_000, show_default=True, help="Records in the topic.")
 @click.option("--keys", default=1_000, show_default=True, help="Distinct keys, each a row that is updated.")
-@click.option("--rounds", default=3, show_default=True, help="How often each is measured, in turn.")
+@_rounds
 @click.option("--concurrency", default=4, show_default=True, help="Connections, of the inbox and of the floor.")
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@_json
 def inbox(records: int, keys: int, rounds: int, concurrency: int, as_json: bool) -> None:
     """Handle a topic, one UPDATE a record, against the same SQL without an inbox (the floor)."""
     from outbox_plugin.bench.inbox import bench_inbox
-    from outbox_plugin.settings import Settings
 
-    report = bench_inbox(Settings(), records, keys, rounds, concurrency, lambda line: click.echo(line, err=as_json))
-    if as_json:
-        click.echo(json.dumps({**asdict(report), "ratio": report.ratio}))
-        return
-    click.echo(f"floor  {median(report.floor):8,.0f} records/s (median of {rounds})")
-    click.echo(f"inbox  {median(report.inbox):8,.0f} records/s")
-    click.echo(f"ratio  {report.ratio:8.2f} of the floor")
+    _run(lambda settings, tell: bench_inbox(settings, records, keys, rounds, concurrency, tell), None, as_json)
 
 
 @bench.command()
 @click.option("--turns", default=150, show_default=True, help="How often each has its turn, 20 events a turn.")
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@_json
 def emit(turns: int, as_json: bool) -> None:
     """Emit on each kind of connection, against a plain INSERT of the same row by hand."""
-    from outbox_plugin.bench.emit import Cost, bench_emit
-    from outbox_plugin.settings import Settings
+    from outbox_plugin.bench.emit import bench_emit
 
-    def tell(cost: Cost) -> None:
-        kind = "many a call" if cost.many else "one a call"
-        click.echo(
-            f"{cost.driver:36} {kind:12} {cost.plain:7.1f} µs by hand, {cost.emitted:7.1f} µs: {cost.ratio:.2f}",
-            err=as_json,
-        )
-
-    costs = bench_emit(Settings(), turns, tell)
-    if as_json:
-        click.echo(json.dumps([asdict(cost) for cost in costs]))
+    _run(lambda settings, tell: bench_emit(settings, turns, tell), None, as_json)
 
 
 @bench.command()
 @click.option("--rows", default=1_000_000, show_default=True, help="Rows, about 200 bytes each.")
-@click.option("--rounds", default=3, show_default=True, help="How often each way is measured, in turn.")
+@_rounds
 @click.option("--master", default="local[2]", show_default=True, help="Where Spark runs.")
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@_json
 def spark(rows: int, rounds: int, master: str, as_json: bool) -> None:
     """Write with Spark's sink, against Spark's own JDBC append of the same rows."""
     from outbox_plugin.bench.spark import measure
     from outbox_plugin.embedded.java import spark_java_home
-    from outbox_plugin.settings import Settings
     from outbox_plugin.spark.session import spark_session
 
-    settings = Settings()
-    with spark_session(master, java_home=str(spark_java_home())) as session:
-        report = measure(session, settings, rows, rounds, lambda line: click.echo(line, err=as_json))
-    ratios = report.ratios
-    if as_json:
-        click.echo(json.dumps({**asdict(report), "ratios": ratios}))
-        return
-    click.echo(f"the sink is {ratios['append']:.2f} times as fast as the append, which is not atomic")
-    click.echo(f"            {ratios['rewriting_append']:.2f} times as fast as the append with reWriteBatchedInserts")
-    click.echo(f"an application's insert waits {ratios['p99']:.2f} times as long at p99 while the job commits")
+    def in_session(settings: Settings, tell: Tell) -> Report:
+        with spark_session(master, java_home=str(spark_java_home())) as session:
+            return measure(session, settings, rows, rounds, tell)
+
+    _run(in_session, None, as_json)
 
 
 @bench.command()
 @click.option("--ticks", default=500, show_default=True, help="How many, after a warm-up.")
 @click.option("--topic", "topics", multiple=True, help="A topic whose end each tick reports; may be repeated.")
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@_json
 def tick(ticks: int, topics: tuple[str, ...], as_json: bool) -> None:
     """What a tick of the Dagster sensor costs, and whether many of them leave anything behind."""
-    from outbox_plugin.bench import tick as benchmark
-    from outbox_plugin.settings import Settings
+    from outbox_plugin.bench.tick import tick
 
-    report = benchmark.tick(Settings(), list(topics), ticks, lambda line: click.echo(line, err=True))
-    if as_json:
-        click.echo(json.dumps(asdict(report)))
-        return
-    click.echo(f"median     {report.median_seconds:.3f} s, of it {report.cpu_seconds:.3f} s of CPU, a tick")
-    click.echo(f"p99, worst {report.p99_seconds:.3f} s, {report.worst_seconds:.3f} s")
-    click.echo(
-        f"memory     {report.memory_before:.1f} MB before, {report.memory_after:.1f} MB after {report.ticks} ticks"
-    )
-    click.echo(f"threads    {report.threads_before} before, {report.threads_after} after")
+    _run(lambda settings, tell: tick(settings, list(topics), ticks, tell), None, as_json)

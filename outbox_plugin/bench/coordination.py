@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 import tracemalloc
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from outbox_plugin.coordination.claims import Place
 from outbox_plugin.coordination.messages import ClaimingPartition, Heartbeat, Message, decode, encode
@@ -29,6 +30,21 @@ class CoordinationReport:
     cpu_seconds: float
     lengths: list[int] = field(default_factory=list)
     megabytes: list[float] = field(default_factory=list)
+
+    def lines(self) -> list[str]:
+        """See `Report.lines`."""
+        return [
+            f"{self.partitions:,} partitions, {self.instances:,} instances: {self.messages:,} messages in "
+            f"{self.seconds:.2f} s ({self.cpu_seconds:.2f} CPU s)",
+            *(
+                f"in memory after {messages:9,} messages: {megabytes:.1f} MB"
+                for messages, megabytes in zip(self.lengths, self.megabytes, strict=True)
+            ),
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """See `Report.to_json`."""
+        return asdict(self)
 
 
 def coordination(partitions: int, instances: int) -> CoordinationReport:

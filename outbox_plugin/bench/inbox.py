@@ -10,9 +10,8 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
@@ -23,7 +22,7 @@ from confluent_kafka.cimpl import NewTopic
 from psycopg import sql
 
 from outbox_plugin.adapters.kafka import client_config
-from outbox_plugin.bench.scratch import PATIENCE_SECONDS, scratch_outbox
+from outbox_plugin.bench.scratch import PATIENCE_SECONDS, Tell, scratch_outbox
 from outbox_plugin.inbox import Inbox, Received
 from outbox_plugin.inbox.lanes import MOST_TOGETHER
 from outbox_plugin.schema.connection import connect
@@ -46,6 +45,18 @@ class InboxReport:
     def ratio(self) -> float:
         """The inbox's records per second over the floor's."""
         return median(ours / floor for ours, floor in zip(self.inbox, self.floor, strict=True))
+
+    def lines(self) -> list[str]:
+        """See `Report.lines`."""
+        return [
+            f"floor  {median(self.floor):8,.0f} records/s (median of {len(self.floor)})",
+            f"inbox  {median(self.inbox):8,.0f} records/s",
+            f"ratio  {self.ratio:8.2f} of the floor",
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """See `Report.to_json`."""
+        return {**asdict(self), "ratio": self.ratio}
 
 
 class _Done:
@@ -73,9 +84,7 @@ class _Done:
         return self._rate
 
 
-def bench_inbox(
-    settings: Settings, records: int, keys: int, rounds: int, seats: int, tell: Callable[[str], None]
-) -> InboxReport:
+def bench_inbox(settings: Settings, records: int, keys: int, rounds: int, seats: int, tell: Tell) -> InboxReport:
     """Handle a topic of `records`, each an UPDATE of its key's row, with the floor and with an inbox, in turn."""
     report = InboxReport(records, keys, [], [])
     with scratch_outbox(settings) as scratch:

@@ -9,12 +9,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median, quantiles
+from typing import Any
 
 import psutil
 from dagster import AssetKey, DagsterInstance, SensorDefinition, build_sensor_context
 
+from outbox_plugin.bench.scratch import Tell
 from outbox_plugin.dagster import HarvesterResource, OutboxResource, build_harvester_sensor
 from outbox_plugin.dagster.daemon import Daemon
 from outbox_plugin.settings import Settings
@@ -25,7 +27,7 @@ PATIENCE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class TickReport:
     """Seconds of wall clock and of CPU per tick; memory of the process in MB, after the warm-up and at the end."""
 
     ticks: int
@@ -38,8 +40,21 @@ class Report:
     threads_before: int
     threads_after: int
 
+    def lines(self) -> list[str]:
+        """See `Report.lines`."""
+        return [
+            f"median     {self.median_seconds:.3f} s, of it {self.cpu_seconds:.3f} s of CPU, a tick",
+            f"p99, worst {self.p99_seconds:.3f} s, {self.worst_seconds:.3f} s",
+            f"memory     {self.memory_before:.1f} MB before, {self.memory_after:.1f} MB after {self.ticks} ticks",
+            f"threads    {self.threads_before} before, {self.threads_after} after",
+        ]
 
-def tick(settings: Settings, topics: list[str], ticks: int, tell: Callable[[str], None]) -> Report:
+    def to_json(self) -> dict[str, Any]:
+        """See `Report.to_json`."""
+        return asdict(self)
+
+
+def tick(settings: Settings, topics: list[str], ticks: int, tell: Tell) -> TickReport:
     """Tick `ticks` times as the code server would, with a daemon that harvests meanwhile; `tell` is told how far."""
     process = psutil.Process()
     sensor = build_harvester_sensor(AssetKey("harvester"), topics=topics)
@@ -57,7 +72,7 @@ def tick(settings: Settings, topics: list[str], ticks: int, tell: Callable[[str]
             if number % 100 == 0:
                 tell(f"{number} ticks: {median(seconds):.3f} s each, {process.memory_info().rss / 1e6:.1f} MB")
         gc.collect()
-        return Report(
+        return TickReport(
             ticks,
             median(seconds),
             quantiles(seconds, n=100, method="inclusive")[98],
