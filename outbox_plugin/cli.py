@@ -88,7 +88,8 @@ def migrate(wake_up: bool | None) -> None:
 )
 def harvest(adopt: bool) -> None:
     """Relay the outbox to Kafka until SIGTERM or SIGINT; then hand over."""
-    from outbox_plugin.harvester import Harvester, look_for_cycles_less_often, run_together
+    from outbox_plugin.background import run_together
+    from outbox_plugin.harvester import Harvester, look_for_cycles_less_often
 
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     stop = threading.Event()

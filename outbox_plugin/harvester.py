@@ -8,13 +8,12 @@ import logging
 import os
 import random
 import socket
-import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime
-from types import TracebackType
-from typing import Any, Self
+from functools import partial
+from typing import Any
 
 import psycopg
 
@@ -28,6 +27,7 @@ from outbox_plugin.adapters.postgres import PostgresOutbox
 from outbox_plugin.adapters.progress import read_progress
 from outbox_plugin.adapters.wake_up import PostgresWakeUp
 from outbox_plugin.adapters.window_store import WindowStore
+from outbox_plugin.background import Background
 from outbox_plugin.core.election import Election, Timing
 from outbox_plugin.core.heartbeat import Heartbeat
 from outbox_plugin.core.pace import ERROR_FIRST, ERROR_LAST, Backoff
@@ -55,7 +55,7 @@ def _wall_clock() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-class Harvester:
+class Harvester(Background):
     """Relays an outbox to Kafka until it is stopped.
 
     Any number may run for one outbox: one leads a shard at a time, the others stand by. Who starts last decides how
@@ -74,72 +74,16 @@ class Harvester:
             observe: is called, from the harvester's threads, with what happens.
             adopt: take over a group that served an outbox which is gone, or an outbox that another group served.
         """
+        super().__init__("harvester")
         self._settings = settings
         self._observe_too = observe
         self._adopt = adopt
         self._names = Names.of(settings)
         self._exactly_once = settings.delivery == "exactly-once"
         self._runtime = Threads()
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
 
-    def start(self) -> None:
-        """Check both servers and what is in them, then harvest in the background. Starting twice does nothing.
-
-        Raises:
-            UserError: a setting, a server or the schema is not as it must be; nothing has been touched.
-        """
-        if self._thread is not None:
-            return
-        identity, layout, note = self._check()
-        self._thread = threading.Thread(
-            target=self._live, args=(identity, layout, note), name="outbox-supervisor", daemon=True
-        )
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Hand over and end; returns when everything is closed. Safe to call twice, or without a start."""
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def run(self, stop: threading.Event) -> None:
-        """Start, and harvest until `stop` is set; then hand over.
-
-        Raises:
-            UserError: see `start`.
-            OutboxError: what made the harvester end by itself.
-        """
-        run_together([self], stop)
-
-    @property
-    def error(self) -> BaseException | None:
-        """What made it end by itself; None if nothing did."""
-        return self._error
-
-    @property
-    def alive(self) -> bool:
-        """Whether it runs. False before the start, after the stop, and after it has ended by itself."""
-        return self._thread is not None and self._thread.is_alive()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    async def __aenter__(self) -> Self:
-        await asyncio.to_thread(self.start)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await asyncio.to_thread(self.stop)
+    def _prepare(self, loop: asyncio.AbstractEventLoop | None) -> Callable[[], None]:  # noqa: ARG002
+        return partial(self._harvest, *self._check())
 
     def _check(self) -> tuple[Identity, Layout, str | None]:
         """Everything that a user can mend, looked at before anything is touched; also a note for the status."""
@@ -171,16 +115,12 @@ class Harvester:
     def _connect(self) -> psycopg.Connection[tuple[Any, ...]]:
         return connect(self._settings, purpose="outbox harvester (start)")
 
-    def _live(self, identity: Identity, layout: Layout, note: str | None) -> None:
-        try:
-            while not self._stop.is_set():
-                try:
-                    self._supervisor(identity, layout, note).run(self._stop.is_set)
-                except LayoutChanged:
-                    layout = self._next_layout(layout)
-        except BaseException as error:
-            self._error = error
-            logger.error("the harvester ends: %s", error)
+    def _harvest(self, identity: Identity, layout: Layout, note: str | None) -> None:
+        while not self._stop.is_set():
+            try:
+                self._supervisor(identity, layout, note).run(self._stop.is_set)
+            except LayoutChanged:
+                layout = self._next_layout(layout)
 
     def _next_layout(self, last: Layout) -> Layout:
         """The layout that the database has now, once both servers know of it; `last` when we are to stop.
@@ -304,23 +244,3 @@ def look_for_cycles_less_often() -> None:
     """
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)
-
-
-def run_together(harvesters: Sequence[Harvester], stop: threading.Event) -> None:
-    """Run harvesters of several outboxes until `stop` is set, or one of them has ended by itself; then stop all.
-
-    Raises:
-        UserError: see `Harvester.start`.
-        OutboxError: what made a harvester end by itself.
-    """
-    try:
-        for harvester in harvesters:
-            harvester.start()
-        while not stop.wait(0.2) and all(harvester.alive for harvester in harvesters):
-            pass
-    finally:
-        for harvester in harvesters:
-            harvester.stop()
-    for harvester in harvesters:
-        if harvester.error is not None:
-            raise harvester.error

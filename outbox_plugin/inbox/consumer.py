@@ -6,16 +6,16 @@ import asyncio
 import inspect
 import logging
 import random
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from types import TracebackType
-from typing import Any, Self, cast
+from functools import partial
+from typing import Any, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from outbox_plugin.adapters.kafka import Admin, client_config, refusal
+from outbox_plugin.background import Background
 from outbox_plugin.errors import InvalidSetting, ServerRefused
 from outbox_plugin.inbox.board import Board
 from outbox_plugin.inbox.cleaning import Keep
@@ -45,7 +45,7 @@ _REFUSED = {
 }
 
 
-class Inbox:
+class Inbox(Background):
     """Consumes topics, and runs a handler for each event, whose database effects happen once.
 
     The handler gets a psycopg connection, with a transaction open, and the event. What it writes, emits included, is
@@ -94,6 +94,7 @@ class Inbox:
                 f"Inbox: expected a group, a list of topics, and a concurrency of at least 1 "
                 f"(given: group={group!r}, topics={topics!r}, concurrency={concurrency})"
             )
+        super().__init__(f"inbox {group}")
         self._settings = settings
         self._group = group
         self._topics = list(topics)
@@ -102,27 +103,17 @@ class Inbox:
         self._retry = retry
         self._keep = Keep(keep, keep_dead_letters)
         self._board = Board(concurrency)
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._error: Exception | None = None
         self._paused = False
 
-    def start(self) -> None:
-        """Check both servers, then consume in the background. Starting twice does nothing.
+    @property
+    def partitions(self) -> list[Place]:
+        """The partitions, as (topic, number), that this process handles now."""
+        return self._board.places()
 
-        Raises:
-            UserError: a setting, a server or the schema is not as it must be.
-        """
-        self._start(None)
-
-    def _start(self, loop: asyncio.AbstractEventLoop | None) -> None:
-        if self._thread is not None:
-            return
+    def _prepare(self, loop: asyncio.AbstractEventLoop | None) -> Callable[[], None]:
         self._check()
         seats = self._seats(loop)
-        consumer = self._consumer()
-        self._thread = threading.Thread(target=self._live, args=(consumer, seats), name="outbox-inbox", daemon=True)
-        self._thread.start()
+        return partial(self._consume, self._consumer(), seats)
 
     def _check(self) -> None:
         Admin(self._settings).check_reachable()
@@ -156,57 +147,7 @@ class Inbox:
         consumer.subscribe(self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
         return consumer
 
-    def stop(self) -> None:
-        """End: records that are being handled are finished, and offsets committed. Safe to call twice, or unstarted."""
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def run(self, stop: threading.Event) -> None:
-        """Start, and consume until `stop` is set.
-
-        Raises:
-            UserError: see `start`.
-            OutboxError: what made the inbox end by itself.
-        """
-        self.start()
-        try:
-            while not stop.wait(0.2) and self.alive:
-                pass
-        finally:
-            self.stop()
-        if self._error is not None:
-            raise self._error
-
-    @property
-    def alive(self) -> bool:
-        """Whether it runs. False before the start, after the stop, and after it has ended by itself."""
-        return self._thread is not None and self._thread.is_alive()
-
-    @property
-    def partitions(self) -> list[Place]:
-        """The partitions, as (topic, number), that this process handles now."""
-        return self._board.places()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    async def __aenter__(self) -> Self:
-        await asyncio.to_thread(self._start, asyncio.get_running_loop())
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await asyncio.to_thread(self.stop)
-
-    def _live(self, consumer: Consumer, seats: ThreadSeats | TaskSeats) -> None:
+    def _consume(self, consumer: Consumer, seats: ThreadSeats | TaskSeats) -> None:
         housekeeping = Housekeeping(self._settings, self._group, self._board, self._keep)
         seats.start()
         housekeeping.start()
@@ -218,9 +159,6 @@ class Inbox:
                 if time.monotonic() - committed_at > COMMIT_SECONDS:
                     self._commit(consumer, self._board.committable(), wait=False)
                     committed_at = time.monotonic()
-        except Exception as error:
-            logger.error("the inbox %s has ended: %s", self._group, error)
-            self._error = error
         finally:
             housekeeping.stop()
             self._board.stop()
