@@ -12,6 +12,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from outbox_plugin.adapters.kafka import Names, client_config, refusal
 from outbox_plugin.asking import Asked
 from outbox_plugin.core.heartbeat import Heartbeat
+from outbox_plugin.core.lanes import ParkedLane
 from outbox_plugin.errors import ServerRefused
 from outbox_plugin.schema.connection import connect, reported_as_refusal
 from outbox_plugin.schema.statements import statement
@@ -54,17 +55,6 @@ class ShardStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Parked:
-    """A key of a topic that waits behind a row which Kafka refuses; the whole topic where `key` is None."""
-
-    topic: str
-    key: str | None
-    row_id: int
-    reason: str
-    since: str
-
-
-@dataclass(frozen=True, slots=True)
 class Status:
     """The outbox and its harvesters. `backlog` is None while Postgres is away; `errors` says which server is.
 
@@ -76,12 +66,13 @@ class Status:
     shards: tuple[ShardStatus, ...]
     errors: tuple[str, ...]
     parked_keys: int = 0
-    parked: tuple[Parked, ...] = ()
+    parked: tuple[ParkedLane, ...] = ()
     dead_letters: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """The status as plain values."""
-        return asdict(self)
+        parked = [{**asdict(lane), "since": lane.since.isoformat()} for lane in self.parked]
+        return {**asdict(self), "parked": parked}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +83,7 @@ class _Table:
     oldest_seconds: float | None
     lags: tuple[int, ...]  # By shard.
     paused: frozenset[int]
-    parked: tuple[Parked, ...]
+    parked: tuple[ParkedLane, ...]
     dead_letters: int
 
 
@@ -157,7 +148,7 @@ def _table(settings: Settings, seconds: float) -> _Table:
         round(max(0.0, oldest), 3) if oldest is not None else None,
         tuple(by_shard.get(shard, 0) for shard in range(shards)),
         frozenset(range(shards) if paused else paused_shards),
-        tuple(Parked(topic, key, row_id, reason, since.isoformat()) for topic, key, row_id, reason, since in parked),
+        tuple(ParkedLane(*lane) for lane in parked),
         letters,
     )
 

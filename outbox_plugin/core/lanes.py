@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import NamedTuple
 
 from outbox_plugin.core.row import OutboxRow
@@ -19,6 +20,17 @@ class Lane(NamedTuple):
 
     topic: str
     key: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedLane:
+    """A key of a topic (all keys where `key` is None) that waits behind the bad row `row_id`."""
+
+    topic: str
+    key: str | None
+    row_id: int
+    reason: str
+    since: datetime
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """What an operator orders: pause and resume, bad rows released or retried, kept rows emitted again."""
 
+from outbox_plugin.core.lanes import ParkedLane
 from outbox_plugin.operate.bad_rows import (
     DeadLetter,
-    ParkedLane,
     dead_letters,
     discard_dead_letters,
     parked_lanes,

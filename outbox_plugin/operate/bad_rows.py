@@ -6,19 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from outbox_plugin.core.lanes import ParkedLane
 from outbox_plugin.operate.ordering import asking, ordering
 from outbox_plugin.settings import Settings
-
-
-@dataclass(frozen=True, slots=True)
-class ParkedLane:
-    """A key of a topic (all keys where `key` is None) that waits behind the bad row `row_id`."""
-
-    topic: str
-    key: str | None
-    row_id: int
-    reason: str
-    since: datetime
 
 
 @dataclass(frozen=True, slots=True)

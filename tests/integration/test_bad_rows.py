@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import psycopg
@@ -168,6 +169,8 @@ def test_parked_keys_are_listed_and_released_from_the_command_line(settings: Set
         said = run_outbox("parked", "list", env=env)
         assert f"topic {topic}, key k: row 1, since " in said.stdout
         assert "2 header keys, but 0 header values" in run_outbox("status", env=env).stdout
+        [lane] = json.loads(run_outbox("status", "--json", env=env).stdout)["parked"]
+        assert (lane["topic"], lane["key"], lane["since"][:2]) == (topic, "k", "20")
         mend(settings, "kafka_header_keys = '{}'")
         assert run_outbox("parked", "release", "--key", "k", env=env).stdout == "released: 1\n"
         drained(settings)
