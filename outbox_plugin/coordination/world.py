@@ -231,21 +231,17 @@ class World:
         lives = claim.holder if age <= self._stale_after else None
         theirs = lives is not None and lives.client_id == holder.client_id
         claims = isinstance(message, ClaimingPartition) and not theirs
-        if group.paused_at >= self._since or (claims and at > claim.doubt):
+        if group.paused_at >= self._since or at > claim.doubt:
             claim.doubt = -FOREVER
-        elif claims:
-            self._doubt(claim, at)
+        elif claims:  # The longest doubt ends it, however many claims there are.
+            longest = self._since + LONGEST_DOUBT * self._stale_after
+            claim.doubt = max(claim.doubt, min(longest, at + self._stale_after))
         elif isinstance(message, Heartbeat) and lives == holder and age > 0:
             claim.doubt = -FOREVER
         elif isinstance(message, Heartbeat) and not theirs and age >= 0:
             claim.holder, claim.heartbeat, claim.pauses, claim.former = holder, at, group.pauses, ()
             claim.offset = message.offset
-            self._doubt(claim, at)
-
-    def _doubt(self, claim: _Claim, at: float) -> None:
-        """Whoever was to beat after `at` shows itself before it would be stale."""
-        longest = self._since + LONGEST_DOUBT * self._stale_after
-        claim.doubt = min(longest, max(claim.doubt, at + self._stale_after))
+            claim.doubt = max(claim.doubt, at + self._stale_after)
 
     def _claim(self, group: _Group, claim: _Claim, holder: Holder, member: _Member, at: float) -> bool:
         held = self._holds(group, claim, at)

@@ -118,7 +118,7 @@ def _drained(asset: AssetKey, resource_key: str, drain_seconds: float, blocking:
         judged = (
             undrained(left, seconds, status) if left else Judgement(True, f"all events left within {seconds:.1f} s")
         )
-        waited = {"waiting": MetadataValue.int(left), "seconds": MetadataValue.float(seconds)}
+        waited = {"waiting": MetadataValue.int(left), "seconds": MetadataValue.float(round(seconds, 1))}
         return result(judged, {**waited, **metadata(status)})
 
     return outbox_drained

@@ -33,7 +33,7 @@ def daemon_metadata(daemon: Daemon) -> Metadata:
     """The daemon as metadata: its log, and its process id while it runs."""
     shown: Metadata = {"log": MetadataValue.path(str(daemon.log))}
     if pid := daemon.pid:
-        shown["daemon_pid"] = MetadataValue.int(pid)
+        shown["daemon_pid"] = MetadataValue.text(str(pid))  # A number would be plotted.
     return shown
 
 

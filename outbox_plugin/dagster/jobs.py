@@ -71,10 +71,10 @@ def build_outbox_jobs(*, resource_key: str = "outbox", prefix: str = "") -> list
         except OutboxError as error:
             raise Failure(str(error), allow_retries=False) from None
         status = read_status(settings)
-        paused = [shard.shard for shard in status.shards if shard.paused]
+        paused = [f"shard {shard.shard}" for shard in status.shards if shard.paused]
         confirmed: Metadata = {
             "done": MetadataValue.text(done.said),
-            "paused_shards": MetadataValue.text(", ".join(map(str, paused)) or "none"),
+            "paused_shards": MetadataValue.text(", ".join(paused) or "none"),
             "parked_keys": MetadataValue.int(status.parked_keys),
             "dead_letters": MetadataValue.int(status.dead_letters),
         }

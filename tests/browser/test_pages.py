@@ -97,13 +97,13 @@ class Shop:
 
 
 @pytest.fixture
-def shop(settings: Settings, group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
+def shop(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     home = tmp_path / "home"
     (home / ".nux").mkdir(parents=True)
     (home / ".nux" / "nux.yaml").write_text("seen: 1\n")  # No invitation over every page.
     (home / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
-    topic = create_topic(settings, f"{group}-orders")
+    topic = create_topic(settings, "shop-orders")
     (tmp_path / "shop.py").write_text(SHOP.replace("TOPIC", topic))
     url = f"http://127.0.0.1:{(port := free_port())}"
     command = [sys.executable, "-m", "dagster", "dev", "-f", "shop.py", "-h", "127.0.0.1", "-p", str(port)]
@@ -138,13 +138,6 @@ def test_what_a_user_sees(shop: Shop) -> None:
     shop.materialize()
     drained(shop.settings)
 
-    shop.open("/assets/harvester")
-    shop.page.get_by_text("Plots", exact=True).click()
-    for plot in ("backlog", "cpu_percent", "takeovers", "records_per_second"):
-        shop.shows(plot)
-    assert shop.page.locator("canvas").count() >= 8
-    shop.keep("harvester")
-
     shop.open(f"/assets/kafka/{shop.topic}?view=lineage&lineageScope=upstream&lineageDepth=5")
     for asset in ("order_files", "shop_orders", "outbox"):
         shop.shows(re.compile(f"^{asset}$"))
@@ -165,3 +158,10 @@ def test_what_a_user_sees(shop: Shop) -> None:
 
     operate.resume(shop.settings)
     drained(shop.settings)
+
+    shop.open("/assets/harvester")
+    shop.page.get_by_text("Plots", exact=True).click()
+    for plot in ("backlog", "cpu_percent", "takeovers", "records_per_second"):
+        shop.shows(plot)
+    assert shop.page.locator("canvas").count() >= 8
+    shop.keep("harvester")

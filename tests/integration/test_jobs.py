@@ -43,7 +43,7 @@ def launched(settings: Settings, job: str, **config: Any) -> dict[str, Any]:
 def test_paused_events_wait_until_the_job_that_resumes(settings: Settings, topic: str) -> None:
     confirmed = launched(settings, "outbox_pause")
     assert confirmed["done"] == "the outbox is paused: events wait until it is resumed"
-    assert confirmed["paused_shards"] == "0"
+    assert confirmed["paused_shards"] == "shard 0"
     insert(settings, topic, [("k", "1")])
     with Harvester(settings):
         eventually(lambda: read_status(settings).shards[0].leader, 30)

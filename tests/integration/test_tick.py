@@ -55,7 +55,7 @@ def test_a_takeover_is_counted_and_what_the_daemon_uses_is_measured(daemon: Daem
     assert 10 < memory < 500
     assert isinstance(cpu, float)
     assert cpu >= 0
-    assert observation.metadata["daemon_pid"].value == daemon.pid
+    assert observation.metadata["daemon_pid"].value == str(daemon.pid)
     daemon.release()
     eventually(lambda: not daemon.running, 30)
     eventually(lambda: ticks.tick()[1].passed, 60)
