@@ -131,8 +131,8 @@ def idle(seconds: float, times: int, delivery: str | None, as_json: bool) -> Non
 
 @bench.command()
 @click.option("--writers", "count", default=8, show_default=True, help="Connections that write.")
-@click.option("--seconds", default=10.0, show_default=True, help="How long, for each.")
-@_rounds
+@click.option("--seconds", default=3.0, show_default=True, help="How long, for each.")
+@click.option("--rounds", default=10, show_default=True, help="How often each is measured, in turn.")
 @_benchmark
 def writers(count: int, seconds: float, rounds: int, delivery: str | None, as_json: bool) -> None:
     """Let writers commit as fast as they can, with the wake-up trigger and without."""

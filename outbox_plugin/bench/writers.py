@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
@@ -15,6 +16,8 @@ from outbox_plugin.bench.paced import harvester
 from outbox_plugin.bench.scratch import VALUE_BYTES, Tell, connect, scratch_outbox, table_of
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.settings import Settings
+
+SETTLE_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -44,21 +47,37 @@ class WritersReport:
 
 
 def writers(settings: Settings, count: int, seconds: float, rounds: int, tell: Tell) -> WritersReport:
-    """Let `count` connections write as fast as they can beside a harvester, with the wake-up trigger and without."""
+    """Let `count` connections write as fast as they can beside a harvester, with the wake-up trigger and without.
+
+    All write all the time, and the trigger is disabled and enabled in turn: what else the machine does meets both.
+    """
     report = WritersReport(count, [], [])
-    for number in range(rounds):
-        for name, wake_up, rates in (("without", False, report.without), ("with", True, report.with_trigger)):
-            with scratch_outbox(settings) as ours:
-                migrate(ours, wake_up=wake_up)
-                with harvester(ours):
-                    rates.append(_write_hard(ours, count, seconds))
-            tell(f"round {number + 1}: {name} the trigger: {rates[-1]:,.0f} commits/s")
+    with scratch_outbox(settings) as ours:
+        migrate(ours, wake_up=True)
+        with harvester(ours), _writing_hard(ours, count) as commits:
+            for number in range(rounds):
+                report.without.append(_rate(ours, "DISABLE", commits, seconds))
+                report.with_trigger.append(_rate(ours, "ENABLE", commits, seconds))
+                pair = f"without the trigger {report.without[-1]:,.0f}, with it {report.with_trigger[-1]:,.0f}"
+                tell(f"round {number + 1}: {pair} commits/s")
     return report
 
 
-def _write_hard(settings: Settings, count: int, seconds: float) -> float:
-    """Commits per second of `count` writers."""
-    until = time.monotonic() + seconds
+def _rate(settings: Settings, change: str, commits: list[int], seconds: float) -> float:
+    """Commits per second, once the trigger is enabled or disabled."""
+    with closing(connect(settings, autocommit=True)) as connection:
+        statement = sql.SQL("ALTER TABLE {} {} TRIGGER outbox_wake_up")
+        connection.execute(statement.format(table_of(settings), sql.SQL(change)))
+    time.sleep(SETTLE_SECONDS)
+    before, began = sum(commits), time.monotonic()
+    time.sleep(seconds)
+    return (sum(commits) - before) / (time.monotonic() - began)
+
+
+@contextmanager
+def _writing_hard(settings: Settings, count: int) -> Iterator[list[int]]:
+    """`count` writers until the end of the body; how many commits each has made so far."""
+    stop = threading.Event()
     commits = [0] * count
 
     def write(number: int) -> None:
@@ -67,14 +86,16 @@ def _write_hard(settings: Settings, count: int, seconds: float) -> float:
         )
         topic, value = f"{settings.group}-hard", "x" * VALUE_BYTES
         with closing(connect(settings, autocommit=True)) as connection:
-            while time.monotonic() < until:
+            while not stop.is_set():
                 connection.execute(query, (topic, f"key-{number}", value))
                 commits[number] += 1
 
-    began = time.monotonic()
     threads = [threading.Thread(target=write, args=(number,), name="bench-writer") for number in range(count)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
-    return sum(commits) / (time.monotonic() - began)
+    try:
+        yield commits
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
