@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 from psycopg import sql
 
-from outbox_plugin.bench.floor import relay_backlog
+from outbox_plugin.bench.floor import ready_to_relay
 from outbox_plugin.bench.scratch import PATIENCE_SECONDS, Tell, connect, insert, scratch_outbox, table_of, vacuum
 from outbox_plugin.harvester import Harvester, look_for_cycles_less_often
 from outbox_plugin.relay.events import HarvestEvent, TermBegan, WindowPurged
@@ -129,11 +129,15 @@ def _in_turn(
 
 
 def _bare(settings: Settings, rows: int, keys: int) -> Drained:
-    """Fill the table, and drain it with the floor's loop."""
-    with connect(settings) as connection:
-        insert(connection, settings, f"{settings.group}-floor", rows, keys)
+    """Drain rows with the floor's loop, as warm as the harvester is, and from a table as fresh."""
+    topic = f"{settings.group}-floor"
+    with ready_to_relay(settings, topic) as relay, connect(settings, autocommit=True) as connection:
+        insert(connection, settings, topic, WARMING_ROWS, keys)
+        relay()
+        insert(connection, settings, topic, rows, keys)
+        drained = _timed(rows, relay)
     vacuum(settings)
-    return _timed(rows, lambda: relay_backlog(settings, f"{settings.group}-floor"))
+    return drained
 
 
 def _harvested(settings: Settings, rows: int, keys: int) -> Drained:

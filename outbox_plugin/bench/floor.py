@@ -9,8 +9,8 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from typing import Any
 
 import psycopg
@@ -26,44 +26,50 @@ POLL_SECONDS = 0.002
 _Row = tuple[int, str, str, str | None, list[str], list[str]]
 
 
-def relay_backlog(settings: Settings, transactional_id: str) -> int:
-    """Relay all rows of the table in transactional windows and delete them; returns how many.
+@contextmanager
+def ready_to_relay(settings: Settings, transactional_id: str) -> Iterator[Callable[[], None]]:
+    """A call that relays all rows of the table in transactional windows and deletes them; it may be made again.
 
     Read, publish and delete run overlapped on three threads, as in the harvester.
     """
+    producer = Producer(_config(settings, transactional_id=transactional_id))
+    producer.init_transactions()
+    with (
+        closing(connect(settings, autocommit=True)) as reader,
+        closing(connect(settings, autocommit=True)) as deleter,
+    ):
+        yield lambda: _relay_backlog(settings, reader, producer, deleter)
+    producer.close()
+
+
+def _relay_backlog(
+    settings: Settings, reader: psycopg.Connection[Any], producer: Producer, deleter: psycopg.Connection[Any]
+) -> None:
     read: queue.Queue[Sequence[_Row]] = queue.Queue(maxsize=1)
     published: queue.Queue[tuple[int, int] | None] = queue.Queue()
 
     def read_windows() -> None:
         last = 0
-        with closing(connect(settings, autocommit=True)) as connection:
-            while rows := _read(connection, settings, last):
-                last = rows[-1][0]
-                read.put(rows)
+        while rows := _read(reader, settings, last):
+            last = rows[-1][0]
+            read.put(rows)
         read.put([])
 
     def delete_windows() -> None:
-        with closing(connect(settings, autocommit=True)) as connection:
-            while bounds := published.get():
-                _delete(connection, settings, *bounds)
+        while bounds := published.get():
+            _delete(deleter, settings, *bounds)
 
     stages = [threading.Thread(target=work, daemon=True) for work in (read_windows, delete_windows)]
     for stage in stages:
         stage.start()
-    producer = Producer(_config(settings, transactional_id=transactional_id))
-    producer.init_transactions()
-    relayed = 0
     while rows := read.get():
         producer.begin_transaction()
         _produce(producer, rows)
         producer.commit_transaction()
         published.put((rows[0][0], rows[-1][0]))
-        relayed += len(rows)
     published.put(None)
     for stage in stages:
         stage.join()
-    producer.close()
-    return relayed
 
 
 def relay_one_by_one(settings: Settings, stop: threading.Event) -> None:
