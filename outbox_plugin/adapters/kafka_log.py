@@ -35,7 +35,7 @@ def producer_config(settings: Settings, **ours: Any) -> dict[str, Any]:
     return client_config(
         settings,
         partitioner="murmur2_random",  # Records land where Java's clients put them.
-        linger_ms=0,
+        linger_ms=5,
         batch_num_messages=50_000,
         batch_size=1_000_000,
         queue_buffering_max_messages=1_000_000,

@@ -19,13 +19,15 @@ class MarkedStore(PostgresOutbox):
         conditions, values = self._conditions(wanted.parked)
         values |= {"limit": wanted.limit, "floor": wanted.floor, "leader_id": leader_id}
         with reported():
-            rows = self._rows_of((self._statement("mark", "mark", conditions),), values)
+            rows = self._rows_of(
+                (self._statement("window", "hasty"), self._statement("mark", "mark", conditions)), values
+            )
         return sorted(rows, key=attrgetter("id"))
 
     def delete(self, leader_id: str, ids: Sequence[int]) -> int:
         """See `MarkedStore.delete`."""
         with reported():
-            return self._purger.execute(*self._query("mark", "delete", ids=list(ids), leader_id=leader_id)).rowcount
+            return self._deleted("hasty", [self._query("mark", "delete", ids=list(ids), leader_id=leader_id)])
 
     def reset(self, leader_id: str, ids: Sequence[int]) -> None:
         """See `MarkedStore.reset`."""

@@ -25,6 +25,8 @@ from outbox_plugin.schema.connection import connect, reported
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 
+Query = tuple[bytes, dict[str, object]]
+
 
 class PostgresOutbox:
     """`Outbox` on two connections, so that rows are read while others are deleted.
@@ -58,6 +60,7 @@ class PostgresOutbox:
             }
             self.wakes_up = claim.wakes_up(shard)
             self._purger = opened.enter_context(closing(connect(settings, purpose="outbox harvester (purge)")))
+            self._purges = psycopg.ClientCursor(self._purger)
             self._opened = opened.pop_all()
         self._look: tuple[tuple[bytes, ...], dict[str, object]] | None = None
         self._message = b""  # Of the last look; the next is often the same.
@@ -105,13 +108,13 @@ class PostgresOutbox:
     def _purging(self) -> Iterator[None]:
         """A transaction on the connection that deletes; durable, whatever the session's default."""
         with reported(), self._purger.transaction():
-            self._purger.execute("SELECT set_config('synchronous_commit', 'on', true)")
+            self._purger.execute(self._statement("window", "durable"))
             yield
 
     def _execute(self, name: str, **values: object) -> None:
         self._purger.execute(*self._query("control", name, **values))
 
-    def _query(self, noun: str, name: str, **values: object) -> tuple[bytes, dict[str, object]]:
+    def _query(self, noun: str, name: str, **values: object) -> Query:
         return self._statement(noun, name), {**self._values, **values}
 
     def _statement(self, noun: str, name: str, conditions: tuple[str, ...] = ()) -> bytes:
@@ -158,6 +161,14 @@ class PostgresOutbox:
         transformer = Transformer(self._looks)
         transformer.set_pgresult(found)
         return transformer.load_rows(0, found.ntuples, partial(tuple.__new__, OutboxRow))
+
+    def _deleted(self, commit: str, queries: Sequence[Query]) -> int:
+        """How many rows `queries` delete, with one round trip and one commit, which is `durable` or `hasty`."""
+        deletions = [bound(self._purges, *query) for query in queries]
+        message = b";".join((self._statement("window", commit), *deletions))
+        found = self._purges.execute(message).results()
+        next(found)
+        return sum(each.rowcount for each in found)
 
     def close(self) -> None:
         """See `Outbox.close`."""

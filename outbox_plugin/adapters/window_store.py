@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import psycopg
-
 from outbox_plugin.adapters.history import History
-from outbox_plugin.adapters.postgres import PostgresOutbox, bound
+from outbox_plugin.adapters.postgres import PostgresOutbox, Query
 from outbox_plugin.core.ports import Wanted
 from outbox_plugin.core.progress import Publication
 from outbox_plugin.core.row import OutboxRow
@@ -26,7 +24,6 @@ class WindowStore(PostgresOutbox):
         """See `PostgresOutbox`."""
         super().__init__(settings, shard, layout, adopt=adopt)
         self._history = History(settings, self._purger) if settings.retention else None
-        self._gone = psycopg.ClientCursor(self._purger)
 
     def settled(self) -> None:
         """See `OutboxStore.settled`."""
@@ -72,15 +69,14 @@ class WindowStore(PostgresOutbox):
     def purge(self, publications: Sequence[Publication]) -> int:
         """See `OutboxStore.purge`."""
         with reported():
-            statements = [self._purge_statement(each) for each in publications if each.ids.ranges]
-            if not statements:
+            purges = [self._purge(each) for each in publications if each.ids.ranges]
+            if not purges:
                 return 0
             if self._history:
                 self._history.keep_days()
-            # One message of the simple protocol: one round trip, and one commit for all.
-            return sum(each.rowcount for each in self._gone.execute(b";".join(statements)).results())
+            return self._deleted("durable", purges)
 
-    def _purge_statement(self, publication: Publication) -> bytes:
+    def _purge(self, publication: Publication) -> Query:
         values = {
             "ids": publication.ids.text(),
             "horizon": publication.horizon,
@@ -88,4 +84,4 @@ class WindowStore(PostgresOutbox):
             "created_from": publication.created_from,
         }
         name = "purge_into_history" if self._history else "purge"
-        return bound(self._gone, *self._query("window", name, **values))
+        return self._query("window", name, **values)

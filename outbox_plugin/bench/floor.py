@@ -103,7 +103,7 @@ def _config(settings: Settings, **ours: Any) -> dict[str, Any]:
     return client_config(
         settings,
         **ours,
-        linger_ms=0,
+        linger_ms=5,
         batch_size=1_000_000,
         batch_num_messages=50_000,
         queue_buffering_max_messages=1_000_000,

@@ -4,6 +4,14 @@
 SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
        set_config('enable_sort', 'off', true), set_config('jit', 'off', true)
 
+-- name: durable
+-- For the transaction, whatever the session's default. By itself: joined to what deletes, it doubles what a row costs.
+SELECT set_config('synchronous_commit', 'on', true)
+
+-- name: hasty
+-- For the transaction: what is lost of it is only done again.
+SELECT set_config('synchronous_commit', 'off', true)
+
 -- name: open_in_binary
 -- Put before a query: in the simple protocol, only a cursor's rows come in binary.
 DECLARE earliest BINARY NO SCROLL CURSOR FOR
@@ -57,11 +65,9 @@ SELECT id, kafka_value FROM {outbox} WHERE id = ANY (%(ids)s)
 -- name: purge
 -- Delete what was published, and nothing that was inserted later under the same ids: the row must have been visible to
 -- the read (its inserting transaction is older than the read's horizon), and be no older and no younger than its rows.
--- Durable when it returns, whatever the session's default, because its ids leave the progress record then.
+-- Durable when it returns, because its ids leave the progress record then.
 -- The two bounds on the id are what the index is searched by: with a multirange alone, the planner walks the table.
-WITH durable AS MATERIALIZED (SELECT set_config('synchronous_commit', 'on', true))
 DELETE FROM {outbox} AS old
-USING durable
 WHERE old.id >= lower(%(ids)s::int8multirange) AND old.id < upper(%(ids)s::int8multirange)
   AND old.id <@ %(ids)s::int8multirange
   AND (%(created_until)s::bigint IS NULL
@@ -72,9 +78,8 @@ WHERE old.id >= lower(%(ids)s::int8multirange) AND old.id < upper(%(ids)s::int8m
 
 -- name: purge_into_history
 -- As `purge`, but the rows are kept.
-WITH durable AS MATERIALIZED (SELECT set_config('synchronous_commit', 'on', true)), gone AS (
+WITH gone AS (
     DELETE FROM {outbox} AS kept
-    USING durable
     WHERE kept.id >= lower(%(ids)s::int8multirange) AND kept.id < upper(%(ids)s::int8multirange)
       AND kept.id <@ %(ids)s::int8multirange
       AND (%(created_until)s::bigint IS NULL
