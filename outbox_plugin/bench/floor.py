@@ -18,6 +18,7 @@ from confluent_kafka import Producer
 from psycopg import sql
 
 from outbox_plugin.adapters.kafka import client_config
+from outbox_plugin.adapters.kafka_log import LINGER_MS
 from outbox_plugin.bench.scratch import connect, table_of
 from outbox_plugin.settings import Settings
 
@@ -103,7 +104,7 @@ def _config(settings: Settings, **ours: Any) -> dict[str, Any]:
     return client_config(
         settings,
         **ours,
-        linger_ms=5,
+        linger_ms=LINGER_MS,
         batch_size=1_000_000,
         batch_num_messages=50_000,
         queue_buffering_max_messages=1_000_000,
