@@ -10,7 +10,6 @@ What is in flight is a *round*: rows no two of which share a key of a topic.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,12 +22,12 @@ ROWS_PER_MARK = 5_000  # Also the throttle: no more records than that are in fli
 
 def rounds(rows: Sequence[OutboxRow]) -> list[list[OutboxRow]]:
     """`rows`, which ascend by id, as rounds: the n-th has each key's n-th row."""
-    seen: Counter[tuple[str, str]] = Counter()
+    seen: dict[tuple[str, str], int] = {}
     sorted_out: list[list[OutboxRow]] = []
     for row in rows:
         lane = row.topic, row.key
-        number = seen[lane]
-        seen[lane] += 1
+        number = seen.get(lane, 0)
+        seen[lane] = number + 1
         if number == len(sorted_out):
             sorted_out.append([])
         sorted_out[number].append(row)
