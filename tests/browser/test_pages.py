@@ -83,9 +83,10 @@ class Shop:
     def shows(self, text: str | re.Pattern[str]) -> None:
         expect(self.page.get_by_text(text).first).to_be_visible(timeout=SECONDS * 1000)
 
-    def keep(self, name: str) -> None:
+    def keep(self, name: str, seconds: float = 1.5) -> None:
+        """As a picture, after so many seconds: of animations, or of ticks."""
         if SCREENSHOTS:
-            self.page.wait_for_timeout(1500)  # Its animations.
+            self.page.wait_for_timeout(seconds * 1000)
             self.page.screenshot(path=str(Path(SCREENSHOTS) / f"{name}.png"))
 
     def materialize(self) -> None:
@@ -141,7 +142,7 @@ def test_what_a_user_sees(shop: Shop) -> None:
     shop.open(f"/assets/kafka/{shop.topic}?view=lineage&lineageScope=upstream&lineageDepth=5")
     for asset in ("order_files", "shop_orders", "outbox"):
         shop.shows(re.compile(f"^{asset}$"))
-    shop.keep("lineage")
+    shop.keep("lineage", 10)
 
     shop.open("/locations/shop.py/jobs/outbox_pause/playground")
     expect(shop.page.get_by_role("button", name="Launch Run")).to_be_enabled(timeout=SECONDS * 1000)
@@ -164,4 +165,4 @@ def test_what_a_user_sees(shop: Shop) -> None:
     for plot in ("backlog", "cpu_percent", "takeovers", "records_per_second"):
         shop.shows(plot)
     assert shop.page.locator("canvas").count() >= 8
-    shop.keep("harvester")
+    shop.keep("harvester", 15)
