@@ -47,7 +47,7 @@ State = Literal["fresh", "unknown", "stale", "unclaimed", "paused"]
 STALE_INTERVALS = 2
 REMEMBERED_INSTANCES = 4  # Of a client, per partition: their late heartbeats must not take it back.
 CROWD = 64
-LONGEST_DOUBT = 6  # Times what makes a holder stale; later than that, a claim counts as the rules have it.
+LONGEST_DOUBT = 6  # Times what makes a holder stale: so long, at most, claims alone prolong the doubt.
 FOREVER = float("inf")
 
 
