@@ -189,11 +189,13 @@ class AtLeastOnce:
             self._may_send.wait_for(lambda: self._stages.stopping or not self._delivered)
             if self._stages.stopping:
                 return  # The next leader marks them, under an id of its own.
-            self._mark_id = self._runtime.new_id()
             ahead = [row.id for _, rows, _ in self._marked for row in rows]
             self._marked.clear()
-            self._may_mark.notify_all()
         self._store.reset(mark_id, [*ids, *ahead])
+        with self._lock:  # What was marked under the old id meanwhile is not sent, and marked anew.
+            self._mark_id = self._runtime.new_id()
+            self._marked.clear()
+            self._may_mark.notify_all()
         self._stages.rest(self._failures.wait())
 
     def _purge(self) -> None:

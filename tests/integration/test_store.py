@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 
@@ -11,6 +13,7 @@ import pytest
 from psycopg import sql
 
 from outbox_plugin import Settings
+from outbox_plugin.adapters.marked_store import MarkedStore
 from outbox_plugin.adapters.window_store import WindowStore
 from outbox_plugin.core.ids import IdRanges
 from outbox_plugin.core.ports import Wanted
@@ -20,6 +23,7 @@ from outbox_plugin.errors import StoreUnavailable
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.schema.statements import statement
 from tests.harvesting import backlog, insert_numbered
+from tests.support import eventually
 
 pytestmark = pytest.mark.integration
 
@@ -162,3 +166,24 @@ def test_the_primary_key_is_walked_even_when_the_planner_believes_the_table_to_b
     assert "outbox_pkey" in plan
     assert "Seq Scan on outbox " not in plan
     assert "Sort" not in plan
+
+
+def test_a_row_that_somebody_changes_while_it_is_marked_is_not_left_out(settings: Settings) -> None:
+    """Else the rows behind it would overtake it."""
+    dsn = settings.dsn.get_secret_value()
+    with (
+        closing(MarkedStore(settings, 0, LAYOUT)) as marks,
+        psycopg.connect(dsn) as changing,
+        ThreadPoolExecutor(1) as background,
+    ):
+        changing.execute("UPDATE outbox SET kafka_value = 'changed' WHERE id = 2")
+        marking = background.submit(marks.mark, str(uuid.uuid4()), Wanted(ALL))
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            locks = (
+                "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+            )
+            eventually(lambda: connection.execute(locks).fetchone() == (1,), 20)
+        changing.commit()
+        rows = marking.result(20)
+    assert [row.id for row in rows][:3] == [1, 2, 3]
+    assert rows[1].value == "changed"

@@ -1,16 +1,16 @@
 -- name: mark
--- Give the earliest rows that do not carry the leader's id that id. By their places in the table, not by their ids: the
--- index is searched once, and a row that was changed meanwhile has another place, and is left alone.
+-- Give the earliest rows that do not carry the leader's id that id. By their ids, not by their places in the table: a row
+-- that somebody changes meanwhile has another place then, would be left out, and rows behind it would overtake it.
 UPDATE {outbox} AS marked
 SET leader_id = %(leader_id)s
-WHERE ctid = ANY (ARRAY(
-    SELECT ctid FROM {outbox}
+WHERE id = ANY (ARRAY(
+    SELECT id FROM {outbox}
     WHERE id > (%(floor)s)::bigint
       AND (leader_id IS NULL OR leader_id <> %(leader_id)s)
       {conditions}
     ORDER BY id
     LIMIT %(limit)s
-))
+)) AND (leader_id IS NULL OR leader_id <> %(leader_id)s)
 RETURNING marked.id, 0::bigint, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values, 0::bigint
 
 -- name: delete
