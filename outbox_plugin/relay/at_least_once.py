@@ -190,7 +190,6 @@ class AtLeastOnce:
             if self._stages.stopping:
                 return  # The next leader marks them, under an id of its own.
             ahead = [row.id for _, rows, _ in self._marked for row in rows]
-            self._marked.clear()
         self._store.reset(mark_id, [*ids, *ahead])
         with self._lock:  # What was marked under the old id meanwhile is not sent, and marked anew.
             self._mark_id = self._runtime.new_id()
