@@ -28,7 +28,7 @@ from outbox_plugin.settings import Settings
 COMMIT_TIMEOUT_SECONDS = 30.0
 _FENCE_SECONDS = 0.05
 _PATIENCE_SECONDS = 0.5  # How long a blocking call waits before it looks whether it is still wanted.
-LINGER_MS = 5  # Batches fill while a window is handed over; a flush, and so a commit, cuts it short.
+_LINGER_MS = 5  # Batches fill while a window is handed over; a flush, and so a commit, cuts it short.
 
 
 def producer_config(settings: Settings, **ours: Any) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def producer_config(settings: Settings, **ours: Any) -> dict[str, Any]:
     return client_config(
         settings,
         partitioner="murmur2_random",  # Records land where Java's clients put them.
-        linger_ms=LINGER_MS,
+        linger_ms=_LINGER_MS,
         batch_num_messages=50_000,
         batch_size=1_000_000,
         queue_buffering_max_messages=1_000_000,

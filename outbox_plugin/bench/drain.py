@@ -15,7 +15,16 @@ import psutil
 from psycopg import sql
 
 from outbox_plugin.bench.floor import ready_to_relay
-from outbox_plugin.bench.scratch import PATIENCE_SECONDS, Tell, connect, insert, scratch_outbox, table_of, vacuum
+from outbox_plugin.bench.scratch import (
+    PATIENCE_SECONDS,
+    Tell,
+    connect,
+    insert,
+    median_ratio,
+    scratch_outbox,
+    table_of,
+    vacuum,
+)
 from outbox_plugin.harvester import Harvester, look_for_cycles_less_often
 from outbox_plugin.relay.events import HarvestEvent, TermBegan, WindowPurged
 from outbox_plugin.settings import Settings
@@ -46,8 +55,8 @@ class DrainReport:
     @property
     def ratio(self) -> float:
         """Records per second over the reference's; above 1 is faster."""
-        pairs = zip(self.drains, self.reference, strict=True)
-        return median(ours.records_per_second / theirs.records_per_second for ours, theirs in pairs)
+        ours, theirs = ([run.records_per_second for run in runs] for runs in (self.drains, self.reference))
+        return median_ratio(ours, theirs)
 
     def lines(self) -> list[str]:
         """See `Report.lines`."""

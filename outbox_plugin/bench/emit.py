@@ -20,7 +20,7 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from outbox_plugin.bench.scratch import Tell, scratch_outbox
+from outbox_plugin.bench.scratch import Tell, median_ratio, scratch_outbox
 from outbox_plugin.drivers import Insert, Query
 from outbox_plugin.event import Event
 from outbox_plugin.outbox import Outbox
@@ -115,8 +115,7 @@ async def _cost(driver: Driver, settings: Settings, turns: int, many: bool) -> C
             else:
                 ours.append(await _timed(emitted))
                 plain.append(await _timed(by_hand))
-    ratio = median(emit / hand for emit, hand in zip(ours, plain, strict=True))
-    return Cost(driver.name, many, median(plain), median(ours), ratio)
+    return Cost(driver.name, many, median(plain), median(ours), median_ratio(ours, plain))
 
 
 async def _timed(work: Callable[[], Awaitable[None]]) -> float:

@@ -17,8 +17,7 @@ import psycopg
 from confluent_kafka import Producer
 from psycopg import sql
 
-from outbox_plugin.adapters.kafka import client_config
-from outbox_plugin.adapters.kafka_log import LINGER_MS
+from outbox_plugin.adapters.kafka_log import producer_config
 from outbox_plugin.bench.scratch import connect, table_of
 from outbox_plugin.settings import Settings
 
@@ -33,7 +32,7 @@ def ready_to_relay(settings: Settings, transactional_id: str) -> Iterator[Callab
 
     Read, publish and delete run overlapped on three threads, as in the harvester.
     """
-    producer = Producer(_config(settings, transactional_id=transactional_id))
+    producer = Producer(producer_config(settings, transactional_id=transactional_id))
     producer.init_transactions()
     with (
         closing(connect(settings, autocommit=True)) as reader,
@@ -80,7 +79,7 @@ def relay_one_by_one(settings: Settings, stop: threading.Event) -> None:
     """
     transactional = settings.delivery == "exactly-once"
     ours = {"transactional_id": f"{settings.group}-floor"} if transactional else {"enable_idempotence": True}
-    producer = Producer(_config(settings, **ours))
+    producer = Producer(producer_config(settings, **ours))
     if transactional:
         producer.init_transactions()
     with closing(connect(settings, autocommit=True)) as connection:
@@ -98,18 +97,6 @@ def relay_one_by_one(settings: Settings, stop: threading.Event) -> None:
                 producer.flush()
             _delete(connection, settings, rows[0][0], rows[-1][0])
     producer.close()
-
-
-def _config(settings: Settings, **ours: Any) -> dict[str, Any]:
-    return client_config(
-        settings,
-        **ours,
-        linger_ms=LINGER_MS,
-        batch_size=1_000_000,
-        batch_num_messages=50_000,
-        queue_buffering_max_messages=1_000_000,
-        delivery_report_only_error=True,
-    )
 
 
 def _read(connection: psycopg.Connection[Any], settings: Settings, last: int) -> Sequence[_Row]:

@@ -22,7 +22,7 @@ from confluent_kafka.cimpl import NewTopic
 from psycopg import sql
 
 from outbox_plugin.adapters.kafka import client_config
-from outbox_plugin.bench.scratch import PATIENCE_SECONDS, Tell, scratch_outbox
+from outbox_plugin.bench.scratch import PATIENCE_SECONDS, Tell, median_ratio, scratch_outbox
 from outbox_plugin.inbox import Inbox, Received
 from outbox_plugin.inbox.lanes import MOST_TOGETHER
 from outbox_plugin.schema.connection import connect
@@ -44,7 +44,7 @@ class InboxReport:
     @property
     def ratio(self) -> float:
         """The inbox's records per second over the floor's."""
-        return median(ours / floor for ours, floor in zip(self.inbox, self.floor, strict=True))
+        return median_ratio(self.inbox, self.floor)
 
     def lines(self) -> list[str]:
         """See `Report.lines`."""

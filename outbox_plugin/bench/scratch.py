@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from statistics import median
 from typing import Any, Protocol
 
 import psycopg
@@ -30,6 +31,11 @@ class Report(Protocol):
     def to_json(self) -> dict[str, Any]:
         """For machines: plain values."""
         ...
+
+
+def median_ratio(ours: Sequence[float], reference: Sequence[float]) -> float:
+    """Of what was measured in turn: ours over the reference, the median of the pairs; 0 where nothing was measured."""
+    return median(each / other for each, other in zip(ours, reference, strict=True)) if ours else 0.0
 
 
 def table_of(settings: Settings) -> sql.Identifier:

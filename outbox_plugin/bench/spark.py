@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from statistics import median, quantiles
+from statistics import quantiles
 from typing import Any
 
 import psycopg
@@ -22,7 +22,7 @@ from psycopg.conninfo import conninfo_to_dict
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from outbox_plugin.bench.scratch import Tell
+from outbox_plugin.bench.scratch import Tell, median_ratio
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.settings import Settings
 from outbox_plugin.spark.kafka_source import add_packages
@@ -47,14 +47,10 @@ class SparkReport:
     @property
     def ratios(self) -> dict[str, float]:
         """The sink over each append, and the wait beside a commit over the quiet one: medians of the rounds."""
-
-        def over(upper: list[float], lower: list[float]) -> float:
-            return median(above / below for above, below in zip(upper, lower, strict=True)) if upper else 0.0
-
         return {
-            "append": over(self.sink, self.append),
-            "rewriting_append": over(self.sink, self.rewriting_append),
-            "p99": over(self.committing_p99, self.quiet_p99),
+            "append": median_ratio(self.sink, self.append),
+            "rewriting_append": median_ratio(self.sink, self.rewriting_append),
+            "p99": median_ratio(self.committing_p99, self.quiet_p99),
         }
 
     def lines(self) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 from psycopg import sql
 
 from outbox_plugin.bench.paced import harvester
-from outbox_plugin.bench.scratch import VALUE_BYTES, Tell, connect, scratch_outbox, table_of
+from outbox_plugin.bench.scratch import VALUE_BYTES, Tell, connect, median_ratio, scratch_outbox, table_of
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.settings import Settings
 
@@ -31,7 +31,7 @@ class WritersReport:
     @property
     def ratio(self) -> float:
         """With over without; the median of the pairs."""
-        return median(ours / bare for ours, bare in zip(self.with_trigger, self.without, strict=True))
+        return median_ratio(self.with_trigger, self.without)
 
     def lines(self) -> list[str]:
         """See `Report.lines`."""
