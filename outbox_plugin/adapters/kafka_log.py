@@ -104,16 +104,17 @@ class KafkaLog:
         producer, records = self._open, self._records
         try:
             producer.begin_transaction()
-            records.hand_over(producer, rows)
-            if records.refusals:
-                self._abort(producer)
-                raise RowsRefused(records.refusals)
+            # First, so that the coordinator learns of its partition, and the broker has it, while rows are handed over.
             producer.produce(
                 self._names.progress_topic,
                 key=self._slice.name,
                 value=progress.encode(),
                 partition=self._slice.number,
             )
+            records.hand_over(producer, rows)
+            if records.refusals:
+                self._abort(producer)
+                raise RowsRefused(records.refusals)
         except KafkaException as error:
             self._give_up(producer, error, abortable=not error.args[0].fatal())
             return False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from functools import partial
 from typing import Any
 
 import psycopg
@@ -18,7 +17,7 @@ from outbox_plugin.core.floor import Drawn
 from outbox_plugin.core.lanes import BadRow, Lane
 from outbox_plugin.core.ports import Control
 from outbox_plugin.core.progress import Identity
-from outbox_plugin.core.row import OutboxRow
+from outbox_plugin.core.row import Rows
 from outbox_plugin.core.shards import Layout
 from outbox_plugin.errors import LayoutChanged, StoreUnavailable
 from outbox_plugin.schema.connection import connect, reported
@@ -65,7 +64,9 @@ class PostgresOutbox:
         self._look: tuple[tuple[bytes, ...], dict[str, object]] | None = None
         self._message = b""  # Of the last look; the next is often the same.
         self._looks = psycopg.ClientCursor(self._reader)
-        self._looks.adapters.register_loader("timestamptz", Int8BinaryLoader)  # As it comes: see OutboxRow.
+        self._reads = psycopg.Cursor(self._reader)
+        for cursor in (self._looks, self._reads):
+            cursor.adapters.register_loader("timestamptz", Int8BinaryLoader)  # As it comes: see OutboxRow.
 
     @property
     def identity(self) -> Identity:
@@ -139,7 +140,7 @@ class PostgresOutbox:
             "parked_keys": [lane.key for lane in keys],
         }
 
-    def _rows_of(self, statements: tuple[bytes, ...], values: dict[str, object]) -> list[OutboxRow]:
+    def _rows_of(self, statements: tuple[bytes, ...], values: dict[str, object]) -> Rows:
         """The rows that the last of `statements` returns, with the planner steered.
 
         They are one message of the simple protocol, and so one round trip and one implicit transaction: what is set for
@@ -157,10 +158,24 @@ class PostgresOutbox:
         if found.status != ExecStatus.TUPLES_OK:
             raise psycopg.DatabaseError(found.get_error_message(self._reader.info.encoding))
         if not found.ntuples:
-            return []
+            return Rows(())
         transformer = Transformer(self._looks)
         transformer.set_pgresult(found)
-        return transformer.load_rows(0, found.ntuples, partial(tuple.__new__, OutboxRow))
+        return Rows(transformer.load_rows(0, found.ntuples, tuple))
+
+    def _many_rows_of(self, query: bytes, values: dict[str, object]) -> Rows:
+        """The rows that `query` returns, with the planner steered.
+
+        It is a pipeline of the extended protocol, whose rows come in binary without a cursor: Postgres sends each row
+        when it has found it, where it would keep a cursor's rows until it has them all. That pays where they are many.
+
+        Raises:
+            psycopg.Error: whatever Postgres says.
+        """
+        with self._reader.pipeline():
+            self._reader.execute(self._statement("window", "steer"))
+            self._reads.execute(bound(self._looks, query, {**self._values, **values}), binary=True)
+        return Rows(self._reads.fetchall())
 
     def _deleted(self, commit: str, queries: Sequence[Query]) -> int:
         """How many rows `queries` delete, with one round trip and one commit, which is `durable` or `hasty`."""

@@ -13,12 +13,13 @@ from collections.abc import Callable, Sequence
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from outbox_plugin.core.row import OutboxRow
+from outbox_plugin.core.row import OutboxRow, column, fields_of
 from outbox_plugin.errors import LogUnavailable, Refusal
 
 UNKNOWN_TOPIC_SECONDS = 2.0  # A topic that is made on first use needs a moment; so does news of one.
 _ANSWER_SECONDS = 10.0
 _POLL_SECONDS = 0.5
+_ANY_PARTITION, _NOW = -1, 0  # librdkafka's: it chooses.
 _SMALLER = {None: 65_536, 65_536: 4_096, 4_096: 0, 0: 0}  # Bytes of a topic that are sent together; 0: one record.
 _TOPIC_NAME = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9._-]{1,249}")
 _UNKNOWN = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
@@ -55,7 +56,7 @@ class Records:
             LogUnavailable: Kafka does not answer.
         """
         refused: dict[int, Refusal] = {}
-        for topic in {row.topic for row in rows} - self._known_topics:
+        for topic in set(column(rows, "topic")) - self._known_topics:
             problem = self._topic_problem(producer, topic)
             if problem is None:
                 self._known_topics.add(topic)
@@ -92,17 +93,20 @@ class Records:
         self._news, self.refusals, self.failures, self.failed = [], {}, [], set()
         self.narrowed = False
         produce, limits = producer.produce, self._limits
-        for row in rows:
-            id_, _, topic, key, value, names, texts, _ = row
+        for fields in fields_of(rows):
+            id_, _, topic, key, value, names, texts, _ = fields
             if len(names) != len(texts):
                 self.refusals[id_] = Refusal(f"{len(names)} header keys, but {len(texts)} header values")
                 continue
             if limits and topic in limits:
-                self._make_room(producer, row)
-            headers: list[tuple[str, str | bytes | None]] = list(zip(names, texts))  # noqa: B905 - as checked.
+                self._make_room(producer, OutboxRow(*fields))
+            if len(names) == 1:  # As is usual, and quicker so.
+                headers = [(names[0], texts[0])]
+            else:
+                headers = list(zip(names, texts))  # noqa: B905 - as checked.
             while True:
-                try:
-                    produce(topic, value, key, headers=headers)
+                try:  # By position: arguments by name take a third of the time of a call.
+                    produce(topic, value, key, _ANY_PARTITION, None, None, _NOW, headers)
                     break
                 except BufferError:  # librdkafka's queue is full: let it drain.
                     producer.poll(_POLL_SECONDS)

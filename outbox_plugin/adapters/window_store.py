@@ -8,13 +8,14 @@ from outbox_plugin.adapters.history import History
 from outbox_plugin.adapters.postgres import PostgresOutbox, Query
 from outbox_plugin.core.ports import Wanted
 from outbox_plugin.core.progress import Publication
-from outbox_plugin.core.row import OutboxRow
+from outbox_plugin.core.row import OutboxRow, column
 from outbox_plugin.core.shards import Layout
-from outbox_plugin.core.window import BYTES_PER_WINDOW
+from outbox_plugin.core.window import BYTES_PER_WINDOW, ROWS_PER_WINDOW
 from outbox_plugin.schema.connection import reported
 from outbox_plugin.settings import Settings
 
-LARGE_BYTES = BYTES_PER_WINDOW // 5_000  # Values up to it need no count: a full window of them is in bounds.
+LARGE_BYTES = 2 * BYTES_PER_WINDOW // ROWS_PER_WINDOW  # Values up to it need no count: a window of them is in bounds.
+_MANY_ROWS = 500  # Where so many came, the next read is expected to bring many too.
 
 
 class WindowStore(PostgresOutbox):
@@ -24,6 +25,7 @@ class WindowStore(PostgresOutbox):
         """See `PostgresOutbox`."""
         super().__init__(settings, shard, layout, adopt=adopt)
         self._history = History(settings, self._purger) if settings.retention else None
+        self._expects_many = False
 
     def settled(self) -> None:
         """See `OutboxStore.settled`."""
@@ -40,9 +42,14 @@ class WindowStore(PostgresOutbox):
         query = self._statement("window", "read_window", conditions)
         opened, fetched = self._statement("window", "open_in_binary"), self._statement("window", "fetch")
         with reported():
-            rows = self._rows_of((opened + b" " + query, fetched), values)
-        without_value = [row.id for row in rows if row.value is None]
-        return self._with_values(rows, without_value) if without_value else rows
+            if self._expects_many:
+                rows = self._many_rows_of(query, values)
+            else:
+                rows = self._rows_of((opened + b" " + query, fetched), values)
+        self._expects_many = len(rows) >= _MANY_ROWS
+        if None in column(rows, "value"):
+            return self._with_values(rows, [row.id for row in rows if row.value is None])
+        return rows
 
     def _with_values(self, rows: Sequence[OutboxRow], without: Sequence[int]) -> Sequence[OutboxRow]:
         """The first of `rows`, as many as may be in memory together, with the values that the read left out."""

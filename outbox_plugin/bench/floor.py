@@ -19,9 +19,9 @@ from psycopg import sql
 
 from outbox_plugin.adapters.kafka_log import producer_config
 from outbox_plugin.bench.scratch import connect, table_of
+from outbox_plugin.core.window import ROWS_PER_WINDOW
 from outbox_plugin.settings import Settings
 
-WINDOW_ROWS = 5_000
 POLL_SECONDS = 0.002
 _Row = tuple[int, str, str, str | None, list[str], list[str]]
 
@@ -104,7 +104,7 @@ def _read(connection: psycopg.Connection[Any], settings: Settings, last: int) ->
         "SELECT id, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values "
         "FROM {} WHERE id > %s ORDER BY id LIMIT %s"
     ).format(table_of(settings))
-    return connection.cursor(binary=True).execute(query, (last, WINDOW_ROWS)).fetchall()
+    return connection.cursor(binary=True).execute(query, (last, ROWS_PER_WINDOW)).fetchall()
 
 
 def _produce(producer: Producer, rows: Sequence[_Row]) -> None:

@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from outbox_plugin.core.ids import IdRanges
-from outbox_plugin.core.row import OutboxRow
+from outbox_plugin.core.row import OutboxRow, column
 from outbox_plugin.errors import OutboxError
 
 VERSION = 1
@@ -54,8 +54,8 @@ class Publication:
         """The publication of one read's `rows`, which ascend by id."""
         if not rows:
             return cls(IdRanges(), 0, None)
-        created = [row.create_time for row in rows]
-        ids = IdRanges.of([row.id for row in rows])
+        created = list(column(rows, "create_time"))
+        ids = IdRanges.of(list(column(rows, "id")))
         return cls(ids, rows[0].horizon, _exact(max(created)), _exact(min(created)))
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from itertools import starmap
+from operator import itemgetter
+from typing import Any, NamedTuple, overload
 
 
 class OutboxRow(NamedTuple):
-    """One row; a NamedTuple because a busy harvester makes some hundred thousand of them in a second.
+    """One row.
 
     `create_time` is in microseconds since Postgres' epoch, 2000-01-01 UTC, as Postgres sends it: a `datetime` takes
     four times as long to make, and cannot hold infinity. `horizon` is the same for all rows of a read: the first
@@ -21,3 +24,46 @@ class OutboxRow(NamedTuple):
     header_keys: list[str]
     header_values: list[str]
     horizon: int
+
+
+class Rows(Sequence[OutboxRow]):
+    """The rows of a read, each made an `OutboxRow` when it is looked at.
+
+    A busy harvester handles some hundred thousand in a second, and looks at nearly all of them only as `fields_of` them.
+    """
+
+    __slots__ = ("_fields",)
+
+    def __init__(self, fields: Sequence[tuple[Any, ...]]) -> None:
+        """`fields`: those of `OutboxRow`, in their order."""
+        self._fields = fields
+
+    @overload
+    def __getitem__(self, index: int) -> OutboxRow: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Rows: ...
+
+    def __getitem__(self, index: int | slice) -> OutboxRow | Rows:
+        return Rows(self._fields[index]) if isinstance(index, slice) else OutboxRow(*self._fields[index])
+
+    def __iter__(self) -> Iterator[OutboxRow]:
+        return starmap(OutboxRow, self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    @property
+    def fields(self) -> Sequence[tuple[Any, ...]]:
+        """Those of each row, as plain tuples."""
+        return self._fields
+
+
+def fields_of(rows: Sequence[OutboxRow]) -> Sequence[tuple[Any, ...]]:
+    """The fields of each row, as tuples: quick to come by where `rows` are a read's."""
+    return rows.fields if isinstance(rows, Rows) else rows
+
+
+def column(rows: Sequence[OutboxRow], field: str) -> Iterator[Any]:
+    """That field of each row."""
+    return map(itemgetter(OutboxRow._fields.index(field)), fields_of(rows))

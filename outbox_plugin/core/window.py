@@ -14,7 +14,7 @@ from outbox_plugin.core.lanes import BadRow, Lane, Lanes, before_bad_rows
 from outbox_plugin.core.progress import Publication
 from outbox_plugin.core.row import OutboxRow
 
-ROWS_PER_WINDOW = 5_000  # Larger ones gain nothing and cost latency and memory.
+ROWS_PER_WINDOW = 10_000  # Larger ones gain little and cost latency and memory; half as large costs a tenth in speed.
 BYTES_PER_WINDOW = 8_000_000
 ROWS_IN_FLIGHT = 4 * ROWS_PER_WINDOW  # One window being read, one waiting or being published, two being purged.
 UNPURGED_WINDOWS = 16  # Small ones are purged together; each progress record names them all.
