@@ -11,7 +11,7 @@ from outbox_plugin.adapters.kafka import ended, refused_property
 from outbox_plugin.adapters.kafka_log import let_go, producer_config
 from outbox_plugin.adapters.records import Records
 from outbox_plugin.core.ports import Sent
-from outbox_plugin.core.row import OutboxRow
+from outbox_plugin.core.row import OutboxRow, column
 from outbox_plugin.errors import LogUnavailable
 from outbox_plugin.settings import Settings
 
@@ -49,7 +49,7 @@ class AcknowledgingLog:
             raise LogUnavailable(str(ended(error.args[0], "delivering"))) from error
         self._records.conclude()
         refused |= self._records.refusals
-        return Sent({row.id for row in rows} - refused.keys() - self._records.failed, refused)
+        return Sent(set(column(rows, "id")) - refused.keys() - self._records.failed, refused)
 
     def _flush(self, producer: Producer) -> None:
         deadline = time.monotonic() + 2 * DELIVERY_TIMEOUT_MS / 1000

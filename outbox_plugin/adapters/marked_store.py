@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import attrgetter
 
 from outbox_plugin.adapters.postgres import PostgresOutbox
 from outbox_plugin.core.ports import Wanted
@@ -18,11 +17,9 @@ class MarkedStore(PostgresOutbox):
         """See `MarkedStore.mark`."""
         conditions, values = self._conditions(wanted.parked)
         values |= {"limit": wanted.limit, "floor": wanted.floor, "leader_id": leader_id}
+        marking = self._statement("window", "hasty"), self._statement("mark", "mark", conditions)
         with reported():
-            rows = self._rows_of(
-                (self._statement("window", "hasty"), self._statement("mark", "mark", conditions)), values
-            )
-        return sorted(rows, key=attrgetter("id"))
+            return self._rows_of(marking, marking, values).sorted()
 
     def delete(self, leader_id: str, ids: Sequence[int]) -> int:
         """See `MarkedStore.delete`."""

@@ -15,7 +15,6 @@ from outbox_plugin.schema.connection import reported
 from outbox_plugin.settings import Settings
 
 LARGE_BYTES = 2 * BYTES_PER_WINDOW // ROWS_PER_WINDOW  # Values up to it need no count: a window of them is in bounds.
-_MANY_ROWS = 500  # Where so many came, the next read is expected to bring many too.
 
 
 class WindowStore(PostgresOutbox):
@@ -25,7 +24,6 @@ class WindowStore(PostgresOutbox):
         """See `PostgresOutbox`."""
         super().__init__(settings, shard, layout, adopt=adopt)
         self._history = History(settings, self._purger) if settings.retention else None
-        self._expects_many = False
 
     def settled(self) -> None:
         """See `OutboxStore.settled`."""
@@ -42,11 +40,7 @@ class WindowStore(PostgresOutbox):
         query = self._statement("window", "read_window", conditions)
         opened, fetched = self._statement("window", "open_in_binary"), self._statement("window", "fetch")
         with reported():
-            if self._expects_many:
-                rows = self._many_rows_of(query, values)
-            else:
-                rows = self._rows_of((opened + b" " + query, fetched), values)
-        self._expects_many = len(rows) >= _MANY_ROWS
+            rows = self._rows_of((opened + b" " + query, fetched), (query,), values)
         if None in column(rows, "value"):
             return self._with_values(rows, [row.id for row in rows if row.value is None])
         return rows

@@ -12,26 +12,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from outbox_plugin.core.lanes import BadRow, first_bad_rows
 from outbox_plugin.core.ports import Sent
-from outbox_plugin.core.row import OutboxRow
+from outbox_plugin.core.row import OutboxRow, Rows, fields_of
 
 ROWS_PER_MARK = 5_000  # Also the throttle: no more records than that are in flight.
 
 
-def rounds(rows: Sequence[OutboxRow]) -> list[list[OutboxRow]]:
+def rounds(rows: Sequence[OutboxRow]) -> list[Rows]:
     """`rows`, which ascend by id, as rounds: the n-th has each key's n-th row."""
     seen: dict[tuple[str, str], int] = {}
-    sorted_out: list[list[OutboxRow]] = []
-    for row in rows:
-        lane = row.topic, row.key
-        number = seen.get(lane, 0)
-        seen[lane] = number + 1
+    sorted_out: list[list[tuple[Any, ...]]] = []
+    for fields in fields_of(rows):
+        topic, key = fields[2], fields[3]
+        number = seen.get((topic, key), 0)
+        seen[topic, key] = number + 1
         if number == len(sorted_out):
             sorted_out.append([])
-        sorted_out[number].append(row)
-    return sorted_out
+        sorted_out[number].append(fields)
+    return [Rows(each) for each in sorted_out]
 
 
 @dataclass(frozen=True, slots=True)

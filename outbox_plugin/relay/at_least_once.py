@@ -10,7 +10,7 @@ from outbox_plugin.core.lanes import BadRow, Lane
 from outbox_plugin.core.marking import ROWS_PER_MARK, judge, rounds
 from outbox_plugin.core.pace import ERROR_FIRST, ERROR_LAST, PURGE_REST_SECONDS, PURGE_ROWS, Backoff
 from outbox_plugin.core.ports import AcknowledgingLog, MarkedStore, WakeUp, Wanted
-from outbox_plugin.core.row import OutboxRow
+from outbox_plugin.core.row import OutboxRow, column
 from outbox_plugin.relay.events import Observer, RowsBuried, RowsParked, TermBegan, WindowPublished, WindowPurged
 from outbox_plugin.relay.rest import Rest
 from outbox_plugin.relay.runtime import Runtime
@@ -151,11 +151,11 @@ class AtLeastOnce:
 
     def _send(self, mark_id: str, rows: Sequence[OutboxRow]) -> None:
         """Send the rows, round by round; a key's next record goes when its last one is delivered."""
-        pending = deque(rounds([row for row in rows if row.id not in self._dead]))
+        pending = deque(rounds([row for row in rows if row.id not in self._dead] if self._dead else rows))
         while pending and not self._stages.stopping:
             round_ = pending.popleft()
             sent = self._log.send(round_)
-            self._to_be_purged([row.id for row in round_ if row.id in sent.delivered])
+            self._to_be_purged([id_ for id_ in column(round_, "id") if id_ in sent.delivered])
             if len(sent.delivered) == len(round_):
                 continue
             verdict = judge(round_, sent, sorted(row for each in pending for row in each), bury=self._bury)
@@ -189,7 +189,7 @@ class AtLeastOnce:
             self._may_send.wait_for(lambda: self._stages.stopping or not self._delivered)
             if self._stages.stopping:
                 return  # The next leader marks them, under an id of its own.
-            ahead = [row.id for _, rows, _ in self._marked for row in rows]
+            ahead = [id_ for _, rows, _ in self._marked for id_ in column(rows, "id")]
         self._store.reset(mark_id, [*ids, *ahead])
         with self._lock:  # What was marked under the old id meanwhile is not sent, and marked anew.
             self._mark_id = self._runtime.new_id()

@@ -22,9 +22,10 @@ from outbox_plugin.settings import Settings
 def migrate(settings: Settings, *, wake_up: bool | None = None) -> list[str]:
     """Bring the outbox's tables up to date; safe to run twice, and by two at once.
 
-    An existing outbox table, such as goharvest's, is left as it is. Staging tables of Spark jobs that are gone are
-    removed. `wake_up` installs, or removes, the trigger by which writers wake the harvesters that sleep, for as many
-    shards as there are, or as the settings say if those are more; None leaves that as it is.
+    An existing outbox table, such as goharvest's, keeps its form; where the settings say at-least-once, the pages of a
+    table that has no fillfactor of its own leave room for marked rows from now on. Staging tables of Spark jobs that
+    are gone are removed. `wake_up` installs, or removes, the trigger by which writers wake the harvesters that sleep,
+    for as many shards as there are, or as the settings say if those are more; None leaves that as it is.
 
     Returns:
         The names of the migrations that were applied now; none when all had been.
@@ -48,6 +49,8 @@ def migrate(settings: Settings, *, wake_up: bool | None = None) -> list[str]:
             connection.execute(compose(text, table))
             run("record", table=table, name=name)
         run("identify", table=table)
+        if settings.delivery == "at-least-once" and run("may_make_room", table=table):
+            run("make_room")
         if wake_up is not None:
             _wake_up(connection, settings, install=wake_up)
         drop_orphans(connection, table)

@@ -30,3 +30,14 @@ VALUES (%(table)s, to_regclass(%(table)s)::oid, gen_random_uuid())
 ON CONFLICT (table_name) DO UPDATE
     SET table_oid = excluded.table_oid, incarnation = excluded.incarnation, since = now()
     WHERE known.table_oid <> excluded.table_oid
+
+-- name: may_make_room
+-- Whether the table's pages may be told to leave room for marked rows: it is ours to alter, and nobody has told them.
+SELECT 1
+FROM pg_class
+WHERE oid = to_regclass(%(table)s) AND relkind = 'r' AND pg_has_role(relowner, 'USAGE')
+  AND NOT EXISTS (SELECT FROM unnest(reloptions) AS option WHERE option LIKE 'fillfactor=%%')
+
+-- name: make_room
+-- A row that is marked on its page needs no new entry in the index. From here on; pages that are full stay so.
+ALTER TABLE {outbox} SET (fillfactor = 45)
