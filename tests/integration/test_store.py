@@ -16,8 +16,10 @@ from outbox_plugin import Settings
 from outbox_plugin.adapters.marked_store import MarkedStore
 from outbox_plugin.adapters.window_store import WindowStore
 from outbox_plugin.core.ids import IdRanges
+from outbox_plugin.core.lanes import Lane
 from outbox_plugin.core.ports import Wanted
 from outbox_plugin.core.progress import Publication
+from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Layout
 from outbox_plugin.errors import StoreUnavailable
 from outbox_plugin.schema.migrate import migrate
@@ -52,6 +54,33 @@ def ids(store: WindowStore, in_flight: IdRanges = IdRanges()) -> list[int]:  # n
 def test_a_read_returns_the_earliest_rows_that_are_not_in_flight(store: WindowStore) -> None:
     assert [row.id for row in store.read(Wanted(3))] == [1, 2, 3]
     assert ids(store, IdRanges.of([1, 2, 5])) == [3, 4, 6, 7, 8, 9, 10]
+
+
+def insert_many(settings: Settings) -> None:
+    """As many as come in masses, of each kind: with some headers, one or none, with a value, a large one or none."""
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        connection.execute(
+            "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values) "
+            "SELECT 't', 'k' || i % 7, CASE i % 5 WHEN 0 THEN NULL WHEN 1 THEN repeat('é', 2000) ELSE 'v' || i END, "
+            "       (ARRAY['a', 'b'])[:i % 3], (ARRAY['1', NULL])[:i % 3] FROM generate_series(1, 1000) AS i"
+        )
+
+
+@pytest.mark.parametrize("kind", [WindowStore, MarkedStore])
+def test_rows_that_come_in_masses_come_as_few_do(kind: type[WindowStore | MarkedStore], settings: Settings) -> None:
+    insert_many(settings)
+    parked = frozenset({Lane("t", "k3"), Lane("100 %s", None)})
+    with closing(kind(settings, 0, LAYOUT)) as store:
+
+        def read(limit: int) -> list[OutboxRow]:
+            wanted = Wanted(limit, 20, IdRanges.of([25]), parked)
+            rows = store.read(wanted) if isinstance(store, WindowStore) else store.mark(str(uuid.uuid4()), wanted)
+            return [row._replace(horizon=0) for row in rows]
+
+        first, then = read(700), read(700)
+        assert len(first) == 700
+        assert first == then
+        assert first[:10] == read(700)[:10] == [*read(10)]
 
 
 def test_large_values_are_read_a_few_at_a_time_and_whole(store: WindowStore, settings: Settings) -> None:
@@ -166,6 +195,28 @@ def test_the_primary_key_is_walked_even_when_the_planner_believes_the_table_to_b
     assert "outbox_pkey" in plan
     assert "Seq Scan on outbox " not in plan
     assert "Sort" not in plan
+
+
+FILLFACTOR = "SELECT reloptions FROM pg_class WHERE oid = 'outbox'::regclass"
+
+
+@pytest.mark.parametrize(
+    ("delivery", "before", "after"),
+    [
+        ("exactly-once", None, None),
+        ("at-least-once", None, ["fillfactor=45"]),
+        ("at-least-once", ["fillfactor=80"], ["fillfactor=80"]),
+    ],
+)
+def test_pages_are_told_to_leave_room_for_marks_unless_somebody_has_told_them(
+    settings: Settings, delivery: str, before: list[str] | None, after: list[str] | None
+) -> None:
+    with psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection:
+        if before:
+            connection.execute("ALTER TABLE outbox SET (fillfactor = 80)")
+        assert connection.execute(FILLFACTOR).fetchone() == (before,)
+        migrate(settings.model_copy(update={"delivery": delivery}))
+        assert connection.execute(FILLFACTOR).fetchone() == (after,)
 
 
 def test_a_row_that_somebody_changes_while_it_is_marked_is_not_left_out(settings: Settings) -> None:
