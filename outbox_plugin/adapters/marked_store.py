@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from outbox_plugin.adapters.postgres import PostgresOutbox
 from outbox_plugin.core.ports import Wanted
 from outbox_plugin.core.row import OutboxRow
+from outbox_plugin.core.window import BYTES_PER_WINDOW
 from outbox_plugin.schema.connection import reported
 
 
@@ -16,7 +17,7 @@ class MarkedStore(PostgresOutbox):
     def mark(self, leader_id: str, wanted: Wanted) -> Sequence[OutboxRow]:
         """See `MarkedStore.mark`."""
         conditions, values = self._conditions(wanted.parked)
-        values |= {"limit": wanted.limit, "floor": wanted.floor, "leader_id": leader_id}
+        values |= {"limit": wanted.limit, "floor": wanted.floor, "leader_id": leader_id, "bytes": BYTES_PER_WINDOW}
         marking = self._statement("window", "hasty"), self._statement("mark", "mark", conditions)
         with reported():
             return self._rows_of(marking, marking, values).sorted()

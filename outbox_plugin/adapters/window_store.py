@@ -6,15 +6,14 @@ from collections.abc import Sequence
 
 from outbox_plugin.adapters.history import History
 from outbox_plugin.adapters.postgres import PostgresOutbox, Query
+from outbox_plugin.core.portion import Portion
 from outbox_plugin.core.ports import Wanted
 from outbox_plugin.core.progress import Publication
 from outbox_plugin.core.row import OutboxRow, column
 from outbox_plugin.core.shards import Layout
-from outbox_plugin.core.window import BYTES_PER_WINDOW, ROWS_PER_WINDOW
+from outbox_plugin.core.window import BYTES_PER_WINDOW
 from outbox_plugin.schema.connection import reported
 from outbox_plugin.settings import Settings
-
-LARGE_BYTES = 2 * BYTES_PER_WINDOW // ROWS_PER_WINDOW  # Values up to it need no count: a window of them is in bounds.
 
 
 class WindowStore(PostgresOutbox):
@@ -23,6 +22,7 @@ class WindowStore(PostgresOutbox):
     def __init__(self, settings: Settings, shard: int, layout: Layout, *, adopt: bool = False) -> None:
         """See `PostgresOutbox`."""
         super().__init__(settings, shard, layout, adopt=adopt)
+        self._portion = Portion()
         self._history = History(settings, self._purger) if settings.retention else None
 
     def settled(self) -> None:
@@ -36,17 +36,20 @@ class WindowStore(PostgresOutbox):
         if wanted.in_flight.ranges:
             conditions = *conditions, "not_in_flight"
             values["in_flight"] = wanted.in_flight.text()
-        values |= {"limit": wanted.limit, "floor": wanted.floor, "large": LARGE_BYTES}
+        limit = min(wanted.limit, self._portion.rows)
+        values |= {"limit": limit, "floor": wanted.floor, "large": self._portion.large_bytes}
         query = self._statement("window", "read_window", conditions)
         opened, fetched = self._statement("window", "open_in_binary"), self._statement("window", "fetch")
         with reported():
             rows = self._rows_of((opened + b" " + query, fetched), (query,), values)
-        if None in column(rows, "value"):
-            return self._with_values(rows, [row.id for row in rows if row.value is None])
-        return rows
+        complete = self._with_values(rows) if None in column(rows, "value") else rows
+        if complete:
+            self._portion.learned(complete)
+        return complete
 
-    def _with_values(self, rows: Sequence[OutboxRow], without: Sequence[int]) -> Sequence[OutboxRow]:
+    def _with_values(self, rows: Sequence[OutboxRow]) -> Sequence[OutboxRow]:
         """The first of `rows`, as many as may be in memory together, with the values that the read left out."""
+        without = [row.id for row in rows if row.value is None]
         with reported():
             sizes: dict[int, int] = dict(
                 self._reader.execute(*self._query("window", "large_values", ids=without)).fetchall()

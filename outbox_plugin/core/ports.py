@@ -108,7 +108,8 @@ class MarkedStore(Outbox, Protocol):
     def mark(self, leader_id: str, wanted: Wanted) -> Sequence[OutboxRow]:
         """Give the earliest rows that are wanted and carry another leader's id, or none, this one's.
 
-        Returns them by ascending id. What is in flight need not be said: it carries the leader's id.
+        Returns them by ascending id; fewer where they are large. What is in flight need not be said: it carries the
+        leader's id.
         """
         ...
 

@@ -95,6 +95,18 @@ def test_large_values_are_read_a_few_at_a_time_and_whole(store: WindowStore, set
     assert [(row.id, row.value) for row in second] == [(7, "G" * 3_000_000), (8, None), (9, "9"), (10, "10")]
 
 
+def test_large_values_are_marked_a_few_at_a_time_and_none_is_overtaken(settings: Settings) -> None:
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        connection.execute(
+            "UPDATE outbox SET kafka_value = repeat('x', 3000000) WHERE id BETWEEN 2 AND 7; "
+            "UPDATE outbox SET kafka_value = NULL WHERE id IN (8, 9)"
+        )
+    leader = str(uuid.uuid4())
+    with closing(MarkedStore(settings, 0, LAYOUT)) as marks:
+        marked = [[row.id for row in marks.mark(leader, Wanted(ALL))] for _ in range(4)]
+    assert marked == [[1, 2, 3, 4], [5, 6, 7], [8, 9, 10], []]
+
+
 def test_a_purge_deletes_what_was_read_and_can_be_repeated(store: WindowStore) -> None:
     publication = Publication.of([store.read(Wanted(ALL))[each] for each in (0, 1, 4)])
     assert (store.purge([publication]), store.purge([publication])) == (3, 0)

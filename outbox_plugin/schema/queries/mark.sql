@@ -1,15 +1,23 @@
 -- name: mark
--- Give the earliest rows that do not carry the leader's id that id. By their ids, not by their places in the table: a row
--- that somebody changes meanwhile has another place then, would be left out, and rows behind it would overtake it.
+-- Give the earliest rows that do not carry the leader's id that id; as many as have so many bytes together, and no row
+-- after one that was left out. By their ids, not by their places in the table: a row that somebody changes meanwhile has
+-- another place then, would be left out, and rows behind it would overtake it.
 UPDATE {outbox} AS marked
 SET leader_id = %(leader_id)s
 WHERE id = ANY (ARRAY(
-    SELECT id FROM {outbox}
-    WHERE id > (%(floor)s)::bigint
-      AND (leader_id IS NULL OR leader_id <> %(leader_id)s)
-      {conditions}
-    ORDER BY id
-    LIMIT %(limit)s
+    SELECT id
+    FROM (
+        SELECT id, sum(size) OVER (ORDER BY id ROWS UNBOUNDED PRECEDING) - size AS before
+        FROM (
+            SELECT id, coalesce(octet_length(kafka_value), 0) AS size FROM {outbox}
+            WHERE id > (%(floor)s)::bigint
+              AND (leader_id IS NULL OR leader_id <> %(leader_id)s)
+              {conditions}
+            ORDER BY id
+            LIMIT %(limit)s
+        ) AS earliest
+    ) AS counted
+    WHERE before < %(bytes)s
 )) AND (leader_id IS NULL OR leader_id <> %(leader_id)s)
 RETURNING marked.id, 0::bigint, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values, 0::bigint
 
