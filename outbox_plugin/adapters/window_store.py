@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from outbox_plugin.adapters.history import History
 from outbox_plugin.adapters.postgres import PostgresOutbox, Query
-from outbox_plugin.core.portion import Portion
 from outbox_plugin.core.ports import Wanted
 from outbox_plugin.core.progress import Publication
 from outbox_plugin.core.row import OutboxRow, column
@@ -22,7 +21,6 @@ class WindowStore(PostgresOutbox):
     def __init__(self, settings: Settings, shard: int, layout: Layout, *, adopt: bool = False) -> None:
         """See `PostgresOutbox`."""
         super().__init__(settings, shard, layout, adopt=adopt)
-        self._portion = Portion()
         self._history = History(settings, self._purger) if settings.retention else None
 
     def settled(self) -> None:
@@ -36,16 +34,12 @@ class WindowStore(PostgresOutbox):
         if wanted.in_flight.ranges:
             conditions = *conditions, "not_in_flight"
             values["in_flight"] = wanted.in_flight.text()
-        limit = min(wanted.limit, self._portion.rows)
-        values |= {"limit": limit, "floor": wanted.floor, "large": self._portion.large_bytes}
+        values |= {"limit": wanted.limit, "floor": wanted.floor, "large": wanted.large_bytes}
         query = self._statement("window", "read_window", conditions)
         opened, fetched = self._statement("window", "open_in_binary"), self._statement("window", "fetch")
         with reported():
             rows = self._rows_of((opened + b" " + query, fetched), (query,), values)
-        complete = self._with_values(rows) if None in column(rows, "value") else rows
-        if complete:
-            self._portion.learned(complete)
-        return complete
+        return self._with_values(rows) if None in column(rows, "value") else rows
 
     def _with_values(self, rows: Sequence[OutboxRow]) -> Sequence[OutboxRow]:
         """The first of `rows`, as many as may be in memory together, with the values that the read left out."""

@@ -13,17 +13,22 @@ from outbox_plugin.core.lanes import BadRow, Lane
 from outbox_plugin.core.progress import Identity, ProgressRecord, Publication
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Layout, Slice
+from outbox_plugin.core.window import LARGE_BYTES
 from outbox_plugin.errors import Refusal
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a read is to return: at most `limit` rows with ids above `floor`, in neither `in_flight` nor `parked`."""
+    """What a read is to return: at most `limit` rows with ids above `floor`, in neither `in_flight` nor `parked`.
+
+    Values of more than `large_bytes` are read apart, as many as may be in memory together.
+    """
 
     limit: int
     floor: int = BEGINNING
     in_flight: IdRanges = IdRanges()  # noqa: RUF009 - immutable.
     parked: frozenset[Lane] = frozenset()
+    large_bytes: int = LARGE_BYTES
 
 
 @dataclass(frozen=True, slots=True)

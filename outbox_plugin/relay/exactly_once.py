@@ -19,7 +19,6 @@ from outbox_plugin.relay.runtime import Runtime
 from outbox_plugin.relay.stages import Stages
 from outbox_plugin.settings import BadRows
 
-READ_AHEAD_ROWS = 500
 Proved = Callable[[], None]
 
 
@@ -61,7 +60,6 @@ class ExactlyOnce:
         self._read: deque[tuple[Window, float]] = deque()
         self._published: list[Window] = []
         self._publishing = False
-        self._reads_ahead = False  # Only while windows come full: small ones gain nothing by waiting in a queue.
         self._publisher_done = False
         self._challenged: Proved | None = None
 
@@ -116,7 +114,6 @@ class ExactlyOnce:
         while self._wait_for_room():
             read_at = self._runtime.now()
             rows = self._intake.read()
-            self._reads_ahead = len(rows) >= READ_AHEAD_ROWS
             if not rows:
                 continue
             with self._lock:
@@ -131,7 +128,8 @@ class ExactlyOnce:
             return not self._stages.stopping
 
     def _has_room(self) -> bool:
-        return not (self._read or self._windows.full or (self._publishing and not self._reads_ahead))
+        # Ahead of the publisher only while much comes: few rows gain nothing by waiting in a queue.
+        return not (self._read or self._windows.full or (self._publishing and not self._intake.many))
 
     def _publish_windows(self) -> None:
         try:

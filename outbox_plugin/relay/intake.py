@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outbox_plugin.core.floor import Floor
+from outbox_plugin.core.portion import Portion
 from outbox_plugin.core.ports import OutboxStore, WakeUp, Wanted
 from outbox_plugin.core.row import OutboxRow
-from outbox_plugin.core.window import ROWS_PER_WINDOW, Windows
+from outbox_plugin.core.window import Windows
 from outbox_plugin.relay.rest import Rest
 from outbox_plugin.relay.stages import Stages
+
+MANY_ROWS = 500
 
 
 class Intake:
@@ -21,7 +24,9 @@ class Intake:
         self._stages = stages
         self._rest = Rest(stages, wake_up)
         self._floor = Floor()
+        self._portion = Portion()
         self._paused = False
+        self.many = False  # Whether the last read brought so much that the next is worth an early start.
 
     def read(self) -> Sequence[OutboxRow]:
         """The next rows; none after a rest, of a length that depends on how long nothing has come."""
@@ -54,7 +59,10 @@ class Intake:
     def _read(self, now: float) -> Sequence[OutboxRow]:
         floor, settled = self._floor.start_of_read(now), self._floor.settled
         with self._stages.lock:
-            wanted = Wanted(ROWS_PER_WINDOW, floor, self._windows.in_flight.above(floor), self._windows.parked)
-        rows = self._store.read(wanted)
+            in_flight, parked = self._windows.in_flight.above(floor), self._windows.parked
+        rows = self._store.read(Wanted(self._portion.rows, floor, in_flight, parked, self._portion.large_bytes))
+        self.many = len(rows) >= min(MANY_ROWS, self._portion.rows)
+        if rows:
+            self._portion.learned(rows)
         self._floor.read(floor, settled, rows[-1].id if rows else None, now, self._stages.runtime.now())
         return rows

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from unittest import mock
 
-from outbox_plugin.core import window
-from outbox_plugin.relay import at_least_once, exactly_once, intake, rest, supervisor
+from outbox_plugin.core import portion, window
+from outbox_plugin.relay import at_least_once, exactly_once, rest, supervisor
 from tests.simulation.plan import Plan
 from tests.simulation.promises import broken, slowest
 from tests.simulation.scheduler import Stuck
@@ -32,7 +32,7 @@ class Outcome:
 def in_miniature() -> Iterator[None]:
     """Windows of few rows, so that few rows make many windows; and few idle turns, which prove nothing."""
     with (
-        mock.patch.object(intake, "ROWS_PER_WINDOW", 3),
+        mock.patch.object(portion, "ROWS_PER_WINDOW", 3),
         mock.patch.object(window, "UNPURGED_WINDOWS", 4),
         mock.patch.object(exactly_once, "PURGE_ROWS", 7),
         mock.patch.object(at_least_once, "PURGE_ROWS", 5),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from outbox_plugin.core import portion
 from outbox_plugin.core.floor import Drawn
 from outbox_plugin.core.ids import IdRanges
 from outbox_plugin.core.lanes import BadRow
@@ -18,7 +19,6 @@ from outbox_plugin.core.progress import Identity, ProgressRecord, Publication
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.errors import Fenced, ForeignOutbox, LogUnavailable, OutcomeUnknown, StoreUnavailable
-from outbox_plugin.relay import intake
 from outbox_plugin.relay.events import HarvestEvent, TermBegan, WindowPurged
 from outbox_plugin.relay.exactly_once import ExactlyOnce
 from outbox_plugin.relay.runtime import Threads
@@ -131,7 +131,7 @@ class Log:
 
 @pytest.fixture(autouse=True)
 def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake, "ROWS_PER_WINDOW", 3)
+    monkeypatch.setattr(portion, "ROWS_PER_WINDOW", 3)
 
 
 def table(first: int = 1, horizon: int = 100) -> dict[int, OutboxRow]:
