@@ -15,6 +15,7 @@ from psycopg.types.numeric import Int8BinaryLoader
 from outbox_plugin.adapters.claim import Claim
 from outbox_plugin.core.floor import Drawn
 from outbox_plugin.core.lanes import BadRow, Lane
+from outbox_plugin.core.pace import MANY_ROWS
 from outbox_plugin.core.ports import Control
 from outbox_plugin.core.progress import Identity
 from outbox_plugin.core.row import Rows
@@ -25,7 +26,6 @@ from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 
 Query = tuple[bytes, dict[str, object]]
-_MANY_ROWS = 500
 
 
 class PostgresOutbox:
@@ -152,7 +152,7 @@ class PostgresOutbox:
             psycopg.Error: whatever Postgres says.
         """
         rows = self._many_rows_of(many, values) if self._expects_many else self._few_rows_of(few, values)
-        self._expects_many = len(rows) >= _MANY_ROWS
+        self._expects_many = len(rows) >= MANY_ROWS
         return rows
 
     def _few_rows_of(self, statements: tuple[bytes, ...], values: dict[str, object]) -> Rows:

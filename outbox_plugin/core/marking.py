@@ -16,7 +16,7 @@ from typing import Any
 
 from outbox_plugin.core.lanes import BadRow, first_bad_rows
 from outbox_plugin.core.ports import Sent
-from outbox_plugin.core.row import OutboxRow, Rows, fields_of
+from outbox_plugin.core.row import OutboxRow, Rows, column, fields_of
 
 ROWS_PER_MARK = 5_000  # Also the throttle: no more records than that are in flight.
 
@@ -25,10 +25,10 @@ def rounds(rows: Sequence[OutboxRow]) -> list[Rows]:
     """`rows`, which ascend by id, as rounds: the n-th has each key's n-th row."""
     seen: dict[tuple[str, str], int] = {}
     sorted_out: list[list[tuple[Any, ...]]] = []
-    for fields in fields_of(rows):
-        topic, key = fields[2], fields[3]
-        number = seen.get((topic, key), 0)
-        seen[topic, key] = number + 1
+    lanes = zip(column(rows, "topic"), column(rows, "key"), strict=True)
+    for fields, lane in zip(fields_of(rows), lanes, strict=True):
+        number = seen.get(lane, 0)
+        seen[lane] = number + 1
         if number == len(sorted_out):
             sorted_out.append([])
         sorted_out[number].append(fields)

@@ -8,6 +8,7 @@ ERROR_FIRST, ERROR_LAST = 0.25, 8.0
 CONTROL_BUSY_SECONDS, CONTROL_IDLE_SECONDS = 0.25, 1.0  # How often the database is asked what is ordered.
 CONTROL_ASLEEP_SECONDS, READ_ASLEEP_SECONDS = 5.0, 1.0  # Behind the wake-up, in case that one is lost.
 PURGE_ROWS, PURGE_REST_SECONDS = 500, 0.02  # Fewer rows wait for more, because each purge is a commit of its own.
+MANY_ROWS = 500  # So many at once, and it is the cost of each that counts, no longer that of asking for them.
 SLEEP_AFTER_SECONDS = 0.1  # While rows come more often, reading again is cheaper than being woken.
 
 

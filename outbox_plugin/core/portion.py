@@ -12,26 +12,16 @@ _SAMPLES = 100
 
 
 class Portion:
-    """Follows the size of the values: as many rows as have `BYTES_PER_WINDOW` together, if they are like the last.
+    """Follows the size of the values: `rows` have `BYTES_PER_WINDOW` together, if they are like the last.
 
-    For those that are not, `large_bytes` holds: values above it are to be read apart, after they are counted.
+    For those that are not, there is `Wanted.large_bytes`.
     """
 
     def __init__(self) -> None:
-        self._rows = ROWS_PER_WINDOW
-
-    @property
-    def rows(self) -> int:
-        """How many rows to ask for."""
-        return self._rows
-
-    @property
-    def large_bytes(self) -> int:
-        """Values up to it need no count: `rows` of them are no more than twice `BYTES_PER_WINDOW`."""
-        return 2 * BYTES_PER_WINDOW // self._rows
+        self.rows = ROWS_PER_WINDOW
 
     def learned(self, rows: Sequence[OutboxRow]) -> None:
         """Look at some of the `rows` that were read, of which there is at least one."""
         sizes = [len(value or "") for value in column(rows[:: 1 + len(rows) // _SAMPLES], "value")]
         fitting = BYTES_PER_WINDOW * len(sizes) // max(1, sum(sizes))
-        self._rows = min(ROWS_PER_WINDOW, max(_FEWEST_ROWS, fitting))
+        self.rows = min(ROWS_PER_WINDOW, max(_FEWEST_ROWS, fitting))

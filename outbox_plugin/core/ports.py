@@ -13,22 +13,23 @@ from outbox_plugin.core.lanes import BadRow, Lane
 from outbox_plugin.core.progress import Identity, ProgressRecord, Publication
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Layout, Slice
-from outbox_plugin.core.window import LARGE_BYTES
+from outbox_plugin.core.window import BYTES_PER_WINDOW
 from outbox_plugin.errors import Refusal
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a read is to return: at most `limit` rows with ids above `floor`, in neither `in_flight` nor `parked`.
-
-    Values of more than `large_bytes` are read apart, as many as may be in memory together.
-    """
+    """What a read is to return: at most `limit` rows with ids above `floor`, in neither `in_flight` nor `parked`."""
 
     limit: int
     floor: int = BEGINNING
     in_flight: IdRanges = IdRanges()  # noqa: RUF009 - immutable.
     parked: frozenset[Lane] = frozenset()
-    large_bytes: int = LARGE_BYTES
+
+    @property
+    def large_bytes(self) -> int:
+        """Values up to it need no count: `limit` of them are in bounds. Larger ones are counted, and read apart."""
+        return 2 * BYTES_PER_WINDOW // self.limit
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,11 +32,11 @@ class Rows(Sequence[OutboxRow]):
     A busy harvester handles hundreds of thousands in a second, and looks at nearly none of them: see `fields_of`.
     """
 
-    __slots__ = ("_fields",)
+    __slots__ = ("fields",)
 
     def __init__(self, fields: Sequence[tuple[Any, ...]]) -> None:
-        """`fields`: those of `OutboxRow`, in their order."""
-        self._fields = fields
+        """`fields`: those of `OutboxRow`, in their order, as a plain tuple for each row."""
+        self.fields = fields
 
     @overload
     def __getitem__(self, index: int) -> OutboxRow: ...
@@ -45,22 +45,17 @@ class Rows(Sequence[OutboxRow]):
     def __getitem__(self, index: slice) -> Rows: ...
 
     def __getitem__(self, index: int | slice) -> OutboxRow | Rows:
-        return Rows(self._fields[index]) if isinstance(index, slice) else OutboxRow(*self._fields[index])
+        return Rows(self.fields[index]) if isinstance(index, slice) else OutboxRow(*self.fields[index])
 
     def __iter__(self) -> Iterator[OutboxRow]:
-        return starmap(OutboxRow, self._fields)
+        return starmap(OutboxRow, self.fields)
 
     def __len__(self) -> int:
-        return len(self._fields)
+        return len(self.fields)
 
     def sorted(self) -> Rows:
         """The same rows, ascending by id."""
-        return Rows(sorted(self._fields, key=itemgetter(0)))
-
-    @property
-    def fields(self) -> Sequence[tuple[Any, ...]]:
-        """Those of each row, as plain tuples."""
-        return self._fields
+        return Rows(sorted(self.fields, key=itemgetter(0)))
 
 
 def fields_of(rows: Sequence[OutboxRow]) -> Sequence[tuple[Any, ...]]:

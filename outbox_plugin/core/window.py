@@ -16,7 +16,6 @@ from outbox_plugin.core.row import OutboxRow
 
 ROWS_PER_WINDOW = 10_000  # Larger ones gain little and cost latency and memory; half as large costs a tenth in speed.
 BYTES_PER_WINDOW = 8_000_000
-LARGE_BYTES = 2 * BYTES_PER_WINDOW // ROWS_PER_WINDOW  # Values up to it need no count: a window of them is in bounds.
 ROWS_IN_FLIGHT = 4 * ROWS_PER_WINDOW  # One window being read, one waiting or being published, two being purged.
 UNPURGED_WINDOWS = 16  # Small ones are purged together; each progress record names them all.
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outbox_plugin.core.floor import Floor
+from outbox_plugin.core.pace import MANY_ROWS
 from outbox_plugin.core.portion import Portion
 from outbox_plugin.core.ports import OutboxStore, WakeUp, Wanted
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.window import Windows
 from outbox_plugin.relay.rest import Rest
 from outbox_plugin.relay.stages import Stages
-
-MANY_ROWS = 500
 
 
 class Intake:
@@ -33,6 +32,7 @@ class Intake:
         now = self._stages.runtime.now()
         if self._rest.control_is_due(now):
             self._obey()
+        self.many = False
         rows = () if self._paused else self._read(now)
         if rows:
             self._rest.rows_came(now)
@@ -60,7 +60,7 @@ class Intake:
         floor, settled = self._floor.start_of_read(now), self._floor.settled
         with self._stages.lock:
             in_flight, parked = self._windows.in_flight.above(floor), self._windows.parked
-        rows = self._store.read(Wanted(self._portion.rows, floor, in_flight, parked, self._portion.large_bytes))
+        rows = self._store.read(Wanted(self._portion.rows, floor, in_flight, parked))
         self.many = len(rows) >= min(MANY_ROWS, self._portion.rows)
         if rows:
             self._portion.learned(rows)

@@ -61,7 +61,7 @@ def insert_many(settings: Settings) -> None:
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:
         connection.execute(
             "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values) "
-            "SELECT 't', 'k' || i % 7, CASE i % 5 WHEN 0 THEN NULL WHEN 1 THEN repeat('é', 2000) ELSE 'v' || i END, "
+            "SELECT 't', 'k' || i % 7, CASE i % 5 WHEN 0 THEN NULL WHEN 1 THEN repeat('é', 20000) ELSE 'v' || i END, "
             "       (ARRAY['a', 'b'])[:i % 3], (ARRAY['1', NULL])[:i % 3] FROM generate_series(1, 1000) AS i"
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outbox_plugin.core.portion import Portion
+from outbox_plugin.core.ports import Wanted
 from outbox_plugin.core.row import Rows
 from outbox_plugin.core.window import BYTES_PER_WINDOW, ROWS_PER_WINDOW
 
@@ -20,7 +21,7 @@ def test_a_portion_of_such_rows_is_in_bounds_and_no_smaller_than_it_need_be(size
     bytes_together = portion.rows * size * 5 // 6
     assert bytes_together <= BYTES_PER_WINDOW or portion.rows == 8
     assert portion.rows == ROWS_PER_WINDOW or bytes_together > 0.9 * BYTES_PER_WINDOW
-    assert portion.rows * portion.large_bytes <= 2 * BYTES_PER_WINDOW
+    assert portion.rows * Wanted(portion.rows).large_bytes <= 2 * BYTES_PER_WINDOW
 
 
 def test_it_grows_again_when_small_values_come() -> None:
