@@ -62,8 +62,10 @@ class Election:
         self._term: str | None = None
         self._term_owned = False  # Ownership was had at some time in this term.
         self._own_heard_at = 0.0
+        self._former: str | None = None  # Our last term's; what it said may still arrive, and is nobody's word.
+        self._other: str | None = None
         self._other_heard_at: float | None = None
-        self._vacant_since: float | None = None  # A leader was heard, and has resigned.
+        self._vacant_since: float | None = None  # The leader has resigned; perhaps we were it.
         self._challenger: str | None = None
         self._answered: set[str] = set()  # Challengers that this term has proved itself against.
         self._not_before = 0.0
@@ -83,16 +85,19 @@ class Election:
         """A heartbeat of this shard arrived from the log; of whatever term, our own included."""
         if heartbeat.leader_id == self._term:
             self._own_heard_at = now
+        elif heartbeat.leader_id == self._former:
+            pass
         elif heartbeat.phase == "resigned":
-            self._other_heard_at, self._vacant_since = None, now
+            if self._other_heard_at is None or heartbeat.leader_id == self._other:  # Not one that was replaced before.
+                self._vacated(now)
         elif heartbeat.phase in ("candidate", "leader"):
-            self._other_heard_at, self._vacant_since = now, None
+            self._other, self._other_heard_at, self._vacant_since = heartbeat.leader_id, now, None
             if heartbeat.phase == "leader" and heartbeat.leader_id not in self._answered:
                 self._challenger = heartbeat.leader_id
 
     def woke(self, now: float) -> None:
         """We were stopped for long: what we own may be another's by now, so take it that somebody leads, and listen."""
-        self._other_heard_at, self._vacant_since = now, None
+        self._another_rose(now)
 
     def began(self, leader_id: str, now: float) -> None:
         """A term of ours begins under `leader_id`, which has never been used before."""
@@ -109,10 +114,19 @@ class Election:
         """Our term is over. `by_another`: we were fenced, so somebody leads. Not to be tried again for some seconds."""
         if self._term_owned and not self._owns:
             self._yielding_until = now + YIELD_SILENCES * self._timing.silence
-        self._term = None
+        self._former, self._term = self._term, None
         self._not_before = now + retry_after
         if by_another:
-            self._other_heard_at, self._vacant_since = now, None
+            self._another_rose(now)
+        elif not self.another_leads(now):
+            self._vacated(now)
+
+    def _another_rose(self, now: float) -> None:
+        """Somebody leads whom we have not heard yet."""
+        self._other, self._other_heard_at, self._vacant_since = None, now, None
+
+    def _vacated(self, now: float) -> None:
+        self._other_heard_at, self._vacant_since = None, now
 
     def tick(self, now: float) -> Action:
         """What is to be done now; asking changes nothing."""

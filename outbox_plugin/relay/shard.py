@@ -130,6 +130,7 @@ class Shard:
         self._term: _Term | None = None
         self._error_pace = Backoff(ERROR_FIRST, ERROR_LAST)
         self._trouble: str | None = None
+        self._stepped_down: str | None = None
         self._published = 0
         self._recovered = 0
         self._rated = 0.0, 0
@@ -157,7 +158,8 @@ class Shard:
             case Action.PROVE if self._term is not None:
                 self._term.prove()
             case Action.STEP_DOWN if self._term is not None and not self._term.stopping:
-                self._trouble = "stepped down: lost the leader topic's partition, or contact with Kafka"
+                self._stepped_down = "stepped down: lost the leader topic's partition, or contact with Kafka"
+                self._trouble = self._stepped_down
                 self._term.abandon()
             case _:
                 pass
@@ -166,15 +168,15 @@ class Shard:
         error, self._term = term.error, None
         if now - term.began_at > CALM_SECONDS:
             self._error_pace.succeeded()
-        if error is not None:
-            self._trouble = str(error)
+        reason = str(error) if error is not None else self._stepped_down
+        self._trouble, self._stepped_down = reason or self._trouble, None
         self.layout_changed = isinstance(error, LayoutChanged)
         fenced, at_once = isinstance(error, Fenced), isinstance(error, Fenced | OutcomeUnknown) or error is None
         retry_after = 0.0 if at_once else self._error_pace.wait(self._jitter())
         self.election.ended(now, by_another=fenced, retry_after=retry_after)
         if not fenced:
             self._send(replace(self._last, phase="resigned", trouble=self._trouble))
-        self._forward(TermFinished(self.number, term.leader_id, str(error) if error is not None else None))
+        self._forward(TermFinished(self.number, term.leader_id, reason))
 
     def _observe(self, event: HarvestEvent) -> None:
         if isinstance(event, WindowPublished):

@@ -68,6 +68,27 @@ def test_after_a_resignation_the_shard_is_free_at_once() -> None:
     assert election.tick(10.17) is Action.ACQUIRE
 
 
+def test_the_resignation_of_one_that_was_replaced_before_frees_nothing() -> None:
+    """As of a leader that was paused, and wakes up while its successor leads."""
+    election = follower(owns=True)
+    election.heard(beat("zombie"), 10.0)
+    election.heard(beat("successor"), 20.0)
+    election.heard(beat("zombie", "resigned"), 20.1)
+    assert election.tick(20.9) is Action.FOLLOW
+
+
+def test_a_leader_that_was_paused_and_steps_down_leaves_its_successor_alone() -> None:
+    zombie = leader()
+    zombie.woke(10.0)
+    assert zombie.tick(10.0) is Action.STEP_DOWN
+    zombie.ended(10.1)
+    zombie.heard(beat("mine"), 10.1)  # All that it has said comes late.
+    zombie.heard(beat("mine", "resigned"), 10.2)
+    assert zombie.tick(10.3) is Action.FOLLOW
+    zombie.heard(beat("successor"), 10.4)
+    assert zombie.tick(11.4) is Action.FOLLOW
+
+
 def test_a_shard_that_was_given_to_another_is_left_to_it() -> None:
     """Or else whoever is quicker would lead, and the shards would never be shared out."""
     election = leader()

@@ -1,0 +1,82 @@
+"""How a shard's term ends, and what is said of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from outbox_plugin.core.election import Election, Timing
+from outbox_plugin.core.heartbeat import Heartbeat
+from outbox_plugin.relay.events import HarvestEvent, Observer, TermFinished
+from outbox_plugin.relay.runtime import Threads
+from outbox_plugin.relay.shard import Relay, Shard
+from tests.support import eventually
+
+
+class IdleRelay:
+    """A relay with nothing to do: it fails at nothing, and so notices nothing."""
+
+    def __init__(self) -> None:
+        self._stopped = threading.Event()
+
+    def take_over(self) -> None:
+        """Nothing is left to recover."""
+
+    def run(self) -> None:
+        assert self._stopped.wait(30)
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def prove(self, proved: Callable[[], None]) -> None:
+        """Nobody challenges it."""
+
+
+@contextmanager
+def open_relay(shard: int, leader_id: str, wanted: Callable[[], bool], observe: Observer) -> Iterator[Relay]:
+    yield IdleRelay()
+
+
+def leading_shard(sent: list[Heartbeat], seen: list[HarvestEvent]) -> Shard:
+    shard = Shard(
+        0,
+        Election(Timing(receive_deadline=5.0), log_fences=True),
+        open_relay,
+        sent.append,
+        seen.append,
+        Threads(),
+        template=Heartbeat(0, "waiting", "", "host-1", "host", 1, "now", "incarnation", "place"),
+        wall_clock=lambda: "now",
+        heartbeat_interval=0.3,
+        jitter=lambda: 0.0,
+    )
+    shard.election.owns(True)
+    shard.step(0.0)
+    return shard
+
+
+def the_end(shard: Shard, seen: list[HarvestEvent], now: float) -> TermFinished:
+    def finished() -> list[TermFinished]:
+        shard.step(now)
+        return [event for event in seen if isinstance(event, TermFinished)]
+
+    eventually(finished, 10)
+    return finished()[0]
+
+
+def test_a_leader_that_hears_nothing_of_itself_says_why_it_steps_down() -> None:
+    sent: list[Heartbeat] = []
+    seen: list[HarvestEvent] = []
+    shard = leading_shard(sent, seen)
+    shard.election.owns(False)
+    assert "stepped down" in str(the_end(shard, seen, 5.1).reason)
+    assert (sent[-1].phase, "stepped down" in str(sent[-1].trouble)) == ("resigned", True)
+
+
+def test_a_stop_that_was_asked_for_needs_no_reason() -> None:
+    seen: list[HarvestEvent] = []
+    shard = leading_shard([], seen)
+    shard.stop()
+    shard.hand_over(1.0, 10.0)
+    assert [event.reason for event in seen if isinstance(event, TermFinished)] == [None]
