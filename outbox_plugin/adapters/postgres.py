@@ -20,7 +20,7 @@ from outbox_plugin.core.ports import Control
 from outbox_plugin.core.progress import Identity
 from outbox_plugin.core.row import Rows
 from outbox_plugin.core.shards import Layout
-from outbox_plugin.errors import LayoutChanged, StoreUnavailable
+from outbox_plugin.errors import Fenced, LayoutChanged, StoreUnavailable
 from outbox_plugin.schema.connection import connect, reported
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
@@ -95,15 +95,21 @@ class PostgresOutbox:
             raise LayoutChanged("the outbox has another number of shards now")
         return Control(paused, lanes, Drawn(last_id, holders))
 
+    def lead(self, leader_id: str) -> None:
+        """See `Outbox.lead`."""
+        self._values["leader_id"] = leader_id
+        with self._purging():
+            self._execute("lead")
+
     def park(self, bad: Sequence[BadRow]) -> None:
         """See `Outbox.park`."""
-        with self._purging():
+        with self._leading():
             for each in bad:
                 self._execute("park", id=each.row.id, whole_topic=each.lane.key is None, reason=each.refusal.reason)
 
     def bury(self, bad: Sequence[BadRow]) -> None:
         """See `Outbox.bury`."""
-        with self._purging():
+        with self._leading():
             for each in bad:
                 self._execute("bury", id=each.row.id, reason=each.refusal.reason)
 
@@ -114,8 +120,19 @@ class PostgresOutbox:
             self._purger.execute(self._statement("window", "durable"))
             yield
 
-    def _execute(self, name: str, **values: object) -> None:
-        self._purger.execute(*self._query("control", name, **values))
+    @contextmanager
+    def _leading(self) -> Iterator[None]:
+        """Such a transaction, which is committed only if nobody else leads.
+
+        Asked last: what it did to the table keeps that from being truncated since.
+        """
+        with self._purging():
+            yield
+            if not self._execute("leads").rowcount:
+                raise Fenced("Postgres: another harvester leads the shard, or the table is no longer the same")
+
+    def _execute(self, name: str, **values: object) -> psycopg.Cursor[tuple[Any, ...]]:
+        return self._purger.execute(*self._query("control", name, **values))
 
     def _query(self, noun: str, name: str, **values: object) -> Query:
         return self._statement(noun, name), {**self._values, **values}

@@ -70,12 +70,28 @@ class Outbox(Protocol):
         """
         ...
 
+    def lead(self, leader_id: str) -> None:
+        """Let no earlier leader of the shard park or bury any more; durable when it returns.
+
+        The log fences what a leader publishes, not what it puts aside: one that wakes up late would do so with rows
+        that have been published since.
+        """
+        ...
+
     def park(self, bad: Sequence[BadRow]) -> None:
-        """Remember that the bad rows' lanes wait, and why; durable when it returns."""
+        """Remember that the bad rows' lanes wait, and why; durable when it returns.
+
+        Raises:
+            Fenced: another leader leads the shard.
+        """
         ...
 
     def bury(self, bad: Sequence[BadRow]) -> None:
-        """Move the bad rows to the dead letters."""
+        """Move the bad rows to the dead letters.
+
+        Raises:
+            Fenced: another leader leads the shard.
+        """
         ...
 
     def close(self) -> None:

@@ -65,6 +65,7 @@ class AtLeastOnce:
 
     def take_over(self) -> None:
         """Nothing is to be recovered: rows that the last leader marked carry another id, and are marked again."""
+        self._store.lead(self._leader_id)
         self._observe(TermBegan(self._shard, self._leader_id, 0))
 
     def run(self) -> None:

@@ -72,6 +72,7 @@ class ExactlyOnce:
             ForeignOutbox: the group relays another outbox.
         """
         self._log.fence()
+        self._store.lead(self._leader_id)
         recovered = sum(self._recover_former())
         recovered += self._recover(self._log)
         self._log.publish((), self._progress(0, ()))

@@ -45,6 +45,8 @@ class Outbox(Protocol):
 
     def change_layout(self, shards: int) -> Layout: ...
 
+    def truncate(self) -> None: ...
+
     def pause(self) -> None: ...
 
     def dead_letters(self) -> int: ...
@@ -109,6 +111,9 @@ class RealOutbox:
         assert found
         return Layout(int(str(found[0])), shards)
 
+    def truncate(self) -> None:
+        self._ask("TRUNCATE outbox RESTART IDENTITY")
+
     def pause(self) -> None:
         self._ask("UPDATE outbox_identity SET paused = true")
 
@@ -164,6 +169,9 @@ class SimulatedOutbox:
     def change_layout(self, shards: int) -> Layout:
         self._database.change_layout(shards)
         return self._database.layout
+
+    def truncate(self) -> None:
+        self._database.truncate()
 
     def pause(self) -> None:
         self._database.paused = True

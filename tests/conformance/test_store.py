@@ -12,7 +12,7 @@ from outbox_plugin.core.lanes import BadRow, Lane
 from outbox_plugin.core.ports import OutboxStore, Wanted
 from outbox_plugin.core.progress import Publication
 from outbox_plugin.core.row import OutboxRow
-from outbox_plugin.errors import LayoutChanged, Refusal
+from outbox_plugin.errors import Fenced, LayoutChanged, Refusal
 from tests.conformance.outboxes import FIRST, Outbox, Scenario, real, run_simulated
 
 ALL = 100
@@ -33,6 +33,12 @@ def seen(store: OutboxStore, wanted: Wanted = Wanted(ALL)) -> list[int]:  # noqa
 
 def bad(rows: list[OutboxRow], id_: int, *, whole_topic: bool = False) -> list[BadRow]:
     return [BadRow(row, Refusal("too large", whole_topic)) for row in rows if row.id == id_]
+
+
+def assert_fenced(store: OutboxStore, rows: list[OutboxRow]) -> None:
+    for put_aside in (store.park, store.bury):
+        with pytest.raises(Fenced):
+            put_aside(bad(rows, rows[0].id))
 
 
 def a_read_returns_the_earliest_rows_that_are_wanted(outbox: Outbox) -> None:
@@ -99,6 +105,7 @@ def control_names_those_who_hold_ids_that_they_may_still_commit(outbox: Outbox) 
 
 def a_lane_is_parked_by_a_row_that_is_there(outbox: Outbox) -> None:
     ids, store = written(outbox, *"aab"), outbox.windows()
+    store.lead(ONE)
     rows = list(store.read(Wanted(ALL)))
     store.park(bad(rows, ids[0]))
     store.park(bad(rows, ids[1]))
@@ -111,11 +118,55 @@ def a_lane_is_parked_by_a_row_that_is_there(outbox: Outbox) -> None:
 
 def a_dead_letter_has_left_the_outbox(outbox: Outbox) -> None:
     ids, store = written(outbox, *"ab"), outbox.windows()
+    store.lead(ONE)
     rows = list(store.read(Wanted(ALL)))
     store.bury(bad(rows, ids[0]))
     store.bury(bad(rows, ids[0]))
     assert seen(store) == [ids[1]]
     assert outbox.dead_letters() == 1
+
+
+def a_leader_puts_nothing_aside_once_another_leads(outbox: Outbox) -> None:
+    ids, zombie, successor = written(outbox, "a"), outbox.windows(), outbox.windows()
+    zombie.lead(ONE)
+    rows = list(zombie.read(Wanted(ALL)))
+    successor.lead(OTHER)
+    assert_fenced(zombie, rows)
+    assert seen(successor) == ids
+    assert (outbox.dead_letters(), successor.control().parked) == (0, frozenset())
+    successor.bury(bad(rows, ids[0]))
+    assert (seen(successor), outbox.dead_letters()) == ([], 1)
+
+
+def a_leader_puts_aside_for_its_own_shard(outbox: Outbox) -> None:
+    ids = written(outbox, "a")
+    layout = outbox.change_layout(2)
+    first, second = outbox.windows(0, layout), outbox.windows(1, layout)
+    first.lead(ONE)
+    second.lead(OTHER)
+    [led] = [store for store in (first, second) if seen(store)]
+    led.bury(bad(list(led.read(Wanted(ALL))), ids[0]))
+    assert outbox.dead_letters() == 1
+
+
+def under_another_layout_nothing_is_put_aside(outbox: Outbox) -> None:
+    written(outbox, "a")
+    store = outbox.windows()
+    store.lead(ONE)
+    rows = list(store.read(Wanted(ALL)))
+    outbox.change_layout(2)
+    assert_fenced(store, rows)
+
+
+def of_another_table_nothing_is_put_aside(outbox: Outbox) -> None:
+    """The ids of a table that was truncated may be new rows'."""
+    [id_], store = written(outbox, "a"), outbox.windows()
+    store.lead(ONE)
+    rows = list(store.read(Wanted(ALL)))
+    outbox.truncate()
+    assert written(outbox, "b") == [id_]
+    assert_fenced(store, rows)
+    assert seen(outbox.windows()) == [id_]
 
 
 def an_order_to_pause_is_heard(outbox: Outbox) -> None:
@@ -161,6 +212,10 @@ SCENARIOS: list[Scenario] = [
     control_names_those_who_hold_ids_that_they_may_still_commit,
     a_lane_is_parked_by_a_row_that_is_there,
     a_dead_letter_has_left_the_outbox,
+    a_leader_puts_nothing_aside_once_another_leads,
+    a_leader_puts_aside_for_its_own_shard,
+    under_another_layout_nothing_is_put_aside,
+    of_another_table_nothing_is_put_aside,
     an_order_to_pause_is_heard,
     under_another_layout_nothing_is_read,
     a_mark_is_taken_over_and_an_old_one_does_nothing,

@@ -38,6 +38,7 @@ EVERYTHING = (
 )
 AIMS = (
     "fences",
+    "begins",
     "reads",
     "produces",
     "commits",

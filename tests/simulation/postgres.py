@@ -15,7 +15,7 @@ from outbox_plugin.core.ports import Control, Wanted
 from outbox_plugin.core.progress import Identity, Publication
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Layout, Slice
-from outbox_plugin.errors import LayoutChanged, StoreUnavailable
+from outbox_plugin.errors import Fenced, LayoutChanged, StoreUnavailable
 from tests.simulation.scheduler import Process, Scheduler
 from tests.simulation.wire import Server
 
@@ -140,6 +140,7 @@ class Backup:
     parked: dict[Lane, int]
     dead: tuple[Row, ...]
     layout: Layout
+    leaders: dict[int, str]
 
 
 class Database:
@@ -156,6 +157,7 @@ class Database:
         self.history = 1
         self.file = 1  # What the table is stored in; a truncation makes a new one.
         self.layout = Layout(1, shards)
+        self.leaders: dict[int, str] = {}
         self.paused = False
         self.parked: dict[Lane, int] = {}
         self.dead: list[Row] = []
@@ -239,6 +241,7 @@ class Database:
             dict(self.parked),
             tuple(self.dead),
             self.layout,
+            dict(self.leaders),
         )
 
     def restore(self, backup: Backup, *, new_incarnation: bool) -> None:
@@ -266,12 +269,13 @@ class Database:
             self.next_xid += 1
         else:
             self.next_xid = backup.next_xid
-            self.layout = backup.layout
+            self.layout, self.leaders = backup.layout, dict(backup.leaders)
 
     def change_layout(self, shards: int) -> None:
         """Let the outbox have another number of shards; the layout's number is the time, so that none comes twice."""
         was = self.layout
         if was.shards != shards:
+            self.leaders.clear()
             unsettled = [each for each in (*was.unsettled, was.shards) if each != shards]
             self.layout = Layout(max(was.number + 1, self.clock()), shards, tuple(dict.fromkeys(unsettled)))
 
@@ -342,6 +346,7 @@ class Store:
         self._server = server
         self._slice = slice_
         self._generation = database.generation
+        self._leader_id: str | None = None
         found = self.call("connects", lambda: (database.incarnation, database.file, database.layout))
         self._incarnation, self._file, self._layout = found
         if self._layout.number != layout.number:
@@ -374,6 +379,10 @@ class Store:
 
     def _is_ours(self) -> bool:
         return self._is_same_table() and self._layout.number == self.database.layout.number
+
+    def _check_leads(self) -> None:
+        if not self._is_ours() or self.database.leaders.get(self._slice.number) != self._leader_id:
+            raise Fenced("Postgres: another harvester leads the shard")
 
     def _slice_of(self, parked: frozenset[Lane]) -> Iterator[Row]:
         """The rows of our slice by ascending id."""
@@ -449,8 +458,19 @@ class Store:
 
         self.call("settles the layout", effect)
 
+    def lead(self, leader_id: str) -> None:
+        self._leader_id = leader_id
+
+        def effect() -> None:
+            if self._is_ours():
+                self.database.leaders[self._slice.number] = leader_id
+            self.database.flush()
+
+        self.call("begins to lead", effect)
+
     def park(self, bad: Sequence[BadRow]) -> None:
         def effect() -> None:
+            self._check_leads()
             for each in bad:
                 if each.row.id in self.database.rows:
                     self.database.parked.setdefault(each.lane, each.row.id)
@@ -460,6 +480,7 @@ class Store:
 
     def bury(self, bad: Sequence[BadRow]) -> None:
         def effect() -> None:
+            self._check_leads()
             for each in bad:
                 if row := self.database.rows.pop(each.row.id, None):
                     row.event.buried = True

@@ -67,6 +67,9 @@ class Store:
         """Nothing is ordered."""
         return Control(paused=False, parked=frozenset(), drawn=Drawn(0, frozenset()))
 
+    def lead(self, leader_id: str) -> None:
+        self._faults.step(StoreUnavailable("beginning to lead"))
+
     def park(self, bad: Sequence[BadRow]) -> None:
         """No row is bad."""
 

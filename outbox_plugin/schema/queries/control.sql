@@ -28,6 +28,20 @@ WHERE locktype = 'relation' AND relation = pg_get_serial_sequence(%(table)s, 'id
 -- The lanes that wait, with their bad rows.
 SELECT kafka_topic, kafka_key, row_id, reason, since FROM {outbox_parked} WHERE table_name = %(table)s ORDER BY row_id
 
+-- name: lead
+-- From now on this leader leads the shard, as far as the database is asked; arrays count from 1.
+UPDATE {outbox_identity} SET leaders[%(shard)s + 1] = %(leader_id)s::uuid
+WHERE table_name = %(table)s AND incarnation = %(incarnation)s AND layout = %(layout)s
+
+-- name: leads
+-- Whether it still does, of the table that its term began with, and will until the transaction ends.
+SELECT FROM {outbox_identity}
+WHERE table_name = %(table)s AND incarnation = %(incarnation)s AND layout = %(layout)s
+  AND leaders[%(shard)s + 1] = %(leader_id)s::uuid
+  AND table_oid = to_regclass(%(table)s)::oid
+  AND coalesce(pg_relation_filenode(to_regclass(%(table)s)), 0) = %(filenode)s
+FOR SHARE
+
 -- name: park
 -- Let the lane of a bad row wait; a row that is gone harms nobody.
 INSERT INTO {outbox_parked} (table_name, kafka_topic, kafka_key, row_id, reason)
@@ -108,6 +122,7 @@ SELECT layout, shards, unsettled, paused, paused_shards FROM {outbox_identity} W
 -- backup which is restored cannot give a number twice.
 UPDATE {outbox_identity}
 SET layout = greatest(layout + 1, (extract(epoch FROM clock_timestamp()) * 1000)::bigint), shards = %(shards)s, paused_shards = '{{}}',
+    leaders = '{{}}',
     unsettled = array_remove(array_append(array_remove(unsettled, shards), shards), %(shards)s::int)
 WHERE table_name = %(table)s AND shards <> %(shards)s
 
