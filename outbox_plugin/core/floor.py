@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 BEGINNING = -(2**63)  # Ids of somebody's own making may be negative.
 SWEEP_SECONDS = 30.0
-SWEEP_REST = 50.0  # A sweep that took long is not repeated before it was at rest for as many times its length.
+SWEEP_REST = 50.0  # Where sweeps take long, the next one waits for as many times their length.
 _PREPARED = "-1/"  # How Postgres shows the locks of a prepared transaction; whose it was, it does not say.
 
 
@@ -39,6 +39,7 @@ class Floor:
         self._floor = BEGINNING
         self._sweep_after = 0.0
         self._swept = BEGINNING  # How far the sweep has come.
+        self._sweep_took = 0.0
 
     def learned(self, drawn: Drawn) -> None:
         """Look whether the writers of an earlier look have ended, and whether ids are drawn from the start again."""
@@ -68,7 +69,10 @@ class Floor:
         if last_id is not None and last_id < self._floor:
             self._swept = last_id  # More may be behind it, and need not wait for the next sweep.
         elif began_behind < self._floor or began_behind == BEGINNING:
-            self._swept, self._sweep_after = BEGINNING, now + max(SWEEP_SECONDS, SWEEP_REST * (now - began))
+            took = now - began
+            usual = min(took, self._sweep_took)  # One that was long by itself was held up by something else.
+            self._swept, self._sweep_after = BEGINNING, now + max(SWEEP_SECONDS, SWEEP_REST * usual)
+            self._sweep_took = took
         reached = settled if last_id is None else min(settled, last_id)
         self._floor = max(self._floor, reached)
 

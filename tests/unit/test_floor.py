@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outbox_plugin.core.floor import BEGINNING, SWEEP_SECONDS, Drawn, Floor
+from outbox_plugin.core.floor import BEGINNING, SWEEP_REST, SWEEP_SECONDS, Drawn, Floor
 
 
 def settled_at(last_id: int, *, floor_at: int) -> Floor:
@@ -45,6 +45,15 @@ def test_a_sweep_that_finds_rows_goes_on_behind_them() -> None:
     floor.read(300, floor.settled, None, began=30.0, now=30.0)
     assert floor.start_of_read(30.0) == 1_000
     assert floor.start_of_read(30.0 + SWEEP_SECONDS) == BEGINNING
+
+
+def test_sweeps_that_take_long_come_seldom() -> None:
+    floor = settled_at(9, floor_at=9)
+    floor.read(BEGINNING, floor.settled, None, began=30.0, now=32.0)
+    assert floor.start_of_read(32.0 + SWEEP_SECONDS) == BEGINNING  # The first may have been held up by chance.
+    floor.read(BEGINNING, floor.settled, None, began=62.0, now=65.0)
+    assert floor.start_of_read(65.0 + 2.0 * SWEEP_REST - 1.0) == 9
+    assert floor.start_of_read(65.0 + 2.0 * SWEEP_REST) == BEGINNING
 
 
 def test_it_falls_when_ids_are_drawn_from_the_start_again() -> None:
