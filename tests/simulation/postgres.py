@@ -43,6 +43,7 @@ class Event:
     committed: int | None = None
     committed_at: float = 0.0  # Seconds.
     erased: bool = False  # By a truncation, or because a backup without it was restored.
+    forgotten: bool = False  # Erased by a backup that does not know of a later layout, whose leaders nobody fences.
     buried: bool = False  # It is, or was, a dead letter.
     restored: bool = False  # By a backup that still had it.
 
@@ -254,7 +255,9 @@ class Database:
         self.history += 1
         self.restart(immediate=False)
         kept = {row.event.name for row in (*backup.rows, *backup.dead)}
+        forgets = backup.layout.number != self.layout.number
         for event in self.events:
+            event.forgotten = event.forgotten or (forgets and event.name not in kept)
             event.erased = event.erased or event.name not in kept
         for row in (*backup.rows, *backup.dead):
             row.event.restored, row.event.erased = True, False

@@ -59,6 +59,8 @@ def _order(world: World) -> Iterator[str]:
             for behind in seen[place + 1 :]:
                 if world.plan.delivery == "at-least-once" and (behind.erased or behind.buried):
                     continue  # It was still on its way when its row was erased, or became a dead letter.
+                if behind.forgotten:
+                    continue
                 if _is_before(behind, later):
                     yield f"order: {behind.name} is before {later.name} in {partition}, and arrived behind it"
 
