@@ -35,10 +35,10 @@ class History:
         if time.monotonic() < self._look_at:
             return
         with self._connection.transaction():  # Several shards may do so at once.
-            self._connection.execute(*self._query("lock_days"))
+            self._connection.execute(self._query("lock_days"))
             row = self._connection.execute("SELECT now()").fetchone()
             today = _day_of(row[0]) if row else datetime.now(UTC).date()
-            days = {self._day(name) for (name,) in self._connection.execute(*self._query("days")).fetchall()}
+            days = {self._day(name) for (name,) in self._connection.execute(self._query("days")).fetchall()}
             for day in sorted({today, today + timedelta(days=1)} - days):
                 self._connection.execute(self._partition("create_day", day))
             if self._settings.retention:
@@ -46,10 +46,8 @@ class History:
                     self._connection.execute(self._partition("drop_day", day))
         self._look_at = time.monotonic() + LOOK_SECONDS
 
-    def _query(self, name: str) -> tuple[sql.Composed, dict[str, object]]:
-        *schema, _ = self._settings.table.split(".")
-        history = ".".join([*schema, "outbox_history"])
-        return statement("history", name, self._settings.table), {"history": history}
+    def _query(self, name: str) -> sql.Composed:
+        return statement("history", name, self._settings.table)
 
     def _partition(self, name: str, day: date) -> sql.Composed:
         *schema, _ = self._settings.table.split(".")

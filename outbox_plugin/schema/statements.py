@@ -1,7 +1,8 @@
 """Loads the named statements of `queries/*.sql` and composes table names into them.
 
 A statement starts at a line `-- name: …`, followed by comment lines that say what it does. Table names stand as
-`{outbox}`, `{outbox_identity}` and so on; they are composed as identifiers, never pasted as text.
+`{outbox}`, `{outbox_identity}` and so on; they are composed as identifiers, never pasted as text. `{quoted_outbox}` is
+the same as a text for Postgres to look the table up by, which finds one with capitals too.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ def compose(text: str, table: str, **parts: sql.Composable) -> sql.Composed:
     """
     *schema, name = table.split(".")
     named_after_it = {"outbox": name, "outbox_emit": f"{name}_emit", "outbox_wake_up": f"{name}_wake_up"}
-    names = set(re.findall(r"(?<!\{)\{(outbox\w*)\}", text))
+    names = set(re.findall(r"(?<!\{)\{(?:quoted_)?(outbox\w*)\}", text))
     tables = {each: sql.Identifier(*schema, named_after_it.get(each, each)) for each in names}
-    return sql.SQL(text).format(**tables, **parts)
+    quoted = {f"quoted_{each}": sql.Literal(name.as_string()) for each, name in tables.items()}
+    return sql.SQL(text).format(**tables, **quoted, **parts)
 
 
 @cache

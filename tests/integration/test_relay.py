@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import random
 import threading
+from datetime import timedelta
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from outbox_plugin import Event, Harvester, Outbox, Settings
+from outbox_plugin.operate.replay import replay
 from outbox_plugin.schema.migrate import migrate
+from outbox_plugin.status import read_status
 from tests.harvesting import Record, backlog, by_key, consume, create_topic, drained, insert, insert_numbered
 from tests.support import eventually
 
@@ -69,13 +73,20 @@ def test_a_table_of_goharvests_exact_form_is_relayed_and_left_as_it_is(unmigrate
         assert connection.execute(columns).fetchall() == before
 
 
-def test_an_outbox_in_a_schema_of_its_own(settings: Settings, topic: str) -> None:
+@pytest.mark.parametrize("table", ["shop.outbox_orders", "Shop.OutboxEvent"])
+def test_an_outbox_in_a_schema_of_its_own(settings: Settings, topic: str, table: str) -> None:
+    """Capitals are part of a name, as in a table that an ORM has made."""
+    schema, _ = table.split(".")
+    shop = settings.model_copy(update={"table": table, "retention": timedelta(days=1)})
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:
-        connection.execute('CREATE SCHEMA "shop"')
-    shop = settings.model_copy(update={"table": "shop.outbox_orders"})
-    migrate(shop)
-    insert(shop, topic, [("k", "v")])
-    assert by_key(relayed(shop, topic)) == {"k": ["v"]}
+        connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
+        connection.commit()
+        migrate(shop, wake_up=True)
+        insert(shop, topic, [("k", "v")])
+        Outbox(table).emit(connection, Event(topic=topic, key="emitted", value={"a": 1}))
+    assert by_key(relayed(shop, topic)) == {"k": ["v"], "emitted": ['{"a":1}']}
+    assert replay(shop) == 2
+    assert read_status(shop).backlog == 2
 
 
 def test_emitted_events_leave_with_the_callers_transaction_and_only_then(settings: Settings, topic: str) -> None:

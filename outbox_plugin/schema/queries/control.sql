@@ -1,17 +1,17 @@
 -- name: filenode
 -- The table's file: TRUNCATE gives it another one.
-SELECT coalesce(pg_relation_filenode(to_regclass(%(table)s)), 0)
+SELECT coalesce(pg_relation_filenode(to_regclass({quoted_outbox})), 0)
 
 -- name: orders
 -- Whether the outbox is still the one that the term began with, its layout, what is paused, and the last id drawn: of a
 -- sequence that draws ids one by one. What is looked up here must be looked up before the writers are.
-SELECT known.incarnation = %(incarnation)s AND known.table_oid = to_regclass(%(table)s)::oid
-           AND coalesce(pg_relation_filenode(to_regclass(%(table)s)), 0) = %(filenode)s,
+SELECT known.incarnation = %(incarnation)s AND known.table_oid = to_regclass({quoted_outbox})::oid
+           AND coalesce(pg_relation_filenode(to_regclass({quoted_outbox})), 0) = %(filenode)s,
        known.layout,
        known.paused OR %(shard)s = ANY (known.paused_shards),
        coalesce((SELECT pg_sequence_last_value(seqrelid)
                  FROM pg_sequence
-                 WHERE seqrelid = pg_get_serial_sequence(%(table)s, 'id')::regclass AND seqcache = 1
+                 WHERE seqrelid = pg_get_serial_sequence({quoted_outbox}, 'id')::regclass AND seqcache = 1
                    AND has_sequence_privilege(seqrelid, 'USAGE, SELECT')), 0)
 FROM {outbox_identity} AS known
 WHERE known.table_name = %(table)s
@@ -20,7 +20,7 @@ WHERE known.table_name = %(table)s
 -- The transactions that may have drawn an id and not ended: who draws one holds this lock from before it to the end.
 SELECT DISTINCT virtualtransaction
 FROM pg_locks
-WHERE locktype = 'relation' AND relation = pg_get_serial_sequence(%(table)s, 'id')::regclass
+WHERE locktype = 'relation' AND relation = pg_get_serial_sequence({quoted_outbox}, 'id')::regclass
   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
   AND granted AND mode <> 'AccessShareLock' AND pid IS DISTINCT FROM pg_backend_pid()
 
@@ -38,8 +38,8 @@ WHERE table_name = %(table)s AND incarnation = %(incarnation)s AND layout = %(la
 SELECT FROM {outbox_identity}
 WHERE table_name = %(table)s AND incarnation = %(incarnation)s AND layout = %(layout)s
   AND leaders[%(shard)s + 1] = %(leader_id)s::uuid
-  AND table_oid = to_regclass(%(table)s)::oid
-  AND coalesce(pg_relation_filenode(to_regclass(%(table)s)), 0) = %(filenode)s
+  AND table_oid = to_regclass({quoted_outbox})::oid
+  AND coalesce(pg_relation_filenode(to_regclass({quoted_outbox})), 0) = %(filenode)s
 FOR SHARE
 
 -- name: park

@@ -9,7 +9,7 @@ CREATE TABLE IF NOT EXISTS {partition} PARTITION OF {outbox_history} FOR VALUES 
 -- name: days
 -- The partitions that there are.
 SELECT child.relname FROM pg_inherits JOIN pg_class AS child ON child.oid = inhrelid
-WHERE inhparent = to_regclass(%(history)s)
+WHERE inhparent = to_regclass({quoted_outbox_history})
 
 -- name: drop_day
 -- A day whose time is over.

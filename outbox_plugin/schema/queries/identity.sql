@@ -3,7 +3,7 @@
 SELECT known.incarnation::text,
        format('%%s in database %%s of cluster %%s', %(table)s::text, current_database(),
               (SELECT system_identifier FROM pg_control_system())),
-       known.table_oid = to_regclass(%(table)s)::oid AS is_same_table,
+       known.table_oid = to_regclass({quoted_outbox})::oid AS is_same_table,
        known.harvest_group
 FROM {outbox_identity} AS known
 WHERE known.table_name = %(table)s
@@ -21,9 +21,9 @@ SELECT needed FROM unnest(ARRAY['id', 'create_time', 'kafka_topic', 'kafka_key',
                                 'kafka_header_values', 'leader_id']) AS needed
 WHERE NOT EXISTS (
     SELECT FROM pg_attribute
-    WHERE attrelid = to_regclass(%(table)s) AND attname = needed AND NOT attisdropped
+    WHERE attrelid = to_regclass({quoted_outbox}) AND attname = needed AND NOT attisdropped
 )
 
 -- name: sequence_cache
 -- How many ids a session draws ahead. Above 1, a later transaction can get a smaller id.
-SELECT seqcache FROM pg_sequence WHERE seqrelid = pg_get_serial_sequence(%(table)s, 'id')::regclass
+SELECT seqcache FROM pg_sequence WHERE seqrelid = pg_get_serial_sequence({quoted_outbox}, 'id')::regclass

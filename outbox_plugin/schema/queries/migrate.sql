@@ -13,7 +13,7 @@ CREATE TABLE IF NOT EXISTS {outbox_migration} (
 
 -- name: forget_dropped_table
 -- A table that was dropped is migrated from the start.
-DELETE FROM {outbox_migration} WHERE table_name = %(table)s AND to_regclass(%(table)s) IS NULL
+DELETE FROM {outbox_migration} WHERE table_name = %(table)s AND to_regclass({quoted_outbox}) IS NULL
 
 -- name: applied
 -- The migrations that this table has seen.
@@ -26,7 +26,7 @@ INSERT INTO {outbox_migration} (table_name, name) VALUES (%(table)s, %(name)s)
 -- name: identify
 -- A table that was not there before, or is not the one that it was, is a new incarnation; its group stays known.
 INSERT INTO {outbox_identity} AS known (table_name, table_oid, incarnation)
-VALUES (%(table)s, to_regclass(%(table)s)::oid, gen_random_uuid())
+VALUES (%(table)s, to_regclass({quoted_outbox})::oid, gen_random_uuid())
 ON CONFLICT (table_name) DO UPDATE
     SET table_oid = excluded.table_oid, incarnation = excluded.incarnation, since = now()
     WHERE known.table_oid <> excluded.table_oid
@@ -35,7 +35,7 @@ ON CONFLICT (table_name) DO UPDATE
 -- Whether the table's pages may be told to leave room for marked rows: it is ours to alter, and nobody has told them.
 SELECT 1
 FROM pg_class
-WHERE oid = to_regclass(%(table)s) AND relkind = 'r' AND pg_has_role(relowner, 'USAGE')
+WHERE oid = to_regclass({quoted_outbox}) AND relkind = 'r' AND pg_has_role(relowner, 'USAGE')
   AND NOT EXISTS (SELECT FROM unnest(reloptions) AS option WHERE option LIKE 'fillfactor=%%')
 
 -- name: make_room

@@ -40,7 +40,7 @@ WHERE starts_with(class.relname, 'outbox_staging_') AND class.relkind = 'r' AND 
 -- How many characters fit into the columns of the outbox; NULL is no limit.
 SELECT attname, CASE WHEN atttypmod > 4 THEN atttypmod - 4 END
 FROM pg_attribute
-WHERE attrelid = to_regclass(%(table)s) AND attname IN ('kafka_topic', 'kafka_key', 'kafka_value')
+WHERE attrelid = to_regclass({quoted_outbox}) AND attname IN ('kafka_topic', 'kafka_key', 'kafka_value')
 
 -- name: find_job
 -- A row, if the job has been committed.

@@ -30,7 +30,7 @@ DROP TRIGGER IF EXISTS outbox_wake_up ON {outbox}
 
 -- name: wakes_up
 -- Whether writers wake the leader of a shard: the trigger's arguments are the table's name and a number of shards.
-SELECT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = to_regclass(%(table)s) AND tgname = 'outbox_wake_up'
+SELECT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = to_regclass({quoted_outbox}) AND tgname = 'outbox_wake_up'
                                          AND tgenabled <> 'D' AND tgnargs = 2
                                          AND split_part(encode(tgargs, 'escape'), '\000', 2)::int > %(shard)s)
 
@@ -40,8 +40,8 @@ LISTEN outbox
 
 -- name: sleep
 -- Whether no writer is at work that would not wake us; from now on, all will.
-SELECT pg_try_advisory_lock((to_regclass(%(table)s)::oid::bigint << 16) | %(shard)s)
+SELECT pg_try_advisory_lock((to_regclass({quoted_outbox})::oid::bigint << 16) | %(shard)s)
 
 -- name: rise
 -- Spare writers the trouble.
-SELECT pg_advisory_unlock((to_regclass(%(table)s)::oid::bigint << 16) | %(shard)s)
+SELECT pg_advisory_unlock((to_regclass({quoted_outbox})::oid::bigint << 16) | %(shard)s)

@@ -37,8 +37,8 @@ LIMIT %(limit)s
 AND EXISTS (
     SELECT FROM {outbox_identity}
     WHERE table_name = %(table)s AND incarnation = %(incarnation)s AND layout = %(layout)s
-      AND table_oid = to_regclass(%(table)s)::oid
-      AND coalesce(pg_relation_filenode(to_regclass(%(table)s)), 0) = %(filenode)s
+      AND table_oid = to_regclass({quoted_outbox})::oid
+      AND coalesce(pg_relation_filenode(to_regclass({quoted_outbox})), 0) = %(filenode)s
 )
 
 -- name: not_in_flight
