@@ -91,7 +91,8 @@ def publish_events(
     place = _COUNTED_PLACE.format(order=order) if asked or staged.set_aside else _KNOWN_PLACE
     values = {"attempts": staged.ids, "job_id": job_id}
     placed = {**values, "before": before, "earlier": staged.earlier}
-    connection.execute(statement("staging", "sort_in_memory", staged.table.outbox))
+    steer = "read_by_index" if staged.table.comes_in_order else "sort_in_memory"
+    connection.execute(statement("staging", steer, staged.table.outbox))
     _run(connection, staged, "publish_events", staged.rows, placed, order=order, place=place)
     if staged.set_aside:
         _run(connection, staged, "set_aside", staged.set_aside, {**values, "table": staged.table.outbox})

@@ -62,18 +62,29 @@ class StagingTable:
         rows = {row_column(n): sql.Identifier("business", name) for n, name in enumerate(self.form.business)}
         return {**{name: sql.SQL(example) for name, example in own.items()}, **rows}
 
+    @property
+    def comes_in_order(self) -> bool:
+        """Whether its events are published in the order in which Spark handed them over."""
+        return isinstance(self.form, EventForm) and not self.form.order
+
     def create(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
-        """Make it, unless it is there."""
+        """Make it."""
         columns = [sql.SQL("{} AS {}").format(kind, sql.Identifier(name)) for name, kind in self.columns.items()]
         source = identifier(self.business) if self.business else sql.SQL("(VALUES (0))")
         parts = {"staging": self.identifier, "columns": sql.SQL(", ").join(columns), "source": source}
         connection.execute(statement("staging", "create_staging", self.outbox, **parts))
+        if self.comes_in_order:
+            connection.execute(statement("staging", "index_staging", self.outbox, staging=self.identifier))
 
     def create_leased(self, connection: psycopg.Connection[tuple[Any, ...]], job_id: str) -> None:
         """Make it, unless another task has, and lease it for the job."""
         with connection.transaction():
             connection.execute(statement("staging", "create_alone", self.outbox), {"staging": self.name})
-            self.create(connection)
+            quoted = sql.Literal(self.identifier.as_string())
+            if not connection.execute(
+                statement("staging", "staging_exists", self.outbox, quoted_staging=quoted)
+            ).rowcount:
+                self.create(connection)
             self.lease(connection, job_id)
 
     def lease(self, connection: psycopg.Connection[tuple[Any, ...]], job_id: str) -> None:

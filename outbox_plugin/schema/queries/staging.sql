@@ -1,9 +1,18 @@
+-- name: staging_exists
+-- A row, if another task has made the staging table.
+SELECT FROM pg_class WHERE oid = to_regclass({quoted_staging})
+
 -- name: create_staging
 -- Where tasks put what is to appear together. Unlogged: if Postgres crashes it is emptied, and the commit counts its
 -- rows. Events stand there as text, so that one which is too long for the outbox can be staged and set aside. It is read
 -- once and dropped: to vacuum it meanwhile would be in vain.
-CREATE UNLOGGED TABLE IF NOT EXISTS {staging} WITH (autovacuum_enabled = false) AS
+CREATE UNLOGGED TABLE {staging} WITH (autovacuum_enabled = false) AS
 SELECT {columns} FROM {source} AS business WITH NO DATA
+
+-- name: index_staging
+-- By it, events are read in the order in which they came: a sort of so many rows would spill to disk, beside the log that
+-- every commit waits for.
+CREATE INDEX ON {staging} (outbox_ordinal)
 
 -- name: own
 -- A driver whose session lives as long as its job owns its staging tables by a lock that is named after them.
@@ -65,6 +74,10 @@ INSERT INTO {business} ({columns}) SELECT {taken} FROM {staging} WHERE outbox_at
 -- name: sort_in_memory
 -- For the transaction: a sort that spills to disk at 4 MB, as by default, takes longer than one that does at 64.
 SELECT set_config('work_mem', '64MB', true) WHERE pg_size_bytes(current_setting('work_mem')) < pg_size_bytes('64MB')
+
+-- name: read_by_index
+-- For the transaction: the planner knows nothing of a table that is so new, and would sort all of it.
+SELECT set_config('enable_sort', 'off', true)
 
 -- name: publish_events
 -- The events, in their order: ids are drawn as the sorted rows come. Two headers prove order and origin to a consumer.
