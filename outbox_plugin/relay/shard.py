@@ -53,6 +53,7 @@ class _Term:
         self.proved = False
         self.proving = False
         self.stopping = False
+        self.stepped_down: str | None = None  # Why, where the election has ended it.
         self._abandoned = False
         self._relay: Relay | None = None
         self._opening = runtime.lock()
@@ -130,7 +131,6 @@ class Shard:
         self._term: _Term | None = None
         self._error_pace = Backoff(ERROR_FIRST, ERROR_LAST)
         self._trouble: str | None = None
-        self._stepped_down: str | None = None
         self._published = 0
         self._recovered = 0
         self._rated = 0.0, 0
@@ -158,8 +158,8 @@ class Shard:
             case Action.PROVE if self._term is not None:
                 self._term.prove()
             case Action.STEP_DOWN if self._term is not None and not self._term.stopping:
-                self._stepped_down = "stepped down: lost the leader topic's partition, or contact with Kafka"
-                self._trouble = self._stepped_down
+                self._trouble = "stepped down: lost the leader topic's partition, or contact with Kafka"
+                self._term.stepped_down = self._trouble
                 self._term.abandon()
             case _:
                 pass
@@ -168,8 +168,8 @@ class Shard:
         error, self._term = term.error, None
         if now - term.began_at > CALM_SECONDS:
             self._error_pace.succeeded()
-        reason = str(error) if error is not None else self._stepped_down
-        self._trouble, self._stepped_down = reason or self._trouble, None
+        reason = str(error) if error is not None else term.stepped_down
+        self._trouble = reason or self._trouble
         self.layout_changed = isinstance(error, LayoutChanged)
         fenced, at_once = isinstance(error, Fenced), isinstance(error, Fenced | OutcomeUnknown) or error is None
         retry_after = 0.0 if at_once else self._error_pace.wait(self._jitter())
