@@ -79,11 +79,9 @@ class StagingTable:
     def create_leased(self, connection: psycopg.Connection[tuple[Any, ...]], job_id: str) -> None:
         """Make it, unless another task has, and lease it for the job."""
         with connection.transaction():
-            connection.execute(statement("staging", "create_alone", self.outbox), {"staging": self.name})
-            quoted = sql.Literal(self.identifier.as_string())
-            if not connection.execute(
-                statement("staging", "staging_exists", self.outbox, quoted_staging=quoted)
-            ).rowcount:
+            named = {"staging": self.name}
+            connection.execute(statement("staging", "create_alone", self.outbox), named)
+            if not connection.execute(statement("staging", "staging_exists", self.outbox), named).rowcount:
                 self.create(connection)
             self.lease(connection, job_id)
 

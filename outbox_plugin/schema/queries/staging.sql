@@ -1,6 +1,6 @@
 -- name: staging_exists
--- A row, if another task has made the staging table.
-SELECT FROM pg_class WHERE oid = to_regclass({quoted_staging})
+-- A row, if another task has made the staging table; no other has its name, in whatever schema.
+SELECT FROM pg_class WHERE relname = %(staging)s
 
 -- name: create_staging
 -- Where tasks put what is to appear together. Unlogged: if Postgres crashes it is emptied, and the commit counts its
