@@ -21,7 +21,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 
 import click
@@ -149,7 +149,9 @@ def _kill_one(server: subprocess.Popen[bytes], killed: list[int]) -> None:
 
 
 def _is_worker(process: psutil.Process) -> bool:
-    return process.status() != psutil.STATUS_ZOMBIE and "spawn_main" in " ".join(process.cmdline())
+    with suppress(psutil.Error):  # It may end meanwhile.
+        return process.status() != psutil.STATUS_ZOMBIE and "spawn_main" in " ".join(process.cmdline())
+    return False
 
 
 def _judged(settings: Settings) -> Judgement:

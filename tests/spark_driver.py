@@ -17,6 +17,7 @@ from pyspark.sql import functions as f
 from outbox_plugin import Settings
 from outbox_plugin.embedded.java import spark_java_home
 from outbox_plugin.spark.session import spark_session
+from tests.processes import kill_tree
 from tests.sparking import events_of, numbers
 from tests.support import PATIENCE
 
@@ -73,11 +74,8 @@ class Application:
 
     def kill(self) -> None:
         """kill -9, all at once as when a machine is lost."""
-        with_children = [self._process, *self._process.children(recursive=True)] if self.alive else []
-        for each in with_children:
-            each.suspend()  # Lest one notices that another is gone.
-        for each in with_children:
-            each.kill()
+        if self.alive:
+            kill_tree(self._process)
         said, _ = self._process.communicate(timeout=30)
         print(said)  # For whoever reads the test's output.
 

@@ -25,6 +25,7 @@ from outbox_plugin import Settings
 from outbox_plugin.dagster.daemon import Daemon
 from outbox_plugin.embedded.server import free_port
 from tests.harvesting import create_topic, drained, environment, insert_numbered
+from tests.processes import command_of
 from tests.supervising import daemons
 from tests.support import PATIENCE, eventually
 
@@ -95,7 +96,7 @@ class DagsterDev:
         assert self.process is not None
         found = []
         for child in psutil.Process(self.process.pid).children(recursive=True):
-            with_words = " ".join(child.cmdline())
+            with_words = command_of(child)
             if all(word in with_words for word in words) and str(self.daemon.folder) not in with_words:
                 found.append(child)
         return found

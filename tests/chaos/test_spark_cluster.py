@@ -24,6 +24,7 @@ from outbox_plugin import Settings
 from outbox_plugin.embedded.java import spark_java_home
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.spark.session import spark_session
+from tests.processes import kill_tree
 from tests.sparking import count, events_of, numbers, outbox_rows
 from tests.support import PATIENCE, eventually
 
@@ -70,8 +71,7 @@ class Cluster:
 
     def kill(self, process: psutil.Popen) -> None:
         """A machine that is lost: the worker, its executors and their Pythons."""
-        for each in [process, *process.children(recursive=True)]:
-            each.kill()
+        kill_tree(process)
         process.wait(20)
 
     def stop(self) -> None:

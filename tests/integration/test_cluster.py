@@ -12,6 +12,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from outbox_plugin.embedded.cluster import NODES, EmbeddedCluster
+from tests.processes import runs
 from tests.support import eventually
 
 pytestmark = pytest.mark.integration
@@ -93,5 +94,5 @@ def test_nothing_is_left_behind(cluster: EmbeddedCluster) -> None:
     """The last test of the module: its cluster is stopped, twice."""
     servers = [psutil.Process(node.pid) for node in cluster.nodes]
     cluster.stop()
-    assert not [each for each in servers if each.is_running()]
+    assert not [each for each in servers if runs(each)]
     cluster.stop()

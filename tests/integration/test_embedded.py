@@ -17,6 +17,7 @@ from confluent_kafka.admin import AdminClient
 from outbox_plugin.embedded.java import java_home, spark_java_home
 from outbox_plugin.embedded.kafka import MockKafka
 from outbox_plugin.embedded.stack import EmbeddedStack, StackInUse
+from tests.processes import runs
 from tests.support import eventually
 
 pytestmark = pytest.mark.integration
@@ -46,7 +47,7 @@ def test_dev_prints_how_to_reach_real_servers_and_comes_back_after_a_kill(tmp_pa
     (folder / "endpoints.json").unlink()
 
     second = start_dev(folder)
-    assert not [each for each in servers if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+    assert not [each for each in servers if runs(each)]
     endpoints = json.loads((folder / "endpoints.json").read_text())
     with psycopg.connect(endpoints["dsn"]) as connection:
         assert connection.execute("SELECT * FROM kept").fetchall() == [(1,)]
@@ -56,7 +57,7 @@ def test_dev_prints_how_to_reach_real_servers_and_comes_back_after_a_kill(tmp_pa
     assert second.returncode == 0
     assert f"export OUTBOX_DSN={endpoints['dsn']}" in printed
     assert f"export OUTBOX_BOOTSTRAP_SERVERS={endpoints['bootstrap_servers']}" in printed
-    assert not [each for each in servers if each.is_running()]
+    assert not [each for each in servers if runs(each)]
 
 
 def test_a_folder_serves_one_at_a_time(servers: EmbeddedStack) -> None:
