@@ -95,6 +95,12 @@ class PostgresOutbox:
             raise LayoutChanged("the outbox has another number of shards now")
         return Control(paused, lanes, Drawn(last_id, holders))
 
+    def snapshot(self) -> str:
+        """See `Outbox.snapshot`."""
+        with reported():
+            [(snapshot,)] = self._reader.execute(self._statement("window", "snapshot")).fetchall()
+        return str(snapshot)
+
     def lead(self, leader_id: str) -> None:
         """See `Outbox.lead`."""
         self._values["leader_id"] = leader_id

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 IDLE_FIRST, IDLE_LAST = 0.001, 0.05
+LONG_LOOK_SECONDS = 0.005  # One that finds nothing takes a tenth of that, unless it passes over rows.
+HIDDEN_SECONDS = 0.005  # To ask whether they can be seen by now costs far less than to look.
 STEADY_SECONDS = 0.025  # While rows come more often, the waits do not grow.
 ERROR_FIRST, ERROR_LAST = 0.25, 8.0
 CONTROL_BUSY_SECONDS, CONTROL_IDLE_SECONDS = 0.25, 1.0  # How often the database is asked what is ordered.

@@ -70,6 +70,10 @@ class Outbox(Protocol):
         """
         ...
 
+    def snapshot(self) -> str:
+        """Which transactions have ended: while it is the same, a read of the same rows finds the same."""
+        ...
+
     def lead(self, leader_id: str) -> None:
         """Let no earlier leader of the shard park or bury any more; durable when it returns.
 

@@ -12,6 +12,7 @@ from outbox_plugin.core.pace import ERROR_FIRST, ERROR_LAST, PURGE_REST_SECONDS,
 from outbox_plugin.core.ports import AcknowledgingLog, MarkedStore, WakeUp, Wanted
 from outbox_plugin.core.row import OutboxRow, column
 from outbox_plugin.relay.events import Observer, RowsBuried, RowsParked, TermBegan, WindowPublished, WindowPurged
+from outbox_plugin.relay.hidden import HiddenRows
 from outbox_plugin.relay.rest import Rest
 from outbox_plugin.relay.runtime import Runtime
 from outbox_plugin.relay.stages import Stages
@@ -56,6 +57,7 @@ class AtLeastOnce:
         self._may_send = self._stages.condition()
         self._may_purge = self._stages.condition()
         self._rest = Rest(self._stages, wake_up)
+        self._hidden = HiddenRows(store)
         self._marked: deque[tuple[str, Sequence[OutboxRow], float]] = deque()
         self._delivered: list[int] = []  # To be purged; all carry the same mark.
         self._sender_done = False
@@ -94,7 +96,7 @@ class AtLeastOnce:
                 mark_id, parked = self._mark_id, self._parked
             rows = () if paused else self._mark_earliest(mark_id, parked, now)
             if not rows:
-                self._rest.take(now, paused=paused)
+                self._rest.take(now, paused=paused, hidden=self._hidden.still)
                 continue
             self._rest.rows_came(now)
             with self._lock:
@@ -105,8 +107,13 @@ class AtLeastOnce:
         if mark_id != self._last_mark_id:
             self._last_mark_id = mark_id
             self._floor.reset()
+            self._hidden = HiddenRows(self._store)  # What was not found was looked for by another mark.
         floor, settled = self._floor.start_of_read(now), self._floor.settled
-        rows = self._store.mark(mark_id, Wanted(ROWS_PER_MARK, floor, parked=parked))
+        wanted = Wanted(ROWS_PER_MARK, floor, parked=parked)
+        if self._hidden.spare(wanted):
+            return ()
+        rows = self._store.mark(mark_id, wanted)
+        self._hidden.looked(wanted, rows, self._runtime.now() - now)
         self._floor.read(floor, settled, rows[-1].id if rows else None, now, self._runtime.now())
         return rows
 

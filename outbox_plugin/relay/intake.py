@@ -10,6 +10,7 @@ from outbox_plugin.core.portion import Portion
 from outbox_plugin.core.ports import OutboxStore, WakeUp, Wanted
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.window import Windows
+from outbox_plugin.relay.hidden import HiddenRows
 from outbox_plugin.relay.rest import Rest
 from outbox_plugin.relay.stages import Stages
 
@@ -22,6 +23,7 @@ class Intake:
         self._windows = windows
         self._stages = stages
         self._rest = Rest(stages, wake_up)
+        self._hidden = HiddenRows(store)
         self._floor = Floor()
         self._portion = Portion()
         self._paused = False
@@ -37,7 +39,7 @@ class Intake:
         if rows:
             self._rest.rows_came(now)
         else:
-            self._rest.take(now, paused=self._paused)
+            self._rest.take(now, paused=self._paused, hidden=self._hidden.still)
         return rows
 
     def interrupt(self) -> None:
@@ -60,7 +62,11 @@ class Intake:
         floor, settled = self._floor.start_of_read(now), self._floor.settled
         with self._stages.lock:
             in_flight, parked = self._windows.in_flight.above(floor), self._windows.parked
-        rows = self._store.read(Wanted(self._portion.rows, floor, in_flight, parked))
+        wanted = Wanted(self._portion.rows, floor, in_flight, parked)
+        if self._hidden.spare(wanted):
+            return ()
+        rows = self._store.read(wanted)
+        self._hidden.looked(wanted, rows, self._stages.runtime.now() - now)
         self.many = len(rows) >= min(MANY_ROWS, self._portion.rows)
         if rows:
             self._portion.learned(rows)

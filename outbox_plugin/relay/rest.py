@@ -6,6 +6,7 @@ from outbox_plugin.core.pace import (
     CONTROL_ASLEEP_SECONDS,
     CONTROL_BUSY_SECONDS,
     CONTROL_IDLE_SECONDS,
+    HIDDEN_SECONDS,
     IDLE_FIRST,
     IDLE_LAST,
     READ_ASLEEP_SECONDS,
@@ -42,14 +43,14 @@ class Rest:
         self._pause.succeeded()
         self._rise(now)
 
-    def take(self, now: float, *, paused: bool = False) -> None:
-        """A look at `now` found nothing: wait until it is worth while to look again."""
+    def take(self, now: float, *, paused: bool = False, hidden: bool = False) -> None:
+        """A look at `now` found nothing, or was spared for `hidden` rows: wait until it is worth while again."""
         if paused:
             self._stages.rest(IDLE_LAST)
         elif now - self._rows_at < STEADY_SECONDS:
             self._stages.rest(IDLE_FIRST)
         elif self._wake_up is None or now - self._rows_at < SLEEP_AFTER_SECONDS:
-            self._stages.rest(self._pause.wait())
+            self._stages.rest(HIDDEN_SECONDS if hidden else self._pause.wait())
         else:
             self._sleep(self._wake_up)
 

@@ -14,6 +14,7 @@ from outbox_plugin.core.progress import Publication
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.errors import Fenced, LayoutChanged, Refusal
 from tests.conformance.outboxes import FIRST, Outbox, Scenario, real, run_simulated
+from tests.support import eventually
 
 ALL = 100
 ONE, OTHER = str(uuid.UUID(int=1)), str(uuid.UUID(int=2))
@@ -86,6 +87,18 @@ def a_purge_spares_what_was_created_later(outbox: Outbox) -> None:
     writing.insert("a", id_)
     writing.commit()
     assert store.purge([replace(publication, horizon=publication.horizon + 1_000)]) == 0
+
+
+def the_snapshot_changes_when_a_transaction_ends(outbox: Outbox) -> None:
+    store, writing, undone = outbox.windows(), outbox.begin(), outbox.begin()
+    writing.insert("a")
+    undone.insert("b")
+    eventually(lambda: store.snapshot() == store.snapshot(), 10)  # The server has transactions of its own.
+    before = store.snapshot()
+    writing.commit()
+    between = store.snapshot()
+    undone.roll_back()
+    assert len({before, between, store.snapshot()}) == 3
 
 
 def control_names_those_who_hold_ids_that_they_may_still_commit(outbox: Outbox) -> None:
@@ -209,6 +222,7 @@ SCENARIOS: list[Scenario] = [
     an_id_below_zero_is_read,
     a_purge_deletes_what_was_read_and_nothing_that_came_later,
     a_purge_spares_what_was_created_later,
+    the_snapshot_changes_when_a_transaction_ends,
     control_names_those_who_hold_ids_that_they_may_still_commit,
     a_lane_is_parked_by_a_row_that_is_there,
     a_dead_letter_has_left_the_outbox,

@@ -22,6 +22,7 @@ from tests.simulation.wire import Server
 Answer = TypeVar("Answer")
 
 PLACE = "outbox in database simulated"
+HIDDEN_ROW_SECONDS = 0.005  # As if each row stood for thousands.
 
 
 @cache
@@ -127,6 +128,7 @@ class Transaction:
 
     def _end(self) -> None:
         self.over = True
+        self.database.ended += 1
         del self.database.open[self]
 
 
@@ -172,6 +174,7 @@ class Database:
         self.by_name: dict[str, Event] = {}
         self._instants = 0
         self._transactions = 0
+        self.ended = 0  # How many transactions have.
         self._not_durable: list[Callable[[], None]] = []
 
     def instant(self) -> int:
@@ -192,10 +195,12 @@ class Database:
 
     def flush(self) -> None:
         """All that was done until now is durable."""
+        self.ended += 1
         self._not_durable.clear()
 
     def hasty(self, undo: Callable[[], None]) -> None:
         """Something was done that is not durable yet."""
+        self.ended += 1
         self._not_durable.append(undo)
 
     def restart(self, *, immediate: bool) -> None:
@@ -434,7 +439,17 @@ class Store:
                 self.database.say(self.process.name, "is given", *(each.id for each in found))
             return found
 
-        return self.call("reads", effect)
+        found = self.call("reads", effect)
+        self._pass_over_hidden_rows()
+        return found
+
+    def snapshot(self) -> str:
+        return str(self.call("asks for the snapshot", lambda: self.database.ended))
+
+    def _pass_over_hidden_rows(self) -> None:
+        """What takes a read so long, it does after it was told what it may see."""
+        hidden = sum(len(each.rows) for each in self.database.open)
+        self.process.scheduler.sleep(hidden * HIDDEN_ROW_SECONDS)
 
     def purge(self, publications: Sequence[Publication]) -> int:
         def effect() -> int:
@@ -502,7 +517,9 @@ class Store:
                 self._set_mark(row, leader_id)
             return [self.as_read(row, 0) for row in found]
 
-        return self.call(f"marks for {leader_id}", effect)
+        found = self.call(f"marks for {leader_id}", effect)
+        self._pass_over_hidden_rows()
+        return found
 
     def _set_mark(self, row: Row, leader_id: str | None) -> None:
         former = row.leader_id

@@ -6,6 +6,7 @@ Real servers have the last word (tests/chaos); here each step fails by design, n
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -14,6 +15,7 @@ from outbox_plugin.core import portion
 from outbox_plugin.core.floor import Drawn
 from outbox_plugin.core.ids import IdRanges
 from outbox_plugin.core.lanes import BadRow
+from outbox_plugin.core.pace import LONG_LOOK_SECONDS
 from outbox_plugin.core.ports import Control, Wanted
 from outbox_plugin.core.progress import Identity, ProgressRecord, Publication
 from outbox_plugin.core.row import OutboxRow
@@ -66,6 +68,9 @@ class Store:
     def control(self) -> Control:
         """Nothing is ordered."""
         return Control(paused=False, parked=frozenset(), drawn=Drawn(0, frozenset()))
+
+    def snapshot(self) -> str:
+        return str(sorted(self._rows))
 
     def lead(self, leader_id: str) -> None:
         self._faults.step(StoreUnavailable("beginning to lead"))
@@ -158,9 +163,11 @@ def live(term: ExactlyOnce, until: Callable[[], object]) -> BaseException | None
 
     thread = threading.Thread(target=run)
     thread.start()
-    eventually(lambda: until() or not thread.is_alive(), 20)
-    term.stop()
-    thread.join()
+    try:
+        eventually(lambda: until() or not thread.is_alive(), 20)
+    finally:
+        term.stop()
+        thread.join()
     return errors[0] if errors else None
 
 
@@ -179,6 +186,36 @@ def test_a_term_that_fails_at_any_step_is_made_good_by_the_next(at: int) -> None
     assert live(a_term(rows, kafka, Faults(None), "next"), lambda: not rows) is None
     assert kafka.rows == list(range(1, ROWS + 1))
     assert not rows
+
+
+def test_rows_that_are_hidden_are_not_passed_over_again_and_again() -> None:
+    class Large(Store):
+        """Its rows are a transaction's that is still at work."""
+
+        looks, asked, ended = 0, 0, False
+
+        def read(self, wanted: Wanted) -> Sequence[OutboxRow]:
+            if self.ended:
+                return super().read(wanted)
+            self.looks += 1
+            time.sleep(2 * LONG_LOOK_SECONDS)
+            return []
+
+        def snapshot(self) -> str:
+            self.asked += 1
+            return str(self.ended)
+
+    rows, kafka, faults = table(), Kafka(), Faults(None)
+    store = Large(rows, faults)
+
+    def is_over() -> bool:
+        store.ended = store.ended or store.asked > 20
+        return not rows
+
+    term = ExactlyOnce(0, "leader", store, Log(kafka, faults), Threads(), lambda _: None)
+    assert live(term, is_over) is None
+    assert kafka.rows == list(range(1, ROWS + 1))
+    assert store.looks == 3  # A sweep; one from the floor on; and that again, after the snapshot was asked for.
 
 
 def test_a_zombie_publishes_nothing_once_another_has_fenced_it() -> None:

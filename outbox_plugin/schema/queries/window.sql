@@ -12,6 +12,10 @@ SELECT set_config('synchronous_commit', 'on', true)
 -- For the transaction: what is lost of it is only done again.
 SELECT set_config('synchronous_commit', 'off', true)
 
+-- name: snapshot
+-- Which transactions have ended.
+SELECT pg_current_snapshot()::text
+
 -- name: open_in_binary
 -- Put before a query: in the simple protocol, only a cursor's rows come in binary.
 DECLARE earliest BINARY NO SCROLL CURSOR FOR
