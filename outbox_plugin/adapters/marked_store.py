@@ -16,8 +16,8 @@ class MarkedStore(PostgresOutbox):
 
     def mark(self, leader_id: str, wanted: Wanted) -> Sequence[OutboxRow]:
         """See `MarkedStore.mark`."""
-        conditions, values = self._conditions(wanted.parked)
-        values |= {"limit": wanted.limit, "floor": wanted.floor, "leader_id": leader_id, "bytes": BYTES_PER_WINDOW}
+        conditions, values = self._conditions(wanted)
+        values |= {"leader_id": leader_id, "bytes": BYTES_PER_WINDOW}
         marking = self._statement("window", "hasty"), self._statement("mark", "mark", conditions)
         with reported():
             return self._rows_of(marking, marking, values).sorted()

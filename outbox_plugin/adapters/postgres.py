@@ -16,7 +16,7 @@ from outbox_plugin.adapters.claim import Claim
 from outbox_plugin.core.floor import Drawn
 from outbox_plugin.core.lanes import BadRow, Lane
 from outbox_plugin.core.pace import MANY_ROWS
-from outbox_plugin.core.ports import Control
+from outbox_plugin.core.ports import Control, Wanted
 from outbox_plugin.core.progress import Identity
 from outbox_plugin.core.row import Rows
 from outbox_plugin.core.shards import Layout
@@ -153,17 +153,22 @@ class PostgresOutbox:
             self._composed[key] = composed.as_bytes(self._reader)
         return self._composed[key]
 
-    def _conditions(self, parked: frozenset[Lane]) -> tuple[tuple[str, ...], dict[str, object]]:
-        """Which rows are this term's to read and not parked: the names of conditions, and their values."""
+    def _conditions(self, wanted: Wanted) -> tuple[tuple[str, ...], dict[str, object]]:
+        """Which rows are this term's to read, in a span and not parked: names of conditions, and all their values."""
         names = ["of_this_outbox", *(["of_slice"] if self._layout.shards > 1 else [])]
-        if not parked:
-            return tuple(names), {}
-        keys = [lane for lane in parked if lane.key is not None]
-        return (*names, "not_parked"), {
-            "parked_topics": [lane.topic for lane in parked if lane.key is None],
-            "parked_key_topics": [lane.topic for lane in keys],
-            "parked_keys": [lane.key for lane in keys],
-        }
+        values: dict[str, object] = {"limit": wanted.limit, "floor": wanted.span.floor}
+        if wanted.span.until is not None:
+            names.append("up_to")
+            values["until"] = wanted.span.until
+        if wanted.parked:
+            names.append("not_parked")
+            keys = [lane for lane in wanted.parked if lane.key is not None]
+            values |= {
+                "parked_topics": [lane.topic for lane in wanted.parked if lane.key is None],
+                "parked_key_topics": [lane.topic for lane in keys],
+                "parked_keys": [lane.key for lane in keys],
+            }
+        return tuple(names), values
 
     def _rows_of(self, few: tuple[bytes, ...], many: tuple[bytes, ...], values: dict[str, object]) -> Rows:
         """The rows that the last statement of `few` returns, or that of `many` while they come in masses.

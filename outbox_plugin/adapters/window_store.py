@@ -30,11 +30,11 @@ class WindowStore(PostgresOutbox):
 
     def read(self, wanted: Wanted) -> Sequence[OutboxRow]:
         """See `OutboxStore.read`."""
-        conditions, values = self._conditions(wanted.parked)
+        conditions, values = self._conditions(wanted)
         if wanted.in_flight.ranges:
             conditions = *conditions, "not_in_flight"
             values["in_flight"] = wanted.in_flight.text()
-        values |= {"limit": wanted.limit, "floor": wanted.floor, "large": wanted.large_bytes}
+        values["large"] = wanted.large_bytes
         query = self._statement("window", "read_window", conditions)
         opened, fetched = self._statement("window", "open_in_binary"), self._statement("window", "fetch")
         with reported():

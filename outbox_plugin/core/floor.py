@@ -6,17 +6,21 @@ the end of the transaction. So once every transaction that held the lock when th
 all rows up to that id that will ever be are visible. Transaction ids would not do: an id is drawn before there is one.
 
 A row that arrives below the floor all the same (with an id of its own making, or one drawn in an earlier transaction)
-is found by a slow sweep, which starts at the beginning: late, never lost. A sequence that is set back, as by TRUNCATE
-with RESTART IDENTITY, takes the floor with it.
+is found by a slow sweep, which starts at the beginning: late, never lost. Where rows were deleted since the last one,
+it walks them for the first time, page by page: seconds where there were millions. There it goes in slices, with a read
+from the floor after each. A sequence that is set back, as by TRUNCATE with RESTART IDENTITY, takes the floor with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import dataclass
+from typing import NamedTuple
 
 BEGINNING = -(2**63)  # Ids of somebody's own making may be negative.
 SWEEP_SECONDS = 30.0
+SWEEP_BUSY_SECONDS = 300.0  # So much later while rows come in masses: no time costs more, and it delays no row more.
+SWEEP_IDS = 100_000  # A slice; some 50 ms where all of them have been deleted.
 SWEEP_REST = 50.0  # Where sweeps take long, the next one waits for as many times their length.
 _PREPARED = "-1/"  # How Postgres shows the locks of a prepared transaction; whose it was, it does not say.
 
@@ -29,6 +33,13 @@ class Drawn:
     writers: Set[str]
 
 
+class Span(NamedTuple):
+    """The ids to read: those above `floor`, and up to `until` if it is not None."""
+
+    floor: int
+    until: int | None = None
+
+
 class Floor:
     """What one term knows about the ids that are over and done with. `now` is in monotonic seconds."""
 
@@ -38,8 +49,9 @@ class Floor:
         self._awaited: Drawn | None = None
         self._floor = BEGINNING
         self._sweep_after = 0.0
-        self._swept = BEGINNING  # How far the sweep has come.
-        self._sweep_took = 0.0
+        self._swept: int | None = None  # How far the sweep has come, if one has begun.
+        self._walked = BEGINNING  # What was deleted up to here, the last sweep has walked.
+        self._sweep_took, self._last_sweep_took = 0.0, 0.0
 
     def learned(self, drawn: Drawn) -> None:
         """Look whether the writers of an earlier look have ended, and whether ids are drawn from the start again."""
@@ -56,26 +68,44 @@ class Floor:
             self._awaited = drawn
 
     @property
-    def settled(self) -> int:
-        """The highest id that a read which begins now may raise the floor to."""
-        return self._settled
+    def span(self) -> Span:
+        """What is to be read: all from the floor on."""
+        return Span(self._floor)
 
-    def start_of_read(self, now: float) -> int:
-        """The id behind which the next read is to begin: the floor, or where a sweep that is due has come."""
-        return self._swept if now >= self._sweep_after else self._floor
-
-    def read(self, began_behind: int, settled: int, last_id: int | None, began: float, now: float) -> None:
-        """A read that began behind `began_behind`, when `settled` was known, ended with `last_id` or found nothing."""
-        if last_id is not None and last_id < self._floor:
-            self._swept = last_id  # More may be behind it, and need not wait for the next sweep.
-        elif began_behind < self._floor or began_behind == BEGINNING:
-            took = now - began
-            usual = min(took, self._sweep_took)  # One that was long by itself was held up by something else.
-            self._swept, self._sweep_after = BEGINNING, now + max(SWEEP_SECONDS, SWEEP_REST * usual)
-            self._sweep_took = took
-        reached = settled if last_id is None else min(settled, last_id)
+    def read(self, last_id: int | None, now: float) -> None:
+        """A read from the floor on, begun when all was learned that is, ended with `last_id` or found nothing."""
+        reached = self._settled if last_id is None else min(self._settled, last_id)
+        if self._floor == BEGINNING:  # So the read has walked what a sweep would have.
+            self._walked, self._sweep_after = reached, now + SWEEP_SECONDS
         self._floor = max(self._floor, reached)
+
+    @property
+    def sweeping(self) -> bool:
+        """Whether a sweep has begun and not ended."""
+        return self._swept is not None
+
+    def slice_due(self, now: float, *, busy: bool) -> Span | None:
+        """What of a sweep is to be read now, if anything is. `busy`: rows come in masses."""
+        if self._floor == BEGINNING:
+            return None
+        if self._swept is None:
+            if now < self._sweep_after + (SWEEP_BUSY_SECONDS if busy else 0.0):
+                return None
+            self._swept = BEGINNING
+        if self._swept < self._walked:
+            return Span(self._swept, self._walked)
+        return Span(self._swept, min(self._swept + SWEEP_IDS, self._floor))
+
+    def swept(self, slice_: Span, last_id: int | None, began: float, now: float) -> None:
+        """A read of `slice_` ended with `last_id`, behind which more may be, or found nothing."""
+        self._sweep_took += now - began
+        self._swept = slice_.until if last_id is None else last_id
+        if self._swept is not None and self._swept >= self._floor:
+            usual = min(self._sweep_took, self._last_sweep_took)  # One that was long by itself was held up by chance.
+            self._sweep_after = now + max(SWEEP_SECONDS, SWEEP_REST * usual)
+            self._walked, self._swept = self._floor, None
+            self._last_sweep_took, self._sweep_took = self._sweep_took, 0.0
 
     def reset(self) -> None:
         """Rows below the floor are wanted again."""
-        self._floor, self._sweep_after, self._swept = BEGINNING, 0.0, BEGINNING
+        self._floor, self._swept, self._walked = BEGINNING, None, BEGINNING

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
-from outbox_plugin.core.floor import BEGINNING, Drawn
+from outbox_plugin.core.floor import BEGINNING, Drawn, Span
 from outbox_plugin.core.heartbeat import Heartbeat
 from outbox_plugin.core.ids import IdRanges
 from outbox_plugin.core.lanes import BadRow, Lane
@@ -19,10 +19,10 @@ from outbox_plugin.errors import Refusal
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a read is to return: at most `limit` rows with ids above `floor`, in neither `in_flight` nor `parked`."""
+    """What a read is to return: at most `limit` rows with ids in `span`, in neither `in_flight` nor `parked`."""
 
     limit: int
-    floor: int = BEGINNING
+    span: Span = Span(BEGINNING)  # noqa: RUF009 - immutable.
     in_flight: IdRanges = IdRanges()  # noqa: RUF009 - immutable.
     parked: frozenset[Lane] = frozenset()
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from outbox_plugin.core.floor import Floor
+from outbox_plugin.core.floor import Span
 from outbox_plugin.core.lanes import BadRow, Lane
 from outbox_plugin.core.marking import ROWS_PER_MARK, judge, rounds
 from outbox_plugin.core.pace import ERROR_FIRST, ERROR_LAST, PURGE_REST_SECONDS, PURGE_ROWS, Backoff
 from outbox_plugin.core.ports import AcknowledgingLog, MarkedStore, WakeUp, Wanted
 from outbox_plugin.core.row import OutboxRow, column
 from outbox_plugin.relay.events import Observer, RowsBuried, RowsParked, TermBegan, WindowPublished, WindowPurged
-from outbox_plugin.relay.hidden import HiddenRows
+from outbox_plugin.relay.looks import Looks
 from outbox_plugin.relay.rest import Rest
 from outbox_plugin.relay.runtime import Runtime
 from outbox_plugin.relay.stages import Stages
@@ -44,8 +44,7 @@ class AtLeastOnce:
         self._shard = shard
         self._leader_id = leader_id
         self._mark_id = leader_id  # Renewed after each failed delivery, to force a re-mark.
-        self._last_mark_id = leader_id  # The marking stage's.
-        self._floor = Floor()
+        self._marking_id = leader_id  # The one that the marking stage has seen.
         self._store = store
         self._log = log
         self._runtime = runtime
@@ -57,7 +56,7 @@ class AtLeastOnce:
         self._may_send = self._stages.condition()
         self._may_purge = self._stages.condition()
         self._rest = Rest(self._stages, wake_up)
-        self._hidden = HiddenRows(store)
+        self._looks = Looks(store, runtime, self._wanted, self._mark_wanted)
         self._marked: deque[tuple[str, Sequence[OutboxRow], float]] = deque()
         self._delivered: list[int] = []  # To be purged; all carry the same mark.
         self._sender_done = False
@@ -92,30 +91,29 @@ class AtLeastOnce:
             now = self._runtime.now()
             if self._rest.control_is_due(now):
                 paused = self._obey()
-            with self._lock:
-                mark_id, parked = self._mark_id, self._parked
-            rows = () if paused else self._mark_earliest(mark_id, parked, now)
-            if not rows:
-                self._rest.take(now, paused=paused, hidden=self._hidden.still)
-                continue
-            self._rest.rows_came(now)
-            with self._lock:
-                self._marked.append((mark_id, rows, now))
-                self._may_send.notify_all()
+            rows = () if paused else self._mark_earliest()
+            if rows:
+                self._rest.rows_came(now)
+                with self._lock:
+                    self._marked.append((self._marking_id, rows, now))
+                    self._may_send.notify_all()
+            elif paused or not self._looks.sweeping:
+                self._rest.take(now, paused=paused, hidden=self._looks.hidden)
 
-    def _mark_earliest(self, mark_id: str, parked: frozenset[Lane], now: float) -> Sequence[OutboxRow]:
-        if mark_id != self._last_mark_id:
-            self._last_mark_id = mark_id
-            self._floor.reset()
-            self._hidden = HiddenRows(self._store)  # What was not found was looked for by another mark.
-        floor, settled = self._floor.start_of_read(now), self._floor.settled
-        wanted = Wanted(ROWS_PER_MARK, floor, parked=parked)
-        if self._hidden.spare(wanted):
-            return ()
-        rows = self._store.mark(mark_id, wanted)
-        self._hidden.looked(wanted, rows, self._runtime.now() - now)
-        self._floor.read(floor, settled, rows[-1].id if rows else None, now, self._runtime.now())
-        return rows
+    def _mark_earliest(self) -> Sequence[OutboxRow]:
+        with self._lock:
+            mark_id = self._mark_id
+        if mark_id != self._marking_id:
+            self._marking_id = mark_id
+            self._looks.start_again()
+        return self._looks.look()
+
+    def _wanted(self, span: Span) -> Wanted:
+        with self._lock:
+            return Wanted(ROWS_PER_MARK, span, parked=self._parked)
+
+    def _mark_wanted(self, wanted: Wanted) -> Sequence[OutboxRow]:
+        return self._store.mark(self._marking_id, wanted)
 
     def _wait_for_room(self) -> bool:
         """Waits until rows may be marked; False when the term is to end."""
@@ -125,12 +123,12 @@ class AtLeastOnce:
 
     def _obey(self) -> bool:
         control = self._store.control()
-        self._floor.learned(control.drawn)
+        self._looks.learned(control.drawn)
         with self._lock:
             released = self._parked - control.parked
             self._parked = control.parked
         if released:
-            self._floor.reset()
+            self._looks.start_again()
         return control.paused
 
     def _send_marked(self) -> None:

@@ -34,6 +34,10 @@ class HiddenRows:
             self.still = before == self._snapshot
         return self.still
 
+    def forget(self) -> None:
+        """What is to be read may have changed in another way."""
+        self._wanted, self.still = None, False
+
     def looked(self, wanted: Wanted, found: Sequence[OutboxRow], seconds: float) -> None:
         """A look took so long."""
         self._wanted = wanted if not found and seconds > LONG_LOOK_SECONDS else None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outbox_plugin.core.floor import Floor
+from outbox_plugin.core.floor import Span
 from outbox_plugin.core.pace import MANY_ROWS
 from outbox_plugin.core.portion import Portion
 from outbox_plugin.core.ports import OutboxStore, WakeUp, Wanted
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.window import Windows
-from outbox_plugin.relay.hidden import HiddenRows
+from outbox_plugin.relay.looks import Looks
 from outbox_plugin.relay.rest import Rest
 from outbox_plugin.relay.stages import Stages
 
@@ -23,8 +23,7 @@ class Intake:
         self._windows = windows
         self._stages = stages
         self._rest = Rest(stages, wake_up)
-        self._hidden = HiddenRows(store)
-        self._floor = Floor()
+        self._looks = Looks(store, stages.runtime, self._wanted, store.read)
         self._portion = Portion()
         self._paused = False
         self.many = False  # Whether the last read brought so much that the next is worth an early start.
@@ -35,11 +34,11 @@ class Intake:
         if self._rest.control_is_due(now):
             self._obey()
         self.many = False
-        rows = () if self._paused else self._read(now)
+        rows = () if self._paused else self._read()
         if rows:
             self._rest.rows_came(now)
-        else:
-            self._rest.take(now, paused=self._paused, hidden=self._hidden.still)
+        elif self._paused or not self._looks.sweeping:
+            self._rest.take(now, paused=self._paused, hidden=self._looks.hidden)
         return rows
 
     def interrupt(self) -> None:
@@ -52,23 +51,20 @@ class Intake:
             parkings = self._windows.parkings
         control = self._store.control()
         self._paused = control.paused
-        self._floor.learned(control.drawn)
+        self._looks.learned(control.drawn)
         with self._stages.lock:
             released = self._windows.learned(control.parked, parkings)
         if released:
-            self._floor.reset()
+            self._looks.start_again()
 
-    def _read(self, now: float) -> Sequence[OutboxRow]:
-        floor, settled = self._floor.start_of_read(now), self._floor.settled
-        with self._stages.lock:
-            in_flight, parked = self._windows.in_flight.above(floor), self._windows.parked
-        wanted = Wanted(self._portion.rows, floor, in_flight, parked)
-        if self._hidden.spare(wanted):
-            return ()
-        rows = self._store.read(wanted)
-        self._hidden.looked(wanted, rows, self._stages.runtime.now() - now)
+    def _read(self) -> Sequence[OutboxRow]:
+        rows = self._looks.look()
         self.many = len(rows) >= min(MANY_ROWS, self._portion.rows)
         if rows:
             self._portion.learned(rows)
-        self._floor.read(floor, settled, rows[-1].id if rows else None, now, self._stages.runtime.now())
         return rows
+
+    def _wanted(self, span: Span) -> Wanted:
+        with self._stages.lock:
+            in_flight, parked = self._windows.in_flight.above(span.floor), self._windows.parked
+        return Wanted(self._portion.rows, span, in_flight, parked)

@@ -43,7 +43,7 @@ class Rest:
         self._pause.succeeded()
         self._rise(now)
 
-    def take(self, now: float, *, paused: bool = False, hidden: bool = False) -> None:
+    def take(self, now: float, *, paused: bool, hidden: bool) -> None:
         """A look at `now` found nothing, or was spared for `hidden` rows: wait until it is worth while again."""
         if paused:
             self._stages.rest(IDLE_LAST)

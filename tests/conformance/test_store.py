@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from outbox_plugin.core.floor import Span
 from outbox_plugin.core.ids import IdRanges
 from outbox_plugin.core.lanes import BadRow, Lane
 from outbox_plugin.core.ports import OutboxStore, Wanted
@@ -45,9 +46,10 @@ def assert_fenced(store: OutboxStore, rows: list[OutboxRow]) -> None:
 def a_read_returns_the_earliest_rows_that_are_wanted(outbox: Outbox) -> None:
     ids, store = written(outbox, *"abcdef"), outbox.windows()
     assert seen(store) == ids
-    assert seen(store, Wanted(2, floor=ids[0], in_flight=IdRanges.of([ids[2]]))) == [ids[1], ids[3]]
+    assert seen(store, Wanted(2, Span(ids[0]), in_flight=IdRanges.of([ids[2]]))) == [ids[1], ids[3]]
     assert seen(store, Wanted(ALL, parked=frozenset({Lane("t", "b"), Lane("u", "c")}))) == [ids[0], *ids[2:]]
     assert seen(store, Wanted(ALL, parked=frozenset({Lane("t", None)}))) == []
+    assert seen(store, Wanted(ALL, Span(ids[1], ids[3]))) == ids[2:4]
 
 
 def a_row_is_seen_once_it_is_committed_whatever_its_id(outbox: Outbox) -> None:
@@ -207,6 +209,7 @@ def under_another_layout_nothing_is_read(outbox: Outbox) -> None:
 def a_mark_is_taken_over_and_an_old_one_does_nothing(outbox: Outbox) -> None:
     ids, store = written(outbox, *"abcd"), outbox.marks()
     assert [row.id for row in store.mark(ONE, Wanted(3))] == ids[:3]
+    assert list(store.mark(ONE, Wanted(3, Span(ids[0], ids[2])))) == []
     assert [row.id for row in store.mark(ONE, Wanted(3))] == ids[3:]
     assert [row.id for row in store.mark(OTHER, Wanted(2, parked=frozenset({Lane("t", "a")})))] == ids[1:3]
     assert store.delete(ONE, ids) == 2

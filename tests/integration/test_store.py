@@ -15,6 +15,7 @@ from psycopg import sql
 from outbox_plugin import Settings
 from outbox_plugin.adapters.marked_store import MarkedStore
 from outbox_plugin.adapters.window_store import WindowStore
+from outbox_plugin.core.floor import Span
 from outbox_plugin.core.ids import IdRanges
 from outbox_plugin.core.lanes import Lane
 from outbox_plugin.core.ports import Wanted
@@ -73,7 +74,7 @@ def test_rows_that_come_in_masses_come_as_few_do(kind: type[WindowStore | Marked
     with closing(kind(settings, 0, LAYOUT)) as store:
 
         def read(limit: int) -> list[OutboxRow]:
-            wanted = Wanted(limit, 20, IdRanges.of([25]), parked)
+            wanted = Wanted(limit, Span(20), IdRanges.of([25]), parked)
             rows = store.read(wanted) if isinstance(store, WindowStore) else store.mark(str(uuid.uuid4()), wanted)
             return [row._replace(horizon=0) for row in rows]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TypeVar
 
-from outbox_plugin.core.floor import Drawn
+from outbox_plugin.core.floor import Drawn, Span
 from outbox_plugin.core.lanes import BadRow, Lane, Lanes
 from outbox_plugin.core.ports import Control, Wanted
 from outbox_plugin.core.progress import Identity, Publication
@@ -294,6 +294,11 @@ class Database:
         return len(rows)
 
 
+def is_in(id_: int, span: Span) -> bool:
+    """Whether a read of the span may return the row."""
+    return id_ > span.floor and (span.until is None or id_ <= span.until)
+
+
 class WakeUpCall:
     """`WakeUp` in the database."""
 
@@ -431,7 +436,7 @@ class Store:
             horizon = self.database.next_xid
             found = []
             for row in self._slice_of(wanted.parked):
-                if row.id > wanted.floor and row.id not in wanted.in_flight:
+                if is_in(row.id, wanted.span) and row.id not in wanted.in_flight:
                     found.append(self.as_read(row, horizon))
                     if len(found) == wanted.limit:
                         break
@@ -511,7 +516,7 @@ class Store:
         def effect() -> list[OutboxRow]:
             if not self._is_ours():
                 return []
-            behind = [row for row in self._slice_of(wanted.parked) if row.id > wanted.floor]
+            behind = [row for row in self._slice_of(wanted.parked) if is_in(row.id, wanted.span)]
             found = [row for row in behind if row.leader_id != leader_id][: wanted.limit]
             for row in found:
                 self._set_mark(row, leader_id)

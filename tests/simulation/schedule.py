@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from unittest import mock
 
-from outbox_plugin.core import portion, window
+from outbox_plugin.core import floor, portion, window
 from outbox_plugin.relay import at_least_once, exactly_once, rest, supervisor
 from tests.simulation.plan import Plan
 from tests.simulation.promises import broken, slowest
@@ -33,6 +33,7 @@ def in_miniature() -> Iterator[None]:
     """Windows of few rows, so that few rows make many windows; and few idle turns, which prove nothing."""
     with (
         mock.patch.object(portion, "ROWS_PER_WINDOW", 3),
+        mock.patch.object(floor, "SWEEP_IDS", 5),
         mock.patch.object(window, "UNPURGED_WINDOWS", 4),
         mock.patch.object(exactly_once, "PURGE_ROWS", 7),
         mock.patch.object(at_least_once, "PURGE_ROWS", 5),

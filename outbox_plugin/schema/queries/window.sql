@@ -36,6 +36,10 @@ WHERE id > (%(floor)s)::bigint
 ORDER BY id
 LIMIT %(limit)s
 
+-- name: up_to
+-- A condition of a read.
+AND id <= (%(until)s)::bigint
+
 -- name: of_this_outbox
 -- A condition of every read: the table is still the one that the term began with, and its layout is.
 AND EXISTS (
