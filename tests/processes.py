@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 
 import psutil
 
 
+def kill(processes: Iterable[psutil.Process]) -> None:
+    """kill -9 whatever is left of them."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
 def kill_tree(process: psutil.Process) -> None:
     """kill -9 it and all below it, at once as when a machine is lost."""
-    for each in _suspended(process):
-        with suppress(psutil.NoSuchProcess):
-            each.kill()
+    kill(_suspended(process))
 
 
 def _suspended(process: psutil.Process) -> list[psutil.Process]:

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from outbox_plugin import Settings
 from outbox_plugin.dagster.daemon import Daemon
 from outbox_plugin.embedded.server import free_port
 from tests.harvesting import create_topic, drained, environment, insert_numbered
-from tests.processes import command_of
+from tests.processes import command_of, kill
 from tests.supervising import daemons
 from tests.support import PATIENCE, eventually
 
@@ -155,13 +154,6 @@ class DagsterDev:
             self.process.wait(10)
         kill([left for left in tree if left.pid not in self.alive()])
         self.process = None
-
-
-def kill(processes: list[psutil.Process]) -> None:
-    """Whatever is left of them."""
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
 
 
 @pytest.fixture
