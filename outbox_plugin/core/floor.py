@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 BEGINNING = -(2**63)  # Ids of somebody's own making may be negative.
 SWEEP_SECONDS = 30.0
-SWEEP_BUSY_SECONDS = 300.0  # So much later while rows come in masses: no time costs more, and it delays no row more.
+SWEEP_BUSY_SECONDS = 300.0  # So much later while rows come in masses, which it would hold up.
 SWEEP_IDS = 100_000  # A slice; some 50 ms where all of them have been deleted.
 SWEEP_REST = 50.0  # Where sweeps take long, the next one waits for as many times their length.
 _PREPARED = "-1/"  # How Postgres shows the locks of a prepared transaction; whose it was, it does not say.

@@ -11,8 +11,6 @@ from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.relay.hidden import HiddenRows
 from outbox_plugin.relay.runtime import Runtime
 
-Rows = Sequence[OutboxRow]
-
 
 class Looks:
     """Belongs to the stage that looks for rows.
@@ -21,7 +19,11 @@ class Looks:
     """
 
     def __init__(
-        self, outbox: Outbox, runtime: Runtime, wanted: Callable[[Span], Wanted], read: Callable[[Wanted], Rows]
+        self,
+        outbox: Outbox,
+        runtime: Runtime,
+        wanted: Callable[[Span], Wanted],
+        read: Callable[[Wanted], Sequence[OutboxRow]],
     ) -> None:
         self._runtime = runtime
         self._wanted = wanted
@@ -49,7 +51,7 @@ class Looks:
         self._floor.reset()
         self._hidden.forget()
 
-    def look(self) -> Rows:
+    def look(self) -> Sequence[OutboxRow]:
         """The next rows: of a slice of a sweep that is due, or else from the floor on.
 
         Raises:
@@ -59,7 +61,7 @@ class Looks:
         self._busy = len(rows) >= MANY_ROWS
         return rows
 
-    def _sweep(self) -> Rows:
+    def _sweep(self) -> Sequence[OutboxRow]:
         began = self._runtime.now()
         slice_ = self._floor.slice_due(began, busy=self._busy)
         if slice_ is None:
@@ -68,7 +70,7 @@ class Looks:
         self._floor.swept(slice_, rows[-1].id if rows else None, began, self._runtime.now())
         return rows
 
-    def _look(self) -> Rows:
+    def _look(self) -> Sequence[OutboxRow]:
         wanted = self._wanted(self._floor.span)
         if self._hidden.spare(wanted):
             return ()
