@@ -40,7 +40,11 @@ class PostgresWakeUp:
     def wait(self, seconds: float) -> bool:
         """See `WakeUp.wait`."""
         with reported():
-            ready, _, _ = select.select([self._connection.fileno(), self._interrupted], [], [], seconds)
+            # Not select(): it raises ValueError for a descriptor above 1,023, which a large process reaches.
+            poll = select.poll()
+            for descriptor in (self._connection.fileno(), self._interrupted):
+                poll.register(descriptor, select.POLLIN)
+            ready = {descriptor for descriptor, _ in poll.poll(1000 * seconds)}
             heard = [notice.payload for notice in self._connection.notifies(timeout=0)]
         return self._interrupted in ready or self._settings.table in heard
 
