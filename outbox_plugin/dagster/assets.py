@@ -5,11 +5,15 @@ All of them are external assets: Dagster does not make them, the harvester's sen
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
 from dagster import AssetKey, AssetsDefinition, AssetSpec, FreshnessPolicy
+
+from outbox_plugin.errors import InvalidSetting
+from outbox_plugin.event import TOPIC_PATTERN
 
 GROUP = "outbox"
 Emitter = AssetKey | AssetSpec | AssetsDefinition | str
@@ -22,12 +26,23 @@ class Topic:
     `emitted_by`: the assets whose materialization emits to it. `fresh_within`: how long it may go without a new record
     before Dagster calls it stale, at least a minute; by default it may stay silent for ever.
 
+    Raises:
+        InvalidSetting: the name is not one that Kafka allows, or `emitted_by` is one asset instead of a list of them.
+
     Example: `Topic("orders", emitted_by=[orders], fresh_within=timedelta(hours=1))`.
     """
 
     name: str
     emitted_by: Sequence[Emitter] = ()
     fresh_within: timedelta | None = None
+
+    def __post_init__(self) -> None:
+        check_topic_names([self.name])
+        # A text and a key are sequences too: of letters, and of the key's parts.
+        if isinstance(self.emitted_by, Emitter) or not isinstance(self.emitted_by, Sequence):
+            raise InvalidSetting(
+                f"the topic {self.name}: emitted_by: expected a list of assets (given: {self.emitted_by!r})"
+            )
 
     @property
     def key(self) -> AssetKey:
@@ -38,6 +53,19 @@ class Topic:
     def emitters(self) -> tuple[AssetKey, ...]:
         """The keys of `emitted_by`."""
         return tuple(emitter_key(emitter) for emitter in self.emitted_by)
+
+
+def check_topic_names(topics: Sequence[str]) -> None:
+    """Check that `topics` is a list of names that Kafka allows.
+
+    Raises:
+        InvalidSetting: it is not.
+    """
+    if isinstance(topics, str):
+        raise InvalidSetting(f"topics: expected a list of topics' names (given: {topics!r})")
+    for topic in topics:
+        if not re.fullmatch(TOPIC_PATTERN, topic) or topic in (".", ".."):
+            raise InvalidSetting(f"topic: expected 1 to 249 letters, digits, dots, _ and - (given: {topic!r})")
 
 
 def topic_key(name: str) -> AssetKey:

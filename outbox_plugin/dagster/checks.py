@@ -16,6 +16,7 @@ from dagster import (
 )
 
 from outbox_plugin.core.verdict import SEQUENCE_HEADER, Verdict
+from outbox_plugin.dagster.assets import check_topic_names
 from outbox_plugin.dagster.health import metadata, result
 from outbox_plugin.dagster.judgement import Judgement, Limits, dead_letters, health, undrained
 from outbox_plugin.dagster.resources import OutboxResource
@@ -54,7 +55,11 @@ def build_outbox_checks(
     With `spark_resource_key`, which names a `SparkResource`, Spark reads topics of more than a few thousand records,
     and the explanation also says how many events are missing.
     With `harvester`, also that asset's checks `healthy` and `no_dead_letters`, as the harvester's sensor reports them.
+
+    Raises:
+        InvalidSetting: `topics` is a text, or a topic's name is none.
     """
+    check_topic_names(topics)
     checks = [
         _drained(asset, resource_key, drain_seconds, blocking),
         _events(asset, topics, resource_key, spark_resource_key, drain_seconds),

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from dagster import Component, ComponentLoadContext, Definitions, EnvVar, Model, Resolvable, Scaffolder, ScaffoldRequest
+from dagster import (
+    Component,
+    ComponentLoadContext,
+    Definitions,
+    EnvVar,
+    Model,
+    Resolvable,
+    Resolver,
+    Scaffolder,
+    ScaffoldRequest,
+)
 from dagster.components import ComponentTypeSpec, ResolvedAssetKey, scaffold_component, scaffold_with
 from pydantic import BaseModel, Field
 
@@ -14,12 +24,53 @@ from outbox_plugin.dagster.assets import Topic
 from outbox_plugin.dagster.judgement import Limits
 from outbox_plugin.dagster.resources import HarvesterResource, OutboxResource
 from outbox_plugin.dagster.whole import build_outbox_definitions
+from outbox_plugin.event import TOPIC_PATTERN
+
+_TEMPLATE = r"\{\{.*\}\}"
 
 
-class TopicModel(Model, Resolvable):
+class Attributes(Model, Resolvable):
+    """Attributes whose JSON schema, by which `dg check yaml` judges, takes a text only for a text or a template.
+
+    Dagster lets a text stand in for every type, as it may be a template; so a wrong word would pass.
+    """
+
+    @classmethod
+    def model(cls) -> type[BaseModel]:
+        """The model that Dagster derives."""
+        derived = super().model()
+        derived.model_config["json_schema_extra"] = _only_templates(derived.model_config.get("json_schema_extra"))
+        return derived
+
+
+def _only_templates(before: Any) -> Any:
+    """`before`, which Dagster adds to a schema; and text that stands in for another type is a template."""
+    if callable(before):  # It has been done.
+        return before
+
+    def add(schema: dict[str, Any]) -> None:
+        schema.update(before or {})
+        for attribute in schema["properties"].values():
+            kinds = attribute.get("anyOf", [])
+            if any(kind.get("type") not in ("string", "null") or "enum" in kind for kind in kinds):
+                kinds = [{**kind, "pattern": _TEMPLATE} if kind == _TEXT else kind for kind in kinds]
+                attribute["anyOf"] = kinds
+            for kind in kinds:
+                if kind.get("type") == "array":  # Of a list, what is wrong within it is said.
+                    attribute |= {"if": {"type": "array"}, "then": kind, "else": {"anyOf": attribute.pop("anyOf")}}
+
+    return add
+
+
+_TEXT = {"type": "string"}
+
+
+class TopicModel(Attributes):
     """A topic that events leave for."""
 
-    name: str = Field(description="Its name in Kafka.")
+    name: Annotated[str, Resolver.default(json_schema_extra={"pattern": f"{TOPIC_PATTERN}|{_TEMPLATE}"})] = Field(
+        description="Its name in Kafka."
+    )
     emitted_by: Sequence[ResolvedAssetKey] = Field(
         default=(), description="The assets whose materialization emits to it; each gets checks."
     )
@@ -52,7 +103,7 @@ class OutboxScaffolder(Scaffolder[OutboxScaffoldParams]):
 
 
 @scaffold_with(OutboxScaffolder)
-class OutboxComponent(Component, Model, Resolvable):
+class OutboxComponent(Component, Attributes):
     """A transactional outbox: its table, topics and harvester as assets, kept alive by a sensor and proved by checks.
 
     The database and the brokers are named by `OUTBOX_DSN` and `OUTBOX_BOOTSTRAP_SERVERS` where the attributes do not.

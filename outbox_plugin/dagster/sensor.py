@@ -18,13 +18,13 @@ from dagster import (
 )
 
 from outbox_plugin.asking import Asked
-from outbox_plugin.dagster.assets import topic_key
+from outbox_plugin.dagster.assets import check_topic_names, topic_key
 from outbox_plugin.dagster.cursor import Cursor, Moved, Use
 from outbox_plugin.dagster.daemon import Daemon
 from outbox_plugin.dagster.health import Metadata, daemon_metadata, evaluation, metadata
 from outbox_plugin.dagster.judgement import Limits, dead_letters, health
 from outbox_plugin.dagster.resources import HarvesterResource
-from outbox_plugin.dagster.supervision import Decision
+from outbox_plugin.dagster.supervision import Decision, check_lease
 from outbox_plugin.dagster.topics import topic_ends
 from outbox_plugin.status import read_status
 
@@ -50,8 +50,13 @@ def build_harvester_sensor(
     external asset) and its checks `healthy` and `no_dead_letters`, whose severity `limits` decide. Of `topics` it
     reports those that have moved: as a materialization of `kafka/<topic>`, and once more, as an observation, when they
     have stopped to. Turned off, the daemon ends once its lease has run out. With a resource of mode "observe", it
-    starts nothing. A tick ends within 2 s, whatever the servers do.
+    starts nothing. A tick ends within 2 s, whatever the servers do. A tick fails if the resource's lease is so short
+    that the daemon would end between ticks.
+
+    Raises:
+        InvalidSetting: `topics` is a text, or a topic's name is none.
     """
+    check_topic_names(topics)
     bounds = limits or Limits()
 
     @sensor(
@@ -68,6 +73,7 @@ def build_harvester_sensor(
         ends = Asked(lambda: topic_ends(settings, topics, deadline)) if topics else None
         daemon = Daemon.of(settings)
         if harvester.mode == "supervise":
+            check_lease(harvester.lease_seconds, interval_seconds)
             _supervise(context, daemon, harvester.lease_seconds)
         status = read_status(settings, max(0.1, deadline - time.monotonic()))
         now = time.time()

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from outbox_plugin.errors import InvalidSetting
+
+SENSOR_LOOP_SECONDS = 5.0  # Dagster's daemon looks at sensors so often, so none ticks more often.
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5.0, 300.0
 FORGIVEN_AFTER_SECONDS = 900.0
 
@@ -24,6 +27,24 @@ class Seen:
     running: bool
     starts: tuple[float, ...]
     now: float
+
+
+def check_lease(lease_seconds: float, interval_seconds: float) -> None:
+    """Check that a lease outlives one tick that is missed.
+
+    Args:
+        lease_seconds: how long the daemon runs without a tick.
+        interval_seconds: the shortest time between two ticks.
+
+    Raises:
+        InvalidSetting: it does not: the daemon would end between ticks, and each end is a takeover.
+    """
+    shortest = 2 * max(interval_seconds, SENSOR_LOOP_SECONDS)
+    if lease_seconds < shortest:
+        raise InvalidSetting(
+            f"lease_seconds: expected {shortest:g} or more, with a sensor that ticks every {interval_seconds:g} s: "
+            f"the daemon would end between ticks (given: {lease_seconds:g})"
+        )
 
 
 def decide(seen: Seen) -> Decision:

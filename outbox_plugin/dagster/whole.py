@@ -13,6 +13,7 @@ from outbox_plugin.dagster.jobs import build_outbox_jobs
 from outbox_plugin.dagster.judgement import Limits
 from outbox_plugin.dagster.resources import HarvesterResource
 from outbox_plugin.dagster.sensor import build_harvester_sensor
+from outbox_plugin.dagster.supervision import check_lease
 
 
 def build_outbox_definitions(
@@ -33,9 +34,14 @@ def build_outbox_definitions(
     before each name, for a second outbox in one code location. `drain_within`, `blocking` and `spark_resource_key` are
     for the checks of each asset that a topic is emitted by; `limits` are for those of the harvester.
 
+    Raises:
+        InvalidSetting: the harvester's lease is shorter than two of the sensor's intervals.
+
     Example:
         `Definitions.merge(mine, build_outbox_definitions(HarvesterResource(outbox=…), [Topic("orders", [orders])]))`.
     """
+    if harvester.mode == "supervise" and isinstance(harvester.lease_seconds, int | float):  # It may be an EnvVar.
+        check_lease(harvester.lease_seconds, interval_seconds)
     table, asset = AssetKey(f"{prefix}outbox"), AssetKey(f"{prefix}harvester")
     resource_key = f"{prefix}outbox"
     checks = [

@@ -12,14 +12,20 @@ import yaml
 from dagster import AssetCheckKey, AssetKey, Definitions, asset
 from dagster.components.core.component_tree import ComponentTreeException
 from dagster.components.core.package_entry import discover_entry_point_package_objects
+from dagster.components.core.snapshot import get_package_entry_snap
 from dagster.components.testing import create_defs_folder_sandbox
+from dagster_shared.serdes.objects import EnvRegistryKey
+from jsonschema import Draft202012Validator
 
 from outbox_plugin.dagster import (
     HarvesterResource,
     OutboxComponent,
     OutboxResource,
     Topic,
+    build_harvester_sensor,
+    build_outbox_checks,
     build_outbox_definitions,
+    build_topic_assets,
 )
 from outbox_plugin.errors import InvalidSetting
 
@@ -190,3 +196,63 @@ def test_a_wrong_variable_is_said_when_the_code_location_loads(monkeypatch: pyte
 def test_the_component_is_listed_with_what_it_makes(tmp_path: Path) -> None:
     assert OutboxComponent.get_spec().produces == ["asset", "asset_check", "job", "sensor", "resource"]
     assert OutboxComponent.get_spec().description
+
+
+def complaints(attributes: dict[str, Any]) -> list[str]:
+    """What `dg check yaml` says of a component's attributes."""
+    key = EnvRegistryKey("outbox_plugin.dagster", "OutboxComponent")
+    schema = get_package_entry_snap(key, OutboxComponent).component_schema
+    assert schema
+    return [error.message for error in Draft202012Validator(schema).iter_errors(attributes)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"mode": "sometimes"}, "'sometimes' is not valid"),
+        ({"lease_seconds": "soon"}, "'soon' is not valid"),
+        ({"topics": [{"name": "bad topic!"}]}, "'bad topic!' does not match"),
+        ({"topics": [{"name": "orders", "emitted_by": "orders"}]}, "'orders' is not valid"),
+        ({"topics": [{"name": "orders", "fresh_within_minutes": "five"}]}, "'five' is not valid"),
+        ({"topics": "orders"}, "'orders' is not valid"),
+    ],
+)
+def test_what_would_not_load_does_not_pass_as_yaml(wrong: dict[str, Any], said: str) -> None:
+    [complaint] = complaints({"topics": [{"name": "orders"}], **wrong})
+    assert said in complaint
+
+
+def test_templates_and_right_values_pass_as_yaml() -> None:
+    topic = {"name": "{{ env.TOPIC }}", "emitted_by": ["shop/orders"], "fresh_within_minutes": "{{ 5 }}"}
+    right = {"topics": [topic], "mode": "{{ env.MODE }}", "lease_seconds": "{{ 60 }}", "table": "app.outbox"}
+    assert complaints({**right, "kafka": {"linger.ms": 5}}) == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"mode": "sometimes"}, "sometimes"),
+        ({"topics": [{"name": "bad topic!"}]}, "topic: expected 1 to 249 letters, digits, dots, _ and -"),
+        ({"lease_seconds": 15}, "lease_seconds: expected 20 or more, with a sensor that ticks every 10 s"),
+    ],
+)
+def test_what_does_not_pass_does_not_load(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ComponentTreeException) as raised:
+        loaded({"topics": [{"name": "orders"}], **wrong})
+    assert said in "\n".join(causes(raised.value))
+
+
+def test_one_asset_is_no_list_of_assets() -> None:
+    """A text is a sequence of its letters, and a key one of its parts: each would be taken for an asset."""
+
+    @asset
+    def orders() -> None: ...
+
+    for one in ("orders", AssetKey(["shop", "orders"]), orders):
+        with pytest.raises(InvalidSetting, match="emitted_by: expected a list of assets"):
+            Topic("orders", emitted_by=one)  # type: ignore[arg-type]
+    with pytest.raises(InvalidSetting, match="topics: expected a list of topics' names"):
+        build_outbox_checks(AssetKey("orders"), topics="orders")
+    with pytest.raises(InvalidSetting, match="topics: expected a list of topics' names"):
+        build_harvester_sensor(AssetKey("harvester"), topics="orders")
+    assert build_topic_assets([Topic("orders", emitted_by=["orders"])])[0].deps

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from outbox_plugin.dagster.supervision import Decision, Seen, decide
+import pytest
+
+from outbox_plugin.dagster.supervision import Decision, Seen, check_lease, decide
+from outbox_plugin.errors import InvalidSetting
 
 
 def test_a_daemon_that_runs_is_left_alone() -> None:
@@ -30,3 +33,11 @@ def test_the_pause_has_a_cap_and_old_starts_are_forgiven() -> None:
 
 def test_starts_of_a_clock_that_has_been_set_back_do_not_count() -> None:
     assert decide(Seen(False, (1_000_000.0,), 100.0)) is Decision.START
+
+
+@pytest.mark.parametrize(("interval", "shortest"), [(1, 10), (5, 10), (10, 20), (60, 120)])
+def test_a_lease_outlives_a_tick_that_is_missed(interval: int, shortest: int) -> None:
+    """Dagster looks at its sensors every 5 s, so none ticks more often."""
+    check_lease(shortest, interval)
+    with pytest.raises(InvalidSetting, match=f"lease_seconds: expected {shortest} or more"):
+        check_lease(shortest - 0.1, interval)
