@@ -37,16 +37,23 @@ class WindowStore(PostgresOutbox):
         values["large"] = wanted.large_bytes
         query = self._statement("window", "read_window", conditions)
         opened, fetched = self._statement("window", "open_in_binary"), self._statement("window", "fetch")
-        with reported():
-            rows = self._rows_of((opened + b" " + query, fetched), (query,), values)
-        return self._with_values(rows) if None in column(rows, "value") else rows
+        while True:
+            with reported():
+                rows = self._rows_of((opened + b" " + query, fetched), (query,), values)
+            left_out = [row.id for row in rows if _value_was_left_out(row)] if None in column(rows, "value") else []
+            if not left_out:
+                return rows
+            if whole := self._with_values(rows, left_out):
+                return whole  # Else all of them have vanished, and what is behind them was not read yet.
 
-    def _with_values(self, rows: Sequence[OutboxRow]) -> Sequence[OutboxRow]:
-        """The first of `rows`, as many as may be in memory together, with the values that the read left out."""
-        without = [row.id for row in rows if row.value is None]
+    def _with_values(self, rows: Sequence[OutboxRow], left_out: list[int]) -> Sequence[OutboxRow]:
+        """The first of `rows`, as many as may be in memory together, with the values that were `left_out`.
+
+        A row that somebody has deleted since is not part of the read: without its value it would be a tombstone.
+        """
         with reported():
             sizes: dict[int, int] = dict(
-                self._reader.execute(*self._query("window", "large_values", ids=without)).fetchall()
+                self._reader.execute(*self._query("window", "large_values", ids=left_out)).fetchall()
             )
             large: list[int] = []
             last_id, total = rows[-1].id, 0
@@ -59,9 +66,9 @@ class WindowStore(PostgresOutbox):
             asked = self._query("window", "values", ids=large)
             values = dict(self._reader.execute(*asked, binary=True).fetchall()) if large else {}
         return [
-            row._replace(value=values[row.id]) if row.id in sizes else row
+            row._replace(value=values[row.id], horizon=-row.horizon) if _value_was_left_out(row) else row
             for row in rows
-            if row.id <= last_id and (row.id not in sizes or row.id in values)
+            if row.id <= last_id and (not _value_was_left_out(row) or row.id in values)
         ]
 
     def purge(self, publications: Sequence[Publication]) -> int:
@@ -83,3 +90,8 @@ class WindowStore(PostgresOutbox):
         }
         name = "purge_into_history" if self._history else "purge"
         return self._query("window", name, **values)
+
+
+def _value_was_left_out(row: OutboxRow) -> bool:
+    """Whether a read left the value of `row` out: see the statement `read_window`."""
+    return row.horizon < 0

@@ -13,6 +13,7 @@ from outbox_plugin.errors import SchemaMissing, ServerRefused, StoreUnavailable
 from outbox_plugin.settings import Settings
 
 CONNECT_TIMEOUT_SECONDS = 5
+OLDEST_POSTGRES = 15  # Its UNIQUE NULLS NOT DISTINCT, and multiranges of 14.
 # A server that vanished without a word is noticed after about 10 s, not after the kernel's two hours.
 _KEEPALIVE = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 10_000}
 
@@ -22,13 +23,30 @@ def connect(settings: Settings, *, purpose: str = "outbox") -> psycopg.Connectio
 
     Raises:
         psycopg.Error: as psycopg says it; see `reported` and `reported_as_refusal`.
+        ServerRefused: the server is older than `OLDEST_POSTGRES`.
     """
-    return psycopg.connect(**_options(settings, purpose), autocommit=True, prepare_threshold=None)
+    connection = psycopg.connect(**_options(settings, purpose), autocommit=True, prepare_threshold=None)
+    if (version := connection.info.server_version) < OLDEST_POSTGRES * 10_000:
+        connection.close()
+        raise _too_old(version)
+    return connection
 
 
 async def connect_async(settings: Settings, *, purpose: str = "outbox") -> psycopg.AsyncConnection[tuple[Any, ...]]:
     """As `connect`, for asyncio."""
-    return await psycopg.AsyncConnection.connect(**_options(settings, purpose), autocommit=True, prepare_threshold=None)
+    options = _options(settings, purpose)
+    connection = await psycopg.AsyncConnection.connect(**options, autocommit=True, prepare_threshold=None)
+    if (version := connection.info.server_version) < OLDEST_POSTGRES * 10_000:
+        await connection.close()
+        raise _too_old(version)
+    return connection
+
+
+def _too_old(version: int) -> ServerRefused:
+    given = f"{version // 10_000}.{version % 10_000}"
+    return ServerRefused(
+        f"Postgres {given}, as OUTBOX_DSN names it, is too old: version {OLDEST_POSTGRES} or newer is needed"
+    )
 
 
 def _options(settings: Settings, purpose: str) -> dict[str, Any]:

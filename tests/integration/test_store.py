@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 import psycopg
 import pytest
@@ -22,7 +23,8 @@ from outbox_plugin.core.ports import Wanted
 from outbox_plugin.core.progress import Publication
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Layout
-from outbox_plugin.errors import StoreUnavailable
+from outbox_plugin.errors import ServerRefused, StoreUnavailable
+from outbox_plugin.schema import connection as connection_module
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.schema.statements import statement
 from tests.harvesting import backlog, insert_numbered
@@ -94,6 +96,59 @@ def test_large_values_are_read_a_few_at_a_time_and_whole(store: WindowStore, set
     assert [(row.id, row.value) for row in first] == [(1, "1"), (2, "B" * 3_000_000), (3, "C" * 3_000_000)]
     second = store.read(Wanted(ALL, in_flight=IdRanges.of([1, 2, 3, 4, 5, 6])))
     assert [(row.id, row.value) for row in second] == [(7, "G" * 3_000_000), (8, None), (9, "9"), (10, "10")]
+
+
+@pytest.mark.parametrize("vanished", ["id = 3", "id <= 4", "id <= 10"])
+def test_a_row_that_vanishes_before_its_large_value_is_read_is_no_tombstone(
+    store: WindowStore, settings: Settings, monkeypatch: pytest.MonkeyPatch, vanished: str
+) -> None:
+    with psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection:
+        connection.execute("UPDATE outbox SET kafka_value = repeat('x', 2000000)")
+        insert_numbered(settings, "t", 11, 2)
+        connection.execute("UPDATE outbox SET kafka_value = NULL WHERE id = 11")
+        execute = store._reader.execute
+
+        def delete_and_execute(*query: Any, **how: Any) -> Any:
+            connection.execute(f"DELETE FROM outbox WHERE {vanished}")
+            return execute(*query, **how)
+
+        monkeypatch.setattr(store._reader, "execute", delete_and_execute)
+        rows = store.read(Wanted(10))
+        left = connection.execute("SELECT id, length(kafka_value) FROM outbox ORDER BY id LIMIT %s", (len(rows),))
+        assert [(row.id, len(row.value) if row.value else None) for row in rows] == left.fetchall()
+        assert rows
+        assert all(row.horizon > 0 for row in rows)
+
+
+@pytest.mark.parametrize("kind", [WindowStore, MarkedStore])
+def test_a_table_whose_ids_are_of_the_small_kind(dsn: str, kind: type[WindowStore | MarkedStore]) -> None:
+    settings = Settings(dsn=dsn, bootstrap_servers="127.0.0.1:1")
+    with psycopg.connect(dsn) as connection:
+        connection.execute(
+            "CREATE TABLE outbox (id SERIAL PRIMARY KEY, create_time TIMESTAMPTZ NOT NULL DEFAULT now(), kafka_topic "
+            "TEXT NOT NULL, kafka_key TEXT NOT NULL, kafka_value TEXT, kafka_header_keys TEXT[] NOT NULL DEFAULT '{}', "
+            "kafka_header_values TEXT[] NOT NULL DEFAULT '{}', leader_id UUID)"
+        )
+    migrate(settings)
+    insert_numbered(settings, "t", 1, 1_000)
+    leader = str(uuid.uuid4())
+    with closing(kind(settings, 0, LAYOUT)) as store:
+        for limit in (10, 700, 800):  # Few rows, then such that come in masses.
+            wanted = Wanted(limit, in_flight=IdRanges.of([2]))
+            rows = store.read(wanted) if isinstance(store, WindowStore) else store.mark(leader, wanted)
+            if isinstance(store, WindowStore):
+                assert store.purge([Publication.of(rows)]) == len(rows)
+            else:
+                assert store.delete(leader, [row.id for row in rows]) == len(rows)
+    assert backlog(settings) == (1 if kind is WindowStore else 0)
+
+
+def test_an_old_postgres_is_refused_in_one_line(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "OLDEST_POSTGRES", 99)
+    with pytest.raises(
+        ServerRefused, match=r"^Postgres \d+\.\d+, as OUTBOX_DSN names it, is too old: version 99 or newer"
+    ):
+        migrate(settings)
 
 
 def test_large_values_are_marked_a_few_at_a_time_and_none_is_overtaken(settings: Settings) -> None:

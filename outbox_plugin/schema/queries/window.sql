@@ -26,10 +26,13 @@ FETCH ALL FROM earliest
 
 -- name: read_window
 -- The earliest rows that are wanted; none once the table is not the one that the term began with, or its layout is not.
--- Large values are left out, to be read apart: no number of rows bounds their bytes.
+-- Large values are left out, to be read apart: no number of rows bounds their bytes. The horizon of a row whose value was
+-- left out comes with a minus sign, since a value that is NULL is a tombstone.
 SELECT id, create_time, kafka_topic, kafka_key,
        CASE WHEN octet_length(kafka_value) <= %(large)s THEN kafka_value END,
-       kafka_header_keys, kafka_header_values, (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint)
+       kafka_header_keys, kafka_header_values,
+       CASE WHEN octet_length(kafka_value) > %(large)s THEN -(SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint)
+            ELSE (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint) END
 FROM {outbox}
 WHERE id > (%(floor)s)::bigint
   {conditions}
@@ -51,7 +54,7 @@ AND EXISTS (
 
 -- name: not_in_flight
 -- A condition of a read.
-AND NOT id <@ %(in_flight)s::int8multirange
+AND NOT id::bigint <@ %(in_flight)s::int8multirange
 
 -- name: of_slice
 -- A condition of a read: the key's hash, as a number that is not negative, modulo the number of shards.
@@ -63,7 +66,7 @@ AND kafka_topic <> ALL (%(parked_topics)s::text[])
 AND (kafka_topic, kafka_key) NOT IN (SELECT * FROM unnest(%(parked_key_topics)s::text[], %(parked_keys)s::text[]))
 
 -- name: large_values
--- How large the values are that a read left out.
+-- How large the values are that a read left out; nothing of a row that has vanished since.
 SELECT id, octet_length(kafka_value) FROM {outbox} WHERE id = ANY (%(ids)s) AND kafka_value IS NOT NULL ORDER BY id
 
 -- name: values
@@ -77,7 +80,7 @@ SELECT id, kafka_value FROM {outbox} WHERE id = ANY (%(ids)s)
 -- The two bounds on the id are what the index is searched by: with a multirange alone, the planner walks the table.
 DELETE FROM {outbox} AS old
 WHERE old.id >= lower(%(ids)s::int8multirange) AND old.id < upper(%(ids)s::int8multirange)
-  AND old.id <@ %(ids)s::int8multirange
+  AND old.id::bigint <@ %(ids)s::int8multirange
   AND (%(created_until)s::bigint IS NULL
        OR old.create_time <= '2000-01-01 00:00:00+00'::timestamptz + %(created_until)s::bigint * interval '1 microsecond')
   AND (%(created_from)s::bigint IS NULL
@@ -89,7 +92,7 @@ WHERE old.id >= lower(%(ids)s::int8multirange) AND old.id < upper(%(ids)s::int8m
 WITH gone AS (
     DELETE FROM {outbox} AS kept
     WHERE kept.id >= lower(%(ids)s::int8multirange) AND kept.id < upper(%(ids)s::int8multirange)
-      AND kept.id <@ %(ids)s::int8multirange
+      AND kept.id::bigint <@ %(ids)s::int8multirange
       AND (%(created_until)s::bigint IS NULL
            OR kept.create_time
               <= '2000-01-01 00:00:00+00'::timestamptz + %(created_until)s::bigint * interval '1 microsecond')
