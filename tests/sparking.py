@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import uuid
 from pathlib import Path
 
 import psycopg
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.types import StringType, StructField, StructType
 
 from outbox_plugin import Settings
+from outbox_plugin.spark.columns import event_form
+from outbox_plugin.spark.staging import PREFIX, SCHEMA, StagingTable
 
 # The connector of the Spark that is locked, and the newest of its companion that every registry has.
 PACKAGES = "org.apache.spark:spark-sql-kafka-0-10_2.13,org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0"
@@ -27,8 +31,25 @@ def count(settings: Settings, table: str) -> int:
 
 
 def tables(settings: Settings) -> set[str]:
+    return _tables(settings, "public") | staging_tables(settings)
+
+
+def staging_tables(settings: Settings) -> set[str]:
+    return _tables(settings, SCHEMA)
+
+
+def _tables(settings: Settings, schema: str) -> set[str]:
+    query = "SELECT tablename FROM pg_tables WHERE schemaname = %s"
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:
-        return {name for (name,) in connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")}
+        return {name for (name,) in connection.execute(query, (schema,))}
+
+
+def new_staging_table(settings: Settings, connection: psycopg.Connection, job_id: str) -> StagingTable:
+    """A staging table of the job's, which nobody owns; its form is of no interest."""
+    form = event_form(StructType([StructField("key", StringType()), StructField("value", StringType())]), "t")
+    table = StagingTable(settings.table, f"{PREFIX}{uuid.uuid4().hex}", form)
+    table.create(connection, job_id)
+    return table
 
 
 def numbers(spark: SparkSession, rows: int, partitions: int = 4) -> DataFrame:

@@ -72,13 +72,15 @@ def reported_as_refusal(settings: Settings) -> Iterator[None]:
     """Turn psycopg's errors into ours, at start: a user is there to mend what is wrong.
 
     Raises:
-        SchemaMissing: a table or column is not there.
+        SchemaMissing: a table, a column or the schema of the staging tables is not there.
         ServerRefused: the database cannot be reached, or says no.
     """
     try:
         yield
     except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as error:
         raise SchemaMissing(f"{one_line(error)}; run `outbox migrate` first (OUTBOX_TABLE={settings.table})") from None
+    except psycopg.errors.InvalidSchemaName as error:
+        raise SchemaMissing(f"{one_line(error)}; run `outbox migrate` as a role that may create schemas") from None
     except psycopg.Error as error:
         raise ServerRefused(f"Postgres, as OUTBOX_DSN names it: {one_line(error)}") from None
 

@@ -24,8 +24,9 @@ def migrate(settings: Settings, *, wake_up: bool | None = None) -> list[str]:
 
     An existing outbox table, such as goharvest's, keeps its form; where the settings say at-least-once, the pages of a
     table that has no fillfactor of its own leave room for marked rows from now on. Staging tables of Spark jobs that
-    are gone are removed. `wake_up` installs, or removes, the trigger by which writers wake the harvesters that sleep,
-    for as many shards as there are, or as the settings say if those are more; None leaves that as it is.
+    are gone are removed; the schema for such tables is made, if the role may make one. `wake_up` installs, or removes,
+    the trigger by which writers wake the harvesters that sleep, for as many shards as there are, or as the settings say
+    if those are more; None leaves that as it is.
 
     Returns:
         The names of the migrations that were applied now; none when all had been.
@@ -49,6 +50,8 @@ def migrate(settings: Settings, *, wake_up: bool | None = None) -> list[str]:
             connection.execute(compose(text, table))
             run("record", table=table, name=name)
         run("identify", table=table)
+        if run("may_make_staging_schema"):
+            run("make_staging_schema")
         if settings.delivery == "at-least-once" and run("may_make_room", table=table):
             run("make_room")
         if wake_up is not None:

@@ -24,6 +24,7 @@ from outbox_plugin.spark.columns import EventForm, RowForm
 from outbox_plugin.spark.copy_format import BINARY_END, BINARY_START, binary_rows, csv_rows
 from outbox_plugin.spark.rows import BadRow, Limits
 
+SCHEMA = "outbox_staging"
 PREFIX = "outbox_staging_"
 RESTART_SECONDS = 30.0
 PARTITION_BITS = 40  # An ordinal is its partition's number, and in so many bits the row's number in there.
@@ -51,9 +52,8 @@ class StagingTable:
 
     @property
     def identifier(self) -> sql.Identifier:
-        """Its name; it lives in the schema of the outbox."""
-        *schema, _ = self.outbox.split(".")
-        return sql.Identifier(*schema, self.name)
+        """Its name, with the schema that `outbox migrate` makes for such tables."""
+        return sql.Identifier(SCHEMA, self.name)
 
     @property
     def columns(self) -> dict[str, sql.Composable]:
@@ -67,36 +67,45 @@ class StagingTable:
         """Whether its events are published in the order in which Spark handed them over."""
         return isinstance(self.form, EventForm) and not self.form.order
 
-    def create(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
-        """Make it."""
+    def create(self, connection: psycopg.Connection[tuple[Any, ...]], job_id: str) -> None:
+        """Make it, and register it as the job's, so that it is removed when nobody owns it any more."""
         columns = [sql.SQL("{} AS {}").format(kind, sql.Identifier(name)) for name, kind in self.columns.items()]
         source = identifier(self.business) if self.business else sql.SQL("(VALUES (0))")
-        parts = {"staging": self.identifier, "columns": sql.SQL(", ").join(columns), "source": source}
-        connection.execute(statement("staging", "create_staging", self.outbox, **parts))
-        if self.comes_in_order:
-            connection.execute(statement("staging", "index_staging", self.outbox, staging=self.identifier))
+        with connection.transaction():
+            self._run(connection, "create_staging", columns=sql.SQL(", ").join(columns), source=source)
+            if self.comes_in_order:
+                self._run(connection, "index_staging")
+            connection.execute(self._statement("register"), {"staging": self.name, "job_id": job_id})
 
     def create_leased(self, connection: psycopg.Connection[tuple[Any, ...]], job_id: str) -> None:
         """Make it, unless another task has, and lease it for the job."""
         with connection.transaction():
-            named = {"staging": self.name}
-            connection.execute(statement("staging", "create_alone", self.outbox), named)
-            if not connection.execute(statement("staging", "staging_exists", self.outbox), named).rowcount:
-                self.create(connection)
-            self.lease(connection, job_id)
+            self._run(connection, "create_alone")
+            if not self._run(connection, "staging_exists").rowcount:
+                self.create(connection, job_id)
+            self.lease(connection)
 
-    def lease(self, connection: psycopg.Connection[tuple[Any, ...]], job_id: str) -> None:
+    def lease(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
         """Keep it for another hour."""
-        connection.execute(statement("staging", "lease", self.outbox), {"staging": self.name, "job_id": job_id})
+        self._run(connection, "lease")
 
     def end_lease(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
         """From now on it is anybody's to remove."""
-        connection.execute(statement("staging", "end_lease", self.outbox), {"staging": self.name})
+        self._run(connection, "end_lease")
 
     def drop(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
         """Remove it, or, while a task that nobody needs still writes to it, leave that to a later job."""
         self.end_lease(connection)
-        drop_unless_used(connection, self.identifier)
+        drop_unless_used(connection, self.outbox, self.name, self.identifier)
+
+    def _run(
+        self, connection: psycopg.Connection[tuple[Any, ...]], name: str, **parts: sql.Composable
+    ) -> psycopg.Cursor[tuple[Any, ...]]:
+        return connection.execute(self._statement(name, **parts), {"staging": self.name})
+
+    def _statement(self, name: str, **parts: sql.Composable) -> sql.Composed:
+        quoted = sql.Literal(self.identifier.as_string())
+        return statement("staging", name, self.outbox, staging=self.identifier, quoted_staging=quoted, **parts)
 
 
 @dataclass(frozen=True)
@@ -136,7 +145,7 @@ class StageTask:
                         aside += len(converted.bad)
                     copy.write(BINARY_END if binary else b"")
                 if self.leased_for:
-                    self.table.lease(connection, self.leased_for)
+                    self.table.lease(connection)
         return Attempt(attempt.hex, partition, rows - aside, aside)
 
     def _prepare(self, connection: psycopg.Connection[tuple[Any, ...]]) -> Limits:

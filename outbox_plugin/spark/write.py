@@ -122,7 +122,7 @@ class OutboxWrite:
             table = StagingTable(self._settings.table, f"{PREFIX}{uuid.uuid4().hex}", form, business)
             tables.append(table)
             connection.execute(statement("staging", "own", self._settings.table), {"staging": table.name})
-            table.create(connection)
+            table.create(connection, self._job_id)
             task = StageTask(self._settings.dsn.get_secret_value(), table, set_aside)
             return accepted(table, map(_as_attempt, rows.mapInArrow(_Reported(task), _ATTEMPT).collect()))
 

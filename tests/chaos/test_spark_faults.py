@@ -14,7 +14,7 @@ from outbox_plugin import Settings
 from outbox_plugin.embedded.postgres import EmbeddedPostgres
 from outbox_plugin.schema.migrate import migrate
 from tests.spark_driver import application
-from tests.sparking import count, outbox_rows, tables
+from tests.sparking import count, outbox_rows, staging_tables
 from tests.support import eventually
 
 pytestmark = [pytest.mark.chaos, pytest.mark.spark, pytest.mark.timeout(600)]
@@ -45,10 +45,6 @@ def asked(settings: Settings, query: str) -> int:
     return int(row[0]) if row else 0
 
 
-def staging_tables(settings: Settings) -> list[str]:
-    return [name for name in tables(settings) if name.startswith("outbox_staging_")]
-
-
 def test_a_driver_killed_before_its_commit_leaves_nothing_and_can_be_run_again(settings: Settings) -> None:
     with psycopg.connect(settings.dsn.get_secret_value()) as holder:
         holder.execute("LOCK TABLE outbox_job IN EXCLUSIVE MODE")  # The commit waits for it, all being staged.
@@ -63,7 +59,7 @@ def test_a_driver_killed_before_its_commit_leaves_nothing_and_can_be_run_again(s
     with application(settings, "batch", "j", str(ROWS)) as driver:
         assert driver.ends() == 0
     assert numbers_of(settings) == list(range(ROWS))
-    assert staging_tables(settings) == []  # Those of the killed driver too.
+    assert staging_tables(settings) == set()  # Those of the killed driver too.
 
 
 def test_a_driver_killed_after_its_commit_and_run_again_writes_nothing_twice(settings: Settings) -> None:
@@ -73,7 +69,7 @@ def test_a_driver_killed_after_its_commit_and_run_again_writes_nothing_twice(set
     with application(settings, "batch", "j", str(ROWS)) as driver:
         assert driver.ends() == 0
     assert numbers_of(settings) == list(range(ROWS))
-    assert staging_tables(settings) == []
+    assert staging_tables(settings) == set()
 
 
 @pytest.mark.timeout(1200)

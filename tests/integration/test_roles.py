@@ -8,11 +8,14 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
+from pyspark.sql import SparkSession
 
 from outbox_plugin import Event, Harvester, Outbox, Settings
+from outbox_plugin.spark import OutboxWrite
 from outbox_plugin.status import read_status
 from tests.documents import blocks
 from tests.harvesting import consume, drained, insert
+from tests.sparking import count, staging_tables
 from tests.support import eventually
 
 pytestmark = pytest.mark.integration
@@ -23,7 +26,7 @@ def roles(settings: Settings) -> Iterator[dict[str, Settings]]:
     """The outbox as each role sees it; with names of the test's own, as roles are the server's."""
     [block] = blocks("production.md", "sql")
     suffix = uuid.uuid4().hex[:8]
-    names = {role: f"{role}_{suffix}" for role in ("outbox_writer", "outbox_harvester")}
+    names = {role: f"{role}_{suffix}" for role in ("outbox_writer", "outbox_harvester", "outbox_spark")}
     text = block.text
     for role, name in names.items():
         text = text.replace(role, name)
@@ -58,3 +61,20 @@ def test_a_harvester_relays_and_parks(roles: dict[str, Settings], settings: Sett
             connection.execute("DELETE FROM outbox WHERE kafka_key = 'bad'")
         drained(settings)
     assert [record.value for record in consume(settings, topic)] == ["1", "2"]
+
+
+@pytest.mark.spark
+def test_a_spark_job_writes_and_creates_nothing_beside_the_outbox(
+    spark: SparkSession, roles: dict[str, Settings], settings: Settings
+) -> None:
+    """In both ways of writing; a row that the outbox would refuse goes to the dead letters."""
+    events = spark.createDataFrame([("k", "v"), ("k" * 101, "v")], "key string, value string")
+    written = OutboxWrite(roles["outbox_spark"]).events(events, topic="t", on_bad_row="deadLetter").commit()
+    assert (written.events, written.set_aside) == (1, 1)
+    options = {"dsn": roles["outbox_spark"].dsn.get_secret_value(), "topic": "t", "onBadRow": "deadLetter"}
+    events.write.format("outbox").options(**options).mode("append").save()
+    assert (count(settings, "outbox"), count(settings, "outbox_dead_letter")) == (2, 2)
+    assert staging_tables(settings) == set()
+    dsn = roles["outbox_spark"].dsn.get_secret_value()
+    with psycopg.connect(dsn) as connection, pytest.raises(psycopg.errors.InsufficientPrivilege):
+        connection.execute("CREATE TABLE beside (x int)")

@@ -22,7 +22,16 @@ from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.spark import OutboxWrite
 from outbox_plugin.spark.columns import BusinessColumnWrong, EventColumnWrong, RowForm
 from outbox_plugin.spark.staging import Attempt, StageTask, StagingTable
-from tests.sparking import count, events_of, failing, numbers, outbox_rows, tables
+from tests.sparking import (
+    count,
+    events_of,
+    failing,
+    new_staging_table,
+    numbers,
+    outbox_rows,
+    staging_tables,
+    tables,
+)
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 
@@ -147,11 +156,11 @@ def test_staging_tables_of_a_driver_that_died_are_removed_by_the_next_job(
     spark: SparkSession, settings: Settings
 ) -> None:
     with psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as running:
-        running.execute("CREATE TABLE outbox_staging_dead (x int)")
-        running.execute("CREATE TABLE outbox_staging_running (x int)")
-        running.execute("SELECT pg_advisory_lock(hashtextextended('outbox_staging_running', 0))")
+        new_staging_table(settings, running, "dead")
+        owned = new_staging_table(settings, running, "running").name
+        running.execute("SELECT pg_advisory_lock(hashtextextended(%s, 0))", (owned,))
         OutboxWrite(settings).events(events_of(numbers(spark, 10)), topic="t").commit()
-        assert {name for name in tables(settings) if name.startswith("outbox_staging_")} == {"outbox_staging_running"}
+        assert staging_tables(settings) == {owned}
 
 
 @pytest.mark.parametrize(
@@ -223,14 +232,14 @@ def test_another_roles_orphan_is_left_alone_and_harms_nobody(spark: SparkSession
         try:
             for role in (theirs, ours):
                 owner.execute(sql.SQL("CREATE ROLE {} LOGIN").format(sql.Identifier(role)))
-                for what in ("SCHEMA public", "ALL TABLES IN SCHEMA public", "ALL SEQUENCES IN SCHEMA public"):
+                for what in ("SCHEMA outbox_staging", "ALL TABLES IN SCHEMA public", "ALL SEQUENCES IN SCHEMA public"):
                     owner.execute(sql.SQL(f"GRANT ALL ON {what} TO {{}}").format(sql.Identifier(role)))
-            owner.execute("CREATE TABLE outbox_staging_theirs (x int)")
-            owner.execute(sql.SQL("ALTER TABLE outbox_staging_theirs OWNER TO {}").format(sql.Identifier(theirs)))
+            orphan = new_staging_table(settings, owner, "another")
+            owner.execute(sql.SQL("ALTER TABLE {} OWNER TO {}").format(orphan.identifier, sql.Identifier(theirs)))
             of_ours = Settings(dsn=dsn.replace("postgres@", f"{ours}@"), bootstrap_servers="127.0.0.1:1")
             OutboxWrite(of_ours).events(events_of(numbers(spark, 10)), topic="t").commit()
             assert count(settings, "outbox") == 10
-            assert "outbox_staging_theirs" in tables(settings)
+            assert orphan.name in tables(settings)
         finally:
             for role in (theirs, ours):
                 owner.execute(sql.SQL("DROP OWNED BY {}").format(sql.Identifier(role)))

@@ -15,7 +15,15 @@ from pyspark.sql import functions as f
 
 from outbox_plugin import Settings
 from outbox_plugin.schema.migrate import migrate
-from tests.sparking import count, events_of, failing, numbers, outbox_rows, tables
+from tests.sparking import (
+    count,
+    events_of,
+    failing,
+    new_staging_table,
+    numbers,
+    outbox_rows,
+    staging_tables,
+)
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 
@@ -40,10 +48,6 @@ def settings(dsn: str) -> Settings:
 def save(settings: Settings, events: DataFrame, **options: str) -> None:
     chosen: Mapping[str, str] = {"dsn": settings.dsn.get_secret_value(), "topic": "t", **options}
     events.write.format("outbox").options(**chosen).mode("append").save()
-
-
-def staging_tables(settings: Settings) -> set[str]:
-    return {name for name in tables(settings) if name.startswith("outbox_staging_")}
 
 
 def execute(settings: Settings, query: str) -> list[tuple[object, ...]]:
@@ -244,6 +248,7 @@ def test_what_cannot_be_done_is_said(
 
 def test_staging_tables_go_with_their_lease(spark: SparkSession, settings: Settings) -> None:
     """What a killed driver leaves: the next run of its job removes it, and any other one when the lease has run out."""
+    made = {}
     with psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection:
         for name, job, lease in (
             ("ran_out", "a", "-1 s"),
@@ -251,16 +256,17 @@ def test_staging_tables_go_with_their_lease(spark: SparkSession, settings: Setti
             ("earlier", "mine", "1 h"),
             ("busy", "c", "-1 s"),
         ):
-            connection.execute(f"CREATE TABLE outbox_staging_{name} (x int)")
-            values = (f"outbox_staging_{name}", job, lease)
-            connection.execute("INSERT INTO outbox_staging VALUES (%s, %s, now() + %s::interval)", values)
+            made[name] = new_staging_table(settings, connection, job)
+            until = "UPDATE outbox_staging SET leased_until = now() + %s::interval WHERE name = %s"
+            connection.execute(until, (lease, made[name].name))
         with connection.transaction():
-            connection.execute("INSERT INTO outbox_staging_busy VALUES (1)")  # As a task does.
+            # As a task does.
+            connection.execute(sql.SQL("INSERT INTO {} (kafka_key) VALUES ('')").format(made["busy"].identifier))
             save(settings, events_of(numbers(spark, 10)), jobId="mine")
-            assert staging_tables(settings) == {"outbox_staging_leased", "outbox_staging_busy"}
+            assert staging_tables(settings) == {made["leased"].name, made["busy"].name}
     migrate(settings)
-    assert staging_tables(settings) == {"outbox_staging_leased"}
-    assert execute(settings, "SELECT name FROM outbox_staging") == [("outbox_staging_leased",)]
+    assert staging_tables(settings) == {made["leased"].name}
+    assert execute(settings, "SELECT name FROM outbox_staging") == [(made["leased"].name,)]
 
 
 def test_a_password_is_not_shown(spark: SparkSession, settings: Settings) -> None:

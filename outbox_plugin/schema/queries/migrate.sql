@@ -41,3 +41,12 @@ WHERE oid = to_regclass({quoted_outbox}) AND relkind = 'r' AND pg_has_role(relow
 -- name: make_room
 -- A row that is marked on its page needs no new entry in the index. From here on; pages that are full stay so.
 ALTER TABLE {outbox} SET (fillfactor = 45)
+
+-- name: may_make_staging_schema
+-- Whether there is no schema for Spark's staging tables, and we may make it.
+SELECT 1
+WHERE to_regnamespace('outbox_staging') IS NULL AND has_database_privilege(current_database(), 'CREATE')
+
+-- name: make_staging_schema
+-- Spark's jobs make their staging tables here, so none of them needs the right to create where the outbox lives.
+CREATE SCHEMA outbox_staging

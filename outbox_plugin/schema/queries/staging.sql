@@ -1,6 +1,6 @@
 -- name: staging_exists
--- A row, if another task has made the staging table; no other has its name, in whatever schema.
-SELECT FROM pg_class WHERE relname = %(staging)s
+-- A row, if another task has made the staging table.
+SELECT FROM pg_class WHERE oid = to_regclass({quoted_staging})
 
 -- name: create_staging
 -- Where tasks put what is to appear together. Unlogged: if Postgres crashes it is emptied, and the commit counts its
@@ -22,22 +22,48 @@ SELECT pg_advisory_lock(hashtextextended(%(staging)s, 0))
 -- For the transaction of a task that creates the staging table: others wait, and find that it is there.
 SELECT pg_advisory_xact_lock(hashtextextended(%(staging)s, 1))
 
+-- name: register
+-- The table that has just been made is a staging table of the job's, and may be removed as one. Nobody holds it yet.
+INSERT INTO {outbox_staging} (name, job_id, leased_until, table_oid)
+VALUES (%(staging)s, %(job_id)s, clock_timestamp(), to_regclass({quoted_staging})::oid)
+
 -- name: lease
 -- Nobody's session lives as long as this job: its staging table is its own until an hour after its last sign of life.
-INSERT INTO {outbox_staging} (name, job_id, leased_until)
-VALUES (%(staging)s, %(job_id)s, clock_timestamp() + interval '1 hour')
-ON CONFLICT (name) DO UPDATE SET leased_until = excluded.leased_until
+UPDATE {outbox_staging} SET leased_until = clock_timestamp() + interval '1 hour' WHERE name = %(staging)s
 
 -- name: end_lease
--- The staging table is gone, or about to be.
+-- Whoever finds the staging table may remove it from now on.
+UPDATE {outbox_staging} SET leased_until = clock_timestamp() WHERE name = %(staging)s
+
+-- name: drop_staging
+-- Remove it.
+DROP TABLE IF EXISTS {staging}
+
+-- name: unregister
+-- The staging table is gone.
 DELETE FROM {outbox_staging} WHERE name = %(staging)s
 
 -- name: orphans
 -- Staging tables that nobody owns any more, as far as we may drop them: another role's are for its own jobs to remove.
+-- A table is one of ours if it is registered, by its object id as names repeat. Or if an earlier version has made it:
+-- that one registered no id, or nothing, so the table must lie beside the outbox and have the name and columns of one.
 -- A lock owns a table, or a task that writes to it, or a lease; but not one of an earlier run of the same job.
-SELECT class.relname, class.oid::regclass::text
-FROM pg_class AS class LEFT JOIN {outbox_staging} AS lease ON lease.name = class.relname
+SELECT class.relname, namespace.nspname
+FROM pg_class AS class
+JOIN pg_namespace AS namespace ON namespace.oid = class.relnamespace
+LEFT JOIN {outbox_staging} AS lease ON lease.name = class.relname
 WHERE starts_with(class.relname, 'outbox_staging_') AND class.relkind = 'r' AND pg_has_role(class.relowner, 'USAGE')
+    AND (lease.table_oid = class.oid OR (
+        lease.table_oid IS NULL AND class.relpersistence = 'u' AND class.relname ~ '^outbox_staging_[0-9a-f]{{32}}$'
+        AND class.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = to_regclass({quoted_outbox}))
+        AND 2 = (
+            SELECT count(*) FROM pg_attribute
+            WHERE attrelid = class.oid
+                AND (attnum, attname, atttypid) IN (
+                    (1, 'outbox_attempt', 'uuid'::regtype), (2, 'outbox_ordinal', 'bigint'::regtype)
+                )
+        )
+    ))
     AND (lease.name IS NULL OR lease.leased_until < clock_timestamp() OR lease.job_id = %(job_id)s)
     AND NOT EXISTS (
         SELECT FROM pg_locks
