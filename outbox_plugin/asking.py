@@ -27,6 +27,8 @@ class Asked(Generic[_Answer]):
             self._result = self._question()
         except OutboxError as error:
             self._error = str(error)
+        except Exception as error:  # Nobody joins this thread for its traceback: without this, all would seem well.
+            self._error = f"unexpected: {error!r}"
 
     def answer(self, deadline: float, server: str) -> tuple[_Answer | None, str | None]:
         """The answer, or what is wrong. `deadline`: of `time.monotonic()`, in seconds."""

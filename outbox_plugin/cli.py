@@ -103,7 +103,10 @@ def harvest(adopt: bool) -> None:
 @outbox.command()
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def status(as_json: bool) -> None:
-    """Show backlog, leader and troubles. Exit code 1 when a server does not answer."""
+    """Show backlog, leader and troubles.
+
+    Exit code 1 when a server does not answer, or when something on the leader topic is ignored.
+    """
     from outbox_plugin.status import read_status
 
     found = {settings.table: read_status(settings) for settings in _settings().each()}
@@ -113,7 +116,8 @@ def status(as_json: bool) -> None:
         click.echo(json.dumps(one[0] if len(one) == 1 else as_values, indent=2))
     for table, status in found.items() if not as_json else ():
         click.echo((f"{table}\n" if len(found) > 1 else "") + _described(status))
-    if any(status.errors for status in found.values()):
+    ignored = any(shard.ignored_records for status in found.values() for shard in status.shards)
+    if ignored or any(status.errors for status in found.values()):
         sys.exit(1)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -19,8 +20,10 @@ from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 
 FRESH_SECONDS = 2.0  # A leader sends three heartbeats a second.
+IGNORED_SECONDS = 60.0  # For so long it is told that something stands on the leader topic which is ignored.
 _TAIL_RECORDS = 64
 _PARKED_LISTED = 100
+_GOHARVESTS = re.compile(rb"[0-9]{1,20}%")  # Its heartbeats are a time in nanoseconds, and its name.
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,8 @@ class ShardStatus:
 
     `published` counts the records of the leader since it started; `trouble` is what it, or a harvester that waits to
     lead, last complained of; `recovered` counts the rows that it found published by the leader before it, and deleted
-    instead of repeating them.
+    instead of repeating them; `ignored_records` counts what stood on the leader topic in the last minute, and is no
+    valid heartbeat: harvesters ignore it, and `trouble` tells of it too.
     """
 
     shard: int
@@ -52,6 +56,7 @@ class ShardStatus:
     trouble: str | None
     paused: bool = False
     recovered: int = 0
+    ignored_records: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,14 @@ class Status:
         """The status as plain values."""
         parked = [{**asdict(lane), "since": lane.since.isoformat()} for lane in self.parked]
         return {**asdict(self), "parked": parked}
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    """The last records of a shard's partition of the leader topic: its heartbeats, each with its age in seconds."""
+
+    heartbeats: list[tuple[Heartbeat, float]] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)  # Why, of each record that is no heartbeat.
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,20 +112,24 @@ def read_status(settings: Settings, timeout_seconds: float = 5.0) -> Status:
     heard, log_error = log.answer(deadline, "Kafka")
     errors = tuple(error for error in (store_error, log_error) if error)
     count = len(table.lags) if table else settings.shards
-    shards = tuple(_shard_status(shard, (heard or {}).get(shard, []), table) for shard in range(count))
+    shards = tuple(_shard_status(shard, (heard or {}).get(shard, _Heard()), table) for shard in range(count))
     if table is None:
         return Status(None, None, shards, errors)
     listed = table.parked[:_PARKED_LISTED]
     return Status(table.backlog, table.oldest_seconds, shards, errors, len(table.parked), listed, table.dead_letters)
 
 
-def _shard_status(shard: int, heard: list[tuple[Heartbeat, float]], table: _Table | None) -> ShardStatus:
-    """From the heartbeats of a shard, latest last, each with its age in seconds."""
-    fresh = [(heartbeat, age) for heartbeat, age in heard if age <= FRESH_SECONDS]
+def _shard_status(shard: int, heard: _Heard, table: _Table | None) -> ShardStatus:
+    fresh = [(heartbeat, age) for heartbeat, age in heard.heartbeats if age <= FRESH_SECONDS]
     last, age = fresh[-1] if fresh else (None, None)
     leading = [heartbeat for heartbeat, _ in fresh if heartbeat.phase == "leader"]
     ended = {heartbeat.leader_id for heartbeat, _ in fresh if heartbeat.phase == "resigned"}
     now = leading[-1] if leading and leading[-1].leader_id not in ended else None
+    troubles = [now.trouble if now else last.trouble if last else None]
+    if heard.ignored:
+        troubles.append(
+            f"{len(heard.ignored)} records of the last minute on the leader topic are ignored: {heard.ignored[-1]}"
+        )
     return ShardStatus(
         shard=shard,
         leader=Leader(now.instance, now.host, now.pid, now.leader_id, now.since) if now else None,
@@ -120,9 +137,10 @@ def _shard_status(shard: int, heard: list[tuple[Heartbeat, float]], table: _Tabl
         records_per_second=now.records_per_second if now else 0.0,
         published=now.published if now else 0,
         heartbeat_age_seconds=round(age, 3) if age is not None else None,
-        trouble=now.trouble if now else last.trouble if last else None,
+        trouble="; ".join(filter(None, troubles)) or None,
         paused=table is not None and shard in table.paused,
         recovered=now.recovered if now else 0,
+        ignored_records=len(heard.ignored),
     )
 
 
@@ -153,10 +171,10 @@ def _table(settings: Settings, seconds: float) -> _Table:
     )
 
 
-def _heartbeats(settings: Settings, deadline: float) -> dict[int, list[tuple[Heartbeat, float]]]:
-    """The last heartbeats of every shard, each with its age in seconds."""
+def _heartbeats(settings: Settings, deadline: float) -> dict[int, _Heard]:
+    """What was heard last of every shard."""
     names = Names.of(settings)
-    heard: dict[int, list[tuple[Heartbeat, float]]] = {}
+    heard: dict[int, _Heard] = {}
     problem: list[KafkaError] = []
     config = client_config(
         settings,
@@ -169,7 +187,7 @@ def _heartbeats(settings: Settings, deadline: float) -> dict[int, list[tuple[Hea
     try:
         with closing(Consumer({**config, "error_cb": problem.append})) as consumer:
             topic = consumer.list_topics(names.leader_topic, max(0.1, deadline - time.monotonic())).topics
-            heard = {shard: [] for shard in topic[names.leader_topic].partitions}
+            heard = {shard: _Heard() for shard in topic[names.leader_topic].partitions}
             tails = []
             for shard in heard:
                 partition = TopicPartition(names.leader_topic, shard)
@@ -184,16 +202,25 @@ def _heartbeats(settings: Settings, deadline: float) -> dict[int, list[tuple[Hea
                     continue
                 if message.error() is not None:
                     unread.discard(_shard_at_end(message))
-                elif (heartbeat := Heartbeat.parse(message.value())) is not None:
-                    heard.setdefault(heartbeat.shard, []).append(
-                        (heartbeat, max(0.0, time.time() - message.timestamp()[1] / 1000))
-                    )
+                else:
+                    _hear(heard.setdefault(message.partition() or 0, _Heard()), message, settings)
     except KafkaException as error:
         reason = error.args[0]
         if reason.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION):
             return heard  # No harvester has ever run.
         raise ServerRefused(str(refusal(problem[0] if problem else reason, settings))) from None
     return heard
+
+
+def _hear(heard: _Heard, message: Message, settings: Settings) -> None:
+    """Take in a record of the leader topic."""
+    body = message.value() or b""
+    age = max(0.0, time.time() - message.timestamp()[1] / 1000)
+    heartbeat = Heartbeat.parse(body)
+    if heartbeat is not None and heartbeat.shard == message.partition():
+        heard.heartbeats.append((heartbeat, age))
+    elif age <= IGNORED_SECONDS and not (settings.leader_topic and _GOHARVESTS.match(body)):
+        heard.ignored.append(f"the one at offset {message.offset()} is no heartbeat of this shard")
 
 
 def _shard_at_end(message: Message) -> int | None:

@@ -6,6 +6,7 @@ an event, `outbox-sequence` is its place within the job that `outbox-job` names.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable
 from contextlib import closing
@@ -19,6 +20,7 @@ from outbox_plugin.event import IDEMPOTENCY_HEADER
 from outbox_plugin.settings import Settings
 
 _BATCH = 10_000
+_SEQUENCE = re.compile("[0-9]{1,18}")
 
 
 class Verifier:
@@ -48,7 +50,8 @@ class Verifier:
             self._seen.add(event)
         else:
             verdict.unnamed += 1
-        if (sequence := named.get(SEQUENCE_HEADER)) is not None:
+        sequence = named.get(SEQUENCE_HEADER)
+        if sequence is not None and _SEQUENCE.fullmatch(sequence):
             place = int(sequence)
             if self._last.get((key, job), -1) > place:
                 verdict.order_violations += 1
@@ -124,4 +127,4 @@ def records_in(settings: Settings, topics: Iterable[str]) -> int:
 
 
 def _text(value: bytes | str | None) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value or ""
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value or ""

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
-from typing import Literal, get_args
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 # candidate: is fencing and recovering; leader: harvests; resigned: has just stopped, the shard is free;
 # waiting: leads nothing, and wants `trouble` to be known.
 Phase = Literal["candidate", "leader", "resigned", "waiting"]
+
+LARGEST_SHARD = 1023  # As OUTBOX_SHARDS allows.
+LARGEST_LAYOUT = 2**53  # A layout's number counts up, or is a time in milliseconds since 1970.
+TROUBLE_CHARACTERS = 10_000
+_Count = Annotated[int, Field(ge=0, lt=2**63)]
+_Name = Annotated[str, Field(max_length=1_000)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,24 +26,25 @@ class Heartbeat:
     `recovered`: the rows that the term found published by the last one, and deleted instead of repeating them.
     """
 
-    shard: int
+    shard: Annotated[int, Field(ge=0, le=LARGEST_SHARD)]
     phase: Phase
-    leader_id: str
-    instance: str
-    host: str
-    pid: int
-    since: str
-    incarnation: str
-    place: str
-    layout: int = 0
-    published: int = 0
-    records_per_second: float = 0.0
-    trouble: str | None = None
-    recovered: int = 0
+    leader_id: _Name
+    instance: _Name
+    host: _Name
+    pid: _Count
+    since: _Name
+    incarnation: _Name
+    place: _Name
+    layout: Annotated[int, Field(ge=0, le=LARGEST_LAYOUT)] = 0
+    published: _Count = 0
+    records_per_second: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    trouble: Annotated[str | None, Field(max_length=TROUBLE_CHARACTERS)] = None
+    recovered: _Count = 0
 
     def encode(self) -> bytes:
-        """The heartbeat as JSON."""
-        return json.dumps(asdict(self), separators=(",", ":")).encode()
+        """The heartbeat as JSON, which `parse` takes: a long trouble is cut, and what is no text in it is replaced."""
+        trouble = self.trouble and self.trouble[:TROUBLE_CHARACTERS].encode(errors="replace").decode()
+        return json.dumps(asdict(replace(self, trouble=trouble)), separators=(",", ":")).encode()
 
     @classmethod
     def parse(cls, body: bytes | None) -> Heartbeat | None:
@@ -44,8 +53,9 @@ class Heartbeat:
         What a later version says beyond these fields is left out: it is heard all the same.
         """
         try:
-            said = json.loads(body or b"")
-            known = {each.name: said[each.name] for each in fields(cls) if each.name in said}
-            return cls(**known) if said["phase"] in get_args(Phase) else None
-        except (ValueError, TypeError, KeyError):
+            return _HEARTBEAT.validate_json(body or b"", strict=True)
+        except ValidationError:
             return None
+
+
+_HEARTBEAT = TypeAdapter(Heartbeat)

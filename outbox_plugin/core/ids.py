@@ -7,8 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-_RANGE = re.compile(r"\[(-?\d+),(-?\d+)\)")
-_TEXT = re.compile(r"\{(?:\[-?\d+,-?\d+\)(?:,\[-?\d+,-?\d+\))*)?\}")
+SMALLEST_ID, LARGEST_ID = -(2**63), 2**63 - 1  # Postgres' bigint.
+_NUMBER = "(?:0|-?[1-9][0-9]{0,18})"
+_RANGE = re.compile(rf"\[({_NUMBER}),({_NUMBER})\)")
+_TEXT = re.compile(rf"\{{(?:\[{_NUMBER},{_NUMBER}\)(?:,\[{_NUMBER},{_NUMBER}\))*)?\}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,12 @@ class IdRanges:
         """
         if not _TEXT.fullmatch(text):
             raise ValueError(f"not an int8multirange: {text[:80]!r}")
-        return cls(tuple((int(first), int(after)) for first, after in _RANGE.findall(text)))
+        ranges = tuple((int(first), int(after)) for first, after in _RANGE.findall(text))
+        bounds = [bound for each in ranges for bound in each]
+        ascend = all(bound < following for bound, following in pairwise(bounds))
+        if bounds and not (ascend and bounds[0] >= SMALLEST_ID and bounds[-1] <= LARGEST_ID):
+            raise ValueError(f"not an int8multirange in its canonical form: {text[:80]!r}")
+        return cls(ranges)
 
     def above(self, floor: int) -> IdRanges:
         """The ids that are greater than `floor`."""

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from outbox_plugin.core.ids import IdRanges
+from outbox_plugin.core.ids import LARGEST_ID, IdRanges
 from outbox_plugin.core.row import OutboxRow, column
 from outbox_plugin.errors import OutboxError
 
 VERSION = 1
 _POSTGRES_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+_TEXT_CHARACTERS = 10_000
 LATEST_TIME = 2**53  # The 285 years around the epoch in which Postgres' arithmetic is exact to the microsecond.
 
 
@@ -59,11 +60,26 @@ class Publication:
         return cls(ids, rows[0].horizon, _exact(max(created)), _exact(min(created)))
 
 
-def _microseconds(time: int | str | None) -> int | None:
+def _microseconds(time: object) -> int | None:
     """A time of a progress record in microseconds since Postgres' epoch; the first ones were written in ISO 8601."""
+    if time is None:
+        return None
     if isinstance(time, str):
-        return (datetime.fromisoformat(time) - _POSTGRES_EPOCH) // timedelta(microseconds=1)
-    return None if time is None else int(time)
+        time = (datetime.fromisoformat(time) - _POSTGRES_EPOCH) // timedelta(microseconds=1)
+    return _whole(time, -LATEST_TIME, LATEST_TIME)
+
+
+def _whole(number: object, smallest: int, largest: int) -> int:
+    if type(number) is not int or not smallest <= number <= largest:
+        raise ValueError(f"expected a whole number from {smallest} to {largest} (given: {str(number)[:80]!r})")
+    return number
+
+
+def _text(text: object) -> str:
+    if not isinstance(text, str) or len(text) > _TEXT_CHARACTERS:
+        raise ValueError(f"expected a text of at most {_TEXT_CHARACTERS} characters (given: {str(text)[:80]!r})")
+    text.encode()  # Half a surrogate pair is no text that could be printed, or sent to Postgres.
+    return text
 
 
 def _exact(time: int) -> int | None:
@@ -112,22 +128,23 @@ class ProgressRecord:
         try:
             fields: dict[str, Any] = json.loads(body)
             if fields["version"] != VERSION:
-                raise MalformedProgress(f"the progress record has version {fields['version']}, expected {VERSION}")
+                version = str(fields["version"])[:80]
+                raise MalformedProgress(f"the progress record has version {version!r}, expected {VERSION}")
             return cls(
-                Identity(fields["incarnation"], fields["place"]),
-                fields["leader_id"],
-                fields["records"],
+                Identity(_text(fields["incarnation"]), _text(fields["place"])),
+                _text(fields["leader_id"]),
+                _whole(fields["records"], 0, LARGEST_ID),
                 tuple(
                     Publication(
                         IdRanges.parse(each["ids"]),
-                        int(each["horizon"]),
+                        _whole(each["horizon"], 0, LARGEST_ID),
                         _microseconds(each["created_until"]),
                         _microseconds(each.get("created_from")),
                     )
                     for each in fields["publications"]
                 ),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             raise MalformedProgress(f"the progress record is not readable: {error!r}") from None
 
 

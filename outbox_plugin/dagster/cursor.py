@@ -5,8 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from typing import Annotated
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 
 from outbox_plugin.status import Status
+
+_Seconds = Annotated[float, Field(ge=0, le=2**53, allow_inf_nan=False)]
+_Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +33,7 @@ class Moved:
     per_second: float
 
 
+@with_config(ConfigDict(extra="forbid"))
 @dataclass(frozen=True, slots=True)
 class Cursor:
     """What was seen last. Times are seconds since the epoch.
@@ -36,23 +43,22 @@ class Cursor:
     `moving`: those that had moved.
     """
 
-    at: float = 0.0
+    at: _Seconds = 0.0
     leaders: Mapping[str, str] = field(default_factory=dict)
-    takeovers: int = 0
-    troubled_since: float = 0.0
-    offsets: Mapping[str, int] = field(default_factory=dict)
+    takeovers: _Count = 0
+    troubled_since: _Seconds = 0.0
+    offsets: Mapping[str, _Count] = field(default_factory=dict)
     moving: tuple[str, ...] = ()
-    pid: int = 0
-    cpu_seconds: float = 0.0
-    suppressed: int = 0
+    pid: _Count = 0
+    cpu_seconds: _Seconds = 0.0
+    suppressed: _Count = 0
 
     @classmethod
     def parse(cls, text: str | None) -> Cursor:
         """The cursor that `text` encodes; an empty one for anything else, such as another version's."""
         try:
-            fields = json.loads(text or "")
-            return cls(**{**fields, "moving": tuple(fields["moving"])})
-        except (ValueError, TypeError, KeyError):
+            return _CURSOR.validate_json(text or "", strict=True)
+        except (ValidationError, UnicodeEncodeError):
             return cls()
 
     def encode(self) -> str:
@@ -96,3 +102,6 @@ class Cursor:
         since = max(now - self.at, 0.001)
         percent = 100 * (use.cpu_seconds - self.cpu_seconds) / since if use.pid == self.pid else None
         return replace(self, pid=use.pid, cpu_seconds=use.cpu_seconds), percent
+
+
+_CURSOR = TypeAdapter(Cursor)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from hashlib import sha256
 from typing import Any
 
 from outbox_plugin.event import EVENT_TYPE_HEADER, IDEMPOTENCY_HEADER, OCCURRED_AT_HEADER
 
 Place = tuple[str, int]  # Topic and partition.
 Headers = tuple[tuple[str, bytes | None], ...]
+
+IDENTITY_BYTES = 1_000  # With the group's name, less than a third of a page: Postgres' index takes no more.
+_EARLIEST, _LATEST = -62_135_596_800_000, 253_402_300_799_999  # Years 1 and 9999, in milliseconds since 1970.
 
 
 @dataclass(slots=True)
@@ -44,12 +48,18 @@ class Received:
 
     @property
     def occurred_at(self) -> datetime:
-        """When it happened, as the header `occurred-at` says; where that says nothing, the record's time in Kafka."""
+        """When it happened, as the header `occurred-at` says; where that says nothing, the record's time in Kafka.
+
+        A time in Kafka that is before the year 1 or after 9999 is given as the first or the last that there is.
+        """
         try:
             said = datetime.fromisoformat(self.header(OCCURRED_AT_HEADER) or "")
         except ValueError:
             said = None
-        return said if said is not None and said.tzinfo else datetime.fromtimestamp(self.timestamp / 1000, UTC)
+        if said is not None and said.tzinfo:
+            return said
+        milliseconds = min(max(self.timestamp, _EARLIEST), _LATEST)  # A producer may write any number.
+        return datetime.fromtimestamp(milliseconds / 1000, UTC)
 
     @property
     def key_text(self) -> str | None:
@@ -69,14 +79,29 @@ class Received:
         """The value, read as JSON; None for a tombstone.
 
         Raises:
-            ValueError: it is none.
+            ValueError: it is none, or nested too deeply to be read.
         """
-        return None if self.value is None else json.loads(self.value)
+        try:
+            return None if self.value is None else json.loads(self.value)
+        except RecursionError:
+            raise ValueError("the value is JSON that is nested too deeply") from None
 
 
 def identity(headers: Headers, topic: str, partition: int, offset: int) -> str:
-    """The event's idempotency key: the header's, or, where the producer sends none, the record's place in Kafka."""
+    """The event's idempotency key: the header's, or, where the producer sends none, the record's place in Kafka.
+
+    Events that name themselves differently get different keys. A name that Postgres cannot hold as text, or that its
+    index is too narrow for, is stood for by its SHA-256.
+    """
     for name, value in headers:
         if name == IDEMPOTENCY_HEADER and value:
-            return value.decode("utf-8", "replace").replace("\0", "")
+            try:
+                text = value.decode()
+            except UnicodeDecodeError:
+                return _digest(value)
+            return _digest(value) if "\0" in text or len(value) > IDENTITY_BYTES else text
     return f"{topic}/{partition}/{offset}"
+
+
+def _digest(value: bytes) -> str:
+    return f"sha256:{sha256(value).hexdigest()}"
