@@ -31,7 +31,8 @@ from pyspark.sql.types import (
 
 from outbox_plugin.errors import UserError
 from outbox_plugin.spark.json_text import element_offsets, entries, json_text
-from outbox_plugin.spark.rows import BadRow, Limits, bad_rows
+from outbox_plugin.spark.rows import BadRow, Limits, Unstorable, bad_rows, event_shown, first_unstorable, shown
+from outbox_plugin.spark.texts import decoded, decoded_document, is_text, lists_with, without_nul
 
 EVENT_COLUMNS = ("kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values")
 EVENT_FIELDS = ("topic", "key", "value", "headers")
@@ -60,10 +61,14 @@ class BusinessColumnWrong(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """A batch as it is to be staged, column by column, and which of its rows are bad."""
+    """A batch as it is to be staged, column by column, and which of its rows are bad.
+
+    `refused`: a business row that Postgres cannot store. It cannot be set aside as an event can, so its job must fail.
+    """
 
     columns: list[pa.Array]
     bad: dict[int, BadRow]
+    refused: BadRow | None = None
 
 
 @dataclass(frozen=True)
@@ -94,7 +99,29 @@ class RowForm:
 
     def convert(self, batch: pa.RecordBatch, limits: Limits) -> Converted:  # noqa: ARG002 Postgres judges these.
         """The columns as they are; bytes in the form of bytea's text."""
-        return Converted([_copied(batch.column(batch.schema.get_field_index(name))) for name in self.names], {})
+        wrong = self.unstorable(batch)
+        refused = None
+        if wrong:
+            first = self.names[0]
+            of = f"the row with {first} {shown(decoded(self._column(batch, first)).values[wrong.row])}"
+            refused = BadRow(wrong.column, f"{wrong.problem}, of {of}")
+        return Converted(self.copied(batch), {}, refused)
+
+    def copied(self, batch: pa.RecordBatch) -> list[pa.Array]:
+        """The columns as COPY takes them."""
+        return [_copied(self._column(batch, name)) for name in self.names]
+
+    def unstorable(self, batch: pa.RecordBatch) -> Unstorable | None:
+        """The first row with a text that Postgres cannot store."""
+        texts = {name: column for name in self.names if is_text((column := self._column(batch, name)).type)}
+        each = {name: decoded(column) for name, column in texts.items()}
+        return first_unstorable(
+            {name: column.values for name, column in each.items()},
+            {name: column.undecodable for name, column in each.items()},
+        )
+
+    def _column(self, batch: pa.RecordBatch, name: str) -> pa.Array:
+        return batch.column(batch.schema.get_field_index(name))
 
 
 @dataclass(frozen=True)
@@ -140,21 +167,30 @@ class EventForm:
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         undecodable: dict[str, pa.Array] = {}
 
-        def text(name: str, values: pa.Array) -> pa.Array:
-            decoded, undecodable[name] = _decoded(values)
-            return decoded
+        def text(name: str) -> pa.Array:
+            texts, undecodable[name] = decoded(columns[name])
+            return texts
 
-        topics = pa.repeat(self.topic, len(batch)) if self.topic else text("topic", columns["topic"])
-        keys, value = text("key", columns["key"]), columns["value"]
-        values = json_text(value) if pa.types.is_nested(value.type) else text("value", value)
+        topics = pa.repeat(self.topic, len(batch)) if self.topic else text("topic")
+        keys = text("key")
+        if pa.types.is_nested(columns["value"].type):
+            document, undecodable["value"] = decoded_document(columns["value"])
+            values = json_text(document)
+        else:
+            values = text("value")
         names, texts, undecodable["headers"] = _headers(columns["headers"] if self.has_headers else None, len(batch))
+        order = {name: text(name) if is_text(columns[name].type) else columns[name] for name, _ in self.order_by}
+        ordering_texts = {name: column for name, column in order.items() if is_text(column.type)}
         events = [topics, keys, values, names, texts]
-        bad = bad_rows(pa.RecordBatch.from_arrays(events, list(EVENT_COLUMNS)), undecodable, limits)
+        bad = bad_rows(pa.RecordBatch.from_arrays(events, list(EVENT_COLUMNS)), undecodable, limits, ordering_texts)
         if bad:
-            events = [_storable(each) for each in events]
-        order = [columns[name] for name, _ in self.order_by]
-        problems = _problems(bad, len(batch))
-        return Converted([*events, problems, *order, *self.rows.convert(batch, limits).columns], bad)
+            events = [without_nul(each) for each in events]
+            order = {name: without_nul(each) if name in ordering_texts else each for name, each in order.items()}
+        refused = None
+        if wrong := self.rows.unstorable(batch):
+            of = event_shown(topics[wrong.row], keys[wrong.row])
+            refused = BadRow(wrong.column, f"{wrong.problem}, of {of}")
+        return Converted([*events, _problems(bad, len(batch)), *order.values(), *self.rows.copied(batch)], bad, refused)
 
 
 def row_form(schema: StructType, leave_out: Sequence[str] = ()) -> RowForm:
@@ -249,39 +285,13 @@ def _copied(column: pa.Array) -> pa.Array:
     return column.cast(pa.string()) if pa.types.is_null(column.type) else column
 
 
-def _decoded(values: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """`values` as text, and which of them are bytes that are not UTF-8."""
-    try:
-        return values.cast(pa.string()), pa.repeat(False, len(values))
-    except pa.ArrowInvalid:
-        texts = [None if each is None else bytes(each).decode(errors="replace") for each in values.to_pylist()]
-        decoded = pa.array(texts, pa.string())
-        return decoded, pc.fill_null(
-            pc.not_equal(decoded.cast(pa.binary()), values.cast(pa.binary())), fill_value=False
-        )
-
-
 def _headers(headers: pa.Array | None, rows: int) -> tuple[pa.Array, pa.Array, pa.Array]:
-    """Names and texts, null as an empty one, and which rows have a text that is not UTF-8."""
-    fine = pa.repeat(False, rows)
+    """Names and texts, null as an empty one, and which rows have one that is not UTF-8."""
     if headers is None:
         none = pa.ListArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), rows + 1), pa.array([], pa.string()))
-        return none, none, fine
+        return none, none, pa.repeat(False, rows)
     pairs = entries(headers) if pa.types.is_map(headers.type) else headers
-    names, texts = pairs.flatten().flatten()
-    texts, undecodable = _decoded(texts)
-    if pc.any(undecodable).as_py():
-        wrong = set(pc.list_parent_indices(pairs).filter(undecodable).to_pylist())
-        fine = pa.array([row in wrong for row in range(rows)])
+    halves = [decoded(half) for half in pairs.flatten().flatten()]
     offsets = element_offsets(pairs)
-    names, texts = (
-        pa.ListArray.from_arrays(offsets, pc.fill_null(each.cast(pa.string()), "")) for each in (names, texts)
-    )
-    return names, texts, fine
-
-
-def _storable(texts: pa.Array) -> pa.Array:
-    """Texts, or lists of them, without the character that Postgres cannot store."""
-    if pa.types.is_list(texts.type):
-        return pa.ListArray.from_arrays(element_offsets(texts), _storable(texts.flatten()))
-    return pc.replace_substring(texts, "\0", "\N{REPLACEMENT CHARACTER}")
+    names, texts = (pa.ListArray.from_arrays(offsets, pc.fill_null(half.values, "")) for half in halves)
+    return names, texts, lists_with(pairs, pc.or_(*(half.undecodable for half in halves)))

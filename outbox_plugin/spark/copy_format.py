@@ -28,11 +28,19 @@ _ARRAY_START_BYTES = 20
 def csv_rows(attempt: uuid.UUID, columns: Sequence[pa.Array]) -> memoryview:
     """Rows that begin with `attempt`; nulls are bare, and everything else is quoted."""
     body = io.BytesIO()
-    texts = [array_literal(column) if pa.types.is_list(column.type) else column for column in columns]
+    texts = [_csv_column(column) for column in columns]
     staged = [pa.repeat(attempt.hex, len(texts[0])), *texts]
     table = pa.Table.from_arrays(staged, [str(number) for number in range(len(staged))])
     csv.write_csv(table, body, csv.WriteOptions(include_header=False, quoting_style="all_valid"))
     return body.getbuffer()
+
+
+def _csv_column(column: pa.Array) -> pa.Array:
+    if pa.types.is_list(column.type):
+        return array_literal(column)
+    if pa.types.is_timestamp(column.type) and column.type.tz:  # Arrow would look the zone up; Spark knows others.
+        return column.cast(pa.timestamp(column.type.unit, "UTC"))
+    return column
 
 
 def binary_rows(attempt: uuid.UUID, columns: Sequence[pa.Array]) -> memoryview:

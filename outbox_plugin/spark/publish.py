@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from outbox_plugin.errors import InvalidEvent, OutboxError
+from outbox_plugin.errors import InvalidEvent, OutboxError, UserError
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.spark.staging import PARTITION_BITS, PREFIX, Attempt, StagingTable, identifier, row_column
 
@@ -24,6 +24,10 @@ _COUNTED_PLACE = sql.SQL("row_number() OVER (ORDER BY {order})")
 
 class StagingLost(OutboxError):
     """Rows that tasks had staged are gone, as after a crash of Postgres; nothing was written: run the job again."""
+
+
+class InvalidRow(UserError):
+    """A business row that Postgres cannot store; nothing was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +66,12 @@ def accepted(table: StagingTable, attempts: Iterable[Attempt]) -> Staged:
 
     Raises:
         InvalidEvent: an attempt met a row that the outbox or Kafka would refuse.
+        InvalidRow: an attempt met a business row that Postgres cannot store.
     """
     staged = Staged(table, list(attempts))
     for attempt in staged.attempts:
+        if attempt.refused:
+            raise InvalidRow(f"business row, column {attempt.refused.column!r}: {attempt.refused.problem}")
         if attempt.bad:
             raise InvalidEvent(attempt.bad.column, attempt.bad.problem)
     return staged

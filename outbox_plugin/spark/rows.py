@@ -13,8 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from outbox_plugin.event import MAX_KEY_CHARACTERS, TOPIC_PATTERN
+from outbox_plugin.spark.texts import with_nul
 
 _SHOWN_CHARACTERS = 40
+_NUL = "has the character NUL, which Postgres cannot store"
 
 
 class BadRow(NamedTuple):
@@ -31,26 +33,71 @@ class Limits(NamedTuple):
     value: int | None = None
 
 
-def bad_rows(batch: pa.RecordBatch, undecodable: Mapping[str, pa.Array], limits: Limits) -> dict[int, BadRow]:
+class Unstorable(NamedTuple):
+    """A row with a text that Postgres cannot store: the row's number, the column, and what is wrong with it."""
+
+    row: int
+    column: str
+    problem: str
+
+
+def bad_rows(
+    batch: pa.RecordBatch,
+    undecodable: Mapping[str, pa.Array],
+    limits: Limits,
+    order: Mapping[str, pa.Array] | None = None,
+) -> dict[int, BadRow]:
     """The rows that are wrong, by their numbers; empty when all are well.
 
     Args:
         batch: the columns of the outbox, as text.
-        undecodable: for the columns that were bytes, which rows have some that are not UTF-8.
+        undecodable: for each column of text or bytes, which rows have bytes that are not UTF-8.
         limits: what fits.
+        order: the columns of text that the events are ordered by.
     """
     topics, keys = batch.column("kafka_topic"), batch.column("kafka_key")
     found: dict[int, BadRow] = {}
-    for column, wrong, problem in _rules(batch, undecodable, limits):
+    for column, wrong, problem in _rules(batch, undecodable, limits, order or {}):
         if pc.any(wrong).as_py():
             for row in pc.indices_nonzero(pc.fill_null(wrong, fill_value=False)).to_pylist():
-                who = f"of the event with topic {_shown(topics[row])} and key {_shown(keys[row])}"
-                found.setdefault(row, BadRow(column, f"{problem(row)}, {who}"))
+                found.setdefault(row, BadRow(column, f"{problem(row)}, of {event_shown(topics[row], keys[row])}"))
     return found
 
 
+def first_unstorable(texts: Mapping[str, pa.Array], undecodable: Mapping[str, pa.Array]) -> Unstorable | None:
+    """The first row in which one of the texts cannot be stored.
+
+    Args:
+        texts: columns of text, by their names.
+        undecodable: for each of them, which rows have bytes that are not UTF-8.
+    """
+    found: list[Unstorable] = []
+    for masks, problem in (
+        (undecodable, "has bytes that are not UTF-8, which Postgres cannot store as text"),
+        ({name: with_nul(column) for name, column in texts.items()}, _NUL),
+    ):
+        for name, wrong in masks.items():
+            if pc.any(wrong).as_py():
+                found.append(Unstorable(pc.index(wrong, value=True).as_py(), name, problem))
+    return min(found, default=None)
+
+
+def event_shown(topic: pa.StringScalar, key: pa.StringScalar) -> str:
+    """An event, as an error names it."""
+    return f"the event with topic {shown(topic)} and key {shown(key)}"
+
+
+def shown(value: pa.Scalar) -> str:
+    """A value, as an error shows it: not all of a long one."""
+    whole = value.as_py()
+    if whole is None:
+        return "null"
+    whole = whole if isinstance(whole, str) else str(whole)
+    return repr(whole if len(whole) <= _SHOWN_CHARACTERS else f"{whole[:_SHOWN_CHARACTERS]}…")
+
+
 def _rules(
-    batch: pa.RecordBatch, undecodable: Mapping[str, pa.Array], limits: Limits
+    batch: pa.RecordBatch, undecodable: Mapping[str, pa.Array], limits: Limits, order: Mapping[str, pa.Array]
 ) -> Iterator[tuple[str, pa.Array, Callable[[int], str]]]:
     """A column, the rows in which it is wrong, and what is wrong in a row."""
     topics, keys, values = (batch.column(name) for name in ("kafka_topic", "kafka_key", "kafka_value"))
@@ -61,8 +108,8 @@ def _rules(
     wrong_topics = pc.unique(topics).filter(pc.invert(_well_named(pc.unique(topics))))
     yield "topic", pc.is_in(topics, wrong_topics), lambda _: "not a name that Kafka allows"
     headers = (batch.column(name) for name in ("kafka_header_keys", "kafka_header_values"))
-    for column, texts in (("key", keys), ("value", values), *(("headers", each) for each in headers)):
-        yield column, _with_nul(texts), lambda _: "has the character NUL, which Postgres cannot store"
+    for column, texts in (("key", keys), ("value", values), *(("headers", each) for each in headers), *order.items()):
+        yield column, with_nul(texts), lambda _: _NUL
     for column, wrong in undecodable.items():
         yield column, wrong, lambda _: "has bytes that are not UTF-8, which the outbox cannot hold"
 
@@ -71,26 +118,5 @@ def _well_named(topics: pa.Array) -> pa.Array:
     return pc.fill_null(pc.match_substring_regex(topics, TOPIC_PATTERN), fill_value=False)
 
 
-def _with_nul(texts: pa.Array) -> pa.Array:
-    """Which texts, or lists of them, have the character; where no byte of a column is 0, that is soon known."""
-    listed = pa.types.is_list(texts.type)
-    each = texts.flatten() if listed else texts
-    stored = each.buffers()[2]
-    if stored is None or b"\0" not in stored.to_pybytes():
-        return pa.repeat(False, len(texts))
-    found = pc.match_substring(each, "\0")
-    if not listed:
-        return found
-    wrong = set(pc.list_parent_indices(texts).filter(found).to_pylist())
-    return pa.array([row in wrong for row in range(len(texts))])
-
-
 def _too_long(texts: pa.Array, limit: int) -> Callable[[int], str]:
     return lambda row: f"{len(texts[row].as_py())} characters, of which {limit} are allowed"
-
-
-def _shown(text: pa.StringScalar) -> str:
-    whole = text.as_py()
-    if whole is None:
-        return "null"
-    return repr(whole if len(whole) <= _SHOWN_CHARACTERS else f"{whole[:_SHOWN_CHARACTERS]}…")

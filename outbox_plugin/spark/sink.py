@@ -122,7 +122,8 @@ class OutboxWriter(DataSourceArrowWriter):
 
         Raises:
             InvalidEvent: a row would be refused by the outbox or by Kafka; nothing is written.
-            StagingLost: Postgres crashed meanwhile, or a later run of the same job is under way.
+            InvalidRow: a business row would be refused by Postgres; nothing is written.
+        StagingLost: Postgres crashed meanwhile, or a later run of the same job is under way.
         """
         if not self._again:
             staged = accepted(self._table, [said.attempt for said in _said(messages) if said.attempt])

@@ -32,13 +32,17 @@ PARTITION_BITS = 40  # An ordinal is its partition's number, and in so many bits
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What one attempt of a partition's task staged: rows, and those that are set aside; or the first bad row."""
+    """What one attempt of a partition's task staged: rows, and those that are set aside.
+
+    Or the first row for which its job must fail: `bad`, a bad event, or `refused`, a business row.
+    """
 
     id: str
     partition: int
     rows: int
     set_aside: int = 0
     bad: BadRow | None = None
+    refused: BadRow | None = None
 
 
 @dataclass(frozen=True)
@@ -136,6 +140,8 @@ class StageTask:
                         if not batch.num_rows:
                             continue
                         converted = self.table.form.convert(batch, limits)
+                        if converted.refused:
+                            return Attempt(attempt.hex, partition, 0, refused=converted.refused)
                         if converted.bad and not self.set_aside:
                             return Attempt(attempt.hex, partition, 0, 0, converted.bad[min(converted.bad)])
                         ordinals = pa.array(np.arange(first + rows, first + rows + batch.num_rows))

@@ -25,7 +25,7 @@ from outbox_plugin.spark.rows import BadRow
 from outbox_plugin.spark.staging import PREFIX, Attempt, StageTask, StagingTable
 
 PURPOSE = "outbox spark driver"
-_ATTEMPT = "id string, partition long, rows long, set_aside long, bad_column string, problem string"
+_ATTEMPT = "id string, partition long, rows long, set_aside long, bad_column string, problem string, business boolean"
 _Connection = psycopg.Connection[tuple[Any, ...]]
 
 
@@ -102,6 +102,7 @@ class OutboxWrite:
         Raises:
             EventColumnWrong, BusinessColumnWrong: the columns are not of the form that is needed.
             InvalidEvent: an event would be refused by the outbox or by Kafka; nothing has been written.
+            InvalidRow: a business row would be refused by Postgres; nothing has been written.
             StagingLost: Postgres crashed meanwhile.
             ServerRefused, SchemaMissing: Postgres does not let us.
             pyspark.errors.PySparkException: a task failed for good; nothing has been written.
@@ -162,17 +163,20 @@ class _Reported:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         attempt = self.task(batches)
-        said = [attempt.id, attempt.partition, attempt.rows, attempt.set_aside, *(attempt.bad or (None, None))]
-        kinds = [pa.string(), pa.int64(), pa.int64(), pa.int64(), pa.string(), pa.string()]
-        names = ["id", "partition", "rows", "set_aside", "bad_column", "problem"]
+        wrong = attempt.refused or attempt.bad or (None, None)
+        business = attempt.refused is not None
+        said = [attempt.id, attempt.partition, attempt.rows, attempt.set_aside, *wrong, business]
+        kinds = [pa.string(), pa.int64(), pa.int64(), pa.int64(), pa.string(), pa.string(), pa.bool_()]
+        names = ["id", "partition", "rows", "set_aside", "bad_column", "problem", "business"]
         yield pa.RecordBatch.from_arrays(
             [pa.array([each], kind) for each, kind in zip(said, kinds, strict=True)], names
         )
 
 
 def _as_attempt(row: Row) -> Attempt:
-    bad = None if row["problem"] is None else BadRow(row["bad_column"], row["problem"])
-    return Attempt(row["id"], row["partition"], row["rows"], row["set_aside"], bad)
+    wrong = None if row["problem"] is None else BadRow(row["bad_column"], row["problem"])
+    bad, refused = (None, wrong) if row["business"] else (wrong, None)
+    return Attempt(row["id"], row["partition"], row["rows"], row["set_aside"], bad, refused)
 
 
 def _quoted(name: str) -> str:
