@@ -2,43 +2,68 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, timeout_from_conninfo
 
 from outbox_plugin.errors import SchemaMissing, ServerRefused, StoreUnavailable
+from outbox_plugin.schema.statements import statement
+from outbox_plugin.schema.watched import WatchedAsyncConnection, WatchedConnection
 from outbox_plugin.settings import Settings
 
-CONNECT_TIMEOUT_SECONDS = 5
+C = TypeVar("C", bound=psycopg.Connection[Any])
+
+CONNECT_TIMEOUT_SECONDS = 3
 OLDEST_POSTGRES = 15  # Its UNIQUE NULLS NOT DISTINCT, and multiranges of 14.
-# A server that vanished without a word is noticed after about 10 s, not after the kernel's two hours.
-_KEEPALIVE = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 10_000}
+# What the kernel does about packets that vanish. A probe is sooner, but a pooler may answer it.
+_KEEPALIVE = {"keepalives_idle": 2, "keepalives_interval": 1, "keepalives_count": 3, "tcp_user_timeout": 3_000}
+_PATIENT = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 10_000}
 
 
 def connect(settings: Settings, *, purpose: str = "outbox") -> psycopg.Connection[tuple[Any, ...]]:
     """A connection in autocommit mode that works behind a transaction-mode pooler: nothing is prepared.
 
+    A statement on it waits for as long as the server works on it, but ends within about 2 seconds where the way to the
+    server is dead; see `silence`.
+
+    Args:
+        settings: their DSN names the server; what it says of time-outs and keepalives goes before ours.
+        purpose: the session's `application_name`.
+
     Raises:
         psycopg.Error: as psycopg says it; see `reported` and `reported_as_refusal`.
         ServerRefused: the server is older than `OLDEST_POSTGRES`.
     """
-    connection = psycopg.connect(**_options(settings, purpose), autocommit=True, prepare_threshold=None)
-    if (version := connection.info.server_version) < OLDEST_POSTGRES * 10_000:
-        connection.close()
-        raise _too_old(version)
+    options = _options(settings, purpose, _KEEPALIVE)
+    connection = _connected(WatchedConnection[tuple[Any, ...]], options)
+    _prepare_to_probe(connection, settings, options)
     return connection
+
+
+def connect_patiently(settings: Settings, *, purpose: str = "outbox") -> psycopg.Connection[tuple[Any, ...]]:
+    """As `connect`, for a long transaction that would have to be done again as a whole: TCP alone ends its waits."""
+    return _connected(psycopg.Connection[tuple[Any, ...]], _options(settings, purpose, _PATIENT))
 
 
 async def connect_async(settings: Settings, *, purpose: str = "outbox") -> psycopg.AsyncConnection[tuple[Any, ...]]:
     """As `connect`, for asyncio."""
-    options = _options(settings, purpose)
-    connection = await psycopg.AsyncConnection.connect(**options, autocommit=True, prepare_threshold=None)
+    options = _options(settings, purpose, _KEEPALIVE)
+    attempt = WatchedAsyncConnection[tuple[Any, ...]].connect(**options, autocommit=True, prepare_threshold=None)
+    try:
+        connection = await asyncio.wait_for(attempt, _connect_seconds(options))
+    except TimeoutError:
+        raise _no_connection(_connect_seconds(options)) from None
     if (version := connection.info.server_version) < OLDEST_POSTGRES * 10_000:
         await connection.close()
         raise _too_old(version)
+    _prepare_to_probe(connection, settings, options)
     return connection
 
 
@@ -49,9 +74,55 @@ def _too_old(version: int) -> ServerRefused:
     )
 
 
-def _options(settings: Settings, purpose: str) -> dict[str, Any]:
+def _options(settings: Settings, purpose: str, keepalive: dict[str, int]) -> dict[str, Any]:
     given = conninfo_to_dict(settings.dsn.get_secret_value())
-    return {"connect_timeout": CONNECT_TIMEOUT_SECONDS, "application_name": purpose, **_KEEPALIVE, **given}
+    return {"connect_timeout": CONNECT_TIMEOUT_SECONDS, "application_name": purpose, **keepalive, **given}
+
+
+def _prepare_to_probe(
+    connection: WatchedConnection[Any] | WatchedAsyncConnection[Any], settings: Settings, options: dict[str, Any]
+) -> None:
+    connection.probe_options = {**options, "application_name": "outbox probe", "connect_timeout": 2}
+    connection.probe_query = statement("probe", "state_of_session", settings.table)
+
+
+def _connect_seconds(options: dict[str, Any]) -> float:
+    """How long all attempts to connect may take together, one second for the look-up of names included."""
+    return timeout_from_conninfo(options) * len(str(options.get("host") or options.get("hostaddr")).split(",")) + 1.0
+
+
+def _connected(kind: type[C], options: dict[str, Any]) -> C:
+    """Connect on a thread of its own: no time-out of psycopg's or libpq's bounds the look-up of a name."""
+    connecting: Future[C] = Future()
+    nobody_waits = threading.Event()
+
+    def attempt() -> None:
+        try:
+            connection = kind.connect(**options, autocommit=True, prepare_threshold=None)
+        except BaseException as error:
+            connecting.set_exception(error)
+        else:
+            connecting.set_result(connection)
+            if nobody_waits.is_set():
+                connection.close()
+
+    seconds = _connect_seconds(options)
+    threading.Thread(target=attempt, name="outbox-connect", daemon=True).start()
+    try:
+        connection = connecting.result(seconds)
+    except FutureTimeout:
+        nobody_waits.set()
+        if connecting.done() and connecting.exception() is None:
+            connecting.result().close()
+        raise _no_connection(seconds) from None
+    if (version := connection.info.server_version) < OLDEST_POSTGRES * 10_000:
+        connection.close()
+        raise _too_old(version)
+    return connection
+
+
+def _no_connection(seconds: float) -> psycopg.OperationalError:
+    return psycopg.errors.ConnectionTimeout(f"no connection within {seconds:.0f} s")
 
 
 @contextmanager

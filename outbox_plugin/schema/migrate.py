@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from outbox_plugin.schema.connection import connect, reported_as_refusal
+from outbox_plugin.schema.connection import connect_patiently, reported_as_refusal
 from outbox_plugin.schema.orphans import drop_orphans
 from outbox_plugin.schema.statements import compose, statement
 from outbox_plugin.settings import Settings
@@ -35,7 +35,7 @@ def migrate(settings: Settings, *, wake_up: bool | None = None) -> list[str]:
         ServerRefused: the database cannot be reached, or does not let us create tables.
     """
     table = settings.table
-    with reported_as_refusal(settings), connect(settings) as connection, connection.transaction():
+    with reported_as_refusal(settings), connect_patiently(settings) as connection, connection.transaction():
 
         def run(query: str, /, **values: str) -> list[str]:
             cursor = connection.execute(statement("migrate", query, table), values)

@@ -27,7 +27,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from outbox_plugin.schema.connection import connect, reported_as_refusal
+from outbox_plugin.schema.connection import connect_patiently, reported_as_refusal
 from outbox_plugin.schema.orphans import drop_orphans
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
@@ -74,7 +74,7 @@ class _Sink:
 
     @contextmanager
     def connection(self) -> Iterator[_Connection]:
-        with reported_as_refusal(self.settings), connect(self.settings, purpose=COMMIT_PURPOSE) as connection:
+        with reported_as_refusal(self.settings), connect_patiently(self.settings, purpose=COMMIT_PURPOSE) as connection:
             yield connection
 
     def publish(self, claim: str, values: dict[str, Any], staged: Staged) -> None:

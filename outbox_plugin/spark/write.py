@@ -14,7 +14,7 @@ from psycopg import sql
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as f
 
-from outbox_plugin.schema.connection import connect, reported_as_refusal
+from outbox_plugin.schema.connection import connect_patiently, reported_as_refusal
 from outbox_plugin.schema.orphans import drop_orphans
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
@@ -107,7 +107,7 @@ class OutboxWrite:
             ServerRefused, SchemaMissing: Postgres does not let us.
             pyspark.errors.PySparkException: a task failed for good; nothing has been written.
         """
-        with reported_as_refusal(self._settings), connect(self._settings, purpose=PURPOSE) as connection:
+        with reported_as_refusal(self._settings), connect_patiently(self._settings, purpose=PURPOSE) as connection:
             drop_orphans(connection, self._settings.table, self._job_id)
             find = statement("staging", "find_job", self._settings.table)
             if connection.execute(find, {"job_id": self._job_id}).fetchall():

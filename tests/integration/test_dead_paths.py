@@ -1,0 +1,184 @@
+"""No statement waits for ever on a path that is dead, and none is given up while the server works on it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+import pytest
+from confluent_kafka.admin import AdminClient
+from psycopg.conninfo import conninfo_to_dict
+
+from outbox_plugin import Settings
+from outbox_plugin.adapters.kafka import Names
+from outbox_plugin.adapters.wake_up import PostgresWakeUp
+from outbox_plugin.bench.proxy import DIRECTIONS, Direction, Proxy
+from outbox_plugin.errors import StoreUnavailable
+from outbox_plugin.schema.connection import connect, connect_async
+from outbox_plugin.schema.migrate import migrate
+from outbox_plugin.status import read_status
+from tests.harvesting import (
+    assert_exactly_once_in_order,
+    backlog,
+    by_key,
+    consume,
+    drained,
+    harvesters,
+    insert_numbered,
+)
+from tests.support import PATIENCE, eventually
+
+pytestmark = pytest.mark.integration
+
+GIVEN_UP_SECONDS = 3.0
+
+
+@pytest.fixture
+def proxy(settings: Settings) -> Iterator[Proxy]:
+    """A way to Postgres that can be made to go wrong."""
+    given = conninfo_to_dict(settings.dsn.get_secret_value())
+    with Proxy(int(str(given["port"]))) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def through(settings: Settings, proxy: Proxy) -> Settings:
+    """Settings whose DSN leads through the proxy."""
+    given = conninfo_to_dict(settings.dsn.get_secret_value())
+    dsn = f"postgresql://{given['user']}@127.0.0.1:{proxy.port}/{given['dbname']}"
+    return settings.model_copy(update={"dsn": type(settings.dsn)(dsn)})
+
+
+def assert_given_up(began: float) -> None:
+    assert time.monotonic() - began < GIVEN_UP_SECONDS * PATIENCE
+
+
+def test_a_statement_on_a_stuck_path_is_given_up(through: Settings, proxy: Proxy) -> None:
+    with closing(connect(through)) as connection:
+        connection.execute("SELECT 1")
+        proxy.hold(*DIRECTIONS)
+        began = time.monotonic()
+        with pytest.raises(psycopg.OperationalError, match="does not answer"):
+            connection.execute("SELECT 1")
+        assert_given_up(began)
+        assert connection.closed
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_a_statement_whose_packets_vanish_is_given_up(through: Settings, proxy: Proxy, direction: Direction) -> None:
+    with closing(connect(through)) as connection:
+        proxy.discard(direction)
+        began = time.monotonic()
+        with pytest.raises(psycopg.OperationalError, match="does not answer"):
+            connection.execute("SELECT 1")
+        assert_given_up(began)
+
+
+def test_a_connection_that_alone_is_half_open_is_given_up(through: Settings, proxy: Proxy) -> None:
+    """New connections reach the server, which has never heard of the statement."""
+    with closing(connect(through)) as connection:
+        proxy.half_open()
+        began = time.monotonic()
+        with pytest.raises(psycopg.OperationalError, match="does not answer"):
+            connection.execute("SELECT 1")
+        assert_given_up(began)
+
+
+@pytest.mark.parametrize("statement", ["SELECT pg_sleep(4)", "LOCK TABLE outbox"])
+def test_a_statement_that_the_server_works_on_is_waited_for(settings: Settings, statement: str) -> None:
+    """However long: for its own sake, or for a lock."""
+    with psycopg.connect(settings.dsn.get_secret_value()) as holder, closing(connect(settings)) as connection:
+        holder.execute("LOCK TABLE outbox")
+        release = threading.Timer(4.0, holder.rollback)
+        release.start()
+        with connection.transaction():
+            connection.execute(statement)
+        release.join()
+
+
+def test_an_async_statement_on_a_stuck_path_is_given_up(through: Settings, proxy: Proxy) -> None:
+    async def asks() -> None:
+        connection = await connect_async(through)
+        try:
+            await connection.execute("SELECT 1")
+            proxy.hold(*DIRECTIONS)
+            with pytest.raises(psycopg.OperationalError, match="does not answer"):
+                await connection.execute("SELECT 1")
+        finally:
+            await connection.close()
+
+    began = time.monotonic()
+    asyncio.run(asks())
+    assert_given_up(began)
+
+
+def test_a_server_that_accepts_and_says_nothing_does_not_hold_up_a_connection(through: Settings, proxy: Proxy) -> None:
+    proxy.hold(*DIRECTIONS)
+    began = time.monotonic()
+    with pytest.raises(psycopg.OperationalError):
+        connect(through)
+    assert time.monotonic() - began < 5.0 * PATIENCE
+
+
+def test_the_wake_up_does_not_wait_for_ever(through: Settings, proxy: Proxy) -> None:
+    with closing(PostgresWakeUp(through, 0)) as wake_up:
+        wake_up.asleep()
+        proxy.hold(*DIRECTIONS)
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailable):
+            wake_up.awake()
+        assert_given_up(began)
+
+
+def test_status_says_so_and_leaves_no_thread_behind(through: Settings, proxy: Proxy) -> None:
+    proxy.hold(*DIRECTIONS)
+    status = read_status(through)
+    assert status.backlog is None
+    assert "Postgres" in status.errors[0]
+    eventually(lambda: not {each.name for each in threading.enumerate()} & {"outbox-status", "outbox-connect"}, 10)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("delivery", ["exactly-once"])
+def test_a_leader_whose_path_to_postgres_is_stuck_makes_room(
+    settings: Settings, through: Settings, proxy: Proxy, topic: str, tmp_path: Path, delivery: str
+) -> None:
+    """The stand-by takes over, and the old leader does not come back while its path is stuck, nor after."""
+    settings, through = (each.model_copy(update={"delivery": delivery}) for each in (settings, through))
+    migrate(settings)
+    insert_numbered(settings, topic, 0, 1_000)
+    with harvesters(through, tmp_path / "stuck") as [leader]:
+        drained(settings)
+        with harvesters(settings, tmp_path / "healthy") as [standby]:
+            eventually(lambda: len(members(settings)) == 2, 60)
+            proxy.hold(*DIRECTIONS)
+            insert_numbered(settings, topic, 1_000, 1_000)
+            began = time.monotonic()
+            eventually(standby.leads, 30)
+            eventually(lambda: backlog(settings) == 0, 30)
+            print(f"the stand-by had relayed all after {time.monotonic() - began:.2f} s")
+            assert time.monotonic() - began < 4.0 * PATIENCE
+            proxy.restore()
+            insert_numbered(settings, topic, 2_000, 1_000)
+            drained(settings)
+            assert standby.leads()
+            assert leader.alive
+    records = consume(settings, topic)
+    if delivery == "exactly-once":
+        assert_exactly_once_in_order(records, 0, 3_000)
+    else:
+        firsts = [list(dict.fromkeys(values)) for values in by_key(records).values()]
+        assert all(values == sorted(values, key=lambda each: int(each or -1)) for values in firsts)
+        assert {int(value or -1) for values in firsts for value in values} == {*range(3_000)}
+
+
+def members(settings: Settings) -> list[str]:
+    """Who has joined the leader group."""
+    admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
+    [future] = admin.describe_consumer_groups([Names.of(settings).leader_group]).values()
+    return [each.member_id for each in future.result(10).members]
