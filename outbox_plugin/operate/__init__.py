@@ -3,6 +3,7 @@
 from outbox_plugin.core.lanes import ParkedLane
 from outbox_plugin.operate.bad_rows import (
     DeadLetter,
+    DeadLetterAltered,
     dead_letters,
     discard_dead_letters,
     parked_lanes,
@@ -14,6 +15,7 @@ from outbox_plugin.operate.replay import replay
 
 __all__ = [
     "DeadLetter",
+    "DeadLetterAltered",
     "ParkedLane",
     "dead_letters",
     "discard_dead_letters",

@@ -6,18 +6,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+import psycopg
+
 from outbox_plugin.core.lanes import ParkedLane
-from outbox_plugin.operate.ordering import asking, ordering
+from outbox_plugin.errors import UserError
+from outbox_plugin.operate.ordering import Orders, asking, ordering
+from outbox_plugin.schema.connection import one_line
 from outbox_plugin.settings import Settings
+
+# The outbox's columns cannot hold the event: a null, bytes that are no text, or a text that is too long.
+_NOT_AS_IT_WAS = (psycopg.DataError, psycopg.IntegrityError)
+
+
+class DeadLetterAltered(UserError):
+    """A dead letter cannot be emitted as the event was."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A row that Kafka refused, and that the outbox went on without."""
+    """A row that Kafka refused, and that the outbox went on without; or an event that Spark has set aside.
+
+    Spark's may lack a topic or a key.
+    """
 
     id: int
-    topic: str
-    key: str
+    topic: str | None
+    key: str | None
     reason: str
     buried_at: datetime
 
@@ -53,12 +67,43 @@ def dead_letters(settings: Settings) -> list[DeadLetter]:
 
 
 def retry_dead_letters(settings: Settings, ids: Sequence[int] | None = None) -> int:
-    """Make dead letters rows of the outbox again, behind all others; all where `ids` is None. Returns how many.
+    """Make dead letters rows of the outbox again, behind all others. Returns how many.
+
+    Args:
+        settings: the outbox.
+        ids: which; None is all that can be emitted as they were, and the others stay dead letters.
 
     Raises:
+        DeadLetterAltered: one of `ids` cannot be emitted as it was; no dead letter has become a row.
         SchemaMissing, ServerRefused: see `ordering`.
     """
-    return _each(settings, "retry_dead_letters", ids)
+    with ordering(settings) as orders:
+        chosen = orders.run("control", "dead_letters_to_retry", ids=None if ids is None else list(ids)).fetchall()
+        left = {id_: reason for id_, altered, reason in chosen if altered}
+        fit = [id_ for id_, altered, _ in chosen if not altered]
+        try:
+            with orders.savepoint():
+                retried = _retry(orders, fit)
+        except _NOT_AS_IT_WAS:
+            retried = 0
+            for id_ in fit:  # One by one, to know which.
+                try:
+                    with orders.savepoint():
+                        retried += _retry(orders, [id_])
+                except _NOT_AS_IT_WAS as error:
+                    left[id_] = one_line(error)
+        if left and ids is not None:
+            first = min(left)
+            more = f", nor can {len(left) - 1} others" if len(left) > 1 else ""
+            raise DeadLetterAltered(
+                f"dead letter {first} cannot be emitted as it was ({left[first]}){more}: nothing is retried; "
+                "write the event again from its source, then discard the dead letter"
+            )
+        return retried
+
+
+def _retry(orders: Orders, ids: Sequence[int]) -> int:
+    return orders.run("control", "retry_dead_letters", ids=ids).rowcount
 
 
 def discard_dead_letters(settings: Settings, ids: Sequence[int] | None = None) -> int:
@@ -67,9 +112,5 @@ def discard_dead_letters(settings: Settings, ids: Sequence[int] | None = None) -
     Raises:
         SchemaMissing, ServerRefused: see `ordering`.
     """
-    return _each(settings, "discard_dead_letters", ids)
-
-
-def _each(settings: Settings, name: str, ids: Sequence[int] | None) -> int:
     with ordering(settings) as orders:
-        return orders.run("control", name, ids=None if ids is None else list(ids)).rowcount
+        return orders.run("control", "discard_dead_letters", ids=None if ids is None else list(ids)).rowcount

@@ -63,7 +63,7 @@ def release(topic: str | None, key: str | None) -> None:
 
 @click.group(name="dead-letters")
 def dead_letters() -> None:
-    """Rows that Kafka refused, where OUTBOX_BAD_ROWS=dead-letter."""
+    """Rows that Kafka refused, where OUTBOX_BAD_ROWS=dead-letter, and events that Spark has set aside."""
 
 
 @dead_letters.command(name="list")
@@ -71,7 +71,9 @@ def list_dead_letters() -> None:
     """Show the dead letters and why each is one."""
     letters = operate.dead_letters(Settings())
     for each in letters:
-        click.echo(f"{each.id}: topic {each.topic}, key {each.key}, {each.buried_at:%Y-%m-%d %H:%M:%S}: {each.reason}")
+        topic = "no topic" if each.topic is None else f"topic {each.topic}"
+        key = "no key" if each.key is None else f"key {each.key}"
+        click.echo(f"{each.id}: {topic}, {key}, {each.buried_at:%Y-%m-%d %H:%M:%S}: {each.reason}")
     if not letters:
         click.echo("there are no dead letters")
 
@@ -80,8 +82,11 @@ def list_dead_letters() -> None:
 @click.argument("ids", nargs=-1, type=int)
 @click.option("--all", "every", is_flag=True, help="All of them.")
 def retry(ids: tuple[int, ...], every: bool) -> None:
-    """Emit dead letters again, behind whatever waits."""
-    click.echo(f"to be tried again: {operate.retry_dead_letters(Settings(), _chosen(ids, every))}")
+    """Emit dead letters again as they were, behind whatever waits."""
+    settings = Settings()
+    click.echo(f"to be tried again: {operate.retry_dead_letters(settings, _chosen(ids, every))}")
+    if every and (left := operate.dead_letters(settings)):
+        click.echo(f"left, as they cannot be emitted as they were: {len(left)}; `outbox dead-letters list` says why")
 
 
 @dead_letters.command()

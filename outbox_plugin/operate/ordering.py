@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Any
 
 import psycopg
@@ -24,6 +24,10 @@ class Orders:
         """Run the statement `name` of `queries/<noun>.sql`."""
         table = self._settings.table
         return self._connection.execute(statement(noun, name, table), {"table": table, **values})
+
+    def savepoint(self) -> AbstractContextManager[psycopg.Transaction]:
+        """What is run within it is undone when it raises; the order itself goes on."""
+        return self._connection.transaction()
 
 
 @contextmanager

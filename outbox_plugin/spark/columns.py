@@ -32,6 +32,7 @@ from pyspark.sql.types import (
 from outbox_plugin.errors import UserError
 from outbox_plugin.spark.json_text import element_offsets, entries, json_text
 from outbox_plugin.spark.rows import BadRow, Limits, Unstorable, bad_rows, event_shown, first_unstorable, shown
+from outbox_plugin.spark.set_aside import staged_events
 from outbox_plugin.spark.texts import decoded, decoded_document, is_text, lists_with, without_nul
 
 EVENT_COLUMNS = ("kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values")
@@ -173,24 +174,29 @@ class EventForm:
 
         topics = pa.repeat(self.topic, len(batch)) if self.topic else text("topic")
         keys = text("key")
-        if pa.types.is_nested(columns["value"].type):
-            document, undecodable["value"] = decoded_document(columns["value"])
-            values = json_text(document)
-        else:
-            values = text("value")
+        value, documents = columns["value"], pa.types.is_nested(columns["value"].type)
+        if documents:
+            value, undecodable["value"] = decoded_document(value)
+            value = json_text(value)
+        values = value if documents else text("value")
         names, texts, undecodable["headers"] = _headers(columns["headers"] if self.has_headers else None, len(batch))
         order = {name: text(name) if is_text(columns[name].type) else columns[name] for name, _ in self.order_by}
         ordering_texts = {name: column for name, column in order.items() if is_text(column.type)}
         events = [topics, keys, values, names, texts]
         bad = bad_rows(pa.RecordBatch.from_arrays(events, list(EVENT_COLUMNS)), undecodable, limits, ordering_texts)
         if bad:
-            events = [without_nul(each) for each in events]
             order = {name: without_nul(each) if name in ordering_texts else each for name, each in order.items()}
+        altering = {
+            name: mask
+            for name, mask in undecodable.items()
+            if name in EVENT_FIELDS and (documents or name != "value")  # Other values are staged as their very bytes.
+        }
+        staged = staged_events(events, value, bad, altering)
         refused = None
         if wrong := self.rows.unstorable(batch):
             of = event_shown(topics[wrong.row], keys[wrong.row])
             refused = BadRow(wrong.column, f"{wrong.problem}, of {of}")
-        return Converted([*events, _problems(bad, len(batch)), *order.values(), *self.rows.copied(batch)], bad, refused)
+        return Converted([*staged, *order.values(), *self.rows.copied(batch)], bad, refused)
 
 
 def row_form(schema: StructType, leave_out: Sequence[str] = ()) -> RowForm:
@@ -270,13 +276,6 @@ def _ordered_as(name: str, kind: DataType) -> str:
         if isinstance(kind, known):
             return example
     raise EventColumnWrong(f"the column {name!r} is {kind.simpleString()}: events cannot be ordered by that")
-
-
-def _problems(bad: dict[int, BadRow], rows: int) -> pa.Array:
-    """What is wrong with each row; null is nothing."""
-    if not bad:
-        return pa.nulls(rows, pa.string())
-    return pa.array([f"{bad[row].column}: {bad[row].problem}" if row in bad else None for row in range(rows)])
 
 
 def _copied(column: pa.Array) -> pa.Array:

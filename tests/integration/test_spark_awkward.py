@@ -8,7 +8,7 @@ from psycopg import sql
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from outbox_plugin import Settings
+from outbox_plugin import Settings, operate
 from outbox_plugin.errors import InvalidEvent
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.spark import OutboxWrite
@@ -77,3 +77,76 @@ def test_an_instant_is_the_same_in_each_time_zone_that_spark_takes(
     [(value,)] = execute(settings, "SELECT kafka_value FROM outbox")
     assert value == '{"at":"2020-01-02T03:04:05.000006Z"}'
     assert execute(settings, "SELECT at = '2020-01-02 03:04:05.000006+00' FROM business") == [(True,)]
+
+
+def set_aside(spark: SparkSession, settings: Settings, *events: str) -> dict[str, int]:
+    """Have each of the events, a row of `key, value, headers` in SQL, set aside; the ids of their dead letters."""
+    rows = spark.sql(f"SELECT * FROM VALUES {', '.join(events)} AS t(key, value, headers)").coalesce(1)
+    save(settings, rows, onBadRow="deadLetter", jobId="j")
+    return {letter.reason.partition(",")[0]: letter.id for letter in operate.dead_letters(settings)}
+
+
+AWKWARD_EVENTS = {
+    "key: null": "(CAST(NULL AS BINARY), X'76', map('a', 'b'))",
+    "key: has bytes that are not UTF-8": "(X'61ff62', X'76', NULL)",
+    "key: has the character NUL": "(X'610062', X'76', NULL)",
+    "value: has bytes that are not UTF-8": "(X'6b', X'61ff62', NULL)",
+    "value: has the character NUL": "(X'6b', X'610062', NULL)",
+    "headers: has bytes that are not UTF-8": "(X'6b', X'76', map('a', cast(X'61ff62' AS string)))",
+    "headers: has the character NUL": "(X'6b', X'76', map('a', cast(X'610062' AS string)))",
+    "key: 101 characters": "(cast(repeat('k', 101) AS BINARY), X'76', NULL)",
+}
+
+
+def test_a_dead_letter_that_is_not_what_the_event_was_is_not_retried(spark: SparkSession, settings: Settings) -> None:
+    ids = set_aside(spark, settings, *AWKWARD_EVENTS.values())
+    assert list(ids) == list(AWKWARD_EVENTS)
+    for letter in ids.values():
+        with pytest.raises(operate.DeadLetterAltered, match=f"dead letter {letter} cannot be emitted as it was"):
+            operate.retry_dead_letters(settings, [letter])
+    with pytest.raises(operate.DeadLetterAltered, match=f"dead letter {min(ids.values())} .*, nor can 7 others"):
+        operate.retry_dead_letters(settings, list(ids.values()))
+    assert operate.retry_dead_letters(settings) == 0
+    assert (count(settings, "outbox"), count(settings, "outbox_dead_letter")) == (0, len(ids))
+    values = execute(settings, "SELECT kafka_value FROM outbox_dead_letter WHERE reason LIKE 'value%' ORDER BY id")
+    assert values == [(b"a\xffb",), (b"a\0b",)]
+
+
+def test_what_can_be_retried_is_and_an_outbox_of_bytes_takes_any(spark: SparkSession, settings: Settings) -> None:
+    ids = set_aside(spark, settings, *AWKWARD_EVENTS.values())
+    execute(settings, "ALTER TABLE outbox ALTER kafka_value TYPE BYTEA USING NULL, ALTER kafka_key TYPE TEXT")
+    assert operate.retry_dead_letters(settings) == 3
+    emitted = execute(settings, "SELECT kafka_key, kafka_value FROM outbox ORDER BY id")
+    assert emitted == [("k", b"a\xffb"), ("k", b"a\0b"), ("k" * 101, b"v")]
+    left = {letter.id for letter in operate.dead_letters(settings)}
+    assert left == {
+        ids[reason] for reason in ids if "null" in reason or reason.startswith(("key: has", "headers: has"))
+    }
+
+
+def test_a_document_with_bytes_that_are_not_utf_8_is_not_retried(spark: SparkSession, settings: Settings) -> None:
+    """Its bytes are lost: it became JSON."""
+    rows = spark.sql("SELECT 'k' AS key, struct(cast(X'61ff62' AS string) AS name) AS value")
+    save(settings, rows, onBadRow="deadLetter")
+    [letter] = operate.dead_letters(settings)
+    with pytest.raises(operate.DeadLetterAltered, match="value: has bytes that are not UTF-8"):
+        operate.retry_dead_letters(settings, [letter.id])
+
+
+def test_what_an_earlier_version_has_set_aside_is_not_retried_either(settings: Settings) -> None:
+    """It put U+FFFD for what cannot be stored, and an empty key for none."""
+    execute(
+        settings,
+        """
+        ALTER TABLE outbox_dead_letter DROP COLUMN altered;
+        DELETE FROM outbox_migration WHERE name = '0050_pre_dead_letters_as_they_were';
+        INSERT INTO outbox_dead_letter (table_name, reason, row_id, create_time, kafka_topic, kafka_key, kafka_value,
+                                        kafka_header_keys, kafka_header_values)
+        VALUES ('outbox', 'value: has bytes that are not UTF-8, which', NULL, now(), 't', 'k', 'ab', '{}', '{}'),
+               ('outbox', 'key: null, of the event', NULL, now(), 't', '', 'v', '{}', '{}'),
+               ('outbox', 'a record that is too large', 17, now(), 't', '', 'v', '{}', '{}');
+        """,
+    )
+    migrate(settings)
+    assert operate.retry_dead_letters(settings) == 1
+    assert [letter.key for letter in operate.dead_letters(settings)] == ["k", None]

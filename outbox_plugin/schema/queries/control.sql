@@ -75,13 +75,16 @@ WHERE table_name = %(table)s ORDER BY id
 -- How many there are.
 SELECT count(*) FROM {outbox_dead_letter} WHERE table_name = %(table)s
 
+-- name: dead_letters_to_retry
+-- The dead letters of the ids, or all where none is given, earliest first: whether a column is altered, and the reason.
+SELECT id, altered <> '{{}}', reason FROM {outbox_dead_letter}
+WHERE table_name = %(table)s AND (%(ids)s::bigint[] IS NULL OR id = ANY (%(ids)s))
+ORDER BY id
+FOR UPDATE
+
 -- name: retry_dead_letters
--- Dead letters become rows of the outbox again, behind all others; of the ids, or all where none is given.
-WITH gone AS (
-    DELETE FROM {outbox_dead_letter}
-    WHERE table_name = %(table)s AND (%(ids)s::bigint[] IS NULL OR id = ANY (%(ids)s))
-    RETURNING *
-)
+-- Dead letters become rows of the outbox again, behind all others.
+WITH gone AS (DELETE FROM {outbox_dead_letter} WHERE id = ANY (%(ids)s) RETURNING *)
 INSERT INTO {outbox} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
 SELECT now(), kafka_topic, kafka_key, {outbox_value}(kafka_value, (NULL::{outbox}).kafka_value), kafka_header_keys,
        kafka_header_values

@@ -116,13 +116,13 @@ WHERE outbox_attempt = ANY (%(attempts)s::uuid[]) AND outbox_problem IS NULL
 ORDER BY {order}
 
 -- name: set_aside
--- The events that would be refused, with what is wrong with each. The table has no room for a key or a topic that is
--- missing: it stands empty, and the reason says so.
-INSERT INTO {outbox_dead_letter}
-    (table_name, reason, create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
-SELECT %(table)s, outbox_problem, clock_timestamp(), coalesce(kafka_topic, ''), coalesce(kafka_key, ''),
-       {outbox_bytes}(kafka_value), kafka_header_keys || ARRAY['outbox-job'], kafka_header_values || ARRAY[%(job_id)s::text]
-FROM {staging}
+-- The events that would be refused, with what is wrong with each. A key or a topic that is missing is missing here too.
+INSERT INTO {outbox_dead_letter} (table_name, reason, create_time, kafka_topic, kafka_key, kafka_value,
+                                  kafka_header_keys, kafka_header_values, altered)
+SELECT %(table)s, problem ->> 'reason', clock_timestamp(), kafka_topic, kafka_key, kafka_value::bytea,
+       kafka_header_keys || ARRAY['outbox-job'], kafka_header_values || ARRAY[%(job_id)s::text],
+       ARRAY(SELECT jsonb_array_elements_text(problem -> 'altered'))
+FROM {staging}, LATERAL (SELECT outbox_problem::jsonb AS problem) AS wrong
 WHERE outbox_attempt = ANY (%(attempts)s::uuid[]) AND outbox_problem IS NOT NULL
 ORDER BY outbox_ordinal
 

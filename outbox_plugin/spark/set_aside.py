@@ -1,0 +1,47 @@
+"""How a bad event is staged, so that a dead letter holds what the event was. No I/O.
+
+A dead letter's value is bytes, so it is staged as the hexadecimal form of its very bytes. Its topic, key and headers
+are text: where they have bytes that Postgres cannot store as text, U+FFFD stands in their place. Such an event must not
+be emitted from the dead letter, so the columns that are altered are named beside the problem.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from outbox_plugin.spark.rows import BadRow
+from outbox_plugin.spark.texts import as_bytes, with_nul, without_nul
+
+_COLUMNS = ("topic", "key", "value", "headers", "headers")  # The outbox's, as the user calls them.
+_VALUE = _COLUMNS.index("value")
+
+
+def staged_events(
+    events: Sequence[pa.Array], value: pa.Array, bad: Mapping[int, BadRow], undecodable: Mapping[str, pa.Array]
+) -> list[pa.Array]:
+    """The columns of the outbox, and after them what is wrong with each row: a JSON text, null for a good row.
+
+    Args:
+        events: topics, keys, values, header names and header values, as text.
+        value: the values as they came; as JSON where they came as documents.
+        bad: the bad rows, by their numbers.
+        undecodable: which rows have U+FFFD in the place of bytes that are not UTF-8, by the column in which they have.
+    """
+    rows = len(value)
+    if not bad:
+        return [*events, pa.nulls(rows, pa.string())]
+    is_bad = pa.array([row in bad for row in range(rows)])
+    staged = [without_nul(column) for column in events]
+    literals = [None if raw is None else f"\\x{raw.hex()}" for raw in as_bytes(value).filter(is_bad).to_pylist()]
+    staged[_VALUE] = pc.replace_with_mask(events[_VALUE], is_bad, pa.array(literals, pa.string()))
+    altered = [*undecodable.items()]
+    altered += [(name, with_nul(column)) for name, column in zip(_COLUMNS, events, strict=True) if name != "value"]
+    problems: list[str | None] = [None] * rows
+    for row, wrong in bad.items():
+        columns = sorted({name for name, mask in altered if mask[row].as_py()})
+        problems[row] = json.dumps({"reason": f"{wrong.column}: {wrong.problem}", "altered": columns})
+    return [*staged, pa.array(problems, pa.string())]
