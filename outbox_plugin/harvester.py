@@ -36,7 +36,15 @@ from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.core.takeover import left_behind
 from outbox_plugin.errors import LayoutChanged, LogUnavailable, ServerRefused, ServerUnavailable
 from outbox_plugin.relay.at_least_once import AtLeastOnce
-from outbox_plugin.relay.events import HarvestEvent, Observer, RowsBuried, RowsParked, TermBegan, TermFinished
+from outbox_plugin.relay.events import (
+    HarvestEvent,
+    LanesHeld,
+    Observer,
+    RowsBuried,
+    RowsParked,
+    TermBegan,
+    TermFinished,
+)
 from outbox_plugin.relay.exactly_once import ExactlyOnce
 from outbox_plugin.relay.runtime import Threads
 from outbox_plugin.relay.shard import OpenRelay, Relay, Shard
@@ -232,6 +240,9 @@ class Harvester(Background):
                 for bad in event.bad:
                     whose = f"topic {bad.row.topic}, key {bad.row.key}"
                     logger.warning("row %d (%s) %s: %s", bad.row.id, whose, done, bad.refusal.reason)
+            case LanesHeld():
+                for lane in event.lanes:
+                    logger.warning("shard %d: %s", event.shard, event.told(lane))
             case _:
                 pass
         self._observe_too(event)

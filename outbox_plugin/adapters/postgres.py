@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any
@@ -13,6 +14,7 @@ from psycopg.pq import ExecStatus
 from psycopg.types.numeric import Int8BinaryLoader
 
 from outbox_plugin.adapters.claim import Claim
+from outbox_plugin.adapters.refusals import concerns_all_rows, is_refusal, storable
 from outbox_plugin.core.floor import Drawn
 from outbox_plugin.core.lanes import BadRow, Lane
 from outbox_plugin.core.pace import MANY_ROWS
@@ -61,6 +63,7 @@ class PostgresOutbox:
             self.wakes_up = claim.wakes_up(shard)
             self._purger = opened.enter_context(closing(connect(settings, purpose="outbox harvester (purge)")))
             self._purges = psycopg.ClientCursor(self._purger)
+            self._purger_lock = threading.Lock()
             self._opened = opened.pop_all()
         self._look: tuple[tuple[bytes, ...], dict[str, object]] | None = None
         self._message = b""  # Of the last look; the next is often the same.
@@ -107,22 +110,44 @@ class PostgresOutbox:
         with self._purging():
             self._execute("lead")
 
-    def park(self, bad: Sequence[BadRow]) -> None:
+    def park(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
         """See `Outbox.park`."""
-        with self._leading():
-            for each in bad:
-                self._execute("park", id=each.row.id, whole_topic=each.lane.key is None, reason=each.refusal.reason)
+        return self._put_aside("park", bad)
 
-    def bury(self, bad: Sequence[BadRow]) -> None:
+    def bury(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
         """See `Outbox.bury`."""
-        with self._leading():
-            for each in bad:
-                self._execute("bury", id=each.row.id, reason=each.refusal.reason)
+        return self._put_aside("bury", bad)
+
+    def _put_aside(self, name: str, bad: Sequence[BadRow]) -> Sequence[BadRow]:
+        """Run the statement `name` for bad rows; returns those for which the database refuses it, with what it says.
+
+        Halves are tried where all together are refused, so that one row which the database refuses costs no other.
+        """
+        values: dict[str, object] = {
+            "ids": [each.row.id for each in bad],
+            "whole_topics": [each.lane.key is None for each in bad],
+            "reasons": [storable(each.refusal.reason) for each in bad],
+        }
+        try:
+            with self._leading():
+                self._execute(name, **values)
+        except StoreUnavailable as error:
+            if not is_refusal(error.__cause__):
+                raise
+            if len(bad) > 1 and not concerns_all_rows(error.__cause__):
+                half = len(bad) // 2
+                return [*self._put_aside(name, bad[:half]), *self._put_aside(name, bad[half:])]
+            done = "to park it" if name == "park" else "to make it a dead letter"
+            return [each.because(f"the database refuses {done}: {error}") for each in bad]
+        return ()
 
     @contextmanager
     def _purging(self) -> Iterator[None]:
-        """A transaction on the connection that deletes; durable, whatever the session's default."""
-        with reported(), self._purger.transaction():
+        """A transaction on the connection that deletes; durable, whatever the session's default.
+
+        Another thread must not delete inside it: its deletion would be undone where this one is.
+        """
+        with self._purger_lock, reported(), self._purger.transaction():
             self._purger.execute(self._statement("window", "durable"))
             yield
 
@@ -219,9 +244,10 @@ class PostgresOutbox:
         """How many rows `queries` delete, with one round trip and one commit, which is `durable` or `hasty`."""
         deletions = [bound(self._purges, *query) for query in queries]
         message = b";".join((self._statement("window", commit), *deletions))
-        found = self._purges.execute(message).results()
-        next(found)
-        return sum(each.rowcount for each in found)
+        with self._purger_lock:
+            found = self._purges.execute(message).results()
+            next(found)
+            return sum(each.rowcount for each in found)
 
     def close(self) -> None:
         """See `Outbox.close`."""

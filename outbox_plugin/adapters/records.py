@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from outbox_plugin.core.row import OutboxRow, column, fields_of
-from outbox_plugin.errors import LogUnavailable, Refusal
+from outbox_plugin.core.row_faults import fault_of, header_names_are_plain
+from outbox_plugin.errors import LogUnavailable, Refusal, SchemaMissing
 
 UNKNOWN_TOPIC_SECONDS = 2.0  # A topic that is made on first use needs a moment; so does news of one.
 _ANSWER_SECONDS = 10.0
@@ -56,7 +57,7 @@ class Records:
             LogUnavailable: Kafka does not answer.
         """
         refused: dict[int, Refusal] = {}
-        for topic in set(column(rows, "topic")) - self._known_topics:
+        for topic in self._topics_of(rows) - self._known_topics:
             problem = self._topic_problem(producer, topic)
             if problem is None:
                 self._known_topics.add(topic)
@@ -64,6 +65,19 @@ class Records:
             refusal = Refusal(f"topic {topic}: {problem}", whole_topic=True)
             refused |= {row.id: refusal for row in rows if row.topic == topic}
         return refused
+
+    @staticmethod
+    def _topics_of(rows: Sequence[OutboxRow]) -> set[str]:
+        """The topics of `rows`.
+
+        Raises:
+            SchemaMissing: one is no text. No lane can wait for a row without a topic, so the table is to be mended.
+        """
+        topics = set(column(rows, "topic"))
+        if not all(isinstance(topic, str) for topic in topics):
+            bad = next(row for row in rows if not isinstance(row.topic, str))
+            raise SchemaMissing(f"row {bad.id}: {fault_of(bad)}; the column kafka_topic must be a TEXT, NOT NULL")
+        return topics
 
     def _topic_problem(self, producer: Producer, topic: str) -> str | None:
         if not _TOPIC_NAME.fullmatch(topic):
@@ -93,26 +107,32 @@ class Records:
         self._news, self.refusals, self.failures, self.failed = [], {}, [], set()
         self.narrowed = False
         produce, limits = producer.produce, self._limits
+        examine = bool(limits) or not header_names_are_plain(rows)
         for fields in fields_of(rows):
-            id_, _, topic, key, value, names, texts, _ = fields
-            if len(names) != len(texts):
-                self.refusals[id_] = Refusal(f"{len(names)} header keys, but {len(texts)} header values")
+            id_, created, topic, key, value, names, texts, _ = fields
+            if (examine or key is None or created is None) and (fault := fault_of(OutboxRow(*fields))):
+                self.refusals[id_] = Refusal(fault)
                 continue
             if limits and topic in limits:
                 self._make_room(producer, OutboxRow(*fields))
-            # One header is usual, and quicker so. The lengths are equal, as checked.
-            headers = [(names[0], texts[0])] if len(names) == 1 else list(zip(names, texts))  # noqa: B905
-            while True:
-                try:  # By position: arguments by name take a third of the time of a call.
-                    produce(topic, value, key, _ANY_PARTITION, None, None, _NOW, headers)
-                    break
-                except BufferError:  # librdkafka's queue is full: let it drain.
-                    producer.poll(_POLL_SECONDS)
-                except KafkaException as error:
-                    if (refusal := _refused_at_once(error.args[0], topic)) is None:
-                        raise
-                    self.refusals[id_] = refusal
-                    break
+            try:
+                if len(names) == 1 == len(texts):  # One header is usual, and quicker so.
+                    headers = [(names[0], texts[0])]
+                else:
+                    headers = list(zip(names, texts, strict=True))
+                while True:
+                    try:  # By position: arguments by name take a third of the time of a call.
+                        produce(topic, value, key, _ANY_PARTITION, None, None, _NOW, headers)
+                        break
+                    except BufferError:  # librdkafka's queue is full: let it drain.
+                        producer.poll(_POLL_SECONDS)
+            except KafkaException as error:
+                if (refusal := _refused_at_once(error.args[0], topic)) is None:
+                    raise
+                self.refusals[id_] = refusal
+            except Exception as error:  # The client does not take what is in the row: no other row may wait for that.
+                fault = fault_of(OutboxRow(*fields)) or f"no record can be made of it: {type(error).__name__}: {error}"
+                self.refusals[id_] = Refusal(fault)
 
     def _make_room(self, producer: Producer, row: OutboxRow) -> None:
         """Before a record of a limited topic: send what is there first, where both would be too much together."""
@@ -131,6 +151,8 @@ class Records:
             return
         ids: dict[tuple[str, bytes, bytes | None], list[int]] = {}
         for row in self._rows:
+            if row.id in self.refusals:
+                continue
             value = row.value.encode() if isinstance(row.value, str) else row.value
             ids.setdefault((row.topic, row.key.encode(), value), []).append(row.id)
         for error, topic, key, value in news:

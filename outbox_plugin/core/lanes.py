@@ -6,7 +6,7 @@ row: that row and all later rows of the lane stay in the outbox, in their order,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
@@ -45,6 +45,10 @@ class BadRow:
         """What has to wait for it."""
         return Lane(self.row.topic, None if self.refusal.whole_topic else self.row.key)
 
+    def because(self, more: str) -> BadRow:
+        """The same row, with `more` behind its reason."""
+        return BadRow(self.row, Refusal(f"{self.refusal.reason}; {more}", self.refusal.whole_topic))
+
 
 class Lanes:
     """A set of lanes that is asked about many rows."""
@@ -56,6 +60,9 @@ class Lanes:
 
     def __bool__(self) -> bool:
         return bool(self._lanes)
+
+    def __iter__(self) -> Iterator[Lane]:
+        return iter(self._lanes)
 
     def __contains__(self, row: OutboxRow) -> bool:
         return row.topic in self._topics or (row.topic, row.key) in self._keys
@@ -76,6 +83,12 @@ def first_bad_rows(rows: Sequence[OutboxRow], refusals: Mapping[int, Refusal]) -
             bad = BadRow(row, refusals[row.id])
             found.setdefault(bad.lane, bad)
     return [bad for bad in found.values() if bad.lane.key is None or Lane(bad.lane.topic, None) not in found]
+
+
+def without(bad: Iterable[BadRow], others: Iterable[BadRow]) -> list[BadRow]:
+    """The `bad` rows that are not among `others`, by their ids."""
+    ids = {each.row.id for each in others}
+    return [each for each in bad if each.row.id not in ids]
 
 
 def before_bad_rows(rows: Sequence[OutboxRow], bad: Iterable[BadRow]) -> list[OutboxRow]:

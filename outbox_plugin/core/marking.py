@@ -10,13 +10,13 @@ What is in flight is a *round*: rows no two of which share a key of a topic.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 from outbox_plugin.core.lanes import BadRow, first_bad_rows
-from outbox_plugin.core.ports import Sent
 from outbox_plugin.core.row import OutboxRow, Rows, column, fields_of
+from outbox_plugin.errors import Refusal
 
 ROWS_PER_MARK = 5_000  # Also the throttle: no more records than that are in flight.
 
@@ -43,16 +43,21 @@ class Verdict:
     reset: tuple[int, ...]
 
 
-def judge(round_: Sequence[OutboxRow], sent: Sent, behind: Sequence[OutboxRow], *, bury: bool) -> Verdict:
-    """What follows when `round_` was `sent`, and the marked rows `behind` wait for it.
+def judge(
+    round_: Sequence[OutboxRow], done: Set[int], refused: Mapping[int, Refusal], behind: Sequence[OutboxRow]
+) -> Verdict:
+    """What follows when `round_` was sent, and the marked rows `behind` wait for it.
 
-    A row that was neither delivered nor refused is unknown: it and all that waits is marked anew, so that nothing
-    overtakes it. So is what waits in a lane that is parked now; bad rows that are to be buried hold nothing up.
+    Args:
+        round_: what was sent.
+        done: the ids of the rows that were delivered, or have become dead letters; these hold nothing up.
+        refused: why the bad rows of the round that are still in the outbox are bad, by their ids.
+        behind: the marked rows that were to be sent after the round.
+
+    A row that is not done may not be overtaken. So it is marked anew, and so is all that waits: also what waits in a
+    lane that is parked or held back now.
     """
-    unknown = [row.id for row in round_ if row.id not in sent.delivered and row.id not in sent.refused]
-    waiting = [row.id for row in behind]
-    if bury:
-        bad = [BadRow(row, sent.refused[row.id]) for row in round_ if row.id in sent.refused]
-        return Verdict(tuple(bad), (*unknown, *waiting) if unknown else ())
-    refused = [row.id for row in round_ if row.id in sent.refused]
-    return Verdict(tuple(first_bad_rows(round_, sent.refused)), (*unknown, *refused, *waiting))
+    reset = [row.id for row in round_ if row.id not in done]
+    if reset:
+        reset += [row.id for row in behind]
+    return Verdict(tuple(first_bad_rows(round_, refused)), tuple(reset))

@@ -7,6 +7,7 @@ LONG_LOOK_SECONDS = 0.005  # One that finds nothing takes a tenth of that, unles
 HIDDEN_SECONDS = 0.005  # To ask whether they can be seen by now costs far less than to look.
 STEADY_SECONDS = 0.025  # While rows come more often, the waits do not grow.
 ERROR_FIRST, ERROR_LAST = 0.25, 8.0
+RETRY_ASIDE_SECONDS = 10.0  # A bad row that the database refuses to put aside is tried again after so long.
 CONTROL_BUSY_SECONDS, CONTROL_IDLE_SECONDS = 0.25, 1.0  # How often the database is asked what is ordered.
 CONTROL_ASLEEP_SECONDS, READ_ASLEEP_SECONDS = 5.0, 1.0  # Behind the wake-up, in case that one is lost.
 PURGE_ROWS, PURGE_REST_SECONDS = 500, 0.02  # Fewer rows wait for more, because each purge is a commit of its own.

@@ -82,16 +82,22 @@ class Outbox(Protocol):
         """
         ...
 
-    def park(self, bad: Sequence[BadRow]) -> None:
+    def park(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
         """Remember that the bad rows' lanes wait, and why; durable when it returns.
+
+        Returns:
+            Those that the database refuses to remember, each with what it says.
 
         Raises:
             Fenced: another leader leads the shard.
         """
         ...
 
-    def bury(self, bad: Sequence[BadRow]) -> None:
+    def bury(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
         """Move the bad rows to the dead letters.
+
+        Returns:
+            Those that the database refuses to move, each with what it says; they are still in the outbox.
 
         Raises:
             Fenced: another leader leads the shard.

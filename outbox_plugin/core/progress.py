@@ -56,6 +56,8 @@ class Publication:
         if not rows:
             return cls(IdRanges(), 0, None)
         created = list(column(rows, "create_time"))
+        if None in created:  # A bad row, which is not published.
+            created = [each for each in created if each is not None] or [LATEST_TIME + 1]
         ids = IdRanges.of(list(column(rows, "id")))
         return cls(ids, rows[0].horizon, _exact(max(created)), _exact(min(created)))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from outbox_plugin.core.held import HeldLanes
 from outbox_plugin.core.ids import IdRanges
 from outbox_plugin.core.lanes import BadRow, Lane, Lanes, before_bad_rows
 from outbox_plugin.core.progress import Publication
@@ -37,6 +38,10 @@ class Window:
         """Leave out the bad rows, and all that is behind them in their lanes."""
         self._keep(before_bad_rows(self.rows, bad))
 
+    def leave_out(self, lanes: Lanes) -> None:
+        """Leave out all rows of `lanes`: they are held back, and will be read again."""
+        self._keep(lanes.let_through(self.rows))
+
     def published(self) -> None:
         """Its rows have been handed over: to purge them, `publication` is enough."""
         self.rows = ()
@@ -60,6 +65,7 @@ class Windows:
         self._published: list[Window] = []
         self._parked: dict[Lane, int] = {}  # With the count of parkings before it, to tell news from old news.
         self._parkings = 0
+        self._held = HeldLanes()
 
     @property
     def in_flight(self) -> IdRanges:
@@ -76,7 +82,7 @@ class Windows:
 
     def admit(self, rows: Sequence[OutboxRow]) -> Window | None:
         """Take up rows that a read returned; None where all of them are in lanes that were parked since it began."""
-        rows = Lanes(self._parked).let_through(rows)
+        rows = Lanes(self.parked).let_through(rows)
         if not rows:
             return None
         window = Window(rows)
@@ -85,8 +91,19 @@ class Windows:
 
     @property
     def parked(self) -> frozenset[Lane]:
-        """The lanes whose rows wait."""
-        return frozenset(self._parked)
+        """The lanes whose rows wait: parked ones, and those that this term holds back."""
+        return self._held.lanes.union(self._parked)
+
+    def hold(self, lanes: Iterable[Lane], until: float) -> None:
+        """Hold `lanes` back until the clock says `until`: in every window that is not published, and in every read."""
+        held = Lanes(lanes)
+        self._held.hold(held, until)
+        for window in self._read:
+            window.leave_out(held)
+
+    def release_held(self, now: float) -> bool:
+        """Let held lanes go on whose time is over. Returns whether there was one: its rows are to be read again."""
+        return self._held.release(now)
 
     @property
     def parkings(self) -> int:

@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from outbox_plugin.core.floor import Span
-from outbox_plugin.core.lanes import BadRow, Lane
+from outbox_plugin.core.held import HeldLanes
+from outbox_plugin.core.lanes import BadRow, Lane, without
 from outbox_plugin.core.marking import ROWS_PER_MARK, judge, rounds
-from outbox_plugin.core.pace import ERROR_FIRST, ERROR_LAST, PURGE_REST_SECONDS, PURGE_ROWS, Backoff
+from outbox_plugin.core.pace import (
+    ERROR_FIRST,
+    ERROR_LAST,
+    PURGE_REST_SECONDS,
+    PURGE_ROWS,
+    RETRY_ASIDE_SECONDS,
+    Backoff,
+)
 from outbox_plugin.core.ports import AcknowledgingLog, MarkedStore, WakeUp, Wanted
 from outbox_plugin.core.row import OutboxRow, column
-from outbox_plugin.relay.events import Observer, RowsBuried, RowsParked, TermBegan, WindowPublished, WindowPurged
+from outbox_plugin.errors import Refusal
+from outbox_plugin.relay.events import (
+    LanesHeld,
+    Observer,
+    RowsBuried,
+    RowsParked,
+    TermBegan,
+    WindowPublished,
+    WindowPurged,
+)
 from outbox_plugin.relay.looks import Looks
 from outbox_plugin.relay.rest import Rest
 from outbox_plugin.relay.runtime import Runtime
@@ -61,6 +78,7 @@ class AtLeastOnce:
         self._delivered: list[int] = []  # To be purged; all carry the same mark.
         self._sender_done = False
         self._parked: frozenset[Lane] = frozenset()
+        self._held = HeldLanes()
         self._dead: set[int] = set()  # Dead letters of this term: what was marked twice still has them.
         self._failures = Backoff(ERROR_FIRST, ERROR_LAST)
 
@@ -91,6 +109,7 @@ class AtLeastOnce:
             now = self._runtime.now()
             if self._rest.control_is_due(now):
                 paused = self._obey()
+            self._release_held(now)
             rows = () if paused else self._mark_earliest()
             if rows:
                 self._rest.rows_came(now)
@@ -110,7 +129,7 @@ class AtLeastOnce:
 
     def _wanted(self, span: Span) -> Wanted:
         with self._lock:
-            return Wanted(ROWS_PER_MARK, span, parked=self._parked)
+            return Wanted(ROWS_PER_MARK, span, parked=self._parked | self._held.lanes)
 
     def _mark_wanted(self, wanted: Wanted) -> Sequence[OutboxRow]:
         return self._store.mark(self._marking_id, wanted)
@@ -130,6 +149,12 @@ class AtLeastOnce:
         if released:
             self._looks.start_again()
         return control.paused
+
+    def _release_held(self, now: float) -> None:
+        with self._lock:
+            released = self._held.release(now)
+        if released:
+            self._looks.start_again()
 
     def _send_marked(self) -> None:
         try:
@@ -164,10 +189,16 @@ class AtLeastOnce:
             self._to_be_purged([id_ for id_ in column(round_, "id") if id_ in sent.delivered])
             if len(sent.delivered) == len(round_):
                 continue
-            verdict = judge(round_, sent, sorted(row for each in pending for row in each), bury=self._bury)
-            self._put_aside(verdict.bad)
+            refused, done = sent.refused, sent.delivered
+            if self._bury and refused:
+                refused = self._dead_letter([BadRow(row, refused[row.id]) for row in round_ if row.id in refused])
+                done = done | self._dead
+            verdict = judge(round_, done, refused, sorted(row for each in pending for row in each))
+            self._park(verdict.bad)
             if verdict.reset:
+                failed = any(row.id not in done and row.id not in refused for row in round_)
                 self._force_remark(mark_id, verdict.reset)
+                self._stages.rest(self._failures.wait() if failed else 0.0)
                 return
 
     def _to_be_purged(self, ids: list[int]) -> None:
@@ -176,18 +207,26 @@ class AtLeastOnce:
             if len(self._delivered) == len(ids) or self._purge_is_due():
                 self._may_purge.notify_all()
 
-    def _put_aside(self, bad: tuple[BadRow, ...]) -> None:
-        if not bad:
-            return
-        if self._bury:
-            self._store.bury(bad)
-            self._dead |= {each.row.id for each in bad}
-            self._observe(RowsBuried(self._shard, bad))
-            return
-        self._store.park(bad)
+    def _dead_letter(self, bad: Sequence[BadRow]) -> Mapping[int, Refusal]:
+        """Make bad rows dead letters; returns the refusals of those that the database refuses to move."""
+        stuck = self._store.bury(bad)
+        dead = without(bad, stuck)
+        self._dead |= {each.row.id for each in dead}
+        if dead:
+            self._observe(RowsBuried(self._shard, tuple(dead)))
+        return {each.row.id: each.refusal for each in stuck}
+
+    def _park(self, bad: Sequence[BadRow]) -> None:
+        """Let the lanes of bad rows wait. One that the database refuses to park is held back, and tried again."""
+        unrecorded = self._store.park(bad) if bad else ()
+        parked = without(bad, unrecorded)
         with self._lock:
-            self._parked |= {each.lane for each in bad}
-        self._observe(RowsParked(self._shard, bad))
+            self._parked |= {each.lane for each in parked}
+            self._held.hold([each.lane for each in unrecorded], self._runtime.now() + RETRY_ASIDE_SECONDS)
+        if parked:
+            self._observe(RowsParked(self._shard, tuple(parked)))
+        for each in unrecorded:
+            self._observe(LanesHeld(self._shard, (each.lane,), each.refusal.reason, RETRY_ASIDE_SECONDS))
 
     def _force_remark(self, mark_id: str, ids: Sequence[int]) -> None:
         """Let everything that is not delivered be marked again, from the earliest row on."""
@@ -201,7 +240,6 @@ class AtLeastOnce:
             self._mark_id = self._runtime.new_id()
             self._marked.clear()
             self._may_mark.notify_all()
-        self._stages.rest(self._failures.wait())
 
     def _purge(self) -> None:
         while (work := self._to_purge()) is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from outbox_plugin.core.lanes import BadRow
+from outbox_plugin.core.lanes import BadRow, Lane
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,20 @@ class RowsBuried(HarvestEvent):
     """Kafka refused rows, and they are dead letters now."""
 
     bad: tuple[BadRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LanesHeld(HarvestEvent):
+    """The rows of `lanes` are left unread for `seconds`, for the `reason`; then they are tried again."""
+
+    lanes: tuple[Lane, ...]
+    reason: str
+    seconds: float
+
+    def told(self, lane: Lane) -> str:
+        """What happens to a lane, in a sentence."""
+        whose = f"topic {lane.topic}" if lane.key is None else f"topic {lane.topic}, key {lane.key}"
+        return f"{whose} is held back for {self.seconds:.1f} s, then tried again: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,22 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import closing
 
-from outbox_plugin.core.lanes import BadRow, first_bad_rows
-from outbox_plugin.core.pace import PURGE_REST_SECONDS, PURGE_ROWS
+from outbox_plugin.core.lanes import BadRow, first_bad_rows, without
+from outbox_plugin.core.pace import PURGE_REST_SECONDS, PURGE_ROWS, RETRY_ASIDE_SECONDS
 from outbox_plugin.core.ports import Log, OutboxStore, WakeUp
 from outbox_plugin.core.progress import ProgressRecord, Publication
 from outbox_plugin.core.takeover import left_behind
 from outbox_plugin.core.window import Window, Windows, rows_in
-from outbox_plugin.errors import RowsRefused
-from outbox_plugin.relay.events import Observer, RowsBuried, RowsParked, TermBegan, WindowPublished, WindowPurged
+from outbox_plugin.errors import Refusal, RowsRefused
+from outbox_plugin.relay.events import (
+    LanesHeld,
+    Observer,
+    RowsBuried,
+    RowsParked,
+    TermBegan,
+    WindowPublished,
+    WindowPurged,
+)
 from outbox_plugin.relay.intake import Intake
 from outbox_plugin.relay.runtime import Runtime
 from outbox_plugin.relay.stages import Stages
@@ -181,20 +189,33 @@ class ExactlyOnce:
     def _put_aside(self, window: Window, refused: RowsRefused) -> None:
         """Nothing of the window was published: take the bad rows out, so that the rest can be.
 
-        What the database must know of it, it knows before any row behind a bad one is published.
+        What the database must know of it, it knows before any row behind a bad one is published. A row that it refuses
+        to make a dead letter is parked; one that it refuses to park holds its lane back, and is tried again.
         """
+        refusals = refused.refusals
         if self._bad_rows == "dead-letter":
-            dead = [BadRow(row, refused.refusals[row.id]) for row in window.rows if row.id in refused.refusals]
-            self._store.bury(dead)
-            with self._lock:
-                window.bury(dead)
-            self._observe(RowsBuried(self._shard, tuple(dead)))
-            return
-        bad = first_bad_rows(window.rows, refused.refusals)
-        self._store.park(bad)
+            refusals = self._dead_letter(window, refused)
+        bad = first_bad_rows(window.rows, refusals)
+        unrecorded = self._store.park(bad) if bad else ()
+        parked = without(bad, unrecorded)
         with self._lock:
-            self._windows.park(bad)
-        self._observe(RowsParked(self._shard, tuple(bad)))
+            self._windows.park(parked)
+            self._windows.hold([each.lane for each in unrecorded], self._runtime.now() + RETRY_ASIDE_SECONDS)
+        if parked:
+            self._observe(RowsParked(self._shard, tuple(parked)))
+        for each in unrecorded:
+            self._observe(LanesHeld(self._shard, (each.lane,), each.refusal.reason, RETRY_ASIDE_SECONDS))
+
+    def _dead_letter(self, window: Window, refused: RowsRefused) -> dict[int, Refusal]:
+        """Make the refused rows dead letters; returns the refusals of those that could not be."""
+        bad = [BadRow(row, refused.refusals[row.id]) for row in window.rows if row.id in refused.refusals]
+        stuck = self._store.bury(bad)
+        dead = without(bad, stuck)
+        with self._lock:
+            window.bury(dead)
+        if dead:
+            self._observe(RowsBuried(self._shard, tuple(dead)))
+        return {each.row.id: each.refusal for each in stuck}
 
     def _progress(self, records: int, publications: tuple[Publication, ...]) -> ProgressRecord:
         return ProgressRecord(self._store.identity, self._leader_id, records, publications)

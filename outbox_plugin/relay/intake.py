@@ -33,6 +33,10 @@ class Intake:
         now = self._stages.runtime.now()
         if self._rest.control_is_due(now):
             self._obey()
+        with self._stages.lock:
+            released = self._windows.release_held(now)
+        if released:
+            self._looks.start_again()
         self.many = False
         rows = () if self._paused else self._read()
         if rows:

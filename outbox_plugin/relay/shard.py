@@ -11,11 +11,12 @@ from outbox_plugin.core.election import Action, Election
 from outbox_plugin.core.heartbeat import Heartbeat, Phase
 from outbox_plugin.core.pace import ERROR_FIRST, ERROR_LAST, Backoff
 from outbox_plugin.errors import Fenced, LayoutChanged, OutcomeUnknown
-from outbox_plugin.relay.events import HarvestEvent, Observer, TermBegan, TermFinished, WindowPublished
+from outbox_plugin.relay.events import HarvestEvent, LanesHeld, Observer, TermBegan, TermFinished, WindowPublished
 from outbox_plugin.relay.runtime import Runtime
 
 CALM_SECONDS = 5.0  # A term that has lasted as long has got over what ended the one before it.
 WAITING_INTERVAL = 1.0
+HELD_SHOWN_SECONDS = 1.0  # A lane that is held back again at once is shown without a gap.
 
 
 class Relay(Protocol):
@@ -134,6 +135,7 @@ class Shard:
         self._published = 0
         self._recovered = 0
         self._rated = 0.0, 0
+        self._held = "", 0.0  # What was held back last, and until when that is shown.
         self._heartbeat_at = -1e9
         self._last = template
 
@@ -182,6 +184,8 @@ class Shard:
         if isinstance(event, WindowPublished):
             self._published += event.rows
             self._trouble = None
+        elif isinstance(event, LanesHeld):
+            self._held = event.told(event.lanes[0]), self._runtime.now() + event.seconds + HELD_SHOWN_SECONDS
         elif isinstance(event, TermBegan):
             self._recovered = event.recovered
         self._forward(event)
@@ -202,10 +206,15 @@ class Shard:
             phase=phase,
             published=self._published,
             records_per_second=self._rate(now),
-            trouble=self._trouble or self._note,
+            trouble=self._trouble or self._held_back(now) or self._note,
             recovered=self._recovered,
         )
         self._send(self._last)
+
+    def _held_back(self, now: float) -> str | None:
+        """What is held back now, if anything is."""
+        told, until = self._held
+        return told if now < until else None
 
     def _rate(self, now: float) -> float:
         """Records per second since about a second ago."""

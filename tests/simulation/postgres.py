@@ -491,7 +491,7 @@ class Store:
 
         self.call("begins to lead", effect)
 
-    def park(self, bad: Sequence[BadRow]) -> None:
+    def park(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
         def effect() -> None:
             self._check_leads()
             for each in bad:
@@ -500,8 +500,9 @@ class Store:
             self.database.flush()
 
         self.call(f"parks {[each.row.id for each in bad]}", effect)
+        return ()
 
-    def bury(self, bad: Sequence[BadRow]) -> None:
+    def bury(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
         def effect() -> None:
             self._check_leads()
             for each in bad:
@@ -511,6 +512,7 @@ class Store:
             self.database.flush()
 
         self.call(f"buries {[each.row.id for each in bad]}", effect)
+        return ()
 
     def mark(self, leader_id: str, wanted: Wanted) -> Sequence[OutboxRow]:
         def effect() -> list[OutboxRow]:

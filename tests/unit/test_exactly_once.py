@@ -75,11 +75,11 @@ class Store:
     def lead(self, leader_id: str) -> None:
         self._faults.step(StoreUnavailable("beginning to lead"))
 
-    def park(self, bad: Sequence[BadRow]) -> None:
-        """No row is bad."""
+    def park(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
+        return ()  # No row is bad.
 
-    def bury(self, bad: Sequence[BadRow]) -> None:
-        """No row is bad."""
+    def bury(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
+        return ()  # No row is bad.
 
     def settled(self) -> None:
         """There was no other layout."""

@@ -43,10 +43,12 @@ WHERE table_name = %(table)s AND incarnation = %(incarnation)s AND layout = %(la
 FOR SHARE
 
 -- name: park
--- Let the lane of a bad row wait; a row that is gone harms nobody.
+-- Let the lanes of bad rows wait; a row that is gone harms nobody.
 INSERT INTO {outbox_parked} (table_name, kafka_topic, kafka_key, row_id, reason)
-SELECT %(table)s, kafka_topic, CASE WHEN %(whole_topic)s THEN NULL ELSE kafka_key END, id, %(reason)s
-FROM {outbox} WHERE id = %(id)s
+SELECT %(table)s, kafka_topic, CASE WHEN bad.whole_topic THEN NULL ELSE kafka_key END, id, bad.reason
+FROM unnest(%(ids)s::bigint[], %(whole_topics)s::boolean[], %(reasons)s::text[]) AS bad (bad_id, whole_topic, reason)
+JOIN {outbox} ON id = bad.bad_id
+ORDER BY id
 ON CONFLICT DO NOTHING
 
 -- name: release
@@ -58,13 +60,15 @@ WHERE table_name = %(table)s
 RETURNING kafka_topic, kafka_key, row_id, reason, since
 
 -- name: bury
--- A bad row becomes a dead letter.
-WITH gone AS (DELETE FROM {outbox} WHERE id = %(id)s RETURNING *)
+-- Bad rows become dead letters.
+WITH gone AS (DELETE FROM {outbox} WHERE id = ANY (%(ids)s::bigint[]) RETURNING *)
 INSERT INTO {outbox_dead_letter} (table_name, row_id, reason, create_time, kafka_topic, kafka_key, kafka_value,
                                   kafka_header_keys, kafka_header_values)
-SELECT %(table)s, id, %(reason)s, create_time, kafka_topic, kafka_key, {outbox_bytes}(kafka_value), kafka_header_keys,
-       kafka_header_values
+SELECT %(table)s, gone.id, bad.reason, gone.create_time, gone.kafka_topic, gone.kafka_key,
+       {outbox_bytes}(gone.kafka_value), gone.kafka_header_keys, gone.kafka_header_values
 FROM gone
+JOIN unnest(%(ids)s::bigint[], %(reasons)s::text[]) AS bad (bad_id, reason) ON gone.id = bad.bad_id
+ORDER BY gone.id
 
 -- name: dead_letters
 -- The dead letters, earliest first.

@@ -1,0 +1,38 @@
+"""Lanes that one term holds back for a while, and lets go on by itself.
+
+A lane is held back where nothing is wrong with its rows (their topic is away, or is still being looked up), and where a
+bad row could not be put aside because the database refused to. Unlike a parked lane, it is known to the term alone. The
+next leader may forget it: it reads the lane from its first row on, and comes to the same decision by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from outbox_plugin.core.lanes import Lane
+
+
+class HeldLanes:
+    """The lanes that are held back now."""
+
+    def __init__(self) -> None:
+        self._until: dict[Lane, float] = {}  # Seconds of the relay's clock.
+        self._earliest = 0.0
+
+    @property
+    def lanes(self) -> frozenset[Lane]:
+        """The lanes that are held back."""
+        return frozenset(self._until)
+
+    def hold(self, lanes: Iterable[Lane], until: float) -> None:
+        """Hold `lanes` back until the clock says `until`, in seconds."""
+        self._until |= dict.fromkeys(lanes, until)
+        self._earliest = min(self._until.values(), default=0.0)
+
+    def release(self, now: float) -> bool:
+        """Let those go on whose time is over. Returns whether there was one: its rows are to be read again."""
+        if not self._until or now < self._earliest:
+            return False
+        self._until = {lane: until for lane, until in self._until.items() if until > now}
+        self._earliest = min(self._until.values(), default=0.0)
+        return True

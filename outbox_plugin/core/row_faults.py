@@ -1,0 +1,70 @@
+"""What is wrong with a row that cannot become a Kafka record, whoever wrote it.
+
+Postgres lets a TEXT[] hold nested arrays, NULLs and empty texts, and an ALTER TABLE can let NULL into any column. A row
+like that is a bad row: this file says in one sentence why. It is asked about a row only when something is known to be
+wrong in a batch, because a row of the hot path has a few microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+from outbox_plugin.core.row import OutboxRow, column
+
+
+def header_names_are_plain(rows: Sequence[OutboxRow]) -> bool:
+    """Whether all header names of `rows` are texts that are not empty; quick, as it looks at many rows at once."""
+    try:
+        names = set(chain.from_iterable(column(rows, "header_keys")))
+    except TypeError:  # NULL in place of an array, or an array inside an array.
+        return False
+    return all(isinstance(name, str) and name for name in names)
+
+
+def fault_of(row: OutboxRow) -> str | None:
+    """Why `row` cannot become a record; None where nothing is found."""
+    return (
+        _column_fault(row)
+        or _array_fault("keys", row.header_keys)
+        or _array_fault("values", row.header_values)
+        or _header_fault(row.header_keys, row.header_values)
+    )
+
+
+def _column_fault(row: OutboxRow) -> str | None:
+    columns: dict[str, Any] = {"kafka_topic": row.topic, "kafka_key": row.key}
+    for name, text in {**columns, "create_time": row.create_time}.items():
+        if text is None:
+            return f"{name} is NULL"
+    for name, text in columns.items():
+        if not isinstance(text, str):
+            return f"{name} is a {type(text).__name__}; expected a text"
+    value: Any = row.value
+    if not isinstance(value, str | bytes | None):
+        return f"kafka_value is a {type(value).__name__}; expected a text, bytes or NULL"
+    return None
+
+
+def _array_fault(what: str, array: Any) -> str | None:
+    if array is None:
+        return f"the array of header {what} is NULL; expected an array, which may be empty"
+    if not isinstance(array, list):
+        return f"the header {what} are a {type(array).__name__}; expected an array of texts"
+    if any(isinstance(each, list) for each in array):
+        return f"the header {what} are an array of arrays; expected an array of texts"
+    return None
+
+
+def _header_fault(names: Sequence[Any], texts: Sequence[Any]) -> str | None:
+    if len(names) != len(texts):
+        return f"{len(names)} header keys, but {len(texts)} header values"
+    for place, (name, text) in enumerate(zip(names, texts, strict=True), start=1):
+        if name is None or name == "":
+            return f"the key of header {place} is {'empty' if name == '' else 'NULL'}; a header needs a name"
+        if not isinstance(name, str):
+            return f"the key of header {place} is a {type(name).__name__}; expected a text"
+        if not isinstance(text, str | None):
+            return f"the value of header {place} is a {type(text).__name__}; expected a text or NULL"
+    return None

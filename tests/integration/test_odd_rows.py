@@ -1,0 +1,152 @@
+"""Rows that nobody means to write, and databases that will not have them aside: each harms itself only."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import psycopg
+import pytest
+
+from outbox_plugin import Harvester, Settings, operate
+from outbox_plugin.core.row import OutboxRow
+from outbox_plugin.core.row_faults import fault_of
+from outbox_plugin.status import read_status
+from tests.harvesting import backlog, by_key, consume, drained, insert
+from tests.support import eventually
+
+pytestmark = pytest.mark.integration
+
+ROW = "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values) VALUES "
+REFUSING_TRIGGER = """
+CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not here'; END $$;
+CREATE TRIGGER refuse BEFORE INSERT ON {} FOR EACH ROW EXECUTE FUNCTION refuse()
+"""
+
+
+def run_sql(settings: Settings, query: str, *values: object) -> None:
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        connection.execute(query.encode(), values or None)
+
+
+@pytest.fixture(params=["exactly-once", "at-least-once"])
+def either(settings: Settings, request: pytest.FixtureRequest) -> Settings:
+    return settings.model_copy(update={"delivery": request.param})
+
+
+@pytest.mark.parametrize(
+    ("arrays", "reason"),
+    [
+        ("ARRAY[ARRAY['a','b']], ARRAY['x']", "the header keys are an array of arrays"),
+        ("ARRAY[ARRAY['a','b']], ARRAY[ARRAY['x','y']]", "the header keys are an array of arrays"),
+        ("ARRAY[NULL], ARRAY['x']", "the key of header 1 is NULL"),
+        ("ARRAY['a',''], ARRAY['x','y']", "the key of header 2 is empty"),
+    ],
+)
+def test_headers_that_kafka_has_no_form_for_park_their_key(
+    either: Settings, topic: str, arrays: str, reason: str
+) -> None:
+    insert(either, topic, [("good", "1"), ("bad", "1")])
+    run_sql(either, f"{ROW} (%s, 'bad', '2', {arrays})", topic)
+    insert(either, topic, [("good", "2"), ("bad", "3")])
+    with Harvester(either):
+        eventually(lambda: backlog(either) == 2, 30)
+        [lane] = operate.parked_lanes(either)
+        assert (lane.key, lane.reason[: len(reason)]) == ("bad", reason)
+        run_sql(either, "UPDATE outbox SET kafka_header_keys = '{}', kafka_header_values = '{}'")
+        operate.release(either)
+        drained(either)
+    assert by_key(consume(either, topic)) == {"good": ["1", "2"], "bad": ["1", "2", "3"]}
+
+
+@pytest.mark.parametrize("column", ["kafka_header_keys", "kafka_header_values", "create_time"])
+def test_null_where_an_alter_table_has_let_it_in(either: Settings, topic: str, column: str) -> None:
+    if (either.delivery, column) == ("at-least-once", "create_time"):
+        pytest.skip("this delivery does not look at create_time")
+    insert(either, topic, [("good", "1"), ("bad", "1")])
+    with Harvester(either):
+        drained(either)
+        run_sql(either, f"ALTER TABLE outbox ALTER COLUMN {column} DROP NOT NULL")
+        run_sql(either, f"INSERT INTO outbox (kafka_topic, kafka_key, {column}) VALUES (%s, 'bad', NULL)", topic)
+        insert(either, topic, [("good", "2"), ("bad", "3")])
+        eventually(lambda: operate.parked_lanes(either), 30)
+        eventually(lambda: backlog(either) == 2, 30)
+        assert "NULL" in operate.parked_lanes(either)[0].reason
+    assert by_key(consume(either, topic)) == {"good": ["1", "2"], "bad": ["1"]}
+
+
+def odd_rows(topic: str, count: int) -> list[OutboxRow]:
+    """Rows as Postgres can hold them, each with a key of its own; about half of them are bad."""
+    dice = random.Random(20)
+    texts = ["", "a", "b'c", '"', "\\", "ä𝄞", "\x1b[31m", "\n", "\x7f", "{}", "NULL", "x" * 300]
+
+    def array() -> list[Any]:
+        elements: list[Any] = [dice.choice([*texts, "h", "h", "h", None]) for _ in range(dice.choice([0, 1, 1, 2]))]
+        return [elements, [*elements]] if elements and dice.random() < 0.1 else elements
+
+    def row(number: int) -> OutboxRow:
+        value = dice.choice([None, *texts])
+        return OutboxRow(number, 0, topic, f"{number}{dice.choice(texts[:-1])}", value, array(), array(), 0)
+
+    return [row(number) for number in range(count)]
+
+
+def test_of_rows_of_every_kind_the_good_ones_arrive_and_the_bad_ones_are_parked(either: Settings, topic: str) -> None:
+    rows = odd_rows(topic, 400)
+    with psycopg.connect(either.dsn.get_secret_value()) as connection:
+        connection.cursor().executemany(
+            f"{ROW} (%s, %s, %s, %s::text[], %s::text[])".encode(),
+            [(row.topic, row.key, row.value, row.header_keys, row.header_values) for row in rows],
+        )
+    good = [row for row in rows if fault_of(row) is None]
+    assert 50 < len(good) < 350
+    with Harvester(either):
+        eventually(lambda: backlog(either) == len(rows) - len(good), 60)
+        eventually(lambda: len(operate.parked_lanes(either)) == len(rows) - len(good), 30)
+    arrived = consume(either, topic)
+    assert {record.key: record.value for record in arrived} == {row.key: row.value for row in good}
+    assert len(arrived) == len(good)
+    expected = {row.key: list(zip(row.header_keys, row.header_values, strict=True)) for row in good}
+    assert {record.key: record.headers for record in arrived} == {
+        key: [(name, text or "") for name, text in headers] for key, headers in expected.items()
+    }
+
+
+@pytest.mark.parametrize("refusing", ["CHECK (kafka_key <> 'bad')", "a trigger", "no table"])
+def test_a_row_that_cannot_become_a_dead_letter_is_parked(either: Settings, topic: str, refusing: str) -> None:
+    settings = either.model_copy(update={"bad_rows": "dead-letter"})
+    run_sql(
+        settings,
+        {"a trigger": REFUSING_TRIGGER.format("outbox_dead_letter"), "no table": "DROP TABLE outbox_dead_letter"}.get(
+            refusing, f"ALTER TABLE outbox_dead_letter ADD CONSTRAINT refused {refusing}"
+        ),
+    )
+    insert(settings, topic, [("good", "1"), ("bad", "1")])
+    run_sql(settings, f"{ROW} (%s, 'bad', '2', '{{a}}', '{{}}'), (%s, 'worse', '1', '{{a}}', '{{}}')", topic, topic)
+    insert(settings, topic, [("good", "2"), ("bad", "3")])
+    with Harvester(settings):
+        eventually(lambda: backlog(settings) == (2 if "CHECK" in refusing else 3), 30)
+        lane = operate.parked_lanes(settings)[0]
+        assert lane.key == "bad"
+        assert lane.reason.startswith(
+            "1 header keys, but 0 header values; the database refuses to make it a dead letter"
+        )
+    assert by_key(consume(settings, topic)) == {"good": ["1", "2"], "bad": ["1"]}
+
+
+def test_a_row_that_can_be_put_nowhere_holds_only_its_key_back(either: Settings, topic: str) -> None:
+    """Neither dead letters nor parked keys may be written: the key waits in the leader alone, and is tried again."""
+    settings = either.model_copy(update={"bad_rows": "dead-letter"})
+    run_sql(settings, "ALTER TABLE outbox_dead_letter ADD CONSTRAINT refused CHECK (false)")
+    run_sql(settings, "ALTER TABLE outbox_parked ADD CONSTRAINT refused CHECK (false)")
+    insert(settings, topic, [("good", "1"), ("bad", "1")])
+    run_sql(settings, f"{ROW} (%s, 'bad', '2', '{{a}}', '{{}}')", topic)
+    insert(settings, topic, [("bad", "3"), ("good", "2")])
+    with Harvester(settings):
+        eventually(lambda: by_key(consume(settings, topic)).get("good") == ["1", "2"], 30)
+        insert(settings, topic, [("good", "3")])
+        eventually(lambda: backlog(settings) <= 3, 30)
+        eventually(lambda: "key bad is held back" in (read_status(settings).shards[0].trouble or ""), 30)
+        run_sql(settings, "UPDATE outbox SET kafka_header_keys = '{}'")
+        drained(settings, 30)
+    assert by_key(consume(settings, topic)) == {"good": ["1", "2", "3"], "bad": ["1", "2", "3"]}
