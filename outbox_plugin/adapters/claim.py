@@ -33,10 +33,14 @@ class Claim:
         found = self._ask("identity", "identity")
         if not found or found[0][2] is None:
             raise SchemaMissing(f"there is no outbox table {settings.table!r}; run `outbox migrate` first")
-        incarnation, place, is_same_table, remembered = found[0]
+        incarnation, place, is_same_table, notices_truncation = found[0]
         if not is_same_table:
             raise SchemaMissing(
                 f"the table {settings.table!r} was dropped and made anew, or restored; run `outbox migrate` first"
+            )
+        if not notices_truncation:
+            raise SchemaMissing(
+                f"the table {settings.table!r} lacks the trigger `outbox_truncated`; run `outbox migrate` first"
             )
         if missing := [column for (column,) in self._ask("identity", "columns")]:
             raise SchemaMissing(f"the table {settings.table!r} lacks the column(s) {', '.join(missing)}")
@@ -78,11 +82,6 @@ class Claim:
         """Whether `outbox migrate --wake-up` has installed the trigger, for as many shards."""
         [(wakes_up,)] = self._ask("wake_up", "wakes_up", shard=shard)
         return bool(wakes_up)
-
-    def filenode(self) -> int:
-        """The table's file: TRUNCATE gives it another one."""
-        [(filenode,)] = self._ask("control", "filenode")
-        return int(filenode)
 
     def _ask(self, noun: str, name: str, **values: object) -> list[tuple[Any, ...]]:
         return self._run(noun, name, **values).fetchall()

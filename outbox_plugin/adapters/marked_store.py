@@ -25,7 +25,7 @@ class MarkedStore(PostgresOutbox):
     def delete(self, leader_id: str, ids: Sequence[int]) -> int:
         """See `MarkedStore.delete`."""
         with reported():
-            return self._deleted("hasty", [self._query("mark", "delete", ids=list(ids), leader_id=leader_id)])
+            return sum(self._deleted(["hasty"], [self._query("mark", "delete", ids=list(ids), leader_id=leader_id)]))
 
     def reset(self, leader_id: str, ids: Sequence[int]) -> None:
         """See `MarkedStore.reset`."""

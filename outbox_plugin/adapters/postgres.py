@@ -58,7 +58,6 @@ class PostgresOutbox:
                 "layout": layout.number,
                 "shards": layout.shards,
                 "shard": shard,
-                "filenode": claim.filenode(),
             }
             self.wakes_up = claim.wakes_up(shard)
             self._purger = opened.enter_context(closing(connect(settings, purpose="outbox harvester (purge)")))
@@ -240,14 +239,16 @@ class PostgresOutbox:
             self._reads.execute(bound(self._looks, query, {**self._values, **values}), binary=True)
         return Rows(self._reads.fetchall())
 
-    def _deleted(self, commit: str, queries: Sequence[Query]) -> int:
-        """How many rows `queries` delete, with one round trip and one commit, which is `durable` or `hasty`."""
+    def _deleted(self, first: Sequence[str], queries: Sequence[Query]) -> list[int]:
+        """How many rows each of `queries` deletes, with one round trip and one commit.
+
+        `first` names the statements that set the transaction up: that the commit is `durable` or `hasty`, and `steer`.
+        """
         deletions = [bound(self._purges, *query) for query in queries]
-        message = b";".join((self._statement("window", commit), *deletions))
+        message = b";".join((*(self._statement("window", each) for each in first), *deletions))
         with self._purger_lock:
-            found = self._purges.execute(message).results()
-            next(found)
-            return sum(each.rowcount for each in found)
+            found = list(self._purges.execute(message).results())
+            return [each.rowcount for each in found[len(first) :]]
 
     def close(self) -> None:
         """See `Outbox.close`."""

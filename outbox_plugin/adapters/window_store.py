@@ -73,23 +73,49 @@ class WindowStore(PostgresOutbox):
 
     def purge(self, publications: Sequence[Publication]) -> int:
         """See `OutboxStore.purge`."""
+        named = [each for each in publications if each.ids.ranges]
         with reported():
-            purges = [self._purge(each) for each in publications if each.ids.ranges]
-            if not purges:
-                return 0
-            if self._history:
-                self._history.keep_days()
-            return self._deleted("durable", purges)
+            counts = self._purge(["durable"], [self._visible_to_the_read(each) for each in named])
+            short = [each for each, count in zip(named, counts, strict=True) if count < len(each.ids)]
+            return sum(counts) + self._purge_by_times(short)
 
-    def _purge(self, publication: Publication) -> Query:
-        values = {
-            "ids": publication.ids.text(),
-            "horizon": publication.horizon,
-            "created_until": publication.created_until,
-            "created_from": publication.created_from,
-        }
+    def recover(self, publications: Sequence[Publication]) -> int:
+        """See `OutboxStore.recover`."""
+        named = [each for each in publications if each.ids.ranges]
+        with reported():
+            untimed = [self._visible_to_the_read(each) for each in named if each.times is None]
+            return sum(self._purge(["durable"], untimed)) + self._purge_by_times(named)
+
+    def _purge_by_times(self, publications: Sequence[Publication]) -> int:
+        """Delete the rows that their creation times prove."""
+        timed = [(each, times) for each in publications if (times := each.times) is not None]
+        return sum(self._purge(["durable", "steer"], [self._created_as_published(*each) for each in timed]))
+
+    def _purge(self, first: Sequence[str], purges: Sequence[Query]) -> list[int]:
+        """How many rows each of `purges` has deleted."""
+        if not purges:
+            return []
+        if self._history:
+            self._history.keep_days()
+        return self._deleted(first, purges)
+
+    def _visible_to_the_read(self, publication: Publication) -> Query:
+        return self._purging_if(
+            "visible_to_the_read",
+            ids=publication.ids.text(),
+            horizon=publication.horizon,
+            created_until=publication.created_until,
+            created_from=publication.created_from,
+        )
+
+    def _created_as_published(self, publication: Publication, times: Sequence[int]) -> Query:
+        return self._purging_if(
+            "created_as_published", ids=publication.ids.text(), each=list(publication.ids), created=list(times)
+        )
+
+    def _purging_if(self, condition: str, **values: object) -> Query:
         name = "purge_into_history" if self._history else "purge"
-        return self._query("window", name, **values)
+        return self._statement("window", name, (condition,)), {**self._values, **values}
 
 
 def _value_was_left_out(row: OutboxRow) -> bool:

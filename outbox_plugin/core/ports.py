@@ -130,7 +130,18 @@ class OutboxStore(Outbox, Protocol):
         ...
 
     def purge(self, publications: Sequence[Publication]) -> int:
-        """Delete the rows that `publications` prove; durable when it returns. Returns how many rows there were."""
+        """Delete the rows of this term's `publications`; durable when it returns. Returns how many rows there were.
+
+        A row that was rewritten since it was read, by an UPDATE or a migration, is deleted too.
+        """
+        ...
+
+    def recover(self, publications: Sequence[Publication]) -> int:
+        """Delete the rows of an earlier term's `publications`, as `purge` does.
+
+        Transaction ids prove nothing here, as a backup may have been restored since. They are used only where a record
+        of an earlier version does not say when each row was created.
+        """
         ...
 
 

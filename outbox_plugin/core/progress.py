@@ -2,8 +2,11 @@
 
 It is written in the same Kafka transaction as the window, so it is committed exactly when the window is. Ids alone are
 not identity: a record may outlive the rows that it names (a table truncated with its sequence restarted, dropped, or
-restored from a backup). So it says which outbox it speaks of, and per window two bounds that a row inserted later
-cannot meet: the first transaction id which the read could not see, and the latest creation time among the rows.
+restored from a backup). So it says which incarnation of which outbox it speaks of, and when each row was created.
+
+A row's transaction id is no identity either: a migration that rewrites the table, or an UPDATE, gives the row another
+one, and after 2^31 transactions an old one looks young. Within a term it proves a row quickly; creation times decide
+about rows that it does not prove, and about all rows of an earlier term.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from outbox_plugin.core import creation_times
 from outbox_plugin.core.ids import LARGEST_ID, IdRanges
 from outbox_plugin.core.row import OutboxRow, column
 from outbox_plugin.errors import OutboxError
@@ -22,14 +26,16 @@ VERSION = 1
 _POSTGRES_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _TEXT_CHARACTERS = 10_000
 LATEST_TIME = 2**53  # The 285 years around the epoch in which Postgres' arithmetic is exact to the microsecond.
+LARGEST_BODY = 900_000  # Bytes; a broker takes records of up to 1 MB by default.
+LARGEST_PUBLICATION = 1_000_000  # Rows; far more than a window has.
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
     """Who an outbox is.
 
-    `place` says where it stands (database cluster, database, table): a table that was dropped and migrated anew stands
-    in the same place as a new `incarnation`.
+    `place` says where it stands (database cluster, database, table): a table that was dropped and migrated anew, or
+    truncated, stands in the same place as a new `incarnation`.
     """
 
     incarnation: str
@@ -40,26 +46,62 @@ class Identity:
 class Publication:
     """Rows that one transaction published: their ids, and what proves that a row is one of them.
 
-    A row is one of them if its id is in `ids`, the transaction that inserted it is below `horizon`, and it was created
-    no earlier than `created_from` and no later than `created_until` (microseconds since Postgres' epoch; None where
-    that is beyond `LATEST_TIME`).
+    A row is one of them if its id is in `ids` and it was created at the time that `times` gives for the id.
+
+    It is also one of them, which is quicker to ask, if the transaction that inserted it is below `horizon`, and it was
+    created no earlier than `created_from` and no later than `created_until` (microseconds since Postgres' epoch; None
+    where that is beyond `LATEST_TIME`). This holds only as long as transaction ids do not wrap or go back.
+
+    `created` holds the creation times, see `creation_times`; None where all rows have the same, or where they are not
+    known, as in records of earlier versions.
     """
 
     ids: IdRanges
     horizon: int
     created_until: int | None
     created_from: int | None = None
+    created: str | None = None
 
     @classmethod
     def of(cls, rows: Sequence[OutboxRow]) -> Publication:
         """The publication of one read's `rows`, which ascend by id."""
         if not rows:
             return cls(IdRanges(), 0, None)
-        created = list(column(rows, "create_time"))
-        if None in created:  # A bad row, which is not published.
-            created = [each for each in created if each is not None] or [LATEST_TIME + 1]
+        times = list(column(rows, "create_time"))
+        if None in times:  # Of a bad row, which is not published.
+            times = [LATEST_TIME + 1 if each is None else each for each in times]
         ids = IdRanges.of(list(column(rows, "id")))
-        return cls(ids, rows[0].horizon, _exact(max(created)), _exact(min(created)))
+        earliest, latest = _exact(min(times)), _exact(max(times))
+        same = earliest is not None and earliest == latest
+        created = None if same else creation_times.encoded(times, earliest, latest)
+        return cls(ids, rows[0].horizon, latest, earliest, created)
+
+    @property
+    def times(self) -> list[int] | None:
+        """When each row of `ids` was created, in microseconds since Postgres' epoch; None where that is not known.
+
+        Raises:
+            ValueError: `created` is not readable.
+        """
+        if self.created is not None:
+            whole = self.created_from is None or self.created_until is None
+            return creation_times.decoded(self.created, len(self.ids), None if whole else self.created_from)
+        if self.created_from is not None and self.created_from == self.created_until:
+            return [self.created_from] * len(self.ids)
+        return None
+
+
+def _readable(publication: Publication) -> Publication:
+    """The publication itself.
+
+    Raises:
+        TypeError, ValueError: its times are not readable, or it names more rows than any window has.
+    """
+    if len(publication.ids) > LARGEST_PUBLICATION:
+        raise ValueError(f"{len(publication.ids)} rows in one publication")
+    if publication.created is not None:
+        publication.times  # noqa: B018 - decodes them.
+    return publication
 
 
 def _microseconds(time: object) -> int | None:
@@ -101,7 +143,11 @@ class ProgressRecord:
     publications: tuple[Publication, ...]
 
     def encode(self) -> bytes:
-        """The record as JSON."""
+        """The record as JSON; without creation times where it would be larger than brokers take."""
+        body = self._encode(with_times=True)
+        return body if len(body) <= LARGEST_BODY else self._encode(with_times=False)
+
+    def _encode(self, *, with_times: bool) -> bytes:
         body = {
             "version": VERSION,
             "incarnation": self.identity.incarnation,
@@ -114,6 +160,7 @@ class ProgressRecord:
                     "horizon": each.horizon,
                     "created_until": each.created_until,
                     "created_from": each.created_from,
+                    **({"created": each.created} if each.created is not None and with_times else {}),
                 }
                 for each in self.publications
             ],
@@ -137,11 +184,14 @@ class ProgressRecord:
                 _text(fields["leader_id"]),
                 _whole(fields["records"], 0, LARGEST_ID),
                 tuple(
-                    Publication(
-                        IdRanges.parse(each["ids"]),
-                        _whole(each["horizon"], 0, LARGEST_ID),
-                        _microseconds(each["created_until"]),
-                        _microseconds(each.get("created_from")),
+                    _readable(
+                        Publication(
+                            IdRanges.parse(each["ids"]),
+                            _whole(each["horizon"], 0, LARGEST_ID),
+                            _microseconds(each["created_until"]),
+                            _microseconds(each.get("created_from")),
+                            each.get("created"),
+                        )
                     )
                     for each in fields["publications"]
                 ),

@@ -88,7 +88,7 @@ class ExactlyOnce:
 
     def _recover(self, log: Log) -> int:
         publications = left_behind(log.read_progress(), self._store.identity, adopt=self._adopt)
-        return self._store.purge(publications)
+        return self._store.recover(publications)
 
     def _recover_former(self) -> list[int]:
         recovered = []

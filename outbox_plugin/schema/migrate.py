@@ -49,6 +49,8 @@ def migrate(settings: Settings, *, wake_up: bool | None = None) -> list[str]:
         for name, text in pending.items():
             connection.execute(compose(text, table))
             run("record", table=table, name=name)
+        if not run("notices_truncation"):
+            run("notice_truncation")
         run("identify", table=table)
         if run("may_make_staging_schema"):
             run("make_staging_schema")

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
 import pytest
+from pydantic import SecretStr
 
 from outbox_plugin import Harvester, Settings
 from outbox_plugin.adapters.kafka import Names
 from outbox_plugin.adapters.progress import read_progress
 from outbox_plugin.core.shards import Slice
+from outbox_plugin.embedded.postgres import EmbeddedPostgres, _binary
 from outbox_plugin.errors import ForeignOutbox, SchemaMissing
+from outbox_plugin.relay.events import HarvestEvent, TermFinished
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.status import read_status
 from tests.harvesting import (
+    assert_exactly_once_in_order,
     backlog,
     by_key,
     consume,
+    create_topic,
     drained,
     insert,
     insert_numbered,
+    named_by_progress,
     publish_but_kill_before_the_purge,
 )
 from tests.support import eventually
@@ -35,6 +45,13 @@ def killed_before_the_purge(settings: Settings, topic: str, tmp_path: Path) -> N
     """A leader published `ROWS` rows and was killed before it could delete them: its progress record names them."""
     insert_numbered(settings, topic, 0, ROWS)
     publish_but_kill_before_the_purge(settings, tmp_path)
+
+
+REWRITES = [
+    "UPDATE outbox SET leader_id = gen_random_uuid()",
+    "ALTER TABLE outbox ADD COLUMN more UUID DEFAULT gen_random_uuid()",
+    "ALTER TABLE outbox ALTER COLUMN kafka_value TYPE bytea USING convert_to(kafka_value, 'UTF8')",
+]
 
 
 def relay_all(settings: Settings, topic: str) -> list[int]:
@@ -73,12 +90,83 @@ class TestAfterAKill:
         insert_numbered(settings, topic, ROWS, ROWS)
         assert relay_all(settings, topic) == list(range(2 * ROWS))
 
+    @pytest.mark.parametrize("rewrite", REWRITES, ids=lambda rewrite: rewrite[:30])
+    def test_rows_that_were_rewritten_since_are_not_published_again(
+        self, settings: Settings, topic: str, rewrite: str
+    ) -> None:
+        with psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection:
+            connection.execute(rewrite)
+        assert relay_all(settings, topic) == list(range(ROWS))
+
     def test_a_table_made_anew_by_hand_is_not_guessed_at(self, settings: Settings) -> None:
         with psycopg.connect(settings.dsn.get_secret_value()) as connection:
             connection.execute("CREATE TABLE other (LIKE outbox INCLUDING ALL); DROP TABLE outbox CASCADE")
             connection.execute("ALTER TABLE other RENAME TO outbox")
         with pytest.raises(SchemaMissing, match="was dropped and made anew, or restored; run `outbox migrate`"):
             Harvester(settings).start()
+
+
+@pytest.mark.parametrize("rewrite", REWRITES, ids=lambda rewrite: rewrite[:30])
+def test_rows_that_are_rewritten_in_flight_are_published_once(settings: Settings, topic: str, rewrite: str) -> None:
+    """Between their publication and their purge, which waits for the lock."""
+    insert_numbered(settings, topic, 0, ROWS // 2)
+    insert_numbered(settings, topic, ROWS // 2, ROWS // 2)
+    with psycopg.connect(settings.dsn.get_secret_value()) as migration:
+        migration.execute("LOCK TABLE outbox IN SHARE MODE")
+        events: list[HarvestEvent] = []
+        with Harvester(settings, observe=events.append):
+            eventually(lambda: named_by_progress(settings) == ROWS, 60)
+            migration.execute(rewrite.encode())
+            migration.commit()
+            drained(settings)
+            assert not any(isinstance(event, TermFinished) for event in events)
+    assert_exactly_once_in_order(consume(settings, topic), 0, ROWS)
+
+
+@pytest.fixture
+def own_postgres(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
+    """A Postgres whose transaction ids may be tampered with."""
+    postgres = EmbeddedPostgres(tmp_path / "postgres")
+    postgres.launch()
+    postgres.wait()
+    yield postgres
+    postgres.stop()
+
+
+def jump(postgres: EmbeddedPostgres, transactions: int) -> None:
+    """Let the next transaction be the one after so many: fewer than 2^31, the most between two freezes."""
+    with psycopg.connect(postgres.dsn, autocommit=True) as connection:
+        connection.execute("UPDATE pg_database SET datallowconn = true")
+        databases = [name for (name,) in connection.execute("SELECT datname FROM pg_database")]
+        [(last,)] = connection.execute("SELECT pg_current_xact_id()::text::bigint").fetchall()
+    for name in databases:
+        with psycopg.connect(postgres.dsn, dbname=name, autocommit=True) as connection:
+            connection.execute("VACUUM (FREEZE)")
+    postgres.stop()
+    data, wanted = postgres.folder / "data", (last + transactions) % 2**32
+    status = data / "pg_xact" / f"{wanted // 2**20:04X}"  # A page of what became of them has to be there.
+    status.write_bytes(bytes(2**18))
+    shutil.chown(status, data.owner(), data.group())
+    command = [str(_binary("pg_resetwal")), "--next-transaction-id", str(wanted), "--pgdata", str(data)]
+    subprocess.run([sys.executable, "-m", "outbox_plugin.embedded.postgres", *command], check=True)
+    postgres.launch()
+    postgres.wait()
+
+
+def test_a_row_that_outlived_two_thousand_million_transactions_is_published_once(
+    unmigrated: Settings, group: str, own_postgres: EmbeddedPostgres
+) -> None:
+    topic = create_topic(unmigrated, f"{group}-events")
+    old = unmigrated.model_copy(update={"dsn": SecretStr(own_postgres.dsn)})
+    migrate(old)
+    insert_numbered(old, topic, 0, 10)
+    for _ in range(2):
+        jump(own_postgres, 1_500_000_000)
+        old = old.model_copy(update={"dsn": SecretStr(own_postgres.dsn)})
+    with psycopg.connect(own_postgres.dsn) as connection:
+        assert connection.execute("SELECT max(age(xmin)) < 0 FROM outbox").fetchone() == (True,)
+    insert_numbered(old, topic, 10, 10)
+    assert relay_all(old, topic) == list(range(20))
 
 
 def test_a_table_that_is_dropped_and_migrated_under_a_running_harvester(settings: Settings, topic: str) -> None:

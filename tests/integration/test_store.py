@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -23,7 +24,7 @@ from outbox_plugin.core.ports import Wanted
 from outbox_plugin.core.progress import Publication
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Layout
-from outbox_plugin.errors import ServerRefused, StoreUnavailable
+from outbox_plugin.errors import SchemaMissing, ServerRefused, StoreUnavailable
 from outbox_plugin.schema import connection as connection_module
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.schema.statements import statement
@@ -172,7 +173,11 @@ def test_a_purge_deletes_what_was_read_and_can_be_repeated(store: WindowStore) -
 def test_a_purge_spares_rows_that_the_read_could_not_see(store: WindowStore, settings: Settings) -> None:
     publication = Publication.of(store.read(Wanted(ALL)))
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:
-        connection.execute("UPDATE outbox SET kafka_value = 'later' WHERE id > 5")  # Later transactions, same ids.
+        connection.execute("DELETE FROM outbox WHERE id > 5")
+        connection.execute(
+            "INSERT INTO outbox (id, kafka_topic, kafka_key, kafka_value) "
+            "SELECT i, 't', 'k', 'later' FROM generate_series(6, 10) AS i"
+        )
     assert store.purge([publication]) == 5
     assert ids(store) == [6, 7, 8, 9, 10]
 
@@ -185,6 +190,116 @@ def test_a_purge_spares_rows_that_were_created_at_another_time(store: WindowStor
     later = replace(Publication.of(rows), created_from=rows[-1].create_time + 1)
     assert store.purge([later]) == 0
     assert store.purge([Publication.of(rows)]) == 10
+
+
+REWRITES = [
+    "UPDATE outbox SET leader_id = gen_random_uuid()",
+    "ALTER TABLE outbox ADD COLUMN more UUID DEFAULT gen_random_uuid()",
+    "ALTER TABLE outbox ALTER COLUMN kafka_value TYPE bytea USING convert_to(kafka_value, 'UTF8')",
+    "VACUUM FULL outbox",
+]
+
+
+@pytest.mark.parametrize("rewrite", REWRITES, ids=lambda rewrite: rewrite[:30])
+@pytest.mark.parametrize("retention", [None, timedelta(days=1)])
+def test_a_purge_deletes_rows_that_were_rewritten_since_and_reading_goes_on(
+    settings: Settings, rewrite: str, retention: timedelta | None
+) -> None:
+    insert_each_in_a_transaction_of_its_own(settings, 10)
+    with (
+        closing(WindowStore(settings.model_copy(update={"retention": retention}), 0, LAYOUT)) as store,
+        psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection,
+    ):
+        first = store.read(Wanted(15))
+        connection.execute(rewrite)
+        store.control()
+        assert store.purge([Publication.of(first)]) == 15
+        rest = store.read(Wanted(ALL))
+        assert [row.id for row in rest] == [*range(16, 21)]
+        connection.execute("UPDATE outbox SET leader_id = NULL")
+        assert store.recover([Publication.of(rest)]) == 5
+        kept = connection.execute("SELECT count(*) FROM outbox_history").fetchone()
+    assert kept == (20 if retention else 0,)
+    assert backlog(settings) == 0
+
+
+def insert_each_in_a_transaction_of_its_own(settings: Settings, count: int) -> None:
+    """Rows that were created at different times."""
+    for number in range(count):
+        insert_numbered(settings, "t", number, 1)
+
+
+@pytest.mark.parametrize("behind", [-1_000_000, 2**31 + 5])
+def test_a_purge_spares_later_rows_also_when_transaction_ids_prove_nothing(settings: Settings, behind: int) -> None:
+    """They went back, as in a backup that was restored; or so many have been since that new ones look old."""
+    insert_each_in_a_transaction_of_its_own(settings, 10)
+    with (
+        closing(WindowStore(settings, 0, LAYOUT)) as store,
+        psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection,
+    ):
+        read = Publication.of(store.read(Wanted(ALL)))
+        connection.execute(
+            "WITH gone AS (DELETE FROM outbox WHERE id = 15 RETURNING *) "
+            "INSERT INTO outbox SELECT (gone).* FROM (SELECT gone FROM gone) AS g"
+        )
+        connection.execute("UPDATE outbox SET create_time = create_time - interval '1 microsecond' WHERE id = 15")
+        publication = replace(read, horizon=read.horizon - behind)
+        assert store.purge([publication]) == 19
+        assert store.recover([publication]) == 0
+        assert ids(store) == [15]
+
+
+def test_rows_created_at_the_end_of_time_are_told_from_others(settings: Settings) -> None:
+    with (
+        closing(WindowStore(settings, 0, LAYOUT)) as store,
+        psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection,
+    ):
+        connection.execute("UPDATE outbox SET create_time = 'infinity' WHERE id = 3")
+        connection.execute("UPDATE outbox SET create_time = '-infinity' WHERE id = 4")
+        connection.execute("UPDATE outbox SET create_time = '9999-12-31 23:59:59.999999+00' WHERE id IN (5, 6)")
+        publication = Publication.of(store.read(Wanted(ALL)))
+        connection.execute("UPDATE outbox SET create_time = '9999-12-31 23:59:59.999998+00' WHERE id = 6")
+        assert store.recover([publication]) == 9
+        assert ids(store) == [6]
+
+
+def test_a_record_of_an_earlier_version_is_proved_by_transaction_ids(settings: Settings) -> None:
+    insert_each_in_a_transaction_of_its_own(settings, 2)
+    with (
+        closing(WindowStore(settings, 0, LAYOUT)) as store,
+        psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection,
+    ):
+        publication = replace(Publication.of(store.read(Wanted(ALL))), created=None)
+        connection.execute("UPDATE outbox SET leader_id = NULL WHERE id = 3")
+        assert store.recover([publication]) == 11
+        assert ids(store) == [3]
+
+
+@pytest.mark.parametrize("how", ["TRUNCATE outbox RESTART IDENTITY", "TRUNCATE outbox CASCADE"])
+def test_nothing_is_deleted_from_a_table_that_was_truncated(store: WindowStore, settings: Settings, how: str) -> None:
+    """Whatever the new rows claim; and whoever truncates it."""
+    with psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection:
+        copied = "INSERT INTO outbox SELECT * FROM kept"
+        connection.execute("CREATE TABLE kept AS SELECT * FROM outbox")
+        publication = Publication.of(store.read(Wanted(ALL)))
+        role = f"truncator_{uuid.uuid4().hex[:8]}"
+        connection.execute(f"CREATE ROLE {role}; GRANT TRUNCATE ON outbox TO {role}; SET ROLE {role}")
+        connection.execute(f"{how.replace(' RESTART IDENTITY', '')}; RESET ROLE; {copied}")
+        assert (store.purge([publication]), store.recover([publication])) == (0, 0)
+        assert ids(store) == []
+        connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+    with closing(WindowStore(settings, 0, LAYOUT)) as another:
+        assert ids(another) == [*range(1, 11)]
+
+
+def test_an_outbox_whose_truncation_would_go_unnoticed_is_migrated_first(settings: Settings) -> None:
+    with psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection:
+        connection.execute("ALTER TABLE outbox DISABLE TRIGGER outbox_truncated")
+        with pytest.raises(SchemaMissing, match="lacks the trigger `outbox_truncated`; run `outbox migrate` first"):
+            WindowStore(settings, 0, LAYOUT)
+        connection.execute("DROP TRIGGER outbox_truncated ON outbox")
+        migrate(settings)
+        WindowStore(settings, 0, LAYOUT).close()
 
 
 def test_a_purge_is_durable_whatever_the_sessions_default(settings: Settings) -> None:
@@ -226,9 +341,17 @@ def test_nothing_is_read_from_a_table_that_was_truncated(store: WindowStore, set
         assert ids(another) == [*range(1, 11)]
 
 
-@pytest.mark.parametrize(("query", "floor"), [("read_window", 0), ("read_window", 99_000), ("purge", 0)])
+@pytest.mark.parametrize(
+    ("query", "condition", "floor"),
+    [
+        ("read_window", "of_this_outbox", 0),
+        ("read_window", "of_this_outbox", 99_000),
+        ("purge", "visible_to_the_read", 0),
+        ("purge", "created_as_published", 0),
+    ],
+)
 def test_the_primary_key_is_walked_even_when_the_planner_believes_the_table_to_be_empty(
-    settings: Settings, query: str, floor: int
+    settings: Settings, query: str, condition: str, floor: int
 ) -> None:
     """A burst after the table was analysed while it was nearly empty, as every outbox is."""
     with psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection:
@@ -236,9 +359,7 @@ def test_the_primary_key_is_walked_even_when_the_planner_believes_the_table_to_b
         connection.execute("DELETE FROM outbox WHERE id > 5")
         connection.execute("ANALYZE outbox")
         insert_numbered(settings, "t", 100_000, 50_000)
-        known = connection.execute(
-            "SELECT table_name, incarnation, pg_relation_filenode('outbox') FROM outbox_identity"
-        ).fetchone()
+        known = connection.execute("SELECT table_name, incarnation FROM outbox_identity").fetchone()
         assert known is not None
         values = {
             "in_flight": "{}",
@@ -247,16 +368,17 @@ def test_the_primary_key_is_walked_even_when_the_planner_believes_the_table_to_b
             "incarnation": known[1],
             "ids": "{[60000,65000)}",
             "layout": 1,
-            "filenode": known[2],
             "floor": floor,
             "large": 2_000,
             "horizon": 2**31,
             "created_until": None,
             "created_from": None,
+            "each": [*range(60_000, 65_000)],
+            "created": [0] * 5_000,
         }
         with connection.transaction():
             connection.execute(statement("window", "steer", settings.table))
-            same = statement("window", "of_this_outbox", settings.table)
+            same = statement("window", condition, settings.table)
             composed = statement("window", query, settings.table, conditions=same)
             explained = connection.execute(sql.SQL("EXPLAIN ") + composed, values)
             plan = "\n".join(line for (line,) in explained)

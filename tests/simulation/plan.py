@@ -44,6 +44,7 @@ AIMS = (
     "commits",
     "aborts",
     "purges",
+    "recovers",
     "parks",
     "buries",
     "marks",

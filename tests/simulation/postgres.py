@@ -137,6 +137,7 @@ class Backup:
     """What a backup keeps. A restored backup, and a truncation, begin a `history` of its own."""
 
     history: int
+    incarnation: int
     rows: tuple[Row, ...]
     sequence: int
     next_xid: int
@@ -158,7 +159,7 @@ class Database:
         self.next_xid = 100
         self.incarnation = 1
         self.history = 1
-        self.file = 1  # What the table is stored in; a truncation makes a new one.
+        self._incarnations = 1  # How many there have been.
         self.layout = Layout(1, shards)
         self.leaders: dict[int, str] = {}
         self.paused = False
@@ -234,13 +235,18 @@ class Database:
         self.history += 1
         self.sequence = 0
         self.next_xid += 1
-        self.file += 1
+        self.incarnation = self._new_incarnation()
         self.flush()
+
+    def _new_incarnation(self) -> int:
+        self._incarnations += 1
+        return self._incarnations
 
     def back_up(self) -> Backup:
         """Keep how everything is now."""
         return Backup(
             self.history,
+            self.incarnation,
             tuple(map(copy, self.rows.values())),
             self.sequence,
             self.next_xid,
@@ -269,14 +275,13 @@ class Database:
         self.rows = {row.id: copy(row) for row in backup.rows}
         self.sequence, self.parked, self.dead = backup.sequence, dict(backup.parked), list(backup.dead)
         if new_incarnation:
-            self.incarnation += 1
-            self.file += 1
+            self.incarnation = self._new_incarnation()
             self.layout = replace(self.layout, unsettled=())
             for row in self.rows.values():
                 row.xid = self.next_xid
             self.next_xid += 1
         else:
-            self.next_xid = backup.next_xid
+            self.next_xid, self.incarnation = backup.next_xid, backup.incarnation
             self.layout, self.leaders = backup.layout, dict(backup.leaders)
 
     def change_layout(self, shards: int) -> None:
@@ -297,6 +302,11 @@ class Database:
 def is_in(id_: int, span: Span) -> bool:
     """Whether a read of the span may return the row."""
     return id_ > span.floor and (span.until is None or id_ <= span.until)
+
+
+def age(xid: int, next_xid: int) -> int:
+    """How many transactions ago it was, as Postgres says it of an id of 32 bits: negative after 2^31 of them."""
+    return (next_xid - xid + 2**31) % 2**32 - 2**31
 
 
 class WakeUpCall:
@@ -360,8 +370,8 @@ class Store:
         self._slice = slice_
         self._generation = database.generation
         self._leader_id: str | None = None
-        found = self.call("connects", lambda: (database.incarnation, database.file, database.layout))
-        self._incarnation, self._file, self._layout = found
+        found = self.call("connects", lambda: (database.incarnation, database.layout))
+        self._incarnation, self._layout = found
         if self._layout.number != layout.number:
             raise LayoutChanged("another number of shards")
 
@@ -388,7 +398,7 @@ class Store:
         return self._layout
 
     def _is_same_table(self) -> bool:
-        return (self._incarnation, self._file) == (self.database.incarnation, self.database.file)
+        return self._incarnation == self.database.incarnation
 
     def _is_ours(self) -> bool:
         return self._is_same_table() and self._layout.number == self.database.layout.number
@@ -458,21 +468,45 @@ class Store:
 
     def purge(self, publications: Sequence[Publication]) -> int:
         def effect() -> int:
-            return sum(self.database.delete(self.proven(each)) for each in publications)
+            return sum(self.database.delete(self._published(each)) for each in publications)
 
         return self.call(f"purges {', '.join(each.ids.text() for each in publications)}", effect)
 
-    def proven(self, publication: Publication) -> list[Row]:
-        """The rows that a publication proves."""
+    def recover(self, publications: Sequence[Publication]) -> int:
+        def effect() -> int:
+            return sum(self.database.delete(self.proven_by_times(each)) for each in publications)
+
+        return self.call(f"recovers {', '.join(each.ids.text() for each in publications)}", effect)
+
+    def _published(self, publication: Publication) -> list[Row]:
+        """The rows that a publication of this term names."""
+        visible = self.visible_to_the_read(publication)
+        if len(visible) == len(publication.ids):
+            return visible
+        return [*visible, *(row for row in self.proven_by_times(publication) if row not in visible)]
+
+    def visible_to_the_read(self, publication: Publication) -> list[Row]:
+        """The rows that a publication proves by what holds while transaction ids neither wrap nor go back."""
         self.database.flush()
+        next_xid, horizon = self.database.next_xid, publication.horizon
+        if not 0 <= next_xid - horizon <= 2_000_000_000:
+            return []
         return [
             row
             for row in self.database.rows.values()
             if row.id in publication.ids
-            and row.xid < publication.horizon
+            and age(row.xid, next_xid) > age(horizon, next_xid)
             and (publication.created_until is None or row.create_time <= publication.created_until)
             and (publication.created_from is None or row.create_time >= publication.created_from)
         ]
+
+    def proven_by_times(self, publication: Publication) -> list[Row]:
+        """The rows that a publication proves by when they were created."""
+        self.database.flush()
+        if not self._is_same_table():
+            return []
+        published = dict(zip(publication.ids, publication.times or (), strict=publication.times is not None))
+        return [row for row in self.database.rows.values() if row.create_time == published.get(row.id)]
 
     def settled(self) -> None:
         def effect() -> None:

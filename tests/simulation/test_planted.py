@@ -49,7 +49,8 @@ def delete_by_id_alone(patch: pytest.MonkeyPatch) -> None:
     def by_id(store: Store, publication: Publication) -> list[Row]:
         return [row for row in store.database.rows.values() if row.id in publication.ids]
 
-    patch.setattr(Store, "proven", by_id)
+    patch.setattr(Store, "visible_to_the_read", by_id)
+    patch.setattr(Store, "proven_by_times", by_id)
 
 
 def drop_the_barrier(patch: pytest.MonkeyPatch) -> None:

@@ -101,6 +101,9 @@ class Store:
         self._faults.step(StoreUnavailable("after the purge, its answer lost"))
         return len(gone)
 
+    def recover(self, publications: Sequence[Publication]) -> int:
+        return self.purge(publications)
+
     def close(self) -> None:
         """Nothing is open."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outbox_plugin.core.ids import IdRanges
-from outbox_plugin.core.progress import Identity, MalformedProgress, ProgressRecord, Publication
+from outbox_plugin.core.progress import LATEST_TIME, Identity, MalformedProgress, ProgressRecord, Publication
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.takeover import left_behind
 from outbox_plugin.core.window import ROWS_IN_FLIGHT, ROWS_PER_WINDOW, UNPURGED_WINDOWS, Window, Windows
@@ -88,7 +88,70 @@ def test_a_published_window_gives_its_rows_back() -> None:
 
 def test_a_publication_is_bounded_by_what_its_read_could_see() -> None:
     publication = Publication.of(rows(3, 4, 9, horizon=815))
-    assert publication == Publication(IdRanges.of([3, 4, 9]), 815, NOON - 3, NOON - 9)
+    assert publication == Publication(IdRanges.of([3, 4, 9]), 815, NOON - 3, NOON - 9, publication.created)
+    assert publication.times == [NOON - 3, NOON - 4, NOON - 9]
+
+
+INFINITE = 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        [NOON],
+        [NOON, NOON],
+        [NOON, NOON + 1],
+        [NOON, NOON - 255, NOON],
+        [NOON + 256, NOON],
+        [NOON + 65_535, NOON, NOON + 65_534],
+        [NOON, -NOON, 0, 1, -1],
+        [NOON, INFINITE, -INFINITE - 1],
+        [INFINITE, INFINITE],
+        [LATEST_TIME, -LATEST_TIME],
+        [NOON + each * each * 7_919 for each in range(3_000)],
+    ],
+)
+def test_creation_times_survive_their_wire_form(times: list[int]) -> None:
+    read = [row._replace(create_time=time) for row, time in zip(rows(*range(len(times))), times, strict=True)]
+    written = record(Publication.of(read))
+    [publication] = ProgressRecord.parse(written.encode()).publications
+    assert publication.times == times
+
+
+def test_rows_that_share_a_creation_time_need_none_each() -> None:
+    read = [row._replace(create_time=NOON) for row in rows(*range(1_000))]
+    assert Publication.of(read).created is None
+    assert len(record(Publication.of(read)).encode()) < 300
+
+
+def test_the_creation_times_of_an_earlier_version_are_not_known() -> None:
+    assert Publication(IdRanges.of([3, 4]), 815, NOON, NOON - 9).times is None
+
+
+def test_a_record_that_brokers_would_refuse_leaves_creation_times_out() -> None:
+    read = [
+        row._replace(create_time=NOON + each * each)
+        for each, row in enumerate(rows(*range(10**7, 10**7 + 2 * ROWS_PER_WINDOW, 2)))
+    ]
+    written = record(*[Publication.of(read)] * 4)
+    parsed = ProgressRecord.parse(written.encode())
+    assert len(written.encode()) < 1_000_000
+    assert [each.times for each in parsed.publications] == [None] * 4
+    assert [each.ids for each in parsed.publications] == [each.ids for each in written.publications]
+
+
+@pytest.mark.parametrize("created", ["7", '"AA"', '"="', '"Zm9vYmE="', '""', "[]", '"é"'])
+def test_creation_times_that_are_none_are_not_guessed_at(created: str) -> None:
+    written = record(Publication.of(rows(3, 4))).encode().decode()
+    [right] = [each.created for each in ProgressRecord.parse(written.encode()).publications]
+    with pytest.raises(MalformedProgress):
+        ProgressRecord.parse(written.replace(f'"{right}"', created).encode())
+
+
+def test_a_publication_of_more_rows_than_there_can_be_is_not_guessed_at() -> None:
+    written = record(Publication(IdRanges(((0, 2**62),)), 700, NOON, NOON)).encode()
+    with pytest.raises(MalformedProgress):
+        ProgressRecord.parse(written)
 
 
 def test_a_creation_time_beyond_exact_arithmetic_bounds_nothing() -> None:

@@ -1,12 +1,7 @@
--- name: filenode
--- The table's file: TRUNCATE gives it another one.
-SELECT coalesce(pg_relation_filenode(to_regclass({quoted_outbox})), 0)
-
 -- name: orders
 -- Whether the outbox is still the one that the term began with, its layout, what is paused, and the last id drawn: of a
 -- sequence that draws ids one by one. What is looked up here must be looked up before the writers are.
-SELECT known.incarnation = %(incarnation)s AND known.table_oid = to_regclass({quoted_outbox})::oid
-           AND coalesce(pg_relation_filenode(to_regclass({quoted_outbox})), 0) = %(filenode)s,
+SELECT known.incarnation = %(incarnation)s AND known.table_oid = to_regclass({quoted_outbox})::oid,
        known.layout,
        known.paused OR %(shard)s = ANY (known.paused_shards),
        coalesce((SELECT pg_sequence_last_value(seqrelid)
@@ -39,7 +34,6 @@ SELECT FROM {outbox_identity}
 WHERE table_name = %(table)s AND incarnation = %(incarnation)s AND layout = %(layout)s
   AND leaders[%(shard)s + 1] = %(leader_id)s::uuid
   AND table_oid = to_regclass({quoted_outbox})::oid
-  AND coalesce(pg_relation_filenode(to_regclass({quoted_outbox})), 0) = %(filenode)s
 FOR SHARE
 
 -- name: park

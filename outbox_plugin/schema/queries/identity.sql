@@ -1,10 +1,12 @@
 -- name: identity
--- Who the outbox is and where it stands. NULL for `is_same_table`: there is no such table.
+-- Who the outbox is and where it stands, and whether TRUNCATE makes it another incarnation. NULL for `is_same_table`:
+-- there is no such table.
 SELECT known.incarnation::text,
        format('%%s in database %%s of cluster %%s', %(table)s::text, current_database(),
               (SELECT system_identifier FROM pg_control_system())),
        known.table_oid = to_regclass({quoted_outbox})::oid AS is_same_table,
-       known.harvest_group
+       EXISTS (SELECT FROM pg_trigger WHERE tgrelid = known.table_oid AND tgname = 'outbox_truncated'
+                                        AND tgfoid = to_regproc({quoted_outbox_truncated}) AND tgenabled <> 'D')
 FROM {outbox_identity} AS known
 WHERE known.table_name = %(table)s
 

@@ -23,6 +23,17 @@ SELECT name FROM {outbox_migration} WHERE table_name = %(table)s
 -- A migration has been applied.
 INSERT INTO {outbox_migration} (table_name, name) VALUES (%(table)s, %(name)s)
 
+-- name: notices_truncation
+-- Whether the table has the trigger.
+SELECT 1 FROM pg_trigger
+WHERE tgrelid = to_regclass({quoted_outbox}) AND tgname = 'outbox_truncated'
+  AND tgfoid = to_regproc({quoted_outbox_truncated}) AND tgenabled <> 'D'
+
+-- name: notice_truncation
+-- From now on, TRUNCATE makes the outbox another incarnation.
+CREATE OR REPLACE TRIGGER outbox_truncated AFTER TRUNCATE ON {outbox}
+FOR EACH STATEMENT EXECUTE FUNCTION {outbox_truncated}()
+
 -- name: identify
 -- A table that was not there before, or is not the one that it was, is a new incarnation; its group stays known.
 INSERT INTO {outbox_identity} AS known (table_name, table_oid, incarnation)

@@ -49,7 +49,6 @@ AND EXISTS (
     SELECT FROM {outbox_identity}
     WHERE table_name = %(table)s AND incarnation = %(incarnation)s AND layout = %(layout)s
       AND table_oid = to_regclass({quoted_outbox})::oid
-      AND coalesce(pg_relation_filenode(to_regclass({quoted_outbox})), 0) = %(filenode)s
 )
 
 -- name: not_in_flight
@@ -74,39 +73,52 @@ SELECT id, octet_length(kafka_value) FROM {outbox} WHERE id = ANY (%(ids)s) AND 
 SELECT id, kafka_value FROM {outbox} WHERE id = ANY (%(ids)s)
 
 -- name: purge
--- Delete what was published, and nothing that was inserted later under the same ids: the row must have been visible to
--- the read (its inserting transaction is older than the read's horizon), and be no older and no younger than its rows.
+-- Delete what was published, and nothing else that has such an id by now: a condition proves each row.
 -- Durable when it returns, because its ids leave the progress record then.
 -- The two bounds on the id are what the index is searched by: with a multirange alone, the planner walks the table.
 DELETE FROM {outbox} AS old
 WHERE old.id >= lower(%(ids)s::int8multirange) AND old.id < upper(%(ids)s::int8multirange)
-  AND old.id::bigint <@ %(ids)s::int8multirange
-  AND (%(created_until)s::bigint IS NULL
-       OR old.create_time <= '2000-01-01 00:00:00+00'::timestamptz + %(created_until)s::bigint * interval '1 microsecond')
-  AND (%(created_from)s::bigint IS NULL
-       OR old.create_time >= '2000-01-01 00:00:00+00'::timestamptz + %(created_from)s::bigint * interval '1 microsecond')
-  AND age(old.xmin) > age((%(horizon)s::bigint %% 4294967296)::text::xid)
+  {conditions}
 
 -- name: purge_into_history
 -- As `purge`, but the rows are kept.
 WITH gone AS (
-    DELETE FROM {outbox} AS kept
-    WHERE kept.id >= lower(%(ids)s::int8multirange) AND kept.id < upper(%(ids)s::int8multirange)
-      AND kept.id::bigint <@ %(ids)s::int8multirange
-      AND (%(created_until)s::bigint IS NULL
-           OR kept.create_time
-              <= '2000-01-01 00:00:00+00'::timestamptz + %(created_until)s::bigint * interval '1 microsecond')
-      AND (%(created_from)s::bigint IS NULL
-           OR kept.create_time
-              >= '2000-01-01 00:00:00+00'::timestamptz + %(created_from)s::bigint * interval '1 microsecond')
-      AND age(kept.xmin) > age((%(horizon)s::bigint %% 4294967296)::text::xid)
-    RETURNING kept.*
+    DELETE FROM {outbox} AS old
+    WHERE old.id >= lower(%(ids)s::int8multirange) AND old.id < upper(%(ids)s::int8multirange)
+      {conditions}
+    RETURNING old.*
 )
 INSERT INTO {outbox_history} (table_name, id, published_at, create_time, kafka_topic, kafka_key, kafka_value,
                               kafka_header_keys, kafka_header_values)
 SELECT %(table)s, id, now(), create_time, kafka_topic, kafka_key, {outbox_bytes}(kafka_value), kafka_header_keys,
        kafka_header_values
 FROM gone
+
+-- name: visible_to_the_read
+-- A condition of a purge, and a quick one: the row was visible to the read, as its inserting transaction is older than the
+-- read's horizon, and it is no older and no younger than the rows that were read. It proves less than there is: a row that
+-- was rewritten since, or that is 2^31 transactions old, has a transaction id that looks younger. Only while that is so
+-- far from wrapping: a horizon that is 2^31 transactions old would make new rows look old; so would one that lies ahead,
+-- as it does after a backup was restored in place.
+AND old.id::bigint <@ %(ids)s::int8multirange
+  AND (%(created_until)s::bigint IS NULL
+       OR old.create_time <= '2000-01-01 00:00:00+00'::timestamptz + %(created_until)s::bigint * interval '1 microsecond')
+  AND (%(created_from)s::bigint IS NULL
+       OR old.create_time >= '2000-01-01 00:00:00+00'::timestamptz + %(created_from)s::bigint * interval '1 microsecond')
+  AND age(old.xmin) > age((%(horizon)s::bigint %% 4294967296)::text::xid)
+  AND pg_snapshot_xmax(pg_current_snapshot())::text::bigint - %(horizon)s::bigint BETWEEN 0 AND 2000000000
+
+-- name: created_as_published
+-- A condition of a purge: the row was created when the published one was, to the microsecond, in the same incarnation of
+-- the outbox. `timestamptz_send` gives the number that a read gives, also where a time is infinite.
+AND (old.id::bigint, timestamptz_send(old.create_time)) IN (
+    SELECT published.id, int8send(published.created)
+    FROM unnest(%(each)s::bigint[], %(created)s::bigint[]) AS published (id, created)
+)
+  AND EXISTS (
+    SELECT FROM {outbox_identity}
+    WHERE table_name = %(table)s AND incarnation = %(incarnation)s AND table_oid = to_regclass({quoted_outbox})::oid
+)
 
 -- name: give_up_after
 -- For the transaction of a look: one that waits for somebody's lock must not outlive the one who asked.
