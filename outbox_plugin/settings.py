@@ -31,6 +31,8 @@ LOAD_BEARING_PROPERTIES = {
     "metadata.broker.list": "OUTBOX_BOOTSTRAP_SERVERS",
     "partitioner": "keys must land where Java clients put them",
     "request.required.acks": "OUTBOX_DELIVERY",
+    "retry.backoff.max.ms": "exactly-once delivery, which tells by it whether a request was repeated",
+    "retry.backoff.ms": "exactly-once delivery, which tells by it whether a request was repeated",
     "transactional.id": "OUTBOX_GROUP",
 }
 _IDENTIFIER = r"[A-Za-z_][A-Za-z0-9_$]{0,62}"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from confluent_kafka import KafkaException, Producer
 
 from outbox_plugin.adapters.kafka import ended, refused_property
-from outbox_plugin.adapters.kafka_log import let_go, producer_config
+from outbox_plugin.adapters.kafka_log import producer_config
 from outbox_plugin.adapters.records import Records
 from outbox_plugin.core.ports import Sent
 from outbox_plugin.core.row import OutboxRow, column
@@ -46,7 +46,7 @@ class AcknowledgingLog:
             self._records.hand_over(producer, [row for row in rows if row.id not in refused] if refused else rows)
             self._flush(producer)
         except KafkaException as error:
-            raise LogUnavailable(str(ended(error.args[0], "delivering"))) from error
+            raise LogUnavailable(str(ended(error.args[0], "delivering", unpublished=False))) from error
         self._records.conclude()
         refused |= self._records.refusals
         return Sent(set(column(rows, "id")) - refused.keys() - self._records.failed, refused)
@@ -61,4 +61,5 @@ class AcknowledgingLog:
         """See `AcknowledgingLog.close`."""
         producer, self._producer = self._producer, None
         if producer is not None:
-            let_go(producer)
+            producer.purge()  # So that closing it waits for nothing.
+            producer.close()

@@ -90,20 +90,18 @@ def refused_property(error: KafkaException) -> InvalidSetting:
     return InvalidSetting(f"OUTBOX_KAFKA: {error.args[0].str()}")
 
 
-def ended(error: KafkaError, doing: str, *, abortable: bool = False) -> TermEnded | LogUnavailable:
+def ended(error: KafkaError, doing: str, *, unpublished: bool) -> TermEnded | LogUnavailable:
     """What `error`, met while `doing` something in a transaction, means for the term.
 
-    `abortable`: it is known to leave the transaction so, though it does not say.
-
-    Anything that is neither a fence nor abortable leaves the outcome to the log: Kafka's protocol before KIP-890 can
-    tear writes when an indefinite error is retried on the same producer (Jepsen, Bufstream 0.1.0).
+    Args:
+        error: what librdkafka says.
+        doing: what was being done, for the message.
+        unpublished: the transaction is known not to be committed, now or later.
     """
-    said = f"Kafka, {doing}: {error.str()}"
+    message = f"Kafka, {doing}: {error.str()}"
     if error.code() in _FENCED:
-        return Fenced(said)
-    if abortable or error.txn_requires_abort():
-        return LogUnavailable(said)
-    return OutcomeUnknown(said)
+        return Fenced(message)
+    return LogUnavailable(message) if unpublished else OutcomeUnknown(message)
 
 
 def refusal(error: KafkaError, settings: Settings) -> ServerRefused | LogUnavailable:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -20,14 +18,16 @@ from outbox_plugin.adapters.kafka import (
 from outbox_plugin.adapters.progress import read_progress
 from outbox_plugin.adapters.records import Records
 from outbox_plugin.core.progress import ProgressRecord
+from outbox_plugin.core.repeats import RETRY_BACKOFF_MS, may_have_been_repeated
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Slice
-from outbox_plugin.errors import Fenced, LogUnavailable, OutcomeUnknown, RowsRefused
+from outbox_plugin.errors import LogUnavailable, RowsRefused
 from outbox_plugin.settings import Settings
 
 COMMIT_TIMEOUT_SECONDS = 30.0
 _FENCE_SECONDS = 0.05
 _PATIENCE_SECONDS = 0.5  # How long a blocking call waits before it looks whether it is still wanted.
+_FLUSH_SECONDS = 0.1
 _LINGER_MS = 5  # Batches fill while a window is handed over; a flush, and so a commit, cuts it short.
 
 
@@ -47,27 +47,29 @@ def producer_config(settings: Settings, **ours: Any) -> dict[str, Any]:
 
 
 class KafkaLog:
-    """`Log` on one transactional producer, which is thrown away with its term."""
+    """`Log` on transactional producers, one after the other; each `fence` makes a new one."""
 
     def __init__(self, settings: Settings, names: Names, slice_: Slice, wanted: Callable[[], bool]) -> None:
-        """Make a producer; no connection yet. `wanted` is asked now and then whether waiting still makes sense.
+        """Nothing is connected before `fence`.
 
-        Raises:
-            InvalidSetting: OUTBOX_KAFKA holds something that librdkafka does not take.
+        Args:
+            settings: which Kafka.
+            names: what the group calls its topics and ids.
+            slice_: the shard.
+            wanted: is asked now and then whether waiting still makes sense.
         """
         self._settings = settings
         self._names = names
         self._slice = slice_
         self._wanted = wanted
         self._records = Records(wanted)
-        # After a delivery that the broker refused, librdkafka has a gap in its sequence numbers: the next transaction
-        # fails too ("skipped sequence numbers"), and only its abort renews them.
-        self._stumbles = False
-        config = producer_config(settings, transactional_id=names.transactional_id(slice_))
-        try:
-            self._producer: Producer | None = Producer({**config, "on_delivery": self._records.on_delivery})
-        except KafkaException as error:
-            raise refused_property(error) from None
+        self._producer: Producer | None = None
+        self._in_doubt = True
+
+    @property
+    def in_doubt(self) -> bool:
+        """See `Log.in_doubt`."""
+        return self._in_doubt
 
     @property
     def _open(self) -> Producer:
@@ -76,13 +78,31 @@ class KafkaLog:
         return self._producer
 
     def fence(self) -> None:
-        """See `Log.fence`: KIP-98's InitProducerId raises the epoch and aborts what was open."""
+        """See `Log.fence`: KIP-98's InitProducerId raises the epoch and aborts what was open.
+
+        Raises:
+            InvalidSetting: OUTBOX_KAFKA holds something that librdkafka does not take.
+        """
+        self.close()
+        self._producer = self._new_producer()
         try:
             # Called on again soon: librdkafka, whose first look for the coordinator may come before it knows a broker,
             # looks again after half a second by itself, but at once when it is called.
             self._while_wanted(self._open.init_transactions, REQUEST_TIMEOUT_SECONDS, fencing=True)
         except KafkaException as error:
-            raise LogUnavailable(f"Kafka, fencing: {error.args[0].str()}") from error
+            raise LogUnavailable(f"Kafka, fencing: {error.args[0].str()}") from error.with_traceback(None)
+        self._in_doubt = False
+
+    def _new_producer(self) -> Producer:
+        config = producer_config(
+            self._settings,
+            transactional_id=self._names.transactional_id(self._slice),
+            retry_backoff_ms=RETRY_BACKOFF_MS,
+        )
+        try:
+            return Producer({**config, "on_delivery": self._records.on_delivery})
+        except KafkaException as error:
+            raise refused_property(error) from None
 
     def read_progress(self) -> ProgressRecord | None:
         """See `Log.read_progress`."""
@@ -92,38 +112,42 @@ class KafkaLog:
         """See `Log.former`."""
         return KafkaLog(self._settings, self._names, slice_, self._wanted)
 
-    def publish(self, rows: Sequence[OutboxRow], progress: ProgressRecord) -> None:
+    def publish(self, rows: Sequence[OutboxRow], progress: ProgressRecord) -> bool:
         """See `Log.publish`."""
-        if refused := self._records.judge_topics(self._open, rows):
+        records = self._records
+        if refused := records.judge_topics(self._open, rows):
             raise RowsRefused(refused)
-        while not self._published(rows, progress):
-            pass  # Nothing was; once more, in smaller groups.
-
-    def _published(self, rows: Sequence[OutboxRow], progress: ProgressRecord) -> bool:
-        """Whether it was; if not, nothing was, and the same rows are to be tried again."""
-        producer, records = self._open, self._records
+        self._in_doubt = True  # Until the commit has proved that nothing of it is on its way.
         try:
-            producer.begin_transaction()
+            self._open.begin_transaction()
             # First, so that the coordinator learns of its partition, and the broker has it, while rows are handed over.
-            producer.produce(
+            self._open.produce(
                 self._names.progress_topic,
                 key=self._slice.name,
                 value=progress.encode(),
                 partition=self._slice.number,
             )
-            records.hand_over(producer, rows)
-            if records.refusals:
-                self._abort(producer)
-                raise RowsRefused(records.refusals)
+            records.hand_over(self._open, rows)
         except KafkaException as error:
-            self._give_up(producer, error, abortable=not error.args[0].fatal())
-            return False
+            return self._explain(error, unpublished=True)
+        if records.refusals:
+            raise RowsRefused(records.refusals)
+        self._flush()
+        began = time.monotonic()
         try:
-            self._while_wanted(producer.commit_transaction, COMMIT_TIMEOUT_SECONDS)
-        except KafkaException as error:
-            self._give_up(producer, error)
-            return False
+            self._while_wanted(self._open.commit_transaction, COMMIT_TIMEOUT_SECONDS)
+        except KafkaException as error:  # librdkafka sends EndTxn once all is delivered, and not if a delivery failed.
+            return self._explain(error, unpublished=records.any_failed)
+        self._in_doubt = may_have_been_repeated(time.monotonic() - began)
         return True
+
+    def _flush(self) -> None:
+        """Wait for the acknowledgements as long as they come, so that the commit's time is that of EndTxn alone."""
+        waiting = len(self._open)
+        while waiting and self._wanted():
+            before, waiting = waiting, self._open.flush(_FLUSH_SECONDS)
+            if waiting == before:
+                return
 
     def _while_wanted(self, call: Callable[[float], object], timeout_seconds: float, *, fencing: bool = False) -> None:
         """Make a blocking `call`, which takes a time-out and may be called on after it, as long as it is wanted."""
@@ -140,42 +164,34 @@ class KafkaLog:
                 if time.monotonic() > deadline or not self._wanted():
                     raise
 
-    def _give_up(self, producer: Producer, error: KafkaException, *, abortable: bool = False) -> None:
-        """Abort what can be aborted; returns when the same rows may be tried again, and raises what else it means."""
-        meaning = ended(error.args[0], "in a transaction", abortable=abortable)
+    def _explain(self, error: KafkaException, *, unpublished: bool) -> bool:
+        """What a failed transaction means; False if nothing was published and the same rows may be tried again.
+
+        The transaction is not aborted by a request, which might arrive late: the next producer's fence aborts it.
+        """
+        error.with_traceback(None)  # Its frames hold the producer: see `close`.
+        meaning = ended(error.args[0], "in a transaction", unpublished=unpublished)
         if not isinstance(meaning, LogUnavailable):
             raise meaning from error
-        self._abort(producer)
-        producer.poll(0)  # For the reports of deliveries that failed.
+        self._open.purge()
+        self._open.poll(0)  # For the reports of deliveries that failed.
         records = self._records
         records.conclude()
-        stumbled, self._stumbles = self._stumbles and not records.failures, bool(records.failures)
         if records.refusals:
             raise RowsRefused(records.refusals) from error
-        if records.narrowed or stumbled:
-            return
+        if records.narrowed:
+            return False
         if records.failures:
             raise LogUnavailable(f"Kafka, delivering: {records.failures[0].str()}") from error
         raise meaning from error
 
-    def _abort(self, producer: Producer) -> None:
-        try:
-            self._while_wanted(producer.abort_transaction, REQUEST_TIMEOUT_SECONDS)
-        except KafkaException as error:
-            meaning = ended(error.args[0], "aborting")
-            raise meaning if isinstance(meaning, Fenced) else OutcomeUnknown(str(meaning)) from error
-
     def close(self) -> None:
-        """See `Log.close`."""
-        producer, self._producer = self._producer, None
-        if producer is not None:
-            let_go(producer)
+        """See `Log.close`.
 
-
-def let_go(producer: Producer) -> None:
-    """Close a producer without waiting for anything, and without a word: how its term ended has been said."""
-    for step in (producer.purge, lambda: producer.flush(0), producer.close):
-        # It warns when it cannot abort: the next leader's fence does. One that was fenced may raise that again.
-        with warnings.catch_warnings(), suppress(KafkaException):
-            warnings.simplefilter("ignore", RuntimeWarning)
-            step()
+        The producer ends when nothing refers to it any more. `Producer.close` would first wait until Kafka has answered
+        an abort, however long that takes.
+        """
+        if self._producer is not None:
+            self._producer.purge()
+            self._producer.flush(0)
+        self._producer = None

@@ -50,6 +50,11 @@ class Records:
         if error is not None:
             self._news.append((error, str(message.topic()), message.key(), message.value()))
 
+    @property
+    def any_failed(self) -> bool:
+        """Whether a delivery has failed since `hand_over` began."""
+        return bool(self._news or self.failures)
+
     def judge_topics(self, producer: Producer, rows: Sequence[OutboxRow]) -> dict[int, Refusal]:
         """Refuses the rows whose topic is not to be had, each topic asked for once.
 

@@ -171,8 +171,19 @@ class Log(Protocol):
     Methods raise LogUnavailable (nothing was published; try again), Fenced, or OutcomeUnknown.
     """
 
+    @property
+    def in_doubt(self) -> bool:
+        """Whether a request of the present producer may still arrive: `fence` before the next `publish`.
+
+        See `core.repeats`.
+        """
+        ...
+
     def fence(self) -> None:
-        """End every other leader's term: its open transaction is aborted and it can never commit again."""
+        """Replace the producer by a new one, which ends every other producer of the shard, our own last one included.
+
+        An open transaction is aborted, and whatever else an earlier producer sends is refused.
+        """
         ...
 
     def read_progress(self) -> ProgressRecord | None:
@@ -183,8 +194,10 @@ class Log(Protocol):
         """The log of a shard of an earlier layout; to be closed by the caller."""
         ...
 
-    def publish(self, rows: Sequence[OutboxRow], progress: ProgressRecord) -> None:
+    def publish(self, rows: Sequence[OutboxRow], progress: ProgressRecord) -> bool:
         """Publish `rows` in their order and `progress`, in one transaction.
+
+        Returns False if nothing was published, and the same rows are to be tried again.
 
         Raises:
             RowsRefused: Kafka refused rows for what they are; nothing was published.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 
 from outbox_plugin.core.lanes import BadRow, first_bad_rows, without
 from outbox_plugin.core.pace import PURGE_REST_SECONDS, PURGE_ROWS, RETRY_ASIDE_SECONDS
 from outbox_plugin.core.ports import Log, OutboxStore, WakeUp
 from outbox_plugin.core.progress import ProgressRecord, Publication
+from outbox_plugin.core.repeats import require_own_record
+from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.takeover import left_behind
 from outbox_plugin.core.window import Window, Windows, rows_in
 from outbox_plugin.errors import Refusal, RowsRefused
@@ -145,7 +147,7 @@ class ExactlyOnce:
             while (work := self._to_publish()) is not None:
                 window, read_at, proved = work
                 if window is None:
-                    self._log.publish((), self._progress(0, self._windows.unpurged))
+                    self._commit((), self._progress(0, self._windows.unpurged))
                 else:
                     self._publish(window, read_at)
                 with self._lock:
@@ -175,8 +177,8 @@ class ExactlyOnce:
             with self._lock:
                 progress = self._progress(len(window.rows), self._windows.to_name(window))
             try:
-                self._log.publish(window.rows, progress)
-                break
+                if self._commit(window.rows, progress):
+                    break
             except RowsRefused as refused:
                 self._put_aside(window, refused)
         with self._lock:
@@ -185,6 +187,23 @@ class ExactlyOnce:
             if len(self._published) == 1 or self._purge_is_due():
                 self._may_purge.notify_all()
         self._observe(WindowPublished(self._shard, window.size, self._runtime.now() - read_at))
+
+    def _commit(self, rows: Sequence[OutboxRow], progress: ProgressRecord) -> bool:
+        """`Log.publish` on a producer of which no request is on its way any more."""
+        if self._log.in_doubt:
+            self._replace_producer()
+        return self._log.publish(rows, progress)
+
+    def _replace_producer(self) -> None:
+        """Fence our own last producer.
+
+        Raises:
+            Fenced: another harvester leads. It is asked first, so that a zombie does not fence its successor; and once
+                more behind the fence, when nobody else can write.
+        """
+        require_own_record(self._log.read_progress(), self._leader_id)
+        self._log.fence()
+        require_own_record(self._log.read_progress(), self._leader_id)
 
     def _put_aside(self, window: Window, refused: RowsRefused) -> None:
         """Nothing of the window was published: take the bad rows out, so that the rest can be.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from outbox_plugin.core import repeats
 from outbox_plugin.core.heartbeat import Heartbeat
 from outbox_plugin.core.ports import Sent
 from outbox_plugin.core.progress import ProgressRecord
@@ -14,10 +15,11 @@ from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Slice
 from outbox_plugin.errors import Fenced, LogUnavailable, OutcomeUnknown, Refusal, RowsRefused
 from tests.simulation.scheduler import Killed, Process, Scheduler
-from tests.simulation.wire import LATE, PATIENCE, Server
+from tests.simulation.wire import LATE, PATIENCE, Answer, Server
 
 SESSION_SECONDS = 6.0
 TRANSACTION_SECONDS = 60.0
+_PROGRESS = "progress"  # The progress topic's partition of a shard.
 
 
 @dataclass(eq=False, slots=True)
@@ -27,6 +29,7 @@ class KafkaTransaction:
     leader_id: str = ""
     committed: bool = False
     over: bool = False
+    partitions: set[Hashable] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -41,14 +44,18 @@ class Record:
 
 @dataclass(slots=True)
 class TransactionalId:
-    """What the transaction coordinator knows of one."""
+    """What the transaction coordinator knows of one, and the partitions of its last Produce requests."""
 
     epoch: int = 0
     open: KafkaTransaction | None = None
+    last_sequence: int = 0  # Of the Produce requests of this epoch.
 
 
 class Broker:
-    """The cluster's state; everything here happens in an instant."""
+    """The cluster's state; everything here happens in an instant.
+
+    Transactions are those of Kafka 4.1 for clients that speak EndTxn version 1, request by request.
+    """
 
     def __init__(self, scheduler: Scheduler, say: Callable[..., None]) -> None:
         self.scheduler = scheduler
@@ -66,32 +73,52 @@ class Broker:
         if known.open is not None:
             known.open.over, known.open = True, None
         known.epoch += 1
+        known.last_sequence = 0
         return known.epoch
 
-    def begin(self, transactional_id: str, epoch: int, leader_id: str) -> KafkaTransaction:
-        """The transaction that is open, which is begun if there is none."""
-        known = self.ids[transactional_id]
-        if known.epoch != epoch:
-            raise Fenced("Kafka: a newer producer")
+    def add_partitions(self, transactional_id: str, epoch: int, partitions: Iterable[Hashable], leader_id: str) -> None:
+        """AddPartitionsToTxn: they belong to the transaction that is open, which is begun if there is none."""
+        known = self._current(transactional_id, epoch)
         if known.open is None:
             known.open = KafkaTransaction(leader_id)
             self.scheduler.at(
                 self.scheduler.now + TRANSACTION_SECONDS, partial(self._time_out, transactional_id, known.open)
             )
-        return known.open
+        known.open.partitions.update(partitions)
+
+    def produce(
+        self,
+        transactional_id: str,
+        epoch: int,
+        sequence: int,
+        partitions: Iterable[Hashable],
+        append: Callable[[KafkaTransaction], None],
+    ) -> None:
+        """Produce, once for each `sequence`: only to partitions of the transaction that is open (KIP-890, part 1)."""
+        known = self._current(transactional_id, epoch)
+        if sequence <= known.last_sequence:
+            return
+        if known.open is None or not known.open.partitions.issuperset(partitions):
+            raise LogUnavailable("Kafka: INVALID_TXN_STATE")
+        known.last_sequence = sequence
+        append(known.open)
+
+    def end(self, transactional_id: str, epoch: int, *, commit: bool) -> None:
+        """EndTxn: commit or abort what is open, whichever transaction it was meant for."""
+        known = self._current(transactional_id, epoch)
+        if known.open is not None:
+            known.open.committed, known.open.over, known.open = commit, True, None
+
+    def _current(self, transactional_id: str, epoch: int) -> TransactionalId:
+        known = self.ids[transactional_id]
+        if known.epoch != epoch:
+            raise Fenced("Kafka: a newer producer")
+        return known
 
     def _time_out(self, transactional_id: str, transaction: KafkaTransaction) -> None:
         if self.ids[transactional_id].open is transaction:
             self.say("kafka", "times a transaction out")
             self.initialise(transactional_id)
-
-    def end(self, transactional_id: str, epoch: int, *, commit: bool) -> None:
-        """Commit or abort what is open."""
-        known = self.ids[transactional_id]
-        if known.epoch != epoch:
-            raise Fenced("Kafka: a newer producer")
-        if known.open is not None:
-            known.open.committed, known.open.over, known.open = commit, True, None
 
     def refusal(self, row: OutboxRow) -> Refusal | None:
         """Why the row is not taken, for what it is."""
@@ -108,7 +135,7 @@ class Broker:
 
 
 class SimulatedLog:
-    """`Log` on a `Broker`: one transactional producer."""
+    """`Log` on a `Broker`: transactional producers that repeat their requests as librdkafka does."""
 
     def __init__(self, broker: Broker, server: Server, process: Process, slice_: Slice) -> None:
         self._broker = broker
@@ -117,10 +144,18 @@ class SimulatedLog:
         self._slice = slice_
         self._id = f"outbox-{slice_.name}"
         self._epoch = 0
+        self._sequence = 0
+        self._in_doubt = True
         self._closed = False
 
+    @property
+    def in_doubt(self) -> bool:
+        return self._in_doubt
+
     def fence(self) -> None:
-        self._epoch = self._server.call(self._process, "fences", lambda: self._broker.initialise(self._id))
+        self._epoch = self._request("fences", lambda: self._broker.initialise(self._id))
+        self._sequence = 0
+        self._in_doubt = False
 
     def read_progress(self) -> ProgressRecord | None:
         def effect() -> bytes | None:
@@ -133,43 +168,60 @@ class SimulatedLog:
     def former(self, slice_: Slice) -> SimulatedLog:
         return SimulatedLog(self._broker, self._server, self._process, slice_)
 
-    def publish(self, rows: Sequence[OutboxRow], progress: ProgressRecord) -> None:
-        broker, leader_id = self._broker, progress.leader_id
+    def publish(self, rows: Sequence[OutboxRow], progress: ProgressRecord) -> bool:
         if self._closed:
             raise LogUnavailable("Kafka: the term's producer has been closed")
+        broker, id_, epoch, leader_id = self._broker, self._id, self._epoch, progress.leader_id
+        refused = {row.id: refusal for row in rows if (refusal := broker.refusal(row)) is not None}
+        accepted = [row for row in rows if row.id not in refused]
+        self._in_doubt = True
+        partitions = {_PROGRESS, *((row.topic, row.key) for row in accepted)}
+        self._request("adds partitions", lambda: broker.add_partitions(id_, epoch, partitions, leader_id))
 
-        def produce() -> dict[int, Refusal]:
-            transaction = broker.begin(self._id, self._epoch, leader_id)
-            refused = {row.id: refusal for row in rows if (refusal := broker.refusal(row)) is not None}
-            broker.append([row for row in rows if row.id not in refused], transaction, leader_id)
+        def append_progress(transaction: KafkaTransaction) -> None:
             broker.progress[self._slice.name].append((transaction, progress.encode()))
-            return refused
 
-        try:
-            refused = self._server.call(self._process, f"produces {[row.id for row in rows]}", produce)
-        except LogUnavailable:
-            self._abort()
-            raise
+        self._produce("progress", [_PROGRESS], append_progress)
+        for part in self._parts(accepted):
+            self._produce(
+                str([row.id for row in part]),
+                {(row.topic, row.key) for row in part},
+                lambda transaction, part=part: broker.append(part, transaction, leader_id),  # type: ignore[misc]
+            )
         if refused:
-            self._abort()
             raise RowsRefused(self._some(refused))
-        self._server.call(
-            self._process,
+        began = self._process.now()
+        self._request(
             f"commits {[row.id for row in rows]} as {leader_id}",
-            lambda: broker.end(self._id, self._epoch, commit=True),
+            lambda: broker.end(id_, epoch, commit=True),
             unanswered=OutcomeUnknown,
         )
+        self._in_doubt = repeats.may_have_been_repeated(self._process.now() - began)
+        return True
+
+    def _request(
+        self, doing: str, effect: Callable[[], Answer], *, unanswered: type[Exception] | None = None
+    ) -> Answer:
+        return self._server.call(self._process, doing, effect, unanswered=unanswered, repeats=True)
+
+    def _produce(self, what: str, partitions: Iterable[Hashable], append: Callable[[KafkaTransaction], None]) -> None:
+        self._sequence += 1
+        request = partial(self._broker.produce, self._id, self._epoch, self._sequence, partitions, append)
+        self._request(f"produces {what}", request)
+
+    def _parts(self, rows: list[OutboxRow]) -> list[list[OutboxRow]]:
+        """The rows of one request each; those of a partition are in one."""
+        first = {(row.topic, row.key) for row in rows if self._process.scheduler.random() < 0.5}
+        parts = (
+            [row for row in rows if (row.topic, row.key) in first],
+            [row for row in rows if (row.topic, row.key) not in first],
+        )
+        return [part for part in parts if part]
 
     def _some(self, refused: dict[int, Refusal]) -> dict[int, Refusal]:
         """Kafka need not say all at once; at least one it says."""
         chosen = [id_ for id_ in refused if self._process.scheduler.random() < 0.5]
         return {id_: refused[id_] for id_ in chosen or list(refused)[-1:]}
-
-    def _abort(self) -> None:
-        try:
-            self._server.call(self._process, "aborts", lambda: self._broker.end(self._id, self._epoch, commit=False))
-        except LogUnavailable as error:
-            raise OutcomeUnknown(str(error)) from error
 
     def close(self) -> None:
         self._closed = True

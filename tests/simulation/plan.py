@@ -42,7 +42,7 @@ AIMS = (
     "reads",
     "produces",
     "commits",
-    "aborts",
+    "adds",
     "purges",
     "recovers",
     "parks",

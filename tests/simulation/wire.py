@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from outbox_plugin.core.repeats import UNREPEATED_SECONDS
 from tests.simulation.scheduler import Killed, Process, Scheduler, Task
 
 Answer = TypeVar("Answer")
@@ -22,6 +24,7 @@ MISHAPS = (
     "answer lost",
     "late",
     "refused",
+    "repeated",
 )
 
 
@@ -54,9 +57,17 @@ class Server:
         return not self.down and process not in self.cut_off
 
     def call(
-        self, process: Process, doing: str, effect: Callable[[], Answer], *, unanswered: type[Exception] | None = None
+        self,
+        process: Process,
+        doing: str,
+        effect: Callable[[], Answer],
+        *,
+        unanswered: type[Exception] | None = None,
+        repeats: bool = False,
     ) -> Answer:
         """Have the server do `effect`, an instant of its own, and wait for the answer.
+
+        `repeats`: the client sends the request once more by itself when its connection breaks before the answer.
 
         Raises:
             Exception: what `effect` raises; `unanswered`, or else `error`, when no answer comes.
@@ -71,6 +82,8 @@ class Server:
             and (not mishaps.aims or doing.split(" ", 1)[0] in mishaps.aims)
         ):
             kind = mishaps.kinds[int(scheduler.random() * len(mishaps.kinds))]
+            if kind == "repeated" and repeats:
+                return self._repeated(process, doing, effect, unanswered)
             return self._with_mishap(kind, process, doing, effect, unanswered or self.error)
         wait = scheduler.random() * self.latency
         if scheduler.random() < 0.5:
@@ -120,7 +133,7 @@ class Server:
                 process.pause(pause)
                 self.scheduler.sleep(0.0)
                 return answer
-            case "request lost":
+            case "request lost" | "repeated":
                 raise self._silence(doing, unanswered)
             case "answer lost":
                 self._do(process, doing, effect)
@@ -129,6 +142,26 @@ class Server:
                 return self._late(process, doing, effect, unanswered)
             case _:
                 raise self.error(f"{self.name} refuses: {doing}")
+
+    def _repeated(
+        self, process: Process, doing: str, effect: Callable[[], Answer], unanswered: type[Exception] | None
+    ) -> Answer:
+        """The connection breaks before the answer. The client sends the request again; the first copy arrives late."""
+        scheduler = self.scheduler
+        backoff = UNREPEATED_SECONDS * (1 + scheduler.random() / 2)
+        arrives = scheduler.now + backoff + scheduler.random() ** 3 * LATE
+        self.say(process.name, f"{doing}: the connection breaks, and a copy is on its way")
+
+        def arrive() -> None:
+            if not self.down:
+                self.say(process.name, f"{doing}: the first copy arrives")
+                with suppress(Exception):  # Nobody waits for its answer.
+                    effect()
+
+        scheduler.at(arrives, arrive)
+        scheduler.disturbs(arrives)
+        scheduler.sleep(backoff)
+        return self.call(process, doing, effect, unanswered=unanswered, repeats=True)
 
     def _late(self, process: Process, doing: str, effect: Callable[[], Answer], unanswered: type[Exception]) -> Answer:
         """The request takes its time; it arrives also when nobody waits for the answer any more."""

@@ -115,6 +115,7 @@ class Log:
         self._kafka = kafka
         self._faults = faults
         self._epoch = 0
+        self.in_doubt = False
 
     def fence(self) -> None:
         self._faults.step(LogUnavailable("fencing"))
@@ -128,13 +129,14 @@ class Log:
     def former(self, slice_: Slice) -> Log:
         raise AssertionError("there was no other layout")
 
-    def publish(self, rows: Sequence[OutboxRow], progress: ProgressRecord) -> None:
+    def publish(self, rows: Sequence[OutboxRow], progress: ProgressRecord) -> bool:
         self._faults.step(LogUnavailable("aborted"))
         if self._epoch != self._kafka.epoch:
             raise Fenced("another one leads")
         self._kafka.rows.extend(row.id for row in rows)
         self._kafka.progress = progress
         self._faults.step(OutcomeUnknown("committed, the answer lost"))
+        return True
 
     def close(self) -> None:
         """Nothing is open."""

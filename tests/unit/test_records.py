@@ -12,7 +12,6 @@ from confluent_kafka import KafkaError, Producer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox_plugin.adapters.kafka_log import let_go
 from outbox_plugin.adapters.records import Records
 from outbox_plugin.core.row import OutboxRow, Rows
 from outbox_plugin.core.row_faults import fault_of
@@ -47,7 +46,8 @@ class Unreachable:
         self.taken.append(arguments)
 
     def close(self) -> None:
-        let_go(self._producer)
+        self._producer.purge()
+        self._producer.close()
 
 
 @pytest.fixture(scope="module")
