@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -88,9 +88,20 @@ def environment(settings: Settings) -> dict[str, str]:
 class Fleet:
     """`count` harvesters of one outbox; their logs are in `folder`."""
 
-    def __init__(self, settings: Settings, count: int, folder: Path, restart_seconds: float = 0.5) -> None:
-        """Nothing is started yet. One that has ended is started again after `restart_seconds`."""
+    def __init__(
+        self,
+        settings: Settings,
+        count: int,
+        folder: Path,
+        restart_seconds: float = 0.5,
+        seats: Sequence[Settings] | None = None,
+    ) -> None:
+        """Nothing is started yet. One that has ended is started again after `restart_seconds`.
+
+        `seats`: the settings of each harvester, where each reaches the servers in its own way; `settings` are ours.
+        """
         self._settings = settings
+        self._seat_settings = [settings] * count if seats is None else list(seats)
         self._restart_seconds = restart_seconds
         self._logs = [folder / f"harvester-{number}.log" for number in range(count)]
         self._seats: list[HarvesterProcess] = []
@@ -106,7 +117,7 @@ class Fleet:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Keep them running for as long as the body runs; then end them by SIGTERM."""
-        self._seats = [HarvesterProcess(self._settings, log) for log in self._logs]
+        self._seats = list(map(HarvesterProcess, self._seat_settings, self._logs))
         self._keeper.start()
         try:
             yield
@@ -141,6 +152,11 @@ class Fleet:
         """The seats whose harvester runs, or is paused."""
         with self._lock:
             return [seat for seat, process in enumerate(self._seats) if process.pid is not None]
+
+    def pids(self) -> dict[int, int]:
+        """The process ids of the harvesters that run, by seat."""
+        with self._lock:
+            return {seat: pid for seat, process in enumerate(self._seats) if (pid := process.pid) is not None}
 
     def kill(self, seat: int) -> None:
         """kill -9."""
@@ -184,7 +200,7 @@ class Fleet:
         elif now > self._restart_at[seat]:
             self._wake_at.pop(seat, None)
             self._stop_at.pop(seat, None)
-            self._seats[seat] = HarvesterProcess(self._settings, self._logs[seat])
+            self._seats[seat] = HarvesterProcess(self._seat_settings[seat], self._logs[seat])
             del self._restart_at[seat]
 
     def _stuck(self, seat: int) -> None:

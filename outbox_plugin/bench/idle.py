@@ -7,10 +7,9 @@ from dataclasses import asdict, dataclass
 from statistics import mean
 from typing import Any
 
-from outbox_plugin.bench.chaos import create_topic
 from outbox_plugin.bench.paced import harvester, wait, write
 from outbox_plugin.bench.reader import LiveReader
-from outbox_plugin.bench.scratch import Tell, connect, scratch_outbox
+from outbox_plugin.bench.scratch import Tell, connect, create_topic, scratch_outbox
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.settings import Settings
 

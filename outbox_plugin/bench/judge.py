@@ -1,4 +1,4 @@
-"""What became of rows: lost, repeated, out of order, or published though their transaction never committed.
+"""What became of rows: lost, repeated, out of order, or in a place where they do not belong.
 
 The writer says in each value which transaction it is of, and where in it; so the verdict rests on nothing that a
 harvester does.
@@ -18,11 +18,13 @@ class Transaction(NamedTuple):
     """A transaction that committed, of `rows` rows, places 0 to rows - 1.
 
     Seconds of the writer's monotonic clock: it `began` no earlier, and was `decided` no later. infinity: nobody knows.
+    `aside` has the places of the rows that belong elsewhere than in the topic, as Kafka cannot take them.
     """
 
     rows: int
     began: float
     decided: float = math.inf
+    aside: frozenset[int] = frozenset()
 
 
 class Seen(NamedTuple):
@@ -41,10 +43,10 @@ class Place(NamedTuple):
     place: int
 
     @classmethod
-    def of(cls, record: Seen) -> Place | None:
-        """The place that a record's value names; None when it is not as it was written."""
-        transaction, place, key, *_ = record.value.split(" ", 3)
-        return cls(int(transaction), int(place)) if key == record.key else None
+    def of(cls, key: str, value: str) -> Place | None:
+        """The place that a row's value names; None when it is not as it was written."""
+        transaction, place, written_key, *_ = value.split(" ", 3)
+        return cls(int(transaction), int(place)) if written_key == key else None
 
 
 def value_of(place: Place, key: str, padding: str) -> str:
@@ -54,10 +56,14 @@ def value_of(place: Place, key: str, padding: str) -> str:
 
 @dataclass(slots=True)
 class Verdict:
-    """How many rows were committed, how many arrived for the first time, and all that is wrong; with a few examples."""
+    """How many rows were committed, how many arrived for the first time, and all that is wrong; with a few examples.
+
+    `aside` counts the rows that ended, as they should, elsewhere than in the topic.
+    """
 
     committed: int = 0
     arrived: int = 0
+    aside: int = 0
     lost: int = 0
     duplicates: int = 0
     order_violations: int = 0
@@ -74,20 +80,29 @@ class Verdict:
             self.examples.append(what)
 
 
-def judge(committed: Mapping[int, Transaction], seen: Iterable[Seen]) -> Verdict:
-    """Judge all that is in a topic. Pure.
+def judge(
+    committed: Mapping[int, Transaction], seen: Iterable[Seen], found_aside: Iterable[Place | None] = ()
+) -> Verdict:
+    """Judge all that is in a topic, and what is elsewhere. Pure.
 
     Order is DESIGN.md's promise 3: a row must not come after one of its key whose transaction began when its own had
     been decided, nor after a later one of its own transaction. A repeated row is a duplicate, and judged no further.
+
+    Args:
+        committed: the transactions, by their numbers.
+        seen: the records of the topic.
+        found_aside: the rows among the dead letters and in other topics, each as often as it is there; None for one
+            that nobody wrote so.
     """
     verdict = Verdict(committed=sum(each.rows for each in committed.values()))
+    belong_aside = {Place(number, place) for number, each in committed.items() for place in each.aside}
     arrived: set[Place] = set()
     keys = _Keys()
     for record in sorted(seen, key=lambda each: each[:2]):
         where = f"key {record.key} at {record.partition}/{record.offset}: {record.value[:40]!r}"
-        place = Place.of(record)
+        place = Place.of(record.key, record.value)
         transaction = committed.get(place.transaction) if place else None
-        if place is None or transaction is None or place.place >= transaction.rows:
+        if place is None or transaction is None or place.place >= transaction.rows or place in belong_aside:
             verdict.phantoms += 1
             verdict._example(f"phantom, {where}")
         elif place in arrived:
@@ -99,10 +114,27 @@ def judge(committed: Mapping[int, Transaction], seen: Iterable[Seen]) -> Verdict
                 verdict.order_violations += 1
                 verdict._example(f"out of order, {where}")
     verdict.arrived = len(arrived)
-    for place in missing(committed, arrived):
+    aside = _judge_aside(verdict, belong_aside, found_aside)
+    for place in missing(committed, arrived | aside):
         verdict.lost += 1
         verdict._example(f"lost, row {place.place} of transaction {place.transaction}")
     return verdict
+
+
+def _judge_aside(verdict: Verdict, belong: set[Place], found: Iterable[Place | None]) -> set[Place]:
+    """Enter what is wrong aside; returns the rows that are there as they should be."""
+    aside: set[Place] = set()
+    for place in found:
+        if place is None or place not in belong:
+            verdict.phantoms += 1
+            verdict._example(f"put aside though it is not bad, {place}")
+        elif place in aside:
+            verdict.duplicates += 1
+            verdict._example(f"put aside twice, {place}")
+        else:
+            aside.add(place)
+    verdict.aside = len(aside)
+    return aside
 
 
 def missing(committed: Mapping[int, Transaction], arrived: set[Place]) -> Iterable[Place]:

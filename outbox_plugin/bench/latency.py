@@ -9,10 +9,9 @@ from typing import Any
 
 import psutil
 
-from outbox_plugin.bench.chaos import create_topic
 from outbox_plugin.bench.paced import floor, harvester, wait, write
 from outbox_plugin.bench.reader import LiveReader
-from outbox_plugin.bench.scratch import Tell, scratch_outbox
+from outbox_plugin.bench.scratch import Tell, create_topic, scratch_outbox
 from outbox_plugin.settings import Settings
 
 WARMING_ROWS = 200

@@ -19,8 +19,6 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
-from outbox_plugin.embedded.server import free_port
-
 Direction = Literal["to server", "to client"]
 DIRECTIONS: tuple[Direction, Direction] = ("to server", "to client")
 _BYTES = 65_536
@@ -40,15 +38,15 @@ class Proxy:
             proxy.restore()
     """
 
-    def __init__(self, target: int) -> None:
-        """Nothing listens yet; `port` is already known."""
-        self.port = free_port()
-        self.target = target
+    def __init__(self, target: int | None = None) -> None:
+        """Nothing listens yet. Without a `target`, set one before the first connection."""
+        self.target = target or 0
+        self.port = 0  # Known from `start` on.
         self._passing: dict[Direction, asyncio.Event] = {}
         self._discarding: set[Direction] = set()
         self._links: set[_Link] = set()
         self._listening = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"bench-proxy-{self.port}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="bench-proxy", daemon=True)
 
     def __enter__(self) -> Self:
         self.start()
@@ -60,8 +58,9 @@ class Proxy:
         self.stop()
 
     def start(self) -> None:
-        """Listen."""
-        self._listening_socket = socket.create_server(("127.0.0.1", self.port), backlog=128)
+        """Listen on a free port, which is the proxy's until `stop`."""
+        self._listening_socket = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self.port = self._listening_socket.getsockname()[1]
         self._listening_socket.setblocking(False)
         self._loop = asyncio.new_event_loop()
         self._thread.start()

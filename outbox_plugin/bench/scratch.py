@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import psycopg
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 from psycopg import sql
 
 from outbox_plugin.adapters.kafka import client_config
@@ -60,6 +61,17 @@ def insert(connection: psycopg.Connection[Any], settings: Settings, topic: str, 
     )
 
 
+def create_topic(settings: Settings, topic: str, partitions: int) -> None:
+    """Make a topic with the broker's own number of replicas.
+
+    Raises:
+        KafkaException: the broker refused.
+    """
+    admin = AdminClient(client_config(settings))
+    [future] = admin.create_topics([NewTopic(topic, num_partitions=partitions)]).values()
+    future.result(20)
+
+
 def vacuum(settings: Settings) -> None:
     """Leave no dead rows of one round to the next."""
     with connect(settings, autocommit=True) as connection:
@@ -71,14 +83,16 @@ def scratch_outbox(settings: Settings) -> Iterator[Settings]:
     """Settings for a schema and a group of the benchmark's own, both gone afterwards."""
     name = f"outbox_bench_{uuid.uuid4().hex[:8]}"
     scratch = settings.model_copy(update={"table": f"{name}.outbox", "group": name})
-    with connect(scratch, autocommit=True) as connection:
-        connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(name)))
-        try:
-            migrate(scratch)
-            yield scratch
-        finally:
-            connection.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(name)))
-            admin = AdminClient(client_config(scratch))
-            topics = [topic for topic in admin.list_topics(timeout=10).topics if topic.startswith(name)]
-            for future in admin.delete_topics(topics).values() if topics else ():
-                future.result(10)
+    schema = sql.Identifier(name)
+    with connect(scratch) as connection:
+        connection.execute(sql.SQL("CREATE SCHEMA {}").format(schema))
+    try:
+        migrate(scratch)
+        yield scratch
+    finally:
+        with connect(scratch) as connection:
+            connection.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(schema))
+        admin = AdminClient(client_config(scratch))
+        topics = [topic for topic in admin.list_topics(timeout=10).topics if topic.startswith(name)]
+        for future in admin.delete_topics(topics).values() if topics else ():
+            future.result(10)

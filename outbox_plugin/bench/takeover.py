@@ -16,10 +16,9 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from outbox_plugin.adapters.kafka import Names, client_config
-from outbox_plugin.bench.chaos import create_topic
 from outbox_plugin.bench.fleet import Fleet
 from outbox_plugin.bench.reader import Arrival, LiveReader
-from outbox_plugin.bench.scratch import Tell, scratch_outbox
+from outbox_plugin.bench.scratch import Tell, create_topic, scratch_outbox
 from outbox_plugin.bench.writer import Mix, Writer
 from outbox_plugin.errors import OutboxError
 from outbox_plugin.settings import Settings

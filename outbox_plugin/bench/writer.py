@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import NamedTuple
 
 import psycopg
 from psycopg import sql
@@ -36,6 +38,27 @@ class Mix:
     held: float = 0.01
 
 
+class Row(NamedTuple):
+    """A row to write, beside the ordinary ones; `topic` is the writer's own where it is None.
+
+    `belongs_aside`: it must not arrive in the writer's topic.
+    """
+
+    key: str
+    topic: str | None = None
+    padding: str = PADDING
+    header_keys: Sequence[str] = ()
+    header_values: Sequence[str] = ()
+    belongs_aside: bool = False
+
+
+class Order(NamedTuple):
+    """Rows that are to be written in one transaction; `committed` is set once they are."""
+
+    rows: Sequence[Row]
+    committed: threading.Event
+
+
 class Writer:
     """Writes rows into the outbox, and into a ledger which transactions have committed; on threads of its own."""
 
@@ -46,9 +69,11 @@ class Writer:
         self._ledger = sql.Identifier(*schema, "bench_ledger")
         self._insert = sql.SQL(
             "INSERT INTO {} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values) "
-            "VALUES (clock_timestamp(), {}, %s, %s, '{{}}', '{{}}')"
-        ).format(sql.Identifier(*schema, table), sql.Literal(topic))
+            "VALUES (clock_timestamp(), %s, %s, %s, %s, %s)"
+        ).format(sql.Identifier(*schema, table))
+        self._topic = topic
         self._mix = mix
+        self._orders: SimpleQueue[Order] = SimpleQueue()
         self._stop = threading.Event()
         self._attempted: dict[int, Transaction] = {}
         self._acknowledged: set[int] = set()
@@ -81,6 +106,15 @@ class Writer:
         if self._error is not None:
             raise self._error
 
+    def write(self, rows: Sequence[Row]) -> threading.Event:
+        """Have these rows written soon, in one transaction. Returns an event that is set when it has committed.
+
+        It is tried again until a commit is acknowledged, so it may have committed more than once.
+        """
+        order = Order(rows, threading.Event())
+        self._orders.put(order)
+        return order.committed
+
     def committed(self) -> dict[int, Transaction]:
         """All transactions that committed: those that were told so, and those of the ledger; after the writing."""
         with closing(psycopg.connect(self._dsn)) as connection:
@@ -91,42 +125,70 @@ class Writer:
 
     def _write(self, number: int, chance: random.Random) -> None:
         undecided: int | None = None
+        order: Order | None = None
         pace = _Pace(self._mix.rows_per_second / self._mix.connections)
         try:
             while not self._stop.is_set():
                 try:
-                    with closing(psycopg.connect(self._dsn, connect_timeout=5, autocommit=True)) as connection:
+                    with closing(self._connect()) as connection:
                         self._decided(undecided)  # Whatever it was: a Postgres that has recovered has decided.
                         while not self._stop.wait(pace.due_in()):
+                            order = order or self._next_order()
                             undecided, number = number, number + self._mix.connections
-                            pace.wrote(self._transaction(connection, undecided, chance))
-                            undecided = None
+                            if order is None:
+                                pace.wrote(self._ordinary(connection, undecided, chance))
+                            else:
+                                self._transaction(connection, undecided, order.rows)
+                                order.committed.set()
+                            undecided = order = None
                 except (psycopg.OperationalError, psycopg.InterfaceError):
                     self._stop.wait(_RETRY_SECONDS)
         except BaseException as error:
             self._error = error
 
-    def _transaction(self, connection: psycopg.Connection[tuple[int]], number: int, chance: random.Random) -> int:
-        count = chance.randint(1, self._mix.most_rows)
-        keys = [_key(chance) for _ in range(count)]
+    def _connect(self) -> psycopg.Connection[tuple[int]]:
+        """A connection that prepares no statements: a pooler in transaction mode may lose them."""
+        return psycopg.connect(self._dsn, connect_timeout=5, autocommit=True, prepare_threshold=None)
+
+    def _next_order(self) -> Order | None:
+        try:
+            return self._orders.get_nowait()
+        except Empty:
+            return None
+
+    def _ordinary(self, connection: psycopg.Connection[tuple[int]], number: int, chance: random.Random) -> int:
+        rows = [Row(_key(chance)) for _ in range(chance.randint(1, self._mix.most_rows))]
         rolls_back, is_held = chance.random() < self._mix.rolled_back, chance.random() < self._mix.held
         hold_seconds = chance.uniform(0.2, 3.0) if is_held else 0.0
-        self._attempted[number] = Transaction(count, began=time.monotonic())
+        self._transaction(connection, number, rows, rolls_back, hold_seconds)
+        return len(rows)
+
+    def _transaction(
+        self,
+        connection: psycopg.Connection[tuple[int]],
+        number: int,
+        rows: Sequence[Row],
+        rolls_back: bool = False,
+        hold_seconds: float = 0.0,
+    ) -> None:
+        aside = frozenset(place for place, row in enumerate(rows) if row.belongs_aside)
+        self._attempted[number] = Transaction(len(rows), began=time.monotonic(), aside=aside)
         with connection.transaction(force_rollback=rolls_back), connection.cursor() as cursor:
-            cursor.executemany(
-                self._insert, [(key, value_of(Place(number, place), key, PADDING)) for place, key in enumerate(keys)]
-            )
+            cursor.executemany(self._insert, [self._columns(number, place, row) for place, row in enumerate(rows)])
             cursor.execute(sql.SQL("INSERT INTO {} VALUES (%s)").format(self._ledger), (number,))
             self._stop.wait(hold_seconds)
         if rolls_back:
             with self._lock:
                 self.rolled_back += 1
-            return count
+            return
         self._decided(number)
         with self._lock:
             self._acknowledged.add(number)
-            self.rows += count
-        return count
+            self.rows += len(rows)
+
+    def _columns(self, number: int, place: int, row: Row) -> tuple[str, str, str, list[str], list[str]]:
+        value = value_of(Place(number, place), row.key, row.padding)
+        return row.topic or self._topic, row.key, value, list(row.header_keys), list(row.header_values)
 
     def _decided(self, number: int | None) -> None:
         if number is not None:

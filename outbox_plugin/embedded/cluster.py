@@ -22,8 +22,10 @@ NODES = 3
 _PROPERTIES = """process.roles=broker,controller
 node.id={node}
 controller.quorum.voters={voters}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+listeners={listeners},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners={advertised}
+listener.security.protocol.map={protocols},CONTROLLER:PLAINTEXT
+inter.broker.listener.name=PLAINTEXT
 controller.listener.names=CONTROLLER
 log.dirs={data}
 default.replication.factor=3
@@ -39,7 +41,7 @@ broker.session.timeout.ms=3000
 broker.heartbeat.interval.ms=500
 replica.lag.time.max.ms=5000
 group.initial.rebalance.delay.ms=0
-auto.create.topics.enable=true
+auto.create.topics.enable=false
 num.network.threads=2
 num.io.threads=4
 log.cleaner.dedupe.buffer.size=16777216
@@ -60,14 +62,35 @@ class ClusterNode(KafkaNode):
         super().__init__(folder, tell)
         self.node = node
         self._controllers = controllers
+        self._proxied: dict[int, int] = {}  # Ports that it listens on, and the ones that clients of each are told.
         self.name = f"Kafka node {node}"
         self.port = free_port()  # Of its own for good, because clients and the other nodes remember it.
+
+    def listen_behind(self, proxy_port: int) -> int:
+        """Before the start: listen on one more port, whose clients are sent to the proxy at `proxy_port`.
+
+        A client asks a broker where all brokers are. Behind a proxy, the answer must be proxies as well.
+        Returns the port that the proxy is to forward to.
+        """
+        port = free_port()
+        while port in {self.port, *self._proxied, *self._controllers.values()}:
+            port = free_port()
+        self._proxied[port] = proxy_port
+        return port
 
     def properties(self, port: int, data: str) -> str:
         """See `KafkaNode.properties`."""
         voters = ",".join(f"{node}@127.0.0.1:{each}" for node, each in self._controllers.items())
+        ports = {"PLAINTEXT": (port, port)}
+        ports |= {f"PROXIED{number}": each for number, each in enumerate(self._proxied.items())}
         return _PROPERTIES.format(
-            node=self.node, voters=voters, port=port, controller=self._controllers[self.node], data=data
+            node=self.node,
+            voters=voters,
+            listeners=",".join(f"{name}://127.0.0.1:{own}" for name, (own, _) in ports.items()),
+            advertised=",".join(f"{name}://127.0.0.1:{told}" for name, (_, told) in ports.items()),
+            protocols=",".join(f"{name}:PLAINTEXT" for name in ports),
+            controller=self._controllers[self.node],
+            data=data,
         )
 
     def answers(self, port: int) -> bool:

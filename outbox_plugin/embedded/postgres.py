@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,9 +34,10 @@ class EmbeddedPostgres(EmbeddedServer):
 
     name = "Postgres"
 
-    def __init__(self, folder: Path) -> None:
-        """Nothing is started yet."""
+    def __init__(self, folder: Path, settings: Mapping[str, str] | None = None) -> None:
+        """Nothing is started yet; `settings` of Postgres are added to ours."""
         super().__init__(folder)
+        self._settings = {**_SETTINGS, **(settings or {})}
         self._data = folder / "data"
 
     @property
@@ -50,7 +51,7 @@ class EmbeddedPostgres(EmbeddedServer):
         if not (self._data / "PG_VERSION").exists():
             self._initialise()
         self.port = free_port(self.port)
-        settings = [part for name, value in _SETTINGS.items() for part in ("-c", f"{name}={value}")]
+        settings = [part for name, value in self._settings.items() for part in ("-c", f"{name}={value}")]
         self._server = GuardedServer(
             self.name,
             [str(_binary("postgres")), "-D", str(self._data), "-p", str(self.port), *settings],
@@ -65,6 +66,27 @@ class EmbeddedPostgres(EmbeddedServer):
         if self._server is not None:
             self._server.kill(signal.SIGQUIT)
 
+    def clone(self, folder: Path) -> EmbeddedPostgres:
+        """Copy the running server into `folder` as a standby that will follow it, by `pg_basebackup`; not yet launched.
+
+        Raises:
+            ServerFailed: the copy failed.
+        """
+        standby = EmbeddedPostgres(folder, self._settings)
+        folder.mkdir(parents=True, exist_ok=True)
+        options = ["-d", self.dsn, "--checkpoint=fast", "--wal-method=stream", "--write-recovery-conf", "--no-sync"]
+        standby._make_data("pg_basebackup", options, "could not copy the server")
+        return standby
+
+    def promote(self) -> None:
+        """Make this standby the primary. Returns when it accepts writes.
+
+        Raises:
+            psycopg.OperationalError: it cannot be reached.
+        """
+        with closing(psycopg.connect(self.dsn, autocommit=True)) as connection:
+            connection.execute("SELECT pg_promote(true)")
+
     def answers(self, port: int) -> bool:
         """See `EmbeddedServer.answers`: it listens before it is ready, and while it recovers."""
         with suppress(psycopg.OperationalError), closing(psycopg.connect(self.dsn, connect_timeout=2)):
@@ -72,22 +94,26 @@ class EmbeddedPostgres(EmbeddedServer):
         return False
 
     def _initialise(self) -> None:
-        """Make a cluster. One that a killed run left half-made is in the way, and holds nothing."""
+        """Make a cluster."""
+        options = ["-U", SUPERUSER, "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync"]
+        self._make_data("initdb", options, "could not make a database cluster")
+
+    def _make_data(self, tool: str, options: Sequence[str], problem: str) -> None:
+        """Have a tool of Postgres make our data folder. One that a killed run left half-made is deleted first."""
         fresh = self.folder / "data.new"
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(mode=0o700)
         if _is_root():
             user = pwd.getpwnam(UNPRIVILEGED_USER)
             os.chown(fresh, user.pw_uid, user.pw_gid)
-        options = ["-D", str(fresh), "-U", SUPERUSER, "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync"]
         done = subprocess.run(
-            [sys.executable, "-m", "outbox_plugin.embedded.postgres", str(_binary("initdb")), *options],
+            [sys.executable, "-m", "outbox_plugin.embedded.postgres", str(_binary(tool)), "-D", str(fresh), *options],
             capture_output=True,
             text=True,
             check=False,
         )
         if done.returncode:
-            raise ServerFailed(f"Postgres could not make a database cluster: {done.stderr.strip().splitlines()[-1]}")
+            raise ServerFailed(f"Postgres {problem}: {done.stderr.strip().splitlines()[-1]}")
         fresh.rename(self._data)
 
 

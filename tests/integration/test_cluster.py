@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
+from pathlib import Path
 
 import psutil
 import pytest
@@ -11,6 +12,7 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from outbox_plugin.bench.proxy import Proxy
 from outbox_plugin.embedded.cluster import NODES, EmbeddedCluster
 from tests.processes import runs
 from tests.support import eventually
@@ -88,6 +90,19 @@ def test_a_rolling_restart_keeps_it_writable(cluster: EmbeddedCluster, topic: st
     cluster.rolling_restart()
     assert not pids & {node.pid for node in cluster.nodes}
     send(cluster, topic)
+
+
+def test_clients_of_a_proxy_are_sent_to_proxies_only(tmp_path: Path) -> None:
+    own = EmbeddedCluster(tmp_path)
+    with ExitStack() as stack:
+        proxies = [stack.enter_context(Proxy()) for _ in own.nodes]
+        for proxy, node in zip(proxies, own.nodes, strict=True):
+            proxy.target = node.listen_behind(proxy.port)
+        stack.enter_context(own)
+        admin = AdminClient({"bootstrap.servers": f"127.0.0.1:{proxies[0].port}"})
+        eventually(lambda: len(admin.list_topics(timeout=10).brokers) == NODES, 30)
+        brokers = admin.list_topics(timeout=10).brokers.values()
+        assert {broker.port for broker in brokers} == {proxy.port for proxy in proxies}
 
 
 def test_nothing_is_left_behind(cluster: EmbeddedCluster) -> None:

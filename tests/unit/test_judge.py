@@ -63,3 +63,30 @@ def test_keys_have_nothing_to_do_with_each_other() -> None:
 def test_a_key_in_two_partitions_has_no_order() -> None:
     records = seen((1, 0), (1, 1)) + seen((2, 0), partition=1)
     assert judge(COMMITTED, records).order_violations == 1
+
+
+ASIDE = {1: FIRST._replace(aside=frozenset({1})), 2: SECOND}
+
+
+def test_a_row_that_belongs_aside_is_there() -> None:
+    verdict = judge(ASIDE, seen((1, 0), (2, 0)), [Place(1, 1)])
+    assert verdict.clean
+    assert (verdict.committed, verdict.arrived, verdict.aside) == (3, 2, 1)
+
+
+def test_a_row_that_belongs_aside_is_nowhere() -> None:
+    assert judge(ASIDE, seen((1, 0), (2, 0))).lost == 1
+
+
+def test_a_row_that_belongs_aside_arrived() -> None:
+    verdict = judge(ASIDE, seen((1, 0), (1, 1), (2, 0)), [Place(1, 1)])
+    assert (verdict.phantoms, verdict.lost, verdict.duplicates) == (1, 0, 0)
+
+
+def test_a_row_is_put_aside_twice() -> None:
+    assert judge(ASIDE, seen((1, 0), (2, 0)), [Place(1, 1), Place(1, 1)]).duplicates == 1
+
+
+def test_a_good_row_is_put_aside() -> None:
+    verdict = judge(ASIDE, seen((1, 0)), [Place(1, 1), Place(2, 0), None])
+    assert (verdict.phantoms, verdict.lost) == (2, 1)

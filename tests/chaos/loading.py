@@ -1,0 +1,73 @@
+"""What the long tests on real servers share: servers, a load, and the count of every row at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from outbox_plugin import Settings
+from outbox_plugin.bench.fleet import Fleet
+from outbox_plugin.bench.judge import judge
+from outbox_plugin.bench.reader import LiveReader, read_until
+from outbox_plugin.bench.scratch import create_topic
+from outbox_plugin.bench.writer import Mix, Writer
+from tests.harvesting import drained
+from tests.support import eventually
+
+FLOWS_SECONDS = 60.0
+
+
+class Load:
+    """A writer, harvesters, and a reader that sees what they do."""
+
+    def __init__(self, settings: Settings, folder: Path, mix: Mix, seats: Sequence[Settings]) -> None:
+        self.topic = f"{settings.group}-events"
+        create_topic(settings, self.topic, 6)
+        self.fleet = Fleet(settings, len(seats), folder, seats=seats)
+        self.writer = Writer(settings, self.topic, mix, seed=1)
+        self.reader = LiveReader(settings, self.topic)
+
+    def flows(self, seconds: float = FLOWS_SECONDS) -> None:
+        """Wait until what is written from now on arrives."""
+        written = self.writer.rows + 100
+        assert self.reader.wait_for(lambda arrivals: len(arrivals) > written, seconds), "nothing flows any more"
+
+    def leader(self) -> int:
+        """Wait for a leader; the number of its seat."""
+        eventually(lambda: self.fleet.leader() is not None, FLOWS_SECONDS)
+        leader = self.fleet.leader()
+        assert leader is not None
+        return leader
+
+
+@contextmanager
+def load(
+    settings: Settings,
+    folder: Path,
+    mix: Mix | None = None,
+    seats: Sequence[Settings] | None = None,
+    restore: Callable[[], None] = lambda: None,
+) -> Iterator[Load]:
+    """Load from two harvesters, or those of `seats`, for as long as the body runs.
+
+    Then every row must have arrived, in order, and once where delivery is exactly once. `restore` makes the servers fit
+    for the next test, whatever became of this one.
+    """
+    running = Load(settings, folder, mix or Mix(), seats or [settings] * 2)
+    with running.reader.reading(), running.fleet.running():
+        try:
+            with running.writer.writing():
+                running.flows()
+                yield running
+            drained(settings)
+        finally:
+            restore()
+    committed = running.writer.committed()
+    rows = sum(each.rows for each in committed.values())
+    verdict = judge(committed, read_until(settings, running.topic, lambda seen: len(seen) >= rows, 60))
+    assert verdict.arrived == rows, verdict
+    assert (verdict.lost, verdict.order_violations, verdict.phantoms) == (0, 0, 0), verdict
+    assert settings.delivery == "at-least-once" or verdict.duplicates == 0, verdict
+    assert running.fleet.failures == []
+    assert "Traceback" not in running.fleet.log

@@ -1,0 +1,121 @@
+"""The leader's network to one server stalls, swallows packets or is half open; another harvester goes on meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from outbox_plugin import Settings
+from outbox_plugin.bench.injection import reached
+from outbox_plugin.bench.proxy import DIRECTIONS, Direction
+from outbox_plugin.bench.scratch import scratch_outbox
+from outbox_plugin.bench.servers import Servers
+from tests.chaos.loading import Load, load
+
+pytestmark = [pytest.mark.chaos, pytest.mark.long]
+
+GONE_SECONDS = 40.0
+MEANWHILE_SECONDS = 30.0
+TARGETS = {"Postgres": 0, "Kafka": 1}
+
+
+@pytest.fixture(scope="module")
+def own_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Servers, Settings]]:
+    """Servers of this module's own, and two ways to them."""
+    servers = Servers(tmp_path_factory.mktemp("network"), print, harvesters=2)
+    with servers.running() as settings:
+        yield servers, settings
+
+
+@pytest.fixture
+def servers(own_servers: tuple[Servers, Settings]) -> Servers:
+    return own_servers[0]
+
+
+@pytest.fixture(params=["exactly-once", "at-least-once"])
+def settings(own_servers: tuple[Servers, Settings], request: pytest.FixtureRequest) -> Iterator[Settings]:
+    with scratch_outbox(own_servers[1]) as settings:
+        yield settings.model_copy(update={"delivery": request.param})
+
+
+@pytest.fixture
+def running(servers: Servers, settings: Settings, tmp_path: Path) -> Iterator[Load]:
+    """Load from two harvesters, each on its own way."""
+
+    def restore() -> None:
+        for route in servers.routes:
+            for proxy in route.proxies:
+                proxy.restore()
+
+    seats = [servers.through(route, settings) for route in servers.routes]
+    with load(settings, tmp_path, seats=seats, restore=restore) as running:
+        yield running
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("server", TARGETS)
+def test_packets_of_one_direction_are_gone_for_40_seconds(
+    servers: Servers, running: Load, server: str, direction: Direction
+) -> None:
+    proxies, _ = reached(servers.routes[running.leader()], TARGETS[server])
+    back_at = time.monotonic() + GONE_SECONDS
+    for proxy in proxies:
+        proxy.discard(direction)
+    running.flows(MEANWHILE_SECONDS)
+    while time.monotonic() < back_at:
+        running.flows(MEANWHILE_SECONDS)
+    for proxy in proxies:
+        proxy.restore()
+    running.flows()
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("server", TARGETS)
+def test_what_is_held_for_long_arrives_when_nobody_waits_for_it_any_more(
+    servers: Servers, running: Load, server: str, direction: Direction
+) -> None:
+    proxies, _ = reached(servers.routes[running.leader()], TARGETS[server])
+    for proxy in proxies:
+        proxy.hold(direction)
+    running.flows(MEANWHILE_SECONDS)  # Another one leads.
+    for proxy in proxies:
+        proxy.restore()
+    running.flows()
+
+
+@pytest.mark.parametrize("server", TARGETS)
+def test_connections_are_half_open(servers: Servers, running: Load, server: str) -> None:
+    """The server has forgotten them; nobody tells the leader. Twice: the second time, it may have led again."""
+    for _ in range(2):
+        proxies, _ = reached(servers.routes[running.leader()], TARGETS[server])
+        for proxy in proxies:
+            proxy.half_open()
+        running.flows(MEANWHILE_SECONDS)
+        for proxy in proxies:
+            proxy.restore()
+        running.flows()
+
+
+@pytest.mark.parametrize("server", TARGETS)
+def test_answers_are_held_now_and_then(servers: Servers, running: Load, server: str) -> None:
+    """For a short time, so that the leader goes on: what it asked was done, and it does not know for a while."""
+    for milliseconds in (20, 100, 300, 700, 1_500):
+        proxies, _ = reached(servers.routes[running.leader()], TARGETS[server])
+        for proxy in proxies:
+            proxy.hold("to client")
+        time.sleep(milliseconds / 1_000)  # That is the fault.
+        for proxy in proxies:
+            proxy.restore()
+        running.flows()
+
+
+@pytest.mark.parametrize("server", TARGETS)
+def test_connections_are_cut_again_and_again(servers: Servers, running: Load, server: str) -> None:
+    for _ in range(10):
+        proxies, _ = reached(servers.routes[running.leader()], TARGETS[server])
+        for proxy in proxies:
+            proxy.cut()
+        running.flows()

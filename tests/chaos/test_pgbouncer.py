@@ -1,0 +1,136 @@
+"""PgBouncer in transaction mode between everything and Postgres, under load and faults; every row is counted."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import psycopg
+import pytest
+
+from outbox_plugin import Settings
+from outbox_plugin.bench.replication import with_port
+from outbox_plugin.bench.scratch import scratch_outbox
+from outbox_plugin.bench.writer import Mix
+from outbox_plugin.embedded.server import GuardedServer, accepts_connections, free_port
+from outbox_plugin.embedded.stack import EmbeddedStack
+from tests.chaos.loading import load
+
+PGBOUNCER = shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin") or shutil.which(
+    "pgbouncer"
+)
+pytestmark = [
+    pytest.mark.chaos,
+    pytest.mark.long,
+    pytest.mark.skipif(PGBOUNCER is None, reason="needs pgbouncer on the PATH (Debian: apt-get install pgbouncer)"),
+]
+
+CONFIGURATION = """[databases]
+{database} = host=127.0.0.1 port={postgres} user={user}{password}
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {port}
+unix_socket_dir =
+auth_type = any
+pool_mode = transaction
+default_pool_size = 20
+max_client_conn = 200
+server_login_retry = 0.2
+ignore_startup_parameters = extra_float_digits,options
+"""
+
+
+class PgBouncer:
+    """PgBouncer in front of a Postgres, which can be killed and started again."""
+
+    def __init__(self, dsn: str, folder: Path) -> None:
+        parts = urlsplit(dsn)
+        self.port = free_port()
+        self._folder = folder
+        self._file = folder / "pgbouncer.ini"
+        self._file.write_text(
+            CONFIGURATION.format(
+                postgres=parts.port,
+                database=parts.path.removeprefix("/"),
+                port=self.port,
+                user=unquote(parts.username or "postgres"),
+                password=f" password='{unquote(parts.password)}'" if parts.password else "",
+            )
+        )
+        self._file.chmod(0o644)
+
+    def start(self) -> None:
+        self._server = GuardedServer(
+            "PgBouncer",
+            [str(PGBOUNCER), str(self._file)],
+            self._folder / "pgbouncer.log",
+            stop_signal="SIGINT",
+            unprivileged=True,
+        )
+        self._server.wait_until(lambda: accepts_connections(self.port))
+
+    def kill(self) -> None:
+        self._server.kill()
+
+    def stop(self) -> None:
+        self._server.stop()
+
+
+@pytest.fixture(scope="module")
+def own_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedStack]:
+    """A Postgres and a Kafka which this module may kill."""
+    stack = EmbeddedStack(tmp_path_factory.mktemp("pooled"))
+    stack.start()
+    yield stack
+    stack.stop()
+
+
+@pytest.fixture
+def bouncer(own_servers: EmbeddedStack, tmp_path: Path) -> Iterator[PgBouncer]:
+    bouncer = PgBouncer(own_servers.postgres.dsn, tmp_path)
+    bouncer.start()
+    yield bouncer
+    bouncer.stop()
+
+
+@pytest.fixture(params=["exactly-once", "at-least-once"])
+def settings(own_servers: EmbeddedStack, bouncer: PgBouncer, request: pytest.FixtureRequest) -> Iterator[Settings]:
+    """Settings that reach Postgres through PgBouncer only; also migrated through it."""
+    dsn = with_port(own_servers.postgres.dsn, bouncer.port)
+    pooled = Settings(dsn=dsn, bootstrap_servers=own_servers.kafka.bootstrap_servers, delivery=request.param)
+    with scratch_outbox(pooled) as settings:
+        yield settings
+
+
+def test_the_pool_is_in_transaction_mode(settings: Settings) -> None:
+    """What this module rests on: a session keeps nothing from one transaction to the next that is its own."""
+    dsn = settings.dsn.get_secret_value()
+    with psycopg.connect(dsn, autocommit=True) as one, psycopg.connect(dsn, autocommit=True) as another:
+        one.execute("SET work_mem = '12345kB'")
+        assert another.execute("SHOW work_mem").fetchone() == ("12345kB",)
+
+
+def test_leaders_are_killed_behind_a_pooler(settings: Settings, tmp_path: Path) -> None:
+    with load(settings, tmp_path, Mix(rows_per_second=1_500)) as running:
+        for _ in range(5):
+            running.fleet.kill(running.leader())
+            running.flows()
+
+
+def test_the_pooler_is_killed(settings: Settings, bouncer: PgBouncer, tmp_path: Path) -> None:
+    with load(settings, tmp_path, Mix(rows_per_second=1_500)) as running:
+        for _ in range(3):
+            bouncer.kill()
+            bouncer.start()
+            running.flows()
+
+
+def test_postgres_is_stopped_behind_a_pooler(own_servers: EmbeddedStack, settings: Settings, tmp_path: Path) -> None:
+    with load(settings, tmp_path, Mix(rows_per_second=1_500)) as running:
+        for _ in range(3):
+            own_servers.postgres.stop_immediately()
+            own_servers.postgres.launch()
+            own_servers.postgres.wait()
+            running.flows()
