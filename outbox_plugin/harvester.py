@@ -63,6 +63,14 @@ def _wall_clock() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
+def may_take_over_early(settings: Settings) -> bool:
+    """Whether an old leader is fenced, so that one that has fallen silent need not be waited for.
+
+    Not where goharvest may take part in the election: nothing fences it, and it would go on beside a new leader.
+    """
+    return settings.delivery == "exactly-once" or not (settings.leader_topic or settings.leader_group)
+
+
 class Harvester(Background):
     """Relays an outbox to Kafka until it is stopped.
 
@@ -156,7 +164,7 @@ class Harvester(Background):
         shards = [
             Shard(
                 number,
-                Election(timing, log_fences=self._exactly_once),
+                Election(timing, early_takeover=may_take_over_early(self._settings)),
                 self._relays(layout),
                 membership.send,
                 self._observe,

@@ -5,18 +5,44 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outbox_plugin.adapters.postgres import PostgresOutbox
-from outbox_plugin.core.ports import Wanted
+from outbox_plugin.core.ports import Control, Wanted
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.window import BYTES_PER_WINDOW
+from outbox_plugin.errors import Fenced
 from outbox_plugin.schema.connection import reported
 
 
 class MarkedStore(PostgresOutbox):
     """`MarkedStore` of the ports, on psycopg."""
 
+    def lead(self, leader_id: str) -> None:
+        """See `Outbox.lead`."""
+        super().lead(leader_id)
+        self._values["term"] = leader_id  # What rows are marked with may change within a term.
+
+    def control(self) -> Control:
+        """See `Outbox.control`, and `MarkedStore`."""
+        control = super().control()
+        with reported():
+            found = self._reader.execute(*self._query("mark", "is_leader")).fetchall()
+        self._check(found)
+        return control
+
+    def check_leads(self) -> None:
+        """See `MarkedStore.check_leads`."""
+        with self._purger_lock, reported():
+            found = self._purger.execute(*self._query("mark", "is_leader")).fetchall()
+        self._check(found)
+
+    @staticmethod
+    def _check(found: Sequence[object]) -> None:
+        if not found:
+            raise Fenced("Postgres: another harvester leads the shard")
+
     def mark(self, leader_id: str, wanted: Wanted) -> Sequence[OutboxRow]:
         """See `MarkedStore.mark`."""
         conditions, values = self._conditions(wanted)
+        conditions = *conditions, "of_this_leader"
         values |= {"leader_id": leader_id, "bytes": BYTES_PER_WINDOW}
         marking = self._statement("window", "hasty"), self._statement("mark", "mark", conditions)
         with reported():

@@ -7,18 +7,24 @@ Ownership of the shard's leader-topic partition, which Kafka's group coordinator
 leader. A leader sends heartbeats to that partition and listens to them itself: one that hears none of its own for
 `receive_deadline` cannot know whether it still owns anything, and steps down.
 
-Where the log fences an old leader, takeover need not wait for the group's session timeout: a follower that has heard
-a leader, and then none for `silence`, becomes a candidate without ownership. At worst two candidates fight, and the log
-decides. A leader that hears another one proves itself by a transaction: if it has been fenced, that fails.
+Where an old leader is fenced, takeover need not wait for the group's session timeout: a follower that has heard a
+leader, and then none for `silence`, becomes a candidate without ownership. At worst two candidates fight, and the fence
+decides: the log's in exactly-once delivery, the database's in at-least-once delivery, where only the leader that the
+database remembers can mark rows. A leader that hears another one proves itself: if it has been fenced, that fails.
+
+A candidate takes over once it `hears_itself`. One that is cut off from the leader topic has no right to fence anybody:
+it would end the term of a healthy leader that it cannot hear.
+
+goharvest knows none of this. Where harvesters of both kinds share an election, there is no early takeover.
 
     state      what is seen                                      action
     following  another's heartbeat within `silence`              FOLLOW
     following  ownership of the partition                        ACQUIRE
-    following  the leader resigned or fell silent, log fences    ACQUIRE
+    following  the leader resigned or fell silent, may be early  ACQUIRE
     following  otherwise                                         FOLLOW
     leading    no own heartbeat for `receive_deadline`           STEP_DOWN
     leading    ownership was had, and is lost                    STEP_DOWN
-    leading    another leader's heartbeat, log fences            PROVE
+    leading    another leader's heartbeat, may be early          PROVE
     leading    otherwise                                         KEEP
 """
 
@@ -55,13 +61,15 @@ class Timing:
 class Election:
     """One harvester's view of one shard's election."""
 
-    def __init__(self, timing: Timing, *, log_fences: bool) -> None:
+    def __init__(self, timing: Timing, *, early_takeover: bool) -> None:
+        """`early_takeover`: an old leader is fenced, so one that has fallen silent need not be waited for."""
         self._timing = timing
-        self._log_fences = log_fences
+        self._early_takeover = early_takeover
         self._owns = False
         self._term: str | None = None
         self._term_owned = False  # Ownership was had at some time in this term.
         self._own_heard_at = 0.0
+        self._hears_itself = False
         self._former: str | None = None  # Our last term's; what it said may still arrive, and is nobody's word.
         self._other: str | None = None
         self._other_heard_at: float | None = None
@@ -84,7 +92,7 @@ class Election:
     def heard(self, heartbeat: Heartbeat, now: float) -> None:
         """A heartbeat of this shard arrived from the log; of whatever term, our own included."""
         if heartbeat.leader_id == self._term:
-            self._own_heard_at = now
+            self._own_heard_at, self._hears_itself = now, True
         elif heartbeat.leader_id == self._former:
             pass
         elif heartbeat.phase == "resigned":
@@ -102,10 +110,16 @@ class Election:
     def began(self, leader_id: str, now: float) -> None:
         """A term of ours begins under `leader_id`, which has never been used before."""
         self._term, self._term_owned, self._own_heard_at = leader_id, self._owns, now
+        self._hears_itself = False
         self._challenger, self._answered = None, set()
 
+    @property
+    def hears_itself(self) -> bool:
+        """Whether a heartbeat of our own term has come back: we hear what anybody said before it, too."""
+        return self._term is not None and self._hears_itself
+
     def proved(self) -> None:
-        """A transaction of our term was committed after the challenge was heard."""
+        """Our term was found not to be fenced, after the challenge was heard."""
         if self._challenger is not None:
             self._answered.add(self._challenger)
         self._challenger = None
@@ -139,7 +153,7 @@ class Election:
     def _while_following(self, now: float) -> Action:
         if now < self._not_before or self.another_leads(now):
             return Action.FOLLOW
-        may_rise = self._log_fences and now >= self._yielding_until
+        may_rise = self._early_takeover and now >= self._yielding_until
         if self._owns or (may_rise and self._leader_is_lost(now)):
             return Action.ACQUIRE
         return Action.FOLLOW
@@ -149,7 +163,7 @@ class Election:
             return Action.STEP_DOWN
         if self._term_owned and not self._owns:
             return Action.STEP_DOWN
-        if self._challenger is not None and self._log_fences:
+        if self._challenger is not None and self._early_takeover:
             return Action.PROVE
         return Action.KEEP
 

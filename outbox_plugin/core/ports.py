@@ -146,7 +146,18 @@ class OutboxStore(Outbox, Protocol):
 
 
 class MarkedStore(Outbox, Protocol):
-    """The outbox in Postgres, for at-least-once delivery: rows in flight carry their leader's id."""
+    """The outbox in Postgres, for at-least-once delivery: rows in flight carry their leader's id.
+
+    Once another leader has begun to lead the shard, `control` and `check_leads` raise Fenced, and `mark` marks nothing.
+    """
+
+    def check_leads(self) -> None:
+        """Ask whether we lead the shard.
+
+        Raises:
+            Fenced: another leader does.
+        """
+        ...
 
     def mark(self, leader_id: str, wanted: Wanted) -> Sequence[OutboxRow]:
         """Give the earliest rows that are wanted and carry another leader's id, or none, this one's.

@@ -37,6 +37,7 @@ from outbox_plugin.settings import BadRows
 
 MARKS_AHEAD = 1
 UNPURGED_ROWS = 2 * ROWS_PER_MARK
+CONFIRM_SECONDS = 0.5  # A follower waits for twice as long before it takes over.
 
 
 class AtLeastOnce:
@@ -44,6 +45,9 @@ class AtLeastOnce:
 
     One stage marks, the other sends; a third purges what was delivered. What is marked and not delivered when the term
     ends keeps its mark: the next leader marks it again under an id of its own.
+
+    A leader may have been replaced without knowing it. The database does not let it mark rows any more. What it has
+    marked before, it sends only while it was seen to lead less than `CONFIRM_SECONDS` ago.
     """
 
     def __init__(
@@ -81,9 +85,12 @@ class AtLeastOnce:
         self._held = HeldLanes()
         self._dead: set[int] = set()  # Dead letters of this term: what was marked twice still has them.
         self._failures = Backoff(ERROR_FIRST, ERROR_LAST)
+        self._confirmed_at = runtime.now()  # When the database last let us lead.
+        self._challenged: Callable[[], None] | None = None
 
     def take_over(self) -> None:
         """Nothing is to be recovered: rows that the last leader marked carry another id, and are marked again."""
+        self._confirmed_at = self._runtime.now()
         self._store.lead(self._leader_id)
         self._observe(TermBegan(self._shard, self._leader_id, 0))
 
@@ -91,7 +98,7 @@ class AtLeastOnce:
         """Relay until `stop`; returns when every delivered row has been purged.
 
         Raises:
-            ServerUnavailable: what ended the term.
+            TermEnded, ServerUnavailable: what ended the term.
         """
         self._stages.run(self._send_marked, mark=self._mark, purge=self._purge)
 
@@ -101,13 +108,15 @@ class AtLeastOnce:
         self._rest.interrupt()
 
     def prove(self, proved: Callable[[], None]) -> None:
-        """A log that does not fence has nothing to prove; never asked for."""
+        """Ask the database soon whether we still lead; `proved` is called if so."""
+        with self._lock:
+            self._challenged = proved
 
     def _mark(self) -> None:
         paused = False
         while self._wait_for_room():
             now = self._runtime.now()
-            if self._rest.control_is_due(now):
+            if self._rest.control_is_due(now) or self._challenged is not None:
                 paused = self._obey()
             self._release_held(now)
             rows = () if paused else self._mark_earliest()
@@ -132,7 +141,11 @@ class AtLeastOnce:
             return Wanted(ROWS_PER_MARK, span, parked=self._parked | self._held.lanes)
 
     def _mark_wanted(self, wanted: Wanted) -> Sequence[OutboxRow]:
-        return self._store.mark(self._marking_id, wanted)
+        asked_at = self._runtime.now()
+        rows = self._store.mark(self._marking_id, wanted)
+        if rows:
+            self._confirmed_at = asked_at
+        return rows
 
     def _wait_for_room(self) -> bool:
         """Waits until rows may be marked; False when the term is to end."""
@@ -141,7 +154,11 @@ class AtLeastOnce:
             return not self._stages.stopping
 
     def _obey(self) -> bool:
+        with self._lock:
+            challenged, self._challenged = self._challenged, None
         control = self._store.control()
+        if challenged is not None:
+            challenged()
         self._looks.learned(control.drawn)
         with self._lock:
             released = self._parked - control.parked
@@ -185,6 +202,7 @@ class AtLeastOnce:
         pending = deque(rounds([row for row in rows if row.id not in self._dead] if self._dead else rows))
         while pending and not self._stages.stopping:
             round_ = pending.popleft()
+            self._confirm()
             sent = self._log.send(round_)
             self._to_be_purged([id_ for id_ in column(round_, "id") if id_ in sent.delivered])
             if len(sent.delivered) == len(round_):
@@ -200,6 +218,13 @@ class AtLeastOnce:
                 self._force_remark(mark_id, verdict.reset)
                 self._stages.rest(self._failures.wait() if failed else 0.0)
                 return
+
+    def _confirm(self) -> None:
+        """See that we still lead, unless that was seen just now."""
+        now = self._runtime.now()
+        if now - self._confirmed_at > CONFIRM_SECONDS:
+            self._store.check_leads()
+            self._confirmed_at = now
 
     def _to_be_purged(self, ids: list[int]) -> None:
         with self._lock:

@@ -35,7 +35,7 @@ class Relay(Protocol):
         ...
 
     def prove(self, proved: Callable[[], None]) -> None:
-        """Commit a transaction soon, then call `proved`."""
+        """Find out soon whether we have been fenced; call `proved` if not, end if so."""
         ...
 
 
@@ -58,11 +58,17 @@ class _Term:
         self._abandoned = False
         self._relay: Relay | None = None
         self._opening = runtime.lock()
+        self._changed = runtime.condition(self._opening)
+        self._may_take_over = False
         self._task = runtime.spawn(lambda: self._live(shard, open_relay, observe), f"outbox-{shard}-publish")
 
     def _live(self, shard: int, open_relay: OpenRelay, observe: Observer) -> None:
         try:
             with open_relay(shard, self.leader_id, lambda: not self._abandoned, observe) as relay:
+                with self._opening:
+                    self._changed.wait_for(lambda: self._may_take_over or self.stopping)
+                if self.stopping:
+                    return
                 relay.take_over()
                 with self._opening:
                     self._relay = relay
@@ -76,9 +82,17 @@ class _Term:
     def over(self) -> bool:
         return not self._task.is_alive()
 
+    def take_over(self) -> None:
+        """Take over as soon as the connections are open."""
+        if not self._may_take_over:
+            with self._opening:
+                self._may_take_over = True
+                self._changed.notify_all()
+
     def stop(self) -> None:
-        self.stopping = True
         with self._opening:
+            self.stopping = True
+            self._changed.notify_all()
             if self._relay is not None:
                 self._relay.stop()
 
@@ -147,6 +161,8 @@ class Shard:
             elif self._term.proved:
                 self._term.proved = self._term.proving = False
                 self.election.proved()
+            elif self.election.hears_itself:
+                self._term.take_over()
         self._act(self.election.tick(now), now)
         self._beat(now)
 

@@ -15,7 +15,7 @@ from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.errors import StoreUnavailable
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.settings import Settings
-from tests.simulation.postgres import Database, Store, Transaction
+from tests.simulation.postgres import Database, MarkingStore, Store, Transaction
 from tests.simulation.scheduler import Process, Scheduler
 from tests.simulation.wire import Mishaps, Server
 
@@ -158,7 +158,7 @@ class SimulatedOutbox:
         return self._open(shard, layout)
 
     def marks(self) -> MarkedStore:
-        return self._open(0, FIRST)
+        return MarkingStore(self._database, self._server, self._process, Slice(0, 1), FIRST)
 
     def begin(self) -> Writing:
         return SimulatedWriting(self._database.begin())

@@ -194,6 +194,7 @@ def an_order_to_pause_is_heard(outbox: Outbox) -> None:
 def under_another_layout_nothing_is_read(outbox: Outbox) -> None:
     ids, store = written(outbox, *"abcdefgh"), outbox.windows()
     marks = outbox.marks()
+    marks.lead(ONE)
     layout = outbox.change_layout(2)
     assert seen(store) == []
     assert list(marks.mark(ONE, Wanted(ALL))) == []
@@ -208,6 +209,7 @@ def under_another_layout_nothing_is_read(outbox: Outbox) -> None:
 
 def a_mark_is_taken_over_and_an_old_one_does_nothing(outbox: Outbox) -> None:
     ids, store = written(outbox, *"abcd"), outbox.marks()
+    store.lead(ONE)
     assert [row.id for row in store.mark(ONE, Wanted(3))] == ids[:3]
     assert list(store.mark(ONE, Wanted(3, Span(ids[0], ids[2])))) == []
     assert [row.id for row in store.mark(ONE, Wanted(3))] == ids[3:]
@@ -217,6 +219,24 @@ def a_mark_is_taken_over_and_an_old_one_does_nothing(outbox: Outbox) -> None:
     assert list(store.mark(OTHER, Wanted(ALL))) == []
     store.reset(OTHER, ids[1:2])
     assert [row.id for row in store.mark(OTHER, Wanted(ALL))] == ids[1:2]
+
+
+def a_leader_that_was_replaced_marks_nothing(outbox: Outbox) -> None:
+    ids, old, new = written(outbox, *"abcd"), outbox.marks(), outbox.marks()
+    old.lead(ONE)
+    assert [row.id for row in old.mark(ONE, Wanted(2))] == ids[:2]
+    old.check_leads()
+    old.control()
+    new.lead(OTHER)
+    assert list(old.mark(ONE, Wanted(ALL))) == []
+    with pytest.raises(Fenced):
+        old.check_leads()
+    with pytest.raises(Fenced):
+        old.control()
+    assert old.delete(ONE, ids[:1]) == 1  # What it has delivered need not be repeated.
+    assert [row.id for row in new.mark(OTHER, Wanted(ALL))] == ids[1:]
+    old.reset(ONE, ids)
+    assert list(new.mark(OTHER, Wanted(ALL))) == []
 
 
 SCENARIOS: list[Scenario] = [
@@ -236,6 +256,7 @@ SCENARIOS: list[Scenario] = [
     an_order_to_pause_is_heard,
     under_another_layout_nothing_is_read,
     a_mark_is_taken_over_and_an_old_one_does_nothing,
+    a_leader_that_was_replaced_marks_nothing,
 ]
 
 

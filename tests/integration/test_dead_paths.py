@@ -144,7 +144,7 @@ def test_status_says_so_and_leaves_no_thread_behind(through: Settings, proxy: Pr
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("delivery", ["exactly-once"])
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
 def test_a_leader_whose_path_to_postgres_is_stuck_makes_room(
     settings: Settings, through: Settings, proxy: Proxy, topic: str, tmp_path: Path, delivery: str
 ) -> None:

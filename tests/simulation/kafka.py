@@ -65,6 +65,7 @@ class Broker:
         self.ids: dict[str, TransactionalId] = defaultdict(TransactionalId)
         self.refused_topics: set[str] = set()
         self.refused_events: set[str] = set()
+        self.sends: list[tuple[str, float]] = []  # Without transactions: leader id, and seconds at the beginning.
         self.group = Group(self)
 
     def initialise(self, transactional_id: str) -> int:
@@ -238,6 +239,7 @@ class SimulatedAcknowledgingLog:
 
     def send(self, rows: Sequence[OutboxRow]) -> Sent:
         broker, scheduler, mishaps = self._broker, self._process.scheduler, self._server.mishaps
+        broker.sends.append((self._leader_id, scheduler.now))
 
         def effect() -> Sent:
             refused = {row.id: refusal for row in rows if (refusal := broker.refusal(row)) is not None}

@@ -53,6 +53,7 @@ AIMS = (
     "resets",
     "asks",
     "settles",
+    "confirms",
 )
 _OF_ONE = (KILL, STOP, PAUSE, JUMP, NO_KAFKA, NO_POSTGRES)
 THEMES = (
@@ -94,6 +95,7 @@ class Plan:
     wakes: bool = False
     releases: bool = True
     faults: tuple[Fault, ...] = ()
+    shares_election: bool = False  # With goharvest, in at-least-once delivery.
 
     @classmethod
     def draw(cls, seed: int) -> Plan:
@@ -137,4 +139,5 @@ class Plan:
                     key=lambda fault: fault.at,
                 )
             ),
+            shares_election=rng.random() < 0.2,
         )

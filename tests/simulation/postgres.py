@@ -162,6 +162,7 @@ class Database:
         self._incarnations = 1  # How many there have been.
         self.layout = Layout(1, shards)
         self.leaders: dict[int, str] = {}
+        self.replaced_at: dict[str, float] = {}  # Seconds, by leader id.
         self.paused = False
         self.parked: dict[Lane, int] = {}
         self.dead: list[Row] = []
@@ -403,8 +404,11 @@ class Store:
     def _is_ours(self) -> bool:
         return self._is_same_table() and self._layout.number == self.database.layout.number
 
+    def _leads(self) -> bool:
+        return self.database.leaders.get(self._slice.number) == self._leader_id
+
     def _check_leads(self) -> None:
-        if not self._is_ours() or self.database.leaders.get(self._slice.number) != self._leader_id:
+        if not self._is_ours() or not self._leads():
             raise Fenced("Postgres: another harvester leads the shard")
 
     def _slice_of(self, parked: frozenset[Lane]) -> Iterator[Row]:
@@ -520,6 +524,8 @@ class Store:
 
         def effect() -> None:
             if self._is_ours():
+                if former := self.database.leaders.get(self._slice.number):
+                    self.database.replaced_at.setdefault(former, self.database.scheduler.now)
                 self.database.leaders[self._slice.number] = leader_id
             self.database.flush()
 
@@ -550,7 +556,7 @@ class Store:
 
     def mark(self, leader_id: str, wanted: Wanted) -> Sequence[OutboxRow]:
         def effect() -> list[OutboxRow]:
-            if not self._is_ours():
+            if not self._is_ours() or not self._leads():
                 return []
             behind = [row for row in self._slice_of(wanted.parked) if is_in(row.id, wanted.span)]
             found = [row for row in behind if row.leader_id != leader_id][: wanted.limit]
@@ -596,3 +602,19 @@ class Store:
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+class MarkingStore(Store):
+    """A `Store` for at-least-once delivery, whose term ends when another leader has begun to lead."""
+
+    def control(self) -> Control:
+        control = super().control()
+        self.check_leads()
+        return control
+
+    def check_leads(self) -> None:
+        def effect() -> None:
+            if not self._leads():
+                raise Fenced("Postgres: another harvester leads the shard")
+
+        self.call("confirms that it leads", effect)

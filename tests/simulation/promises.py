@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from math import inf
 
+from outbox_plugin.relay.at_least_once import CONFIRM_SECONDS
 from tests.simulation.postgres import Event
 from tests.simulation.world import World
 
@@ -16,7 +19,7 @@ def broken(world: World) -> list[str]:
     late = (
         [f"late: rows left {world.drained_in:.1f} s after all was well"] if world.drained_in > AT_REST_SECONDS else []
     )
-    return [*late, *_order(world), *_presence(world), *_leadership(world), *_bad_rows(world)]
+    return [*late, *_order(world), *_presence(world), *_leadership(world), *_replaced(world), *_bad_rows(world)]
 
 
 def _arrived(world: World) -> dict[tuple[str, str], list[str]]:
@@ -86,6 +89,18 @@ def _leadership(world: World) -> Iterator[str]:
                 yield f"leaders: {leader_id} of shard {name} came back"
             ended.add(last)
             last = leader_id
+
+
+def _replaced(world: World) -> Iterator[str]:
+    """At least once: who has been replaced sends one round more at most, which it had decided on before."""
+    rounds = Counter(
+        leader_id
+        for leader_id, at in world.broker.sends
+        if at > world.database.replaced_at.get(leader_id, inf) + CONFIRM_SECONDS
+    )
+    for leader_id, count in rounds.items():
+        if count > 1:
+            yield f"replaced: {leader_id} sent {count} rounds after another had begun to lead"
 
 
 def _bad_rows(world: World) -> Iterator[str]:

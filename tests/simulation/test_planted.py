@@ -11,6 +11,7 @@ from outbox_plugin.core.progress import Publication
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.window import Window
 from outbox_plugin.relay import at_least_once, exactly_once
+from outbox_plugin.relay.at_least_once import AtLeastOnce
 from outbox_plugin.relay.exactly_once import ExactlyOnce
 from tests.simulation.conftest import SCHEDULES
 from tests.simulation.kafka import SimulatedLog
@@ -62,6 +63,14 @@ def drop_the_barrier(patch: pytest.MonkeyPatch) -> None:
 
 def put_aside_without_leading(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Store, "_check_leads", lambda _: None)
+
+
+def mark_without_leading(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Store, "_leads", lambda _: True)
+
+
+def send_what_was_marked_long_ago(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(AtLeastOnce, "_confirm", lambda _: None)
 
 
 def go_on_with_a_producer_in_doubt(patch: pytest.MonkeyPatch) -> None:
@@ -120,6 +129,8 @@ PLANTS: dict[Plant, Found] = {
     forget_the_ids_in_flight_at_takeover: Found(("repeated",)),
     delete_by_id_alone: Found(("loss",)),
     drop_the_barrier: Found(("order",)),
+    mark_without_leading: Found(("replaced",)),
+    send_what_was_marked_long_ago: Found(("replaced",)),
     put_aside_without_leading: Found(("repeated",), LATE_BURIALS),
     go_on_with_a_producer_in_doubt: Found(("loss", "repeated"), LATE_COMMITS),
     replace_a_producer_without_asking_who_leads: Found(("repeated", "leaders"), LATE_RETURNS),

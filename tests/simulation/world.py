@@ -20,7 +20,7 @@ from outbox_plugin.relay.supervisor import Supervisor
 from tests.simulation import plan as plans
 from tests.simulation.kafka import Broker, SimulatedAcknowledgingLog, SimulatedLog, SimulatedMembership
 from tests.simulation.plan import Fault, Plan
-from tests.simulation.postgres import PLACE, Database, Disconnected, Store, WakeUpCall
+from tests.simulation.postgres import PLACE, Database, Disconnected, MarkingStore, Store, WakeUpCall
 from tests.simulation.scheduler import Process, Scheduler
 from tests.simulation.wire import Mishaps, Server
 
@@ -298,11 +298,12 @@ class Harvester:
     def _supervise(self, process: Process, layout: Layout, identity: Identity) -> None:
         world = self._world
         membership = SimulatedMembership(world.broker, world.kafka, process, layout.shards)
+        early = world.plan.delivery == "exactly-once" or not world.plan.shares_election
         timing = Timing(spread=world.scheduler.random() * 0.3)
         shards = [
             Shard(
                 number,
-                Election(timing, log_fences=world.plan.delivery == "exactly-once"),
+                Election(timing, early_takeover=early),
                 self._open_relay(process, layout),
                 membership.send,
                 self._observe,
@@ -332,10 +333,11 @@ class Harvester:
         def open_relay(number: int, leader_id: str, wanted: Callable[[], bool], observe: Observer) -> Iterator[Relay]:
             world = self._world
             slice_ = Slice(number, layout.shards)
-            with closing(Store(world.database, world.postgres, process, slice_, layout)) as store:
+            kind = MarkingStore if world.plan.delivery == "at-least-once" else Store
+            with closing(kind(world.database, world.postgres, process, slice_, layout)) as store:
                 wake_up = WakeUpCall(store) if world.plan.wakes else None
                 bad_rows = world.plan.bad_rows
-                if world.plan.delivery == "at-least-once":
+                if isinstance(store, MarkingStore):
                     acknowledging = SimulatedAcknowledgingLog(world.broker, world.kafka, process, leader_id)
                     yield AtLeastOnce(
                         number, leader_id, store, acknowledging, process, observe, wake_up=wake_up, bad_rows=bad_rows

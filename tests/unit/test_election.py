@@ -16,14 +16,14 @@ def beat(leader_id: str, phase: Phase = "leader") -> Heartbeat:
     return Heartbeat(0, phase, leader_id, "host-1", "host", 1, "2026-01-01", "incarnation", "place")
 
 
-def follower(*, owns: bool = False, log_fences: bool = True) -> Election:
-    election = Election(TIMING, log_fences=log_fences)
+def follower(*, owns: bool = False, early_takeover: bool = True) -> Election:
+    election = Election(TIMING, early_takeover=early_takeover)
     election.owns(owns)
     return election
 
 
-def leader(*, owns: bool = True, log_fences: bool = True) -> Election:
-    election = follower(owns=owns, log_fences=log_fences)
+def leader(*, owns: bool = True, early_takeover: bool = True) -> Election:
+    election = follower(owns=owns, early_takeover=early_takeover)
     election.began("mine", 0.0)
     return election
 
@@ -41,7 +41,7 @@ def test_an_owner_waits_for_a_living_leader_to_fall_silent(phase: Phase) -> None
     assert election.tick(11.01) is Action.ACQUIRE
 
 
-def test_a_follower_takes_over_a_silent_leader_without_ownership_where_the_log_fences() -> None:
+def test_a_follower_takes_over_a_silent_leader_without_ownership_where_the_early_takeover() -> None:
     election = follower()
     election.heard(beat("other"), 10.0)
     assert election.tick(11.2) is Action.FOLLOW  # silence and its own spread
@@ -49,7 +49,7 @@ def test_a_follower_takes_over_a_silent_leader_without_ownership_where_the_log_f
 
 
 def test_without_fencing_only_the_owner_leads() -> None:
-    election = follower(log_fences=False)
+    election = follower(early_takeover=False)
     election.heard(beat("other"), 10.0)
     assert election.tick(1_000.0) is Action.FOLLOW
     election.owns(True)
@@ -160,7 +160,7 @@ def test_a_candidate_is_no_challenger_yet() -> None:
 
 
 def test_without_fencing_there_is_nothing_to_prove() -> None:
-    election = leader(log_fences=False)
+    election = leader(early_takeover=False)
     election.heard(beat("other"), 1.0)
     assert election.tick(1.0) is Action.KEEP
 
@@ -202,3 +202,19 @@ def test_what_is_no_heartbeat_is_passed_over(body: bytes | None) -> None:
 
 def test_a_phase_that_is_unknown_is_passed_over() -> None:
     assert Heartbeat.parse(beat("mine").encode().replace(b'"leader"', b'"emperor"')) is None
+
+
+def test_a_term_hears_itself_once_a_heartbeat_of_its_own_has_come_back() -> None:
+    election = leader()
+    election.heard(beat("other", "candidate"), 0.1)
+    assert not election.hears_itself
+    election.heard(beat("mine", "candidate"), 0.2)
+    assert election.hears_itself
+
+
+def test_what_a_former_term_of_ours_has_said_proves_nothing() -> None:
+    election = leader()
+    election.ended(1.0)
+    election.began("mine-2", 1.0)
+    election.heard(beat("mine", "candidate"), 1.1)
+    assert not election.hears_itself

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -41,7 +42,7 @@ def open_relay(shard: int, leader_id: str, wanted: Callable[[], bool], observe: 
 def leading_shard(sent: list[Heartbeat], seen: list[HarvestEvent]) -> Shard:
     shard = Shard(
         0,
-        Election(Timing(receive_deadline=5.0), log_fences=True),
+        Election(Timing(receive_deadline=5.0), early_takeover=True),
         open_relay,
         sent.append,
         seen.append,
@@ -72,6 +73,25 @@ def test_a_leader_that_hears_nothing_of_itself_says_why_it_steps_down() -> None:
     shard.election.owns(False)
     assert "stepped down" in str(the_end(shard, seen, 5.1).reason)
     assert (sent[-1].phase, "stepped down" in str(sent[-1].trouble)) == ("resigned", True)
+
+
+def test_a_candidate_takes_over_once_it_hears_itself() -> None:
+    """One that is cut off from the leader topic must not fence a leader that it cannot hear."""
+    sent: list[Heartbeat] = []
+    shard = leading_shard(sent, [])
+    for tenth in range(1, 6):
+        shard.step(tenth / 10)
+        time.sleep(0.01)
+    assert {each.phase for each in sent} == {"candidate"}
+    shard.election.heard(sent[-1], 0.6)
+
+    def leads() -> bool:
+        shard.step(0.7)
+        return sent[-1].phase == "leader"
+
+    eventually(leads, 10)
+    shard.stop()
+    shard.hand_over(1.0, 10.0)
 
 
 def test_a_stop_that_was_asked_for_needs_no_reason() -> None:

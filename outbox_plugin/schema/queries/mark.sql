@@ -28,3 +28,7 @@ DELETE FROM {outbox} WHERE id = ANY (%(ids)s) AND leader_id = %(leader_id)s
 -- name: reset
 -- Take the leader's id off rows that were not delivered.
 UPDATE {outbox} SET leader_id = NULL WHERE id = ANY (%(ids)s) AND leader_id = %(leader_id)s
+
+-- name: is_leader
+-- One row while no other leader has begun to lead the shard.
+SELECT FROM {outbox_identity} WHERE table_name = %(table)s AND leaders[%(shard)s + 1] = %(term)s::uuid

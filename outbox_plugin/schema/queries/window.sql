@@ -51,6 +51,10 @@ AND EXISTS (
       AND table_oid = to_regclass({quoted_outbox})::oid
 )
 
+-- name: of_this_leader
+-- A condition of a mark: no other leader has begun to lead the shard since.
+AND EXISTS (SELECT FROM {outbox_identity} WHERE table_name = %(table)s AND leaders[%(shard)s + 1] = %(term)s::uuid)
+
 -- name: not_in_flight
 -- A condition of a read.
 AND NOT id::bigint <@ %(in_flight)s::int8multirange
