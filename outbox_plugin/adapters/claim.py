@@ -9,7 +9,7 @@ import psycopg
 from outbox_plugin.core.progress import Identity
 from outbox_plugin.core.shards import Layout
 from outbox_plugin.errors import ForeignOutbox, SchemaMissing
-from outbox_plugin.schema.statements import statement
+from outbox_plugin.schema.statements import check_name, statement
 from outbox_plugin.settings import Settings
 
 
@@ -26,10 +26,12 @@ class Claim:
         With `adopt`, our group replaces the one that the database remembers.
 
         Raises:
-            SchemaMissing: the table, one of its columns, or our own tables are missing.
+            SchemaMissing: the table, one of its columns, our trigger, or our own tables are missing.
+            InvalidSetting: the table is known by another name.
             ForeignOutbox: another group harvests this outbox; fencing would not stop it.
         """
         settings = self._settings
+        check_name(settings.table, self._ask("identity", "known_as"))
         found = self._ask("identity", "identity")
         if not found or found[0][2] is None:
             raise SchemaMissing(f"there is no outbox table {settings.table!r}; run `outbox migrate` first")

@@ -64,8 +64,11 @@ class Supervisor:
                 raise LayoutChanged("the outbox has another number of shards now")
 
     def _is_ours(self, heartbeat: Heartbeat, shard: Shard) -> bool:
-        """Whether the heartbeat is for the same outbox and layout."""
-        if heartbeat.place == self._identity.place:
+        """Whether the heartbeat is for the same outbox and layout.
+
+        A truncation makes the outbox another incarnation in the same place; an earlier version names places otherwise.
+        """
+        if heartbeat.place == self._identity.place or heartbeat.incarnation == self._identity.incarnation:
             if heartbeat.phase == "leader":
                 self._compare_layout(heartbeat)
             return heartbeat.layout == self._layout

@@ -15,7 +15,7 @@ from psycopg import sql
 
 from outbox_plugin.schema.connection import connect_patiently, reported_as_refusal
 from outbox_plugin.schema.orphans import drop_orphans
-from outbox_plugin.schema.statements import compose, statement
+from outbox_plugin.schema.statements import check_name, compose, statement
 from outbox_plugin.settings import Settings
 
 
@@ -33,6 +33,7 @@ def migrate(settings: Settings, *, wake_up: bool | None = None) -> list[str]:
 
     Raises:
         ServerRefused: the database cannot be reached, or does not let us create tables.
+        InvalidSetting: the table has been migrated by another name of it.
     """
     table = settings.table
     with reported_as_refusal(settings), connect_patiently(settings) as connection, connection.transaction():
@@ -51,6 +52,7 @@ def migrate(settings: Settings, *, wake_up: bool | None = None) -> list[str]:
             run("record", table=table, name=name)
         if not run("notices_truncation"):
             run("notice_truncation")
+        check_name(table, connection.execute(statement("identity", "known_as", table)).fetchall())
         run("identify", table=table)
         if run("may_make_staging_schema"):
             run("make_staging_schema")

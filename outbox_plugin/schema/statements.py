@@ -8,10 +8,14 @@ the same as a text for Postgres to look the table up by, which finds one with ca
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 from psycopg import sql
+
+from outbox_plugin.errors import InvalidSetting
 
 _NAME_LINE = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
@@ -43,3 +47,16 @@ def statement(noun: str, name: str, table: str, **parts: sql.Composable) -> sql.
         KeyError: there is no statement of that name.
     """
     return compose(_statements(noun)[name], table, **parts)
+
+
+def check_name(table: str, known_as: Sequence[tuple[Any, ...]]) -> None:
+    """See that the outbox `table` is called by the name that it is known by: another name would make it two outboxes.
+
+    Raises:
+        InvalidSetting: it is known by another one. `known_as` is what the statement of that name has found.
+    """
+    for (name,) in known_as:
+        if name != table:
+            raise InvalidSetting(
+                f"OUTBOX_TABLE: the table {table!r} is known as {name!r} here; set OUTBOX_TABLE to that"
+            )

@@ -17,7 +17,7 @@ from outbox_plugin.adapters.kafka import Names
 from outbox_plugin.adapters.progress import read_progress
 from outbox_plugin.core.shards import Slice
 from outbox_plugin.embedded.postgres import EmbeddedPostgres, _binary
-from outbox_plugin.errors import ForeignOutbox, SchemaMissing
+from outbox_plugin.errors import ForeignOutbox, InvalidSetting, SchemaMissing
 from outbox_plugin.relay.events import HarvestEvent, TermFinished
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.status import read_status
@@ -205,6 +205,60 @@ def test_two_outboxes_pointed_at_one_group_by_mistake(settings: Settings, topic:
         first.stop()
     assert backlog(second) == 1
     assert by_key(consume(settings, topic)) == {"k": ["ours"]}
+
+
+@pytest.mark.parametrize("first_runs", [True, False])
+def test_two_outboxes_that_differ_by_search_path_alone_are_told_apart(
+    unmigrated: Settings, group: str, first_runs: bool
+) -> None:
+    topic = create_topic(unmigrated, f"{group}-events")
+    dsn = unmigrated.dsn.get_secret_value()
+    first, second = (
+        unmigrated.model_copy(update={"dsn": SecretStr(f"{dsn}?options=-csearch_path%3D{schema}")})
+        for schema in ("sales", "stock")
+    )
+    with psycopg.connect(dsn) as connection:
+        connection.execute("CREATE SCHEMA sales; CREATE SCHEMA stock")
+    for each, value in ((first, "ours"), (second, "not ours")):
+        migrate(each)
+        insert(each, topic, [("k", value)])
+    leader = Harvester(first)
+    leader.start()
+    drained(first)
+    if not first_runs:
+        leader.stop()
+    try:
+        with pytest.raises(ForeignOutbox, match=r"another outbox:? sales.outbox in .*OUTBOX_GROUP of its own"):
+            Harvester(second).start()
+    finally:
+        leader.stop()
+    assert backlog(second) == 1
+    assert by_key(consume(first, topic)) == {"k": ["ours"]}
+
+
+def test_an_outbox_has_one_name(settings: Settings) -> None:
+    """By another one it would be another outbox, with another group, pauses and parked keys of its own."""
+    qualified = settings.model_copy(update={"table": "public.outbox"})
+    expected = "OUTBOX_TABLE: the table 'public.outbox' is known as 'outbox' here; set OUTBOX_TABLE to that"
+    with pytest.raises(InvalidSetting, match=expected):
+        migrate(qualified)
+    with pytest.raises(InvalidSetting, match=expected):
+        Harvester(qualified).start()
+
+
+def test_of_two_names_that_an_earlier_version_allowed_the_harvested_one_is_right(settings: Settings) -> None:
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        connection.execute(
+            "INSERT INTO outbox_identity (table_name, table_oid, incarnation, since) "
+            "VALUES ('public.outbox', 'outbox'::regclass, gen_random_uuid(), '2001-01-01')"
+        )
+        connection.execute(
+            "UPDATE outbox_identity SET harvest_group = %s WHERE table_name = 'outbox'", [settings.group]
+        )
+    Harvester(settings)._check()
+    assert not migrate(settings)
+    with pytest.raises(InvalidSetting, match=r"'public\.outbox' is known as 'outbox'"):
+        Harvester(settings.model_copy(update={"table": "public.outbox"})).start()
 
 
 def test_a_second_group_on_one_outbox_is_refused_unless_it_adopts(settings: Settings, topic: str) -> None:

@@ -10,7 +10,7 @@ BEGIN
         CREATE OR REPLACE FUNCTION %1$s.outbox_truncated() RETURNS trigger LANGUAGE plpgsql
         SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
         BEGIN
-            UPDATE %1$s.outbox_identity SET incarnation = gen_random_uuid(), since = now() WHERE table_oid = TG_RELID;
+            UPDATE %1$s.outbox_identity SET incarnation = gen_random_uuid() WHERE table_oid = TG_RELID;
             RETURN NULL;
         END $body$
     $create$, home);

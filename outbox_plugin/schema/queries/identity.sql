@@ -1,14 +1,23 @@
 -- name: identity
 -- Who the outbox is and where it stands, and whether TRUNCATE makes it another incarnation. NULL for `is_same_table`:
--- there is no such table.
+-- there is no such table. Where it stands is told by the table itself, as a name may mean another one on another
+-- `search_path`.
 SELECT known.incarnation::text,
-       format('%%s in database %%s of cluster %%s', %(table)s::text, current_database(),
-              (SELECT system_identifier FROM pg_control_system())),
+       (SELECT format('%%s in database %%s of cluster %%s',
+                      CASE WHEN nspname = 'public' THEN relname ELSE nspname || '.' || relname END,
+                      current_database(), (SELECT system_identifier FROM pg_control_system()))
+        FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+        WHERE pg_class.oid = to_regclass({quoted_outbox})),
        known.table_oid = to_regclass({quoted_outbox})::oid AS is_same_table,
        EXISTS (SELECT FROM pg_trigger WHERE tgrelid = known.table_oid AND tgname = 'outbox_truncated'
                                         AND tgfoid = to_regproc({quoted_outbox_truncated}) AND tgenabled <> 'D')
 FROM {outbox_identity} AS known
 WHERE known.table_name = %(table)s
+
+-- name: known_as
+-- By which name we know the table: `orders` and `public.orders` may be one. Of several, the one that it is harvested by.
+SELECT table_name FROM {outbox_identity} WHERE table_oid = to_regclass({quoted_outbox})::oid
+ORDER BY harvest_group IS NULL, since, table_name LIMIT 1
 
 -- name: claim_group
 -- Remember the group that harvests this outbox, unless another one is remembered; returns the one that is.
