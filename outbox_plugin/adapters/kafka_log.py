@@ -104,9 +104,9 @@ class KafkaLog:
         except KafkaException as error:
             raise refused_property(error) from None
 
-    def read_progress(self) -> ProgressRecord | None:
+    def read_progress(self, *, fenced: bool) -> ProgressRecord | None:
         """See `Log.read_progress`."""
-        return read_progress(self._settings, self._names, self._slice)
+        return read_progress(self._settings, self._names, self._slice, to_the_end=fenced)
 
     def former(self, slice_: Slice) -> KafkaLog:
         """See `Log.former`."""

@@ -17,11 +17,20 @@ _POLL_SECONDS = 0.5
 _TAIL_RECORDS = 32  # How far from its end the progress topic is read at first; markers take offsets too.
 
 
-def read_progress(settings: Settings, names: Names, slice_: Slice) -> ProgressRecord | None:
+def read_progress(
+    settings: Settings, names: Names, slice_: Slice, *, to_the_end: bool = False
+) -> ProgressRecord | None:
     """The slice's last committed progress record; None if there is none. Fences nobody.
 
+    Args:
+        settings: which Kafka.
+        names: what the group calls its topics.
+        slice_: whose record.
+        to_the_end: read all that was there when the read began. Otherwise the read ends where an open transaction
+            begins, or where a replica that lags has nothing more, and a later record may be left out.
+
     Raises:
-        LogUnavailable: Kafka does not answer in time.
+        LogUnavailable: Kafka does not answer in time, or does not give all of it.
         ServerRefused: we may not read the topic.
         MalformedProgress: what is there is no progress record.
     """
@@ -41,7 +50,12 @@ def read_progress(settings: Settings, names: Names, slice_: Slice) -> ProgressRe
             reach = _TAIL_RECORDS
             while True:
                 start = max(first, end - reach)
-                body = _last_value(consumer, TopicPartition(partition.topic, partition.partition, start), slice_.name)
+                body = _last_value(
+                    consumer,
+                    TopicPartition(partition.topic, partition.partition, start),
+                    slice_.name,
+                    end if to_the_end else start,
+                )
                 if body is not None:
                     return ProgressRecord.parse(body)
                 if start <= first:
@@ -51,8 +65,8 @@ def read_progress(settings: Settings, names: Names, slice_: Slice) -> ProgressRe
         raise refusal(error.args[0], settings) from error
 
 
-def _last_value(consumer: Consumer, start: TopicPartition, key: str) -> bytes | None:
-    """The value of the last committed record of `key` from `start` on; None if there is none."""
+def _last_value(consumer: Consumer, start: TopicPartition, key: str, end: int) -> bytes | None:
+    """The value of the last committed record of `key` from `start` to `end` at least; None if there is none."""
     consumer.assign([start])
     last: bytes | None = None
     deadline = time.monotonic() + REQUEST_TIMEOUT_SECONDS
@@ -64,7 +78,11 @@ def _last_value(consumer: Consumer, start: TopicPartition, key: str) -> bytes | 
             if message.key() == key.encode():
                 last = message.value()
         elif error.code() == KafkaError._PARTITION_EOF:
-            return last
+            if (message.offset() or 0) >= end:
+                return last
         elif error.fatal() or not error.retriable():
             raise KafkaException(error)
-    raise LogUnavailable(f"Kafka: the progress record was not read within {REQUEST_TIMEOUT_SECONDS:.0f} s")
+    raise LogUnavailable(
+        f"Kafka: {start.topic} was not read to its end within {REQUEST_TIMEOUT_SECONDS:.0f} s; an open transaction of "
+        "another producer there holds it up"
+    )

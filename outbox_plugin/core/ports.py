@@ -197,8 +197,12 @@ class Log(Protocol):
         """
         ...
 
-    def read_progress(self) -> ProgressRecord | None:
-        """The shard's last committed progress record; None if there is none."""
+    def read_progress(self, *, fenced: bool) -> ProgressRecord | None:
+        """The shard's last committed progress record; None if there is none.
+
+        `fenced`: every producer that may write there has been fenced, so no open transaction hides a record. Then the
+        record is certainly the last one.
+        """
         ...
 
     def former(self, slice_: Slice) -> Log:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 from outbox_plugin.core.lanes import BadRow, first_bad_rows, without
 from outbox_plugin.core.pace import PURGE_REST_SECONDS, PURGE_ROWS, RETRY_ASIDE_SECONDS
@@ -89,15 +89,15 @@ class ExactlyOnce:
         self._observe(TermBegan(self._shard, self._leader_id, recovered))
 
     def _recover(self, log: Log) -> int:
-        publications = left_behind(log.read_progress(), self._store.identity, adopt=self._adopt)
+        publications = left_behind(log.read_progress(fenced=True), self._store.identity, adopt=self._adopt)
         return self._store.recover(publications)
 
     def _recover_former(self) -> list[int]:
-        recovered = []
-        for slice_ in self._store.layout.former:
-            with closing(self._log.former(slice_)) as log:
+        with ExitStack() as opened:
+            logs = [opened.enter_context(closing(self._log.former(slice_))) for slice_ in self._store.layout.former]
+            for log in logs:  # All of them first: their records share partitions, and an open transaction hides others.
                 log.fence()
-                recovered.append(self._recover(log))
+            recovered = [self._recover(log) for log in logs]
         if recovered:
             self._store.settled()
         return recovered
@@ -201,9 +201,9 @@ class ExactlyOnce:
             Fenced: another harvester leads. It is asked first, so that a zombie does not fence its successor; and once
                 more behind the fence, when nobody else can write.
         """
-        require_own_record(self._log.read_progress(), self._leader_id)
+        require_own_record(self._log.read_progress(fenced=False), self._leader_id)
         self._log.fence()
-        require_own_record(self._log.read_progress(), self._leader_id)
+        require_own_record(self._log.read_progress(fenced=True), self._leader_id)
 
     def _put_aside(self, window: Window, refused: RowsRefused) -> None:
         """Nothing of the window was published: take the bad rows out, so that the rest can be.

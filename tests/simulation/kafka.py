@@ -158,7 +158,7 @@ class SimulatedLog:
         self._sequence = 0
         self._in_doubt = False
 
-    def read_progress(self) -> ProgressRecord | None:
+    def read_progress(self, *, fenced: bool) -> ProgressRecord | None:
         def effect() -> bytes | None:
             records = self._broker.progress[self._slice.name]
             return next((body for transaction, body in reversed(records) if transaction.committed), None)

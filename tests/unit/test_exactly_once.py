@@ -122,7 +122,7 @@ class Log:
         self._kafka.epoch += 1
         self._epoch = self._kafka.epoch
 
-    def read_progress(self) -> ProgressRecord | None:
+    def read_progress(self, *, fenced: bool) -> ProgressRecord | None:
         self._faults.step(LogUnavailable("reading progress"))
         return self._kafka.progress
 

@@ -1,0 +1,50 @@
+"""The progress topic as a new leader reads it: the last committed record, whoever else writes there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from confluent_kafka import Producer
+
+from outbox_plugin.adapters.kafka import Admin, Names
+from outbox_plugin.adapters.progress import read_progress
+from outbox_plugin.core.progress import Identity, ProgressRecord
+from outbox_plugin.core.shards import Slice
+from outbox_plugin.settings import Settings
+
+pytestmark = pytest.mark.integration
+
+
+def record(leader_id: str) -> ProgressRecord:
+    return ProgressRecord(Identity("incarnation", "place"), leader_id, 0, ())
+
+
+@contextmanager
+def transaction(settings: Settings, topic: str, key: str, body: bytes) -> Iterator[Producer]:
+    """A transaction that has written a record to the first partition, and is open."""
+    producer = Producer({"bootstrap.servers": settings.bootstrap_servers, "transactional.id": f"{topic}-{key}"})
+    producer.init_transactions(20)
+    producer.begin_transaction()
+    producer.produce(topic, key=key, value=body, partition=0)
+    producer.flush(20)
+    yield producer
+
+
+def test_a_record_behind_an_open_transaction_is_waited_for(settings: Settings) -> None:
+    names = Names.of(settings)
+    Admin(settings).ensure_topics(names, 1)
+    found: list[ProgressRecord | None] = []
+    with transaction(settings, names.progress_topic, "0-of-2", b"{}") as another:
+        with transaction(settings, names.progress_topic, "0", record("leader").encode()) as ours:
+            ours.commit_transaction(20)
+        assert read_progress(settings, names, Slice(0, 1)) is None  # All that can be seen so far.
+        reader = threading.Thread(
+            target=lambda: found.append(read_progress(settings, names, Slice(0, 1), to_the_end=True))
+        )
+        reader.start()
+        another.abort_transaction(20)
+        reader.join(20)
+    assert [each.leader_id for each in found if each] == ["leader"]
