@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from outbox_plugin.errors import InvalidEvent, UserError
 from outbox_plugin.event import (
     EVENT_TYPE_HEADER,
+    KAFKAS_OWN,
     MAX_KEY_CHARACTERS,
     OCCURRED_AT_HEADER,
     TOPIC_PATTERN,
@@ -134,6 +135,8 @@ class Encoding:
 
 
 def _good_topic(topic: str) -> str:
+    if isinstance(topic, str) and topic.startswith(KAFKAS_OWN):
+        raise InvalidEvent("topic", f"names that begin with {KAFKAS_OWN} are for Kafka's own topics (given: {topic!r})")
     if not isinstance(topic, str) or not _TOPIC.match(topic) or topic in (".", ".."):
         raise InvalidEvent("topic", f"expected 1 to 249 letters, digits, dots, _ and - (given: {topic!r})")
     return topic

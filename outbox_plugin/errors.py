@@ -16,6 +16,7 @@
      |   |- Fenced               another harvester took the shard over
      |   |- OutcomeUnknown       a commit or abort was not answered: only the log knows
      |   `- LayoutChanged        the outbox has another number of shards now
+     |- TopicsAway               some topics cannot be written to now; others can
      `- RowsRefused              Kafka refused rows for what they are
 
 The name says whose fault it is; `exit_code` is what the command line ends with.
@@ -110,11 +111,33 @@ class Refusal:
     whole_topic: bool = False
 
 
-class RowsRefused(OutboxError):
-    """Kafka refused rows for what they are, not for how Kafka is; `refusals` by the row's id. Nothing was published."""
+@dataclass(frozen=True, slots=True)
+class Away:
+    """Why a topic cannot be written to now, and in how many seconds to try again."""
 
-    def __init__(self, refusals: Mapping[int, Refusal]) -> None:
+    reason: str
+    seconds: float
+
+
+class TopicsAway(OutboxError):
+    """Topics that cannot be written to now, though nothing is wrong with their rows; nothing was published."""
+
+    def __init__(self, topics: Mapping[str, Away]) -> None:
+        topic, first = next(iter(topics.items()))
+        more = f", and {len(topics) - 1} more" if len(topics) > 1 else ""
+        super().__init__(f"topic {topic}: {first.reason}{more}")
+        self.topics = topics
+
+
+class RowsRefused(OutboxError):
+    """Kafka refused rows for what they are, not for how Kafka is; `refusals` by the row's id. Nothing was published.
+
+    `away` has the topics that cannot be written to now, as `TopicsAway` has.
+    """
+
+    def __init__(self, refusals: Mapping[int, Refusal], away: Mapping[str, Away] | None = None) -> None:
         id_, first = next(iter(refusals.items()))
         more = f", and {len(refusals) - 1} more" if len(refusals) > 1 else ""
         super().__init__(f"row {id_}: {first.reason}{more}")
         self.refusals = refusals
+        self.away = away or {}

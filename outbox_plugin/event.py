@@ -21,6 +21,7 @@ CONTENT_TYPE_HEADER = "content-type"
 CONTENT_SCHEMA_HEADER = "content-schema"
 MAX_KEY_CHARACTERS = 100  # The contract's VARCHAR(100).
 TOPIC_PATTERN = r"^[A-Za-z0-9._-]{1,249}$"  # Kafka's own rule for topic names.
+KAFKAS_OWN = "__"  # Topics whose names begin so are Kafka's, or a protocol's: consumer offsets, transactions.
 
 _OF_FIELDS = {
     EVENT_TYPE_HEADER: "type",
@@ -80,9 +81,18 @@ class Event(BaseModel):
             except ValidationError as error:
                 raise _invalid(error) from None
 
+    @field_validator("topic")
+    @classmethod
+    def _topic_is_for_events(cls, topic: str) -> str:
+        if topic.startswith(KAFKAS_OWN):
+            raise ValueError(f"names that begin with {KAFKAS_OWN} are for Kafka's own topics (given: {topic!r})")
+        return topic
+
     @field_validator("headers")
     @classmethod
     def _headers_are_not_fields(cls, headers: dict[str, str]) -> dict[str, str]:
+        if "" in headers:
+            raise ValueError("a header needs a name")
         for name, field in _OF_FIELDS.items():
             if name in headers:
                 raise ValueError(f"the header {name!r} is what the field {field} is for")

@@ -25,6 +25,7 @@ from outbox_plugin.adapters.marked_store import MarkedStore
 from outbox_plugin.adapters.membership import Membership
 from outbox_plugin.adapters.postgres import PostgresOutbox
 from outbox_plugin.adapters.progress import read_progress
+from outbox_plugin.adapters.reserved_topics import ReservedTopics
 from outbox_plugin.adapters.wake_up import PostgresWakeUp
 from outbox_plugin.adapters.window_store import WindowStore
 from outbox_plugin.background import Background
@@ -207,7 +208,9 @@ class Harvester(Background):
                         shard,
                         leader_id,
                         marks,
-                        opened.enter_context(closing(AcknowledgingLog(settings, wanted))),
+                        opened.enter_context(
+                            closing(AcknowledgingLog(settings, wanted, ReservedTopics(settings, marks.groups)))
+                        ),
                         self._runtime,
                         observe,
                         wake_up=wake_up(marks),
@@ -215,7 +218,8 @@ class Harvester(Background):
                     )
                     return
                 store = opened.enter_context(closing(WindowStore(settings, shard, layout, adopt=self._adopt)))
-                log = KafkaLog(settings, self._names, Slice(shard, layout.shards), wanted)
+                reserved = ReservedTopics(settings, store.groups)
+                log = KafkaLog(settings, self._names, Slice(shard, layout.shards), wanted, reserved)
                 yield ExactlyOnce(
                     shard,
                     leader_id,

@@ -9,7 +9,7 @@ from confluent_kafka import KafkaException, Producer
 
 from outbox_plugin.adapters.kafka import ended, refused_property
 from outbox_plugin.adapters.kafka_log import producer_config
-from outbox_plugin.adapters.records import Records
+from outbox_plugin.adapters.records import Records, refused_by_topic
 from outbox_plugin.core.ports import Sent
 from outbox_plugin.core.row import OutboxRow, column
 from outbox_plugin.errors import LogUnavailable
@@ -22,14 +22,15 @@ _PATIENCE_SECONDS = 0.5
 class AcknowledgingLog:
     """`AcknowledgingLog` of the ports, on one producer, which is thrown away with its term."""
 
-    def __init__(self, settings: Settings, wanted: Callable[[], bool]) -> None:
-        """Make a producer; no connection yet. `wanted` is asked now and then whether waiting still makes sense.
+    def __init__(self, settings: Settings, wanted: Callable[[], bool], reserved: Callable[[str], str | None]) -> None:
+        """Make a producer; no connection yet. `wanted` is asked now and then whether waiting still makes sense, and
+        `reserved` says why a topic is not for events; None where it is.
 
         Raises:
             InvalidSetting: OUTBOX_KAFKA holds something that librdkafka does not take.
         """
         self._wanted = wanted
-        self._records = Records(wanted)
+        self._records = Records(reserved)
         config = producer_config(settings, enable_idempotence=True, message_timeout_ms=DELIVERY_TIMEOUT_MS)
         try:
             self._producer: Producer | None = Producer({**config, "on_delivery": self._records.on_delivery})
@@ -41,15 +42,18 @@ class AcknowledgingLog:
         producer = self._producer
         if producer is None:
             raise LogUnavailable("Kafka: the term's producer has been closed")
-        refused = self._records.judge_topics(producer, rows)
+        topics = self._records.judge_topics(producer, rows)
+        refused, away = refused_by_topic(rows, topics), dict(topics.away)
+        if refused or away:
+            rows = [row for row in rows if row.id not in refused and row.topic not in away]
         try:
-            self._records.hand_over(producer, [row for row in rows if row.id not in refused] if refused else rows)
+            self._records.hand_over(producer, rows)
             self._flush(producer)
         except KafkaException as error:
             raise LogUnavailable(str(ended(error.args[0], "delivering", unpublished=False))) from error
         self._records.conclude()
         refused |= self._records.refusals
-        return Sent(set(column(rows, "id")) - refused.keys() - self._records.failed, refused)
+        return Sent(set(column(rows, "id")) - refused.keys() - self._records.failed, refused, away)
 
     def _flush(self, producer: Producer) -> None:
         deadline = time.monotonic() + 2 * DELIVERY_TIMEOUT_MS / 1000

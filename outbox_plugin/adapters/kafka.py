@@ -19,6 +19,7 @@ from outbox_plugin.core.shards import Slice
 from outbox_plugin.errors import Fenced, InvalidSetting, LogUnavailable, OutcomeUnknown, ServerRefused, TermEnded
 from outbox_plugin.settings import Settings
 
+LEADER_SUFFIX, PROGRESS_SUFFIX = "-leader", "-progress"  # Of a group's topics.
 REQUEST_TIMEOUT_SECONDS = 10.0
 REACH_SECONDS = 5.0  # At start, when a user waits for what is wrong.
 # librdkafka's own lines: kept away from the terminal unless somebody listens to this logger.
@@ -60,13 +61,13 @@ class Names:
     @classmethod
     def of(cls, settings: Settings) -> Names:
         """The names that `settings` ask for."""
-        election = f"{settings.group}-leader"
+        election = settings.group + LEADER_SUFFIX
         return cls(settings.group, settings.leader_topic or election, settings.leader_group or election)
 
     @property
     def progress_topic(self) -> str:
         """Progress records; compacted, one partition a shard, a key a slice."""
-        return f"{self.group}-progress"
+        return self.group + PROGRESS_SUFFIX
 
     def transactional_id(self, slice_: Slice) -> str:
         """The id whose producers fence each other."""

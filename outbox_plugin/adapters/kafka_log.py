@@ -49,7 +49,14 @@ def producer_config(settings: Settings, **ours: Any) -> dict[str, Any]:
 class KafkaLog:
     """`Log` on transactional producers, one after the other; each `fence` makes a new one."""
 
-    def __init__(self, settings: Settings, names: Names, slice_: Slice, wanted: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        names: Names,
+        slice_: Slice,
+        wanted: Callable[[], bool],
+        reserved: Callable[[str], str | None],
+    ) -> None:
         """Nothing is connected before `fence`.
 
         Args:
@@ -57,12 +64,14 @@ class KafkaLog:
             names: what the group calls its topics and ids.
             slice_: the shard.
             wanted: is asked now and then whether waiting still makes sense.
+            reserved: says why a topic is not for events at all; None where it is.
         """
         self._settings = settings
         self._names = names
         self._slice = slice_
         self._wanted = wanted
-        self._records = Records(wanted)
+        self._reserved = reserved
+        self._records = Records(reserved)
         self._producer: Producer | None = None
         self._in_doubt = True
 
@@ -110,13 +119,12 @@ class KafkaLog:
 
     def former(self, slice_: Slice) -> KafkaLog:
         """See `Log.former`."""
-        return KafkaLog(self._settings, self._names, slice_, self._wanted)
+        return KafkaLog(self._settings, self._names, slice_, self._wanted, self._reserved)
 
     def publish(self, rows: Sequence[OutboxRow], progress: ProgressRecord) -> bool:
         """See `Log.publish`."""
         records = self._records
-        if refused := records.judge_topics(self._open, rows):
-            raise RowsRefused(refused)
+        records.check_topics(self._open, rows)
         self._in_doubt = True  # Until the commit has proved that nothing of it is on its way.
         try:
             self._open.begin_transaction()

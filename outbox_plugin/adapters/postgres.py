@@ -140,6 +140,20 @@ class PostgresOutbox:
             return [each.because(f"the database refuses {done}: {error}") for each in bad]
         return ()
 
+    def groups(self) -> set[str]:
+        """The groups of all outboxes in this database, as far as we may read of them.
+
+        Raises:
+            StoreUnavailable: Postgres does not say.
+        """
+        with self._purger_lock, reported():
+            found = self._purger.execute(self._statement("identity", "identity_tables")).fetchall()
+            queries = [
+                sql.SQL("SELECT harvest_group FROM {} WHERE harvest_group IS NOT NULL").format(sql.Identifier(*each))
+                for each in found
+            ]
+            return {group for query in queries for (group,) in self._purger.execute(query).fetchall()}
+
     @contextmanager
     def _purging(self) -> Iterator[None]:
         """A transaction on the connection that deletes; durable, whatever the session's default.

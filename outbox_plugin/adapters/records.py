@@ -7,22 +7,19 @@ comes of an outage (a time-out, a broker that is away) is never a refusal.
 
 from __future__ import annotations
 
-import re
-import time
 from collections.abc import Callable, Sequence
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from outbox_plugin.adapters.topics import Judgement, Topics
 from outbox_plugin.core.row import OutboxRow, column, fields_of
 from outbox_plugin.core.row_faults import fault_of, header_names_are_plain
-from outbox_plugin.errors import LogUnavailable, Refusal, SchemaMissing
+from outbox_plugin.errors import Refusal, RowsRefused, SchemaMissing, TopicsAway
 
-UNKNOWN_TOPIC_SECONDS = 2.0  # A topic that is made on first use needs a moment; so does news of one.
 _ANSWER_SECONDS = 10.0
 _POLL_SECONDS = 0.5
 _ANY_PARTITION, _NOW = -1, 0  # librdkafka's: it chooses.
 _SMALLER = {None: 65_536, 65_536: 4_096, 4_096: 0, 0: 0}  # Bytes of a topic that are sent together; 0: one record.
-_TOPIC_NAME = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9._-]{1,249}")
 _UNKNOWN = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
 _FORBIDDEN = {KafkaError.TOPIC_EXCEPTION, KafkaError.TOPIC_AUTHORIZATION_FAILED}
 _PURGED = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # Because another delivery failed.
@@ -30,11 +27,11 @@ _INVALID = {KafkaError.INVALID_RECORD, KafkaError.INVALID_MSG, KafkaError.INVALI
 
 
 class Records:
-    """The records of one producer. `wanted` is asked now and then whether waiting still makes sense."""
+    """The records of one producer."""
 
-    def __init__(self, wanted: Callable[[], bool]) -> None:
-        self._wanted = wanted
-        self._known_topics: set[str] = set()
+    def __init__(self, reserved: Callable[[str], str | None]) -> None:
+        """`reserved` says why a topic is not for events at all; None where it is."""
+        self._topics = Topics(reserved)
         self._limits: dict[str, int] = {}
         self._rows: Sequence[OutboxRow] = ()
         self._group: list[OutboxRow] = []  # Rows of limited topics since the last flush.
@@ -55,52 +52,32 @@ class Records:
         """Whether a delivery has failed since `hand_over` began."""
         return bool(self._news or self.failures)
 
-    def judge_topics(self, producer: Producer, rows: Sequence[OutboxRow]) -> dict[int, Refusal]:
-        """Refuses the rows whose topic is not to be had, each topic asked for once.
+    def check_topics(self, producer: Producer, rows: Sequence[OutboxRow]) -> None:
+        """Make sure that all topics of `rows` can be written to now; nothing may be produced before that.
+
+        Raises:
+            RowsRefused: rows whose topics are not for events, or not to be had.
+            TopicsAway: topics to try again in a moment.
+            LogUnavailable: Kafka does not answer.
+        """
+        verdict = self.judge_topics(producer, rows)
+        if verdict.refused:
+            raise RowsRefused(refused_by_topic(rows, verdict), verdict.away)
+        if verdict.away:
+            raise TopicsAway(verdict.away)
+
+    def judge_topics(self, producer: Producer, rows: Sequence[OutboxRow]) -> Judgement:
+        """Which topics of `rows` cannot be written to now.
 
         Raises:
             LogUnavailable: Kafka does not answer.
-        """
-        refused: dict[int, Refusal] = {}
-        for topic in self._topics_of(rows) - self._known_topics:
-            problem = self._topic_problem(producer, topic)
-            if problem is None:
-                self._known_topics.add(topic)
-                continue
-            refusal = Refusal(f"topic {topic}: {problem}", whole_topic=True)
-            refused |= {row.id: refusal for row in rows if row.topic == topic}
-        return refused
-
-    @staticmethod
-    def _topics_of(rows: Sequence[OutboxRow]) -> set[str]:
-        """The topics of `rows`.
-
-        Raises:
             SchemaMissing: one is no text. No lane can wait for a row without a topic, so the table is to be mended.
         """
         topics = set(column(rows, "topic"))
         if not all(isinstance(topic, str) for topic in topics):
             bad = next(row for row in rows if not isinstance(row.topic, str))
             raise SchemaMissing(f"row {bad.id}: {fault_of(bad)}; the column kafka_topic must be a TEXT, NOT NULL")
-        return topics
-
-    def _topic_problem(self, producer: Producer, topic: str) -> str | None:
-        if not _TOPIC_NAME.fullmatch(topic):
-            return "not a name that Kafka allows (1 to 249 letters, digits, dots, dashes and underscores)"
-        deadline = time.monotonic() + UNKNOWN_TOPIC_SECONDS
-        while True:
-            try:
-                found = producer.list_topics(topic, timeout=_ANSWER_SECONDS).topics.get(topic)
-            except KafkaException as error:
-                raise LogUnavailable(f"Kafka, looking up the topic {topic}: {error.args[0].str()}") from error
-            problem = None if found is None else found.error
-            if problem is None or problem.code() == KafkaError.LEADER_NOT_AVAILABLE:
-                return None
-            if problem.code() not in _UNKNOWN | _FORBIDDEN:
-                raise LogUnavailable(f"Kafka, looking up the topic {topic}: {problem.str()}")
-            if problem.code() in _FORBIDDEN or time.monotonic() > deadline or not self._wanted():
-                return str(problem.str())
-            producer.poll(0.05)
+        return self._topics.judge(producer, topics)
 
     def hand_over(self, producer: Producer, rows: Sequence[OutboxRow]) -> None:
         """Hand `rows` to the producer in their order, but for those that are refused at once.
@@ -175,7 +152,7 @@ class Records:
 
     def _refusal(self, error: KafkaError, topic: str) -> Refusal | None:
         if error.code() in _UNKNOWN:
-            self._known_topics.discard(topic)  # To be asked for again, with patience.
+            self._topics.forget(topic)
         if error.code() in _FORBIDDEN:
             return Refusal(f"topic {topic}: {error.str()}", whole_topic=True)
         if error.code() in _INVALID:
@@ -186,6 +163,13 @@ class Records:
 
     def _failed_alone(self, topic: str) -> bool:
         return topic in self._limits and sum(row.topic == topic for row in self._group) == 1
+
+
+def refused_by_topic(rows: Sequence[OutboxRow], verdict: Judgement) -> dict[int, Refusal]:
+    """The refusals of those `rows` whose topics are refused, by their ids."""
+    return (
+        {row.id: verdict.refused[row.topic] for row in rows if row.topic in verdict.refused} if verdict.refused else {}
+    )
 
 
 def _refused_at_once(error: KafkaError, topic: str) -> Refusal | None:

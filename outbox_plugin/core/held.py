@@ -7,7 +7,7 @@ next leader may forget it: it reads the lane from its first row on, and comes to
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from outbox_plugin.core.lanes import Lane
 
@@ -24,9 +24,9 @@ class HeldLanes:
         """The lanes that are held back."""
         return frozenset(self._until)
 
-    def hold(self, lanes: Iterable[Lane], until: float) -> None:
-        """Hold `lanes` back until the clock says `until`, in seconds."""
-        self._until |= dict.fromkeys(lanes, until)
+    def hold(self, lanes: Mapping[Lane, float]) -> None:
+        """Hold `lanes` back, each until the clock says so much, in seconds."""
+        self._until |= lanes
         self._earliest = min(self._until.values(), default=0.0)
 
     def release(self, now: float) -> bool:

@@ -6,7 +6,7 @@ row: that row and all later rows of the lane stay in the outbox, in their order,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
@@ -60,9 +60,6 @@ class Lanes:
 
     def __bool__(self) -> bool:
         return bool(self._lanes)
-
-    def __iter__(self) -> Iterator[Lane]:
-        return iter(self._lanes)
 
     def __contains__(self, row: OutboxRow) -> bool:
         return row.topic in self._topics or (row.topic, row.key) in self._keys

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from outbox_plugin.core.floor import BEGINNING, Drawn, Span
@@ -14,7 +14,7 @@ from outbox_plugin.core.progress import Identity, ProgressRecord, Publication
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.core.window import BYTES_PER_WINDOW
-from outbox_plugin.errors import Refusal
+from outbox_plugin.errors import Away, Refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,14 @@ class Control:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What became of rows: delivered, refused for what they are, or, where they are in neither, unknown."""
+    """What became of rows: delivered, refused for what they are, or, where they are in neither, unknown.
+
+    `away` says of which topics, by their names, none was sent or acknowledged, though nothing is wrong with the rows.
+    """
 
     delivered: Set[int]
     refused: Mapping[int, Refusal]
+    away: Mapping[str, Away] = field(default_factory=dict)
 
 
 class Outbox(Protocol):
@@ -216,6 +220,7 @@ class Log(Protocol):
 
         Raises:
             RowsRefused: Kafka refused rows for what they are; nothing was published.
+            TopicsAway: some of the rows' topics cannot be written to now; nothing was published.
         """
         ...
 

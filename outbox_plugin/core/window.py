@@ -7,7 +7,7 @@ Bad rows take their lane out of every window that is not yet published.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from outbox_plugin.core.held import HeldLanes
 from outbox_plugin.core.ids import IdRanges
@@ -94,12 +94,11 @@ class Windows:
         """The lanes whose rows wait: parked ones, and those that this term holds back."""
         return self._held.lanes.union(self._parked)
 
-    def hold(self, lanes: Iterable[Lane], until: float) -> None:
-        """Hold `lanes` back until the clock says `until`: in every window that is not published, and in every read."""
-        held = Lanes(lanes)
-        self._held.hold(held, until)
-        for window in self._read:
-            window.leave_out(held)
+    def hold(self, lanes: Mapping[Lane, float]) -> None:
+        """Hold `lanes` back, each until the clock says so: in every window not yet published, and in every read."""
+        self._held.hold(lanes)
+        for window in self._read if lanes else ():
+            window.leave_out(Lanes(lanes))
 
     def release_held(self, now: float) -> bool:
         """Let held lanes go on whose time is over. Returns whether there was one: its rows are to be read again."""

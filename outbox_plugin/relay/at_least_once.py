@@ -19,7 +19,7 @@ from outbox_plugin.core.pace import (
 )
 from outbox_plugin.core.ports import AcknowledgingLog, MarkedStore, WakeUp, Wanted
 from outbox_plugin.core.row import OutboxRow, column
-from outbox_plugin.errors import Refusal
+from outbox_plugin.errors import Away, Refusal
 from outbox_plugin.relay.events import (
     LanesHeld,
     Observer,
@@ -28,6 +28,7 @@ from outbox_plugin.relay.events import (
     TermBegan,
     WindowPublished,
     WindowPurged,
+    held_topics,
 )
 from outbox_plugin.relay.looks import Looks
 from outbox_plugin.relay.rest import Rest
@@ -213,8 +214,11 @@ class AtLeastOnce:
                 done = done | self._dead
             verdict = judge(round_, done, refused, sorted(row for each in pending for row in each))
             self._park(verdict.bad)
+            self._hold(sent.away)
             if verdict.reset:
-                failed = any(row.id not in done and row.id not in refused for row in round_)
+                failed = any(
+                    row.id not in done and row.id not in refused and row.topic not in sent.away for row in round_
+                )
                 self._force_remark(mark_id, verdict.reset)
                 self._stages.rest(self._failures.wait() if failed else 0.0)
                 return
@@ -247,11 +251,20 @@ class AtLeastOnce:
         parked = without(bad, unrecorded)
         with self._lock:
             self._parked |= {each.lane for each in parked}
-            self._held.hold([each.lane for each in unrecorded], self._runtime.now() + RETRY_ASIDE_SECONDS)
+            again_at = self._runtime.now() + RETRY_ASIDE_SECONDS
+            self._held.hold({each.lane: again_at for each in unrecorded})
         if parked:
             self._observe(RowsParked(self._shard, tuple(parked)))
         for each in unrecorded:
             self._observe(LanesHeld(self._shard, (each.lane,), each.refusal.reason, RETRY_ASIDE_SECONDS))
+
+    def _hold(self, topics: Mapping[str, Away]) -> None:
+        """Leave the rows of topics that are away unmarked for a while, so that the rest goes."""
+        now = self._runtime.now()
+        with self._lock:
+            self._held.hold({Lane(topic, None): now + away.seconds for topic, away in topics.items()})
+        for event in held_topics(self._shard, topics):
+            self._observe(event)
 
     def _force_remark(self, mark_id: str, ids: Sequence[int]) -> None:
         """Let everything that is not delivered be marked again, from the earliest row on."""

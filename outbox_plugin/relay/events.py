@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from outbox_plugin.core.lanes import BadRow, Lane
+from outbox_plugin.errors import Away
+
+WORTH_SAYING_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,13 @@ class TermFinished(HarvestEvent):
 
     leader_id: str
     reason: str | None
+
+
+def held_topics(shard: int, topics: Mapping[str, Away]) -> Iterator[LanesHeld]:
+    """What to say when `topics` are held back; nothing of those that are tried again in a moment."""
+    for topic, away in topics.items():
+        if away.seconds >= WORTH_SAYING_SECONDS:
+            yield LanesHeld(shard, (Lane(topic, None),), away.reason, away.seconds)
 
 
 Observer = Callable[[HarvestEvent], None]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 
-from outbox_plugin.core.lanes import BadRow, first_bad_rows, without
+from outbox_plugin.core.lanes import BadRow, Lane, first_bad_rows, without
 from outbox_plugin.core.pace import PURGE_REST_SECONDS, PURGE_ROWS, RETRY_ASIDE_SECONDS
 from outbox_plugin.core.ports import Log, OutboxStore, WakeUp
 from outbox_plugin.core.progress import ProgressRecord, Publication
@@ -14,7 +14,7 @@ from outbox_plugin.core.repeats import require_own_record
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.takeover import left_behind
 from outbox_plugin.core.window import Window, Windows, rows_in
-from outbox_plugin.errors import Refusal, RowsRefused
+from outbox_plugin.errors import Away, Refusal, RowsRefused, TopicsAway
 from outbox_plugin.relay.events import (
     LanesHeld,
     Observer,
@@ -23,6 +23,7 @@ from outbox_plugin.relay.events import (
     TermBegan,
     WindowPublished,
     WindowPurged,
+    held_topics,
 )
 from outbox_plugin.relay.intake import Intake
 from outbox_plugin.relay.runtime import Runtime
@@ -181,6 +182,9 @@ class ExactlyOnce:
                     break
             except RowsRefused as refused:
                 self._put_aside(window, refused)
+                self._hold(refused.away)
+            except TopicsAway as away:
+                self._hold(away.topics)
         with self._lock:
             self._windows.published(window)
             self._published.append(window)
@@ -219,11 +223,20 @@ class ExactlyOnce:
         parked = without(bad, unrecorded)
         with self._lock:
             self._windows.park(parked)
-            self._windows.hold([each.lane for each in unrecorded], self._runtime.now() + RETRY_ASIDE_SECONDS)
+            again_at = self._runtime.now() + RETRY_ASIDE_SECONDS
+            self._windows.hold({each.lane: again_at for each in unrecorded})
         if parked:
             self._observe(RowsParked(self._shard, tuple(parked)))
         for each in unrecorded:
             self._observe(LanesHeld(self._shard, (each.lane,), each.refusal.reason, RETRY_ASIDE_SECONDS))
+
+    def _hold(self, topics: Mapping[str, Away]) -> None:
+        """Nothing was published: leave the rows of topics that are away unread for a while, so that the rest goes."""
+        now = self._runtime.now()
+        with self._lock:
+            self._windows.hold({Lane(topic, None): now + away.seconds for topic, away in topics.items()})
+        for event in held_topics(self._shard, topics):
+            self._observe(event)
 
     def _dead_letter(self, window: Window, refused: RowsRefused) -> dict[int, Refusal]:
         """Make the refused rows dead letters; returns the refusals of those that could not be."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from outbox_plugin.event import MAX_KEY_CHARACTERS, TOPIC_PATTERN
+from outbox_plugin.event import KAFKAS_OWN, MAX_KEY_CHARACTERS, TOPIC_PATTERN
 from outbox_plugin.spark.texts import with_nul
 
 _SHOWN_CHARACTERS = 40
@@ -115,7 +115,8 @@ def _rules(
 
 
 def _well_named(topics: pa.Array) -> pa.Array:
-    return pc.fill_null(pc.match_substring_regex(topics, TOPIC_PATTERN), fill_value=False)
+    named = pc.and_not(pc.match_substring_regex(topics, TOPIC_PATTERN), pc.starts_with(topics, KAFKAS_OWN))
+    return pc.fill_null(named, fill_value=False)
 
 
 def _too_long(texts: pa.Array, limit: int) -> Callable[[int], str]:

@@ -13,7 +13,7 @@ from outbox_plugin.core.ports import Sent
 from outbox_plugin.core.progress import ProgressRecord
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Slice
-from outbox_plugin.errors import Fenced, LogUnavailable, OutcomeUnknown, Refusal, RowsRefused
+from outbox_plugin.errors import Away, Fenced, LogUnavailable, OutcomeUnknown, Refusal, RowsRefused, TopicsAway
 from tests.simulation.scheduler import Killed, Process, Scheduler
 from tests.simulation.wire import LATE, PATIENCE, Answer, Server
 
@@ -64,6 +64,7 @@ class Broker:
         self.progress: dict[str, list[tuple[KafkaTransaction, bytes]]] = defaultdict(list)
         self.ids: dict[str, TransactionalId] = defaultdict(TransactionalId)
         self.refused_topics: set[str] = set()
+        self.away_topics: set[str] = set()  # Without a leader, or not looked up yet.
         self.refused_events: set[str] = set()
         self.sends: list[tuple[str, float]] = []  # Without transactions: leader id, and seconds at the beginning.
         self.group = Group(self)
@@ -127,6 +128,11 @@ class Broker:
             return Refusal("no such topic", whole_topic=True)
         return Refusal("too large") if row.value in self.refused_events else None
 
+    def away(self, rows: Sequence[OutboxRow]) -> dict[str, Away]:
+        """The topics of `rows` that cannot be written to now."""
+        seconds = 0.1 + 0.4 * self.scheduler.random() if self.away_topics else 0.0
+        return {row.topic: Away("no leader", seconds) for row in rows if row.topic in self.away_topics}
+
     def append(self, rows: Sequence[OutboxRow], transaction: KafkaTransaction | None, leader_id: str) -> None:
         """Write records."""
         for row in rows:
@@ -172,6 +178,8 @@ class SimulatedLog:
     def publish(self, rows: Sequence[OutboxRow], progress: ProgressRecord) -> bool:
         if self._closed:
             raise LogUnavailable("Kafka: the term's producer has been closed")
+        if away := self._broker.away(rows):
+            raise TopicsAway(away)
         broker, id_, epoch, leader_id = self._broker, self._id, self._epoch, progress.leader_id
         refused = {row.id: refusal for row in rows if (refusal := broker.refusal(row)) is not None}
         accepted = [row for row in rows if row.id not in refused]
@@ -240,6 +248,8 @@ class SimulatedAcknowledgingLog:
     def send(self, rows: Sequence[OutboxRow]) -> Sent:
         broker, scheduler, mishaps = self._broker, self._process.scheduler, self._server.mishaps
         broker.sends.append((self._leader_id, scheduler.now))
+        away = broker.away(rows)
+        rows = [row for row in rows if row.topic not in away]
 
         def effect() -> Sent:
             refused = {row.id: refusal for row in rows if (refusal := broker.refusal(row)) is not None}
@@ -253,12 +263,12 @@ class SimulatedAcknowledgingLog:
                     continue
                 broker.append([row], None, self._leader_id)
                 delivered.add(row.id)
-            return Sent(delivered, refused)
+            return Sent(delivered, refused, away)
 
         try:
             return self._server.call(self._process, f"sends {[row.id for row in rows]} as {self._leader_id}", effect)
         except LogUnavailable:
-            return Sent(frozenset(), {})
+            return Sent(frozenset(), {}, away)
 
     def _unknown(self, row: OutboxRow, dice: float) -> None:
         """A record that is not acknowledged: written all the same, or late, or never."""

@@ -210,7 +210,13 @@ class World:
         self.ever_refused.add(name)
 
     def _refuse_topic(self, fault: Fault) -> None:
-        """A topic is gone for a while; what was parked is released when it is back, and perhaps too early."""
+        """A topic is gone for a while; what was parked is released when it is back, and perhaps too early.
+
+        At first it is only away: its rows are held back, and not refused.
+        """
+        self.broker.away_topics.add("u")
+        self.scheduler.sleep(fault.seconds / 4)
+        self.broker.away_topics.discard("u")
         self.broker.refused_topics.add("u")
         self.ever_refused.add("u")
         self.scheduler.sleep(fault.seconds)

@@ -38,3 +38,11 @@ WHERE NOT EXISTS (
 -- name: sequence_cache
 -- How many ids a session draws ahead. Above 1, a later transaction can get a smaller id.
 SELECT seqcache FROM pg_sequence WHERE seqrelid = pg_get_serial_sequence({quoted_outbox}, 'id')::regclass
+
+-- name: identity_tables
+-- The tables that say which outboxes there are, in all schemas that we may read.
+SELECT schema.nspname, found.relname
+FROM pg_catalog.pg_class AS found
+JOIN pg_catalog.pg_namespace AS schema ON schema.oid = found.relnamespace
+WHERE found.relname = 'outbox_identity' AND found.relkind = 'r'
+  AND pg_catalog.has_schema_privilege(schema.oid, 'USAGE') AND pg_catalog.has_table_privilege(found.oid, 'SELECT')

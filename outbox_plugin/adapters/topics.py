@@ -1,0 +1,167 @@
+"""Which topics a producer may write to now: those that are unknown are looked up together, and nobody waits for them.
+
+A topic that is not to be had at once is *away*: its rows are left unread for a moment, and those of other topics go.
+The moments grow from try to try. Nothing is produced to a topic that is away, because Kafka would keep the whole
+transaction waiting: its coordinator writes a marker to every partition that a transaction has touched, and ends it, by
+a commit or an abort, only when the last partition has taken its marker. Until then the transactional id is stuck.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka.admin._metadata import TopicMetadata
+
+from outbox_plugin.core.pace import Backoff
+from outbox_plugin.errors import Away, LogUnavailable, Refusal
+
+UNKNOWN_TOPIC_SECONDS = 2.0  # A topic that is made on first use needs a moment; so does news of one.
+AWAY_FIRST, AWAY_LAST = 0.1, 5.0  # Seconds until a topic that was away is tried again.
+# For all look-ups together, after which the rest is away for a moment: a moment less where rows of other topics wait.
+LOOK_UP_SECONDS, LOOK_UP_BESIDE_SECONDS = 0.25, 0.05
+_AT_ONCE = 16
+_ANSWER_SECONDS = 10.0
+_NAME = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9._-]{1,249}")
+_UNKNOWN = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
+_FORBIDDEN = {KafkaError.TOPIC_EXCEPTION, KafkaError.TOPIC_AUTHORIZATION_FAILED}
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """Which topics are refused, and which are away; all others may be written to."""
+
+    refused: dict[str, Refusal] = field(default_factory=dict)
+    away: dict[str, Away] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Missed:
+    """A topic that was not to be had, and when it is looked up again."""
+
+    since: float
+    again_at: float = 0.0
+    pace: Backoff = field(default_factory=lambda: Backoff(AWAY_FIRST, AWAY_LAST))
+
+
+class Topics:
+    """What one producer knows of topics."""
+
+    def __init__(self, reserved: Callable[[str], str | None], clock: Callable[[], float] = time.monotonic) -> None:
+        """Nothing is known yet.
+
+        Args:
+            reserved: says why a topic is not for events at all; None where it is.
+            clock: in seconds.
+        """
+        self._reserved = reserved
+        self._clock = clock
+        self._known: set[str] = set()
+        self._missed: dict[str, _Missed] = {}
+
+    def forget(self, topic: str) -> None:
+        """A delivery to it has failed: look it up again before the next one."""
+        self._known.discard(topic)
+
+    def forget_all(self) -> None:
+        """A broker is away: every topic may have lost a leader."""
+        self._known.clear()
+
+    def judge(self, producer: Producer, topics: set[str]) -> Judgement:
+        """Which of `topics` may not be written to now. Waits for Kafka's answers, but never for a topic to appear.
+
+        Raises:
+            LogUnavailable: Kafka does not answer.
+        """
+        unknown = topics - self._known
+        if not unknown:
+            return _NOTHING_WRONG
+        verdict, now = Judgement(), self._clock()
+        due: list[str] = []
+        for topic in unknown:
+            missed = self._missed.get(topic)
+            if reason := self._not_for_events(topic):
+                verdict.refused[topic] = Refusal(f"topic {topic}: {reason}", whole_topic=True)
+            elif missed is not None and now < missed.again_at:
+                verdict.away[topic] = Away("it was not there a moment ago", missed.again_at - now)
+            else:
+                due.append(topic)
+        seconds = LOOK_UP_SECONDS if unknown == topics else LOOK_UP_BESIDE_SECONDS
+        for topic, found in self._look_up(producer, due, seconds).items():
+            self._conclude(topic, found, verdict)
+        for topic in due:
+            if topic not in self._known and topic not in verdict.refused and topic not in verdict.away:
+                verdict.away[topic] = Away("there was no time to look it up", AWAY_FIRST)
+        return verdict
+
+    def _not_for_events(self, topic: str) -> str | None:
+        if not _NAME.fullmatch(topic):
+            return "not a name that Kafka allows (1 to 249 letters, digits, dots, dashes and underscores)"
+        return self._reserved(topic)
+
+    def _look_up(self, producer: Producer, topics: Sequence[str], seconds: float) -> dict[str, TopicMetadata | None]:
+        """What Kafka says of `topics`, as far as it does within `seconds`; None where it says nothing."""
+
+        def ask(topic: str) -> TopicMetadata | None:
+            try:
+                found: TopicMetadata | None = producer.list_topics(topic, timeout=_ANSWER_SECONDS).topics.get(topic)
+                return found
+            except KafkaException as error:
+                raise LogUnavailable(f"Kafka, looking up the topic {topic}: {error.args[0].str()}") from error
+
+        if len(topics) < 2:
+            return {topic: ask(topic) for topic in topics}
+        found: dict[str, TopicMetadata | None] = {}
+        deadline = self._clock() + seconds
+        with ThreadPoolExecutor(_AT_ONCE, "outbox-topics") as pool:
+            for first in range(0, len(topics), _AT_ONCE):
+                some = topics[first : first + _AT_ONCE]
+                found.update(zip(some, pool.map(ask, some), strict=True))
+                if self._clock() > deadline:
+                    break
+        return found
+
+    def _conclude(self, topic: str, found: TopicMetadata | None, verdict: Judgement) -> None:
+        """Enter what was found of one topic."""
+        problem = None if found is None else found.error
+        code = None if problem is None else problem.code()
+        if problem is not None and code in _FORBIDDEN:
+            self._missed.pop(topic, None)
+            verdict.refused[topic] = Refusal(f"topic {topic}: {problem.str()}", whole_topic=True)
+            return
+        if problem is not None and code not in _UNKNOWN and code != KafkaError.LEADER_NOT_AVAILABLE:
+            raise LogUnavailable(f"Kafka, looking up the topic {topic}: {problem.str()}")
+        reason = str(problem.str()) if problem is not None else _without_leader(found)
+        if reason is None:
+            self._missed.pop(topic, None)
+            self._known.add(topic)
+            return
+        now = self._clock()
+        missed = self._missed.setdefault(topic, _Missed(now))
+        if problem is not None and code in _UNKNOWN and now - missed.since >= UNKNOWN_TOPIC_SECONDS:
+            del self._missed[topic]
+            verdict.refused[topic] = Refusal(f"topic {topic}: {reason}", whole_topic=True)
+            return
+        seconds = missed.pace.wait()
+        missed.again_at = now + seconds
+        verdict.away[topic] = Away(reason, seconds)
+
+
+_NOTHING_WRONG = Judgement()
+
+
+def _without_leader(found: TopicMetadata | None) -> str | None:
+    """Why a topic cannot be written to as a whole; None where each of its partitions has a leader."""
+    leaderless = sorted(each.id for each in found.partitions.values() if each.leader < 0) if found else []
+    if not leaderless:
+        return None
+    return f"no broker leads partition {_listed(leaderless)} now"
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    some = [str(number) for number in numbers]
+    return ", ".join(some[:5]) + (f" and {len(some) - 5} more" if len(some) > 5 else "")
