@@ -161,12 +161,10 @@ def chaos(seconds: float, seed: int | None, delivery: Delivery | None, as_json: 
 
 
 @bench.command()
-@click.option(
-    "--times", default=20, show_default=True, help="How often the leader is killed, and how often terminated."
-)
+@click.option("--times", default=20, show_default=True, help="How often each fault befalls the leader.")
 @_benchmark
 def takeover(times: int, delivery: str | None, as_json: bool) -> None:
-    """Kill and terminate the leader, and measure for how long a `read_committed` consumer gets no records."""
+    """Kill, stop and cut off the leader, and measure for how long a `read_committed` consumer gets no records."""
     from outbox_plugin.bench.takeover import takeover
 
     _run(lambda settings, tell: takeover(settings, times, tell), delivery, as_json)

@@ -25,9 +25,9 @@ _LOOK_SECONDS = 0.05
 class HarvesterProcess:
     """One `outbox harvest`, behind a guard, so that it never outlives us."""
 
-    def __init__(self, settings: Settings, log: Path) -> None:
-        """Start it; it writes to the end of `log`."""
-        command = [sys.executable, "-m", "outbox_plugin"]
+    def __init__(self, settings: Settings, log: Path, prefix: Sequence[str] = ()) -> None:
+        """Start it; it writes to the end of `log`. `prefix` is put before its command."""
+        command = [*prefix, sys.executable, "-m", "outbox_plugin"]
         guard = [sys.executable, "-m", "outbox_plugin.embedded.guard", "SIGKILL", "as-is"]
         with log.open("ab") as output:
             self._guard = subprocess.Popen(
@@ -95,13 +95,16 @@ class Fleet:
         folder: Path,
         restart_seconds: float = 0.5,
         seats: Sequence[Settings] | None = None,
+        prefixes: Sequence[Sequence[str]] | None = None,
     ) -> None:
         """Nothing is started yet. One that has ended is started again after `restart_seconds`.
 
         `seats`: the settings of each harvester, where each reaches the servers in its own way; `settings` are ours.
+        `prefixes`: what is put before the command of each.
         """
         self._settings = settings
         self._seat_settings = [settings] * count if seats is None else list(seats)
+        self._prefixes = [()] * count if prefixes is None else list(prefixes)
         self._restart_seconds = restart_seconds
         self._logs = [folder / f"harvester-{number}.log" for number in range(count)]
         self._seats: list[HarvesterProcess] = []
@@ -117,7 +120,7 @@ class Fleet:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Keep them running for as long as the body runs; then end them by SIGTERM."""
-        self._seats = list(map(HarvesterProcess, self._seat_settings, self._logs))
+        self._seats = list(map(HarvesterProcess, self._seat_settings, self._logs, self._prefixes))
         self._keeper.start()
         try:
             yield
@@ -200,7 +203,7 @@ class Fleet:
         elif now > self._restart_at[seat]:
             self._wake_at.pop(seat, None)
             self._stop_at.pop(seat, None)
-            self._seats[seat] = HarvesterProcess(self._seat_settings[seat], self._logs[seat])
+            self._seats[seat] = HarvesterProcess(self._seat_settings[seat], self._logs[seat], self._prefixes[seat])
             del self._restart_at[seat]
 
     def _stuck(self, seat: int) -> None:

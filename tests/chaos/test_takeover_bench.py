@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import json
+import subprocess
 
 import psycopg
 import pytest
 
 from outbox_plugin import Settings
+from outbox_plugin.bench.namespace import Namespace
+from outbox_plugin.bench.takeover import FAULTS, NO_KAFKA, NO_POSTGRES
 from tests.harvesting import environment, run_outbox
 
 pytestmark = pytest.mark.chaos
 
 
-def test_it_measures_a_kill_and_a_hand_over(settings: Settings) -> None:
-    done = run_outbox("bench", "takeover", "--times", "1", "--json", env=environment(settings), seconds=120)
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
+def test_it_measures_every_fault(settings: Settings, delivery: str) -> None:
+    """Packets vanish only where we may make network namespaces."""
+    arguments = "bench", "takeover", "--times", "1", "--delivery", delivery, "--json"
+    done = run_outbox(*arguments, env=environment(settings), seconds=240)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    [killed], [handed_over] = report["kills"], report["hand_overs"]
-    assert 0.5 < killed < 10  # A standby waits for a second of silence.
-    assert 0 < handed_over < 5
+    measured = [fault for fault in FAULTS if Namespace.unavailable() is None or fault not in (NO_KAFKA, NO_POSTGRES)]
+    assert list(report["silences"]) == measured
+    assert 0.5 < report["silences"]["kill -9"][0] < 10  # A standby waits for a second of silence.
+    assert all(0 < seconds < 10 for [seconds] in report["silences"].values()), report
+    if Namespace.unavailable() is None:
+        assert "outbox-" not in subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:
         left = connection.execute("SELECT nspname FROM pg_namespace WHERE nspname LIKE 'outbox_bench%'").fetchall()
     assert left == []

@@ -33,7 +33,13 @@ def test_calm_is_what_came_without_a_pause_up_to_now() -> None:
 
 
 def test_targets_are_met_or_not() -> None:
-    assert TakeoverReport([1.0, 1.2, 2.9], [0.1, 0.3, 0.9]).met
-    assert not TakeoverReport([1.0, 1.2, 3.1], [0.1]).met
-    assert not TakeoverReport([1.6], [0.1]).met
-    assert not TakeoverReport([1.0], [0.4]).met
+    assert TakeoverReport({"kill -9": [1.0, 1.2, 2.9], "SIGTERM": [0.1, 0.3, 0.9]}).met
+    assert not TakeoverReport({"kill -9": [1.0, 1.2, 3.1], "SIGTERM": [0.1]}).met
+    assert not TakeoverReport({"kill -9": [1.6], "SIGTERM": [0.1]}).met
+    assert not TakeoverReport({"kill -9": [1.0], "SIGTERM": [0.4]}).met
+    assert not TakeoverReport({"path to Postgres stuck": [3.6]}).met
+
+
+def test_what_was_not_measured_is_said() -> None:
+    report = TakeoverReport({"kill -9": [1.0]}, {"packets to Kafka gone": "needs root"})
+    assert report.lines()[0] == "packets to Kafka gone: not measured, needs root"
