@@ -45,8 +45,9 @@ def read_progress(
         fetch_wait_max_ms=20,
     )
     try:
+        with closing(Consumer({**config, "isolation.level": "read_uncommitted"})) as uncommitted:
+            first, end = bounds(uncommitted, partition)  # To one who reads committed, an open transaction is the end.
         with closing(Consumer(config)) as consumer:
-            first, end = bounds(consumer, partition)
             reach = _TAIL_RECORDS
             while True:
                 start = max(first, end - reach)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 from confluent_kafka import Producer
 
+from outbox_plugin.adapters import progress
 from outbox_plugin.adapters.kafka import Admin, Names
 from outbox_plugin.adapters.progress import read_progress
 from outbox_plugin.core.progress import Identity, ProgressRecord
 from outbox_plugin.core.shards import Slice
+from outbox_plugin.errors import LogUnavailable
 from outbox_plugin.settings import Settings
 
 pytestmark = pytest.mark.integration
@@ -33,18 +34,19 @@ def transaction(settings: Settings, topic: str, key: str, body: bytes) -> Iterat
     yield producer
 
 
-def test_a_record_behind_an_open_transaction_is_waited_for(settings: Settings) -> None:
+def test_a_record_behind_an_open_transaction_is_not_passed_over(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "REQUEST_TIMEOUT_SECONDS", 2.0)
     names = Names.of(settings)
     Admin(settings).ensure_topics(names, 1)
-    found: list[ProgressRecord | None] = []
     with transaction(settings, names.progress_topic, "0-of-2", b"{}") as another:
         with transaction(settings, names.progress_topic, "0", record("leader").encode()) as ours:
             ours.commit_transaction(20)
         assert read_progress(settings, names, Slice(0, 1)) is None  # All that can be seen so far.
-        reader = threading.Thread(
-            target=lambda: found.append(read_progress(settings, names, Slice(0, 1), to_the_end=True))
-        )
-        reader.start()
+        with pytest.raises(LogUnavailable, match="not read to its end"):
+            read_progress(settings, names, Slice(0, 1), to_the_end=True)
         another.abort_transaction(20)
-        reader.join(20)
-    assert [each.leader_id for each in found if each] == ["leader"]
+    found = read_progress(settings, names, Slice(0, 1), to_the_end=True)
+    assert found is not None
+    assert found.leader_id == "leader"
