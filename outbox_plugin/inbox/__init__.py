@@ -14,7 +14,8 @@ there: the second waits for the first one's transaction, and leaves out what tha
     received    what a handler gets                       pure
     lanes       which records may run now; offsets        pure
     retry       again, later, or a dead letter            pure
-    handling    records -> transactions -> outcomes       on a seat: a connection and a handler, sync or async
+    seat        a connection and a handler, sync or async; proves that a transaction is the one that was begun
+    handling    records -> transactions -> outcomes       on seats
     consumer    `Inbox`: polls, dispatches, commits offsets, takes part in rebalances
     dead_letters, cleaning                                the tables' upkeep
 """

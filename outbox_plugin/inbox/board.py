@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from outbox_plugin.inbox.lanes import Lanes, Outcome, Slice, Together
+from outbox_plugin.inbox.lanes import Handled, Lanes, Slice, Together
 from outbox_plugin.inbox.received import Place, Received
 
 Waker = Callable[[], None]
@@ -53,6 +53,11 @@ class Board:
         with self._changed:
             return self._lanes.held
 
+    def held_bytes(self) -> int:
+        """How many bytes these have."""
+        with self._changed:
+            return self._lanes.held_bytes
+
     def wait_and_take(self) -> list[Slice] | None:
         """Records to handle now, as soon as there are any; None once it is time to end."""
         with self._changed:
@@ -73,18 +78,21 @@ class Board:
             return slices, None if due is None else max(0.0, due - time.monotonic())
 
     def _take(self) -> list[Slice]:
-        slices = self._lanes.take(self._together.limit(self._lanes.waiting, self._idle), time.monotonic())
+        now = time.monotonic()
+        slices = self._lanes.take(self._together.limit(self._lanes.waiting, self._idle, now), now)
         self._idle -= bool(slices)
+        self._together.begun(sum(len(taken.records) for taken in slices))
         return slices
 
-    def finish(self, slices: list[Slice], outcomes: list[Outcome], seconds: float, *, undone: bool) -> None:
-        """What was taken has been handled, with these outcomes, in so many seconds."""
+    def finish(self, slices: list[Slice], handled: Handled, seconds: float) -> None:
+        """What was taken has been handled, in so many seconds."""
         now = time.monotonic()
         with self._changed:
             self._idle += 1
-            for taken, outcome in zip(slices, outcomes, strict=True):
+            for taken, outcome in zip(slices, handled.outcomes, strict=True):
                 self._lanes.finish(taken, outcome, now)
-            self._together.done(sum(len(taken.records) for taken in slices), seconds, undone=undone)
+            records = sum(len(taken.records) for taken in slices)
+            self._together.done(records, seconds, undone=handled.undone, deadlock=handled.deadlock, now=now)
             self._notify()
 
     def committable(self) -> dict[Place, int]:

@@ -16,15 +16,16 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from outbox_plugin.adapters.kafka import Admin, client_config, refusal
 from outbox_plugin.background import Background
-from outbox_plugin.errors import InvalidSetting, ServerRefused
+from outbox_plugin.errors import InvalidSetting, OutboxError, ServerRefused
 from outbox_plugin.inbox.board import Board
 from outbox_plugin.inbox.cleaning import Keep
-from outbox_plugin.inbox.handling import AsyncHandler, Handler, Handling, TaskSeat, ThreadSeat
+from outbox_plugin.inbox.handling import Handling
 from outbox_plugin.inbox.housekeeping import Housekeeping
 from outbox_plugin.inbox.received import Place, Received, identity
 from outbox_plugin.inbox.retry import Retry
+from outbox_plugin.inbox.seat import AsyncHandler, Handler, TaskSeat, ThreadSeat
 from outbox_plugin.inbox.seats import TaskSeats, ThreadSeats
-from outbox_plugin.schema.connection import connect, reported_as_refusal
+from outbox_plugin.schema.connection import connect, one_line, reported_as_refusal
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 
@@ -34,6 +35,8 @@ SESSION_TIMEOUT_MS = 6_000  # After so long without a word from a killed process
 POLL_SECONDS = 0.1
 POLL_RECORDS = 1_000
 MOST_HELD = 10_000  # Records in memory; beyond that the partitions pause until half of it is done.
+MOST_HELD_BYTES = 64_000_000  # The same for the bytes of their keys, values and headers.
+QUEUED_KILOBYTES = 16_384  # What librdkafka holds beside that. Its own default is 64 MB.
 COMMIT_SECONDS = 0.5
 HAND_OVER_SECONDS = 20.0
 _WAITED_FOR = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._ALL_BROKERS_DOWN}
@@ -140,6 +143,7 @@ class Inbox(Background):
             heartbeat_interval_ms=1_000,
             topic_metadata_refresh_interval_ms=5_000,
             fetch_wait_max_ms=100,
+            queued_max_messages_kbytes=QUEUED_KILOBYTES,
         )
         # What our callbacks rest on; tuning must not take it away.
         config |= {"partition.assignment.strategy": "cooperative-sticky", "enable.auto.offset.store": False}
@@ -154,6 +158,8 @@ class Inbox(Background):
         try:
             committed_at = time.monotonic()
             while not self._stop.is_set():
+                if seats.error is not None:
+                    raise OutboxError(f"a handler's worker has ended: {one_line(seats.error)}") from seats.error
                 self._take_in(consumer)
                 self._hold_back(consumer)
                 if time.monotonic() - committed_at > COMMIT_SECONDS:
@@ -162,18 +168,28 @@ class Inbox(Background):
         finally:
             housekeeping.stop()
             self._board.stop()
-            seats.join()
-            self._commit(consumer, self._board.committable(), wait=True)
+            # Others wait for our partitions, so not longer than at a rebalance. A handler that goes on keeps its
+            # transaction: who gets its event meanwhile waits for that, and then leaves the event out.
+            reached = self._board.hand_over(self._board.places(), HAND_OVER_SECONDS)
+            self._commit(consumer, reached, wait=True)
             consumer.close()
+            seats.join()
 
     def _take_in(self, consumer: Consumer) -> None:
         """Add what has come. The first is added before a rebalance that the second call may bring."""
         if (first := consumer.poll(POLL_SECONDS)) is None:
             return
-        for messages in ([first], consumer.consume(POLL_RECORDS, 0)):
-            self._board.add(
-                _received(message) for message in messages if (error := message.error()) is None or self._noted(error)
-            )
+        self._add([first])
+        # How large the next ones are is not known before they are here: as large as those that are held, most likely.
+        held, held_bytes = self._board.held(), self._board.held_bytes()
+        room = max(0, MOST_HELD_BYTES - held_bytes) * held // max(1, held_bytes)
+        if records := min(POLL_RECORDS, room):
+            self._add(consumer.consume(records, 0))
+
+    def _add(self, messages: Sequence[Message]) -> None:
+        self._board.add(
+            _received(message) for message in messages if (error := message.error()) is None or self._noted(error)
+        )
 
     def _noted(self, error: KafkaError) -> bool:
         """An error that polling brought: say so, or end if it is for good; never a record."""
@@ -184,11 +200,11 @@ class Inbox(Background):
 
     def _hold_back(self, consumer: Consumer) -> None:
         """Bound what is in memory, while polling goes on: it is what keeps us in the group."""
-        held = self._board.held()
-        if not self._paused and held > MOST_HELD:
+        full = max(self._board.held() / MOST_HELD, self._board.held_bytes() / MOST_HELD_BYTES)
+        if not self._paused and full >= 1:
             consumer.pause(consumer.assignment())
             self._paused = True
-        elif self._paused and held < MOST_HELD // 2:
+        elif self._paused and full < 0.5:
             consumer.resume(consumer.assignment())
             self._paused = False
 

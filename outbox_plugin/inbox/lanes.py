@@ -19,6 +19,7 @@ from outbox_plugin.inbox.received import Place, Received
 
 MOST_TOGETHER = 500
 AIM_SECONDS = 0.1
+ALONE_SECONDS = 60.0  # A deadlock costs a second (deadlock_timeout); so often at most one is risked.
 
 
 @dataclass(slots=True, eq=False)
@@ -50,15 +51,20 @@ class Lane:
     key: bytes
     waiting: deque[Received] = field(default_factory=deque)
     failures: int = 0
+    losses: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Some records of one lane, in their order, to be handled; the first has failed `failures` times."""
+    """Some records of one lane, in their order, to be handled.
+
+    The first has failed `failures` times, and `losses` times in a row its connection was lost while it was handled.
+    """
 
     lane: Lane
     records: list[Received]
     failures: int
+    losses: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +72,25 @@ class Outcome:
     """What became of a slice: its first `done` records are done with.
 
     The next one failed, if `again_in` says in how many seconds to try it again; `counted`: that counts against it.
+    `lost`: its connection was lost while it was handled.
     """
 
     done: int
     again_in: float | None = None
     counted: bool = False
+    lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Handled:
+    """What became of slices that were taken together, one outcome for each.
+
+    `undone`: they were handled in one transaction, which had to be undone; `deadlock`: because of one.
+    """
+
+    outcomes: list[Outcome]
+    undone: bool = False
+    deadlock: bool = False
 
 
 class Lanes:
@@ -84,11 +104,17 @@ class Lanes:
         self._retried: set[int] = set()
         self._waiting = 0
         self._running = 0
+        self._bytes = 0
 
     @property
     def held(self) -> int:
         """How many records are held, waiting or being handled."""
         return self._waiting + self._running
+
+    @property
+    def held_bytes(self) -> int:
+        """How many bytes of keys, values and headers these have."""
+        return self._bytes
 
     @property
     def waiting(self) -> int:
@@ -125,6 +151,7 @@ class Lanes:
             self._ready.append(lane)
         lane.waiting.append(record)
         self._waiting += 1
+        self._bytes += record.size
 
     def take(self, limit: int, now: float) -> list[Slice]:
         """Up to `limit` records to handle now, the longest-waiting lanes first; each is taken until `finish`."""
@@ -139,7 +166,7 @@ class Lanes:
             self._waiting -= len(records)
             self._running += len(records)
             lane.assignment.running += 1
-            slices.append(Slice(lane, records, lane.failures))
+            slices.append(Slice(lane, records, lane.failures, lane.losses))
         return slices
 
     def next_due(self) -> float | None:
@@ -153,15 +180,18 @@ class Lanes:
         self._running -= len(taken.records)
         self._retried.difference_update(each.dead_letter for each in taken.records if each.dead_letter)
         for record in taken.records[: outcome.done]:
+            self._bytes -= record.size
             if record.dead_letter is None:
                 assignment.finish(record.offset)
-        if not assignment.open:
-            return
         rest = taken.records[outcome.done :]
+        if not assignment.open:
+            self._bytes -= sum(record.size for record in rest)
+            return
         lane.waiting.extendleft(reversed(rest))
         self._waiting += len(rest)
         self._retried.update(each.dead_letter for each in rest if each.dead_letter)
         lane.failures = (0 if outcome.done else lane.failures) + outcome.counted
+        lane.losses = (0 if outcome.done else lane.losses) + outcome.lost
         if outcome.again_in is not None:
             self._ticket += 1
             heapq.heappush(self._later, (now + outcome.again_in, self._ticket, lane))
@@ -184,6 +214,7 @@ class Lanes:
             assignment.open = False
             for lane in assignment.lanes.values():
                 self._waiting -= len(lane.waiting)
+                self._bytes -= sum(record.size for record in lane.waiting)
                 self._retried.difference_update(each.dead_letter for each in lane.waiting if each.dead_letter)
             assignment.lanes.clear()
         self._ready = deque(lane for lane in self._ready if lane.assignment.open)
@@ -210,17 +241,34 @@ class Together:
 
     So a slow handler has its records handled one by one, on as many connections as there are, and a fast one shares the
     bookkeeping of a transaction among hundreds.
+
+    A transaction of many events locks many rows, in the order of its events. Two of them can deadlock over rows that
+    events share, where none could one by one. So for a while after a deadlock, at most one of them runs at a time.
     """
 
     def __init__(self) -> None:
         self._most = 1
+        self._running = 0
+        self._alone_until = float("-inf")
 
-    def limit(self, waiting: int, idle: int) -> int:
+    def limit(self, waiting: int, idle: int, now: float = 0.0) -> int:
         """How many to take now, if `idle` handlers are to share `waiting` records."""
+        if self._running and now < self._alone_until:
+            return 1
         return max(1, min(self._most, -(-waiting // max(idle, 1))))
 
-    def done(self, records: int, seconds: float, *, undone: bool) -> None:
-        """So many records took so long together; `undone`: one of them failed, and all had to be done again."""
+    def begun(self, records: int) -> None:
+        """So many records have been taken together."""
+        self._running += records > 1
+
+    def done(self, records: int, seconds: float, *, undone: bool, deadlock: bool = False, now: float = 0.0) -> None:
+        """So many records that were `begun` took so long together.
+
+        `undone`: one of them failed, and all had to be done again; `deadlock`: over a lock that another handler held.
+        """
+        self._running = max(0, self._running - (records > 1))
+        if deadlock:
+            self._alone_until = now + ALONE_SECONDS
         if undone:
             self._most = 1
         elif seconds > AIM_SECONDS:

@@ -42,6 +42,12 @@ class Received:
     dead_letter: int | None = None
 
     @property
+    def size(self) -> int:
+        """How many bytes its key, value and headers have."""
+        body = len(self.key or b"") + len(self.value or b"")
+        return body + sum(len(name) + len(value or b"") for name, value in self.headers)
+
+    @property
     def type(self) -> str:
         """What happened, as the header `event-type` says; empty when it does not."""
         return self.header(EVENT_TYPE_HEADER) or ""

@@ -9,13 +9,15 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from outbox_plugin.inbox.board import Board
-from outbox_plugin.inbox.handling import Handling, Seat, driven
+from outbox_plugin.inbox.handling import Handling
+from outbox_plugin.inbox.seat import Seat, driven
 
 
 class ThreadSeats:
-    """Sync handlers: one thread and one connection each."""
+    """Sync handlers: one thread and one connection each. `error`: what ended one of them, which nothing should."""
 
     def __init__(self, board: Board, handling: Handling, make: Callable[[], Seat], count: int) -> None:
+        self.error: BaseException | None = None
         self._board = board
         self._handling = handling
         self._threads = [
@@ -32,8 +34,10 @@ class ThreadSeats:
         try:
             while (slices := self._board.wait_and_take()) is not None:
                 began = time.monotonic()
-                outcomes, undone = driven(self._handling.handle(seat, slices))
-                self._board.finish(slices, outcomes, time.monotonic() - began, undone=undone)
+                handled = driven(self._handling.handle(seat, slices))
+                self._board.finish(slices, handled, time.monotonic() - began)
+        except BaseException as error:
+            self.error = error
         finally:
             driven(seat.close())
 
@@ -44,7 +48,10 @@ class ThreadSeats:
 
 
 class TaskSeats:
-    """Async handlers: one task and one connection each, in a loop that is given, or in one of their own."""
+    """Async handlers: one task and one connection each, in a loop that is given, or in one of their own.
+
+    `error`: what ended one of them; nothing should but the end of the loop.
+    """
 
     def __init__(
         self,
@@ -54,6 +61,7 @@ class TaskSeats:
         count: int,
         loop: asyncio.AbstractEventLoop | None,
     ) -> None:
+        self.error: BaseException | None = None
         self._board = board
         self._handling = handling
         self._make = make
@@ -82,7 +90,8 @@ class TaskSeats:
 
         self._board.on_change(wake)
         try:
-            await asyncio.gather(*(self._work(self._make(), wanted) for _ in range(self._count)))
+            work = (self._work(self._make(), wanted) for _ in range(self._count))
+            await asyncio.gather(*work, return_exceptions=True)
         finally:
             self._ended.set()
 
@@ -98,8 +107,11 @@ class TaskSeats:
                         await asyncio.wait_for(wanted.wait(), again_in)
                     continue
                 began = time.monotonic()
-                outcomes, undone = await self._handling.handle(seat, slices)
-                self._board.finish(slices, outcomes, time.monotonic() - began, undone=undone)
+                handled = await self._handling.handle(seat, slices)
+                self._board.finish(slices, handled, time.monotonic() - began)
+        except BaseException as error:
+            self.error = error
+            raise
         finally:
             await seat.close()
 

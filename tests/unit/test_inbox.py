@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from outbox_plugin.inbox.lanes import AIM_SECONDS, MOST_TOGETHER, Lanes, Outcome, Together
+from outbox_plugin.inbox.lanes import AIM_SECONDS, ALONE_SECONDS, MOST_TOGETHER, Lanes, Outcome, Together
 from outbox_plugin.inbox.received import Received, identity
 from outbox_plugin.inbox.retry import Retry, counts_against_the_record
 
@@ -146,6 +146,54 @@ def test_fast_handlers_share_a_transaction_and_slow_ones_do_not() -> None:
     assert together.limit(100_000, 1) == 1
 
 
+def test_after_a_deadlock_one_batch_runs_at_a_time_for_a_while() -> None:
+    together = Together()
+    for records in (1, 2, 4):
+        together.begun(records)
+        together.done(records, 0.001, undone=False)
+    assert together.limit(100, 1, now=0.0) == 8
+    together.begun(8)
+    assert together.limit(100, 1, now=0.0) == 8
+    together.begun(8)
+    together.done(8, 1.0, undone=True, deadlock=True, now=1.0)
+    together.begun(1)
+    together.done(1, 0.001, undone=False)
+    assert together.limit(100, 1, now=2.0) == 1  # The other batch still runs.
+    together.done(8, 0.001, undone=False)
+    assert together.limit(100, 1, now=2.0) > 1
+    together.begun(2)
+    assert together.limit(100, 1, now=1.0 + ALONE_SECONDS) > 1
+
+
+@pytest.mark.parametrize("end", ["done", "again", "revoked", "revoked, then done"])
+def test_bytes_are_counted_while_records_are_held(end: str) -> None:
+    large = Received("t", 0, 1, 0, b"key", b"value", (("name", b"text"), ("none", None)), "1")
+    assert large.size == 3 + 5 + 8 + 4
+    board = lanes(large, record(2, "a"))
+    assert board.held_bytes == 20 + 1
+    [taken] = board.take(1, 0.0)
+    assert board.held_bytes == 21
+    if end.startswith("revoked"):
+        board.revoke([PLACE])
+        assert board.held_bytes == 20  # It is still being handled.
+        board.finish(taken, Outcome(int(end != "revoked"), again_in=1.0), 0.0)
+        assert board.held_bytes == 0
+    else:
+        board.finish(taken, Outcome(int(end == "done")), 0.0)
+        assert board.held_bytes == (1 if end == "done" else 21)
+
+
+def test_losses_of_the_connection_are_counted_in_a_row() -> None:
+    board = lanes(record(1), record(2))
+    for times in range(3):
+        [taken] = board.take(9, 9.0)
+        assert (taken.losses, taken.failures) == (times, 0)
+        board.finish(taken, Outcome(0, again_in=0.0, lost=True), 0.0)
+    [taken] = board.take(9, 9.0)
+    board.finish(taken, Outcome(1, again_in=0.0, lost=True), 0.0)  # The first is done, the second lost it.
+    assert board.take(9, 9.0)[0].losses == 1
+
+
 def test_waits_double_up_to_a_limit() -> None:
     retry = Retry(attempts=3, first_seconds=1.0, most_seconds=5.0)
     assert [retry.wait(failures, 0.0) for failures in (1, 2, 3, 4, 500)] == [1.0, 2.0, 4.0, 5.0, 5.0]
@@ -163,7 +211,14 @@ def test_a_retry_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> None
 
 @pytest.mark.parametrize(
     ("sqlstate", "lost", "counts"),
-    [(None, False, True), ("23505", False, True), ("40001", False, False), ("57P01", True, False), (None, True, False)],
+    [
+        (None, False, True),
+        ("23505", False, True),
+        ("40001", False, False),
+        ("57P01", True, False),
+        (None, True, False),
+        ("08006", False, True),
+    ],
 )
 def test_only_its_own_failures_count_against_a_record(sqlstate: str | None, lost: bool, counts: bool) -> None:
     assert counts_against_the_record(sqlstate, connection_lost=lost) is counts

@@ -1,10 +1,20 @@
 -- name: claim
 -- Record that these events are handled in this transaction; returns those that had not been. An event that another
 -- transaction is handling now is waited for. In one order, so that two that claim the same events cannot deadlock.
-INSERT INTO {outbox_inbox} (consumer_group, idempotency_key)
-SELECT %(group)s, key FROM unnest(%(keys)s::text[]) AS key ORDER BY key
-ON CONFLICT DO NOTHING
-RETURNING idempotency_key
+-- With each goes the id of this transaction, whose sign is set.
+WITH claimed AS (
+    INSERT INTO {outbox_inbox} (consumer_group, idempotency_key)
+    SELECT %(group)s, key FROM unnest(%(keys)s::text[]) AS key ORDER BY key
+    ON CONFLICT DO NOTHING
+    RETURNING idempotency_key
+), signed AS MATERIALIZED (
+    SELECT pg_current_xact_id()::text AS transaction_id, set_config('application_name', %(sign)s, true)
+)
+SELECT idempotency_key, transaction_id FROM claimed CROSS JOIN signed
+
+-- name: became
+-- What became of a transaction: it is in progress, committed, or aborted.
+SELECT pg_xact_status(%(id)s::xid8)
 
 -- name: unclaim
 -- These were recorded as handled by a handler's own COMMIT, but are not.
@@ -27,8 +37,12 @@ ON CONFLICT DO NOTHING
 RETURNING id
 
 -- name: lock_letter
--- A row, if the dead letter is still there and still to be tried again; locked until its effect is committed.
-SELECT id FROM {outbox_inbox_dead_letter} WHERE id = %(id)s AND retry_at IS NOT NULL FOR UPDATE
+-- A row, if the dead letter is still there and still to be tried again; locked until its effect is committed. With it
+-- goes the id of this transaction, whose sign is set.
+WITH locked AS MATERIALIZED (
+    SELECT id FROM {outbox_inbox_dead_letter} WHERE id = %(id)s AND retry_at IS NOT NULL FOR UPDATE
+)
+SELECT id, pg_current_xact_id()::text, set_config('application_name', %(sign)s, true) FROM locked
 
 -- name: remove_letter
 -- What was tried again has been handled.

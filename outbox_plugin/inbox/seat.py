@@ -1,0 +1,257 @@
+"""A seat: a connection, and the handler that works on it, in a transaction that is proved to be the one that was begun.
+
+A handler has the connection for itself, so it can end the transaction by SQL that psycopg does not see: `COMMIT AND
+CHAIN`, `ROLLBACK; BEGIN`. A connection that is in a transaction afterwards proves nothing. The proof is the
+transaction's id, and what Postgres says became of it. To ask for that after each event would cost a round trip, so a
+setting is the sign that nothing has happened: `application_name`, set for the transaction alone. When the transaction
+ends, Postgres sets it back, and reports that to the client by itself, with the answer to the statement that ended it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from outbox_plugin.errors import HandlerMisuse
+from outbox_plugin.inbox.received import Received
+from outbox_plugin.schema.connection import connect, connect_async
+from outbox_plugin.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from psycopg.sql import Composed
+
+Handler = Callable[[psycopg.Connection[Any], Received], None]
+AsyncHandler = Callable[[psycopg.AsyncConnection[Any], Received], Awaitable[None]]
+Row = tuple[Any, ...]
+T = TypeVar("T")
+_AnyConnection = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
+_SIGN = "application_name"
+_MOST_NAME_CHARACTERS = 45  # Postgres cuts it off at 63 bytes; the rest is for a number.
+
+
+class Seat(Protocol):
+    """A connection, and the handler that works on it."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether the connection is no more."""
+        ...
+
+    async def connect(self) -> None:
+        """Make a new connection where there is none that works."""
+        ...
+
+    def transaction(self) -> AbstractAsyncContextManager[None]:
+        """A transaction: committed at its end, undone on an exception."""
+        ...
+
+    async def fetch(self, query: Composed, values: dict[str, object]) -> list[Row]:
+        """Run a statement that returns rows."""
+        ...
+
+    async def handle(self, record: Received) -> None:
+        """Run the handler.
+
+        Raises:
+            HandlerMisuse: it let out what is no Exception, or left the connection unusable.
+        """
+        ...
+
+    async def rest(self, seconds: float) -> None:
+        """Wait."""
+        ...
+
+    def new_sign(self) -> str:
+        """A sign for the next transaction, which no other one of this connection has."""
+        ...
+
+    def shows(self, sign: str) -> bool:
+        """Whether this connection is in the very transaction that has this sign; False where that is not certain."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connection."""
+        ...
+
+
+class ThreadSeat:
+    """A seat of a thread's own."""
+
+    def __init__(self, settings: Settings, handler: Handler) -> None:
+        self._settings = settings
+        self._handler = handler
+        self._connection: psycopg.Connection[Any] | None = None
+        self._signs = _Signs()
+
+    @property
+    def lost(self) -> bool:
+        """See `Seat.lost`."""
+        return self._connection is None or self._connection.closed
+
+    async def connect(self) -> None:
+        """See `Seat.connect`."""
+        if self._connection is None or self._connection.closed:
+            self._connection = connect(self._settings, purpose="outbox inbox")
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[None]:
+        """See `Seat.transaction`."""
+        assert self._connection is not None  # noqa: S101 - `connect` comes first.
+        with self._connection.transaction():
+            yield
+
+    async def fetch(self, query: Composed, values: dict[str, object]) -> list[Row]:
+        """See `Seat.fetch`."""
+        assert self._connection is not None  # noqa: S101
+        return self._connection.execute(query, values).fetchall()
+
+    async def handle(self, record: Received) -> None:
+        """See `Seat.handle`."""
+        assert self._connection is not None  # noqa: S101
+        try:
+            self._handler(self._connection, record)
+        except Exception:
+            raise
+        except BaseException as error:  # SystemExit, CancelledError, …: they are to end the handler, not this thread.
+            raise HandlerMisuse(f"the handler let {type(error).__name__} out") from error
+        if _is_busy(self._connection):
+            self._connection.close()
+            raise HandlerMisuse(_LEFT_BUSY)
+
+    async def rest(self, seconds: float) -> None:
+        """See `Seat.rest`."""
+        time.sleep(seconds)
+
+    def new_sign(self) -> str:
+        """See `Seat.new_sign`."""
+        assert self._connection is not None  # noqa: S101
+        return self._signs.new(self._connection)
+
+    def shows(self, sign: str) -> bool:
+        """See `Seat.shows`."""
+        return self._connection is not None and _shows(self._connection, sign)
+
+    async def close(self) -> None:
+        """See `Seat.close`."""
+        if self._connection is not None:
+            self._connection.close()
+
+
+class TaskSeat:
+    """A seat of an asyncio task's own."""
+
+    def __init__(self, settings: Settings, handler: AsyncHandler) -> None:
+        self._settings = settings
+        self._handler = handler
+        self._connection: psycopg.AsyncConnection[Any] | None = None
+        self._signs = _Signs()
+
+    @property
+    def lost(self) -> bool:
+        """See `Seat.lost`."""
+        return self._connection is None or self._connection.closed
+
+    async def connect(self) -> None:
+        """See `Seat.connect`."""
+        if self._connection is None or self._connection.closed:
+            self._connection = await connect_async(self._settings, purpose="outbox inbox")
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[None]:
+        """See `Seat.transaction`."""
+        assert self._connection is not None  # noqa: S101
+        async with self._connection.transaction():
+            yield
+
+    async def fetch(self, query: Composed, values: dict[str, object]) -> list[Row]:
+        """See `Seat.fetch`."""
+        assert self._connection is not None  # noqa: S101
+        return await (await self._connection.execute(query, values)).fetchall()
+
+    async def handle(self, record: Received) -> None:
+        """See `Seat.handle`."""
+        assert self._connection is not None  # noqa: S101
+        try:
+            await self._handler(self._connection, record)
+        except (Exception, GeneratorExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # It is this task that is to end.
+            raise HandlerMisuse(f"the handler let {type(error).__name__} out") from error
+        if _is_busy(self._connection):
+            await self._connection.close()
+            raise HandlerMisuse(_LEFT_BUSY)
+
+    async def rest(self, seconds: float) -> None:
+        """See `Seat.rest`."""
+        await asyncio.sleep(seconds)
+
+    def new_sign(self) -> str:
+        """See `Seat.new_sign`."""
+        assert self._connection is not None  # noqa: S101
+        return self._signs.new(self._connection)
+
+    def shows(self, sign: str) -> bool:
+        """See `Seat.shows`."""
+        return self._connection is not None and _shows(self._connection, sign)
+
+    async def close(self) -> None:
+        """See `Seat.close`."""
+        if self._connection is not None:
+            await self._connection.close()
+
+
+class Begun(NamedTuple):
+    """A transaction that was begun for events: its id, and its sign."""
+
+    id: str
+    sign: str
+
+
+class TransactionEnded(HandlerMisuse):
+    """The handler committed the transaction that it was given."""
+
+
+_LEFT_BUSY = "the handler left a statement, a COPY or a pipeline unfinished on its connection"
+
+
+class _Signs:
+    """Numbers the transactions of a seat."""
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def new(self, connection: _AnyConnection) -> str:
+        name = (connection.info.parameter_status(_SIGN) or "")[:_MOST_NAME_CHARACTERS]
+        self._number += 1
+        return f"{name} #{self._number}"
+
+
+def _shows(connection: _AnyConnection, sign: str) -> bool:
+    in_transaction = connection.pgconn.transaction_status == TransactionStatus.INTRANS
+    return in_transaction and connection.info.parameter_status(_SIGN) == sign
+
+
+def _is_busy(connection: _AnyConnection) -> bool:
+    return bool(connection.pgconn.transaction_status == TransactionStatus.ACTIVE)
+
+
+def driven(work: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that never suspends, without an event loop."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    work.close()
+    raise RuntimeError("a coroutine that was to run through has suspended")

@@ -1,0 +1,280 @@
+"""What a handler may do wrong, and what a group must bear: no other event is lost, and nothing stands still."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import psycopg
+import pytest
+from confluent_kafka import Producer
+
+from outbox_plugin import Settings
+from outbox_plugin.errors import OutboxError
+from outbox_plugin.inbox import Inbox, Received, Retry
+from outbox_plugin.inbox.dead_letters import DeadLetters
+from outbox_plugin.inbox.handling import Handling
+from tests.consuming import effects, make_effect_table, produce, query, record_effect
+from tests.support import eventually
+
+pytestmark = pytest.mark.integration
+
+SOON = 60.0
+AT_ONCE = Retry(attempts=1)
+
+
+@pytest.fixture
+def ready(settings: Settings) -> Settings:
+    """Settings for a database with a table for effects."""
+    make_effect_table(settings)
+    return settings
+
+
+def numbered(settings: Settings, topic: str, guilty: set[int], count: int = 300) -> list[str]:
+    """Send events of ten keys, of which some are `guilty` and the others `good`; returns their idempotency keys."""
+    values = ["guilty" if number in guilty else "good" for number in range(count)]
+    return produce(settings, topic, [(f"k{number % 10}", value) for number, value in enumerate(values)])
+
+
+def letters(settings: Settings) -> list[str]:
+    """The idempotency keys of the dead letters."""
+    return sorted(letter.idempotency_key for letter in DeadLetters(settings).list())
+
+
+@pytest.mark.parametrize("leaves", [asyncio.CancelledError, SystemExit, KeyboardInterrupt])
+def test_whatever_a_handler_lets_out_is_the_failure_of_its_event(
+    ready: Settings, topic: str, group: str, leaves: type[BaseException]
+) -> None:
+    def handle(connection: psycopg.Connection[Any], event: Received) -> None:
+        record_effect(connection, event)
+        if event.value == b"guilty":
+            raise leaves
+
+    sent = numbered(ready, topic, {3, 30})
+    with Inbox(ready, group=group, topics=[topic], handler=handle, concurrency=1, retry=AT_ONCE) as inbox:
+        eventually(lambda: len(effects(ready)) == 298, SOON)
+        eventually(lambda: letters(ready) == sorted([sent[3], sent[30]]), SOON)
+        assert inbox.alive
+    assert leaves.__name__ in DeadLetters(ready).list()[0].error
+
+
+def test_what_an_async_handler_lets_out_too(ready: Settings, topic: str, group: str) -> None:
+    async def handle(connection: psycopg.AsyncConnection[Any], event: Received) -> None:
+        if event.value == b"guilty":
+            raise asyncio.CancelledError
+        await connection.execute("INSERT INTO effect (event) VALUES (%s)", (event.idempotency_key,))
+
+    async def live() -> None:
+        async with Inbox(ready, group=group, topics=[topic], handler=handle, concurrency=1, retry=AT_ONCE):
+            while len(await asyncio.to_thread(effects, ready)) < 298:
+                await asyncio.sleep(0.02)
+
+    sent = numbered(ready, topic, {3, 30})
+    asyncio.run(asyncio.wait_for(live(), SOON))
+    assert letters(ready) == sorted([sent[3], sent[30]])
+
+
+def test_an_inbox_whose_worker_ends_says_so_and_ends(
+    ready: Settings, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault of our own: the others would go on, with less and less."""
+
+    async def broken(*_: object) -> None:
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr(Handling, "handle", broken)
+    numbered(ready, topic, set(), 1)
+    inbox = Inbox(ready, group=group, topics=[topic], handler=record_effect)
+    inbox.start()
+    try:
+        eventually(lambda: not inbox.alive, SOON)
+        assert isinstance(inbox.error, OutboxError)
+        assert "ours" in str(inbox.error)
+    finally:
+        inbox.stop()
+
+
+@pytest.mark.parametrize("misuse", ["COMMIT AND CHAIN", "COMMIT; BEGIN", "SELECT 1; COMMIT; BEGIN; SELECT 1"])
+def test_a_handler_that_commits_and_goes_on_has_its_effects_and_harms_no_other_event(
+    ready: Settings, topic: str, group: str, misuse: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def handle(connection: psycopg.Connection[Any], event: Received) -> None:
+        if event.value == b"guilty":
+            connection.execute("INSERT INTO effect (event) VALUES ('before')")
+            connection.execute(misuse.encode())
+        record_effect(connection, event)
+
+    sent = numbered(ready, topic, {0, 150, 151, 299})
+    with Inbox(ready, group=group, topics=[topic], handler=handle, concurrency=1, retry=AT_ONCE):
+        eventually(lambda: len(effects(ready)) >= 304, SOON)
+    assert sorted(event for event, _, _ in effects(ready)) == sorted([*sent, *["before"] * 4])
+    assert DeadLetters(ready).list() == []
+    assert "the handler ended the transaction" in caplog.text
+
+
+@pytest.mark.parametrize("misuse", ["ROLLBACK", "ROLLBACK AND CHAIN", "ROLLBACK; BEGIN"])
+def test_a_handler_that_rolls_back_fails_and_harms_no_other_event(
+    ready: Settings, topic: str, group: str, misuse: str
+) -> None:
+    def handle(connection: psycopg.Connection[Any], event: Received) -> None:
+        if event.value == b"guilty":
+            connection.execute(misuse.encode())
+        record_effect(connection, event)
+
+    sent = numbered(ready, topic, {0, 150, 151, 299})
+    guilty = [sent[number] for number in (0, 150, 151, 299)]
+    with Inbox(ready, group=group, topics=[topic], handler=handle, concurrency=1, retry=AT_ONCE):
+        eventually(lambda: letters(ready) == sorted(guilty), SOON)
+        eventually(lambda: {event for event, _, _ in effects(ready)} >= {*sent} - {*guilty}, SOON)
+    by_event = [event for event, _, _ in effects(ready) if event not in guilty]
+    assert sorted(by_event) == sorted({*sent} - {*guilty})
+    assert "rolled the transaction back" in DeadLetters(ready).list()[0].error
+
+
+def test_a_handler_that_commits_and_then_fails_is_tried_again(ready: Settings, topic: str, group: str) -> None:
+    """Its COMMIT has recorded the event as handled, and all others of its batch."""
+
+    def handle(connection: psycopg.Connection[Any], event: Received) -> None:
+        if event.value == b"guilty":
+            connection.execute("COMMIT AND CHAIN")
+            raise RuntimeError("after the COMMIT")
+        record_effect(connection, event)
+
+    sent = numbered(ready, topic, {0, 150, 299})
+    with Inbox(ready, group=group, topics=[topic], handler=handle, concurrency=1, retry=Retry(2, 0.05, 0.1)):
+        eventually(lambda: letters(ready) == sorted([sent[0], sent[150], sent[299]]), SOON)
+        eventually(lambda: len(effects(ready)) >= 297, SOON)
+    assert len(effects(ready)) == len({event for event, _, _ in effects(ready)}) == 297
+
+
+def test_savepoints_and_settings_are_the_handlers_own(ready: Settings, topic: str, group: str) -> None:
+    def handle(connection: psycopg.Connection[Any], event: Received) -> None:
+        connection.execute("SET application_name = 'mine'")
+        record_effect(connection, event)
+        connection.execute("SAVEPOINT mine")
+        connection.execute("DELETE FROM effect")
+        connection.execute("ROLLBACK TO SAVEPOINT mine")
+        with connection.transaction():
+            connection.execute("RESET ALL")
+
+    sent = numbered(ready, topic, set())
+    with Inbox(ready, group=group, topics=[topic], handler=handle, concurrency=2, retry=AT_ONCE):
+        eventually(lambda: len(effects(ready)) >= 300, SOON)
+    assert sorted(event for event, _, _ in effects(ready)) == sorted(sent)
+
+
+@pytest.mark.parametrize("how", ["killed", "idle too long"])
+def test_a_handler_that_loses_its_connection_each_time_ends_as_a_dead_letter(
+    ready: Settings, topic: str, group: str, how: str
+) -> None:
+    def handle(connection: psycopg.Connection[Any], event: Received) -> None:
+        if event.value == b"guilty":
+            if how == "killed":
+                connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+            time.sleep(0.8)
+        record_effect(connection, event)
+
+    query(
+        ready,
+        "DO $$ BEGIN EXECUTE format('ALTER DATABASE %%I SET idle_in_transaction_session_timeout = 300', "
+        "current_database()); END $$",
+        *(),
+    )
+    sent = numbered(ready, topic, {7}, 30)
+    with Inbox(ready, group=group, topics=[topic], handler=handle, retry=Retry(2, 0.05, 0.1)) as inbox:
+        eventually(lambda: letters(ready) == [sent[7]], SOON)
+        eventually(lambda: len(effects(ready)) == 29, SOON)
+        assert inbox.alive
+
+
+@pytest.mark.parametrize("sqlstate", ["08001", "08006"])
+def test_a_server_that_only_the_handler_talks_to_is_its_own_affair(
+    ready: Settings, topic: str, group: str, sqlstate: str
+) -> None:
+    """As a foreign table says it."""
+
+    def handle(connection: psycopg.Connection[Any], event: Received) -> None:
+        connection.execute(f"DO $$ BEGIN RAISE 'could not connect' USING ERRCODE = '{sqlstate}'; END $$".encode())
+
+    sent = produce(ready, topic, [("k", "1")])
+    with Inbox(ready, group=group, topics=[topic], handler=handle, retry=Retry(2, 0.05, 0.1)):
+        eventually(lambda: letters(ready) == sent, SOON)
+
+
+def test_handlers_that_share_rows_do_not_deadlock_by_the_batch(ready: Settings, topic: str, group: str) -> None:
+    """Each locks one of 20 rows, so one by one none could; a batch locks many, in the order of its events."""
+    deadlocks: list[float] = []
+
+    def handle(connection: psycopg.Connection[Any], event: Received) -> None:
+        try:
+            connection.execute("UPDATE shared SET times = times + 1 WHERE number = %s", (int(event.value or b"0"),))
+        except psycopg.errors.DeadlockDetected:
+            deadlocks.append(time.monotonic())
+            raise
+
+    query(ready, "CREATE TABLE shared AS SELECT number, 0 AS times FROM generate_series(0, 19) AS number")
+    produce(ready, topic, [(f"k{each % 500}", str(each * 7919 % 20)) for each in range(3_000)])
+    with Inbox(ready, group=group, topics=[topic], handler=handle):
+        eventually(lambda: query(ready, "SELECT sum(times) FROM shared") == [(3_000,)], 120)
+    assert len(deadlocks) <= 10  # Of the first lot: four batches, and what is handled one by one between them.
+
+
+def test_an_inbox_that_stops_leaves_its_partitions_to_others_though_a_handler_goes_on(
+    ready: Settings, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outbox_plugin.inbox.consumer.HAND_OVER_SECONDS", 1.0)
+    working, go_on = threading.Event(), threading.Event()
+
+    def slow(connection: psycopg.Connection[Any], event: Received) -> None:
+        record_effect(connection, event)
+        working.set()
+        assert go_on.wait(2 * SOON)
+
+    sent = produce(ready, topic, [(f"k{each}", "1") for each in range(10)])
+    first = Inbox(ready, group=group, topics=[topic], handler=slow, concurrency=1)
+    first.start()
+    stopping = threading.Thread(target=first.stop)
+    try:
+        assert working.wait(SOON)
+        with Inbox(ready, group=group, topics=[topic], handler=record_effect) as second:
+            stopping.start()
+            eventually(lambda: len(second.partitions) == 3, SOON)
+            assert stopping.is_alive()  # It waits for its handler.
+            go_on.set()
+            eventually(lambda: len(effects(ready)) == 10, SOON)
+    finally:
+        go_on.set()
+        first.stop()
+    stopping.join(SOON)
+    assert sorted(event for event, _, _ in effects(ready)) == sorted(sent)
+
+
+def test_large_records_are_held_up_to_a_bound_of_bytes(
+    ready: Settings, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outbox_plugin.inbox.consumer.MOST_HELD_BYTES", 10_000_000)
+    go_on = threading.Event()
+
+    def handle(connection: psycopg.Connection[Any], event: Received) -> None:
+        assert go_on.wait(SOON)
+        connection.execute("INSERT INTO effect (event) VALUES (%s)", (event.idempotency_key,))
+
+    producer = Producer({"bootstrap.servers": ready.bootstrap_servers})
+    for number in range(200):
+        producer.produce(topic, b"x" * 500_000, f"k{number}")
+        producer.flush(30)
+    producer.close()
+    with Inbox(ready, group=group, topics=[topic], handler=handle) as inbox:
+        held = [0]
+
+        def settled() -> bool:
+            held.append(inbox._board.held())
+            time.sleep(0.1)
+            return held[-1] > 0 and len(held) > 30 and len({*held[-30:]}) == 1
+
+        eventually(settled, SOON)
+        assert 5 <= max(held) <= 21
+        go_on.set()
+        eventually(lambda: len(effects(ready)) == 200, SOON)
