@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 
 from dagster import (
@@ -15,7 +16,9 @@ from dagster import (
 from pydantic import Field, PrivateAttr
 from pyspark.sql import DataFrame, SparkSession
 
+from outbox_plugin.core.job_id import former_job_ids
 from outbox_plugin.dagster.resources import OutboxResource
+from outbox_plugin.dagster.runs import output_job_id
 from outbox_plugin.embedded.java import spark_java_home
 from outbox_plugin.schema.connection import connect, reported_as_refusal
 from outbox_plugin.schema.statements import statement
@@ -58,10 +61,11 @@ class SparkResource(ConfigurableResource["SparkResource"]):
 
 
 class OutboxIOManager(ConfigurableIOManager):
-    """Emits one event per row of the DataFrame that an asset returns, as one job named by run, asset and partition.
+    """Emits one event per row of the DataFrame that an asset, or an op, returns: one job for each output.
 
-    A step that is retried after its commit emits nothing again. Columns are those of `df.write.format("outbox")`.
-    Further options of it stand in the asset's metadata under `outbox`.
+    The job is named by the first run, the asset, the partitions and the output. So a step that is retried after its
+    commit, and a run that is executed again, emit nothing again. Columns are those of `df.write.format("outbox")`.
+    Further options of it stand in the output's metadata under `outbox`; several columns of `orderBy` may be a list.
 
     Example:
         @asset(io_manager_key="outbox_io", metadata={"outbox": {"topic": "orders", "orderBy": "placed_at"}})
@@ -73,19 +77,20 @@ class OutboxIOManager(ConfigurableIOManager):
         """Emit the events.
 
         Raises:
-            DagsterInvariantViolationError: the asset did not return a DataFrame.
+            DagsterInvariantViolationError: it did not return a DataFrame, or an option of its metadata is no text.
             pyspark.errors.PySparkException: nothing was written, and the message says why.
         """
         if not isinstance(obj, DataFrame):
             said = type(obj).__name__
             raise DagsterInvariantViolationError(f"the outbox takes a Spark DataFrame; the asset returned {said}")
         settings = self.outbox.settings()
-        name = "/".join([context.run_id, *context.get_asset_identifier()])
-        options = {key: str(value) for key, value in (context.definition_metadata.get("outbox") or {}).items()}
+        name = output_job_id(context)
+        options = _options(context.definition_metadata.get("outbox") or {})
         mine = {"dsn": settings.dsn.get_secret_value(), "table": settings.table, "jobId": name}
         obj.write.format("outbox").options(**options, **mine).mode("append").save()
         with reported_as_refusal(settings), connect(settings, purpose="outbox dagster") as connection:
-            emitted = connection.execute(statement("staging", "emitted", settings.table), {"jobs": [name]}).fetchall()
+            jobs = {"jobs": [name, *former_job_ids(name)]}
+            emitted = connection.execute(statement("staging", "emitted", settings.table), jobs).fetchall()
         context.add_output_metadata({"events": emitted[0][1] if emitted else 0, "outbox_job": name})
 
     def load_input(self, context: InputContext) -> None:  # noqa: ARG002
@@ -95,3 +100,21 @@ class OutboxIOManager(ConfigurableIOManager):
             DagsterInvariantViolationError: always.
         """
         raise DagsterInvariantViolationError("events cannot be read back from the outbox: declare the asset as a dep")
+
+
+def _options(given: Mapping[str, object]) -> dict[str, str]:
+    """The sink's options, as metadata gives them.
+
+    Raises:
+        DagsterInvariantViolationError: one is neither text nor, for `orderBy`, a list of columns.
+    """
+    options = {}
+    for name, value in given.items():
+        if isinstance(value, list | tuple) and name.lower() == "orderby":
+            value = ",".join(str(column) for column in value)
+        if not isinstance(value, str):
+            raise DagsterInvariantViolationError(
+                f"the metadata `outbox`: {name}: expected text, or for orderBy a list of columns (given: {value!r})"
+            )
+        options[name] = value
+    return options

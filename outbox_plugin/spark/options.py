@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from outbox_plugin.core.job_id import check_job_id
 from outbox_plugin.errors import UserError
 
 OnBadRow = Literal["fail", "deadLetter"]
@@ -36,6 +37,7 @@ def sink_options(given: Mapping[str, str], *, streaming: bool = False) -> SinkOp
 
     Raises:
         OptionWrong: one is not known, or not what it may be.
+        InvalidSetting: the job id is too long, or has a NUL.
     """
     options = {name.lower(): text for name, text in given.items()}
     lower = {name.lower(): name for name in _KNOWN}
@@ -48,11 +50,13 @@ def sink_options(given: Mapping[str, str], *, streaming: bool = False) -> SinkOp
     policies = {policy.lower(): policy for policy in get_args(OnBadRow)}
     if on_bad_row.lower() not in policies:
         raise OptionWrong(f"the option 'onBadRow' is {on_bad_row!r}; expected {' or '.join(get_args(OnBadRow))}")
+    job_id = options.get("jobid") or uuid.uuid4().hex
+    check_job_id(job_id)
     return SinkOptions(
         settings={name: options[name] for name in ("dsn", "table") if name in options},
         topic=options.get("topic"),
         order_by=tuple(name.strip() for name in options.get("orderby", "").split(",") if name.strip()),
         business_table=options.get("businesstable"),
-        job_id=options.get("jobid") or uuid.uuid4().hex,
+        job_id=job_id,
         set_aside=policies[on_bad_row.lower()] == "deadLetter",
     )

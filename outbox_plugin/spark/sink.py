@@ -27,6 +27,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from outbox_plugin.core.job_id import former_job_ids
 from outbox_plugin.schema.connection import connect_patiently, reported_as_refusal
 from outbox_plugin.schema.orphans import drop_orphans
 from outbox_plugin.schema.statements import statement
@@ -109,7 +110,7 @@ class OutboxWriter(DataSourceArrowWriter):
         with sink.connection() as connection:
             drop_orphans(connection, sink.settings.table, sink.options.job_id)
             find = statement("staging", "find_job", sink.settings.table)
-            self._again = bool(connection.execute(find, {"job_id": sink.options.job_id}).fetchall())
+            self._again = bool(connection.execute(find, _named(sink.options.job_id)).fetchall())
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """A task: stage its partition."""
@@ -127,11 +128,15 @@ class OutboxWriter(DataSourceArrowWriter):
         """
         if not self._again:
             staged = accepted(self._table, [said.attempt for said in _said(messages) if said.attempt])
-            self._sink.publish("claim_job", {"job_id": self._sink.options.job_id}, staged)
+            self._sink.publish("claim_job", _named(self._sink.options.job_id), staged)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002
         """Remove what was staged."""
         self._sink.drop(self._table)
+
+
+def _named(job_id: str) -> dict[str, Any]:
+    return {"job_id": job_id, "former": former_job_ids(job_id)}
 
 
 class OutboxStreamWriter(DataSourceStreamArrowWriter):

@@ -14,6 +14,7 @@ from psycopg import sql
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as f
 
+from outbox_plugin.core.job_id import check_job_id, former_job_ids
 from outbox_plugin.schema.connection import connect_patiently, reported_as_refusal
 from outbox_plugin.schema.orphans import drop_orphans
 from outbox_plugin.schema.statements import statement
@@ -52,9 +53,15 @@ class OutboxWrite:
     """
 
     def __init__(self, settings: Settings, job_id: str | None = None) -> None:
-        """`job_id` makes the job repeatable: run again under the same id after a commit, it writes nothing."""
+        """`job_id` makes the job repeatable: run again under the same id after a commit, it writes nothing.
+
+        Raises:
+            InvalidSetting: `job_id` has more than 1,000 characters, or a NUL.
+        """
         self._settings = settings
         self._job_id = job_id or uuid.uuid4().hex
+        check_job_id(self._job_id)
+        self._named = {"job_id": self._job_id, "former": former_job_ids(self._job_id)}
         self._business: tuple[DataFrame, str, sql.Composable | None] | None = None
         self._events: tuple[DataFrame, EventForm, bool] | None = None
 
@@ -110,7 +117,7 @@ class OutboxWrite:
         with reported_as_refusal(self._settings), connect_patiently(self._settings, purpose=PURPOSE) as connection:
             drop_orphans(connection, self._settings.table, self._job_id)
             find = statement("staging", "find_job", self._settings.table)
-            if connection.execute(find, {"job_id": self._job_id}).fetchall():
+            if connection.execute(find, self._named).fetchall():
                 return JobCommitted(self._job_id, 0, 0, again=True)
             with self._stage_all(connection) as (business, events), connection.transaction():
                 return self._publish(connection, business, events)
@@ -144,7 +151,7 @@ class OutboxWrite:
     def _publish(self, connection: _Connection, business: Staged | None, events: Staged | None) -> JobCommitted:
         emitted = events.rows if events else 0
         claim = statement("staging", "claim_job", self._settings.table)
-        if not connection.execute(claim, {"job_id": self._job_id, "events": emitted}).fetchall():
+        if not connection.execute(claim, {**self._named, "events": emitted}).fetchall():
             return JobCommitted(self._job_id, 0, 0, again=True)
         if business and self._business:
             publish_rows(connection, business, self._business[2])

@@ -24,8 +24,9 @@ SELECT pg_advisory_xact_lock(hashtextextended(%(staging)s, 1))
 
 -- name: register
 -- The table that has just been made is a staging table of the job's, and may be removed as one. Nobody holds it yet.
-INSERT INTO {outbox_staging} (name, job_id, leased_until, table_oid)
-VALUES (%(staging)s, %(job_id)s, clock_timestamp(), to_regclass({quoted_staging})::oid)
+INSERT INTO {outbox_staging} (name, job_id, leased_until, table_oid, outbox_name)
+SELECT %(staging)s, %(job_id)s, clock_timestamp(), to_regclass({quoted_staging})::oid, relname
+FROM pg_class WHERE oid = to_regclass({quoted_outbox})
 
 -- name: lease
 -- Nobody's session lives as long as this job: its staging table is its own until an hour after its last sign of life.
@@ -64,7 +65,10 @@ WHERE starts_with(class.relname, 'outbox_staging_') AND class.relkind = 'r' AND 
                 )
         )
     ))
-    AND (lease.name IS NULL OR lease.leased_until < clock_timestamp() OR lease.job_id = %(job_id)s)
+    AND (lease.name IS NULL OR lease.leased_until < clock_timestamp() OR (
+        lease.job_id = %(job_id)s
+        AND (lease.outbox_name IS NULL OR lease.outbox_name = (SELECT relname FROM pg_class WHERE oid = to_regclass({quoted_outbox})))
+    ))
     AND NOT EXISTS (
         SELECT FROM pg_locks
         WHERE relation = class.oid AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -78,12 +82,23 @@ FROM pg_attribute
 WHERE attrelid = to_regclass({quoted_outbox}) AND attname IN ('kafka_topic', 'kafka_key', 'kafka_value')
 
 -- name: find_job
--- A row, if the job has been committed.
-SELECT job_id FROM {outbox_job} WHERE job_id = %(job_id)s
+-- A row, if the job has been committed to this outbox; or if an earlier version has committed it under one of `former`.
+SELECT job_id FROM {outbox_job}
+WHERE (job_id = %(job_id)s AND events_by_outbox ? (SELECT relname FROM pg_class WHERE oid = {quoted_outbox}::regclass))
+    OR (job_id = ANY (%(former)s::text[] || %(job_id)s::text) AND events_by_outbox IS NULL)
 
 -- name: claim_job
--- One row, if the job has not been committed before. A second driver with the same id waits here for the first.
-INSERT INTO {outbox_job} (job_id, events) VALUES (%(job_id)s, %(events)s) ON CONFLICT DO NOTHING RETURNING 0
+-- One row, if the job has not been committed to this outbox. A second driver with the same id waits here for the first,
+-- also one of an earlier version, and one that writes to another outbox.
+INSERT INTO {outbox_job} AS job (job_id, events, events_by_outbox)
+SELECT %(job_id)s, %(events)s, jsonb_build_object((SELECT relname FROM pg_class WHERE oid = {quoted_outbox}::regclass), %(events)s::bigint)
+WHERE NOT EXISTS (
+    SELECT FROM {outbox_job} WHERE job_id = ANY (%(former)s::text[]) AND events_by_outbox IS NULL
+)
+ON CONFLICT (job_id) DO UPDATE
+    SET events = job.events + excluded.events, events_by_outbox = job.events_by_outbox || excluded.events_by_outbox
+    WHERE NOT job.events_by_outbox ? (SELECT relname FROM pg_class WHERE oid = {quoted_outbox}::regclass)
+RETURNING 0
 
 -- name: claim_batch
 -- One row, if the batch of the stream has not been committed before: how many events the batches before it emitted.
@@ -128,6 +143,8 @@ ORDER BY outbox_ordinal
 
 -- name: emitted
 -- How many events each job, or each streaming query, has emitted.
-SELECT job_id, events FROM {outbox_job} WHERE job_id = ANY (%(jobs)s)
+SELECT job_id, coalesce((events_by_outbox ->> (SELECT relname FROM pg_class WHERE oid = to_regclass({quoted_outbox})))::bigint, events)
+FROM {outbox_job}
+WHERE job_id = ANY (%(jobs)s) AND coalesce(events_by_outbox ? (SELECT relname FROM pg_class WHERE oid = to_regclass({quoted_outbox})), true)
 UNION ALL
 SELECT query_id, events FROM {outbox_stream} WHERE query_id = ANY (%(jobs)s)

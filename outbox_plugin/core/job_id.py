@@ -1,0 +1,91 @@
+"""What names a job that emits: the same text at each attempt of one job, and another text for each other job. No I/O.
+
+A name is written like the query of a URL (RFC 3986): `run?asset=shop/orders&partition=eu&output=step/result`. All that
+could be mistaken for a separator is percent-encoded, so two different jobs cannot have one name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from urllib.parse import quote, unquote
+
+from outbox_plugin.errors import InvalidSetting
+
+LONGEST_JOB_ID = 1_000  # A key of Postgres' index holds 2,700 bytes; and each event carries the name.
+_PLAIN = " :|@,+[]()"  # Apart from letters, digits and "-._~", what need not be encoded.
+
+
+@dataclass(frozen=True, slots=True)
+class JobName:
+    """What a job of an orchestrator's run writes.
+
+    Attributes:
+        run: the first run; one that executes it again is named by it too.
+        assets: the keys of the assets that are written, each as its parts.
+        partitions: the first and the last partition of the run.
+        output: the step and its output, and the mapping key of a dynamic one, where an I/O manager writes it.
+    """
+
+    run: str
+    assets: tuple[tuple[str, ...], ...] = ()
+    partitions: tuple[str, str] | None = None
+    output: tuple[str, ...] | None = None
+
+    def text(self) -> str:
+        """The name; one that would be too long ends in a digest."""
+        parts = [("asset", _joined(key)) for key in sorted(self.assets)]
+        if self.partitions is not None:
+            first, last = self.partitions
+            parts += [("partition", _quoted(first)), *([] if first == last else [("to", _quoted(last))])]
+        if self.output is not None:
+            parts.append(("output", _joined(self.output)))
+        name = f"{_quoted(self.run)}?{'&'.join(f'{kind}={value}' for kind, value in parts)}"
+        if len(name) <= LONGEST_JOB_ID:
+            return name
+        return f"{_quoted(self.run)[:100]}?sha256={hashlib.sha256(name.encode()).hexdigest()}"
+
+
+def check_job_id(job_id: str) -> None:
+    """Check that a job can be called so.
+
+    Raises:
+        InvalidSetting: it cannot.
+    """
+    if (
+        not 1 <= len(job_id) <= LONGEST_JOB_ID
+        or "\0" in job_id
+        or len(job_id.encode(errors="replace")) > 2 * LONGEST_JOB_ID
+    ):
+        shown = job_id if len(job_id) < 100 else f"{job_id[:100]}…"
+        raise InvalidSetting(f"job id: expected 1 to {LONGEST_JOB_ID} characters, and no NUL (given: {shown!r})")
+
+
+def former_job_ids(job_id: str) -> list[str]:
+    """What the version before this one may have called the same job, so that a retry across the upgrade finds it.
+
+    It joined all parts by "/". Two jobs could then have one name; which of them a row of that version is of, nobody
+    knows any more: both take it for theirs.
+    """
+    run, _, query = job_id.partition("?")
+    parts = [(kind, value) for kind, _, value in (part.partition("=") for part in query.split("&"))]
+    assets = [[unquote(each) for each in value.split("/")] for kind, value in parts if kind == "asset"]
+    if not assets:
+        return []
+    named = dict(parts)
+    first, last = unquote(named.get("partition", "")), unquote(named.get("to", ""))
+    if "output" in named:  # By the I/O manager, which refused several partitions.
+        of = [first] if "partition" in named else []
+        return [] if "to" in named else ["/".join([unquote(run), *assets[0], *of])]
+    keys = ["/".join(key) for key in assets]
+    of = [f"{first}...{last}" if "to" in named else first] if "partition" in named else []
+    # A run of one partition was named with it or without it, as it had been launched.
+    return list(dict.fromkeys("/".join([unquote(run), *sorted(each)]) for each in ([*keys, *of], keys)))
+
+
+def _joined(parts: tuple[str, ...]) -> str:
+    return "/".join(map(_quoted, parts))
+
+
+def _quoted(text: str) -> str:
+    return quote(text, safe=_PLAIN, errors="surrogatepass")
