@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
-logger = logging.getLogger(__name__)
+from outbox_plugin.printable import logger_of
+
+logger = logger_of(__name__)
 
 
 class Background(ABC):

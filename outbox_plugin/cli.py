@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from outbox_plugin.errors import OutboxError, UserError
+from outbox_plugin.printable import printable
 
 if TYPE_CHECKING:
     from outbox_plugin.settings import Settings
@@ -145,7 +146,7 @@ def _described(status: Status) -> str:
         )
     if status.dead_letters:
         lines.append(f"dead letters: {status.dead_letters}; see `outbox dead-letters`")
-    return "\n".join([*lines, *(f"error: {error}" for error in status.errors)])
+    return "\n".join(printable(line) for line in [*lines, *(f"error: {error}" for error in status.errors)])
 
 
 def _settings() -> Settings:
@@ -163,8 +164,8 @@ def main() -> None:
     except click.Abort:
         sys.exit(130)
     except click.ClickException as error:
-        click.echo(f"outbox: {error.format_message()}", err=True)
+        click.echo(f"outbox: {printable(error.format_message())}", err=True)
         sys.exit(2)
     except OutboxError as error:
-        click.echo(f"outbox: {error}", err=True)
+        click.echo(f"outbox: {printable(str(error))}", err=True)
         sys.exit(error.exit_code)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import os
 import random
 import socket
@@ -36,6 +35,7 @@ from outbox_plugin.core.progress import Identity
 from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.core.takeover import left_behind
 from outbox_plugin.errors import LayoutChanged, LogUnavailable, ServerRefused, ServerUnavailable
+from outbox_plugin.printable import logger_of
 from outbox_plugin.relay.at_least_once import AtLeastOnce
 from outbox_plugin.relay.events import (
     HarvestEvent,
@@ -53,7 +53,7 @@ from outbox_plugin.relay.supervisor import Supervisor
 from outbox_plugin.schema.connection import connect, reported, reported_as_refusal
 from outbox_plugin.settings import Settings
 
-logger = logging.getLogger("outbox_plugin.harvester")
+logger = logger_of("outbox_plugin.harvester")
 
 
 def _ignore(event: HarvestEvent) -> None:

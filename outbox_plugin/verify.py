@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from outbox_plugin.printable import printable
+
 if TYPE_CHECKING:
     from outbox_plugin.core.verdict import Verdict
 
@@ -50,4 +52,4 @@ def _described(verdict: Verdict) -> str:
         lines.append(f"not told from duplicates, for want of a header: {verdict.unnamed}")
     if verdict.unplaced:
         lines.append(f"not judged for order, for want of a header: {verdict.unplaced}")
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))

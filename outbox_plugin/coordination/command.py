@@ -16,6 +16,7 @@ from outbox_plugin.coordination.log import TOPIC
 from outbox_plugin.coordination.timing import HEARTBEAT_INTERVAL_SECONDS
 from outbox_plugin.coordination.world import Pause, Row
 from outbox_plugin.errors import UserError
+from outbox_plugin.printable import printable
 
 WIDTH = 400  # Where no terminal says how wide it is: nothing is folded.
 NUMBERS = ("partition", "offset", "heard")
@@ -47,7 +48,7 @@ def list_(admin: Admin, group: str | None, as_json: bool) -> None:
         click.echo(json.dumps(_json(known), indent=2))
         return
     for name, pause in sorted(known.pauses.items()):
-        click.echo(f"the group {name} is paused {_until(pause)}, by {pause.by}")
+        click.echo(printable(f"the group {name} is paused {_until(pause)}, by {pause.by}"))
     if known.rows:
         Console(width=None if sys.stdout.isatty() else WIDTH).print(_table(known.rows))
     elif not known.pauses:
@@ -102,12 +103,12 @@ def _table(rows: tuple[Row, ...]) -> Table:
     for (group, topic, partition), state, holder, offset, heard in rows:
         instance_id, client_id = holder or ("", "")
         table.add_row(
-            group,
-            topic,
+            printable(group),
+            printable(topic),
             str(partition),
             state,
-            client_id,
-            instance_id,
+            printable(client_id),
+            printable(instance_id),
             "" if offset is None else str(offset),
             "" if heard is None else f"{heard:.1f} s ago",
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 import uuid
 from collections import deque
@@ -23,8 +22,9 @@ from outbox_plugin.coordination.messages import VERSION, ClaimingPartition, enco
 from outbox_plugin.coordination.timing import HEARTBEAT_INTERVAL_SECONDS, Timing
 from outbox_plugin.coordination.world import Holder
 from outbox_plugin.errors import LogUnavailable, UserError
+from outbox_plugin.printable import logger_of
 
-LOGGER = logging.getLogger(__name__)
+LOGGER = logger_of(__name__)
 
 Guarantee = Literal["at-least-once", "at-most-once"]
 

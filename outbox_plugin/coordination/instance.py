@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -21,8 +20,9 @@ from outbox_plugin.coordination.messages import (
 from outbox_plugin.coordination.timing import Timing
 from outbox_plugin.coordination.world import STALE_INTERVALS, Holder, World
 from outbox_plugin.errors import LogUnavailable
+from outbox_plugin.printable import logger_of
 
-LOGGER = logging.getLogger(__name__)
+LOGGER = logger_of(__name__)
 
 LISTEN_SECONDS = 0.05
 ROUND_SECONDS = 0.2  # Between two looks at what to claim.

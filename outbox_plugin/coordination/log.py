@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future
@@ -41,9 +40,10 @@ from outbox_plugin.coordination.messages import (
     encode,
 )
 from outbox_plugin.errors import LogUnavailable
+from outbox_plugin.printable import logger_of
 from outbox_plugin.settings import Settings
 
-LOGGER = logging.getLogger(__name__)
+LOGGER = logger_of(__name__)
 
 TOPIC = "__marshal"
 PARTITIONS = 8

@@ -6,6 +6,7 @@ from dagster import AssetCheckEvaluation, AssetCheckResult, AssetCheckSeverity, 
 
 from outbox_plugin.dagster.daemon import Daemon
 from outbox_plugin.dagster.judgement import Judgement, troubles
+from outbox_plugin.printable import printable
 from outbox_plugin.status import ShardStatus, Status
 
 Metadata = dict[str, MetadataValue]
@@ -25,7 +26,7 @@ def metadata(status: Status) -> Metadata:
         shown["lag_seconds"] = MetadataValue.float(status.oldest_seconds or 0.0)
     shown["shards"] = MetadataValue.md(_table(status))
     if said := troubles(status):
-        shown["trouble"] = MetadataValue.text(said)
+        shown["trouble"] = MetadataValue.text(printable(said))
     return shown
 
 
@@ -42,7 +43,7 @@ def result(judgement: Judgement, shown: Metadata) -> AssetCheckResult:
     return AssetCheckResult(
         passed=judgement.passed,
         severity=_severity(judgement),
-        description=judgement.explanation,
+        description=printable(judgement.explanation),
         metadata={**_explained(judgement), **shown},
     )
 
@@ -54,7 +55,7 @@ def evaluation(judgement: Judgement, asset: AssetKey, check: str) -> AssetCheckE
         check_name=check,
         passed=judgement.passed,
         severity=_severity(judgement),
-        description=judgement.explanation,
+        description=printable(judgement.explanation),
         metadata=_explained(judgement),
     )
 
@@ -64,7 +65,7 @@ def _severity(judgement: Judgement) -> AssetCheckSeverity:
 
 
 def _explained(judgement: Judgement) -> Metadata:
-    said: Metadata = {"explanation": MetadataValue.text(judgement.explanation)}
+    said: Metadata = {"explanation": MetadataValue.text(printable(judgement.explanation))}
     if judgement.what_to_do:
         said["what_to_do"] = MetadataValue.text(judgement.what_to_do)
     return said
@@ -78,6 +79,7 @@ def _table(status: Status) -> str:
             who = f"{leader.instance} | {leader.host} | {leader.pid} | {leader.leader_id} | {leader.since}"
         else:
             who = "none is heard | | | |"
+        who = printable(who)
         rows.append(f"| {shard.shard} | {who} | {shard.records_per_second:.0f} | {_waiting(shard)} |")
     return head + "\n".join(rows)
 

@@ -26,6 +26,7 @@ from outbox_plugin.dagster.judgement import Limits, dead_letters, health
 from outbox_plugin.dagster.resources import HarvesterResource
 from outbox_plugin.dagster.supervision import Decision, check_lease
 from outbox_plugin.dagster.topics import topic_ends
+from outbox_plugin.printable import printable
 from outbox_plugin.status import read_status
 
 # A tick that waits starves every other sensor: servers that are away are given up soon.
@@ -80,7 +81,7 @@ def build_harvester_sensor(
         before = Cursor.parse(context.cursor)
         judged = health(status, bounds, now - before.troubled_since if before.troubled_since else 0.0)
         if not judged.passed:
-            context.log.warning(judged.explanation)
+            context.log.warning(printable(judged.explanation))
         found, _ = ends.answer(deadline, "Kafka") if ends else (None, None)  # If it is away, the status says so.
         cursor, told = before.moved(found or {}, now)
         use = _use_of(daemon)

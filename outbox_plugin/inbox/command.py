@@ -8,6 +8,7 @@ import click
 
 from outbox_plugin.errors import UserError
 from outbox_plugin.inbox.dead_letters import MOST_SHOWN, DeadLetter, DeadLetters
+from outbox_plugin.printable import printable
 from outbox_plugin.settings import Settings
 
 
@@ -26,7 +27,7 @@ def list_letters(group: str | None, as_json: bool) -> None:
         click.echo(json.dumps([each.to_json() for each in letters], indent=2))
         return
     for letter in letters:
-        click.echo(_described(letter))
+        click.echo(printable(_described(letter)))
     more = " (the oldest; there may be more)" if len(letters) == MOST_SHOWN else ""
     click.echo(f"{len(letters)} dead letters{more}")
 

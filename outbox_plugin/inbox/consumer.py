@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -25,11 +24,12 @@ from outbox_plugin.inbox.received import Place, Received, identity
 from outbox_plugin.inbox.retry import Retry
 from outbox_plugin.inbox.seat import AsyncHandler, Handler, TaskSeat, ThreadSeat
 from outbox_plugin.inbox.seats import TaskSeats, ThreadSeats
+from outbox_plugin.printable import logger_of
 from outbox_plugin.schema.connection import connect, one_line, reported_as_refusal
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 
-logger = logging.getLogger("outbox_plugin.inbox")
+logger = logger_of("outbox_plugin.inbox")
 
 SESSION_TIMEOUT_MS = 6_000  # After so long without a word from a killed process, others get its partitions.
 POLL_SECONDS = 0.1

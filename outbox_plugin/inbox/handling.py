@@ -6,7 +6,6 @@ thread can drive it (`driven`).
 
 from __future__ import annotations
 
-import logging
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 
@@ -17,11 +16,12 @@ from outbox_plugin.inbox.lanes import Handled, Outcome, Slice
 from outbox_plugin.inbox.received import Received
 from outbox_plugin.inbox.retry import MOST_LOSSES, Retry, counts_against_the_record
 from outbox_plugin.inbox.seat import Begun, Seat, TransactionEnded
+from outbox_plugin.printable import logger_of
 from outbox_plugin.schema.connection import one_line
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 
-logger = logging.getLogger("outbox_plugin.inbox")
+logger = logger_of("outbox_plugin.inbox")
 
 MOST_ERROR_CHARACTERS = 4_000
 AWAY_SECONDS = 0.5

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 import time
@@ -14,10 +13,11 @@ import psycopg
 from outbox_plugin.inbox.board import Board
 from outbox_plugin.inbox.cleaning import Keep, clean
 from outbox_plugin.inbox.dead_letters import to_retry
+from outbox_plugin.printable import logger_of
 from outbox_plugin.schema.connection import connect, one_line
 from outbox_plugin.settings import Settings
 
-logger = logging.getLogger("outbox_plugin.inbox")
+logger = logger_of("outbox_plugin.inbox")
 
 RETRY_SECONDS = 1.0
 CLEAN_SECONDS = 60.0

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 import click
 
 from outbox_plugin import operate
+from outbox_plugin.printable import printable
 from outbox_plugin.settings import Settings
 
 _SHARD = click.option("--shard", type=int, help="One shard only, counted from 0.")
@@ -45,9 +46,8 @@ def list_parked() -> None:
     lanes = operate.parked_lanes(Settings())
     for lane in lanes:
         whose = "every key" if lane.key is None else f"key {lane.key}"
-        click.echo(
-            f"topic {lane.topic}, {whose}: row {lane.row_id}, since {lane.since:%Y-%m-%d %H:%M:%S}: {lane.reason}"
-        )
+        waits = f"row {lane.row_id}, since {lane.since:%Y-%m-%d %H:%M:%S}"
+        click.echo(printable(f"topic {lane.topic}, {whose}: {waits}: {lane.reason}"))
     if not lanes:
         click.echo("nothing is parked")
 
@@ -73,7 +73,7 @@ def list_dead_letters() -> None:
     for each in letters:
         topic = "no topic" if each.topic is None else f"topic {each.topic}"
         key = "no key" if each.key is None else f"key {each.key}"
-        click.echo(f"{each.id}: {topic}, {key}, {each.buried_at:%Y-%m-%d %H:%M:%S}: {each.reason}")
+        click.echo(printable(f"{each.id}: {topic}, {key}, {each.buried_at:%Y-%m-%d %H:%M:%S}: {each.reason}"))
     if not letters:
         click.echo("there are no dead letters")
 

@@ -1,0 +1,99 @@
+"""Control characters of keys, topics and reasons are shown, and reach neither a log nor a terminal as they are."""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+import outbox_plugin
+from outbox_plugin import cli, harvester, operate, status
+from outbox_plugin.core.lanes import BadRow, Lane, ParkedLane
+from outbox_plugin.core.row import OutboxRow
+from outbox_plugin.dagster import health, judgement
+from outbox_plugin.errors import Refusal
+from outbox_plugin.printable import logger_of, printable
+from outbox_plugin.relay.events import LanesHeld, RowsParked
+from outbox_plugin.settings import Settings
+
+EVIL = "k\x1b[2J\nfake line\r\x9b31m\u202e\x00"
+SHOWN = r"k\x1b[2J\nfake line\r\x9b31m\u202e\x00"
+SINCE = datetime(2026, 1, 31, tzinfo=UTC)
+
+
+@given(st.text())
+def test_what_is_printed_is_one_printable_line(text: str) -> None:
+    assert printable(text).isprintable()
+    assert not text.isprintable() or printable(text) == text
+
+
+def test_escapes_can_be_read() -> None:
+    assert printable(EVIL) == SHOWN
+    assert printable("Grüße, 世界 𝄞\ud800") == r"Grüße, 世界 𝄞\ud800"
+
+
+def test_a_log_line_is_one_line_whatever_is_in_its_arguments(caplog: pytest.LogCaptureFixture) -> None:
+    logger_of("outbox_plugin.tests").warning("%d of %s: %s", 7, EVIL, ValueError(EVIL))
+    assert caplog.messages == [f"7 of {SHOWN}: {SHOWN}"]
+
+
+def test_the_harvester_logs_keys_topics_and_reasons_so(caplog: pytest.LogCaptureFixture) -> None:
+    row = OutboxRow(1, 0, f"t{EVIL}", EVIL, None, [], [], 0)
+    observer = harvester.Harvester(Settings(dsn="postgresql://db/shop", bootstrap_servers="k:1"))
+    observer._observe(RowsParked(0, (BadRow(row, Refusal(EVIL)),)))
+    observer._observe(LanesHeld(0, (Lane(f"t{EVIL}", EVIL),), EVIL, 1.0))
+    assert len(caplog.messages) == 2
+    for message in caplog.messages:
+        assert message.isprintable()
+        assert message.count(SHOWN) == 3
+
+
+def test_every_logger_of_the_package_is_made_so() -> None:
+    package = Path(outbox_plugin.__file__).parent
+    unsafe = [
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
+        if "= logging.getLogger(" in path.read_text() and path.name not in ("printable.py", "kafka.py")
+    ]
+    assert unsafe == []  # adapters/kafka.py has librdkafka's own logger, which is off.
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> status.Status:
+    monkeypatch.setenv("OUTBOX_DSN", "postgresql://db/shop")
+    monkeypatch.setenv("OUTBOX_BOOTSTRAP_SERVERS", "k:1")
+    lane = ParkedLane(f"t{EVIL}", EVIL, 1, EVIL, SINCE)
+    shard = status.ShardStatus(0, status.Leader(EVIL, EVIL, 1, "id", "now"), 0, 0.0, 0, 0.1, EVIL)
+    found = status.Status(1, 1.0, (shard,), (EVIL,), 1, (lane,), 0)
+    letter = operate.DeadLetter(1, f"t{EVIL}", EVIL, EVIL, SINCE)
+    monkeypatch.setattr(status, "read_status", lambda *_: found)
+    monkeypatch.setattr(operate, "parked_lanes", lambda *_: [lane])
+    monkeypatch.setattr(operate, "dead_letters", lambda *_: [letter])
+    return found
+
+
+@pytest.mark.parametrize("command", [["status"], ["parked", "list"], ["dead-letters", "list"]])
+def test_commands_print_no_control_character(said: status.Status, command: list[str]) -> None:
+    output = CliRunner().invoke(cli.outbox, command).output
+    assert all(line.isprintable() for line in output.split("\n"))
+    assert SHOWN in output
+
+
+def test_json_stays_exact(said: status.Status) -> None:
+    found = json.loads(CliRunner().invoke(cli.outbox, ["status", "--json"]).output)
+    assert found["parked"][0]["key"] == EVIL
+
+
+def test_checks_explain_themselves_so(said: status.Status) -> None:
+    for judged in (judgement.health(said, judgement.Limits()), judgement.dead_letters(said, judgement.Limits())):
+        result = health.result(judged, {})
+        assert result.description is not None
+        assert result.description.isprintable()
+    assert str(health.metadata(said)["trouble"].value).isprintable()
+    assert logging.getLogger("outbox_plugin.harvester").filters
