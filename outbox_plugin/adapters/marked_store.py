@@ -18,6 +18,8 @@ class MarkedStore(PostgresOutbox):
     def lead(self, leader_id: str) -> None:
         """See `Outbox.lead`."""
         super().lead(leader_id)
+        with reported():
+            self._reader.execute(self._statement("window", "not_unread_for_long"))
         self._values["term"] = leader_id  # What rows are marked with may change within a term.
 
     def control(self) -> Control:

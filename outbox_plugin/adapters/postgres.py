@@ -162,6 +162,7 @@ class PostgresOutbox:
         """
         with self._purger_lock, reported(), self._purger.transaction():
             self._purger.execute(self._statement("window", "durable"))
+            self._purger.execute(self._statement("window", "not_idle_for_long"))
             yield
 
     @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -15,13 +16,19 @@ from confluent_kafka.admin import AdminClient
 from psycopg.conninfo import conninfo_to_dict
 
 from outbox_plugin import Settings
+from outbox_plugin.adapters.claim import Claim
 from outbox_plugin.adapters.kafka import Names
+from outbox_plugin.adapters.marked_store import MarkedStore
 from outbox_plugin.adapters.wake_up import PostgresWakeUp
 from outbox_plugin.bench.proxy import DIRECTIONS, Direction, Proxy
+from outbox_plugin.core.ports import Wanted
+from outbox_plugin.core.shards import Layout
 from outbox_plugin.errors import StoreUnavailable
+from outbox_plugin.inbox import Inbox
 from outbox_plugin.schema.connection import connect, connect_async
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.status import read_status
+from tests.consuming import effects, make_effect_table, produce, record_effect
 from tests.harvesting import (
     assert_exactly_once_in_order,
     backlog,
@@ -29,6 +36,7 @@ from tests.harvesting import (
     consume,
     drained,
     harvesters,
+    insert,
     insert_numbered,
 )
 from tests.support import PATIENCE, eventually
@@ -141,6 +149,75 @@ def test_status_says_so_and_leaves_no_thread_behind(through: Settings, proxy: Pr
     assert status.backlog is None
     assert "Postgres" in status.errors[0]
     eventually(lambda: not {each.name for each in threading.enumerate()} & {"outbox-status", "outbox-connect"}, 10)
+
+
+def test_a_marking_that_is_not_received_does_not_keep_its_rows_from_the_next_leader(
+    settings: Settings, through: Settings, proxy: Proxy
+) -> None:
+    """As of a leader that is stopped, or whose packets vanish, while the rows that it has marked are sent to it."""
+    old_id, new_id = str(uuid.uuid4()), str(uuid.uuid4())
+    insert(settings, "t", [(f"key-{number}", "x" * 7_000_000) for number in range(3)])
+    layout = layout_of(settings)
+    with closing(MarkedStore(through, 0, layout)) as old, closing(MarkedStore(settings, 0, layout)) as new:
+        old.lead(old_id)
+        proxy.hold("to client")
+        marking = threading.Thread(target=lambda: mark_in_vain(old, old_id))
+        marking.start()
+        eventually(lambda: "ClientWrite" in waits_of_sessions(settings), 10)
+        new.lead(new_id)
+        began = time.monotonic()
+        assert new.mark(new_id, Wanted(10))
+        assert time.monotonic() - began < 4.0 * PATIENCE
+        proxy.restore()
+        marking.join(30)
+
+
+def test_a_transaction_that_a_leader_left_open_does_not_keep_the_next_one_out(settings: Settings) -> None:
+    """As of a leader whose path dies between two statements."""
+    layout = layout_of(settings)
+    with closing(MarkedStore(settings, 0, layout)) as old, closing(MarkedStore(settings, 0, layout)) as new:
+        old.lead(str(uuid.uuid4()))
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailable):
+            lead_beside_an_open_transaction(old, new)
+        assert time.monotonic() - began < 4.0 * PATIENCE
+
+
+def lead_beside_an_open_transaction(old: MarkedStore, new: MarkedStore) -> None:
+    with old._purging():
+        old._execute("lead")
+        new.lead(str(uuid.uuid4()))
+
+
+def mark_in_vain(store: MarkedStore, leader_id: str) -> None:
+    with pytest.raises(StoreUnavailable):
+        store.mark(leader_id, Wanted(10))
+
+
+def layout_of(settings: Settings) -> Layout:
+    with closing(connect(settings)) as connection:
+        return Claim(settings, connection).layout()
+
+
+def waits_of_sessions(settings: Settings) -> list[str | None]:
+    """What the sessions of this database wait for."""
+    with closing(connect(settings)) as connection:
+        query = "SELECT wait_event FROM pg_stat_activity WHERE datname = current_database()"
+        return [event for (event,) in connection.execute(query).fetchall()]
+
+
+def test_an_inbox_goes_on_when_its_connections_are_half_open(
+    settings: Settings, through: Settings, proxy: Proxy, topic: str, group: str
+) -> None:
+    make_effect_table(settings)
+    with Inbox(through, group=group, topics=[topic], handler=record_effect):
+        produce(settings, topic, [(f"k{number}", "1") for number in range(20)])
+        eventually(lambda: len(effects(settings)) == 20, 30)
+        proxy.half_open()
+        began = time.monotonic()
+        produce(settings, topic, [(f"k{number}", "2") for number in range(20)])
+        eventually(lambda: len(effects(settings)) == 40, 30)
+        assert time.monotonic() - began < 5.0 * PATIENCE
 
 
 @pytest.mark.chaos
