@@ -11,25 +11,10 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    DataType,
-    DateType,
-    DecimalType,
-    FractionalType,
-    IntegralType,
-    MapType,
-    NullType,
-    NumericType,
-    StringType,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql.types import BinaryType, StructType
 
 from outbox_plugin.errors import UserError
+from outbox_plugin.spark.column_types import DECIMAL_ORDER, KEYS, PLAIN, TEXTS, are_headers, is_document, ordered_as
 from outbox_plugin.spark.json_text import element_offsets, entries, json_text
 from outbox_plugin.spark.rows import BadRow, Limits, Unstorable, bad_rows, event_shown, first_unstorable, shown
 from outbox_plugin.spark.set_aside import staged_events
@@ -37,19 +22,6 @@ from outbox_plugin.spark.texts import decoded, decoded_document, is_text, lists_
 
 EVENT_COLUMNS = ("kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values")
 EVENT_FIELDS = ("topic", "key", "value", "headers")
-_TEXTS = (StringType, BinaryType, NullType)
-_PLAIN = (*_TEXTS, BooleanType, NumericType, DateType, TimestampType, TimestampNTZType)
-_DECIMAL = "0::numeric"
-_ORDERED: tuple[tuple[type[DataType], str], ...] = (
-    (StringType, "''::text COLLATE \"C\""),  # Byte by byte, as Spark compares.
-    (DecimalType, _DECIMAL),
-    (IntegralType, "0::bigint"),
-    (FractionalType, "0::float8"),
-    (BooleanType, "true"),
-    (DateType, "now()::date"),
-    (TimestampType, "now()"),
-    (TimestampNTZType, "now()::timestamp"),
-)
 
 
 class EventColumnWrong(UserError):
@@ -57,7 +29,7 @@ class EventColumnWrong(UserError):
 
 
 class BusinessColumnWrong(UserError):
-    """A DataFrame of business rows has a column of a type that is not copied."""
+    """A DataFrame of business rows has a column that cannot be copied, or the business table has none for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +49,8 @@ class RowForm:
     """Business rows: every column of the DataFrame, in a form that Postgres reads from CSV as what it is."""
 
     names: tuple[str, ...]
+    of_bytes: tuple[str, ...] = ()  # Those of them that are binary.
+    left_out: tuple[str, ...] = ()  # The DataFrame's columns that are the event's, and not the row's.
 
     @property
     def typed(self) -> dict[str, str]:
@@ -161,7 +135,7 @@ class EventForm:
     @property
     def binary(self) -> bool:
         """Whether all columns have a binary form: decimals have none that is simple."""
-        return not self.rows.names and all(example != _DECIMAL for _, example in self.order_by)
+        return not self.rows.names and all(example != DECIMAL_ORDER for _, example in self.order_by)
 
     def convert(self, batch: pa.RecordBatch, limits: Limits) -> Converted:
         """The events of `batch`, and which of them the outbox or Kafka would refuse."""
@@ -207,10 +181,14 @@ def row_form(schema: StructType, leave_out: Sequence[str] = ()) -> RowForm:
     """
     fields = [field for field in schema.fields if field.name not in leave_out]
     for field in fields:
-        if not isinstance(field.dataType, _PLAIN):
+        if not isinstance(field.dataType, PLAIN):
             kind = field.dataType.simpleString()
             raise BusinessColumnWrong(f"the column {field.name!r} is {kind}; make it a string first, as with to_json")
-    return RowForm(tuple(field.name for field in fields))
+    return RowForm(
+        tuple(field.name for field in fields),
+        of_bytes=tuple(field.name for field in fields if isinstance(field.dataType, BinaryType)),
+        left_out=tuple(field.name for field in schema.fields if field.name in leave_out),
+    )
 
 
 def event_form(
@@ -234,48 +212,26 @@ def event_form(
         if name not in fields:
             raise EventColumnWrong(f"the events lack the column {name!r}; they have {', '.join(fields)}")
     for name in ("key", *(() if topic else ("topic",))):
-        if not isinstance(fields[name], (*_TEXTS, NumericType, DateType, BooleanType)):
+        if not isinstance(fields[name], KEYS):
             raise EventColumnWrong(f"the column {name!r} is {fields[name].simpleString()}; expected a string")
-    if not isinstance(fields["value"], _TEXTS) and not _is_document(fields["value"]):
+    if not isinstance(fields["value"], TEXTS) and not is_document(fields["value"]):
         said = fields["value"].simpleString()
         raise EventColumnWrong(
             f"the column 'value' is {said}; expected string, binary or a struct (which becomes JSON)"
         )
-    if "headers" in fields and not _are_headers(fields["headers"]):
+    if "headers" in fields and not are_headers(fields["headers"]):
         said = fields["headers"].simpleString()
         raise EventColumnWrong(
             f"the column 'headers' is {said}; expected a map of strings, or array<struct<key,value>>"
         )
-    order = tuple((name, _ordered_as(name, fields[name])) for name in order_by)
-    return EventForm(topic, "headers" in fields, order, rows or RowForm(()))
-
-
-def _is_document(kind: DataType) -> bool:
-    return isinstance(kind, StructType | MapType | ArrayType) and _has_json(kind)
-
-
-def _has_json(kind: DataType) -> bool:
-    if isinstance(kind, StructType):
-        return all(_has_json(field.dataType) for field in kind.fields)
-    if isinstance(kind, MapType):
-        return isinstance(kind.keyType, _PLAIN) and _has_json(kind.valueType)
-    return _has_json(kind.elementType) if isinstance(kind, ArrayType) else isinstance(kind, _PLAIN)
-
-
-def _are_headers(kind: DataType) -> bool:
-    if isinstance(kind, MapType):
-        return isinstance(kind.keyType, StringType) and isinstance(kind.valueType, _TEXTS)
-    pair = kind.elementType if isinstance(kind, ArrayType) else None
-    return (
-        isinstance(pair, StructType) and pair.names == ["key", "value"] and isinstance(pair["value"].dataType, _TEXTS)
-    )
-
-
-def _ordered_as(name: str, kind: DataType) -> str:
-    for known, example in _ORDERED:
-        if isinstance(kind, known):
-            return example
-    raise EventColumnWrong(f"the column {name!r} is {kind.simpleString()}: events cannot be ordered by that")
+    order: list[tuple[str, str]] = []
+    for name in order_by:
+        example = ordered_as(fields[name])
+        if example is None:
+            said = fields[name].simpleString()
+            raise EventColumnWrong(f"the column {name!r} is {said}: events cannot be ordered by that")
+        order.append((name, example))
+    return EventForm(topic, "headers" in fields, tuple(order), rows or RowForm(()))
 
 
 def _copied(column: pa.Array) -> pa.Array:

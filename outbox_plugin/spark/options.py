@@ -17,7 +17,7 @@ _OF_OTHERS = ("checkpointlocation", "includeheaders", "path")
 
 
 class OptionWrong(UserError):
-    """An option of the sink is not known, or is not what it may be."""
+    """An option of the sink, or an argument of OutboxWrite, is not known, or is not what it may be."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def sink_options(given: Mapping[str, str], *, streaming: bool = False) -> SinkOp
 
     Raises:
         OptionWrong: one is not known, or not what it may be.
-        InvalidSetting: the job id is too long, or has a NUL.
+        InvalidSetting: the job id is empty, too long, or has a NUL.
     """
     options = {name.lower(): text for name, text in given.items()}
     lower = {name.lower(): name for name in _KNOWN}
@@ -50,7 +50,7 @@ def sink_options(given: Mapping[str, str], *, streaming: bool = False) -> SinkOp
     policies = {policy.lower(): policy for policy in get_args(OnBadRow)}
     if on_bad_row.lower() not in policies:
         raise OptionWrong(f"the option 'onBadRow' is {on_bad_row!r}; expected {' or '.join(get_args(OnBadRow))}")
-    job_id = options.get("jobid") or uuid.uuid4().hex
+    job_id = options.get("jobid", uuid.uuid4().hex)
     check_job_id(job_id)
     return SinkOptions(
         settings={name: options[name] for name in ("dsn", "table") if name in options},

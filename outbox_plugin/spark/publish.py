@@ -30,6 +30,10 @@ class InvalidRow(UserError):
     """A business row that Postgres cannot store; nothing was written."""
 
 
+class RowsDropped(UserError):
+    """A table did not take all rows that it was given, because of its own triggers or rules; nothing was written."""
+
+
 @dataclass(frozen=True, slots=True)
 class Staged:
     """What the attempts that Spark accepted have put into a staging table."""
@@ -90,6 +94,7 @@ def publish_events(
 
     Raises:
         StagingLost: not all of them are there any more.
+        RowsDropped: the table did not take all of them.
     """
     asked = [
         sql.SQL("{} NULLS FIRST").format(sql.Identifier(name)) for name in staged.table.form.order
@@ -100,9 +105,16 @@ def publish_events(
     placed = {**values, "before": before, "earlier": staged.earlier}
     steer = "read_by_index" if staged.table.comes_in_order else "sort_in_memory"
     connection.execute(statement("staging", steer, staged.table.outbox))
-    _run(connection, staged, "publish_events", staged.rows, placed, order=order, place=place)
+    _run(connection, staged, "publish_events", staged.table.outbox, staged.rows, placed, order=order, place=place)
     if staged.set_aside:
-        _run(connection, staged, "set_aside", staged.set_aside, {**values, "table": staged.table.outbox})
+        _run(
+            connection,
+            staged,
+            "set_aside",
+            "outbox_dead_letter",
+            staged.set_aside,
+            {**values, "table": staged.table.outbox},
+        )
 
 
 def publish_rows(
@@ -114,20 +126,22 @@ def publish_rows(
 
     Raises:
         StagingLost: not all of them are there any more.
+        RowsDropped: the table did not take all of them.
     """
-    target = identifier(staged.table.business or "")
-    if replaced is not None:
-        connection.execute(sql.SQL("DELETE FROM {} WHERE {}").format(target, replaced))
-    columns = sql.SQL(", ").join(map(sql.Identifier, staged.table.form.business))
+    table = (staged.table.business or "").split(".")
+    if replaced is not None:  # Without parameters: a % of the condition is one.
+        connection.execute(sql.SQL("DELETE FROM {} WHERE {}").format(sql.Identifier(*table), replaced))
+    columns = sql.SQL(", ").join(map(identifier, staged.table.form.business))
     taken = sql.SQL(", ").join(sql.Identifier(row_column(n)) for n in range(len(staged.table.form.business)))
     rows = staged.rows + staged.set_aside
     _run(
         connection,
         staged,
         "publish_rows",
+        ".".join(table),
         rows,
         {"attempts": staged.ids},
-        business=target,
+        business=identifier(*table),
         columns=columns,
         taken=taken,
     )
@@ -137,6 +151,7 @@ def _run(
     connection: psycopg.Connection[tuple[Any, ...]],
     staged: Staged,
     query: str,
+    into: str,
     expected: int,
     values: dict[str, Any],
     **parts: sql.Composable,
@@ -144,8 +159,16 @@ def _run(
     composed = statement("staging", query, staged.table.outbox, staging=staged.table.identifier, **parts)
     with _lost_if_dropped():
         found = connection.execute(composed, values).rowcount
-    if found != expected:
-        raise StagingLost(f"{expected} rows were staged, and {found} are there; nothing was written: run the job again")
+        if found == expected:
+            return
+        count = statement("staging", "count_staged", staged.table.outbox, staging=staged.table.identifier)
+        [(there,)] = connection.execute(count, {"attempts": staged.ids}).fetchall()
+    if there == staged.rows + staged.set_aside:
+        raise RowsDropped(
+            f"the table {into!r} took {found} of {expected} rows: a trigger or a rule of its own drops rows; "
+            "nothing was written"
+        )
+    raise StagingLost(f"{expected} rows were staged, and {found} are there; nothing was written: run the job again")
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from outbox_plugin.schema.connection import connect_patiently, reported_as_refus
 from outbox_plugin.schema.orphans import drop_orphans
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
+from outbox_plugin.spark.business import check_business_table
 from outbox_plugin.spark.columns import EVENT_FIELDS, EventForm, event_form, row_form
 from outbox_plugin.spark.options import OptionWrong, SinkOptions, sink_options
 from outbox_plugin.spark.publish import Staged, accepted, publish_events, publish_rows
@@ -189,6 +190,7 @@ class OutboxDataSource(DataSource):
 
         Raises:
             OptionWrong, EventColumnWrong, BusinessColumnWrong: what was asked cannot be done as asked.
+            BusinessTableMissing: there is no business table of that name.
             InvalidSetting, ServerRefused, SchemaMissing: the database is not named, or does not let us.
         """
         return OutboxWriter(self._sink(schema, overwrite, streaming=False))
@@ -198,6 +200,7 @@ class OutboxDataSource(DataSource):
 
         Raises:
             OptionWrong, EventColumnWrong, BusinessColumnWrong: what was asked cannot be done as asked.
+            BusinessTableMissing: there is no business table of that name.
         """
         return OutboxStreamWriter(self._sink(schema, overwrite, streaming=True))
 
@@ -207,4 +210,8 @@ class OutboxDataSource(DataSource):
             raise OptionWrong('an outbox is only appended to: write with mode("append"), or outputMode("append")')
         settings = Settings(bootstrap_servers="none", **options.settings)  # Spark's part needs no Kafka.
         rows = row_form(schema, leave_out=EVENT_FIELDS) if options.business_table else None
-        return _Sink(settings, options, event_form(schema, options.topic, options.order_by, rows))
+        sink = _Sink(settings, options, event_form(schema, options.topic, options.order_by, rows))
+        if options.business_table and rows:
+            with sink.connection() as connection:
+                check_business_table(connection, settings.table, options.business_table, rows)
+        return sink

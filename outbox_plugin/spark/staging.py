@@ -63,7 +63,7 @@ class StagingTable:
     def columns(self) -> dict[str, sql.Composable]:
         """Its columns, each with what gives it its type."""
         own = {"outbox_attempt": f"'{uuid.UUID(int=0)}'::uuid", "outbox_ordinal": "0::bigint", **self.form.typed}
-        rows = {row_column(n): sql.Identifier("business", name) for n, name in enumerate(self.form.business)}
+        rows = {row_column(n): identifier("business", name) for n, name in enumerate(self.form.business)}
         return {**{name: sql.SQL(example) for name, example in own.items()}, **rows}
 
     @property
@@ -74,7 +74,7 @@ class StagingTable:
     def create(self, connection: psycopg.Connection[tuple[Any, ...]], job_id: str) -> None:
         """Make it, and register it as the job's, so that it is removed when nobody owns it any more."""
         columns = [sql.SQL("{} AS {}").format(kind, sql.Identifier(name)) for name, kind in self.columns.items()]
-        source = identifier(self.business) if self.business else sql.SQL("(VALUES (0))")
+        source = identifier(*self.business.split(".")) if self.business else sql.SQL("(VALUES (0))")
         with connection.transaction():
             self._run(connection, "create_staging", columns=sql.SQL(", ").join(columns), source=source)
             if self.comes_in_order:
@@ -189,6 +189,6 @@ def row_column(number: int) -> str:
     return f"row_{number}"
 
 
-def identifier(table: str) -> sql.Identifier:
-    """A table's name, perhaps with its schema, as SQL."""
-    return sql.Identifier(*table.split("."))
+def identifier(*names: str) -> sql.Composable:
+    """A user's name for a table or a column, for a statement with parameters: a % would begin one there."""
+    return sql.SQL(sql.Identifier(*names).as_string().replace("%", "%%"))

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import psycopg
 import pyarrow as pa
@@ -19,8 +19,9 @@ from outbox_plugin.schema.connection import connect_patiently, reported_as_refus
 from outbox_plugin.schema.orphans import drop_orphans
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
+from outbox_plugin.spark.business import check_business_table
 from outbox_plugin.spark.columns import EventForm, RowForm, event_form, row_form
-from outbox_plugin.spark.options import OnBadRow
+from outbox_plugin.spark.options import OnBadRow, OptionWrong
 from outbox_plugin.spark.publish import Staged, accepted, publish_events, publish_rows
 from outbox_plugin.spark.rows import BadRow
 from outbox_plugin.spark.staging import PREFIX, Attempt, StageTask, StagingTable
@@ -55,11 +56,13 @@ class OutboxWrite:
     def __init__(self, settings: Settings, job_id: str | None = None) -> None:
         """`job_id` makes the job repeatable: run again under the same id after a commit, it writes nothing.
 
+        An id is the outbox's own: jobs of another outbox may have the same.
+
         Raises:
-            InvalidSetting: `job_id` has more than 1,000 characters, or a NUL.
+            InvalidSetting: `job_id` is empty, has more than 1,000 characters, or a NUL.
         """
         self._settings = settings
-        self._job_id = job_id or uuid.uuid4().hex
+        self._job_id = uuid.uuid4().hex if job_id is None else job_id
         check_job_id(self._job_id)
         self._named = {"job_id": self._job_id, "former": former_job_ids(self._job_id)}
         self._business: tuple[DataFrame, str, sql.Composable | None] | None = None
@@ -74,8 +77,25 @@ class OutboxWrite:
     ) -> OutboxWrite:
         """Also write `rows` to the business table `name`, whose columns they name.
 
-        With `overwrite` they replace the rows that are there and of which `where` is true: all, unless it is given.
+        Args:
+            rows: each becomes a row of the table.
+            name: the table, perhaps with its schema.
+            mode: with `overwrite`, the rows replace those that are there.
+            where: with `overwrite`, only the rows of which this is true are replaced; all where it is not given.
+
+        Raises:
+            OptionWrong: an argument is not what it may be, or the write has a table already.
         """
+        if self._business:
+            raise OptionWrong(
+                "a write has one business table: `table` was called before; use a job of its own for another"
+            )
+        if mode not in ("append", "overwrite"):
+            raise OptionWrong(f"mode is {mode!r}; expected 'append' or 'overwrite'")
+        if where is not None and not isinstance(where, sql.Composable):
+            raise OptionWrong(f"where is {where!r}; expected SQL, as with psycopg.sql.SQL('number < 5')")
+        if where is not None and mode == "append":
+            raise OptionWrong("where says which rows are replaced, so it needs mode='overwrite'")
         self._business = rows, name, (where or sql.SQL("true")) if mode == "overwrite" else None
         return self
 
@@ -98,7 +118,14 @@ class OutboxWrite:
 
         Raises:
             EventColumnWrong: a column is missing or of a wrong type.
+            OptionWrong: an argument is not what it may be, or the write has events already.
         """
+        if self._events:
+            raise OptionWrong("a write has one DataFrame of events: `events` was called before; use union to emit more")
+        if on_bad_row not in get_args(OnBadRow):
+            raise OptionWrong(f"on_bad_row is {on_bad_row!r}; expected {' or '.join(map(repr, get_args(OnBadRow)))}")
+        if isinstance(order_by, str):
+            raise OptionWrong(f"order_by is {order_by!r}; expected a list of columns, as [{order_by!r}]")
         form = event_form(events.schema, topic, order_by)
         self._events = events.select(*(f.col(_quoted(name)) for name in form.needed)), form, on_bad_row == "deadLetter"
         return self
@@ -107,13 +134,17 @@ class OutboxWrite:
         """Stage everything with Spark, then write it in one transaction.
 
         Raises:
-            EventColumnWrong, BusinessColumnWrong: the columns are not of the form that is needed.
+            OptionWrong: there is nothing to write.
+            BusinessColumnWrong, BusinessTableMissing: the rows do not fit into the business table.
             InvalidEvent: an event would be refused by the outbox or by Kafka; nothing has been written.
             InvalidRow: a business row would be refused by Postgres; nothing has been written.
+            RowsDropped: a table did not take all rows, because of its own triggers or rules; nothing has been written.
             StagingLost: Postgres crashed meanwhile.
             ServerRefused, SchemaMissing: Postgres does not let us.
             pyspark.errors.PySparkException: a task failed for good; nothing has been written.
         """
+        if not (self._business or self._events):
+            raise OptionWrong("there is nothing to write: call `table`, `events` or both before `commit`")
         with reported_as_refusal(self._settings), connect_patiently(self._settings, purpose=PURPOSE) as connection:
             drop_orphans(connection, self._settings.table, self._job_id)
             find = statement("staging", "find_job", self._settings.table)
@@ -138,7 +169,9 @@ class OutboxWrite:
             business = events = None
             if self._business:
                 rows, name, _ = self._business
-                business = stage(rows, row_form(rows.schema), name, set_aside=False)
+                row = row_form(rows.schema)
+                check_business_table(connection, self._settings.table, name, row)
+                business = stage(rows, row, name, set_aside=False)
             if self._events:
                 rows, form, set_aside = self._events
                 events = stage(rows, form, None, set_aside)

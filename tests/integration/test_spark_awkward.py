@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import psycopg
 import pytest
 from psycopg import sql
@@ -9,10 +12,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from outbox_plugin import Settings, operate
-from outbox_plugin.errors import InvalidEvent
+from outbox_plugin.errors import InvalidEvent, InvalidSetting
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.spark import OutboxWrite
-from outbox_plugin.spark.publish import InvalidRow
+from outbox_plugin.spark.business import BusinessTableMissing
+from outbox_plugin.spark.columns import BusinessColumnWrong
+from outbox_plugin.spark.options import OptionWrong
+from outbox_plugin.spark.publish import InvalidRow, RowsDropped
 from tests.sparking import count
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
@@ -150,3 +156,142 @@ def test_what_an_earlier_version_has_set_aside_is_not_retried_either(settings: S
     migrate(settings)
     assert operate.retry_dead_letters(settings) == 1
     assert [letter.key for letter in operate.dead_letters(settings)] == ["k", None]
+
+
+def one_event(spark: SparkSession) -> DataFrame:
+    return spark.range(1).selectExpr("'k' AS key", "'v' AS value", "'a name' AS name")
+
+
+MISUSES: dict[str, tuple[Callable[[OutboxWrite, DataFrame], Any], str]] = {
+    "two tables": (lambda write, rows: write.table(rows, "business").table(rows, "other"), "has one business table"),
+    "two frames of events": (
+        lambda write, rows: write.events(rows, topic="t").events(rows, topic="t"),
+        "has one DataFrame of events",
+    ),
+    "another mode": (
+        lambda write, rows: write.table(rows, "business", mode="OVERWRITE"),  # type: ignore[arg-type]
+        "mode is 'OVERWRITE'; expected 'append' or 'overwrite'",
+    ),
+    "a condition without overwrite": (
+        lambda write, rows: write.table(rows, "business", where=sql.SQL("true")),
+        "needs mode='overwrite'",
+    ),
+    "a condition that is a text": (
+        lambda write, rows: write.table(rows, "business", mode="overwrite", where="n < 5"),  # type: ignore[arg-type]
+        "where is 'n < 5'; expected SQL",
+    ),
+    "an empty condition": (
+        lambda write, rows: write.table(rows, "business", mode="overwrite", where=""),  # type: ignore[arg-type]
+        "where is ''; expected SQL",
+    ),
+    "another policy": (
+        lambda write, rows: write.events(rows, topic="t", on_bad_row="deadletter"),  # type: ignore[arg-type]
+        "on_bad_row is 'deadletter'; expected 'fail' or 'deadLetter'",
+    ),
+    "a text as an order": (
+        lambda write, rows: write.events(rows, topic="t", order_by="name"),
+        r"order_by is 'name'; expected a list of columns, as \['name'\]",
+    ),
+    "nothing to write": (lambda write, rows: write.commit(), "nothing to write"),
+}
+
+
+@pytest.mark.parametrize("name", MISUSES)
+def test_a_write_that_is_used_wrongly_says_so(spark: SparkSession, settings: Settings, name: str) -> None:
+    misuse, said = MISUSES[name]
+    with pytest.raises(OptionWrong, match=said):
+        misuse(OutboxWrite(settings), one_event(spark))
+
+
+def test_an_empty_job_id_is_refused(spark: SparkSession, settings: Settings) -> None:
+    """It would make the job one that cannot be repeated, and not say so."""
+    with pytest.raises(InvalidSetting, match="job id: expected 1 to"):
+        OutboxWrite(settings, job_id="")
+    with pytest.raises(PySparkException, match="job id: expected 1 to"):
+        save(settings, one_event(spark), jobId="")
+
+
+def test_a_jobs_id_is_its_outboxs_own(spark: SparkSession, settings: Settings) -> None:
+    """Outboxes of one schema, and two names of one outbox."""
+    other = settings.model_copy(update={"table": "other"})
+    migrate(other)
+    qualified = settings.model_copy(update={"table": "public.outbox"})
+    migrate(qualified)
+    for outbox in (settings, other, qualified):
+        save(outbox, one_event(spark), jobId="sink", table=outbox.table)
+        OutboxWrite(outbox, job_id="driver").events(one_event(spark), topic="t").commit()
+    assert (count(settings, "outbox"), count(settings, "other")) == (2, 2)
+
+
+def test_a_job_that_an_earlier_version_has_committed_is_not_run_again(spark: SparkSession, settings: Settings) -> None:
+    execute(settings, "INSERT INTO outbox_job (job_id, events) VALUES ('old', 1)")
+    save(settings, one_event(spark), jobId="old")
+    assert OutboxWrite(settings, job_id="old").events(one_event(spark), topic="t").commit().again
+    assert count(settings, "outbox") == 0
+
+
+def refused(spark: SparkSession, settings: Settings, rows: DataFrame, said: str) -> None:
+    """Both ways of writing a business row refuse it, and name why."""
+    events = rows.selectExpr("'k' AS key", "'v' AS value", "*")
+    for write in (
+        lambda: OutboxWrite(settings).table(rows, "business").commit(),
+        lambda: save(settings, events, businessTable="business"),
+    ):
+        with pytest.raises((BusinessTableMissing, BusinessColumnWrong, RowsDropped, PySparkException)) as caught:
+            write()
+        assert said in str(caught.value)
+        assert "outbox migrate" not in str(caught.value)
+
+
+def test_a_business_table_that_is_missing_is_named(spark: SparkSession, settings: Settings) -> None:
+    refused(spark, settings, spark.sql("SELECT 1 AS number"), "there is no business table 'business'")
+
+
+def test_so_is_a_column_that_it_lacks(spark: SparkSession, settings: Settings) -> None:
+    execute(settings, "CREATE TABLE business (number INT)")
+    said = "the business table 'business' lacks 'name'; it has 'number'"
+    refused(spark, settings, spark.sql("SELECT 1 AS number, 'a' AS name"), said)
+
+
+def test_bytes_are_not_stored_as_a_text_that_shows_them(spark: SparkSession, settings: Settings) -> None:
+    execute(settings, "CREATE TABLE business (name TEXT)")
+    refused(spark, settings, spark.sql("SELECT X'6162' AS name"), "the column 'name' is binary")
+
+
+@pytest.mark.parametrize("what", ["INSERT", "INSERT OR UPDATE"])
+def test_a_trigger_that_drops_rows_is_named(spark: SparkSession, settings: Settings, what: str) -> None:
+    """To run the job again, as after a crash of Postgres, would not help."""
+    execute(
+        settings,
+        f"""
+        CREATE TABLE business (number BIGINT);
+        CREATE FUNCTION drop_one() RETURNS trigger LANGUAGE plpgsql
+        AS $$ BEGIN IF NEW.number = 1 THEN RETURN NULL; END IF; RETURN NEW; END $$;
+        CREATE TRIGGER drop_one BEFORE {what} ON business FOR EACH ROW EXECUTE FUNCTION drop_one();
+        """,
+    )
+    said = "the table 'business' took 1 of 2 rows: a trigger or a rule of its own drops rows"
+    refused(spark, settings, spark.range(2).selectExpr("id AS number"), said)
+    assert (count(settings, "business"), count(settings, "outbox")) == (0, 0)
+
+
+@pytest.mark.parametrize("column", ["key", "value", "topic", "headers"])
+def test_a_column_of_the_table_that_the_event_has_taken_is_named(
+    spark: SparkSession, settings: Settings, column: str
+) -> None:
+    execute(settings, f"CREATE TABLE business (number INT, {column} TEXT)")
+    rows = spark.sql("SELECT 1 AS number, 'k' AS key, 'v' AS value, 't' AS topic, map('a', 'b') AS headers")
+    with pytest.raises(PySparkException, match=f"the business table 'business' has '{column}' of its own"):
+        save(settings, rows, businessTable="business")
+    execute(settings, f"ALTER TABLE business ALTER COLUMN {column} SET DEFAULT 'the table''s own'")
+    save(settings, rows, businessTable="business")
+    assert execute(settings, f"SELECT {column} FROM business") == [("the table's own",)]
+
+
+def test_names_may_have_a_per_cent_sign(spark: SparkSession, settings: Settings) -> None:
+    execute(settings, 'CREATE TABLE "business%" ("pct%" INT, "%s" TEXT, "%(job_id)s" TEXT)')
+    rows = spark.sql("SELECT 1 AS `pct%`, 'a' AS `%s`, 'b' AS `%(job_id)s`")
+    OutboxWrite(settings).table(rows, "business%").commit()
+    OutboxWrite(settings).table(rows, "business%", "overwrite", sql.SQL("\"%s\" LIKE 'a%'")).commit()
+    save(settings, rows.selectExpr("'k' AS key", "'v' AS value", "*"), businessTable="business%", orderBy="pct%")
+    assert execute(settings, 'SELECT * FROM "business%"') == [(1, "a", "b")] * 2

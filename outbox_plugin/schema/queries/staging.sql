@@ -108,6 +108,17 @@ ON CONFLICT (query_id) DO UPDATE
     WHERE stream.batch_id < excluded.batch_id
 RETURNING events - %(events)s
 
+-- name: business_columns
+-- The columns of a business table: whether each is of bytes, and whether it is null where an INSERT does not name it.
+SELECT attname, 'bytea'::regtype IN (atttypid, typbasetype),
+       NOT (atthasdef OR attidentity <> '' OR typdefault IS NOT NULL)
+FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid
+WHERE attrelid = to_regclass(%(business)s) AND attnum > 0 AND NOT attisdropped
+
+-- name: count_staged
+-- How many rows the attempts have staged.
+SELECT count(*) FROM {staging} WHERE outbox_attempt = ANY (%(attempts)s::uuid[])
+
 -- name: publish_rows
 -- The business rows, as they were staged.
 INSERT INTO {business} ({columns}) SELECT {taken} FROM {staging} WHERE outbox_attempt = ANY (%(attempts)s::uuid[])
