@@ -21,6 +21,7 @@ from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 from outbox_plugin.spark.business import check_business_table
 from outbox_plugin.spark.columns import EventForm, RowForm, event_form, row_form
+from outbox_plugin.spark.evaluated import evaluated_once
 from outbox_plugin.spark.options import OnBadRow, OptionWrong
 from outbox_plugin.spark.publish import Staged, accepted, publish_events, publish_rows
 from outbox_plugin.spark.rows import BadRow
@@ -48,6 +49,9 @@ class JobCommitted:
 
 class OutboxWrite:
     """A write of business rows and events that appear together or not at all.
+
+    What rows and events are both made of, such as the rows themselves, is evaluated once, so that a row and its event
+    agree whatever functions they call. It is kept on Spark's executors while the job runs.
 
     Example:
         OutboxWrite(settings, job_id=run_id).table(flights, "flight").events(departures, topic="departures").commit()
@@ -140,6 +144,7 @@ class OutboxWrite:
             InvalidRow: a business row would be refused by Postgres; nothing has been written.
             RowsDropped: a table did not take all rows, because of its own triggers or rules; nothing has been written.
             StagingLost: Postgres crashed meanwhile.
+            EvaluationLost: an executor is lost that held what rows and events are both made of.
             ServerRefused, SchemaMissing: Postgres does not let us.
             pyspark.errors.PySparkException: a task failed for good; nothing has been written.
         """
@@ -167,19 +172,30 @@ class OutboxWrite:
 
         try:
             business = events = None
-            if self._business:
-                rows, name, _ = self._business
-                row = row_form(rows.schema)
-                check_business_table(connection, self._settings.table, name, row)
-                business = stage(rows, row, name, set_aside=False)
-            if self._events:
-                rows, form, set_aside = self._events
-                events = stage(rows, form, None, set_aside)
+            with self._evaluated() as (rows, emitted):
+                if self._business and rows is not None:
+                    row, name = row_form(rows.schema), self._business[1]
+                    check_business_table(connection, self._settings.table, name, row)
+                    business = stage(rows, row, name, set_aside=False)
+                if self._events and emitted is not None:
+                    _, form, set_aside = self._events
+                    events = stage(emitted, form, None, set_aside)
             yield business, events
         finally:
             for table in tables:
                 if not connection.closed:
                     table.drop(connection)
+
+    @contextmanager
+    def _evaluated(self) -> Iterator[tuple[DataFrame | None, DataFrame | None]]:
+        """The business rows and the events; what both are made of is evaluated once."""
+        rows = self._business[0] if self._business else None
+        events = self._events[0] if self._events else None
+        if rows is None or events is None:
+            yield rows, events
+            return
+        with evaluated_once(rows, events) as both:
+            yield both
 
     def _publish(self, connection: _Connection, business: Staged | None, events: Staged | None) -> JobCommitted:
         emitted = events.rows if events else 0
