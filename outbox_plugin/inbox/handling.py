@@ -7,7 +7,7 @@ thread can drive it (`driven`).
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import psycopg
 
@@ -79,16 +79,16 @@ class Handling:
         return Outcome(done, again_in=AWAY_SECONDS * (1 + self._jitter()))
 
     async def _handle_together(self, seat: Seat, records: Sequence[Received]) -> None:
-        fresh: set[str] = set()
+        fresh: dict[str, str] = {}
         begun = None
         try:
             async with seat.transaction():
-                fresh, begun = await self._claimed(seat, [record.idempotency_key for record in records])
+                fresh, begun = await self._claimed(seat, records)
                 for record in records:
                     if begun is not None and record.idempotency_key in fresh:
                         await seat.handle(record)
                         ended = await self._has_ended(seat, begun)
-                        fresh.discard(record.idempotency_key)  # It may stand in the topic twice.
+                        fresh.pop(record.idempotency_key, None)  # It may stand in the topic twice.
                         if ended:
                             break
                 else:
@@ -132,12 +132,12 @@ class Handling:
             TransactionEnded: the handler committed the transaction; what it did is there.
             _LostWhileHandled: the connection was lost since the handler began.
         """
-        fresh: set[str] = set()
+        fresh: dict[str, str] = {}
         begun, committed = None, False
         try:
             async with seat.transaction():
                 if record.dead_letter is None:
-                    fresh, begun = await self._claimed(seat, [record.idempotency_key])
+                    fresh, begun = await self._claimed(seat, [record])
                 else:
                     begun = await self._locked(seat, record.dead_letter)
                 if begun is not None:
@@ -173,21 +173,21 @@ class Handling:
             raise HandlerMisuse("the handler rolled the transaction back that it was given: leave that to the inbox")
         return bool(became == "committed")
 
-    async def _unclaim_committed(self, seat: Seat, begun: Begun | None, keys: Iterable[str]) -> None:
+    async def _unclaim_committed(self, seat: Seat, begun: Begun | None, fresh: Mapping[str, str]) -> None:
         """If a handler has committed the claims on events that have not been handled, take them back.
 
         Without that they would count as handled. Where the database is away, this waits for it a while: nobody else
         knows of it.
         """
-        keys = [*keys]
-        if begun is None or not keys:
+        if begun is None or not fresh:
             return
+        events: dict[str, object] = {"group": self._group, "keys": [*fresh], "sources": [*fresh.values()]}
         for _ in range(UNCLAIM_ATTEMPTS):
             try:
                 await seat.connect()
                 [(became,)] = await seat.fetch(self._became, {"id": begun.id})
                 if became == "committed":
-                    await seat.fetch(self._unclaim, {"group": self._group, "keys": keys})
+                    await seat.fetch(self._unclaim, events)
             except psycopg.errors.InvalidParameterValue:  # A server that took over does not know the transaction.
                 return
             except psycopg.Error as error:
@@ -202,11 +202,22 @@ class Handling:
         rows = await seat.fetch(self._lock_letter, {"id": letter, "sign": sign})
         return Begun(rows[0][1], sign) if rows else None
 
-    async def _claimed(self, seat: Seat, keys: list[str]) -> tuple[set[str], Begun | None]:
-        """Claim events: those that had not been handled, and the transaction; None if there are none."""
+    async def _claimed(self, seat: Seat, records: Sequence[Received]) -> tuple[dict[str, str], Begun | None]:
+        """Claim events: those that had not been handled, and the transaction; None if there are none.
+
+        Returns the keys, and of each the source. Events of one key and two sources cannot be claimed at once.
+        """
         sign = seat.new_sign()
-        rows = await seat.fetch(self._claim, {"group": self._group, "keys": keys, "sign": sign})
-        return {row[0] for row in rows}, Begun(rows[0][1], sign) if rows else None
+        sources = {record.idempotency_key: record.source for record in records}
+        keys = [record.idempotency_key for record in records]
+        claimed: dict[str, object] = {
+            "group": self._group,
+            "keys": keys,
+            "sources": [record.source for record in records],
+            "sign": sign,
+        }
+        rows = await seat.fetch(self._claim, claimed)
+        return {row[0]: sources[row[0]] for row in rows}, Begun(rows[0][1], sign) if rows else None
 
     async def _buried(self, seat: Seat, record: Received, error: Exception, attempts: int) -> bool:
         """Lay a record among the dead letters; False when the database does not let us now."""
@@ -237,6 +248,7 @@ def _place(record: Received) -> str:
 def _columns(record: Received) -> dict[str, object]:
     return {
         "idempotency_key": record.idempotency_key,
+        "source": record.source,
         "topic": record.topic,
         "partition": record.partition,
         "offset": record.offset,

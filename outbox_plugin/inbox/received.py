@@ -42,6 +42,12 @@ class Received:
     dead_letter: int | None = None
 
     @property
+    def source(self) -> str:
+        """What its idempotency key is unique in: the topic, and the type where it has one."""
+        kind = next((value for name, value in self.headers if name == EVENT_TYPE_HEADER), None)
+        return f"{self.topic} {_kept(kind)}" if kind else self.topic
+
+    @property
     def size(self) -> int:
         """How many bytes its key, value and headers have."""
         body = len(self.key or b"") + len(self.value or b"")
@@ -101,12 +107,17 @@ def identity(headers: Headers, topic: str, partition: int, offset: int) -> str:
     """
     for name, value in headers:
         if name == IDEMPOTENCY_HEADER and value:
-            try:
-                text = value.decode()
-            except UnicodeDecodeError:
-                return _digest(value)
-            return _digest(value) if "\0" in text or len(value) > IDENTITY_BYTES else text
+            return _kept(value)
     return f"{topic}/{partition}/{offset}"
+
+
+def _kept(value: bytes) -> str:
+    """`value` as text; or its digest, where Postgres cannot hold that as text, or its index is too narrow for it."""
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        return _digest(value)
+    return _digest(value) if "\0" in text or len(value) > IDENTITY_BYTES else text
 
 
 def _digest(value: bytes) -> str:

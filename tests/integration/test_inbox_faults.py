@@ -17,6 +17,7 @@ from outbox_plugin.inbox import Inbox, Received, Retry
 from outbox_plugin.inbox.dead_letters import DeadLetters
 from outbox_plugin.inbox.handling import Handling
 from tests.consuming import effects, make_effect_table, produce, query, record_effect
+from tests.harvesting import create_topic
 from tests.support import eventually
 
 pytestmark = pytest.mark.integration
@@ -215,9 +216,9 @@ def test_handlers_that_share_rows_do_not_deadlock_by_the_batch(ready: Settings, 
             raise
 
     query(ready, "CREATE TABLE shared AS SELECT number, 0 AS times FROM generate_series(0, 19) AS number")
-    produce(ready, topic, [(f"k{each % 500}", str(each * 7919 % 20)) for each in range(3_000)])
+    produce(ready, topic, [(f"k{each % 500}", str(each * 7919 % 20)) for each in range(9_000)])
     with Inbox(ready, group=group, topics=[topic], handler=handle):
-        eventually(lambda: query(ready, "SELECT sum(times) FROM shared") == [(3_000,)], 120)
+        eventually(lambda: query(ready, "SELECT sum(times) FROM shared") == [(9_000,)], 240)
     assert len(deadlocks) <= 10  # Of the first lot: four batches, and what is handled one by one between them.
 
 
@@ -278,3 +279,38 @@ def test_large_records_are_held_up_to_a_bound_of_bytes(
         assert 5 <= max(held) <= 21
         go_on.set()
         eventually(lambda: len(effects(ready)) == 200, SOON)
+
+
+def test_one_key_on_two_topics_and_of_two_types_is_as_many_events(ready: Settings, topic: str, group: str) -> None:
+    """Each has its effect once, also where the records come twice, and where all of them fail."""
+
+    def handle(connection: psycopg.Connection[Any], event: Received) -> None:
+        if event.value == b"guilty":
+            raise RuntimeError("it is guilty")
+        connection.execute("INSERT INTO effect (event, key) VALUES (%s, %s)", (event.topic, event.type))
+
+    other = create_topic(ready, f"{topic}-other")
+    producer = Producer({"bootstrap.servers": ready.bootstrap_servers})
+    kinds: list[list[tuple[str, str | bytes | None]]] = [[], [("event-type", "Placed")], [("event-type", "Paid")]]
+    for value, name in (("good", "17"), ("guilty", "18")):
+        for place in (topic, other, topic, other):
+            for kind in kinds:
+                producer.produce(place, value, "k", headers=[("idempotency-key", name), *kind])
+    producer.flush(30)
+    producer.close()
+    with Inbox(ready, group=group, topics=[topic, other], handler=handle, retry=AT_ONCE):
+        eventually(lambda: len(letters(ready)) == len(effects(ready)) == 6, SOON)
+        assert query(ready, "SELECT count(DISTINCT (event, key)) FROM effect") == [(6,)]
+        produce(ready, topic, [("k", "good")])
+        eventually(lambda: len(effects(ready)) == 7, SOON)
+    assert letters(ready) == ["18"] * 6
+
+
+def test_what_the_version_before_has_handled_is_left_out_on_every_topic(
+    ready: Settings, topic: str, group: str
+) -> None:
+    """It did not remember of which topic the event was."""
+    query(ready, "INSERT INTO outbox_inbox (consumer_group, idempotency_key) VALUES (%s, 'known')", group)
+    produce(ready, topic, [("k", "1"), ("k", "2")], identities=["known", "new"])
+    with Inbox(ready, group=group, topics=[topic], handler=record_effect):
+        eventually(lambda: [event for event, _, _ in effects(ready)] == ["new"], SOON)

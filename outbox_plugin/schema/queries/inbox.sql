@@ -3,9 +3,13 @@
 -- transaction is handling now is waited for. In one order, so that two that claim the same events cannot deadlock.
 -- With each goes the id of this transaction, whose sign is set.
 WITH claimed AS (
-    INSERT INTO {outbox_inbox} (consumer_group, idempotency_key)
-    SELECT %(group)s, key FROM unnest(%(keys)s::text[]) AS key ORDER BY key
-    ON CONFLICT DO NOTHING
+    INSERT INTO {outbox_inbox} AS known (consumer_group, idempotency_key, sources)
+    SELECT %(group)s, key, ARRAY[source]
+    FROM (SELECT DISTINCT key, source FROM unnest(%(keys)s::text[], %(sources)s::text[]) AS each (key, source)) AS event
+    ORDER BY key
+    ON CONFLICT (consumer_group, idempotency_key) DO UPDATE
+        SET sources = known.sources || excluded.sources, handled_at = now()
+        WHERE NOT excluded.sources <@ known.sources
     RETURNING idempotency_key
 ), signed AS MATERIALIZED (
     SELECT pg_current_xact_id()::text AS transaction_id, set_config('application_name', %(sign)s, true)
@@ -18,14 +22,24 @@ SELECT pg_xact_status(%(id)s::xid8)
 
 -- name: unclaim
 -- These were recorded as handled by a handler's own COMMIT, but are not.
-DELETE FROM {outbox_inbox} WHERE consumer_group = %(group)s AND idempotency_key = ANY (%(keys)s)
+WITH event AS (
+    SELECT key, source FROM unnest(%(keys)s::text[], %(sources)s::text[]) AS each (key, source)
+), shared AS (
+    UPDATE {outbox_inbox} AS known SET sources = array_remove(sources, source) FROM event
+    WHERE consumer_group = %(group)s AND idempotency_key = key AND sources @> ARRAY[source] AND cardinality(sources) > 1
+)
+DELETE FROM {outbox_inbox} AS known USING event
+WHERE consumer_group = %(group)s AND idempotency_key = key AND sources = ARRAY[source]
 RETURNING idempotency_key
 
 -- name: bury
 -- Give an event up: recorded as handled, and kept with the reason, unless it has been handled meanwhile.
 WITH claimed AS (
-    INSERT INTO {outbox_inbox} (consumer_group, idempotency_key) VALUES (%(group)s, %(idempotency_key)s)
-    ON CONFLICT DO NOTHING
+    INSERT INTO {outbox_inbox} AS known (consumer_group, idempotency_key, sources)
+    VALUES (%(group)s, %(idempotency_key)s, ARRAY[%(source)s::text])
+    ON CONFLICT (consumer_group, idempotency_key) DO UPDATE
+        SET sources = known.sources || excluded.sources, handled_at = now()
+        WHERE NOT excluded.sources <@ known.sources
     RETURNING idempotency_key
 )
 INSERT INTO {outbox_inbox_dead_letter} (consumer_group, idempotency_key, kafka_topic, kafka_partition, kafka_offset,
