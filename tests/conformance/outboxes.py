@@ -171,7 +171,7 @@ class SimulatedOutbox:
         return self._database.layout
 
     def truncate(self) -> None:
-        self._database.truncate()
+        self._database.truncate(restart_identity=True)
 
     def pause(self) -> None:
         self._database.paused = True

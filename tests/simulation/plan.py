@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import Literal
 
 from outbox_plugin.settings import BadRows, Delivery
 from tests.simulation.wire import MISHAPS
+
+CreateTimes = Literal["now", "by the second", "the same"]  # What applications write into that column.
 
 # What can befall a schedule at an instant, or for a while.
 KILL, STOP, PAUSE, JUMP = "kill", "stop", "pause", "clock jumps ahead"
@@ -17,6 +20,12 @@ RESHARD, HALT = "another number of shards", "paused by an order"
 WALL_CLOCK_BACK = "Postgres' clock jumps back"
 BAD_EVENT, BAD_TOPIC = "a row that Kafka refuses", "a topic that Kafka refuses"
 OWN_ID = "a row with an id of its own making"
+REWRITE, UPDATE, DELETE = "a migration rewrites the table", "rows are updated", "rows are deleted by somebody else"
+WRAP = "2^31 transactions pass"
+TRUNCATE_ONLY, SET_BACK = "truncate, ids going on", "the sequence is set back"
+RESTORE_WITH_CLOCK = "restore a backup, and its clock"
+LOCK = "the table is locked"
+FAIL_OVER, FAIL_OVER_ASYNC = "fail-over to a synchronous standby", "fail-over to an asynchronous standby"
 EVERYTHING = (
     KILL,
     STOP,
@@ -35,7 +44,19 @@ EVERYTHING = (
     BAD_EVENT,
     BAD_TOPIC,
     OWN_ID,
+    REWRITE,
+    UPDATE,
+    DELETE,
+    WRAP,
+    TRUNCATE_ONLY,
+    SET_BACK,
+    RESTORE_WITH_CLOCK,
+    LOCK,
+    FAIL_OVER,
+    FAIL_OVER_ASYNC,
 )
+# After them an id may be given again: only when it was created tells a row from an earlier one.
+GIVES_IDS_AGAIN = (RESTORE, RESTORE_WITH_CLOCK, SET_BACK, FAIL_OVER_ASYNC)
 AIMS = (
     "fences",
     "begins",
@@ -62,6 +83,8 @@ THEMES = (
     (PAUSE, PAUSE, PAUSE, KILL),
     (KILL, KILL, KILL, POSTGRES_DOWN),
     (NO_KAFKA, NO_POSTGRES, NO_KAFKA, NO_POSTGRES, KAFKA_DOWN),
+    (REWRITE, UPDATE, WRAP, KILL),
+    (FAIL_OVER, FAIL_OVER_ASYNC, LOCK, KILL),
 )
 
 
@@ -94,6 +117,8 @@ class Plan:
     bad_rows: BadRows = "park"
     wakes: bool = False
     releases: bool = True
+    create_times: CreateTimes = "now"
+    large: float = 0.0  # How many of the events are so large that a read leaves their values out at first.
     faults: tuple[Fault, ...] = ()
     shares_election: bool = False  # With goharvest, in at-least-once delivery.
 
@@ -106,6 +131,7 @@ class Plan:
         kinds += rng.choice(THEMES) if rng.random() < 0.5 else rng.choices(_OF_ONE, k=rng.randint(0, 2))
         if RESTORE in kinds and WALL_CLOCK_BACK in kinds:
             kinds.remove(WALL_CLOCK_BACK)  # Nothing is left that tells new rows from old ones.
+        create_times: CreateTimes = rng.choice(("now", "now", "by the second", "the same"))
         harvesters = rng.choice((2, 2, 2, 3, 3, 4, 5))
         longest_pause = rng.choice((5.0, 10.0, 10.0, 60.0))
         return cls(
@@ -124,6 +150,8 @@ class Plan:
             bad_rows=rng.choice(("park", "park", "dead-letter")),
             wakes=rng.random() < 0.7,
             releases=rng.random() < 0.7,
+            create_times="now" if set(kinds) & set(GIVES_IDS_AGAIN) else create_times,
+            large=rng.choice((0.0, 0.0, 0.3)),
             faults=tuple(
                 sorted(
                     (

@@ -22,6 +22,8 @@ from tests.simulation.wire import Server
 Answer = TypeVar("Answer")
 
 PLACE = "outbox in database simulated"
+STATEMENT_SECONDS = 2.0
+_LOCKS = ("reads", "purges", "recovers", "marks", "deletes", "resets", "parks", "buries")
 HIDDEN_ROW_SECONDS = 0.005  # As if each row stood for thousands.
 
 
@@ -46,7 +48,8 @@ class Event:
     erased: bool = False  # By a truncation, or because a backup without it was restored.
     forgotten: bool = False  # Erased by a backup that does not know of a later layout, whose leaders nobody fences.
     buried: bool = False  # It is, or was, a dead letter.
-    restored: bool = False  # By a backup that still had it.
+    restored: bool = False  # By a backup that still had it, or a standby that had not heard of its deletion.
+    large: bool = False  # A read leaves its value out at first.
 
 
 @dataclass(eq=False, slots=True)
@@ -92,14 +95,14 @@ class Transaction:
         self.database.used.add(self.database.sequence)
         return self.database.sequence
 
-    def insert(self, id_: int, topic: str, key: str) -> None:
+    def insert(self, id_: int, topic: str, key: str, *, large: bool = False) -> None:
         """Insert a row under an id that was drawn."""
         self._check()
         database = self.database
         if self.xid is None:
             self.xid, database.next_xid = database.next_xid, database.next_xid + 1
         database.events.append(
-            event := Event(f"e{len(database.events)}", topic, key, self.began, self.number, len(self.rows))
+            event := Event(f"e{len(database.events)}", topic, key, self.began, self.number, len(self.rows), large=large)
         )
         database.by_name[event.name] = event
         database.used.add(id_)
@@ -169,6 +172,7 @@ class Database:
         self.open: dict[Transaction, None] = {}  # In their order; a set would have none that repeats.
         self.generation = 0  # Connections of an earlier one are broken.
         self.closed_to_writers = False
+        self.locked = False  # By a migration: who reads or writes the table waits.
         self.wall = 1_000_000_000  # What the clock is ahead, in microseconds.
         self.notifies = 0.97  # How many of the notifications arrive.
         self.sleepers: list[WakeUpCall] = []
@@ -227,17 +231,39 @@ class Database:
         for sleeper in self.sleepers:
             sleeper.ring()
 
-    def truncate(self) -> None:
-        """TRUNCATE … RESTART IDENTITY, when nobody writes."""
+    def truncate(self, *, restart_identity: bool) -> None:
+        """TRUNCATE, when nobody writes."""
         for row in self.rows.values():
             row.event.erased = True
         self.rows.clear()
-        self.used.clear()
         self.history += 1
-        self.sequence = 0
+        if restart_identity:
+            self.used.clear()
+            self.sequence = 0
         self.next_xid += 1
         self.incarnation = self._new_incarnation()
         self.flush()
+
+    def rewrite(self, share: float = 1.0) -> None:
+        """Give rows another version: all of them, as a migration does, or a share of them, as an UPDATE."""
+        for row in self.rows.values():
+            if self.scheduler.random() < share:
+                row.xid = self.next_xid
+        self.next_xid += 1
+        self.flush()
+
+    def erase(self, share: float) -> None:
+        """Somebody else deletes rows."""
+        for row in list(self.rows.values()):
+            if self.scheduler.random() < share:
+                row.event.erased = True
+                del self.rows[row.id]
+        self.flush()
+
+    def set_sequence_back(self) -> None:
+        """Let ids be given again that no row has, when nobody writes."""
+        self.sequence = max(self.rows, default=0)
+        self.used = set(self.rows)
 
     def _new_incarnation(self) -> int:
         self._incarnations += 1
@@ -257,24 +283,16 @@ class Database:
             dict(self.leaders),
         )
 
-    def restore(self, backup: Backup, *, new_incarnation: bool) -> None:
+    def restore(self, backup: Backup, *, new_incarnation: bool = False) -> None:
         """Be as the backup was: in place, or in a table made anew whose rows are inserted now.
 
         Not in place of another history than the backup's: nothing tells its rows from others' with their ids then.
         """
         if backup.history != self.history and not new_incarnation:
             return
-        self.history += 1
-        self.restart(immediate=False)
-        kept = {row.event.name for row in (*backup.rows, *backup.dead)}
-        forgets = backup.layout.number != self.layout.number
-        for event in self.events:
-            event.forgotten = event.forgotten or (forgets and event.name not in kept)
-            event.erased = event.erased or event.name not in kept
+        self._return_to(backup)
         for row in (*backup.rows, *backup.dead):
             row.event.restored, row.event.erased = True, False
-        self.rows = {row.id: copy(row) for row in backup.rows}
-        self.sequence, self.parked, self.dead = backup.sequence, dict(backup.parked), list(backup.dead)
         if new_incarnation:
             self.incarnation = self._new_incarnation()
             self.layout = replace(self.layout, unsettled=())
@@ -284,6 +302,38 @@ class Database:
         else:
             self.next_xid, self.incarnation = backup.next_xid, backup.incarnation
             self.layout, self.leaders = backup.layout, dict(backup.leaders)
+
+    def fail_over(self, standby: Backup | None) -> None:
+        """Go on where the standby is: as far as everything was durable, or where it had got to.
+
+        A sequence jumps ahead, as its numbers are logged in advance.
+        """
+        if standby is None:
+            self.restart(immediate=True)
+            self.sequence += int(self.scheduler.random() * 33)
+            return
+        if standby.history != self.history:
+            return
+        here = {row.event.name for row in self.rows.values()}
+        self._return_to(standby)
+        for row in (*standby.rows, *standby.dead):
+            row.event.restored = row.event.restored or row.event.name not in here
+            row.event.erased = False
+        self.next_xid, self.incarnation = standby.next_xid, standby.incarnation
+        self.layout, self.leaders = standby.layout, dict(standby.leaders)
+        self.sequence = standby.sequence + int(self.scheduler.random() * 33)
+
+    def _return_to(self, backup: Backup) -> None:
+        """Have the rows of the backup."""
+        self.history += 1
+        self.restart(immediate=False)
+        kept = {row.event.name for row in (*backup.rows, *backup.dead)}
+        forgets = backup.layout.number != self.layout.number
+        for event in self.events:
+            event.forgotten = event.forgotten or (forgets and event.name not in kept)
+            event.erased = event.erased or event.name not in kept
+        self.rows = {row.id: copy(row) for row in backup.rows}
+        self.sequence, self.parked, self.dead = backup.sequence, dict(backup.parked), list(backup.dead)
 
     def change_layout(self, shards: int) -> None:
         """Let the outbox have another number of shards; the layout's number is the time, so that none comes twice."""
@@ -383,12 +433,23 @@ class Store:
     def call(self, doing: str, effect: Callable[[], Answer]) -> Answer:
         """Have the server do something."""
 
+        self._wait_for_locks(doing)
+
         def checked() -> Answer:
             if self._generation != self.database.generation:
                 raise StoreUnavailable("Postgres: the connection was lost")
             return effect()
 
         return self._server.call(self.process, doing, checked)
+
+    def _wait_for_locks(self, doing: str) -> None:
+        """Wait for whoever has locked the table, until the statement times out."""
+        scheduler = self.process.scheduler
+        deadline = scheduler.now + STATEMENT_SECONDS
+        while self.database.locked and doing.split(" ", 1)[0] in _LOCKS:
+            if scheduler.now > deadline:
+                raise StoreUnavailable(f"Postgres: canceling statement due to statement timeout: {doing}")
+            scheduler.sleep(0.05)
 
     @property
     def identity(self) -> Identity:
@@ -460,7 +521,22 @@ class Store:
 
         found = self.call("reads", effect)
         self._pass_over_hidden_rows()
-        return found
+        return self.with_large_values(found) if any(map(self._is_large, found)) else found
+
+    def _is_large(self, row: OutboxRow) -> bool:
+        return self.database.by_name[str(row.value)].large
+
+    def with_large_values(self, rows: list[OutboxRow]) -> list[OutboxRow]:
+        """The rows, with the values that the first statement of a read left out; without those that are gone by now."""
+        values = self.large_values([row for row in rows if self._is_large(row)])
+        return [row for row in rows if not self._is_large(row) or row.id in values]
+
+    def large_values(self, rows: list[OutboxRow]) -> dict[int, str]:
+        """The values that are still there, by their ids."""
+        there = self.database.rows
+        return self.call(
+            "reads large values", lambda: {row.id: there[row.id].event.name for row in rows if row.id in there}
+        )
 
     def snapshot(self) -> str:
         return str(self.call("asks for the snapshot", lambda: self.database.ended))

@@ -38,6 +38,8 @@ def _presence(world: World) -> Iterator[str]:
     for values in _arrived(world).values():
         for value in values:
             times[value] = times.get(value, 0) + 1
+    for value in times.keys() - database.by_name.keys():
+        yield f"phantom: {value} arrived, and nobody wrote it"
     for event in database.events:
         count = times.get(event.name, 0)
         if event.committed is None:
@@ -57,7 +59,7 @@ def _order(world: World) -> Iterator[str]:
     """Promise 3: of two rows with one key, the first by commit and begin, or by place, appears first."""
     by_name = world.database.by_name
     for partition, values in _arrived(world).items():
-        seen = [by_name[value] for value in dict.fromkeys(values)]
+        seen = [by_name[value] for value in dict.fromkeys(values) if value in by_name]
         for place, later in enumerate(seen):
             for behind in seen[place + 1 :]:
                 if world.plan.delivery == "at-least-once" and (behind.erased or behind.buried):
@@ -123,4 +125,6 @@ def slowest(world: World) -> float:
             if each.transaction is None or each.transaction.committed:
                 began.setdefault(each.value, each.at)
     committed = {event.name: event.committed_at for event in world.database.events}
-    return max((at - committed[name] for name, at in began.items() if committed[name] > ELECTED_SECONDS), default=0.0)
+    return max(
+        (at - committed[name] for name, at in began.items() if committed.get(name, 0.0) > ELECTED_SECONDS), default=0.0
+    )

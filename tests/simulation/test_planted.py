@@ -15,8 +15,8 @@ from outbox_plugin.relay.at_least_once import AtLeastOnce
 from outbox_plugin.relay.exactly_once import ExactlyOnce
 from tests.simulation.conftest import SCHEDULES
 from tests.simulation.kafka import SimulatedLog
-from tests.simulation.plan import BAD_TOPIC, Fault, Plan
-from tests.simulation.postgres import Row, Store
+from tests.simulation.plan import BAD_TOPIC, DELETE, HALT, REWRITE, TRUNCATE, WRAP, Fault, Plan
+from tests.simulation.postgres import Database, Row, Store
 from tests.simulation.schedule import run
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -103,6 +103,28 @@ LATE_RETURNS = Plan(
     latency=0.02,
 )
 
+
+def prove_rows_by_transaction_ids_alone(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Store, "proven_by_times", Store.visible_to_the_read)
+
+
+def believe_old_transaction_ids_to_be_new(patch: pytest.MonkeyPatch) -> None:
+    prove_rows_by_transaction_ids_alone(patch)
+
+
+def send_what_has_vanished_as_a_tombstone(patch: pytest.MonkeyPatch) -> None:
+    def with_large_values(store: Store, rows: list[OutboxRow]) -> list[OutboxRow]:
+        large = [row for row in rows if store._is_large(row)]
+        values = store.large_values(large)
+        return [row._replace(value=values.get(row.id)) if row in large else row for row in rows]
+
+    patch.setattr(Store, "with_large_values", with_large_values)
+
+
+def do_not_notice_a_truncation(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Database, "_new_incarnation", lambda database: database.incarnation)
+
+
 # Two leaders that are stopped at the wrong moments, while a topic comes and goes: a zombie buries what was published.
 LATE_BURIALS = Plan(
     harvesters=2,
@@ -113,6 +135,32 @@ LATE_BURIALS = Plan(
     aims=("buries", "purges"),
     bad_rows="dead-letter",
     faults=tuple(Fault(BAD_TOPIC, at, 1.5, 1) for at in (1.0, 3.0, 5.0)),
+)
+
+
+# Migrations that rewrite the table under load.
+REWRITES = Plan(
+    harvesters=2, writers=3, latency=0.02, faults=tuple(Fault(REWRITE, 0.5 + at / 2, 0.0, 1) for at in range(10))
+)
+# Rows that wait while 2^31 transactions pass.
+OLD_ROWS = Plan(harvesters=2, writers=3, faults=(Fault(HALT, 1.0, 4.0, 1), Fault(WRAP, 4.0, 0.0, 1)))
+# Large rows that somebody deletes while they are read.
+VANISHING = Plan(
+    harvesters=2,
+    writers=4,
+    latency=0.1,
+    large=0.5,
+    faults=tuple(Fault(DELETE, 0.5 + at / 4, 0.0, 1) for at in range(20)),
+)
+# Rows that are all created at one time, whose ids are given again while a leader is dead.
+TRUNCATED = Plan(
+    harvesters=2,
+    writers=4,
+    create_times="the same",
+    mishap_rate=0.2,
+    mishaps=("killed before it was sent", "killed before the answer"),
+    aims=("commits", "purges"),
+    faults=tuple(Fault(TRUNCATE, 1.0 + at, 0.0, 1) for at in range(5)),
 )
 
 
@@ -132,6 +180,10 @@ PLANTS: dict[Plant, Found] = {
     mark_without_leading: Found(("replaced",)),
     send_what_was_marked_long_ago: Found(("replaced",)),
     put_aside_without_leading: Found(("repeated",), LATE_BURIALS),
+    prove_rows_by_transaction_ids_alone: Found(("repeated",), REWRITES),
+    believe_old_transaction_ids_to_be_new: Found(("repeated", "loss"), OLD_ROWS),
+    send_what_has_vanished_as_a_tombstone: Found(("phantom",), VANISHING),
+    do_not_notice_a_truncation: Found(("loss",), TRUNCATED),
     go_on_with_a_producer_in_doubt: Found(("loss", "repeated"), LATE_COMMITS),
     replace_a_producer_without_asking_who_leads: Found(("repeated", "leaders"), LATE_RETURNS),
 }
@@ -154,4 +206,11 @@ def test_a_planted_bug_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("plan", [LATE_BURIALS, LATE_COMMITS, LATE_RETURNS], ids=["burials", "commits", "returns"])
 def test_where_a_rare_bug_is_looked_for_there_is_none(plan: Plan) -> None:
     for seed in range(SCHEDULES // 4):
+        assert not run(seed, plan=plan).broken, f"seed {seed}"
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("plan", [REWRITES, OLD_ROWS, VANISHING, TRUNCATED], ids=lambda plan: plan.faults[-1].kind)
+def test_where_bugs_of_rows_are_looked_for_there_is_none(plan: Plan) -> None:
+    for seed in range(SCHEDULES // 16):
         assert not run(seed, plan=plan).broken, f"seed {seed}"

@@ -119,17 +119,28 @@ class World:
     def _transact(self) -> None:
         rng, scheduler = self.rng, self.scheduler
         transaction = self.database.begin()
+        transaction.create_time = self._create_time(transaction.create_time)
         dawdle = rng.choice((0.0, 0.001, 0.01, 0.1, 1.0))
         topic = "t" if rng.random() < 0.8 else "u"
         for _ in range(rng.choice((1, 1, 2, 3, 5))):
             id_ = transaction.draw()
             scheduler.sleep(rng.random() * dawdle)
-            transaction.insert(id_, topic, f"k{rng.randrange(self.plan.keys)}")
+            transaction.insert(id_, topic, f"k{rng.randrange(self.plan.keys)}", large=rng.random() < self.plan.large)
             scheduler.sleep(rng.random() * dawdle)
         if rng.random() < 0.2:
             transaction.roll_back()
         else:
             transaction.commit()
+
+    def _create_time(self, now: int) -> int:
+        """What the application says, in place of the database."""
+        match self.plan.create_times:
+            case "now":
+                return now
+            case "by the second":
+                return now - now % 1_000_000
+            case "the same":
+                return 0
 
     def _befall(self, fault: Fault) -> None:
         self._befalling += 1
@@ -179,18 +190,48 @@ class World:
         self.scheduler.sleep(fault.seconds)
         self.postgres.down = False
 
-    def _truncate(self, fault: Fault) -> None:
+    @contextmanager
+    def _nobody_writes(self) -> Iterator[None]:
+        """Where the table is locked exclusively."""
         self.database.closed_to_writers = True
         while self.database.open:
             self.scheduler.sleep(0.05)
-        self.database.truncate()
+        yield
         self.database.closed_to_writers = False
 
+    def _truncate(self, fault: Fault) -> None:
+        with self._nobody_writes():
+            self.database.truncate(restart_identity=fault.kind == plans.TRUNCATE)
+
+    def _set_sequence_back(self, fault: Fault) -> None:
+        with self._nobody_writes():
+            self.database.set_sequence_back()
+
+    def _lock(self, fault: Fault) -> None:
+        """A migration locks the table for long, and rewrites it in the end."""
+        with self._nobody_writes():
+            self.database.locked = True
+            self.scheduler.sleep(fault.seconds)
+            self.database.rewrite()
+            self.database.locked = False
+
     def _restore(self, fault: Fault) -> None:
-        backup = self.database.back_up()
+        database = self.database
+        backup, clock = database.back_up(), database.clock()
         self.scheduler.sleep(fault.seconds / 2)
         self.say("fate", "restores the backup")
-        self.database.restore(backup, new_incarnation=fault.kind == plans.RESTORE_ANEW)
+        database.restore(backup, new_incarnation=fault.kind == plans.RESTORE_ANEW)
+        if fault.kind == plans.RESTORE_WITH_CLOCK:
+            database.wall -= database.clock() - clock
+
+    def _fail_over(self, fault: Fault) -> None:
+        """An asynchronous standby is some tenths of a second behind."""
+        standby = None
+        if fault.kind == plans.FAIL_OVER_ASYNC:
+            standby = self.database.back_up()
+            self.scheduler.sleep(fault.seconds / 10)
+            self.say("fate", "promotes the standby")
+        self.database.fail_over(standby)
 
     def _reshard(self, fault: Fault) -> None:
         self.database.change_layout(fault.target)
@@ -199,6 +240,9 @@ class World:
         self.database.paused = True
         self.scheduler.sleep(fault.seconds)
         self.database.paused = False
+
+    def _wrap(self, fault: Fault) -> None:
+        self.database.next_xid += 2**31 + fault.target
 
     def _set_clock_back(self, fault: Fault) -> None:
         self.database.wall -= int(fault.seconds * 1e6)
@@ -249,6 +293,16 @@ _BEFALL: dict[str, Callable[[World, Fault], None]] = {
     plans.TRUNCATE: World._truncate,
     plans.RESTORE: World._restore,
     plans.RESTORE_ANEW: World._restore,
+    plans.RESTORE_WITH_CLOCK: World._restore,
+    plans.TRUNCATE_ONLY: World._truncate,
+    plans.SET_BACK: World._set_sequence_back,
+    plans.LOCK: World._lock,
+    plans.FAIL_OVER: World._fail_over,
+    plans.FAIL_OVER_ASYNC: World._fail_over,
+    plans.REWRITE: lambda world, _: world.database.rewrite(),
+    plans.UPDATE: lambda world, _: world.database.rewrite(0.5),
+    plans.DELETE: lambda world, _: world.database.erase(0.5),
+    plans.WRAP: World._wrap,
     plans.RESHARD: World._reshard,
     plans.HALT: World._halt,
     plans.WALL_CLOCK_BACK: World._set_clock_back,
