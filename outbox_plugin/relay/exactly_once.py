@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 
 from outbox_plugin.core.lanes import BadRow, Lane, first_bad_rows, without
-from outbox_plugin.core.pace import PURGE_REST_SECONDS, PURGE_ROWS, RETRY_ASIDE_SECONDS
+from outbox_plugin.core.pace import CLEAR_PROGRESS_SECONDS, PURGE_REST_SECONDS, PURGE_ROWS, RETRY_ASIDE_SECONDS
 from outbox_plugin.core.ports import Log, OutboxStore, WakeUp
 from outbox_plugin.core.progress import ProgressRecord, Publication
 from outbox_plugin.core.repeats import require_own_record
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.takeover import left_behind
 from outbox_plugin.core.window import Window, Windows, rows_in
-from outbox_plugin.errors import Away, Refusal, RowsRefused, TopicsAway
+from outbox_plugin.errors import Away, Refusal, RowsRefused, ServerUnavailable, TermEnded, TopicsAway
 from outbox_plugin.relay.events import (
     LanesHeld,
     Observer,
@@ -73,6 +73,7 @@ class ExactlyOnce:
         self._publishing = False
         self._publisher_done = False
         self._challenged: Proved | None = None
+        self._names_rows = False  # Whether the last progress record does.
 
     def take_over(self) -> None:
         """Fence, read the progress record, delete what it proves, and say so in a record of our own.
@@ -110,6 +111,9 @@ class ExactlyOnce:
             TermEnded, ServerUnavailable: what ended the term.
         """
         self._stages.run(self._publish_windows, read=self._read_windows, purge=self._purge_windows)
+        if self._names_rows and not self._log.in_doubt:
+            with suppress(TermEnded, ServerUnavailable):  # The next leader looks for the rows in vain, and no more.
+                self._commit((), self._progress(0, ()))
 
     def stop(self) -> None:
         """Ask `run` to end: what has been read but not published is left for the next leader."""
@@ -162,9 +166,16 @@ class ExactlyOnce:
                 self._may_purge.notify_all()
 
     def _to_publish(self) -> tuple[Window | None, float, Proved | None] | None:
-        """Waits for a window or a challenge; None when the term is to end."""
+        """Waits for a window or a challenge; None when the term is to end.
+
+        An idle leader commits a record without a window, once: a record that named deleted rows for ever would do harm
+        if their ids were given again to rows with the same creation time.
+        """
         with self._lock:
-            self._may_publish.wait_for(lambda: self._stages.stopping or self._read or self._challenged)
+            self._may_publish.wait_for(
+                lambda: self._stages.stopping or self._read or self._challenged,
+                CLEAR_PROGRESS_SECONDS if self._names_rows else None,
+            )
             if self._stages.stopping:
                 return None
             proved, self._challenged = self._challenged, None
@@ -196,7 +207,10 @@ class ExactlyOnce:
         """`Log.publish` on a producer of which no request is on its way any more."""
         if self._log.in_doubt:
             self._replace_producer()
-        return self._log.publish(rows, progress)
+        committed = self._log.publish(rows, progress)
+        if committed:
+            self._names_rows = bool(progress.publications)
+        return committed
 
     def _replace_producer(self) -> None:
         """Fence our own last producer.

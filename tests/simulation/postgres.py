@@ -50,6 +50,7 @@ class Event:
     buried: bool = False  # It is, or was, a dead letter.
     restored: bool = False  # By a backup that still had it, or a standby that had not heard of its deletion.
     large: bool = False  # A read leaves its value out at first.
+    given_again: bool = False  # Its id was another row's before: what has been read of the table may be above it.
 
 
 @dataclass(eq=False, slots=True)
@@ -159,6 +160,7 @@ class Database:
         self.rows: dict[int, Row] = {}
         self.used: set[int] = set()  # Ids that a row has, had, or will perhaps have.
         self.sequence = 0
+        self.last_before_set_back = 0
         self.next_xid = 100
         self.incarnation = 1
         self.history = 1
@@ -239,7 +241,7 @@ class Database:
         self.history += 1
         if restart_identity:
             self.used.clear()
-            self.sequence = 0
+            self.sequence = self.last_before_set_back = 0
         self.next_xid += 1
         self.incarnation = self._new_incarnation()
         self.flush()
@@ -262,6 +264,7 @@ class Database:
 
     def set_sequence_back(self) -> None:
         """Let ids be given again that no row has, when nobody writes."""
+        self.last_before_set_back = max(self.last_before_set_back, self.sequence)
         self.sequence = max(self.rows, default=0)
         self.used = set(self.rows)
 

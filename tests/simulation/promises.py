@@ -73,6 +73,8 @@ def _order(world: World) -> Iterator[str]:
 def _is_before(first: Event, second: Event) -> bool:
     if first.restored or second.restored or "own" in (first.topic, second.topic):
         return False
+    if first.given_again or second.given_again:
+        return False  # Below what has been read, a row is found late.
     if first.transaction == second.transaction:
         return first.place_in_transaction < second.place_in_transaction
     return first.committed is not None and first.committed < second.began

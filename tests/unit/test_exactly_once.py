@@ -21,6 +21,7 @@ from outbox_plugin.core.progress import Identity, ProgressRecord, Publication
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.errors import Fenced, ForeignOutbox, LogUnavailable, OutcomeUnknown, StoreUnavailable
+from outbox_plugin.relay import exactly_once
 from outbox_plugin.relay.events import HarvestEvent, TermBegan, WindowPurged
 from outbox_plugin.relay.exactly_once import ExactlyOnce
 from outbox_plugin.relay.runtime import Threads
@@ -191,6 +192,48 @@ def test_a_term_that_fails_at_any_step_is_made_good_by_the_next(at: int) -> None
     assert live(a_term(rows, kafka, Faults(None), "next"), lambda: not rows) is None
     assert kafka.rows == list(range(1, ROWS + 1))
     assert not rows
+
+
+def test_a_leader_that_hands_over_leaves_a_record_that_names_no_rows() -> None:
+    rows, kafka = table(), Kafka()
+    assert live(a_term(rows, kafka, Faults(None)), lambda: not rows) is None
+    assert kafka.progress is not None
+    assert kafka.progress.publications == ()
+
+
+def test_a_hand_over_whose_record_fails_is_a_hand_over_all_the_same() -> None:
+    class Failing(Log):
+        def publish(self, rows: Sequence[OutboxRow], progress: ProgressRecord) -> bool:
+            if kafka.rows and not rows:
+                raise LogUnavailable("no answer")
+            return super().publish(rows, progress)
+
+    rows, kafka, faults = table(), Kafka(), Faults(None)
+    term = ExactlyOnce(0, "leader", Store(rows, faults), Failing(kafka, faults), Threads(), lambda _: None)
+    assert live(term, lambda: not rows) is None
+    assert kafka.rows == list(range(1, ROWS + 1))
+
+
+def test_an_idle_leader_writes_one_record_that_names_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exactly_once, "CLEAR_PROGRESS_SECONDS", 0.2)
+    rows, kafka, records = table(), Kafka(), list[int]()
+
+    class Counting(Log):
+        def publish(self, rows: Sequence[OutboxRow], progress: ProgressRecord) -> bool:
+            records.append(len(progress.publications))
+            return super().publish(rows, progress)
+
+    faults = Faults(None)
+    term = ExactlyOnce(0, "leader", Store(rows, faults), Counting(kafka, faults), Threads(), lambda _: None)
+    idle_since: list[float] = []
+
+    def has_been_idle() -> bool:
+        if records[-1:] == [0] and len(records) > 1 and not idle_since:
+            idle_since.append(time.monotonic())
+        return bool(idle_since) and time.monotonic() - idle_since[0] > 1.0
+
+    assert live(term, has_been_idle) is None
+    assert records.count(0) == 2  # The first of them when the term began.
 
 
 def test_rows_that_are_hidden_are_not_passed_over_again_and_again() -> None:
