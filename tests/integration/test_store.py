@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -300,6 +301,48 @@ def test_an_outbox_whose_truncation_would_go_unnoticed_is_migrated_first(setting
         connection.execute("DROP TRIGGER outbox_truncated ON outbox")
         migrate(settings)
         WindowStore(settings, 0, LAYOUT).close()
+
+
+@pytest.mark.parametrize("kind", [WindowStore, MarkedStore])
+@pytest.mark.parametrize("rows", [10, 1_000])
+def test_a_statement_of_a_term_outlasts_the_roles_timeout(
+    settings: Settings, kind: type[WindowStore | MarkedStore], rows: int
+) -> None:
+    """Each later term would time out where this one did."""
+    leader = str(uuid.uuid4())
+    insert_numbered(settings, "t", 11, rows - 10)
+    with psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection:
+        name = connection.execute("SELECT current_database()").fetchone()
+        assert name is not None
+        connection.execute(sql.SQL("ALTER DATABASE {} SET statement_timeout = 300").format(sql.Identifier(name[0])))
+        with closing(kind(settings, 0, LAYOUT)) as store, ThreadPoolExecutor(1) as background:
+            if isinstance(store, MarkedStore):
+                store.lead(leader)
+
+            def take() -> Sequence[OutboxRow]:
+                wanted = Wanted(rows // 2)
+                return store.read(wanted) if isinstance(store, WindowStore) else store.mark(leader, wanted)
+
+            def delete(taken: Sequence[OutboxRow]) -> int:
+                if isinstance(store, WindowStore):
+                    return store.purge([Publication.of(taken)])
+                return store.delete(leader, [row.id for row in taken])
+
+            def while_locked(work: Callable[[], Any]) -> Any:
+                with connection.transaction():
+                    connection.execute("SET LOCAL statement_timeout = 0; LOCK TABLE outbox IN ACCESS EXCLUSIVE MODE")
+                    working = background.submit(work)
+                    waited = (
+                        "SELECT count(*) FROM pg_locks WHERE relation = 'outbox'::regclass AND NOT granted "
+                        "AND waitstart < clock_timestamp() - interval '500 ms'"
+                    )
+                    eventually(lambda: working.done() or connection.execute(waited).fetchone() == (1,), 20)
+                return working.result(20)
+
+            for _ in range(2):  # Rows that come in masses are read in another way.
+                taken = while_locked(take)
+                assert len(taken) == rows // 2
+                assert while_locked(partial(delete, taken)) == rows // 2
 
 
 def test_a_purge_is_durable_whatever_the_sessions_default(settings: Settings) -> None:

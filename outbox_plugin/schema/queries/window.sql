@@ -1,16 +1,19 @@
 -- name: steer
 -- For the transaction of the read: walk the primary key. To the planner a table that was nearly empty when it was last
--- analysed looks as if scanning or sorting all of it were cheaper, just when a burst has filled it.
+-- analysed looks as if scanning or sorting all of it were cheaper, just when a burst has filled it. A role's time-out
+-- would cancel a long read, and the same read of every later term: `schema.silence` says what ends our waits.
 SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
-       set_config('enable_sort', 'off', true), set_config('jit', 'off', true)
+       set_config('enable_sort', 'off', true), set_config('jit', 'off', true),
+       set_config('statement_timeout', '0', true)
 
 -- name: durable
 -- For the transaction, whatever the session's default. By itself: joined to what deletes, it doubles what a row costs.
-SELECT set_config('synchronous_commit', 'on', true)
+-- Without a time-out, as in `steer`.
+SELECT set_config('synchronous_commit', 'on', true), set_config('statement_timeout', '0', true)
 
 -- name: hasty
 -- For the transaction: what is lost of it is only done again.
-SELECT set_config('synchronous_commit', 'off', true)
+SELECT set_config('synchronous_commit', 'off', true), set_config('statement_timeout', '0', true)
 
 -- name: not_idle_for_long
 -- For the transaction: while it waits for our next statement, the next leader may wait for its locks. Milliseconds.
