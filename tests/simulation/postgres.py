@@ -105,6 +105,7 @@ class Transaction:
         database.events.append(
             event := Event(f"e{len(database.events)}", topic, key, self.began, self.number, len(self.rows), large=large)
         )
+        event.given_again = id_ <= database.last_before_set_back
         database.by_name[event.name] = event
         database.used.add(id_)
         self.rows.append(Row(id_, self.xid, self.create_time, event))
