@@ -14,6 +14,6 @@ What is not simulated: Kafka's protocol below the ports (a transaction is commit
 broker that loses what it acknowledged, the adapters and the composition root. The real stores and the simulated one
 pass the same tests (`tests/conformance`); Kafka's side is tested on real brokers only.
 
-What is left out on purpose, because nothing can be promised: a backup that is restored in place of a history which it
-is not part of (another backup was restored since, or the table was truncated), or while the database's clock goes back.
+What is left out on purpose, because nothing can be promised: rows that have both the id and the creation time of
+earlier ones. So where ids are given again without TRUNCATE, the application leaves creation times to the database.
 """

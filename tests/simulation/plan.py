@@ -129,8 +129,6 @@ class Plan:
         writing = rng.uniform(2.0, 8.0)
         kinds = rng.sample(EVERYTHING, rng.randint(0, 2))
         kinds += rng.choice(THEMES) if rng.random() < 0.5 else rng.choices(_OF_ONE, k=rng.randint(0, 2))
-        if RESTORE in kinds and WALL_CLOCK_BACK in kinds:
-            kinds.remove(WALL_CLOCK_BACK)  # Nothing is left that tells new rows from old ones.
         create_times: CreateTimes = rng.choice(("now", "now", "by the second", "the same"))
         harvesters = rng.choice((2, 2, 2, 3, 3, 4, 5))
         longest_pause = rng.choice((5.0, 10.0, 10.0, 60.0))

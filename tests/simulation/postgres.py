@@ -139,9 +139,8 @@ class Transaction:
 
 @dataclass(frozen=True)
 class Backup:
-    """What a backup keeps. A restored backup, and a truncation, begin a `history` of its own."""
+    """What a backup keeps."""
 
-    history: int
     incarnation: int
     rows: tuple[Row, ...]
     sequence: int
@@ -164,7 +163,6 @@ class Database:
         self.last_before_set_back = 0
         self.next_xid = 100
         self.incarnation = 1
-        self.history = 1
         self._incarnations = 1  # How many there have been.
         self.layout = Layout(1, shards)
         self.leaders: dict[int, str] = {}
@@ -239,7 +237,6 @@ class Database:
         for row in self.rows.values():
             row.event.erased = True
         self.rows.clear()
-        self.history += 1
         if restart_identity:
             self.used.clear()
             self.sequence = self.last_before_set_back = 0
@@ -276,7 +273,6 @@ class Database:
     def back_up(self) -> Backup:
         """Keep how everything is now."""
         return Backup(
-            self.history,
             self.incarnation,
             tuple(map(copy, self.rows.values())),
             self.sequence,
@@ -288,12 +284,7 @@ class Database:
         )
 
     def restore(self, backup: Backup, *, new_incarnation: bool = False) -> None:
-        """Be as the backup was: in place, or in a table made anew whose rows are inserted now.
-
-        Not in place of another history than the backup's: nothing tells its rows from others' with their ids then.
-        """
-        if backup.history != self.history and not new_incarnation:
-            return
+        """Be as the backup was: in place, or in a table made anew whose rows are inserted now."""
         self._return_to(backup)
         for row in (*backup.rows, *backup.dead):
             row.event.restored, row.event.erased = True, False
@@ -316,8 +307,6 @@ class Database:
             self.restart(immediate=True)
             self.sequence += int(self.scheduler.random() * 33)
             return
-        if standby.history != self.history:
-            return
         here = {row.event.name for row in self.rows.values()}
         self._return_to(standby)
         for row in (*standby.rows, *standby.dead):
@@ -329,7 +318,6 @@ class Database:
 
     def _return_to(self, backup: Backup) -> None:
         """Have the rows of the backup."""
-        self.history += 1
         self.restart(immediate=False)
         kept = {row.event.name for row in (*backup.rows, *backup.dead)}
         forgets = backup.layout.number != self.layout.number
