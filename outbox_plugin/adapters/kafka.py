@@ -20,6 +20,7 @@ from outbox_plugin.errors import Fenced, InvalidSetting, LogUnavailable, Outcome
 from outbox_plugin.settings import Settings
 
 LEADER_SUFFIX, PROGRESS_SUFFIX = "-leader", "-progress"  # Of a group's topics.
+DEFAULT_LARGEST_RECORD_BYTES = 1_000_000  # librdkafka's own.
 REQUEST_TIMEOUT_SECONDS = 10.0
 REACH_SECONDS = 5.0  # At start, when a user waits for what is wrong.
 # librdkafka's own lines: kept away from the terminal unless somebody listens to this logger.
@@ -84,6 +85,11 @@ def client_config(settings: Settings, **ours: Any) -> dict[str, Any]:
         **named,
         **settings.kafka,
     }
+
+
+def largest_record_bytes(settings: Settings) -> int:
+    """How many bytes a record may have at most: librdkafka's `message.max.bytes`, before any compression."""
+    return int(settings.kafka.get("message.max.bytes", DEFAULT_LARGEST_RECORD_BYTES))
 
 
 def refused_property(error: KafkaException) -> InvalidSetting:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from outbox_plugin.adapters.kafka import largest_record_bytes
 from outbox_plugin.adapters.postgres import PostgresOutbox
 from outbox_plugin.core.ports import Control, Wanted
-from outbox_plugin.core.row import OutboxRow
+from outbox_plugin.core.row import OutboxRow, TooLarge, column
 from outbox_plugin.core.window import BYTES_PER_WINDOW
 from outbox_plugin.errors import Fenced
 from outbox_plugin.schema.connection import reported
@@ -45,10 +46,12 @@ class MarkedStore(PostgresOutbox):
         """See `MarkedStore.mark`."""
         conditions, values = self._conditions(wanted)
         conditions = *conditions, "of_this_leader"
-        values |= {"leader_id": leader_id, "bytes": BYTES_PER_WINDOW}
+        largest = largest_record_bytes(self._settings)
+        values |= {"leader_id": leader_id, "bytes": BYTES_PER_WINDOW, "largest": largest}
         marking = self._statement("window", "hasty"), self._statement("mark", "mark", conditions)
         with reported():
-            return self._rows_of(marking, marking, values).sorted()
+            rows = self._rows_of(marking, marking, values).sorted()
+        return _without_too_large(rows, largest) if any(column(rows, "create_time")) else rows
 
     def delete(self, leader_id: str, ids: Sequence[int]) -> int:
         """See `MarkedStore.delete`."""
@@ -57,5 +60,15 @@ class MarkedStore(PostgresOutbox):
 
     def reset(self, leader_id: str, ids: Sequence[int]) -> None:
         """See `MarkedStore.reset`."""
-        with reported():
+        with reported(), self._purger_lock:
             self._purger.execute(*self._query("mark", "reset", ids=list(ids), leader_id=leader_id))
+
+
+def _without_too_large(rows: Sequence[OutboxRow], largest: int) -> list[OutboxRow]:
+    """The `rows`; of those whose values were left out for their size, `create_time` has the size."""
+
+    def known(row: OutboxRow) -> OutboxRow:
+        size = row.create_time
+        return row._replace(value=TooLarge(size, largest), create_time=0) if size else row
+
+    return [known(row) for row in rows]

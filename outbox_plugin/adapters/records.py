@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from outbox_plugin.adapters.topics import Judgement, Topics
-from outbox_plugin.core.row import OutboxRow, column, fields_of
+from outbox_plugin.core.row import OutboxRow, TooLarge, column, fields_of
 from outbox_plugin.core.row_faults import fault_of, header_names_are_plain
 from outbox_plugin.errors import Refusal, RowsRefused, SchemaMissing, TopicsAway
 
@@ -133,7 +133,7 @@ class Records:
             return
         ids: dict[tuple[str, bytes, bytes | None], list[int]] = {}
         for row in self._rows:
-            if row.id in self.refusals:
+            if row.id in self.refusals or isinstance(row.value, TooLarge):
                 continue
             value = row.value.encode() if isinstance(row.value, str) else row.value
             ids.setdefault((row.topic, row.key.encode(), value), []).append(row.id)

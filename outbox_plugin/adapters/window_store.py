@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outbox_plugin.adapters.history import History
+from outbox_plugin.adapters.kafka import largest_record_bytes
 from outbox_plugin.adapters.postgres import PostgresOutbox, Query
 from outbox_plugin.core.ports import Wanted
 from outbox_plugin.core.progress import Publication
-from outbox_plugin.core.row import OutboxRow, column
+from outbox_plugin.core.row import OutboxRow, TooLarge, column
 from outbox_plugin.core.shards import Layout
 from outbox_plugin.core.window import BYTES_PER_WINDOW
 from outbox_plugin.schema.connection import reported
@@ -22,6 +23,7 @@ class WindowStore(PostgresOutbox):
         """See `PostgresOutbox`."""
         super().__init__(settings, shard, layout, adopt=adopt)
         self._history = History(settings, self._purger) if settings.retention else None
+        self._largest_bytes = largest_record_bytes(settings)
 
     def settled(self) -> None:
         """See `OutboxStore.settled`."""
@@ -49,6 +51,8 @@ class WindowStore(PostgresOutbox):
     def _with_values(self, rows: Sequence[OutboxRow], left_out: list[int]) -> Sequence[OutboxRow]:
         """The first of `rows`, as many as may be in memory together, with the values that were `left_out`.
 
+        A value that is larger than any record is never read: it may have hundreds of megabytes.
+
         A row that somebody has deleted since is not part of the read: without its value it would be a tombstone.
         """
         with reported():
@@ -56,15 +60,19 @@ class WindowStore(PostgresOutbox):
                 self._reader.execute(*self._query("window", "large_values", ids=left_out)).fetchall()
             )
             large: list[int] = []
+            values: dict[int, str | bytes | TooLarge] = {}
             last_id, total = rows[-1].id, 0
             for id_, size in sizes.items():
+                if size > self._largest_bytes:
+                    values[id_] = TooLarge(size, self._largest_bytes)
+                    continue
                 total += size
                 if large and total > BYTES_PER_WINDOW:
                     last_id = id_ - 1
                     break
                 large.append(id_)
             asked = self._query("window", "values", ids=large)
-            values = dict(self._reader.execute(*asked, binary=True).fetchall()) if large else {}
+            values |= self._reader.execute(*asked, binary=True).fetchall() if large else []
         return [
             row._replace(value=values[row.id], horizon=-row.horizon) if _value_was_left_out(row) else row
             for row in rows

@@ -3,9 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import starmap
 from operator import itemgetter
 from typing import Any, NamedTuple, overload
+
+
+@dataclass(frozen=True, slots=True)
+class TooLarge:
+    """Stands for a value that no record can hold, and that is therefore not read.
+
+    It is neither text nor bytes, so that no client takes it for a value, and it is not None, which is a tombstone.
+    """
+
+    size: int  # Bytes.
+    limit: int
+
+    def __len__(self) -> int:
+        return 0  # What it takes in memory, as far as that counts.
 
 
 class OutboxRow(NamedTuple):
@@ -20,7 +35,7 @@ class OutboxRow(NamedTuple):
     create_time: int
     topic: str
     key: str
-    value: str | bytes | None
+    value: str | bytes | TooLarge | None
     header_keys: list[str]
     header_values: list[str]
     horizon: int

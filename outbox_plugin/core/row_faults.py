@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
-from outbox_plugin.core.row import OutboxRow, column
+from outbox_plugin.core.row import OutboxRow, TooLarge, column
 
 
 def header_names_are_plain(rows: Sequence[OutboxRow]) -> bool:
@@ -42,6 +42,8 @@ def _column_fault(row: OutboxRow) -> str | None:
         if not isinstance(text, str):
             return f"{name} is a {type(text).__name__}; expected a text"
     value: Any = row.value
+    if isinstance(value, TooLarge):
+        return f"the value has {value.size:,} bytes; larger than the client's message.max.bytes of {value.limit:,}"
     if not isinstance(value, str | bytes | None):
         return f"kafka_value is a {type(value).__name__}; expected a text, bytes or NULL"
     return None

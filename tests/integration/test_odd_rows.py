@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import resource
 from typing import Any
 
 import psycopg
@@ -150,3 +151,23 @@ def test_a_row_that_can_be_put_nowhere_holds_only_its_key_back(either: Settings,
         run_sql(settings, "UPDATE outbox SET kafka_header_keys = '{}'")
         drained(settings, 30)
     assert by_key(consume(settings, topic)) == {"good": ["1", "2", "3"], "bad": ["1", "2", "3"]}
+
+
+def test_a_value_that_no_record_can_hold_is_not_read(either: Settings, topic: str) -> None:
+    """Before it is refused, it is only measured: it may be larger than the harvester's memory."""
+    insert(either, topic, [("good", "1"), ("bad", "1")])
+    run_sql(either, f"{ROW} (%s, 'bad', repeat('x', 250000000), '{{}}', '{{}}')", topic)
+    insert(either, topic, [("bad", "3"), ("good", None), ("good", "x" * 900_000)])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with Harvester(either):
+        eventually(lambda: backlog(either) == 2, 60)
+        [lane] = operate.parked_lanes(either)
+        assert (lane.key, lane.reason) == (
+            "bad",
+            "the value has 250,000,000 bytes; larger than the client's message.max.bytes of 1,000,000",
+        )
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 150_000  # KiB.
+        run_sql(either, "UPDATE outbox SET kafka_value = '2' WHERE length(kafka_value) > 1000000")
+        operate.release(either)
+        drained(either)
+    assert by_key(consume(either, topic)) == {"good": ["1", None, "x" * 900_000], "bad": ["1", "2", "3"]}
