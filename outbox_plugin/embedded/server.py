@@ -36,16 +36,19 @@ class GuardedServer:
         log: Path,
         *,
         stop_signal: Literal["SIGINT", "SIGTERM"],
-        unprivileged: bool = False,
+        as_nobody_in: Path | None = None,
         inherited: Sequence[int] = (),
     ) -> None:
-        """Start it. `inherited` file descriptors stay open for as long as the guard lives."""
+        """Start it. `inherited` file descriptors stay open for as long as the guard lives.
+
+        With `as_nobody_in`, it runs in that folder without the rights of root, whom we are.
+        """
         self._name = name
         self._log = log
         guard = [sys.executable, "-m", "outbox_plugin.embedded.guard", stop_signal]
         with log.open("ab") as output:
             self._guard = subprocess.Popen(
-                [*guard, "unprivileged" if unprivileged else "as-is", *command],
+                [*guard, str(as_nobody_in or "as-is"), *command],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -182,6 +185,15 @@ def accepts_connections(port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(0.5)
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def write_private(file: Path, text: str) -> None:
+    """Make `file` anew, whole or not at all, readable by its owner alone."""
+    fresh = file.with_name(f"{file.name}.new")
+    fresh.unlink(missing_ok=True)
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as opened:
+        opened.write(text)
+    fresh.replace(file)
 
 
 def cache_folder() -> Path:

@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 
@@ -16,6 +16,7 @@ import psutil
 from outbox_plugin.embedded.jars import JarsMissing
 from outbox_plugin.embedded.kafka import NOT_PROVED_BY_MOCK, EmbeddedKafka, MockKafka
 from outbox_plugin.embedded.postgres import EmbeddedPostgres
+from outbox_plugin.embedded.server import write_private
 from outbox_plugin.errors import UserError
 
 LEFTOVERS_SECONDS = 30.0  # For the servers of a killed run, which end by themselves.
@@ -24,9 +25,9 @@ DEFAULT_STATE_DIR = Path(".outbox")
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """How to reach the servers."""
+    """How to reach the servers; the DSN holds the database's password."""
 
-    dsn: str
+    dsn: str = field(repr=False)
     bootstrap_servers: str
 
 
@@ -69,7 +70,7 @@ class EmbeddedStack:
             self.stop()
             raise
         endpoints = Endpoints(self.postgres.dsn, self.kafka.bootstrap_servers)
-        (self.folder / "endpoints.json").write_text(json.dumps(asdict(endpoints)))
+        write_private(self.folder / "endpoints.json", json.dumps(asdict(endpoints)))
         return endpoints
 
     def _start_servers(self, lock: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ from outbox_plugin import Settings
 from outbox_plugin.bench.replication import with_port
 from outbox_plugin.bench.scratch import scratch_outbox
 from outbox_plugin.bench.writer import Mix
+from outbox_plugin.embedded.guard import UNPRIVILEGED_USER
 from outbox_plugin.embedded.server import GuardedServer, accepts_connections, free_port
 from outbox_plugin.embedded.stack import EmbeddedStack
 from tests.chaos.loading import load
@@ -50,6 +53,11 @@ class PgBouncer:
         self.port = free_port()
         self._folder = folder
         self._file = folder / "pgbouncer.ini"
+        self._file.touch(mode=0o600)
+        if os.geteuid() == 0:  # PgBouncer refuses to be root.
+            user = pwd.getpwnam(UNPRIVILEGED_USER)
+            os.chown(folder, user.pw_uid, user.pw_gid)
+            os.chown(self._file, user.pw_uid, user.pw_gid)
         self._file.write_text(
             CONFIGURATION.format(
                 postgres=parts.port,
@@ -59,15 +67,14 @@ class PgBouncer:
                 password=f" password='{unquote(parts.password)}'" if parts.password else "",
             )
         )
-        self._file.chmod(0o644)
 
     def start(self) -> None:
         self._server = GuardedServer(
             "PgBouncer",
-            [str(PGBOUNCER), str(self._file)],
+            [str(PGBOUNCER), "/proc/self/cwd/pgbouncer.ini" if os.geteuid() == 0 else str(self._file)],
             self._folder / "pgbouncer.log",
             stop_signal="SIGINT",
-            unprivileged=True,
+            as_nobody_in=self._folder if os.geteuid() == 0 else None,
         )
         self._server.wait_until(lambda: accepts_connections(self.port))
 
@@ -89,7 +96,9 @@ def own_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedSt
 
 @pytest.fixture
 def bouncer(own_servers: EmbeddedStack, tmp_path: Path) -> Iterator[PgBouncer]:
-    bouncer = PgBouncer(own_servers.postgres.dsn, tmp_path)
+    folder = tmp_path / "pgbouncer"
+    folder.mkdir(mode=0o700)
+    bouncer = PgBouncer(own_servers.postgres.dsn, folder)
     bouncer.start()
     yield bouncer
     bouncer.stop()

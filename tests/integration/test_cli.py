@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from outbox_plugin import Settings
 from outbox_plugin.embedded.server import free_port
@@ -32,7 +33,7 @@ def guarded_role(settings: Settings) -> Iterator[str]:
     """A DSN, with a password in it, of a role that may not log in."""
     with psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection:
         connection.execute("CREATE ROLE locked_out NOLOGIN PASSWORD 'hunter2'")
-        yield settings.dsn.get_secret_value().replace("postgres@", "locked_out:hunter2@")
+        yield make_conninfo(settings.dsn.get_secret_value(), user="locked_out", password="hunter2")
         connection.execute("DROP ROLE locked_out")
 
 

@@ -13,6 +13,7 @@ import psutil
 import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient
+from psycopg.conninfo import conninfo_to_dict
 
 from outbox_plugin.embedded.java import java_home, spark_java_home
 from outbox_plugin.embedded.kafka import MockKafka
@@ -26,7 +27,10 @@ pytestmark = pytest.mark.integration
 def start_dev(folder: Path) -> subprocess.Popen[str]:
     """`outbox dev`, once it is ready."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "outbox_plugin", "dev", "--state-dir", str(folder)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "outbox_plugin", "dev", "--state-dir", str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     eventually((folder / "endpoints.json").exists, 60)
     return process
@@ -53,9 +57,10 @@ def test_dev_prints_how_to_reach_real_servers_and_comes_back_after_a_kill(tmp_pa
         assert connection.execute("SELECT * FROM kept").fetchall() == [(1,)]
     servers = psutil.Process(second.pid).children(recursive=True)
     second.send_signal(signal.SIGINT)
-    printed, _ = second.communicate(timeout=60)
+    printed, told = second.communicate(timeout=60)
     assert second.returncode == 0
     assert f"export OUTBOX_DSN={endpoints['dsn']}" in printed
+    assert str(conninfo_to_dict(endpoints["dsn"])["password"]) not in told
     assert f"export OUTBOX_BOOTSTRAP_SERVERS={endpoints['bootstrap_servers']}" in printed
     assert not [each for each in servers if runs(each)]
 

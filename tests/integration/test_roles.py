@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
-from psycopg.conninfo import make_conninfo
 from pyspark.sql import SparkSession
 
 from outbox_plugin import Event, Harvester, Outbox, Settings
@@ -15,6 +14,7 @@ from outbox_plugin.spark import OutboxWrite
 from outbox_plugin.status import read_status
 from tests.documents import blocks
 from tests.harvesting import consume, drained, insert
+from tests.roles import as_role, let_in
 from tests.sparking import count, staging_tables
 from tests.support import eventually
 
@@ -33,10 +33,9 @@ def roles(settings: Settings) -> Iterator[dict[str, Settings]]:
     dsn = settings.dsn.get_secret_value()
     with psycopg.connect(dsn) as connection:
         connection.execute(text.encode())
-    yield {
-        role: Settings(**{**settings.model_dump(), "dsn": make_conninfo(dsn, user=name)})
-        for role, name in names.items()
-    }
+    for name in names.values():
+        let_in(dsn, name)
+    yield {role: Settings(**{**settings.model_dump(), "dsn": as_role(dsn, name)}) for role, name in names.items()}
     with psycopg.connect(dsn) as connection:
         for name in names.values():
             connection.execute(f"DROP OWNED BY {name}".encode())

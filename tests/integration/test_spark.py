@@ -22,6 +22,7 @@ from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.spark import OutboxWrite
 from outbox_plugin.spark.columns import BusinessColumnWrong, EventColumnWrong, RowForm
 from outbox_plugin.spark.staging import Attempt, StageTask, StagingTable
+from tests.roles import as_role, let_in
 from tests.sparking import (
     count,
     events_of,
@@ -232,11 +233,12 @@ def test_another_roles_orphan_is_left_alone_and_harms_nobody(spark: SparkSession
         try:
             for role in (theirs, ours):
                 owner.execute(sql.SQL("CREATE ROLE {} LOGIN").format(sql.Identifier(role)))
+                let_in(dsn, role)
                 for what in ("SCHEMA outbox_staging", "ALL TABLES IN SCHEMA public", "ALL SEQUENCES IN SCHEMA public"):
                     owner.execute(sql.SQL(f"GRANT ALL ON {what} TO {{}}").format(sql.Identifier(role)))
             orphan = new_staging_table(settings, owner, "another")
             owner.execute(sql.SQL("ALTER TABLE {} OWNER TO {}").format(orphan.identifier, sql.Identifier(theirs)))
-            of_ours = Settings(dsn=dsn.replace("postgres@", f"{ours}@"), bootstrap_servers="127.0.0.1:1")
+            of_ours = Settings(dsn=as_role(dsn, ours), bootstrap_servers="127.0.0.1:1")
             OutboxWrite(of_ours).events(events_of(numbers(spark, 10)), topic="t").commit()
             assert count(settings, "outbox") == 10
             assert orphan.name in tables(settings)
