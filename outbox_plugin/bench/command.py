@@ -146,7 +146,7 @@ def writers(count: int, seconds: float, rounds: int, delivery: str | None, as_js
 @click.option("--seed", type=int, help="Decides the faults; a new one every time by default.")
 @_benchmark
 def chaos(seconds: float, seed: int | None, delivery: Delivery | None, as_json: bool) -> None:
-    """Disturb harvesters, brokers, Postgres and networks under a steady writer, and count what became of rows.
+    """Disturb harvesters, servers, networks and the table under a steady writer, and count what became of rows.
 
     Starts three brokers, a Postgres and its standby of its own. Exit code 1 if anything was lost, repeated, out of
     order, or stuck. Half an hour or more is a soak, with rarer faults: exit code 1 also if memory or tables grow.

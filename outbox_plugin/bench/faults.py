@@ -22,20 +22,20 @@ Kind = Literal[
     "bad headers",
     "bad topic",
     "bad size",
+    "table rewrite",
+    "table update",
+    "table vacuum",
 ]
 EVERY_SECONDS: Mapping[Actor, float] = {
     "harvesters": 6.0,
     "brokers": 30.0,
     "postgres": 20.0,
     "network": 20.0,
-    "clients": 20.0,
+    "clients": 10.0,
 }
 NETWORK_KINDS: tuple[Kind, ...] = ("network cut", "network held", "network discarded", "network half-open")
-CLIENT_KINDS: tuple[Kind, ...] = (
-    "bad headers",
-    "bad topic",
-    "bad size",
-)
+TABLE_KINDS: tuple[Kind, ...] = ("table rewrite", "table update", "table vacuum")
+CLIENT_KINDS: tuple[Kind, ...] = ("bad headers", "bad topic", "bad size", *TABLE_KINDS)
 SOAK_SECONDS, SOAK_EVERY = 1800.0, 10.0
 LONGEST_NETWORK_FAULT_SECONDS = 40.0
 
@@ -64,7 +64,7 @@ def plan(seed: int, seconds: float, harvesters: int, brokers: int) -> dict[Actor
 
     Each actor has one fault in every span of its length, at any time in it. Actors know nothing of each other, so their
     faults meet; an actor's own follow each other. In 600 seconds: 100 of harvesters, 20 of brokers, 30 of Postgres, 30
-    of the network, 30 of clients. A run of half an hour or more is a soak: ten times as rare.
+    of the network, 60 of clients. A run of half an hour or more is a soak: ten times as rare.
 
     A kind that comes in turn comes at least once, also in the shortest run.
     """

@@ -12,17 +12,19 @@ import psycopg
 from confluent_kafka import KafkaException
 
 from outbox_plugin.bench.bad_rows import BadRows
-from outbox_plugin.bench.faults import SOAK_SECONDS, Actor, Fault, Kind
+from outbox_plugin.bench.faults import SOAK_SECONDS, TABLE_KINDS, Actor, Fault, Kind
 from outbox_plugin.bench.fleet import Fleet
 from outbox_plugin.bench.gaps import Injected
 from outbox_plugin.bench.proxy import DIRECTIONS, Direction, Proxy
+from outbox_plugin.bench.schema_changes import change_table
 from outbox_plugin.bench.scratch import Tell
 from outbox_plugin.bench.servers import Route, Servers
-from outbox_plugin.bench.writer import Writer
+from outbox_plugin.bench.writer import KEYS, Row, Writer
 from outbox_plugin.embedded.cluster import COORDINATING_TOPICS
 from outbox_plugin.errors import OutboxError
 from outbox_plugin.settings import Settings
 
+BURST_ROWS = 20_000  # In flight while the table is changed.
 _LOOK_SECONDS = 0.1
 _CUT_EVERY_SECONDS = 1.0
 
@@ -126,6 +128,12 @@ class Injector:
                     proxy.restore()
 
     def _disturb_as_client(self, fault: Fault) -> None:
+        if fault.kind in TABLE_KINDS:
+            with self._active(fault.kind, f"{fault.kind} while {BURST_ROWS:,} rows drain"):
+                burst = [Row(f"key-{number % KEYS}") for number in range(BURST_ROWS)]
+                if self._committed(self._writer.write(burst)):
+                    self._insist(lambda: change_table(fault.kind, self._settings))
+            return
         with self._active(fault.kind, f"{fault.kind}: two rows"):
             if self._committed(self._writer.write(self.bad_rows.rows(fault.kind))) and self.bad_rows.can_be_mended:
                 self.over.wait(fault.seconds)

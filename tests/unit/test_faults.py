@@ -16,7 +16,7 @@ def test_the_full_run_does_what_it_is_to_do() -> None:
         "brokers": 20,
         "postgres": 30,
         "network": 30,
-        "clients": 30,
+        "clients": 60,
     }
     kinds = Counter(fault.kind for faults in planned.values() for fault in faults)
     assert set(kinds) == set(get_args(Kind))
@@ -56,5 +56,5 @@ def test_a_soak_has_faults_now_and_then() -> None:
         "brokers": 24,
         "postgres": 36,
         "network": 36,
-        "clients": 36,
+        "clients": 72,
     }
