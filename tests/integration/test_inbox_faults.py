@@ -188,6 +188,7 @@ def test_a_handler_that_loses_its_connection_each_time_ends_as_a_dead_letter(
         eventually(lambda: letters(ready) == [sent[7]], SOON)
         eventually(lambda: len(effects(ready)) == 29, SOON)
         assert inbox.alive
+    assert DeadLetters(ready).list()[0].attempts == 6  # More than an error has: it may be an outage.
 
 
 @pytest.mark.parametrize("sqlstate", ["08001", "08006"])
