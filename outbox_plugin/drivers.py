@@ -71,7 +71,8 @@ class Insert:
     def __init__(self, table: str) -> None:
         self.one = Query(statement("emit", "insert_event", table))
         self._texts, self._bytes = (
-            Query(statement("emit", "insert_events", table, value_type=SQL(each))) for each in ("text", "bytea")
+            Query(statement("emit", "insert_events", table, value_type=SQL(f"pg_catalog.{each}")))
+            for each in ("text", "bytea")
         )
 
     def statements(self, rows: Sequence[Row]) -> Iterator[tuple[Query, tuple[Any, ...]]]:

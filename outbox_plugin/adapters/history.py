@@ -36,7 +36,7 @@ class History:
             return
         with self._connection.transaction():  # Several shards may do so at once.
             self._connection.execute(self._query("lock_days"))
-            row = self._connection.execute("SELECT now()").fetchone()
+            row = self._connection.execute("SELECT pg_catalog.now()").fetchone()
             today = _day_of(row[0]) if row else datetime.now(UTC).date()
             days = {self._day(name) for (name,) in self._connection.execute(self._query("days")).fetchall()}
             for day in sorted({today, today + timedelta(days=1)} - days):

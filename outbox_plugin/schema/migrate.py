@@ -7,12 +7,15 @@ lock, so that two at once, or one that is killed, leave the database whole.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
+from outbox_plugin.errors import ServerRefused
 from outbox_plugin.schema.connection import connect_patiently, reported_as_refusal
 from outbox_plugin.schema.orphans import drop_orphans
 from outbox_plugin.schema.statements import check_name, compose, statement
@@ -32,49 +35,88 @@ def migrate(settings: Settings, *, wake_up: bool | None = None) -> list[str]:
         The names of the migrations that were applied now; none when all had been.
 
     Raises:
-        ServerRefused: the database cannot be reached, or does not let us create tables.
+        ServerRefused: the database cannot be reached, does not let us create tables, or has something that is called
+            like ours and belongs to a role that nobody need trust.
         InvalidSetting: the table has been migrated by another name of it.
     """
-    table = settings.table
     with reported_as_refusal(settings), connect_patiently(settings) as connection, connection.transaction():
+        table = _in_full(connection, settings.table)
 
-        def run(query: str, /, **values: str) -> list[str]:
-            cursor = connection.execute(statement("migrate", query, table), values)
+        def run(query: str, /, **values: object) -> list[str]:
+            cursor = connection.execute(statement("migrate", query, table), {"table": settings.table, **values})
             return [row[0] for row in cursor.fetchall()] if cursor.description else []
 
         run("lock")
+        run("trust_nobody")
         run("create_ledger")
-        run("forget_dropped_table", table=table)
-        applied = set(run("applied", table=table))
-        pending = {name: text for name, text in migrations().items() if name not in applied}
+        known = migrations()
+        _refuse_strangers(connection, table, known)
+        run("forget_dropped_table")
+        applied = set(run("applied"))
+        pending = {name: text for name, text in known.items() if name not in applied}
         for name, text in pending.items():
             connection.execute(compose(text, table))
-            run("record", table=table, name=name)
+            run("record", name=name)
         if not run("notices_truncation"):
             run("notice_truncation")
-        check_name(table, connection.execute(statement("identity", "known_as", table)).fetchall())
-        run("identify", table=table)
+        _wake_up(connection, settings, table, install=wake_up)
+        _refuse_strangers(connection, table, known)
+        check_name(settings.table, connection.execute(statement("identity", "known_as", table)).fetchall())
+        run("identify")
         if run("may_make_staging_schema"):
             run("make_staging_schema")
-        if settings.delivery == "at-least-once" and run("may_make_room", table=table):
+        if settings.delivery == "at-least-once" and run("may_make_room"):
             run("make_room")
-        if wake_up is not None:
-            _wake_up(connection, settings, install=wake_up)
         drop_orphans(connection, table)
     return list(pending)
 
 
-def _wake_up(connection: psycopg.Connection[tuple[Any, ...]], settings: Settings, *, install: bool) -> None:
-    table = settings.table
-    if not install:
-        connection.execute(statement("wake_up", "drop_trigger", table))
+def _in_full(connection: psycopg.Connection[tuple[Any, ...]], table: str) -> str:
+    """The table's name with its schema, looked up once: from then on, the search_path has no say.
+
+    Raises:
+        ServerRefused: it has no schema, and the search_path names none.
+    """
+    if "." in table:
+        return table
+    [(schema,)] = connection.execute(statement("migrate", "schema", table)).fetchall()
+    if schema is None:
+        raise ServerRefused("Postgres: the role's search_path names no schema; name one in OUTBOX_TABLE")
+    return f"{schema}.{table}"
+
+
+def _refuse_strangers(connection: psycopg.Connection[tuple[Any, ...]], table: str, known: Mapping[str, str]) -> None:
+    """Make sure that nothing which is called like ours can run the code of somebody who may only create there.
+
+    Raises:
+        ServerRefused: something does; the message says what, and whose it is.
+    """
+    schema, _, name = table.rpartition(".")
+    names = {name, *re.findall(r"\{(outbox_\w+)\}", "".join(known.values()))}
+    values = {"names": [*names, "outbox_migration"], "schema": schema}
+    found = connection.execute(statement("migrate", "strangers", table), values).fetchall()
+    if found:
+        raise ServerRefused(
+            f"Postgres: {found[0][0]}, who could have it run anything as you: drop it, or give it to another owner"
+        )
+
+
+def _wake_up(
+    connection: psycopg.Connection[tuple[Any, ...]], settings: Settings, table: str, *, install: bool | None
+) -> None:
+    def ask(query: str, **parts: sql.Composable) -> psycopg.Cursor[tuple[Any, ...]]:
+        values = {"table": settings.table, "shards": settings.shards}
+        return connection.execute(statement("wake_up", query, table, **parts), values)
+
+    if install is False:
+        ask("drop_trigger")
         return
-    asked = {"table": table, "shards": settings.shards}
-    [(shards,)] = connection.execute(statement("wake_up", "shards", table), asked).fetchall()
-    awake = [statement("wake_up", "awake", table, shard=sql.Literal(shard)) for shard in range(shards)]
-    connection.execute(statement("wake_up", "create_function", table, all_awake=sql.SQL(" AND ").join(awake)))
-    arguments = {"table_name": sql.Literal(table), "shards": sql.Literal(shards)}
-    connection.execute(statement("wake_up", "create_trigger", table, **arguments))
+    # A trigger that stays as it is has the function of this version, too.
+    for (shards,) in ask("shards" if install else "shards_of_trigger").fetchall():
+        awake = [statement("wake_up", "awake", table, shard=sql.Literal(shard)) for shard in range(shards)]
+        ask("create_function", all_awake=sql.SQL(" AND ").join(awake))
+        if install:
+            ask("create_trigger", table_name=sql.Literal(settings.table), shards=sql.Literal(shards))
 
 
 def migrations() -> dict[str, str]:

@@ -2,7 +2,8 @@
 
 A statement starts at a line `-- name: …`, followed by comment lines that say what it does. Table names stand as
 `{outbox}`, `{outbox_identity}` and so on; they are composed as identifiers, never pasted as text. `{quoted_outbox}` is
-the same as a text for Postgres to look the table up by, which finds one with capitals too.
+the same as a text for Postgres to look the table up by, which finds one with capitals too. Functions, operators and
+types are named in full when a file is loaded: see `qualify`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 from psycopg import sql
 
 from outbox_plugin.errors import InvalidSetting
+from outbox_plugin.schema.qualify import qualified
 
 _NAME_LINE = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
@@ -25,7 +27,7 @@ def compose(text: str, table: str, **parts: sql.Composable) -> sql.Composed:
 
     `parts` are put in where `text` names them.
     """
-    *schema, name = table.split(".")
+    *schema, name = table.rsplit(".", 1)
     named_after_it = {"outbox": name, "outbox_emit": f"{name}_emit", "outbox_wake_up": f"{name}_wake_up"}
     names = set(re.findall(r"(?<!\{)\{(?:quoted_)?(outbox\w*)\}", text))
     tables = {each: sql.Identifier(*schema, named_after_it.get(each, each)) for each in names}
@@ -37,7 +39,7 @@ def compose(text: str, table: str, **parts: sql.Composable) -> sql.Composed:
 def _statements(noun: str) -> dict[str, str]:
     text = files("outbox_plugin.schema").joinpath("queries", f"{noun}.sql").read_text(encoding="utf-8")
     _, *parts = _NAME_LINE.split(text)
-    return dict(zip(parts[::2], (part.strip() for part in parts[1::2]), strict=True))
+    return dict(zip(parts[::2], (qualified(part.strip()) for part in parts[1::2]), strict=True))
 
 
 def statement(noun: str, name: str, table: str, **parts: sql.Composable) -> sql.Composed:

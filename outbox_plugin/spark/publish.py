@@ -12,14 +12,15 @@ import psycopg
 from psycopg import sql
 
 from outbox_plugin.errors import InvalidEvent, OutboxError, UserError
+from outbox_plugin.schema.qualify import qualified
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.spark.staging import PARTITION_BITS, PREFIX, Attempt, StagingTable, identifier, row_column
 
 # Where all of a partition's rows are published in their order, a place is known without counting.
 _KNOWN_PLACE = sql.SQL(
-    "(%(earlier)s::bigint[])[1 + (outbox_ordinal >> {bits})] + (outbox_ordinal & {mask}) + 1"
+    qualified("(%(earlier)s::bigint[])[1 + (outbox_ordinal >> {bits})] + (outbox_ordinal & {mask}) + 1")
 ).format(bits=PARTITION_BITS, mask=(1 << PARTITION_BITS) - 1)
-_COUNTED_PLACE = sql.SQL("row_number() OVER (ORDER BY {order})")
+_COUNTED_PLACE = sql.SQL(qualified("row_number() OVER (ORDER BY {order})"))
 
 
 class StagingLost(OutboxError):

@@ -19,6 +19,7 @@ from psycopg import sql
 from pyspark import TaskContext
 
 from outbox_plugin.schema.orphans import drop_unless_used
+from outbox_plugin.schema.qualify import qualified
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.spark.columns import EventForm, RowForm
 from outbox_plugin.spark.copy_format import BINARY_END, BINARY_START, binary_rows, csv_rows
@@ -64,7 +65,7 @@ class StagingTable:
         """Its columns, each with what gives it its type."""
         own = {"outbox_attempt": f"'{uuid.UUID(int=0)}'::uuid", "outbox_ordinal": "0::bigint", **self.form.typed}
         rows = {row_column(n): identifier("business", name) for n, name in enumerate(self.form.business)}
-        return {**{name: sql.SQL(example) for name, example in own.items()}, **rows}
+        return {**{name: sql.SQL(qualified(example)) for name, example in own.items()}, **rows}
 
     @property
     def comes_in_order(self) -> bool:

@@ -17,7 +17,7 @@ SELECT DISTINCT virtualtransaction
 FROM pg_locks
 WHERE locktype = 'relation' AND relation = pg_get_serial_sequence({quoted_outbox}, 'id')::regclass
   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-  AND granted AND mode <> 'AccessShareLock' AND pid IS DISTINCT FROM pg_backend_pid()
+  AND granted AND mode <> 'AccessShareLock' AND (pid IS NULL OR pid <> pg_backend_pid())
 
 -- name: parked
 -- The lanes that wait, with their bad rows.
@@ -59,7 +59,7 @@ WITH gone AS (DELETE FROM {outbox} WHERE id = ANY (%(ids)s::bigint[]) RETURNING 
 INSERT INTO {outbox_dead_letter} (table_name, row_id, reason, create_time, kafka_topic, kafka_key, kafka_value,
                                   kafka_header_keys, kafka_header_values)
 SELECT %(table)s, gone.id, bad.reason, gone.create_time, gone.kafka_topic, gone.kafka_key,
-       {outbox_bytes}(gone.kafka_value), gone.kafka_header_keys, gone.kafka_header_values
+       {outbox_bytes}(gone.kafka_value || ''), gone.kafka_header_keys, gone.kafka_header_values
 FROM gone
 JOIN unnest(%(ids)s::bigint[], %(reasons)s::text[]) AS bad (bad_id, reason) ON gone.id = bad.bad_id
 ORDER BY gone.id
@@ -84,7 +84,7 @@ FOR UPDATE
 -- Dead letters become rows of the outbox again, behind all others.
 WITH gone AS (DELETE FROM {outbox_dead_letter} WHERE id = ANY (%(ids)s) RETURNING *)
 INSERT INTO {outbox} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
-SELECT now(), kafka_topic, kafka_key, {outbox_value}(kafka_value, (NULL::{outbox}).kafka_value), kafka_header_keys,
+SELECT now(), kafka_topic, kafka_key, {outbox_value}(kafka_value, (NULL::{outbox}).kafka_value || ''), kafka_header_keys,
        kafka_header_values
 FROM gone ORDER BY gone.id
 

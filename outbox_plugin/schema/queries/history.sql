@@ -18,7 +18,7 @@ DROP TABLE IF EXISTS {partition}
 -- name: replay
 -- Emit kept rows again, in their order, marked by a header with the id that they had.
 INSERT INTO {outbox} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
-SELECT now(), kafka_topic, kafka_key, {outbox_value}(kafka_value, (NULL::{outbox}).kafka_value),
+SELECT now(), kafka_topic, kafka_key, {outbox_value}(kafka_value, (NULL::{outbox}).kafka_value || ''),
        kafka_header_keys || 'outbox-replay'::text, kafka_header_values || id::text
 FROM {outbox_history}
 WHERE table_name = %(table)s

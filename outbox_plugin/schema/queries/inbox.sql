@@ -75,7 +75,7 @@ SELECT id, kafka_topic, kafka_partition, kafka_offset, kafka_timestamp, kafka_ke
        kafka_header_values, idempotency_key
 FROM {outbox_inbox_dead_letter}
 WHERE consumer_group = %(group)s AND retry_at IS NOT NULL
-  AND (kafka_topic, kafka_partition) IN (SELECT * FROM unnest(%(topics)s::text[], %(partitions)s::int[]))
+  AND (kafka_topic, kafka_partition) = ANY (SELECT * FROM unnest(%(topics)s::text[], %(partitions)s::int[]))
 ORDER BY id
 LIMIT %(limit)s
 
@@ -108,12 +108,12 @@ SELECT pg_try_advisory_xact_lock(hashtextextended('outbox_plugin.clean ' || %(pl
 -- A small batch of the oldest of a group's rows whose time has passed.
 DELETE FROM {outbox_inbox} WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM {outbox_inbox}
-    WHERE consumer_group = %(group)s AND handled_at < now() - %(keep)s::interval
+    WHERE consumer_group = %(group)s AND handled_at < (now() - %(keep)s::interval)
     ORDER BY handled_at LIMIT %(limit)s))
 
 -- name: clean_letters
 -- A small batch of the oldest of a group's dead letters whose time has passed, but for those to be tried again.
 DELETE FROM {outbox_inbox_dead_letter} WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM {outbox_inbox_dead_letter}
-    WHERE consumer_group = %(group)s AND failed_at < now() - %(keep)s::interval AND retry_at IS NULL
+    WHERE consumer_group = %(group)s AND failed_at < (now() - %(keep)s::interval) AND retry_at IS NULL
     ORDER BY failed_at LIMIT %(limit)s))

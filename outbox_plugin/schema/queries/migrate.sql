@@ -2,12 +2,46 @@
 -- One migration at a time in a database; held to the end of the transaction.
 SELECT pg_advisory_xact_lock(hashtextextended('outbox_plugin.migrate', 0))
 
+-- name: schema
+-- The schema that the outbox lies in, or is to be made in: the first of the search_path that it can be.
+SELECT coalesce(
+    (SELECT nspname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+     WHERE pg_class.oid = to_regclass({quoted_outbox})),
+    current_schema()
+)
+
+-- name: trust_nobody
+-- For the transaction: what migrations name without a schema is of Postgres's own, whoever may create where we look.
+SET LOCAL search_path = pg_catalog, pg_temp
+
+-- name: strangers
+-- Tables that are called like ours, and functions that this transaction has replaced, whose owner could have them run
+-- anything as us. Trusted are we, superusers, and the owners of the database, the schema and the outbox.
+SELECT format('%%s belongs to the role %%I', what, rolname)
+FROM (
+    SELECT format('the table %%I', relname) AS what, relowner AS owner, relnamespace AS namespace
+    FROM pg_class WHERE relname = ANY (%(names)s::text[])
+    UNION ALL
+    SELECT format('the function %%s', pg_proc.oid::regprocedure), proowner, pronamespace
+    FROM pg_proc WHERE xmin = pg_current_xact_id()::xid
+) AS named
+JOIN pg_namespace ON pg_namespace.oid = namespace
+JOIN pg_roles ON pg_roles.oid = owner
+WHERE nspname = %(schema)s AND NOT rolsuper AND owner <> nspowner
+  AND NOT owner = ANY (
+      SELECT oid FROM pg_roles WHERE rolname = current_user
+      UNION ALL
+      SELECT datdba FROM pg_database WHERE datname = current_database()
+      UNION ALL
+      SELECT relowner FROM pg_class WHERE oid = to_regclass({quoted_outbox})
+  )
+
 -- name: create_ledger
 -- Which migrations have been applied, per outbox table.
 CREATE TABLE IF NOT EXISTS {outbox_migration} (
-    table_name TEXT        NOT NULL,
-    name       TEXT        NOT NULL,
-    applied_at TIMESTAMPTZ NOT NULL DEFAULT now(),
+    table_name pg_catalog.text        NOT NULL,
+    name       pg_catalog.text        NOT NULL,
+    applied_at pg_catalog.timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (table_name, name)
 )
 
@@ -47,7 +81,7 @@ ON CONFLICT (table_name) DO UPDATE
 SELECT 1
 FROM pg_class
 WHERE oid = to_regclass({quoted_outbox}) AND relkind = 'r' AND pg_has_role(relowner, 'USAGE')
-  AND NOT EXISTS (SELECT FROM unnest(reloptions) AS option WHERE option LIKE 'fillfactor=%%')
+  AND NOT EXISTS (SELECT FROM unnest(reloptions) AS option WHERE starts_with(option, 'fillfactor='))
 
 -- name: make_room
 -- A row that is marked on its page needs no new entry in the index. From here on; pages that are full stay so.

@@ -60,9 +60,8 @@ WHERE starts_with(class.relname, 'outbox_staging_') AND class.relkind = 'r' AND 
         AND 2 = (
             SELECT count(*) FROM pg_attribute
             WHERE attrelid = class.oid
-                AND (attnum, attname, atttypid) IN (
-                    (1, 'outbox_attempt', 'uuid'::regtype), (2, 'outbox_ordinal', 'bigint'::regtype)
-                )
+                AND (attnum = 1 AND attname = 'outbox_attempt' AND atttypid = 'pg_catalog.uuid'::regtype
+                     OR attnum = 2 AND attname = 'outbox_ordinal' AND atttypid = 'pg_catalog.int8'::regtype)
         )
     ))
     AND (lease.name IS NULL OR lease.leased_until < clock_timestamp() OR (
@@ -79,7 +78,7 @@ WHERE starts_with(class.relname, 'outbox_staging_') AND class.relkind = 'r' AND 
 -- How many characters fit into the columns of the outbox; NULL is no limit.
 SELECT attname, CASE WHEN atttypmod > 4 THEN atttypmod - 4 END
 FROM pg_attribute
-WHERE attrelid = to_regclass({quoted_outbox}) AND attname IN ('kafka_topic', 'kafka_key', 'kafka_value')
+WHERE attrelid = to_regclass({quoted_outbox}) AND attname = ANY (ARRAY['kafka_topic', 'kafka_key', 'kafka_value'])
 
 -- name: find_job
 -- A row, if the job has been committed to this outbox; or if an earlier version has committed it under one of `former`.
@@ -110,7 +109,7 @@ RETURNING events - %(events)s
 
 -- name: business_columns
 -- The columns of a business table: whether each is of bytes, and whether it is null where an INSERT does not name it.
-SELECT attname, 'bytea'::regtype IN (atttypid, typbasetype),
+SELECT attname, 'pg_catalog.bytea'::regtype = ANY (ARRAY[atttypid, typbasetype]),
        NOT (atthasdef OR attidentity <> '' OR typdefault IS NOT NULL)
 FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid
 WHERE attrelid = to_regclass(%(business)s) AND attnum > 0 AND NOT attisdropped
@@ -134,7 +133,7 @@ SELECT set_config('enable_sort', 'off', true)
 -- name: publish_events
 -- The events, in their order: ids are drawn as the sorted rows come. Two headers prove order and origin to a consumer.
 INSERT INTO {outbox} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
-SELECT clock_timestamp(), kafka_topic, kafka_key, {outbox_value}(kafka_value, (NULL::{outbox}).kafka_value),
+SELECT clock_timestamp(), kafka_topic, kafka_key, {outbox_value}(kafka_value, (NULL::{outbox}).kafka_value || ''),
        kafka_header_keys || ARRAY['outbox-job', 'outbox-sequence'],
        kafka_header_values || ARRAY[%(job_id)s::text, (%(before)s + {place})::text]
 FROM {staging}

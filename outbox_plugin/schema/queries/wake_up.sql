@@ -3,10 +3,10 @@
 -- A shard's leader that sleeps holds the shard's lock, so ours is refused, and we notify. While we hold ours, to the end
 -- of the transaction, no leader falls asleep: it would not hear of the row. Writers need no right to our tables, and pay
 -- for no look at them: the shards' locks are written out, in one expression, as a loop would cost as much again.
-CREATE OR REPLACE FUNCTION {outbox_wake_up}() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION {outbox_wake_up}() RETURNS pg_catalog.trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF NOT ({all_awake}) THEN
-        PERFORM pg_notify('outbox', TG_ARGV[0]);
+        PERFORM pg_catalog.pg_notify('outbox', TG_ARGV[0]);
     END IF;
     RETURN NULL;
 END $$
@@ -27,6 +27,11 @@ FOR EACH STATEMENT EXECUTE FUNCTION {outbox_wake_up}({table_name}, {shards})
 -- name: drop_trigger
 -- Write without it again.
 DROP TRIGGER IF EXISTS outbox_wake_up ON {outbox}
+
+-- name: shards_of_trigger
+-- For how many shards writers wake their leaders; no row where they wake none.
+SELECT split_part(encode(tgargs, 'escape'), '\000', 2)::int FROM pg_trigger
+WHERE tgrelid = to_regclass({quoted_outbox}) AND tgname = 'outbox_wake_up' AND tgnargs = 2
 
 -- name: wakes_up
 -- Whether writers wake the leader of a shard: the trigger's arguments are the table's name and a number of shards.

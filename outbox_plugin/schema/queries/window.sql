@@ -79,7 +79,7 @@ AND (hashtextextended(kafka_key, 0) & 9223372036854775807) %% %(shards)s = %(sha
 -- name: not_parked
 -- A condition of a read.
 AND kafka_topic <> ALL (%(parked_topics)s::text[])
-AND (kafka_topic, kafka_key) NOT IN (SELECT * FROM unnest(%(parked_key_topics)s::text[], %(parked_keys)s::text[]))
+AND NOT ((kafka_topic, kafka_key) = ANY (SELECT * FROM unnest(%(parked_key_topics)s::text[], %(parked_keys)s::text[])))
 
 -- name: large_values
 -- How large the values are that a read left out; nothing of a row that has vanished since.
@@ -107,7 +107,7 @@ WITH gone AS (
 )
 INSERT INTO {outbox_history} (table_name, id, published_at, create_time, kafka_topic, kafka_key, kafka_value,
                               kafka_header_keys, kafka_header_values)
-SELECT %(table)s, id, now(), create_time, kafka_topic, kafka_key, {outbox_bytes}(kafka_value), kafka_header_keys,
+SELECT %(table)s, id, now(), create_time, kafka_topic, kafka_key, {outbox_bytes}(kafka_value || ''), kafka_header_keys,
        kafka_header_values
 FROM gone
 
@@ -119,16 +119,19 @@ FROM gone
 -- as it does after a backup was restored in place.
 AND old.id::bigint <@ %(ids)s::int8multirange
   AND (%(created_until)s::bigint IS NULL
-       OR old.create_time <= '2000-01-01 00:00:00+00'::timestamptz + %(created_until)s::bigint * interval '1 microsecond')
+       OR old.create_time <= ('2000-01-01 00:00:00+00'::timestamptz
+                             + (%(created_until)s::bigint * interval '1 microsecond')))
   AND (%(created_from)s::bigint IS NULL
-       OR old.create_time >= '2000-01-01 00:00:00+00'::timestamptz + %(created_from)s::bigint * interval '1 microsecond')
+       OR old.create_time >= ('2000-01-01 00:00:00+00'::timestamptz
+                             + (%(created_from)s::bigint * interval '1 microsecond')))
   AND age(old.xmin) > age((%(horizon)s::bigint %% 4294967296)::text::xid)
-  AND pg_snapshot_xmax(pg_current_snapshot())::text::bigint - %(horizon)s::bigint BETWEEN 0 AND 2000000000
+  AND pg_snapshot_xmax(pg_current_snapshot())::text::bigint >= %(horizon)s::bigint
+  AND pg_snapshot_xmax(pg_current_snapshot())::text::bigint <= (%(horizon)s::bigint + 2000000000)
 
 -- name: created_as_published
 -- A condition of a purge: the row was created when the published one was, to the microsecond, in the same incarnation of
 -- the outbox. `timestamptz_send` gives the number that a read gives, also where a time is infinite.
-AND (old.id::bigint, timestamptz_send(old.create_time)) IN (
+AND (old.id::bigint, timestamptz_send(old.create_time)) = ANY (
     SELECT published.id, int8send(published.created)
     FROM unnest(%(each)s::bigint[], %(created)s::bigint[]) AS published (id, created)
 )

@@ -1,0 +1,160 @@
+"""Who may create functions and operators where the outbox lives gets none of them run by us."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from outbox_plugin import Event, Harvester, Outbox, Settings, operate
+from outbox_plugin.errors import ServerRefused
+from outbox_plugin.inbox import Inbox
+from outbox_plugin.inbox.cleaning import Keep, clean
+from outbox_plugin.schema.connection import connect
+from outbox_plugin.schema.migrate import migrate
+from outbox_plugin.schema.orphans import drop_orphans
+from outbox_plugin.spark.publish import Staged, publish_events
+from outbox_plugin.spark.staging import Attempt
+from outbox_plugin.status import read_status
+from tests.consuming import effects, make_effect_table, produce, record_effect
+from tests.harvesting import consume, drained, insert
+from tests.hostile import ROLE, calls, plant
+from tests.sparking import new_staging_table
+from tests.support import eventually
+
+pytestmark = pytest.mark.integration
+
+GOHARVEST = """
+CREATE TABLE outbox (
+    id BIGSERIAL PRIMARY KEY, create_time TIMESTAMP WITH TIME ZONE NOT NULL, kafka_topic VARCHAR(249) NOT NULL,
+    kafka_key VARCHAR(100) NOT NULL, kafka_value VARCHAR(10000), kafka_header_keys TEXT[] NOT NULL,
+    kafka_header_values TEXT[] NOT NULL, leader_id UUID
+)
+"""
+
+
+@pytest.fixture
+def hostile(unmigrated: Settings) -> Iterator[Settings]:
+    """An outbox of goharvest's form, and beside it what a hostile role has planted; its user looks there first."""
+    dsn = unmigrated.dsn.get_secret_value()
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(GOHARVEST)
+        connection.execute(f"CREATE ROLE {ROLE}; GRANT CREATE ON SCHEMA public TO {ROLE}")
+    theirs = make_conninfo(dsn, options="-c search_path=public,pg_catalog")
+    try:
+        migrate(unmigrated)
+        make_effect_table(unmigrated)
+        assert plant(dsn) > 500
+        yield Settings(**{**unmigrated.model_dump(), "dsn": theirs, "shards": 2, "retention": timedelta(days=1)})
+        assert calls(dsn) == 0
+    finally:
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute(f"DROP OWNED BY {ROLE} CASCADE; DROP ROLE {ROLE}")
+
+
+def test_migrate_runs_nothing_of_it(hostile: Settings) -> None:
+    """Neither anew nor again, nor when it makes an outbox beside the first."""
+    migrate(hostile, wake_up=True)
+    migrate(hostile)
+    migrate(Settings(**{**hostile.model_dump(), "table": "another", "group": "another"}))
+
+
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
+def test_harvest_status_and_orders_run_nothing_of_it(
+    hostile: Settings, unmigrated: Settings, topic: str, delivery: str
+) -> None:
+    given = {"delivery": delivery, "retention": hostile.retention if delivery == "exactly-once" else None}
+    settings = Settings(**{**hostile.model_dump(), **given})
+    migrate(settings, wake_up=True)
+    insert(unmigrated, topic, [("a", "1"), ("b", "x" * 9_000), ("bad", "1"), ("a", "2")])
+    with psycopg.connect(unmigrated.dsn.get_secret_value()) as connection:
+        connection.execute("UPDATE outbox SET kafka_header_keys = '{a,b}' WHERE kafka_key OPERATOR(pg_catalog.=) 'bad'")
+    with Harvester(settings):
+        eventually(lambda: read_status(settings).parked_keys == 1, 60)
+        operate.pause(settings, 0)
+        operate.resume(settings, 0)
+        with psycopg.connect(unmigrated.dsn.get_secret_value()) as connection:
+            connection.execute(
+                "UPDATE outbox SET kafka_header_keys = '{}' WHERE kafka_key OPERATOR(pg_catalog.=) 'bad'"
+            )
+        operate.release(settings)
+        drained(unmigrated)
+        if settings.retention:
+            assert operate.replay(settings) == 4
+            drained(unmigrated)
+    assert len(consume(unmigrated, topic)) >= 4
+    assert operate.dead_letters(settings) == []
+    assert operate.retry_dead_letters(settings) == operate.discard_dead_letters(settings) == 0
+
+
+def test_dead_letters_run_nothing_of_it(hostile: Settings, unmigrated: Settings, topic: str) -> None:
+    settings = Settings(**{**hostile.model_dump(), "bad_rows": "dead-letter"})
+    insert(unmigrated, topic, [("bad", "1")])
+    with psycopg.connect(unmigrated.dsn.get_secret_value()) as connection:
+        connection.execute("UPDATE outbox SET kafka_header_keys = '{a,b}'")
+    with Harvester(settings):
+        eventually(lambda: read_status(settings).dead_letters == 1, 60)
+        operate.retry_dead_letters(settings)
+        eventually(lambda: read_status(settings).dead_letters == 1, 60)
+    assert operate.discard_dead_letters(settings) == 1
+
+
+def test_emitting_runs_nothing_of_it(hostile: Settings, unmigrated: Settings, topic: str) -> None:
+    migrate(hostile, wake_up=True)
+    with psycopg.connect(hostile.dsn.get_secret_value()) as connection:
+        events = [Event(topic=topic, key=f"k{number}", value=number) for number in range(3)]
+        Outbox().emit(connection, events[0])
+        Outbox().emit_many(connection, events[1:])
+        emit = "SELECT outbox_emit('t'::pg_catalog.text, 'k'::pg_catalog.text, '{}'::pg_catalog.jsonb)"
+        connection.execute(emit)
+        types = ("text", "text", "jsonb", "jsonb")
+        call = f"SELECT outbox_emit({', '.join(f'%s::pg_catalog.{each}' for each in types)})"
+        wrongs = (("t!", "k", "1", None), ("t", None, "1", None), ("t", "k", "1", "[]"), ("t", "k", "1", '{"a": 1}'))
+        for wrong in wrongs:
+            with pytest.raises(psycopg.errors.InvalidParameterValue), connection.transaction():
+                connection.execute(call, wrong)
+    with psycopg.connect(unmigrated.dsn.get_secret_value()) as connection:
+        assert connection.execute("SELECT count(*) FROM outbox").fetchall() == [(4,)]
+
+
+def test_the_inbox_runs_nothing_of_it(hostile: Settings, unmigrated: Settings, topic: str, group: str) -> None:
+    sent = produce(unmigrated, topic, [("a", "1"), ("b", "2")])
+    plainly = psycopg.connect(unmigrated.dsn.get_secret_value(), autocommit=True)
+    with plainly, Inbox(hostile, group=group, topics=[topic], handler=lambda _, event: record_effect(plainly, event)):
+        eventually(lambda: len(effects(unmigrated)) == len(sent), 30)
+    with connect(hostile) as connection:
+        clean(connection, hostile, group, Keep(timedelta(0), timedelta(0)))
+
+
+def test_staging_and_publishing_run_nothing_of_it(hostile: Settings, unmigrated: Settings) -> None:
+    with connect(hostile) as connection:
+        table = new_staging_table(hostile, connection, "job")
+        table.lease(connection)
+        with connection.transaction():
+            staged = Staged(table, [Attempt("0" * 32, 0, 0)])
+            publish_events(connection, staged, "job")
+        table.drop(connection)
+        new_staging_table(hostile, connection, "job")
+        drop_orphans(connection, hostile.table, "job")
+        assert connection.execute("SELECT pg_catalog.count(*) FROM outbox_staging").fetchall() == [(0,)]
+
+
+def test_a_table_or_function_of_a_strangers_is_refused(unmigrated: Settings) -> None:
+    """Planted before `outbox migrate` makes one of that name: with a trigger, say, or to be changed afterwards."""
+    dsn = unmigrated.dsn.get_secret_value()
+    for made, said in (
+        ("TABLE outbox_migration (table_name text, name text, applied_at timestamptz)", "the table outbox_migration"),
+        ("FUNCTION outbox_bytes(value text) RETURNS bytea LANGUAGE sql STABLE AS 'SELECT NULL::bytea'", "outbox_bytes"),
+    ):
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute(f"CREATE ROLE {ROLE}; GRANT CREATE ON SCHEMA public TO {ROLE}; SET ROLE {ROLE}")
+            try:
+                connection.execute(f"CREATE {made}")
+                with pytest.raises(ServerRefused, match=f"{said}.* belongs to the role {ROLE}"):
+                    migrate(unmigrated)
+            finally:
+                connection.execute(f"RESET ROLE; DROP OWNED BY {ROLE} CASCADE; DROP ROLE {ROLE}")
+    migrate(unmigrated)
