@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from outbox_plugin.adapters.history import History
 from outbox_plugin.adapters.kafka import largest_record_bytes
 from outbox_plugin.adapters.postgres import PostgresOutbox, Query
-from outbox_plugin.core.ports import Wanted
+from outbox_plugin.core.ports import Control, Wanted
 from outbox_plugin.core.progress import Publication
 from outbox_plugin.core.row import OutboxRow, TooLarge, column
 from outbox_plugin.core.shards import Layout
@@ -22,8 +22,24 @@ class WindowStore(PostgresOutbox):
     def __init__(self, settings: Settings, shard: int, layout: Layout, *, adopt: bool = False) -> None:
         """See `PostgresOutbox`."""
         super().__init__(settings, shard, layout, adopt=adopt)
-        self._history = History(settings, self._purger) if settings.retention else None
+        self._history = History(settings) if settings.retention else None
         self._largest_bytes = largest_record_bytes(settings)
+        try:
+            self._keep_days()
+        except BaseException:
+            self.close()
+            raise
+
+    def control(self) -> Control:
+        """See `Outbox.control`."""
+        self._keep_days()
+        return super().control()
+
+    def _keep_days(self) -> None:
+        """Beside the reads, so that a purge never waits for it."""
+        if self._history:
+            with reported():
+                self._history.keep_days(self._reader)
 
     def settled(self) -> None:
         """See `OutboxStore.settled`."""
@@ -103,8 +119,6 @@ class WindowStore(PostgresOutbox):
         """How many rows each of `purges` has deleted."""
         if not purges:
             return []
-        if self._history:
-            self._history.keep_days()
         return self._deleted(first, purges)
 
     def _visible_to_the_read(self, publication: Publication) -> Query:

@@ -147,11 +147,53 @@ def test_days_are_dropped_after_their_time(settings: Settings) -> None:
                     sql.Literal(f"{next_day} 00:00+00"),
                 )
             )
-        History(kept, connection).keep_days()
+        History(kept).keep_days(connection)
         partitions = connection.execute(
             "SELECT count(*) FROM pg_inherits WHERE inhparent = 'outbox_history'::regclass"
         ).fetchone()
     assert partitions == (4,)  # Yesterday, six days ago, today and tomorrow.
+
+
+def days_of(settings: Settings) -> set[str]:
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        query = "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'outbox_history'::regclass"
+        return {name for (name,) in connection.execute(query).fetchall()}
+
+
+def test_who_reads_the_history_for_long_holds_up_no_row(settings: Settings, topic: str) -> None:
+    """A nightly dump begins before today's partition is there, when one has expired; a user's table has its name."""
+    kept = settings.model_copy(update=SEVEN_DAYS)
+    dsn = settings.dsn.get_secret_value()
+    with psycopg.connect(dsn, autocommit=True) as connection, psycopg.connect(dsn) as dump:
+        connection.execute(
+            "CREATE TABLE old PARTITION OF outbox_history FOR VALUES FROM ('2020-01-01') TO ('2020-01-02')"
+        )
+        [(today,)] = connection.execute("SELECT to_char(now() AT TIME ZONE 'UTC', 'YYYYMMDD')").fetchall()
+        connection.execute(f"CREATE TABLE outbox_history_{today} (x int)")
+        dump.execute("SELECT count(*) FROM outbox_history")
+        with Harvester(kept):
+            insert(settings, topic, [(f"k{number}", "1") for number in range(100)])
+            drained(settings, 20)
+        assert "old" in days_of(settings)
+        assert len(days_of(settings)) == 3
+        assert connection.execute("SELECT count(*) FROM outbox_history").fetchone() == (100,)
+        dump.rollback()
+        History(kept).keep_days(connection)
+        assert "old" not in days_of(settings)
+        assert connection.execute(f"SELECT count(*) FROM outbox_history_{today}").fetchone() == (0,)
+
+
+def test_days_that_a_lock_prevents_are_tried_again_soon(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = settings.model_copy(update=SEVEN_DAYS)
+    monkeypatch.setattr("outbox_plugin.adapters.history.AGAIN_SECONDS", 0.0)
+    history = History(kept)
+    with connect(kept) as connection, psycopg.connect(settings.dsn.get_secret_value()) as other:
+        other.execute("LOCK TABLE outbox_history IN ACCESS EXCLUSIVE MODE")
+        history.keep_days(connection)
+        other.rollback()
+        assert days_of(settings) == set()
+        history.keep_days(connection)
+    assert len(days_of(settings)) == 2
 
 
 def test_nothing_is_kept_by_default(settings: Settings, topic: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from datetime import timedelta
 
 import psycopg
 import pytest
@@ -52,14 +53,27 @@ def test_a_writer_emits_and_reads_nothing(roles: dict[str, Settings], settings: 
         connection.execute("DELETE FROM outbox")
 
 
-def test_a_harvester_relays_and_parks(roles: dict[str, Settings], settings: Settings, topic: str) -> None:
+@pytest.mark.parametrize("retention", [None, timedelta(days=7)])
+def test_a_harvester_relays_and_parks(
+    roles: dict[str, Settings], settings: Settings, topic: str, retention: timedelta | None
+) -> None:
+    """Also where it keeps what it has published, and drops a day whose time is over."""
+    dsn = settings.dsn.get_secret_value()
+    with psycopg.connect(dsn) as connection:
+        connection.execute(
+            "CREATE TABLE old PARTITION OF outbox_history FOR VALUES FROM ('2020-01-01') TO ('2020-01-02')"
+        )
+    harvester = roles["outbox_harvester"].model_copy(update={"retention": retention})
     insert(settings, topic, [("good", "1"), ("bad", "x" * 2_000_000), ("good", "2")])
-    with Harvester(roles["outbox_harvester"]):
-        eventually(lambda: read_status(roles["outbox_harvester"]).parked_keys == 1, 60)
+    with Harvester(harvester):
+        eventually(lambda: read_status(harvester).parked_keys == 1, 60)
         with psycopg.connect(settings.dsn.get_secret_value()) as connection:
             connection.execute("DELETE FROM outbox WHERE kafka_key = 'bad'")
         drained(settings)
     assert [record.value for record in consume(settings, topic)] == ["1", "2"]
+    assert count(settings, "outbox_history") == (2 if retention else 0)
+    with psycopg.connect(dsn) as connection:
+        assert connection.execute("SELECT to_regclass('old') IS NULL").fetchall() == [(retention is not None,)]
 
 
 @pytest.mark.spark
@@ -77,3 +91,9 @@ def test_a_spark_job_writes_and_creates_nothing_beside_the_outbox(
     dsn = roles["outbox_spark"].dsn.get_secret_value()
     with psycopg.connect(dsn) as connection, pytest.raises(psycopg.errors.InsufficientPrivilege):
         connection.execute("CREATE TABLE beside (x int)")
+
+
+def test_nobody_else_may_drop_the_days_of_the_history(roles: dict[str, Settings]) -> None:
+    dsn = roles["outbox_writer"].dsn.get_secret_value()
+    with psycopg.connect(dsn) as connection, pytest.raises(psycopg.errors.InsufficientPrivilege):
+        connection.execute("SELECT outbox_history_days(interval '0')")

@@ -1,19 +1,6 @@
--- name: lock_days
--- One at a time makes and drops partitions.
-SELECT pg_advisory_xact_lock(hashtextextended('outbox_history', 0))
-
--- name: create_day
--- The partition of one day; `day` and `next_day` as literals, because a partition's bounds take no parameters.
-CREATE TABLE IF NOT EXISTS {partition} PARTITION OF {outbox_history} FOR VALUES FROM ({day}) TO ({next_day})
-
--- name: days
--- The partitions that there are.
-SELECT child.relname FROM pg_inherits JOIN pg_class AS child ON child.oid = inhrelid
-WHERE inhparent = to_regclass({quoted_outbox_history})
-
--- name: drop_day
--- A day whose time is over.
-DROP TABLE IF EXISTS {partition}
+-- name: keep_days
+-- Make the partitions of the days to come, and drop those whose time is over; whether all of it is done.
+SELECT {outbox_history_days}(%(keep)s::interval)
 
 -- name: replay
 -- Emit kept rows again, in their order, marked by a header with the id that they had.
