@@ -16,6 +16,7 @@ from outbox_plugin.core.heartbeat import Heartbeat
 from outbox_plugin.core.lanes import ParkedLane
 from outbox_plugin.errors import ServerRefused
 from outbox_plugin.schema.connection import connect, reported_as_refusal
+from outbox_plugin.schema.place import in_full
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 
@@ -153,9 +154,10 @@ def _table(settings: Settings, seconds: float) -> _Table:
     ):
 
         def ask(noun: str, name: str, **values: object) -> list[tuple[Any, ...]]:
-            return connection.execute(statement(noun, name, table), {"table": table, **values}).fetchall()
+            return connection.execute(statement(noun, name, place), {"table": table, **values}).fetchall()
 
         connection.execute(statement("window", "give_up_after", table), {"milliseconds": int(seconds * 1000)})
+        place = in_full(connection, table)
         [(count, oldest)] = ask("window", "backlog")
         [(_, shards, _, paused, paused_shards)] = ask("control", "layout") or [(0, settings.shards, (), False, ())]
         by_shard = {0: count} if shards == 1 else dict(ask("window", "backlog_by_shard", shards=shards))

@@ -9,6 +9,7 @@ import psycopg
 from outbox_plugin.core.progress import Identity
 from outbox_plugin.core.shards import Layout
 from outbox_plugin.errors import ForeignOutbox, SchemaMissing
+from outbox_plugin.schema.place import in_full
 from outbox_plugin.schema.statements import check_name, statement
 from outbox_plugin.settings import Settings
 
@@ -19,6 +20,7 @@ class Claim:
     def __init__(self, settings: Settings, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
         self._settings = settings
         self._connection = connection
+        self.in_full = in_full(connection, settings.table)
 
     def outbox(self, *, adopt: bool = False) -> Identity:
         """Check that the outbox is there and ours, and remember our group in the database; returns who the outbox is.
@@ -89,5 +91,5 @@ class Claim:
         return self._run(noun, name, **values).fetchall()
 
     def _run(self, noun: str, name: str, **values: object) -> psycopg.Cursor[tuple[Any, ...]]:
-        table = self._settings.table
-        return self._connection.execute(statement(noun, name, table), {"table": table, **values})
+        values["table"] = self._settings.table
+        return self._connection.execute(statement(noun, name, self.in_full), values)

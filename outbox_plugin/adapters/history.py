@@ -7,6 +7,7 @@ from typing import Any
 
 import psycopg
 
+from outbox_plugin.schema.place import in_full
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 
@@ -32,6 +33,6 @@ class History:
         """
         if time.monotonic() < self._look_at:
             return
-        query = statement("history", "keep_days", self._settings.table)
+        query = statement("history", "keep_days", in_full(connection, self._settings.table))
         [(done,)] = connection.execute(query, {"keep": self._settings.retention}).fetchall()
         self._look_at = time.monotonic() + (LOOK_SECONDS if done else AGAIN_SECONDS)

@@ -49,6 +49,7 @@ class PostgresOutbox:
         with reported(), ExitStack() as opened:
             self._reader = opened.enter_context(closing(connect(settings, purpose="outbox harvester")))
             claim = Claim(settings, self._reader)
+            self._table = claim.in_full
             self._identity, self._layout = claim.outbox(adopt=adopt), claim.layout()
             if self._layout.number != layout.number:
                 raise LayoutChanged(f"the outbox has {self._layout.shards} shards now")
@@ -186,9 +187,8 @@ class PostgresOutbox:
         """A statement, with the named `conditions` of a read put in; each is composed once, for that takes long."""
         key = f"{noun}.{name}", conditions
         if key not in self._composed:
-            table = self._settings.table
-            parts = [statement("window", condition, table) for condition in conditions]
-            composed = statement(noun, name, table, conditions=sql.SQL("\n  ").join(parts))
+            parts = [statement("window", condition, self._table) for condition in conditions]
+            composed = statement(noun, name, self._table, conditions=sql.SQL("\n  ").join(parts))
             self._composed[key] = composed.as_bytes(self._reader)
         return self._composed[key]
 

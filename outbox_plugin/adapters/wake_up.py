@@ -9,6 +9,7 @@ from contextlib import suppress
 import psycopg
 
 from outbox_plugin.schema.connection import connect, reported
+from outbox_plugin.schema.place import in_full
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 
@@ -27,7 +28,8 @@ class PostgresWakeUp:
         with reported():
             self._connection = connect(settings, purpose="outbox harvester (wake-up)")
             try:
-                self._connection.execute(statement("wake_up", "listen", settings.table))
+                self._in_full = in_full(self._connection, settings.table)
+                self._connection.execute(statement("wake_up", "listen", self._in_full))
             except BaseException:
                 self._connection.close()
                 raise
@@ -60,7 +62,7 @@ class PostgresWakeUp:
     def _ask(self, name: str) -> bool:
         values = {"table": self._settings.table, "shard": self._shard}
         with reported():
-            row = self._connection.execute(statement("wake_up", name, self._settings.table), values).fetchone()
+            row = self._connection.execute(statement("wake_up", name, self._in_full), values).fetchone()
         return bool(row and row[0])
 
     def close(self) -> None:

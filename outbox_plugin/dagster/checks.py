@@ -24,6 +24,7 @@ from outbox_plugin.dagster.sensor import HEALTHY, NO_DEAD_LETTERS
 from outbox_plugin.errors import ServerRefused
 from outbox_plugin.event import IDEMPOTENCY_HEADER
 from outbox_plugin.schema.connection import connect, reported_as_refusal
+from outbox_plugin.schema.place import in_full
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 from outbox_plugin.status import Status, read_status
@@ -173,9 +174,10 @@ def wait_until_drained(settings: Settings, seconds: float) -> int:
     """
     deadline = time.monotonic() + seconds
     with reported_as_refusal(settings), closing(connect(settings, purpose="outbox check")) as connection:
+        table = in_full(connection, settings.table)
 
         def count(last: int | None) -> tuple[int, int | None]:
-            row = connection.execute(statement("window", "waiting", settings.table), {"last": last}).fetchone()
+            row = connection.execute(statement("window", "waiting", table), {"last": last}).fetchone()
             return (row[0], row[1]) if row else (0, None)
 
         waiting, last = count(None)

@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 
 from outbox_plugin.schema.connection import connect, reported_as_refusal
+from outbox_plugin.schema.place import in_full
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 
@@ -17,13 +18,13 @@ class Orders:
     """Statements of one order."""
 
     def __init__(self, settings: Settings, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
-        self._settings = settings
+        self._table = settings.table
+        self._in_full = in_full(connection, settings.table)
         self._connection = connection
 
     def run(self, noun: str, name: str, **values: object) -> psycopg.Cursor[tuple[Any, ...]]:
         """Run the statement `name` of `queries/<noun>.sql`."""
-        table = self._settings.table
-        return self._connection.execute(statement(noun, name, table), {"table": table, **values})
+        return self._connection.execute(statement(noun, name, self._in_full), {"table": self._table, **values})
 
     def savepoint(self) -> AbstractContextManager[psycopg.Transaction]:
         """What is run within it is undone when it raises; the order itself goes on."""

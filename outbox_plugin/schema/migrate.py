@@ -18,6 +18,7 @@ from psycopg import sql
 from outbox_plugin.errors import ServerRefused
 from outbox_plugin.schema.connection import connect_patiently, reported_as_refusal
 from outbox_plugin.schema.orphans import drop_orphans
+from outbox_plugin.schema.place import in_full
 from outbox_plugin.schema.statements import check_name, compose, statement
 from outbox_plugin.settings import Settings
 
@@ -40,7 +41,7 @@ def migrate(settings: Settings, *, wake_up: bool | None = None) -> list[str]:
         InvalidSetting: the table has been migrated by another name of it.
     """
     with reported_as_refusal(settings), connect_patiently(settings) as connection, connection.transaction():
-        table = _in_full(connection, settings.table)
+        table = in_full(connection, settings.table)
 
         def run(query: str, /, **values: object) -> list[str]:
             cursor = connection.execute(statement("migrate", query, table), {"table": settings.table, **values})
@@ -69,20 +70,6 @@ def migrate(settings: Settings, *, wake_up: bool | None = None) -> list[str]:
             run("make_room")
         drop_orphans(connection, table)
     return list(pending)
-
-
-def _in_full(connection: psycopg.Connection[tuple[Any, ...]], table: str) -> str:
-    """The table's name with its schema, looked up once: from then on, the search_path has no say.
-
-    Raises:
-        ServerRefused: it has no schema, and the search_path names none.
-    """
-    if "." in table:
-        return table
-    [(schema,)] = connection.execute(statement("migrate", "schema", table)).fetchall()
-    if schema is None:
-        raise ServerRefused("Postgres: the role's search_path names no schema; name one in OUTBOX_TABLE")
-    return f"{schema}.{table}"
 
 
 def _refuse_strangers(connection: psycopg.Connection[tuple[Any, ...]], table: str, known: Mapping[str, str]) -> None:

@@ -158,3 +158,23 @@ def test_a_table_or_function_of_a_strangers_is_refused(unmigrated: Settings) -> 
             finally:
                 connection.execute(f"RESET ROLE; DROP OWNED BY {ROLE} CASCADE; DROP ROLE {ROLE}")
     migrate(unmigrated)
+
+
+def test_what_comes_first_on_the_search_path_later_is_not_taken_for_ours(unmigrated: Settings, topic: str) -> None:
+    """A view in the place of one of our tables, in a schema that comes before that of the outbox."""
+    dsn = unmigrated.dsn.get_secret_value()
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("CREATE SCHEMA first")
+        settings = Settings(
+            **{**unmigrated.model_dump(), "dsn": make_conninfo(dsn, options="-c search_path=first,public")}
+        )
+        migrate(unmigrated)
+        for table in ("outbox_identity", "outbox_parked", "outbox_dead_letter", "outbox_history"):
+            connection.execute(f"CREATE VIEW first.{table} AS SELECT 1/0 AS trap")
+        migrate(settings)
+        insert(unmigrated, topic, [("k", "1")])
+        with Harvester(settings):
+            eventually(lambda: read_status(settings).backlog == 0, 60)
+        assert operate.parked_lanes(settings) == []
+        assert operate.dead_letters(settings) == []
+    assert [record.value for record in consume(unmigrated, topic)] == ["1"]

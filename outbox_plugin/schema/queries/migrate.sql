@@ -2,14 +2,6 @@
 -- One migration at a time in a database; held to the end of the transaction.
 SELECT pg_advisory_xact_lock(hashtextextended('outbox_plugin.migrate', 0))
 
--- name: schema
--- The schema that the outbox lies in, or is to be made in: the first of the search_path that it can be.
-SELECT coalesce(
-    (SELECT nspname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
-     WHERE pg_class.oid = to_regclass({quoted_outbox})),
-    current_schema()
-)
-
 -- name: trust_nobody
 -- For the transaction: what migrations name without a schema is of Postgres's own, whoever may create where we look.
 SET LOCAL search_path = pg_catalog, pg_temp
