@@ -15,7 +15,8 @@
      |- TermEnded                this term may publish nothing any more: take over again or follow
      |   |- Fenced               another harvester took the shard over
      |   |- OutcomeUnknown       a commit or abort was not answered: only the log knows
-     |   `- LayoutChanged        the outbox has another number of shards now
+     |   |- LayoutChanged        the outbox has another number of shards now
+     |   `- TopicMissing         somebody deleted one of the group's own topics
      |- TopicsAway               some topics cannot be written to now; others can
      `- RowsRefused              Kafka refused rows for what they are
 
@@ -101,6 +102,10 @@ class OutcomeUnknown(TermEnded):
 
 class LayoutChanged(TermEnded):
     """The outbox has another number of shards now."""
+
+
+class TopicMissing(TermEnded):
+    """Somebody deleted one of the group's own topics; a harvester makes it anew and begins again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from outbox_plugin.core.pace import ERROR_FIRST, ERROR_LAST, Backoff
 from outbox_plugin.core.progress import Identity
 from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.core.takeover import left_behind
-from outbox_plugin.errors import LayoutChanged, LogUnavailable, ServerRefused, ServerUnavailable
+from outbox_plugin.errors import LayoutChanged, LogUnavailable, ServerRefused, ServerUnavailable, TopicMissing
 from outbox_plugin.printable import logger_of
 from outbox_plugin.relay.at_least_once import AtLeastOnce
 from outbox_plugin.relay.events import (
@@ -116,7 +116,7 @@ class Harvester(Background):
             for shard in range(layout.shards) if self._exactly_once else ():
                 record = read_progress(settings, self._names, Slice(shard, layout.shards))
                 left_behind(record, identity, adopt=self._adopt)
-        except LogUnavailable as error:
+        except (LogUnavailable, TopicMissing) as error:
             raise ServerRefused(str(error)) from None
         notes = [admin.check_progress_is_kept(self._names)] if self._exactly_once else []
         if ahead > 1:
@@ -136,7 +136,8 @@ class Harvester(Background):
         while not self._stop.is_set():
             try:
                 self._supervisor(identity, layout, note).run(self._stop.is_set)
-            except LayoutChanged:
+            except (LayoutChanged, TopicMissing) as ended:
+                logger.info("beginning again: %s", ended)
                 layout = self._next_layout(layout)
 
     def _next_layout(self, last: Layout) -> Layout:
@@ -151,9 +152,9 @@ class Harvester(Background):
                     layout = Claim(self._settings, connection).layout()
                 Admin(self._settings).ensure_topics(self._names, layout.shards, progress=self._exactly_once)
             except ServerUnavailable as error:
-                logger.warning("the outbox has another number of shards, but: %s", error)
+                logger.warning("not yet: %s", error)
             else:
-                logger.info("the outbox has %d shards now", layout.shards)
+                logger.info("the outbox has %d shards", layout.shards)
                 return layout
         return last
 

@@ -22,7 +22,7 @@ from psycopg import sql
 from outbox_plugin.adapters.kafka import Names
 from outbox_plugin.adapters.progress import read_progress
 from outbox_plugin.core.shards import Slice
-from outbox_plugin.errors import LogUnavailable
+from outbox_plugin.errors import LogUnavailable, TopicMissing
 from outbox_plugin.settings import Settings
 from tests.support import eventually
 
@@ -151,7 +151,7 @@ def drained(settings: Settings, seconds: float = DRAIN_SECONDS) -> None:
 
 def named_by_progress(settings: Settings) -> int:
     """How many rows the last progress record names; 0 while there is none."""
-    with suppress(LogUnavailable):
+    with suppress(LogUnavailable, TopicMissing):
         if record := read_progress(settings, Names.of(settings), Slice(0, 1)):
             return sum(len(each.ids) for each in record.publications)
     return 0

@@ -11,10 +11,12 @@ from contextlib import suppress
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaException, Producer, TopicPartition
 
-from outbox_plugin.adapters.kafka import Names, client_config, refusal
+from outbox_plugin.adapters.kafka import UNKNOWN_TOPIC, Names, client_config, refusal
 from outbox_plugin.core.heartbeat import Heartbeat
+from outbox_plugin.errors import TopicMissing
 from outbox_plugin.settings import Settings
 
+_CHECK_SECONDS = 0.5
 SESSION_TIMEOUT_MS = 6_000  # Brokers allow no less by default.
 
 
@@ -81,6 +83,13 @@ class Membership:
             wait_seconds = 0
             if message.error() is None and (heartbeat := Heartbeat.parse(message.value())) is not None:
                 yield heartbeat
+
+    def check_topic(self) -> None:
+        """See `Membership.check_topic`."""
+        with suppress(KafkaException):
+            found = self._listener.list_topics(self._topic, timeout=_CHECK_SECONDS).topics.get(self._topic)
+            if found is not None and found.error is not None and found.error.code() in UNKNOWN_TOPIC:
+                raise TopicMissing(f"Kafka: the topic {self._topic} is gone")
 
     def send(self, heartbeat: Heartbeat) -> None:
         """Send a heartbeat to its shard's partition, without waiting; one that cannot be sent in time is dropped."""

@@ -7,10 +7,10 @@ from contextlib import closing
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from outbox_plugin.adapters.kafka import REQUEST_TIMEOUT_SECONDS, Names, bounds, client_config, refusal
+from outbox_plugin.adapters.kafka import REQUEST_TIMEOUT_SECONDS, UNKNOWN_TOPIC, Names, bounds, client_config, refusal
 from outbox_plugin.core.progress import ProgressRecord
 from outbox_plugin.core.shards import Slice
-from outbox_plugin.errors import LogUnavailable
+from outbox_plugin.errors import LogUnavailable, TopicMissing
 from outbox_plugin.settings import Settings
 
 _POLL_SECONDS = 0.5
@@ -30,6 +30,7 @@ def read_progress(
             begins, or where a replica that lags has nothing more, and a later record may be left out.
 
     Raises:
+        TopicMissing: the brokers do not know the topic.
         LogUnavailable: Kafka does not answer in time, or does not give all of it.
         ServerRefused: we may not read the topic.
         MalformedProgress: what is there is no progress record.
@@ -63,6 +64,8 @@ def read_progress(
                     return None
                 reach *= 8
     except KafkaException as error:
+        if error.args[0].code() in UNKNOWN_TOPIC:
+            raise TopicMissing(f"Kafka: the topic {names.progress_topic} is gone") from error
         raise refusal(error.args[0], settings) from error
 
 

@@ -276,6 +276,14 @@ class Membership(Protocol):
         """Heartbeats that have arrived, waiting up to `wait_seconds` for the first."""
         ...
 
+    def check_topic(self) -> None:
+        """Ask whether the leader topic is there. No answer means nothing.
+
+        Raises:
+            TopicMissing: the brokers do not know it.
+        """
+        ...
+
     def send(self, heartbeat: Heartbeat) -> None:
         """Send a heartbeat without waiting; one that cannot be sent in time is dropped."""
         ...

@@ -10,7 +10,7 @@ from typing import Protocol
 from outbox_plugin.core.election import Action, Election
 from outbox_plugin.core.heartbeat import Heartbeat, Phase
 from outbox_plugin.core.pace import ERROR_FIRST, ERROR_LAST, Backoff
-from outbox_plugin.errors import Fenced, LayoutChanged, OutcomeUnknown
+from outbox_plugin.errors import Fenced, LayoutChanged, OutcomeUnknown, TopicMissing
 from outbox_plugin.relay.events import HarvestEvent, LanesHeld, Observer, TermBegan, TermFinished, WindowPublished
 from outbox_plugin.relay.runtime import Runtime
 
@@ -138,7 +138,7 @@ class Shard:
         self._send = send
         self._forward = observe
         self._runtime = runtime
-        self.layout_changed = False
+        self.begin_again: LayoutChanged | TopicMissing | None = None  # Why all shards must, if they must.
         self._wall_clock = wall_clock
         self._heartbeat_interval = heartbeat_interval
         self._jitter = jitter
@@ -188,7 +188,7 @@ class Shard:
             self._error_pace.succeeded()
         reason = str(error) if error is not None else term.stepped_down
         self._trouble = reason or self._trouble
-        self.layout_changed = isinstance(error, LayoutChanged)
+        self.begin_again = error if isinstance(error, LayoutChanged | TopicMissing) else None
         fenced, at_once = isinstance(error, Fenced), isinstance(error, Fenced | OutcomeUnknown) or error is None
         retry_after = 0.0 if at_once else self._error_pace.wait(self._jitter())
         self.election.ended(now, by_another=fenced, retry_after=retry_after)

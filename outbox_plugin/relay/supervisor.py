@@ -13,6 +13,7 @@ from outbox_plugin.relay.shard import Shard
 
 LISTEN_SECONDS = 0.1
 HAND_OVER_SECONDS = 10.0
+SILENT_SECONDS = 10.0  # Somebody always sends heartbeats; after this long without any, the topic may be gone.
 ASLEEP_SECONDS = 1.0  # A turn takes a tenth of it: we were stopped, and know nothing of what happened since.
 OLD_LAYOUT_SECONDS = 10.0  # By then every leader of an earlier layout has noticed that it is one.
 
@@ -29,7 +30,7 @@ class Supervisor:
         self._identity = identity
         self._layout = layout
         self._clock = runtime.now
-        self._turned_at = runtime.now()
+        self._turned_at = self._silent_since = runtime.now()
         self._others_lead_since: float | None = None  # Under an earlier layout, and nobody under ours.
 
     def run(self, stopped: Callable[[], bool]) -> None:
@@ -37,6 +38,7 @@ class Supervisor:
 
         Raises:
             LayoutChanged: the outbox has another number of shards now.
+            TopicMissing: somebody deleted one of the group's own topics.
             ForeignOutbox: harvesters of another outbox use our group, and were there first.
         """
         try:
@@ -50,18 +52,22 @@ class Supervisor:
         for shard in self._shards.values():
             shard.election.owns(shard.number in owned)
         for heartbeat in self._membership.heard(LISTEN_SECONDS):
+            self._silent_since = self._clock()
             heard_by = self._shards.get(heartbeat.shard)
             if heard_by is not None and self._is_ours(heartbeat, heard_by):
                 heard_by.election.heard(heartbeat, self._clock())
         now = self._clock()
+        if now - self._silent_since > SILENT_SECONDS:
+            self._silent_since = now
+            self._membership.check_topic()
         if now - self._turned_at > ASLEEP_SECONDS:
             for shard in self._shards.values():
                 shard.election.woke(now)
         self._turned_at = now
         for shard in self._shards.values():
             shard.step(now)
-            if shard.layout_changed:
-                raise LayoutChanged("the outbox has another number of shards now")
+            if shard.begin_again is not None:
+                raise shard.begin_again
 
     def _is_ours(self, heartbeat: Heartbeat, shard: Shard) -> bool:
         """Whether the heartbeat is for the same outbox and layout.

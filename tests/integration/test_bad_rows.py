@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import psycopg
 import pytest
@@ -11,7 +10,6 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from outbox_plugin import Harvester, Settings, operate
-from outbox_plugin.embedded.kafka import EmbeddedKafka
 from outbox_plugin.status import read_status
 from tests.harvesting import backlog, by_key, consume, create_topic, drained, environment, insert, run_outbox
 from tests.support import eventually
@@ -19,24 +17,6 @@ from tests.support import eventually
 pytestmark = pytest.mark.integration
 
 TOO_LARGE = "x" * 2_000_000  # More than the client and the broker take.
-
-
-class StrictKafka(EmbeddedKafka):
-    """A broker that makes no topics on first use."""
-
-    def properties(self, port: int, data: str) -> str:
-        return (
-            super().properties(port, data).replace("auto.create.topics.enable=true", "auto.create.topics.enable=false")
-        )
-
-
-@pytest.fixture(scope="module")
-def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    kafka = StrictKafka(tmp_path_factory.mktemp("strict"), print)
-    kafka.launch()
-    kafka.wait()
-    yield kafka.bootstrap_servers
-    kafka.stop()
 
 
 def with_unequal_headers(settings: Settings, topic: str, key: str, value: str) -> None:

@@ -14,7 +14,7 @@ from outbox_plugin import Harvester, Settings, operate
 from outbox_plugin.relay.events import HarvestEvent, TermBegan, TermFinished
 from outbox_plugin.schema.migrate import migrate
 from tests.harvesting import backlog, by_key, consume, create_topic, drained, insert
-from tests.integration.test_bad_rows import StrictKafka
+from tests.integration.conftest import StrictKafka
 from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration

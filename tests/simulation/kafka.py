@@ -430,6 +430,9 @@ class SimulatedMembership:
             arrived, self._arrived = self._arrived, []
         return arrived
 
+    def check_topic(self) -> None:
+        """It is there."""
+
     def send(self, heartbeat: Heartbeat) -> None:
         if self._process.alive:
             self._send(heartbeat, self._scheduler.now + PATIENCE)

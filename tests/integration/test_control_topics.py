@@ -1,0 +1,41 @@
+"""The group's own topics: what happens when somebody deletes one, or makes it anew in another form."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from outbox_plugin import Harvester, Settings
+from outbox_plugin.adapters.kafka import Names
+from outbox_plugin.relay.events import HarvestEvent, TermFinished
+from tests.harvesting import assert_exactly_once_in_order, consume, create_topic, drained, insert_numbered
+from tests.support import eventually
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def bootstrap_servers(strict: str) -> str:
+    return strict
+
+
+def delete_topic(settings: Settings, topic: str) -> None:
+    admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
+    [future] = admin.delete_topics([topic]).values()
+    future.result(20)
+    eventually(lambda: topic not in admin.list_topics(timeout=10).topics, 20)
+
+
+@pytest.mark.parametrize("which", ["leader_topic", "progress_topic"])
+def test_a_control_topic_that_is_deleted_is_made_anew(settings: Settings, which: str) -> None:
+    topic = create_topic(settings, f"{settings.group}-events")
+    events: list[HarvestEvent] = []
+    with Harvester(settings, observe=events.append):
+        insert_numbered(settings, topic, 1, 10)
+        drained(settings)
+        delete_topic(settings, getattr(Names.of(settings), which))
+        insert_numbered(settings, topic, 11, 10)
+        eventually(lambda: any(isinstance(event, TermFinished) for event in events), 60)
+        insert_numbered(settings, topic, 21, 10)
+        drained(settings)
+    assert_exactly_once_in_order(consume(settings, topic), 1, 30)
