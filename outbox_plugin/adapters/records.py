@@ -20,7 +20,6 @@ _ANSWER_SECONDS = 10.0
 _POLL_SECONDS = 0.5
 _ANY_PARTITION, _NOW = -1, 0  # librdkafka's: it chooses.
 _SMALLER = {None: 65_536, 65_536: 4_096, 4_096: 0, 0: 0}  # Bytes of a topic that are sent together; 0: one record.
-_UNKNOWN = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
 _FORBIDDEN = {KafkaError.TOPIC_EXCEPTION, KafkaError.TOPIC_AUTHORIZATION_FAILED}
 _PURGED = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # Because another delivery failed.
 _INVALID = {KafkaError.INVALID_RECORD, KafkaError.INVALID_MSG, KafkaError.INVALID_TIMESTAMP}
@@ -139,6 +138,7 @@ class Records:
             ids.setdefault((row.topic, row.key.encode(), value), []).append(row.id)
         for error, topic, key, value in news:
             concerned = ids.get((topic, key or b"", value), [])
+            self._topics.forget(topic)  # It may have lost a leader: that is looked up before the next record.
             if error.code() not in _PURGED:
                 self.failures.append(error)
             self.failed.update(concerned)
@@ -151,8 +151,6 @@ class Records:
         self.failed -= self.refusals.keys()
 
     def _refusal(self, error: KafkaError, topic: str) -> Refusal | None:
-        if error.code() in _UNKNOWN:
-            self._topics.forget(topic)
         if error.code() in _FORBIDDEN:
             return Refusal(f"topic {topic}: {error.str()}", whole_topic=True)
         if error.code() in _INVALID:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from outbox_plugin.adapters.records import Records
 from outbox_plugin.core.row import OutboxRow, Rows
 from outbox_plugin.core.row_faults import fault_of
-from outbox_plugin.errors import SchemaMissing
+from outbox_plugin.errors import SchemaMissing, TopicsAway
 
 QUIET = logging.getLogger("outbox_plugin.tests.librdkafka")
 QUIET.setLevel(logging.CRITICAL + 1)
@@ -54,6 +55,19 @@ class Unreachable:
 def producer() -> Iterator[Unreachable]:
     with closing(Unreachable()) as producer:
         yield producer
+
+
+class FailedDelivery:
+    """The record of `GOOD`, as a delivery report has it."""
+
+    def topic(self) -> str:
+        return "orders"
+
+    def key(self) -> bytes:
+        return b"k"
+
+    def value(self) -> bytes:
+        return b"v"
 
 
 def handed_over(producer: Unreachable, rows: list[OutboxRow]) -> Records:
@@ -119,17 +133,36 @@ def test_rows_without_a_topic_ask_for_their_table_to_be_mended(producer: Unreach
 
 
 def test_what_failed_is_found_among_rows_of_which_some_are_bad(producer: Unreachable) -> None:
-    class Failed:
-        def topic(self) -> str:
-            return "orders"
-
-        def key(self) -> bytes:
-            return b"k"
-
-        def value(self) -> bytes:
-            return b"v"
-
     records = handed_over(producer, [GOOD, GOOD._replace(id=1, key=7)])  # type: ignore[arg-type]
-    records.on_delivery(KafkaError(KafkaError.INVALID_RECORD), Failed())  # type: ignore[arg-type]
+    records.on_delivery(KafkaError(KafkaError.INVALID_RECORD), FailedDelivery())  # type: ignore[arg-type]
     records.conclude()
     assert records.refusals.keys() == {0, 1}
+
+
+class OneTopic(Unreachable):
+    """Its one topic has such leaders; `asked` counts how often they were looked up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leaders, self.asked = [1], 0
+
+    def list_topics(self, topic: str, timeout: float) -> Any:
+        self.asked += 1
+        partitions = {number: SimpleNamespace(id=number, leader=leader) for number, leader in enumerate(self.leaders)}
+        return SimpleNamespace(topics={topic: SimpleNamespace(error=None, partitions=partitions)})
+
+
+@pytest.mark.parametrize("code", [KafkaError._MSG_TIMED_OUT, KafkaError._PURGE_QUEUE, KafkaError._TRANSPORT])
+def test_a_topic_whose_delivery_failed_is_held_back_if_it_has_lost_its_leader(code: int) -> None:
+    with closing(OneTopic()) as producer:
+        records = Records(lambda _: None)
+        for _ in range(2):
+            records.check_topics(producer, [GOOD])  # type: ignore[arg-type]
+        assert producer.asked == 1
+        records.hand_over(producer, [GOOD])  # type: ignore[arg-type]
+        producer.leaders = [-1]
+        records.on_delivery(KafkaError(code), FailedDelivery())  # type: ignore[arg-type]
+        records.conclude()
+        assert (records.refusals, records.failed) == ({}, {GOOD.id})
+        with pytest.raises(TopicsAway, match="no broker leads partition 0"):
+            records.check_topics(producer, [GOOD])  # type: ignore[arg-type]
