@@ -57,8 +57,7 @@ def proxy(settings: Settings) -> Iterator[Proxy]:
 @pytest.fixture
 def through(settings: Settings, proxy: Proxy) -> Settings:
     """Settings whose DSN leads through the proxy."""
-    given = conninfo_to_dict(settings.dsn.get_secret_value())
-    dsn = f"postgresql://{given['user']}@127.0.0.1:{proxy.port}/{given['dbname']}"
+    dsn = settings.dsn.get_secret_value().replace(f":{proxy.target}/", f":{proxy.port}/")
     return settings.model_copy(update={"dsn": type(settings.dsn)(dsn)})
 
 
@@ -156,7 +155,7 @@ def test_a_marking_that_is_not_received_does_not_keep_its_rows_from_the_next_lea
 ) -> None:
     """As of a leader that is stopped, or whose packets vanish, while the rows that it has marked are sent to it."""
     old_id, new_id = str(uuid.uuid4()), str(uuid.uuid4())
-    insert(settings, "t", [(f"key-{number}", "x" * 7_000_000) for number in range(3)])
+    insert(settings, "t", [(f"key-{number}", "x" * 900_000) for number in range(9)])
     layout = layout_of(settings)
     with closing(MarkedStore(through, 0, layout)) as old, closing(MarkedStore(settings, 0, layout)) as new:
         old.lead(old_id)
