@@ -85,7 +85,7 @@ def migrate(wake_up: bool | None) -> None:
 @click.option(
     "--adopt",
     is_flag=True,
-    help="Take over a group whose outbox is gone for good, or an outbox whose group runs no more.",
+    help="Take over a group whose outbox is gone for good, or an outbox whose group runs no more; change the delivery.",
 )
 def harvest(adopt: bool) -> None:
     """Relay the outbox to Kafka until SIGTERM or SIGINT; then hand over."""

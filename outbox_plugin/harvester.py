@@ -89,7 +89,8 @@ class Harvester(Background):
         Args:
             settings: which outbox, which Kafka.
             observe: is called, from the harvester's threads, with what happens.
-            adopt: take over a group that served an outbox which is gone, or an outbox that another group served.
+            adopt: take over a group that served an outbox which is gone, or an outbox that another group served, or
+                that was harvested in the other delivery.
         """
         super().__init__("harvester")
         self._settings = settings
@@ -110,6 +111,7 @@ class Harvester(Background):
         with reported_as_refusal(settings), closing(self._connect()) as connection:
             claim = Claim(settings, connection)
             identity = claim.outbox(adopt=self._adopt)
+            claim.delivery(adopt=self._adopt)
             ahead, layout = claim.ids_drawn_ahead(), claim.new_layout()
         try:
             admin.ensure_topics(self._names, layout.shards, progress=self._exactly_once)
@@ -144,12 +146,17 @@ class Harvester(Background):
         """The layout that the database has now, once both servers know of it; `last` when we are to stop.
 
         It may have the number of `last` again: a backup was restored.
+
+        Raises:
+            InvalidSetting: the outbox is harvested in the other delivery by now.
         """
         pace = Backoff(ERROR_FIRST, ERROR_LAST)
         while not self._stop.wait(pace.wait(random.random())):  # noqa: S311 - not for secrets.
             try:
                 with reported(), closing(self._connect()) as connection:
-                    layout = Claim(self._settings, connection).layout()
+                    claim = Claim(self._settings, connection)
+                    claim.delivery()
+                    layout = claim.layout()
                 Admin(self._settings).ensure_topics(self._names, layout.shards, progress=self._exactly_once)
             except ServerUnavailable as error:
                 logger.warning("not yet: %s", error)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -53,11 +53,11 @@ def run_outbox(*arguments: str, env: Mapping[str, str], seconds: float = 60) -> 
 class HarvesterProcess:
     """`outbox harvest` as a process that can be killed, paused and woken up."""
 
-    def __init__(self, settings: Settings, log: Path) -> None:
+    def __init__(self, settings: Settings, log: Path, arguments: Sequence[str] = ()) -> None:
         self._log = log
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "outbox_plugin", "harvest"], env=environment(settings), stderr=output
+                [sys.executable, "-m", "outbox_plugin", "harvest", *arguments], env=environment(settings), stderr=output
             )
 
     @property
@@ -93,10 +93,12 @@ class HarvesterProcess:
 
 
 @contextmanager
-def harvesters(settings: Settings, folder: Path, count: int = 1) -> Iterator[list[HarvesterProcess]]:
+def harvesters(
+    settings: Settings, folder: Path, count: int = 1, arguments: Sequence[str] = ()
+) -> Iterator[list[HarvesterProcess]]:
     """`count` harvester processes, whatever is left of which is killed at the end."""
     folder.mkdir(exist_ok=True)
-    running = [HarvesterProcess(settings, folder / f"harvester-{number}.log") for number in range(count)]
+    running = [HarvesterProcess(settings, folder / f"harvester-{number}.log", arguments) for number in range(count)]
     try:
         yield running
     finally:

@@ -8,7 +8,7 @@ import psycopg
 
 from outbox_plugin.core.progress import Identity
 from outbox_plugin.core.shards import Layout
-from outbox_plugin.errors import ForeignOutbox, SchemaMissing
+from outbox_plugin.errors import ForeignOutbox, InvalidSetting, SchemaMissing
 from outbox_plugin.schema.place import in_full
 from outbox_plugin.schema.statements import check_name, statement
 from outbox_plugin.settings import Settings
@@ -55,6 +55,22 @@ class Claim:
                 "OUTBOX_GROUP to it; or, once none of its harvesters runs, start once with `outbox harvest --adopt`"
             )
         return Identity(incarnation, place)
+
+    def delivery(self, *, adopt: bool = False) -> None:
+        """Check that the outbox is harvested in our delivery, and remember it in the database.
+
+        With `adopt`, ours replaces the one that the database remembers, and leaders of the other one read nothing more.
+
+        Raises:
+            InvalidSetting: harvesters of the other delivery may run. The two would publish rows beside each other.
+        """
+        delivery, table = self._settings.delivery, self._settings.table
+        [(remembered,)] = self._ask("identity", "claim_delivery", delivery=delivery, adopt=adopt)
+        if remembered != delivery:
+            raise InvalidSetting(
+                f"OUTBOX_DELIVERY: the outbox {table!r} is harvested {remembered} (given: {delivery!r}). To change it, "
+                "stop all its harvesters, then start one with `outbox harvest --adopt`"
+            )
 
     def new_layout(self) -> Layout:
         """Let the outbox have as many shards as the settings say, and return its layout; who starts last, decides.

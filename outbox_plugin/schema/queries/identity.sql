@@ -26,6 +26,16 @@ SET harvest_group = CASE WHEN harvest_group IS NULL OR %(adopt)s THEN %(group)s 
 WHERE table_name = %(table)s
 RETURNING harvest_group
 
+-- name: claim_delivery
+-- Remember the delivery that this outbox is harvested in, unless the other one is remembered; returns the one that is. Where
+-- it changes, so does the layout's number: no leader of the other delivery that still runs reads another row.
+UPDATE {outbox_identity}
+SET delivery = CASE WHEN delivery IS NULL OR %(adopt)s THEN %(delivery)s ELSE delivery END,
+    layout = CASE WHEN delivery <> %(delivery)s AND %(adopt)s
+                  THEN greatest(layout + 1, (extract(epoch FROM clock_timestamp()) * 1000)::bigint) ELSE layout END
+WHERE table_name = %(table)s
+RETURNING delivery
+
 -- name: columns
 -- The columns that a harvester needs and the table lacks.
 SELECT needed FROM unnest(ARRAY['id', 'create_time', 'kafka_topic', 'kafka_key', 'kafka_value', 'kafka_header_keys',
