@@ -262,8 +262,11 @@ class PostgresOutbox:
         deletions = [bound(self._purges, *query) for query in queries]
         message = b";".join((*(self._statement("window", each) for each in first), *deletions))
         with self._purger_lock:
-            found = list(self._purges.execute(message).results())
-            return [each.rowcount for each in found[len(first) :]]
+            self._purges.execute(message)
+            counts = [self._purges.rowcount]  # Of the current result: one cursor goes through them all.
+            while self._purges.nextset():
+                counts.append(self._purges.rowcount)
+            return counts[len(first) :]
 
     def close(self) -> None:
         """See `Outbox.close`."""

@@ -224,6 +224,22 @@ def test_a_purge_deletes_rows_that_were_rewritten_since_and_reading_goes_on(
     assert backlog(settings) == 0
 
 
+def test_a_purge_of_several_windows_counts_each_by_itself(settings: Settings) -> None:
+    """A small window that was rewritten, and a larger one that was not: what the second deletes hides no lack."""
+    insert_each_in_a_transaction_of_its_own(settings, 3)
+    with (
+        closing(WindowStore(settings, 0, LAYOUT)) as store,
+        psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection,
+    ):
+        small = store.read(Wanted(ALL))
+        connection.execute("UPDATE outbox SET leader_id = gen_random_uuid()")
+        insert_each_in_a_transaction_of_its_own(settings, 20)
+        large = store.read(Wanted(ALL))[len(small) :]
+        purged = store.purge([Publication.of(small), Publication.of(large)])
+    assert backlog(settings) == 0
+    assert purged == len(small) + len(large)
+
+
 def insert_each_in_a_transaction_of_its_own(settings: Settings, count: int) -> None:
     """Rows that were created at different times."""
     for number in range(count):
