@@ -100,6 +100,8 @@ class ExactlyOnce:
             for log in logs:  # All of them first: their records share partitions, and an open transaction hides others.
                 log.fence()
             recovered = [self._recover(log) for log in logs]
+            for log in logs:  # So that a leader of then, which replaces its producer, finds a record of another's.
+                log.publish((), self._progress(0, ()))
         if recovered:
             self._store.settled()
         return recovered
@@ -152,7 +154,9 @@ class ExactlyOnce:
             while (work := self._to_publish()) is not None:
                 window, read_at, proved = work
                 if window is None:
-                    self._commit((), self._progress(0, self._windows.unpurged))
+                    with self._lock:
+                        unpurged = self._windows.unpurged
+                    self._commit((), self._progress(0, unpurged))
                 else:
                     self._publish(window, read_at)
                 with self._lock:

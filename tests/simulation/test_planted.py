@@ -9,13 +9,14 @@ import pytest
 
 from outbox_plugin.core.progress import Publication
 from outbox_plugin.core.row import OutboxRow
+from outbox_plugin.core.shards import Slice
 from outbox_plugin.core.window import Window
 from outbox_plugin.relay import at_least_once, exactly_once
 from outbox_plugin.relay.at_least_once import AtLeastOnce
 from outbox_plugin.relay.exactly_once import ExactlyOnce
 from tests.simulation.conftest import SCHEDULES
 from tests.simulation.kafka import SimulatedLog
-from tests.simulation.plan import BAD_TOPIC, DELETE, HALT, REWRITE, TRUNCATE, WRAP, Fault, Plan
+from tests.simulation.plan import BAD_TOPIC, DELETE, HALT, RESHARD, REWRITE, TRUNCATE, WRAP, Fault, Plan
 from tests.simulation.postgres import Database, Row, Store
 from tests.simulation.schedule import run
 
@@ -80,6 +81,31 @@ def go_on_with_a_producer_in_doubt(patch: pytest.MonkeyPatch) -> None:
 def replace_a_producer_without_asking_who_leads(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(exactly_once, "require_own_record", lambda *_: None)
 
+
+def leave_no_record_for_shards_of_before(patch: pytest.MonkeyPatch) -> None:
+    former = SimulatedLog.former
+
+    def silent(log: SimulatedLog, slice_: Slice) -> SimulatedLog:
+        opened = former(log, slice_)
+        patch.setattr(opened, "publish", lambda *_: True)
+        return opened
+
+    patch.setattr(SimulatedLog, "former", silent)
+
+
+# The number of shards changes while leaders are stopped for so long that others take over before they go on.
+LATE_RESHARDING = Plan(
+    harvesters=3,
+    writers=4,
+    writing=8.0,
+    keys=2,
+    mishap_rate=0.3,
+    mishaps=("paused before the answer", "paused before it was sent", "repeated"),
+    aims=("commits", "reads", "fences"),
+    latency=0.02,
+    longest_pause=5.0,
+    faults=tuple(Fault(RESHARD, at, 0.0, shards) for at, shards in ((2.0, 2), (4.0, 1), (6.0, 3))),
+)
 
 # Connections to Kafka that break under a commit, and a slow way, so that the next transaction is open for long.
 LATE_COMMITS = Plan(
@@ -186,6 +212,7 @@ PLANTS: dict[Plant, Found] = {
     do_not_notice_a_truncation: Found(("loss",), TRUNCATED),
     go_on_with_a_producer_in_doubt: Found(("loss", "repeated"), LATE_COMMITS),
     replace_a_producer_without_asking_who_leads: Found(("repeated", "leaders"), LATE_RETURNS),
+    leave_no_record_for_shards_of_before: Found(("repeated",), LATE_RESHARDING),
 }
 
 
@@ -202,8 +229,16 @@ def test_a_planted_bug_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -
     assert any(one.split(":")[0] in expected.broken for one in broken)
 
 
+RARE = {
+    "burials": LATE_BURIALS,
+    "commits": LATE_COMMITS,
+    "returns": LATE_RETURNS,
+    "resharding": LATE_RESHARDING,
+}
+
+
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("plan", [LATE_BURIALS, LATE_COMMITS, LATE_RETURNS], ids=["burials", "commits", "returns"])
+@pytest.mark.parametrize("plan", RARE.values(), ids=RARE.keys())
 def test_where_a_rare_bug_is_looked_for_there_is_none(plan: Plan) -> None:
     for seed in range(SCHEDULES // 4):
         assert not run(seed, plan=plan).broken, f"seed {seed}"
