@@ -83,7 +83,7 @@ AND NOT ((kafka_topic, kafka_key) = ANY (SELECT * FROM unnest(%(parked_key_topic
 
 -- name: large_values
 -- How large the values are that a read left out; nothing of a row that has vanished since.
-SELECT id, octet_length(kafka_value) FROM {outbox} WHERE id = ANY (%(ids)s) AND kafka_value IS NOT NULL ORDER BY id
+SELECT id, coalesce(octet_length(kafka_value), 0) FROM {outbox} WHERE id = ANY (%(ids)s) ORDER BY id
 
 -- name: values
 -- Values that a read left out.
