@@ -50,9 +50,13 @@ WHERE NOT EXISTS (
 SELECT seqcache FROM pg_sequence WHERE seqrelid = pg_get_serial_sequence({quoted_outbox}, 'id')::regclass
 
 -- name: identity_tables
--- The tables that say which outboxes there are, in all schemas that we may read.
+-- The tables that say which outboxes there are, in all schemas that we may read. A stranger's table is left out: its
+-- columns may be others, and a policy on it would be run by us.
 SELECT schema.nspname, found.relname
 FROM pg_catalog.pg_class AS found
 JOIN pg_catalog.pg_namespace AS schema ON schema.oid = found.relnamespace
 WHERE found.relname = 'outbox_identity' AND found.relkind = 'r'
   AND pg_catalog.has_schema_privilege(schema.oid, 'USAGE') AND pg_catalog.has_table_privilege(found.oid, 'SELECT')
+  AND NOT found.relrowsecurity
+  AND found.relowner = (SELECT ours.relowner FROM pg_catalog.pg_class AS ours
+                        WHERE ours.oid = (SELECT known.tableoid FROM {outbox_identity} AS known LIMIT 1))
