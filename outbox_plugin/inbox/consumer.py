@@ -122,6 +122,7 @@ class Inbox(Background):
         Admin(self._settings).check_reachable()
         with reported_as_refusal(self._settings), connect(self._settings, purpose="outbox inbox (start)") as connection:
             connection.execute(statement("inbox", "letters", self._settings.table), {"group": self._group, "limit": 0})
+            connection.execute(statement("inbox", "is_migrated", self._settings.table))
 
     def _seats(self, loop: asyncio.AbstractEventLoop | None) -> ThreadSeats | TaskSeats:
         handling = Handling(self._settings, self._group, self._retry, random.random)

@@ -19,6 +19,7 @@ from outbox_plugin.inbox.seat import Begun, Seat, TransactionEnded
 from outbox_plugin.printable import logger_of
 from outbox_plugin.schema.connection import one_line
 from outbox_plugin.schema.statements import statement
+from outbox_plugin.schema.watched import NoAnswer
 from outbox_plugin.settings import Settings
 
 logger = logger_of("outbox_plugin.inbox")
@@ -147,7 +148,8 @@ class Handling:
                     if record.dead_letter is not None:
                         await seat.fetch(self._remove_letter, {"id": record.dead_letter})
         except Exception as error:
-            lost = begun is not None and seat.lost and not isinstance(error, HandlerMisuse)
+            # A server that does not answer in time is busy or away, which is nobody's fault, however often it happens.
+            lost = begun is not None and seat.lost and not isinstance(error, HandlerMisuse | NoAnswer)
             await self._unclaim_committed(seat, begun, fresh)
             if lost:
                 raise _LostWhileHandled from error

@@ -22,6 +22,10 @@ T = TypeVar("T")
 _NOT_AT_WORK = {None, "idle", "idle in transaction", "idle in transaction (aborted)"}
 
 
+class NoAnswer(psycopg.OperationalError):
+    """The server, or the way to it, does not answer; the connection has been closed."""
+
+
 class WatchedConnection(psycopg.Connection[Row]):
     """A connection that gives up a silent server, as `silence` decides. `options` are what a probe connects with."""
 
@@ -32,7 +36,7 @@ class WatchedConnection(psycopg.Connection[Row]):
         """As psycopg's own; all that psycopg waits for goes through here.
 
         Raises:
-            psycopg.OperationalError: the path to the server is dead; the connection is closed.
+            NoAnswer: the path to the server is dead; the connection is closed.
         """
         return super().wait(_watched(gen, self.pgconn, lambda: _probe(self)), *args, **kwargs)
 
@@ -120,7 +124,7 @@ def _watched(gen: PQGen[T], connection: PGconn, probe_now: Callable[[], _Probe])
                     probe = probe_now()
                 elif action is Action.GIVE_UP:
                     connection.finish()
-                    raise psycopg.OperationalError("the server does not answer: it is stuck, or the way to it is")
+                    raise NoAnswer("the server does not answer: it is stuck, or the way to it is")
             wanted = gen.send(ready)
     except StopIteration as done:
         result: T = done.value

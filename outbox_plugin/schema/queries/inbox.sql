@@ -117,3 +117,7 @@ DELETE FROM {outbox_inbox_dead_letter} WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM {outbox_inbox_dead_letter}
     WHERE consumer_group = %(group)s AND failed_at < (now() - %(keep)s::interval) AND retry_at IS NULL
     ORDER BY failed_at LIMIT %(limit)s))
+
+-- name: is_migrated
+-- Nothing; an error where `outbox migrate` of this version has not run yet.
+SELECT sources FROM {outbox_inbox} LIMIT 0
