@@ -33,6 +33,8 @@ class History:
         """
         if time.monotonic() < self._look_at:
             return
+        self._look_at = time.monotonic() + AGAIN_SECONDS
         query = statement("history", "keep_days", in_full(connection, self._settings.table))
         [(done,)] = connection.execute(query, {"keep": self._settings.retention}).fetchall()
-        self._look_at = time.monotonic() + (LOOK_SECONDS if done else AGAIN_SECONDS)
+        if done:
+            self._look_at = time.monotonic() + LOOK_SECONDS

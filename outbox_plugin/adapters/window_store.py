@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import psycopg
+
 from outbox_plugin.adapters.history import History
 from outbox_plugin.adapters.kafka import largest_record_bytes
 from outbox_plugin.adapters.postgres import PostgresOutbox, Query
@@ -12,8 +14,12 @@ from outbox_plugin.core.progress import Publication
 from outbox_plugin.core.row import OutboxRow, TooLarge, column
 from outbox_plugin.core.shards import Layout
 from outbox_plugin.core.window import BYTES_PER_WINDOW
-from outbox_plugin.schema.connection import reported
+from outbox_plugin.errors import StoreUnavailable
+from outbox_plugin.printable import logger_of
+from outbox_plugin.schema.connection import one_line, reported
 from outbox_plugin.settings import Settings
+
+logger = logger_of("outbox_plugin.harvester")
 
 
 class WindowStore(PostgresOutbox):
@@ -36,10 +42,17 @@ class WindowStore(PostgresOutbox):
         return super().control()
 
     def _keep_days(self) -> None:
-        """Beside the reads, so that a purge never waits for it."""
+        """Beside the reads, so that a purge never waits for it. What Postgres refuses here must not end a term.
+
+        Where the partition of a day is missing in the end, the purge says so.
+        """
         if self._history:
-            with reported():
+            try:
                 self._history.keep_days(self._reader)
+            except psycopg.Error as error:
+                if self._reader.closed:
+                    raise StoreUnavailable(f"Postgres: {one_line(error)}") from error
+                logger.warning("the days of outbox_history could not be kept: %s", one_line(error))
 
     def settled(self) -> None:
         """See `OutboxStore.settled`."""
