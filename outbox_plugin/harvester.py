@@ -158,7 +158,7 @@ class Harvester(Background):
                     claim.delivery()
                     layout = claim.layout()
                 Admin(self._settings).ensure_topics(self._names, layout.shards, progress=self._exactly_once)
-            except ServerUnavailable as error:
+            except (ServerUnavailable, ServerRefused) as error:  # Somebody else may make the topic.
                 logger.warning("not yet: %s", error)
             else:
                 logger.info("the outbox has %d shards", layout.shards)

@@ -197,6 +197,8 @@ class Admin:
     def _created(future: Future[None]) -> None:
         try:
             future.result(REQUEST_TIMEOUT_SECONDS)
+        except TimeoutError:
+            raise LogUnavailable("Kafka does not answer whether it makes a topic") from None
         except KafkaException as error:
             if error.args[0].code() not in _DONE_BY_ANOTHER:
                 raise

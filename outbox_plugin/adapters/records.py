@@ -144,7 +144,8 @@ class Records:
             self.failed.update(concerned)
             if (refusal := self._refusal(error, topic)) is not None:
                 self.refusals |= dict.fromkeys(concerned, refusal)
-        for topic in {topic for error, topic, *_ in news if error.code() == KafkaError.MSG_SIZE_TOO_LARGE}:
+        too_large = {topic for error, topic, *_ in news if error.code() == KafkaError.MSG_SIZE_TOO_LARGE}
+        for topic in too_large.intersection(row.topic for row in self._rows):  # A progress record has no smaller group.
             if not self._failed_alone(topic):
                 self._limits[topic] = _SMALLER[self._limits.get(topic)]
                 self.narrowed = True
