@@ -8,6 +8,7 @@ import secrets
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from importlib.util import find_spec
@@ -194,7 +195,8 @@ def _copied(package: Path) -> Path:
     """A copy of the installation for `nobody`, who cannot read what is below /root; only root may change it."""
     copy = ROOTS_CACHE / f"postgres-18-{(package / _PROGRAMS / 'postgres').stat().st_mtime_ns}"
     if not copy.exists():
-        fresh = copy.with_name(f"{copy.name}.{os.getpid()}")
+        ROOTS_CACHE.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(prefix=f"{copy.name}.", dir=ROOTS_CACHE))  # A killed run may have left its own.
         libraries = f"{package.name}.libs"  # The programs find them beside the package.
         shutil.copytree(package / _PROGRAMS.parent, fresh / package.name / _PROGRAMS.parent, symlinks=True)
         shutil.copytree(package.parent / libraries, fresh / libraries, symlinks=True)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +14,7 @@ from outbox_plugin import Harvester, Settings
 from outbox_plugin.adapters.kafka import Names
 from outbox_plugin.adapters.progress import read_progress
 from outbox_plugin.core.shards import Slice
-from outbox_plugin.embedded.postgres import EmbeddedPostgres, _binary
+from outbox_plugin.embedded.postgres import EmbeddedPostgres, _as_seen_by_server, _run
 from outbox_plugin.errors import ForeignOutbox, InvalidSetting, SchemaMissing
 from outbox_plugin.relay.events import HarvestEvent, TermFinished
 from outbox_plugin.schema.migrate import migrate
@@ -147,8 +145,8 @@ def jump(postgres: EmbeddedPostgres, transactions: int) -> None:
     status = data / "pg_xact" / f"{wanted // 2**20:04X}"  # A page of what became of them has to be there.
     status.write_bytes(bytes(2**18))
     shutil.chown(status, data.owner(), data.group())
-    command = [str(_binary("pg_resetwal")), "--next-transaction-id", str(wanted), "--pgdata", str(data)]
-    subprocess.run([sys.executable, "-m", "outbox_plugin.embedded.postgres", *command], check=True)
+    command = ["pg_resetwal", "--next-transaction-id", str(wanted), "--pgdata", _as_seen_by_server(data)]
+    _run("set the next transaction id", data, command)
     postgres.launch()
     postgres.wait()
 
