@@ -113,7 +113,8 @@ class Handling:
             except Exception as error:
                 lost = isinstance(error, _LostWhileHandled)
                 cause = error.__cause__ if lost and isinstance(error.__cause__, Exception) else error
-                counted = counts_against_the_record(getattr(cause, "sqlstate", None), connection_lost=lost or seat.lost)
+                gone = lost or seat.lost or isinstance(cause, NoAnswer)
+                counted = counts_against_the_record(getattr(cause, "sqlstate", None), connection_lost=gone)
                 counted = counted or isinstance(cause, HandlerMisuse)
                 failures, losses = failures + counted, losses + lost
                 spent = (counted and self._retry.is_spent(failures)) or losses >= MOST_LOSSES

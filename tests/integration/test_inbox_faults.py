@@ -16,6 +16,8 @@ from outbox_plugin.errors import OutboxError
 from outbox_plugin.inbox import Inbox, Received, Retry
 from outbox_plugin.inbox.dead_letters import DeadLetters
 from outbox_plugin.inbox.handling import Handling
+from outbox_plugin.inbox.retry import MOST_LOSSES
+from outbox_plugin.schema.watched import NoAnswer
 from tests.consuming import effects, make_effect_table, produce, query, record_effect
 from tests.harvesting import create_topic
 from tests.support import eventually
@@ -189,6 +191,23 @@ def test_a_handler_that_loses_its_connection_each_time_ends_as_a_dead_letter(
         eventually(lambda: len(effects(ready)) == 29, SOON)
         assert inbox.alive
     assert DeadLetters(ready).list()[0].attempts == 6  # More than an error has: it may be an outage.
+
+
+def test_a_server_that_does_not_answer_in_time_is_no_records_fault(ready: Settings, topic: str, group: str) -> None:
+    """As one that is busy, or a pooler that has no connection to spare, however often it happens."""
+    tries = 0
+
+    def handle(connection: psycopg.Connection[Any], event: Received) -> None:
+        nonlocal tries
+        if event.value == b"slow" and (tries := tries + 1) <= 2 * MOST_LOSSES:
+            connection.close()
+            raise NoAnswer("the server does not answer: it is stuck, or the way to it is")
+        record_effect(connection, event)
+
+    produce(ready, topic, [("a", "slow"), ("b", "quick")])
+    with Inbox(ready, group=group, topics=[topic], handler=handle, retry=Retry(2, 0.05, 0.1)):
+        eventually(lambda: len(effects(ready)) == 2, SOON)
+    assert letters(ready) == []
 
 
 @pytest.mark.parametrize("sqlstate", ["08001", "08006"])
