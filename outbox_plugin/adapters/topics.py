@@ -67,10 +67,6 @@ class Topics:
         """A delivery to it has failed: look it up again before the next one."""
         self._known.discard(topic)
 
-    def forget_all(self) -> None:
-        """A broker is away: every topic may have lost a leader."""
-        self._known.clear()
-
     def judge(self, producer: Producer, topics: set[str]) -> Judgement:
         """Which of `topics` may not be written to now. Waits for Kafka's answers, but never for a topic to appear.
 

@@ -112,7 +112,7 @@ def test_a_topic_that_is_forgotten_is_looked_up_again() -> None:
     brokers.topics["orders"] = [-1]
     topics.forget("orders")
     assert told(topics, brokers, "orders", "payments") == (set(), {"orders"})
-    topics.forget_all()
+    topics.forget("payments")
     brokers.topics["payments"] = [-1]
     assert told(topics, brokers, "payments") == (set(), {"payments"})
 
