@@ -13,6 +13,8 @@ from urllib.parse import quote, unquote
 from outbox_plugin.errors import InvalidSetting
 
 LONGEST_JOB_ID = 1_000  # A key of Postgres' index holds 2,700 bytes; and each event carries the name.
+_LONGEST_NAME = 800  # Leaves room for what a caller adds to a name, to tell several jobs of one asset apart.
+_KINDS = {"asset", "partition", "to", "output"}
 _PLAIN = " :|@,+[]()"  # Apart from letters, digits and "-._~", what need not be encoded.
 
 
@@ -41,7 +43,7 @@ class JobName:
         if self.output is not None:
             parts.append(("output", _joined(self.output)))
         name = f"{_quoted(self.run)}?{'&'.join(f'{kind}={value}' for kind, value in parts)}"
-        if len(name) <= LONGEST_JOB_ID:
+        if len(name) <= _LONGEST_NAME:
             return name
         return f"{_quoted(self.run)[:100]}?sha256={hashlib.sha256(name.encode()).hexdigest()}"
 
@@ -65,10 +67,12 @@ def former_job_ids(job_id: str) -> list[str]:
     """What the version before this one may have called the same job, so that a retry across the upgrade finds it.
 
     It joined all parts by "/". Two jobs could then have one name; which of them a row of that version is of, nobody
-    knows any more: both take it for theirs.
+    knows any more: both take it for theirs. A name that its caller has added to is a name of this version only.
     """
     run, _, query = job_id.partition("?")
     parts = [(kind, value) for kind, _, value in (part.partition("=") for part in query.split("&"))]
+    if not {kind for kind, _ in parts} <= _KINDS:
+        return []
     assets = [[unquote(each) for each in value.split("/")] for kind, value in parts if kind == "asset"]
     if not assets:
         return []

@@ -229,10 +229,12 @@ def test_any_language_emits_with_a_function(settings: Settings) -> None:
         ("topic", (None, "k", "1")),
         ("topic", ("no spaces", "k", "1")),
         ("topic", ("..", "k", "1")),
+        ("topic", ("__consumer_offsets", "k", "1")),
         ("key", ("t", "k" * 101, "1")),
         ("key", ("t", None, "1")),
         ("headers", ("t", "k", "1", "[]")),
         ("headers.a", ("t", "k", "1", '{"a": 1}')),
+        ("headers", ("t", "k", "1", '{"": "a"}')),
         ("value", ("t", "k", json.dumps("x" * 1_000_000))),
     ],
 )

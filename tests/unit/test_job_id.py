@@ -42,7 +42,7 @@ def test_names_are_for_people_too() -> None:
 def test_a_name_that_would_be_too_long_is_a_digest_of_its_own() -> None:
     """A step may make hundreds of assets, and each event carries the name."""
     many = tuple((f"asset_{number}",) for number in range(500))
-    assert len(JobName(RUN, many).text()) <= LONGEST_JOB_ID
+    check_job_id(f"{JobName(RUN, many).text()}&of={'x' * 100}")
     assert JobName(RUN, many).text() != JobName(RUN, many[:-1]).text()
 
 
@@ -65,6 +65,11 @@ def test_what_the_version_before_called_it_is_known(name: JobName, formerly: lis
 
 def test_a_name_that_a_user_gave_was_the_same_before() -> None:
     assert former_job_ids("nightly") == former_job_ids("nightly?") == former_job_ids("a?b=c") == []
+
+
+def test_one_of_several_jobs_of_an_asset_is_not_taken_for_the_asset_s_only_one_of_before() -> None:
+    name = JobName(RUN, (("orders",),)).text()
+    assert former_job_ids(f"{name}&of=payments") == []
 
 
 @pytest.mark.parametrize("wrong", ["", "a\0b", "x" * (LONGEST_JOB_ID + 1)])
