@@ -4,24 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import psycopg
+
 from outbox_plugin.adapters.kafka import largest_record_bytes
 from outbox_plugin.adapters.postgres import PostgresOutbox
 from outbox_plugin.core.ports import Control, Wanted
 from outbox_plugin.core.row import OutboxRow, TooLarge, column
 from outbox_plugin.core.window import BYTES_PER_WINDOW
-from outbox_plugin.errors import Fenced
-from outbox_plugin.schema.connection import reported
+from outbox_plugin.errors import Fenced, StoreUnavailable
+from outbox_plugin.schema.connection import one_line, reported
+
+ENDINGS = (
+    10  # How often the marks of the last leader are waited for, half a second each, before their sessions are ended.
+)
 
 
 class MarkedStore(PostgresOutbox):
     """`MarkedStore` of the ports, on psycopg."""
 
     def lead(self, leader_id: str) -> None:
-        """See `Outbox.lead`."""
-        super().lead(leader_id)
-        with reported():
-            self._reader.execute(self._statement("window", "not_unread_for_long"))
-        self._values["term"] = leader_id  # What rows are marked with may change within a term.
+        """See `Outbox.lead`, and `MarkedStore`: the last leader's mark ends first, or is ended.
+
+        A mark takes milliseconds, unless its leader is stopped and receives none of the rows that the server sends it.
+        """
+        self._values["leader_id"] = leader_id
+        for _ in range(ENDINGS):
+            try:
+                with self._purging():
+                    for each in ("wait_a_little", "wait_for_marks", "wait_for_others"):
+                        self._purger.execute(*self._query("mark", each))
+                    self._execute("lead")
+            except StoreUnavailable as error:
+                if not isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
+                    raise
+                self._end_markings()
+            else:
+                self._values["term"] = leader_id  # What rows are marked with may change within a term.
+                return
+        raise StoreUnavailable("Postgres: the last leader of the shard still marks rows")
+
+    def _end_markings(self) -> None:
+        with self._purger_lock, reported():
+            for (pid,) in self._purger.execute(*self._query("mark", "markings")).fetchall():
+                try:
+                    self._purger.execute(*self._query("mark", "end_session", pid=pid))
+                except psycopg.errors.InsufficientPrivilege as error:
+                    raise StoreUnavailable(
+                        f"Postgres: the session {pid} of the last leader still marks rows, and our role may not end "
+                        f"it: {one_line(error)}"
+                    ) from error
 
     def control(self) -> Control:
         """See `Outbox.control`, and `MarkedStore`."""
@@ -48,7 +79,7 @@ class MarkedStore(PostgresOutbox):
         conditions = *conditions, "of_this_leader"
         largest = largest_record_bytes(self._settings)
         values |= {"leader_id": leader_id, "bytes": BYTES_PER_WINDOW, "largest": largest}
-        marking = self._statement("window", "hasty"), self._statement("mark", "mark", conditions)
+        marking = self._statement("mark", "begin_marking"), self._statement("mark", "mark", conditions)
         with reported():
             rows = self._rows_of(marking, marking, values).sorted()
         return _without_too_large(rows, largest) if any(column(rows, "create_time")) else rows

@@ -250,7 +250,7 @@ class PostgresOutbox:
         *first, query = statements
         with self._reader.pipeline():
             for each in (self._statement("window", "steer"), *first):
-                self._reader.execute(each)
+                self._reader.execute(bound(self._looks, each, {**self._values, **values}))
             self._reads.execute(bound(self._looks, query, {**self._values, **values}), binary=True)
         return Rows(self._reads.fetchall())
 

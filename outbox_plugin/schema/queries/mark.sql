@@ -1,3 +1,36 @@
+-- name: begin_marking
+-- For the transaction of a mark, which follows as a statement of its own: its snapshot is younger than the lock. What is
+-- lost of it is only done again, and it has no time-out, as in `steer`. While it lasts, no other leader begins to lead the
+-- shard: a mark whose snapshot does not know of its successor would take rows from it that the successor has marked.
+-- A marking keeps its rows locked until all of them have been sent: where the leader's packets vanish, TCP ends it.
+SELECT set_config('synchronous_commit', 'off', true), set_config('statement_timeout', '0', true),
+       set_config('tcp_user_timeout', '2000', true),
+       pg_advisory_xact_lock((to_regclass({quoted_outbox})::oid::bigint << 16) | 32768 | %(shard)s)
+
+-- name: wait_a_little
+-- For the transaction: how long it waits for a lock.
+SELECT set_config('lock_timeout', '500', true)
+
+-- name: wait_for_marks
+-- Before a leader begins to lead: no mark of the last one is under way until the transaction ends.
+SELECT pg_advisory_xact_lock((to_regclass({quoted_outbox})::oid::bigint << 16) | 32768 | %(shard)s)
+
+-- name: wait_for_others
+-- For the transaction: it waits for whatever else it needs.
+SELECT set_config('lock_timeout', '0', true)
+
+-- name: markings
+-- The sessions that mark rows of the shard now.
+SELECT pid FROM pg_locks
+WHERE locktype = 'advisory' AND granted AND pid <> pg_backend_pid() AND objsubid = 1
+  AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND ((classid::bigint << 32) | objid::bigint)
+      = ((to_regclass({quoted_outbox})::oid::bigint << 16) | 32768 | %(shard)s)
+
+-- name: end_session
+-- End a session, whatever it does: also one that sends rows to a leader which is stopped and reads none of them.
+SELECT pg_terminate_backend(%(pid)s)
+
 -- name: mark
 -- Give the earliest rows that do not carry the leader's id that id; as many as have so many bytes together, and no row
 -- after one that was left out. By their ids, not by their places in the table: a row that somebody changes meanwhile has

@@ -19,12 +19,6 @@ SELECT set_config('synchronous_commit', 'off', true), set_config('statement_time
 -- For the transaction: while it waits for our next statement, the next leader may wait for its locks. Milliseconds.
 SELECT set_config('idle_in_transaction_session_timeout', '2000', true)
 
--- name: not_unread_for_long
--- For the session: end it when nothing that it sends is received for so long. A marking keeps its rows locked until all
--- of them have been sent, so a leader that is stopped, or whose packets vanish, would keep them from the next leader.
--- The server's own default is a quarter of an hour, or for ever. Milliseconds.
-SELECT set_config('tcp_user_timeout', '2000', false)
-
 -- name: snapshot
 -- Which transactions have ended.
 SELECT pg_current_snapshot()::text

@@ -1,0 +1,196 @@
+"""At-least-once delivery: what a leader still does when it has been replaced takes nothing from its successor."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
+
+from outbox_plugin import Settings
+from outbox_plugin.adapters.claim import Claim
+from outbox_plugin.adapters.marked_store import MarkedStore
+from outbox_plugin.core.lanes import Lane
+from outbox_plugin.core.ports import Wanted
+from outbox_plugin.core.row import column
+from outbox_plugin.core.shards import Layout
+from outbox_plugin.embedded import postgres
+from outbox_plugin.embedded.postgres import EmbeddedPostgres
+from outbox_plugin.errors import StoreUnavailable
+from outbox_plugin.schema.connection import connect
+from outbox_plugin.schema.migrate import migrate
+from tests.harvesting import insert
+from tests.roles import as_role, let_in
+from tests.support import eventually
+
+pytestmark = pytest.mark.integration
+
+OLD, NEW = str(uuid.UUID(int=1)), str(uuid.UUID(int=2))
+FIRST_KEY, OTHER_KEY = "first", "other"
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    return settings.model_copy(update={"delivery": "at-least-once"})
+
+
+def layout_of(settings: Settings) -> Layout:
+    with closing(connect(settings)) as connection:
+        return Claim(settings, connection).layout()
+
+
+@contextmanager
+def marking(store: MarkedStore) -> Iterator[None]:
+    """The old leader marks rows, for as long as it takes; at the end it is done, or its session was ended."""
+
+    def mark() -> None:
+        try:
+            store.mark(OLD, Wanted(100))
+        except StoreUnavailable as error:
+            failures.append(error)
+
+    failures: list[StoreUnavailable] = []
+    thread = threading.Thread(target=mark)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join(30)
+    assert not thread.is_alive()
+
+
+def waits(settings: Settings, event: str) -> bool:
+    """Whether a session of this database waits for `event`."""
+    with closing(connect(settings)) as connection:
+        query = """SELECT FROM pg_stat_activity
+                   WHERE datname = current_database() AND %s IN (wait_event, wait_event_type)"""
+        return connection.execute(query, (event,)).rowcount > 0
+
+
+def test_a_slow_mark_of_a_leader_that_was_replaced_takes_no_mark_from_its_successor(settings: Settings) -> None:
+    """It waits for the first row, which somebody changes; the successor marks the rows behind it meanwhile."""
+    insert(settings, "t", [(FIRST_KEY, "1"), (OTHER_KEY, "2"), (OTHER_KEY, "3")])
+    layout = layout_of(settings)
+    with (
+        closing(MarkedStore(settings, 0, layout)) as old,
+        closing(MarkedStore(settings, 0, layout)) as new,
+        psycopg.connect(settings.dsn.get_secret_value()) as somebody,
+    ):
+        old.lead(OLD)
+        somebody.execute("SELECT FROM outbox WHERE kafka_key = %s FOR UPDATE", (FIRST_KEY,))
+        with marking(old):
+            eventually(lambda: waits(settings, "Lock"), 10)
+            new.lead(NEW)
+            marked = new.mark(NEW, Wanted(100, parked=frozenset({Lane("t", FIRST_KEY)})))
+            somebody.rollback()
+        assert new.delete(NEW, list(column(marked, "id"))) == 2
+
+
+class PostgresBySocket(EmbeddedPostgres):
+    """A server that is reached through a Unix socket too, where no time-out of TCP ends anything."""
+
+    def __init__(self, folder: Path, sockets: str) -> None:
+        super().__init__(folder, {"unix_socket_directories": sockets})
+        self.sockets = sockets
+
+    @property
+    def dsn(self) -> str:
+        given = conninfo_to_dict(super().dsn)
+        return f"postgresql://postgres:{given['password']}@/postgres?host={self.sockets}&port={self.port}"
+
+
+@pytest.fixture
+def by_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
+    monkeypatch.setattr(postgres, "_ACCESS", f"{postgres._ACCESS}local all all scram-sha-256\n")
+    sockets = tempfile.mkdtemp(prefix="sockets-")
+    Path(sockets).chmod(0o777)  # The server may be another user's.
+    server = PostgresBySocket(tmp_path / "postgres", sockets)
+    server.launch()
+    try:
+        server.wait()
+        settings = Settings(dsn=server.dsn, bootstrap_servers="127.0.0.1:1", delivery="at-least-once")
+        migrate(settings)
+        yield settings
+    finally:
+        server.stop()
+        shutil.rmtree(sockets, ignore_errors=True)
+
+
+@contextmanager
+def stopped_while_marking(settings: Settings, old: MarkedStore) -> Iterator[None]:
+    """The old leader is stopped while it is sent the rows that it marks: it receives nothing any more."""
+    insert(settings, "t", [(f"key-{number}", "x" * 900_000) for number in range(9)])
+    woken = threading.Event()
+
+    def wait(*_: object) -> None:
+        woken.wait(30)
+        raise psycopg.OperationalError("stopped")
+
+    old.lead(OLD)
+    old._reader.wait = wait  # type: ignore[method-assign, assignment]
+    with marking(old):
+        try:
+            eventually(lambda: waits(settings, "ClientWrite"), 10)
+            yield
+        finally:
+            woken.set()
+
+
+def test_a_stopped_leader_keeps_no_rows_from_its_successor_where_no_time_out_of_tcp_helps(by_socket: Settings) -> None:
+    layout = layout_of(by_socket)
+    with closing(MarkedStore(by_socket, 0, layout)) as old, closing(MarkedStore(by_socket, 0, layout)) as new:
+        with stopped_while_marking(by_socket, old):
+            lead = threading.Thread(target=new.lead, args=(NEW,))
+            lead.start()
+            lead.join(4)
+            assert not lead.is_alive()
+            found: list[int] = []
+            mark = threading.Thread(target=lambda: found.extend(column(new.mark(NEW, Wanted(100)), "id")))
+            mark.start()
+            mark.join(4)
+            kept = len(found)
+        mark.join(30)
+        assert kept
+
+
+def test_a_session_that_may_not_be_ended_is_named(by_socket: Settings) -> None:
+    """The harvesters have different roles, neither of which may end the other's sessions."""
+    role, dsn = "another_harvester", by_socket.dsn.get_secret_value()
+    with psycopg.connect(dsn) as connection:
+        connection.execute(sql.SQL("CREATE ROLE {} LOGIN").format(sql.Identifier(role)))
+        connection.execute(sql.SQL("GRANT ALL ON ALL TABLES IN SCHEMA public TO {}").format(sql.Identifier(role)))
+        connection.execute(sql.SQL("GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO {}").format(sql.Identifier(role)))
+    let_in(dsn, role)
+    others = by_socket.model_copy(update={"dsn": type(by_socket.dsn)(as_role(dsn, role))})
+    layout = layout_of(by_socket)
+    with (
+        closing(MarkedStore(by_socket, 0, layout)) as old,
+        closing(MarkedStore(others, 0, layout)) as new,
+        stopped_while_marking(by_socket, old),
+        pytest.raises(StoreUnavailable, match=r"session \d+ of the last leader"),
+    ):
+        new.lead(NEW)
+
+
+def test_a_term_leaves_nothing_set_in_its_session(settings: Settings) -> None:
+    """Behind a pooler in transaction mode, it is the session of others too."""
+    insert(settings, "t", [("k", "1")])
+    with closing(MarkedStore(settings, 0, layout_of(settings))) as store:
+        before = changed_settings(store)
+        store.lead(OLD)
+        assert store.mark(OLD, Wanted(100))
+        store.control()
+        assert changed_settings(store) == before
+
+
+def changed_settings(store: MarkedStore) -> list[tuple[object, ...]]:
+    query = "SELECT pg_backend_pid(), name, setting FROM pg_settings WHERE source = 'session' ORDER BY name"
+    return [row for each in (store._reader, store._purger) for row in each.execute(query).fetchall()]
