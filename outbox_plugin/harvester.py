@@ -148,6 +148,7 @@ class Harvester(Background):
         It may have the number of `last` again: a backup was restored.
 
         Raises:
+            ForeignOutbox: the outbox is harvested by another group by now.
             InvalidSetting: the outbox is harvested in the other delivery by now.
         """
         pace = Backoff(ERROR_FIRST, ERROR_LAST)
@@ -155,6 +156,7 @@ class Harvester(Background):
             try:
                 with reported(), closing(self._connect()) as connection:
                     claim = Claim(self._settings, connection)
+                    claim.group()
                     claim.delivery()
                     layout = claim.layout()
                 Admin(self._settings).ensure_topics(self._names, layout.shards, progress=self._exactly_once)

@@ -30,7 +30,7 @@ class Claim:
         Raises:
             SchemaMissing: the table, one of its columns, our trigger, or our own tables are missing.
             InvalidSetting: the table is known by another name.
-            ForeignOutbox: another group harvests this outbox; fencing would not stop it.
+            ForeignOutbox: see `group`.
         """
         settings = self._settings
         check_name(settings.table, self._ask("identity", "known_as"))
@@ -48,13 +48,24 @@ class Claim:
             )
         if missing := [column for (column,) in self._ask("identity", "columns")]:
             raise SchemaMissing(f"the table {settings.table!r} lacks the column(s) {', '.join(missing)}")
-        [(remembered,)] = self._ask("identity", "claim_group", group=settings.group, adopt=adopt)
-        if remembered != settings.group:
-            raise ForeignOutbox(
-                f"the group {remembered!r} harvests the outbox {settings.table!r}, not {settings.group!r}. Set "
-                "OUTBOX_GROUP to it; or, once none of its harvesters runs, start once with `outbox harvest --adopt`"
-            )
+        self.group(adopt=adopt)
         return Identity(incarnation, place)
+
+    def group(self, *, adopt: bool = False) -> None:
+        """Check that our group harvests the outbox, and remember it in the database.
+
+        With `adopt`, ours replaces the one that the database remembers, and leaders of the other one read nothing more.
+
+        Raises:
+            ForeignOutbox: another group harvests this outbox; our fence in Kafka would not stop it.
+        """
+        group, table = self._settings.group, self._settings.table
+        [(remembered,)] = self._ask("identity", "claim_group", group=group, adopt=adopt)
+        if remembered != group:
+            raise ForeignOutbox(
+                f"the group {remembered!r} harvests the outbox {table!r}, not {group!r}. Set OUTBOX_GROUP to it; or, "
+                "once none of its harvesters runs, start once with `outbox harvest --adopt`"
+            )
 
     def delivery(self, *, adopt: bool = False) -> None:
         """Check that the outbox is harvested in our delivery, and remember it in the database.

@@ -15,7 +15,7 @@ from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.errors import StoreUnavailable
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.settings import Settings
-from tests.simulation.postgres import Database, MarkingStore, Store, Transaction
+from tests.simulation.postgres import Database, MarkingStore, Service, Store, Transaction
 from tests.simulation.scheduler import Process, Scheduler
 from tests.simulation.wire import Mishaps, Server
 
@@ -148,7 +148,7 @@ class SimulatedOutbox:
 
     def __init__(self, scheduler: Scheduler, process: Process) -> None:
         self._process = process
-        self._database = Database(scheduler, lambda *_: None, 1)
+        self._database = Database(scheduler, lambda *_: None, 1, Service("exactly-once"))
         self._server = Server(scheduler, "Postgres", StoreUnavailable, Mishaps(), lambda *_: None)
 
     def _open(self, shard: int, layout: Layout) -> Store:

@@ -1,4 +1,4 @@
-"""An outbox is harvested in one delivery at a time."""
+"""An outbox is harvested in one delivery, and by one group, at a time."""
 
 from __future__ import annotations
 
@@ -29,24 +29,43 @@ pytestmark = pytest.mark.integration
 def test_a_paused_leader_of_the_other_delivery_publishes_nothing_more(
     settings: Settings, topic: str, tmp_path: Path, first: Delivery, second: Delivery
 ) -> None:
-    """The second is refused until it adopts; then the paused one wakes up, reads nothing, and ends with one line."""
     old, new = (settings.model_copy(update={"delivery": delivery}) for delivery in (first, second))
+    said = adopt_from_a_paused_leader(old, new, topic, tmp_path, f"is harvested {first} (given: '{second}')")
+    assert "OUTBOX_DELIVERY: the outbox 'outbox' is harvested" in said
+    assert_exactly_once_in_order(consume(settings, topic), 0, 500)
+
+
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
+def test_a_paused_leader_of_another_group_publishes_nothing_more(
+    settings: Settings, topic: str, tmp_path: Path, delivery: Delivery
+) -> None:
+    old = settings.model_copy(update={"delivery": delivery})
+    new = old.model_copy(update={"group": f"{old.group}-new"})
+    said = adopt_from_a_paused_leader(old, new, topic, tmp_path, f"the group '{old.group}' harvests the outbox")
+    assert f"the group '{new.group}' harvests the outbox" in said
+    assert_exactly_once_in_order(consume(settings, topic), 0, 500)
+
+
+def adopt_from_a_paused_leader(old: Settings, new: Settings, topic: str, folder: Path, refusal: str) -> str:
+    """The second is refused until it adopts; then the paused one wakes up, reads nothing, and ends.
+
+    Returns what the paused one has logged.
+    """
     migrate(old)
-    insert_numbered(settings, topic, 0, 100)
-    with harvesters(old, tmp_path / "old") as [paused]:
-        drained(settings)
+    insert_numbered(old, topic, 0, 100)
+    with harvesters(old, folder / "old") as [paused]:
+        drained(old)
         eventually(lambda: read_status(old).shards[0].leader, 30)
         paused.signal(signal.SIGSTOP)
-        insert_numbered(settings, topic, 100, 300)
+        insert_numbered(old, topic, 100, 300)
         refused = run_outbox("harvest", env=environment(new))
         assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
-        assert f"is harvested {first} (given: '{second}')" in refused.stderr
-        assert backlog(settings) == 300
-        with harvesters(new, tmp_path / "new", arguments=("--adopt",)):
-            drained(settings)
+        assert refusal in refused.stderr
+        assert backlog(old) == 300
+        with harvesters(new, folder / "new", arguments=("--adopt",)):
+            drained(new)
             paused.signal(signal.SIGCONT)
-            insert_numbered(settings, topic, 400, 100)
+            insert_numbered(new, topic, 400, 100)
             eventually(lambda: not paused.alive, 60)
-            drained(settings)
-    assert "OUTBOX_DELIVERY: the outbox 'outbox' is harvested" in paused.log
-    assert_exactly_once_in_order(consume(settings, topic), 0, 500)
+            drained(new)
+    return paused.log

@@ -57,9 +57,10 @@ class Broker:
     Transactions are those of Kafka 4.1 for clients that speak EndTxn version 1, request by request.
     """
 
-    def __init__(self, scheduler: Scheduler, say: Callable[..., None]) -> None:
+    def __init__(self, scheduler: Scheduler, say: Callable[..., None], server: Server) -> None:
         self.scheduler = scheduler
         self.say = say
+        self.server = server
         self.partitions: dict[tuple[str, str], list[Record]] = defaultdict(list)  # A key has one of its own.
         self.progress: dict[str, list[tuple[KafkaTransaction, bytes]]] = defaultdict(list)
         self.ids: dict[str, TransactionalId] = defaultdict(TransactionalId)
@@ -67,7 +68,14 @@ class Broker:
         self.away_topics: set[str] = set()  # Without a leader, or not looked up yet.
         self.refused_events: set[str] = set()
         self.sends: list[tuple[str, float]] = []  # Without transactions: leader id, and seconds at the beginning.
-        self.group = Group(self)
+        self._groups: dict[str, Group] = {}
+
+    def group(self, name: str) -> Group:
+        """The leader group of the harvesters of a group."""
+        if name not in self._groups:
+            self._groups[name] = Group(self)
+            self._groups[name].watch()
+        return self._groups[name]
 
     def initialise(self, transactional_id: str) -> int:
         """InitProducerId: abort what is open, and give a new epoch."""
@@ -144,12 +152,12 @@ class Broker:
 class SimulatedLog:
     """`Log` on a `Broker`: transactional producers that repeat their requests as librdkafka does."""
 
-    def __init__(self, broker: Broker, server: Server, process: Process, slice_: Slice) -> None:
+    def __init__(self, broker: Broker, server: Server, process: Process, group: str, slice_: Slice) -> None:
         self._broker = broker
         self._server = server
         self._process = process
-        self._slice = slice_
-        self._id = f"outbox-{slice_.name}"
+        self._group = group
+        self._id = f"{group}-{slice_.name}"  # Names the shard's progress records too.
         self._epoch = 0
         self._sequence = 0
         self._in_doubt = True
@@ -166,14 +174,14 @@ class SimulatedLog:
 
     def read_progress(self, *, fenced: bool) -> ProgressRecord | None:
         def effect() -> bytes | None:
-            records = self._broker.progress[self._slice.name]
+            records = self._broker.progress[self._id]
             return next((body for transaction, body in reversed(records) if transaction.committed), None)
 
         body = self._server.call(self._process, "reads progress", effect)
         return None if body is None else ProgressRecord.parse(body)
 
     def former(self, slice_: Slice) -> SimulatedLog:
-        return SimulatedLog(self._broker, self._server, self._process, slice_)
+        return SimulatedLog(self._broker, self._server, self._process, self._group, slice_)
 
     def publish(self, rows: Sequence[OutboxRow], progress: ProgressRecord) -> bool:
         if self._closed:
@@ -188,7 +196,7 @@ class SimulatedLog:
         self._request("adds partitions", lambda: broker.add_partitions(id_, epoch, partitions, leader_id))
 
         def append_progress(transaction: KafkaTransaction) -> None:
-            broker.progress[self._slice.name].append((transaction, progress.encode()))
+            broker.progress[self._id].append((transaction, progress.encode()))
 
         self._produce("progress", [_PROGRESS], append_progress)
         for part in self._parts(accepted):
@@ -303,9 +311,9 @@ class Group:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._scheduler = broker.scheduler
+        self.server = broker.server
         self.members: list[Member] = []
         self.listeners: list[SimulatedMembership] = []
-        self.server: Server
         self._wanted = False
 
     def join(self, member: Member) -> None:
@@ -378,8 +386,8 @@ class Group:
 class SimulatedMembership:
     """`Membership` of a harvester in the group."""
 
-    def __init__(self, broker: Broker, server: Server, process: Process, shards: int) -> None:
-        self._group = broker.group
+    def __init__(self, broker: Broker, server: Server, process: Process, group: str, shards: int) -> None:
+        self._group = broker.group(group)
         self._server = server
         self._process = process
         self._scheduler = process.scheduler

@@ -26,6 +26,7 @@ TRUNCATE_ONLY, SET_BACK = "truncate, ids going on", "the sequence is set back"
 RESTORE_WITH_CLOCK = "restore a backup, and its clock"
 LOCK = "the table is locked"
 FAIL_OVER, FAIL_OVER_ASYNC = "fail-over to a synchronous standby", "fail-over to an asynchronous standby"
+OTHER_DELIVERY, OTHER_GROUP = "the other delivery adopts the outbox", "another group adopts the outbox"
 EVERYTHING = (
     KILL,
     STOP,
@@ -54,6 +55,8 @@ EVERYTHING = (
     LOCK,
     FAIL_OVER,
     FAIL_OVER_ASYNC,
+    OTHER_DELIVERY,
+    OTHER_GROUP,
 )
 # After them an id may be given again: only when it was created tells a row from an earlier one.
 GIVES_IDS_AGAIN = (RESTORE, RESTORE_WITH_CLOCK, SET_BACK, FAIL_OVER_ASYNC)
@@ -85,6 +88,7 @@ THEMES = (
     (NO_KAFKA, NO_POSTGRES, NO_KAFKA, NO_POSTGRES, KAFKA_DOWN),
     (REWRITE, UPDATE, WRAP, KILL),
     (FAIL_OVER, FAIL_OVER_ASYNC, LOCK, KILL),
+    (OTHER_DELIVERY, OTHER_GROUP, PAUSE, PAUSE),
 )
 
 

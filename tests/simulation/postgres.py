@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from outbox_plugin.core.floor import Drawn, Span
 from outbox_plugin.core.lanes import BadRow, Lane, Lanes
@@ -16,6 +16,7 @@ from outbox_plugin.core.progress import Identity, Publication
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.errors import Fenced, LayoutChanged, StoreUnavailable
+from outbox_plugin.settings import Delivery
 from tests.simulation.scheduler import Process, Scheduler
 from tests.simulation.wire import Server
 
@@ -62,6 +63,13 @@ class Row:
     create_time: int
     event: Event
     leader_id: str | None = None
+
+
+class Service(NamedTuple):
+    """How an outbox is harvested."""
+
+    delivery: Delivery
+    group: str = "g0"
 
 
 class Disconnected(Exception):
@@ -149,13 +157,15 @@ class Backup:
     dead: tuple[Row, ...]
     layout: Layout
     leaders: dict[int, str]
+    served: Service
 
 
 class Database:
     """The server's state; everything here happens in an instant."""
 
-    def __init__(self, scheduler: Scheduler, say: Callable[..., None], shards: int) -> None:
+    def __init__(self, scheduler: Scheduler, say: Callable[..., None], shards: int, served: Service) -> None:
         self.scheduler = scheduler
+        self.served = served
         self.say = say
         self.rows: dict[int, Row] = {}
         self.used: set[int] = set()  # Ids that a row has, had, or will perhaps have.
@@ -281,6 +291,7 @@ class Database:
             tuple(self.dead),
             self.layout,
             dict(self.leaders),
+            self.served,
         )
 
     def restore(self, backup: Backup, *, new_incarnation: bool = False) -> None:
@@ -296,7 +307,7 @@ class Database:
             self.next_xid += 1
         else:
             self.next_xid, self.incarnation = backup.next_xid, backup.incarnation
-            self.layout, self.leaders = backup.layout, dict(backup.leaders)
+            self.layout, self.leaders, self.served = backup.layout, dict(backup.leaders), backup.served
 
     def fail_over(self, standby: Backup | None) -> None:
         """Go on where the standby is: as far as everything was durable, or where it had got to.
@@ -313,7 +324,7 @@ class Database:
             row.event.restored = row.event.restored or row.event.name not in here
             row.event.erased = False
         self.next_xid, self.incarnation = standby.next_xid, standby.incarnation
-        self.layout, self.leaders = standby.layout, dict(standby.leaders)
+        self.layout, self.leaders, self.served = standby.layout, dict(standby.leaders), standby.served
         self.sequence = standby.sequence + int(self.scheduler.random() * 33)
 
     def _return_to(self, backup: Backup) -> None:
@@ -334,6 +345,12 @@ class Database:
             self.leaders.clear()
             unsettled = [each for each in (*was.unsettled, was.shards) if each != shards]
             self.layout = Layout(max(was.number + 1, self.clock()), shards, tuple(dict.fromkeys(unsettled)))
+
+    def adopt(self, service: Service) -> None:
+        """Remember how the outbox is harvested now; leaders that harvest it otherwise read nothing more."""
+        self.served = service
+        self.layout = replace(self.layout, number=max(self.layout.number + 1, self.clock()))
+        self.flush()
 
     def delete(self, rows: Sequence[Row]) -> int:
         """Delete rows."""

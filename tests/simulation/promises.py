@@ -48,10 +48,10 @@ def _presence(world: World) -> Iterator[str]:
         elif not count:
             if not event.erased and event.name not in waiting:
                 yield f"loss: {event.name} ({event.key}) was committed, and is nowhere"
-        elif world.plan.delivery == "exactly-once":
-            if count > 1 and not event.restored:
+        elif not world.may_repeat(event) and not event.restored:
+            if count > 1:
                 yield f"repeated: {event.name} ({event.key}) arrived {count} times"
-            if event.name in waiting and not event.restored:
+            if event.name in waiting:
                 yield f"repeated: {event.name} ({event.key}) arrived, and is still to be sent"
 
 
@@ -62,7 +62,7 @@ def _order(world: World) -> Iterator[str]:
         seen = [by_name[value] for value in dict.fromkeys(values) if value in by_name]
         for place, later in enumerate(seen):
             for behind in seen[place + 1 :]:
-                if world.plan.delivery == "at-least-once" and (behind.erased or behind.buried):
+                if world.was_at_least_once and (behind.erased or behind.buried):
                     continue  # It was still on its way when its row was erased, or became a dead letter.
                 if behind.forgotten:
                     continue

@@ -16,8 +16,21 @@ from outbox_plugin.relay.at_least_once import AtLeastOnce
 from outbox_plugin.relay.exactly_once import ExactlyOnce
 from tests.simulation.conftest import SCHEDULES
 from tests.simulation.kafka import SimulatedLog
-from tests.simulation.plan import BAD_TOPIC, DELETE, HALT, RESHARD, REWRITE, TRUNCATE, WRAP, Fault, Plan
-from tests.simulation.postgres import Database, Row, Store
+from tests.simulation.plan import (
+    BAD_TOPIC,
+    DELETE,
+    HALT,
+    OTHER_DELIVERY,
+    OTHER_GROUP,
+    PAUSE,
+    RESHARD,
+    REWRITE,
+    TRUNCATE,
+    WRAP,
+    Fault,
+    Plan,
+)
+from tests.simulation.postgres import Database, Row, Service, Store
 from tests.simulation.schedule import run
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -190,6 +203,34 @@ TRUNCATED = Plan(
 )
 
 
+def let_leaders_read_on_after_an_adoption(patch: pytest.MonkeyPatch) -> None:
+    def adopt(database: Database, service: Service) -> None:
+        database.served = service
+
+    patch.setattr(Database, "adopt", adopt)
+
+
+# Leaders that are paused while another group, or the other delivery, adopts the outbox, and that go on after it.
+ADOPTIONS = Plan(
+    harvesters=3,
+    writers=4,
+    writing=8.0,
+    keys=2,
+    faults=tuple(
+        Fault(kind, at, seconds, target)
+        for at, kind, seconds, target in (
+            (0.9, PAUSE, 2.0, 0),
+            (1.0, PAUSE, 3.0, 1),
+            (1.2, OTHER_GROUP, 0.5, 0),
+            (3.9, PAUSE, 2.0, 2),
+            (4.0, PAUSE, 3.0, 1),
+            (4.2, OTHER_DELIVERY, 0.5, 0),
+            (6.2, OTHER_DELIVERY, 0.5, 0),
+        )
+    ),
+)
+
+
 class Found(NamedTuple):
     """The promises that a bug breaks, and the plan of the schedules where it is looked for; any, if there is none."""
 
@@ -213,6 +254,7 @@ PLANTS: dict[Plant, Found] = {
     go_on_with_a_producer_in_doubt: Found(("loss", "repeated"), LATE_COMMITS),
     replace_a_producer_without_asking_who_leads: Found(("repeated", "leaders"), LATE_RETURNS),
     leave_no_record_for_shards_of_before: Found(("repeated",), LATE_RESHARDING),
+    let_leaders_read_on_after_an_adoption: Found(("repeated", "order"), ADOPTIONS),
 }
 
 
@@ -234,6 +276,7 @@ RARE = {
     "commits": LATE_COMMITS,
     "returns": LATE_RETURNS,
     "resharding": LATE_RESHARDING,
+    "adoptions": ADOPTIONS,
 }
 
 

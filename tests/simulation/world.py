@@ -11,7 +11,7 @@ from outbox_plugin.core.heartbeat import Heartbeat
 from outbox_plugin.core.lanes import Lanes
 from outbox_plugin.core.progress import Identity
 from outbox_plugin.core.shards import Layout, Slice
-from outbox_plugin.errors import LayoutChanged, LogUnavailable, ServerUnavailable, StoreUnavailable
+from outbox_plugin.errors import ForeignOutbox, LayoutChanged, LogUnavailable, ServerUnavailable, StoreUnavailable
 from outbox_plugin.relay.at_least_once import AtLeastOnce
 from outbox_plugin.relay.events import HarvestEvent, Observer
 from outbox_plugin.relay.exactly_once import ExactlyOnce
@@ -20,7 +20,7 @@ from outbox_plugin.relay.supervisor import Supervisor
 from tests.simulation import plan as plans
 from tests.simulation.kafka import Broker, SimulatedAcknowledgingLog, SimulatedLog, SimulatedMembership
 from tests.simulation.plan import Fault, Plan
-from tests.simulation.postgres import PLACE, Database, Disconnected, MarkingStore, Store, WakeUpCall
+from tests.simulation.postgres import PLACE, Database, Disconnected, Event, MarkingStore, Service, Store, WakeUpCall
 from tests.simulation.scheduler import Process, Scheduler
 from tests.simulation.wire import Mishaps, Server
 
@@ -37,11 +37,13 @@ class World:
         self.mishaps = Mishaps(plan.mishap_rate, plan.mishaps, plan.writing * 1.2, plan.longest_pause, plan.aims)
         self.postgres = Server(self.scheduler, "Postgres", StoreUnavailable, self.mishaps, self.say, plan.latency)
         self.kafka = Server(self.scheduler, "Kafka", LogUnavailable, self.mishaps, self.say, plan.latency)
-        self.database = Database(self.scheduler, self.say, plan.shards)
+        self.service = Service(plan.delivery)
+        self.services = {self.service}  # All that there have been.
+        self._adopted_at = -1.0
+        self.database = Database(self.scheduler, self.say, plan.shards, self.service)
         if not plan.faults and not plan.mishap_rate:
             self.database.notifies = 1.0
-        self.broker = Broker(self.scheduler, self.say)
-        self.broker.group.server = self.kafka
+        self.broker = Broker(self.scheduler, self.say, self.kafka)
         self.harvesters = [Harvester(self, f"h{number}") for number in range(plan.harvesters)]
         self.app = Process(self.scheduler, "app")
         self._writing = 0
@@ -67,7 +69,6 @@ class World:
                 self.app.spawn(self._write, "writer")
             for fault in self.plan.faults:
                 self.app.spawn(partial(self._befall, fault), fault.kind)
-            self.broker.group.watch()
             self.app.spawn(self._watch, "watch")
             self.scheduler.run(self.plan.writing * 2 + 240.0)
         finally:
@@ -102,6 +103,22 @@ class World:
         """Whether rows are there that nothing keeps from leaving."""
         lanes = Lanes(self.database.parked)
         return any(Store.as_read(row, 0) not in lanes for row in self.database.rows.values())
+
+    def may_repeat(self, event: Event) -> bool:
+        """Whether the event may arrive twice: by the delivery, or as it was there when the outbox was adopted."""
+        return self.service.delivery == "at-least-once" or event.committed_at <= self._adopted_at
+
+    @property
+    def was_at_least_once(self) -> bool:
+        """Whether the outbox has ever been harvested so."""
+        return any(each.delivery == "at-least-once" for each in self.services)
+
+    def adopt(self, service: Service) -> None:
+        """Let the outbox be harvested so from now on."""
+        self.service = service
+        self.services.add(service)
+        self.database.adopt(service)
+        self._adopted_at = self.scheduler.now
 
     def _write(self) -> None:
         """A session of the application: some transactions, each with some events."""
@@ -160,7 +177,7 @@ class World:
         harvester = self.harvesters[fault.target]
         process = harvester.process
         harvester.stop()
-        while process.alive and process.tasks[0].is_alive():
+        while harvester.process is process and harvester.runs:
             self.scheduler.sleep(0.2)
         self.scheduler.sleep(fault.seconds)
         if process.alive and process is harvester.process:
@@ -236,6 +253,26 @@ class World:
     def _reshard(self, fault: Fault) -> None:
         self.database.change_layout(fault.target)
 
+    def _harvest_otherwise(self, fault: Fault) -> None:
+        """The operator stops all harvesters, but for one that is paused or cannot be reached, and starts others."""
+        delivery, group = self.service
+        if fault.kind == plans.OTHER_DELIVERY:
+            delivery = "exactly-once" if delivery == "at-least-once" else "at-least-once"
+        else:
+            group = f"g{len(self.services)}"
+        running = [each for each in self.harvesters if not each.process.paused]
+        for harvester in running:
+            harvester.stop()
+        deadline = self.scheduler.now + fault.seconds
+        while any(each.runs for each in running) and self.scheduler.now < deadline:
+            self.scheduler.sleep(0.1)
+        while self.postgres.down:
+            self.scheduler.sleep(0.05)
+        self.adopt(Service(delivery, group))
+        for harvester in running:
+            if harvester.process.alive and not harvester.runs:
+                harvester.start()
+
     def _halt(self, fault: Fault) -> None:
         self.database.paused = True
         self.scheduler.sleep(fault.seconds)
@@ -305,6 +342,8 @@ _BEFALL: dict[str, Callable[[World, Fault], None]] = {
     plans.WRAP: World._wrap,
     plans.RESHARD: World._reshard,
     plans.HALT: World._halt,
+    plans.OTHER_DELIVERY: World._harvest_otherwise,
+    plans.OTHER_GROUP: World._harvest_otherwise,
     plans.WALL_CLOCK_BACK: World._set_clock_back,
     plans.BAD_EVENT: World._refuse_event,
     plans.BAD_TOPIC: World._refuse_topic,
@@ -321,10 +360,16 @@ class Harvester:
         self._lives = 0
         self.process: Process
 
+    @property
+    def runs(self) -> bool:
+        """Whether the process is there and has not handed over."""
+        return self.process.alive and self.process.tasks[0].is_alive()
+
     def start(self) -> None:
         """Start a process."""
         self._lives += 1
         self._stopping = False
+        self._service = self._world.service
         self.process = process = Process(self._world.scheduler, f"{self._name}.{self._lives}")
         process.at_death = self._restart_soon
         process.spawn(lambda: self._live(process), "supervisor")
@@ -348,17 +393,27 @@ class Harvester:
                 self._supervise(process, layout, identity)
             except (LayoutChanged, ServerUnavailable):
                 world.scheduler.sleep(0.2)
+            except ForeignOutbox:
+                self._stopping = True
+                self._restart_soon()
 
     def _look(self, process: Process) -> tuple[Layout, Identity]:
-        database = self._world.database
-        return self._world.postgres.call(
-            process, "looks", lambda: (database.layout, Identity(str(database.incarnation), PLACE))
-        )
+        world, database = self._world, self._world.database
+
+        def look() -> tuple[Layout, Identity]:
+            if database.served != self._service:
+                if self._service != world.service:
+                    raise ForeignOutbox("the outbox is harvested otherwise by now")
+                world.adopt(self._service)  # A backup does not know of it; the operator does.
+            return database.layout, Identity(str(database.incarnation), PLACE)
+
+        return world.postgres.call(process, "looks", look)
 
     def _supervise(self, process: Process, layout: Layout, identity: Identity) -> None:
         world = self._world
-        membership = SimulatedMembership(world.broker, world.kafka, process, layout.shards)
-        early = world.plan.delivery == "exactly-once" or not world.plan.shares_election
+        delivery, group = self._service
+        membership = SimulatedMembership(world.broker, world.kafka, process, group, layout.shards)
+        early = delivery == "exactly-once" or not world.plan.shares_election
         timing = Timing(spread=world.scheduler.random() * 0.3)
         shards = [
             Shard(
@@ -393,7 +448,8 @@ class Harvester:
         def open_relay(number: int, leader_id: str, wanted: Callable[[], bool], observe: Observer) -> Iterator[Relay]:
             world = self._world
             slice_ = Slice(number, layout.shards)
-            kind = MarkingStore if world.plan.delivery == "at-least-once" else Store
+            delivery, group = self._service
+            kind = MarkingStore if delivery == "at-least-once" else Store
             with closing(kind(world.database, world.postgres, process, slice_, layout)) as store:
                 wake_up = WakeUpCall(store) if world.plan.wakes else None
                 bad_rows = world.plan.bad_rows
@@ -403,7 +459,7 @@ class Harvester:
                         number, leader_id, store, acknowledging, process, observe, wake_up=wake_up, bad_rows=bad_rows
                     )
                     return
-                log = SimulatedLog(world.broker, world.kafka, process, slice_)
+                log = SimulatedLog(world.broker, world.kafka, process, group, slice_)
                 yield ExactlyOnce(number, leader_id, store, log, process, observe, wake_up=wake_up, bad_rows=bad_rows)
 
         return open_relay

@@ -20,9 +20,12 @@ SELECT table_name FROM {outbox_identity} WHERE table_oid = to_regclass({quoted_o
 ORDER BY harvest_group IS NULL, since, table_name LIMIT 1
 
 -- name: claim_group
--- Remember the group that harvests this outbox, unless another one is remembered; returns the one that is.
+-- Remember the group that harvests this outbox, unless another one is remembered; returns the one that is. Where it
+-- changes, so does the layout's number: no leader of the other group that still runs reads another row.
 UPDATE {outbox_identity}
-SET harvest_group = CASE WHEN harvest_group IS NULL OR %(adopt)s THEN %(group)s ELSE harvest_group END
+SET harvest_group = CASE WHEN harvest_group IS NULL OR %(adopt)s THEN %(group)s ELSE harvest_group END,
+    layout = CASE WHEN harvest_group <> %(group)s AND %(adopt)s
+                  THEN greatest(layout + 1, (extract(epoch FROM clock_timestamp()) * 1000)::bigint) ELSE layout END
 WHERE table_name = %(table)s
 RETURNING harvest_group
 
