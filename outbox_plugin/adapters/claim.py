@@ -28,7 +28,8 @@ class Claim:
         With `adopt`, our group replaces the one that the database remembers.
 
         Raises:
-            SchemaMissing: the table, one of its columns, our trigger, or our own tables are missing.
+            SchemaMissing: the table, one of its columns, our trigger, or our own tables are missing, or no row of the
+                table can be deleted.
             InvalidSetting: the table is known by another name.
             ForeignOutbox: see `group`.
         """
@@ -48,6 +49,11 @@ class Claim:
             )
         if missing := [column for (column,) in self._ask("identity", "columns")]:
             raise SchemaMissing(f"the table {settings.table!r} lacks the column(s) {', '.join(missing)}")
+        for (keeper,) in self._ask("identity", "kept_rows"):
+            raise SchemaMissing(
+                f"{keeper} keeps the rows of the table {settings.table!r} from being deleted: each would be published "
+                "again and again"
+            )
         self.group(adopt=adopt)
         return Identity(incarnation, place)
 

@@ -14,9 +14,8 @@ from outbox_plugin.core.window import BYTES_PER_WINDOW
 from outbox_plugin.errors import Fenced, StoreUnavailable
 from outbox_plugin.schema.connection import one_line, reported
 
-ENDINGS = (
-    10  # How often the marks of the last leader are waited for, half a second each, before their sessions are ended.
-)
+DELIVERED = "ffffffff-ffff-ffff-ffff-ffffffffffff"  # Marks rows that Kafka has and that could not be deleted.
+ENDINGS = 10  # How often the last leader's mark is waited for, half a second each, before its session is ended.
 
 
 class MarkedStore(PostgresOutbox):
@@ -40,8 +39,16 @@ class MarkedStore(PostgresOutbox):
                 self._end_markings()
             else:
                 self._values["term"] = leader_id  # What rows are marked with may change within a term.
+                self._delete_delivered()
                 return
         raise StoreUnavailable("Postgres: the last leader of the shard still marks rows")
+
+    def _delete_delivered(self) -> None:
+        """Delete rows that an earlier leader has delivered and could not delete."""
+        with reported(), self._purger_lock:
+            found = self._purger.execute(*self._query("mark", "delivered", delivered=DELIVERED)).fetchall()
+        if ids := [id_ for (id_,) in found]:
+            self.delete(DELIVERED, ids)
 
     def _end_markings(self) -> None:
         with self._purger_lock, reported():
@@ -78,7 +85,7 @@ class MarkedStore(PostgresOutbox):
         conditions, values = self._conditions(wanted)
         conditions = *conditions, "of_this_leader"
         largest = largest_record_bytes(self._settings)
-        values |= {"leader_id": leader_id, "bytes": BYTES_PER_WINDOW, "largest": largest}
+        values |= {"leader_id": leader_id, "delivered": DELIVERED, "bytes": BYTES_PER_WINDOW, "largest": largest}
         marking = self._statement("mark", "begin_marking"), self._statement("mark", "mark", conditions)
         with reported():
             rows = self._rows_of(marking, marking, values).sorted()
@@ -86,8 +93,14 @@ class MarkedStore(PostgresOutbox):
 
     def delete(self, leader_id: str, ids: Sequence[int]) -> int:
         """See `MarkedStore.delete`."""
+        values: dict[str, object] = {"ids": list(ids), "leader_id": leader_id, "delivered": DELIVERED}
         with reported():
-            return sum(self._deleted(["hasty"], [self._query("mark", "delete", ids=list(ids), leader_id=leader_id)]))
+            deleted = sum(self._deleted(["hasty"], [self._query("mark", "delete", **values)]))
+            if deleted < len(ids):  # Perhaps because another leader has marked some since.
+                left = sum(self._deleted(["durable"], [self._query("mark", "keep_delivered", **values)]))
+                if left:
+                    raise self._cannot_delete(left)
+        return deleted
 
     def reset(self, leader_id: str, ids: Sequence[int]) -> None:
         """See `MarkedStore.reset`."""

@@ -128,9 +128,12 @@ class PostgresOutbox:
             "whole_topics": [each.lane.key is None for each in bad],
             "reasons": [storable(each.refusal.reason) for each in bad],
         }
+        kept: list[BadRow] = []
         try:
             with self._leading():
-                self._execute(name, **values)
+                if self._execute(name, **values).rowcount < len(bad) and name == "bury":
+                    there = {id_ for (id_,) in self._execute("there", ids=values["ids"]).fetchall()}
+                    kept = [each for each in bad if each.row.id in there]
         except StoreUnavailable as error:
             if not is_refusal(error.__cause__):
                 raise
@@ -139,7 +142,7 @@ class PostgresOutbox:
                 return [*self._put_aside(name, bad[:half]), *self._put_aside(name, bad[half:])]
             done = "to park it" if name == "park" else "to make it a dead letter"
             return [each.because(f"the database refuses {done}: {error}") for each in bad]
-        return ()
+        return [each.because("the table keeps it: a trigger or a policy prevents its deletion") for each in kept]
 
     def groups(self) -> set[str]:
         """The groups of all outboxes in this database, as far as we may read of them.
@@ -267,6 +270,13 @@ class PostgresOutbox:
             while self._purges.nextset():
                 counts.append(self._purges.rowcount)
             return counts[len(first) :]
+
+    def _cannot_delete(self, rows: int) -> StoreUnavailable:
+        """What to say of `rows` that Kafka has, and that a deletion has left without an error."""
+        return StoreUnavailable(
+            f"Postgres: {rows} published row(s) of {self._settings.table!r} cannot be deleted: a trigger or a policy "
+            "of the table keeps them. Nothing more is published until they can be"
+        )
 
     def close(self) -> None:
         """See `Outbox.close`."""

@@ -124,9 +124,18 @@ class WindowStore(PostgresOutbox):
             return sum(self._purge(["durable"], untimed)) + self._purge_by_times(named)
 
     def _purge_by_times(self, publications: Sequence[Publication]) -> int:
-        """Delete the rows that their creation times prove."""
+        """Delete the rows that their creation times prove.
+
+        Raises:
+            StoreUnavailable: such rows are still there. The progress record names them for as long.
+        """
         timed = [(each, times) for each in publications if (times := each.times) is not None]
-        return sum(self._purge(["durable", "steer"], [self._created_as_published(*each) for each in timed]))
+        counts = self._purge(["durable", "steer"], [self._created_as_published("purge", *each) for each in timed])
+        short = [each for each, count in zip(timed, counts, strict=True) if count < len(each[0].ids)]
+        left = sum(self._purge(["steer"], [self._created_as_published("not_deleted", *each) for each in short]))
+        if left:
+            raise self._cannot_delete(left)
+        return sum(counts)
 
     def _purge(self, first: Sequence[str], purges: Sequence[Query]) -> list[int]:
         """How many rows each of `purges` has deleted."""
@@ -136,6 +145,7 @@ class WindowStore(PostgresOutbox):
 
     def _visible_to_the_read(self, publication: Publication) -> Query:
         return self._purging_if(
+            "purge",
             "visible_to_the_read",
             ids=publication.ids.text(),
             horizon=publication.horizon,
@@ -143,13 +153,13 @@ class WindowStore(PostgresOutbox):
             created_from=publication.created_from,
         )
 
-    def _created_as_published(self, publication: Publication, times: Sequence[int]) -> Query:
+    def _created_as_published(self, name: str, publication: Publication, times: Sequence[int]) -> Query:
         return self._purging_if(
-            "created_as_published", ids=publication.ids.text(), each=list(publication.ids), created=list(times)
+            name, "created_as_published", ids=publication.ids.text(), each=list(publication.ids), created=list(times)
         )
 
-    def _purging_if(self, condition: str, **values: object) -> Query:
-        name = "purge_into_history" if self._history else "purge"
+    def _purging_if(self, name: str, condition: str, **values: object) -> Query:
+        name = "purge_into_history" if self._history and name == "purge" else name
         return self._statement("window", name, (condition,)), {**self._values, **values}
 
 

@@ -137,6 +137,9 @@ class OutboxStore(Outbox, Protocol):
         """Delete the rows of this term's `publications`; durable when it returns. Returns how many rows there were.
 
         A row that was rewritten since it was read, by an UPDATE or a migration, is deleted too.
+
+        Raises:
+            StoreUnavailable: among others, because something lets the deletion have no effect.
         """
         ...
 
@@ -172,7 +175,12 @@ class MarkedStore(Outbox, Protocol):
         ...
 
     def delete(self, leader_id: str, ids: Sequence[int]) -> int:
-        """Delete those of the rows that still carry the leader's id; returns how many."""
+        """Delete those of the rows that still carry the leader's id; returns how many.
+
+        Raises:
+            StoreUnavailable: among others, because something lets the deletion have no effect. Nobody marks the rows
+                again then, and nobody leads until they can be deleted.
+        """
         ...
 
     def reset(self, leader_id: str, ids: Sequence[int]) -> None:

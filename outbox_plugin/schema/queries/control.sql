@@ -64,6 +64,10 @@ FROM gone
 JOIN unnest(%(ids)s::bigint[], %(reasons)s::text[]) AS bad (bad_id, reason) ON gone.id = bad.bad_id
 ORDER BY gone.id
 
+-- name: there
+-- Those of the rows that are in the outbox.
+SELECT id FROM {outbox} WHERE id = ANY (%(ids)s::bigint[])
+
 -- name: dead_letters
 -- The dead letters, earliest first.
 SELECT id, kafka_topic, kafka_key, reason, buried_at FROM {outbox_dead_letter}

@@ -48,6 +48,18 @@ WHERE NOT EXISTS (
     WHERE attrelid = to_regclass({quoted_outbox}) AND attname = needed AND NOT attisdropped
 )
 
+-- name: kept_rows
+-- What keeps us from deleting any row without an error: a rule, or row level security without a policy for us.
+SELECT format('the rule %%s', rulename) FROM pg_rewrite
+WHERE ev_class = to_regclass({quoted_outbox}) AND ev_type = '4' AND is_instead AND ev_enabled <> 'D'
+UNION ALL
+SELECT 'row level security, without a policy that lets this role delete rows,'
+WHERE row_security_active(to_regclass({quoted_outbox})::oid) AND NOT EXISTS (
+    SELECT FROM pg_policy
+    WHERE polrelid = to_regclass({quoted_outbox}) AND polpermissive AND polcmd::text = ANY (ARRAY['*', 'd'])
+      AND EXISTS (SELECT FROM unnest(polroles) AS role WHERE CASE role WHEN 0 THEN true ELSE pg_has_role(role, 'USAGE') END)
+)
+
 -- name: sequence_cache
 -- How many ids a session draws ahead. Above 1, a later transaction can get a smaller id.
 SELECT seqcache FROM pg_sequence WHERE seqrelid = pg_get_serial_sequence({quoted_outbox}, 'id')::regclass

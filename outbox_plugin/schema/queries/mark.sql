@@ -32,7 +32,7 @@ WHERE locktype = 'advisory' AND granted AND pid <> pg_backend_pid() AND objsubid
 SELECT pg_terminate_backend(%(pid)s)
 
 -- name: mark
--- Give the earliest rows that do not carry the leader's id that id; as many as have so many bytes together, and no row
+-- Give the earliest rows that do not carry the leader's id that id, nor the one of rows that cannot be deleted; as many as have so many bytes together, and no row
 -- after one that was left out. By their ids, not by their places in the table: a row that somebody changes meanwhile has
 -- another place then, would be left out, and rows behind it would overtake it. A value that is larger than any record is
 -- not read; its size stands in the place of the time of creation, which this delivery does not look at.
@@ -46,14 +46,14 @@ WHERE id = ANY (ARRAY(
             SELECT id, CASE WHEN octet_length(kafka_value) <= %(largest)s THEN octet_length(kafka_value) ELSE 0 END AS size
             FROM {outbox}
             WHERE id > (%(floor)s)::bigint
-              AND (leader_id IS NULL OR leader_id <> %(leader_id)s)
+              AND (leader_id IS NULL OR (leader_id <> %(leader_id)s AND leader_id <> %(delivered)s))
               {conditions}
             ORDER BY id
             LIMIT %(limit)s
         ) AS earliest
     ) AS counted
     WHERE before < %(bytes)s
-)) AND (leader_id IS NULL OR leader_id <> %(leader_id)s)
+)) AND (leader_id IS NULL OR (leader_id <> %(leader_id)s AND leader_id <> %(delivered)s))
 RETURNING marked.id,
           CASE WHEN octet_length(kafka_value) > %(largest)s THEN octet_length(kafka_value)::bigint ELSE 0::bigint END,
           kafka_topic, kafka_key,
@@ -63,6 +63,15 @@ RETURNING marked.id,
 -- name: delete
 -- Delete what was delivered, unless another leader has marked it since.
 DELETE FROM {outbox} WHERE id = ANY (%(ids)s) AND leader_id = %(leader_id)s
+
+-- name: keep_delivered
+-- Let nobody mark rows again that were delivered and that a deletion has left: they still carry the leader's id.
+UPDATE {outbox} SET leader_id = %(delivered)s WHERE id = ANY (%(ids)s) AND leader_id = %(leader_id)s
+
+-- name: delivered
+-- Such rows among the earliest ones; those behind them are marked by nobody, and found once they are among these.
+SELECT id FROM (SELECT id, leader_id FROM {outbox} ORDER BY id LIMIT 20000) AS earliest
+WHERE leader_id = %(delivered)s
 
 -- name: reset
 -- Take the leader's id off rows that were not delivered.

@@ -105,6 +105,12 @@ SELECT %(table)s, id, now(), create_time, kafka_topic, kafka_key, {outbox_bytes}
        kafka_header_values
 FROM gone
 
+-- name: not_deleted
+-- What a purge has left, though its conditions hold.
+SELECT old.id FROM {outbox} AS old
+WHERE old.id >= lower(%(ids)s::int8multirange) AND old.id < upper(%(ids)s::int8multirange)
+  {conditions}
+
 -- name: visible_to_the_read
 -- A condition of a purge, and a quick one: the row was visible to the read, as its inserting transaction is older than the
 -- read's horizon, and it is no older and no younger than the rows that were read. It proves less than there is: a row that

@@ -1,0 +1,106 @@
+"""A table from which rows cannot be deleted: each is published once, the rest waits, and the reason is said."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from outbox_plugin import Harvester, Settings
+from outbox_plugin.errors import SchemaMissing
+from outbox_plugin.relay.events import HarvestEvent, TermFinished
+from outbox_plugin.settings import Delivery
+from outbox_plugin.status import read_status
+from tests.harvesting import by_key, consume, drained, insert
+from tests.roles import as_role, let_in
+from tests.support import eventually
+
+pytestmark = pytest.mark.integration
+
+KEEP_ROWS = """CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
+CREATE TRIGGER keep BEFORE DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION keep()"""
+KEEP_ROWS_BY_POLICY = """ALTER TABLE outbox ENABLE ROW LEVEL SECURITY;
+CREATE POLICY everything ON outbox FOR ALL USING (true);
+CREATE POLICY but_deletions ON outbox AS RESTRICTIVE FOR DELETE USING (kafka_key = 'no key')"""
+LET_GO = {
+    KEEP_ROWS: "DROP TRIGGER keep ON outbox",
+    KEEP_ROWS_BY_POLICY: "ALTER TABLE outbox DISABLE ROW LEVEL SECURITY",
+}
+LET_NOBODY_DELETE = """ALTER TABLE outbox ENABLE ROW LEVEL SECURITY;
+CREATE POLICY readers ON outbox FOR SELECT USING (true);
+CREATE POLICY others ON outbox FOR DELETE TO pg_monitor USING (true)"""
+DELETE_NOTHING = "CREATE RULE keep AS ON DELETE TO outbox DO INSTEAD NOTHING"
+
+
+@pytest.fixture
+def harvester_role(settings: Settings) -> Iterator[Settings]:
+    """Settings of a role that owns nothing: policies apply to it."""
+    role, dsn = f"harvester_{uuid.uuid4().hex[:8]}", settings.dsn.get_secret_value()
+    with psycopg.connect(dsn) as connection:
+        for query in (
+            "CREATE ROLE {} LOGIN",
+            "GRANT ALL ON ALL TABLES IN SCHEMA public TO {}",
+            "GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO {}",
+        ):
+            connection.execute(sql.SQL(query).format(sql.Identifier(role)))
+    let_in(dsn, role)
+    yield Settings(**{**settings.model_dump(), "dsn": as_role(dsn, role)})
+    with psycopg.connect(dsn) as connection:
+        connection.execute(sql.SQL("DROP OWNED BY {}").format(sql.Identifier(role)))
+        connection.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(role)))
+
+
+def run(settings: Settings, query: str) -> None:
+    """As the table's owner."""
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        connection.execute(query.encode())
+
+
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
+@pytest.mark.parametrize("prevent", LET_GO, ids=["trigger", "policy"])
+def test_rows_that_cannot_be_deleted_are_published_once_and_hold_the_rest_back(
+    settings: Settings, harvester_role: Settings, topic: str, delivery: Delivery, prevent: str
+) -> None:
+    harvester = harvester_role.model_copy(update={"delivery": delivery})
+    run(settings, prevent)
+    insert(settings, topic, [("a", "1"), ("b", "1"), ("a", "2")])
+    ends: list[str | None] = []
+
+    def observe(event: HarvestEvent) -> None:
+        if isinstance(event, TermFinished):
+            ends.append(event.reason)
+
+    with Harvester(harvester, observe=observe):
+        eventually(lambda: len(ends) >= 3, 60)
+        insert(settings, topic, [("a", "3")])
+        eventually(lambda: len(ends) >= 4, 60)
+        assert all("cannot be deleted" in str(reason) and "\n" not in str(reason) for reason in ends)
+        assert "cannot be deleted" in str(read_status(settings).shards[0].trouble)
+        run(settings, LET_GO[prevent])
+        drained(settings)
+    assert by_key(consume(settings, topic)) == {"a": ["1", "2", "3"], "b": ["1"]}
+
+
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
+@pytest.mark.parametrize(
+    ("prevent", "why"), [(LET_NOBODY_DELETE, "row level security"), (DELETE_NOTHING, "the rule keep")]
+)
+def test_a_table_that_lets_nobody_delete_is_refused_at_start(
+    settings: Settings, harvester_role: Settings, delivery: Delivery, prevent: str, why: str
+) -> None:
+    run(settings, prevent)
+    with pytest.raises(SchemaMissing, match=why), Harvester(harvester_role.model_copy(update={"delivery": delivery})):
+        pass
+
+
+def test_a_dead_letter_that_the_table_keeps_is_parked(settings: Settings, topic: str) -> None:
+    run(settings, KEEP_ROWS)
+    insert(settings, topic, [("bad", "x" * 2_000_000)])
+    with Harvester(settings.model_copy(update={"bad_rows": "dead-letter"})):
+        eventually(lambda: read_status(settings).parked_keys == 1, 60)
+    [parked] = read_status(settings).parked
+    assert "keeps it" in parked.reason
+    assert read_status(settings).dead_letters == 0
