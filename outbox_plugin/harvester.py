@@ -33,6 +33,7 @@ from outbox_plugin.core.heartbeat import Heartbeat
 from outbox_plugin.core.pace import ERROR_FIRST, ERROR_LAST, Backoff
 from outbox_plugin.core.progress import Identity
 from outbox_plugin.core.shards import Layout, Slice
+from outbox_plugin.core.signing import Signer
 from outbox_plugin.core.takeover import left_behind
 from outbox_plugin.errors import LayoutChanged, LogUnavailable, ServerRefused, ServerUnavailable, TopicMissing
 from outbox_plugin.printable import logger_of
@@ -99,6 +100,8 @@ class Harvester(Background):
         self._names = Names.of(settings)
         self._exactly_once = settings.delivery == "exactly-once"
         self._runtime = Threads()
+        self._signer: Signer
+        self._is_new = False
 
     def _prepare(self, loop: asyncio.AbstractEventLoop | None) -> Callable[[], None]:  # noqa: ARG002
         return partial(self._harvest, *self._check())
@@ -112,6 +115,7 @@ class Harvester(Background):
             claim = Claim(settings, connection)
             identity = claim.outbox(adopt=self._adopt)
             claim.delivery(adopt=self._adopt)
+            self._signer, self._is_new = claim.signer(), claim.was_never_led()
             ahead, layout = claim.ids_drawn_ahead(), claim.new_layout()
         try:
             admin.ensure_topics(self._names, layout.shards, progress=self._exactly_once)
@@ -158,6 +162,7 @@ class Harvester(Background):
                     claim = Claim(self._settings, connection)
                     claim.group()
                     claim.delivery()
+                    self._signer = claim.signer()
                     layout = claim.layout()
                 Admin(self._settings).ensure_topics(self._names, layout.shards, progress=self._exactly_once)
             except (ServerUnavailable, ServerRefused) as error:  # Somebody else may make the topic.
@@ -168,9 +173,9 @@ class Harvester(Background):
         return last
 
     def _supervisor(self, identity: Identity, layout: Layout, note: str | None) -> Supervisor:
-        membership = Membership(self._settings, self._names, layout.shards)
         host, pid = socket.gethostname(), os.getpid()
-        instance = f"{host}-{pid}-{uuid.uuid4().hex[:6]}"
+        instance = f"{host}-{pid}-{uuid.uuid4().hex[:12]}"
+        membership = Membership(self._settings, self._names, layout.shards, self._signer, instance)
         timing = Timing(spread=random.uniform(0.0, 0.3))  # noqa: S311 - not for secrets.
         shards = [
             Shard(
@@ -199,7 +204,7 @@ class Harvester(Background):
             )
             for number in range(layout.shards)
         ]
-        return Supervisor(membership, shards, identity, layout.number, self._runtime)
+        return Supervisor(membership, shards, identity, layout.number, self._runtime, is_new=self._is_new)
 
     def _relays(self, layout: Layout) -> OpenRelay:
         """Opens the relays of the shards of `layout`."""

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import re
 import time
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import psycopg
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from outbox_plugin.adapters.kafka import Names, client_config, refusal
+from outbox_plugin.adapters.kafka import Names, client_config, content, refusal
 from outbox_plugin.asking import Asked
-from outbox_plugin.core.heartbeat import Heartbeat
+from outbox_plugin.core.heartbeat import Heartbeat, is_goharvests
+from outbox_plugin.core.heartbeat_codec import HeartbeatCodec, LeaderRecord
 from outbox_plugin.core.lanes import ParkedLane
+from outbox_plugin.core.signing import Signer
 from outbox_plugin.errors import ServerRefused
-from outbox_plugin.schema.connection import connect, reported_as_refusal
+from outbox_plugin.schema.connection import connect, one_line, reported_as_refusal
 from outbox_plugin.schema.place import in_full
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
@@ -24,7 +26,6 @@ FRESH_SECONDS = 2.0  # A leader sends three heartbeats a second.
 IGNORED_SECONDS = 60.0  # For so long it is told that something stands on the leader topic which is ignored.
 _TAIL_RECORDS = 64
 _PARKED_LISTED = 100
-_GOHARVESTS = re.compile(rb"[0-9]{1,20}%")  # Its heartbeats are a time in nanoseconds, and its name.
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class ShardStatus:
     `published` counts the records of the leader since it started; `trouble` is what it, or a harvester that waits to
     lead, last complained of; `recovered` counts the rows that it found published by the leader before it, and deleted
     instead of repeating them; `ignored_records` counts what stood on the leader topic in the last minute, and is no
-    valid heartbeat: harvesters ignore it, and `trouble` tells of it too.
+    heartbeat that a harvester of this outbox has signed: harvesters ignore it, and `trouble` tells of it too.
     """
 
     shard: int
@@ -86,7 +87,7 @@ class _Heard:
     """The last records of a shard's partition of the leader topic: its heartbeats, each with its age in seconds."""
 
     heartbeats: list[tuple[Heartbeat, float]] = field(default_factory=list)
-    ignored: list[str] = field(default_factory=list)  # Why, of each record that is no heartbeat.
+    ignored: list[str] = field(default_factory=list)  # Why, of each record that is no heartbeat of ours.
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,8 @@ class _Table:
     paused: frozenset[int]
     parked: tuple[ParkedLane, ...]
     dead_letters: int
+    signer: Signer | None
+    cannot_verify: str | None  # Why there is no signer.
 
 
 def read_status(settings: Settings, timeout_seconds: float = 5.0) -> Status:
@@ -108,12 +111,13 @@ def read_status(settings: Settings, timeout_seconds: float = 5.0) -> Status:
     """
     deadline = time.monotonic() + timeout_seconds
     store = Asked(lambda: _table(settings, timeout_seconds))
-    log = Asked(lambda: _heartbeats(settings, deadline))
+    log = Asked(lambda: _last_records(settings, deadline))
     table, store_error = store.answer(deadline, "Postgres")
-    heard, log_error = log.answer(deadline, "Kafka")
+    records, log_error = log.answer(deadline, "Kafka")
     errors = tuple(error for error in (store_error, log_error) if error)
     count = len(table.lags) if table else settings.shards
-    shards = tuple(_shard_status(shard, (heard or {}).get(shard, _Heard()), table) for shard in range(count))
+    heard = _heartbeats(settings, records or [], table.signer if table else None)
+    shards = tuple(_shard_status(shard, heard.get(shard, _Heard()), table) for shard in range(count))
     if table is None:
         return Status(None, None, shards, errors)
     listed = table.parked[:_PARKED_LISTED]
@@ -126,7 +130,7 @@ def _shard_status(shard: int, heard: _Heard, table: _Table | None) -> ShardStatu
     leading = [heartbeat for heartbeat, _ in fresh if heartbeat.phase == "leader"]
     ended = {heartbeat.leader_id for heartbeat, _ in fresh if heartbeat.phase == "resigned"}
     now = leading[-1] if leading and leading[-1].leader_id not in ended else None
-    troubles = [now.trouble if now else last.trouble if last else None]
+    troubles = [now.trouble if now else last.trouble if last else None, table.cannot_verify if table else None]
     if heard.ignored:
         troubles.append(
             f"{len(heard.ignored)} records of the last minute on the leader topic are ignored: {heard.ignored[-1]}"
@@ -163,6 +167,12 @@ def _table(settings: Settings, seconds: float) -> _Table:
         by_shard = {0: count} if shards == 1 else dict(ask("window", "backlog_by_shard", shards=shards))
         parked = ask("control", "parked")
         [(letters,)] = ask("control", "count_dead_letters")
+        signer, cannot_verify = None, None
+        try:
+            with connection.transaction():
+                signer = next((Signer(secret) for (secret,) in ask("identity", "secret")), None)
+        except (psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedTable) as error:
+            cannot_verify = f"heartbeats cannot be verified: {one_line(error)}"
     return _Table(
         count,
         round(max(0.0, oldest), 3) if oldest is not None else None,
@@ -170,13 +180,15 @@ def _table(settings: Settings, seconds: float) -> _Table:
         frozenset(range(shards) if paused else paused_shards),
         tuple(ParkedLane(*lane) for lane in parked),
         letters,
+        signer,
+        cannot_verify,
     )
 
 
-def _heartbeats(settings: Settings, deadline: float) -> dict[int, _Heard]:
-    """What was heard last of every shard."""
+def _last_records(settings: Settings, deadline: float) -> list[tuple[LeaderRecord, float]]:
+    """The last records of every shard's partition of the leader topic, each with its age in seconds."""
     names = Names.of(settings)
-    heard: dict[int, _Heard] = {}
+    found: list[tuple[LeaderRecord, float]] = []
     problem: list[KafkaError] = []
     config = client_config(
         settings,
@@ -189,15 +201,14 @@ def _heartbeats(settings: Settings, deadline: float) -> dict[int, _Heard]:
     try:
         with closing(Consumer({**config, "error_cb": problem.append})) as consumer:
             topic = consumer.list_topics(names.leader_topic, max(0.1, deadline - time.monotonic())).topics
-            heard = {shard: _Heard() for shard in topic[names.leader_topic].partitions}
+            unread = set(topic[names.leader_topic].partitions)
             tails = []
-            for shard in heard:
+            for shard in unread:
                 partition = TopicPartition(names.leader_topic, shard)
                 remaining = max(0.1, deadline - time.monotonic())
                 first, end = consumer.get_watermark_offsets(partition, timeout=remaining)
                 tails.append(TopicPartition(names.leader_topic, shard, max(first, end - _TAIL_RECORDS)))
             consumer.assign(tails)
-            unread = set(heard)
             while unread and time.monotonic() < deadline:
                 message = consumer.poll(0.1)
                 if message is None:
@@ -205,24 +216,36 @@ def _heartbeats(settings: Settings, deadline: float) -> dict[int, _Heard]:
                 if message.error() is not None:
                     unread.discard(_shard_at_end(message))
                 else:
-                    _hear(heard.setdefault(message.partition() or 0, _Heard()), message, settings)
+                    age = max(0.0, time.time() - message.timestamp()[1] / 1000)
+                    record = LeaderRecord(message.partition() or 0, message.offset() or 0, *content(message))
+                    found.append((record, age))
     except KafkaException as error:
         reason = error.args[0]
         if reason.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION):
-            return heard  # No harvester has ever run.
+            return found  # No harvester has ever run.
         raise ServerRefused(str(refusal(problem[0] if problem else reason, settings))) from None
+    return found
+
+
+def _heartbeats(
+    settings: Settings, records: list[tuple[LeaderRecord, float]], signer: Signer | None
+) -> dict[int, _Heard]:
+    """What was heard last of every shard. Without a signer, heartbeats are taken unverified."""
+    codec = HeartbeatCodec(Names.of(settings).leader_topic, signer) if signer else None
+    heard: dict[int, _Heard] = {}
+    for record, age in records:
+        of_shard = heard.setdefault(record.shard, _Heard())
+        unverified = Heartbeat.parse(record.value)
+        if unverified is not None and unverified.shard != record.shard:
+            unverified = None
+        heartbeat = codec.decode(record) if codec else unverified
+        is_new = codec is None or codec.is_new(record, heartbeat)
+        if heartbeat is not None:
+            of_shard.heartbeats.extend([(heartbeat, age)] if is_new else [])
+        elif age <= IGNORED_SECONDS and not (settings.leader_topic and is_goharvests(record.value)):
+            why = "is no heartbeat of this shard" if unverified is None else "is signed by no harvester of this outbox"
+            of_shard.ignored.append(f"the one at offset {record.offset} {why}")
     return heard
-
-
-def _hear(heard: _Heard, message: Message, settings: Settings) -> None:
-    """Take in a record of the leader topic."""
-    body = message.value() or b""
-    age = max(0.0, time.time() - message.timestamp()[1] / 1000)
-    heartbeat = Heartbeat.parse(body)
-    if heartbeat is not None and heartbeat.shard == message.partition():
-        heard.heartbeats.append((heartbeat, age))
-    elif age <= IGNORED_SECONDS and not (settings.leader_topic and _GOHARVESTS.match(body)):
-        heard.ignored.append(f"the one at offset {message.offset()} is no heartbeat of this shard")
 
 
 def _shard_at_end(message: Message) -> int | None:

@@ -8,6 +8,7 @@ import psycopg
 
 from outbox_plugin.core.progress import Identity
 from outbox_plugin.core.shards import Layout
+from outbox_plugin.core.signing import Signer
 from outbox_plugin.errors import ForeignOutbox, InvalidSetting, SchemaMissing
 from outbox_plugin.schema.place import in_full
 from outbox_plugin.schema.statements import check_name, statement
@@ -88,6 +89,21 @@ class Claim:
                 f"OUTBOX_DELIVERY: the outbox {table!r} is harvested {remembered} (given: {delivery!r}). To change it, "
                 "stop all its harvesters, then start one with `outbox harvest --adopt`"
             )
+
+    def signer(self) -> Signer:
+        """Sign and verify with the outbox's secret.
+
+        Raises:
+            SchemaMissing: it has none.
+        """
+        for (secret,) in self._ask("identity", "secret"):
+            return Signer(secret)
+        raise SchemaMissing(f"the outbox table {self._settings.table!r} has no secret; run `outbox migrate` first")
+
+    def was_never_led(self) -> bool:
+        """Whether no leader has ever begun a term."""
+        [(term,)] = self._ask("identity", "term")
+        return bool(term == 0)
 
     def new_layout(self) -> Layout:
         """Let the outbox have as many shards as the settings say, and return its layout; who starts last, decides.

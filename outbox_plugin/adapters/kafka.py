@@ -9,13 +9,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from outbox_plugin.core.shards import Slice
+from outbox_plugin.core.signing import Headers
 from outbox_plugin.errors import Fenced, InvalidSetting, LogUnavailable, OutcomeUnknown, ServerRefused, TermEnded
 from outbox_plugin.settings import Settings
 
@@ -111,6 +112,13 @@ def refusal(error: KafkaError, settings: Settings) -> ServerRefused | LogUnavail
     """What `error`, met at start or in a read, means: refused for good, or away for now."""
     said = f"Kafka, as OUTBOX_BOOTSTRAP_SERVERS names it ({settings.bootstrap_servers}): {error.str()}"
     return ServerRefused(said) if error.code() in _NOT_LET_IN else LogUnavailable(said)
+
+
+def content(message: Message) -> tuple[bytes | None, bytes | None, Headers]:
+    """A record's key, value and headers as they are."""
+    key, value = (body.encode() if isinstance(body, str) else body for body in (message.key(), message.value()))
+    headers = message.headers() or []
+    return key, value, list(headers.items()) if isinstance(headers, dict) else headers
 
 
 def bounds(consumer: Consumer, partition: TopicPartition) -> tuple[int, int]:

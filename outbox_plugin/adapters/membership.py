@@ -9,12 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 
-from confluent_kafka import OFFSET_END, Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import OFFSET_END, Consumer, KafkaException, Message, Producer, TopicPartition
 
-from outbox_plugin.adapters.kafka import UNKNOWN_TOPIC, Names, client_config, refusal
-from outbox_plugin.core.heartbeat import Heartbeat
+from outbox_plugin.adapters.kafka import UNKNOWN_TOPIC, Names, client_config, content, refusal
+from outbox_plugin.core.heartbeat import Heartbeat, is_goharvests
+from outbox_plugin.core.heartbeat_codec import HeartbeatCodec, LeaderRecord
+from outbox_plugin.core.signing import Signer
 from outbox_plugin.errors import TopicMissing
+from outbox_plugin.printable import logger_of
 from outbox_plugin.settings import Settings
+
+logger = logger_of("outbox_plugin.harvester")
 
 _CHECK_SECONDS = 0.5
 SESSION_TIMEOUT_MS = 6_000  # Brokers allow no less by default.
@@ -23,9 +28,21 @@ SESSION_TIMEOUT_MS = 6_000  # Brokers allow no less by default.
 class Membership:
     """A harvester's seat at the leader topic. Not for use by two threads at once, but for `send`."""
 
-    def __init__(self, settings: Settings, names: Names, shards: int) -> None:
+    def __init__(self, settings: Settings, names: Names, shards: int, signer: Signer, instance: str) -> None:
+        """Connect.
+
+        Args:
+            settings: which Kafka.
+            names: what the group calls its topics.
+            shards: how many there are.
+            signer: signs what is sent, and verifies what is heard.
+            instance: the name under which this harvester sends heartbeats; no other one ever does.
+        """
         self._topic = names.leader_topic
         self._settings = settings
+        self._codec = HeartbeatCodec(names.leader_topic, signer, instance)
+        self._stranger: Heartbeat | None = None
+        self._warned = False
         self._owned: set[int] = set()
         # Sticky: a harvester that joins takes no shard from one that leads it. In at-least-once delivery the group may
         # be shared with goharvest, whose client knows the older assignors alone.
@@ -78,11 +95,37 @@ class Membership:
         return frozenset(self._owned)
 
     def heard(self, wait_seconds: float) -> Iterator[Heartbeat]:
-        """Heartbeats that have arrived, waiting up to `wait_seconds` for the first."""
+        """See `Membership.heard`."""
         while (message := self._listener.poll(wait_seconds)) is not None:
             wait_seconds = 0
-            if message.error() is None and (heartbeat := Heartbeat.parse(message.value())) is not None:
+            if message.error() is None and (heartbeat := self._take(message)) is not None:
                 yield heartbeat
+
+    def _take(self, message: Message) -> Heartbeat | None:
+        """The heartbeat that a record is; None unless it is new and one of this outbox."""
+        record = LeaderRecord(message.partition() or 0, message.offset() or 0, *content(message))
+        heartbeat = self._codec.decode(record)
+        is_new = self._codec.is_new(record, heartbeat)
+        if heartbeat is None and not (self._settings.leader_topic and is_goharvests(record.value)):
+            self._stranger = Heartbeat.parse(record.value) or self._stranger
+            self._warn(record)
+        return heartbeat if is_new else None
+
+    def _warn(self, record: LeaderRecord) -> None:
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "ignoring records of the topic %s that no harvester of this version has signed for this outbox; the "
+                "first is at offset %d of partition %d",
+                self._topic,
+                record.offset,
+                record.shard,
+            )
+
+    def stranger(self) -> Heartbeat | None:
+        """See `Membership.stranger`."""
+        stranger, self._stranger = self._stranger, None
+        return stranger
 
     def check_topic(self) -> None:
         """See `Membership.check_topic`."""
@@ -93,10 +136,9 @@ class Membership:
 
     def send(self, heartbeat: Heartbeat) -> None:
         """Send a heartbeat to its shard's partition, without waiting; one that cannot be sent in time is dropped."""
+        key, value, headers = self._codec.encode(heartbeat)
         with suppress(BufferError, KafkaException):
-            self._sender.produce(
-                self._topic, key=str(heartbeat.shard), value=heartbeat.encode(), partition=heartbeat.shard
-            )
+            self._sender.produce(self._topic, key=key, value=value, partition=heartbeat.shard, headers=list(headers))
         self._sender.poll(0)
 
     def leave(self, timeout_seconds: float) -> None:

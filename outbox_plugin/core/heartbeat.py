@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Literal
 
@@ -17,6 +18,7 @@ LARGEST_LAYOUT = 2**53  # A layout's number counts up, or is a time in milliseco
 TROUBLE_CHARACTERS = 10_000
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 _Name = Annotated[str, Field(max_length=1_000)]
+_GOHARVESTS = re.compile(rb"[0-9]{1,20}%")  # Its heartbeats are a time in nanoseconds, and its name.
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,7 @@ class Heartbeat:
     """A harvester's sign of life for one shard. Times are ISO 8601 in UTC; `leader_id` names the term.
 
     `recovered`: the rows that the term found published by the last one, and deleted instead of repeating them.
+    `beat` and `after` tell a heartbeat from a copy of it: see `freshness`.
     """
 
     shard: Annotated[int, Field(ge=0, le=LARGEST_SHARD)]
@@ -40,6 +43,8 @@ class Heartbeat:
     records_per_second: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     trouble: Annotated[str | None, Field(max_length=TROUBLE_CHARACTERS)] = None
     recovered: _Count = 0
+    beat: _Count = 0
+    after: Annotated[int, Field(ge=-1, lt=2**63)] = -1
 
     def encode(self) -> bytes:
         """The heartbeat as JSON, which `parse` takes: a long trouble is cut, and what is no text in it is replaced."""
@@ -59,3 +64,8 @@ class Heartbeat:
 
 
 _HEARTBEAT = TypeAdapter(Heartbeat)
+
+
+def is_goharvests(body: bytes | None) -> bool:
+    """Whether the record may be a heartbeat of goharvest's, which shares the topic with us where that is asked for."""
+    return _GOHARVESTS.match(body or b"") is not None

@@ -281,7 +281,17 @@ class Membership(Protocol):
         ...
 
     def heard(self, wait_seconds: float) -> Iterable[Heartbeat]:
-        """Heartbeats that have arrived, waiting up to `wait_seconds` for the first."""
+        """Heartbeats of this outbox that have arrived, waiting up to `wait_seconds` for the first.
+
+        Left out are those that no harvester of this outbox has signed, and copies of earlier ones: see `freshness`.
+        """
+        ...
+
+    def stranger(self) -> Heartbeat | None:
+        """The last record since the last call that says it is a heartbeat, and that this outbox has not signed.
+
+        Anybody who may write to the topic can have written it.
+        """
         ...
 
     def check_topic(self) -> None:

@@ -22,10 +22,27 @@ class Supervisor:
     """Runs the shards of one outbox on one thread, the caller's."""
 
     def __init__(
-        self, membership: Membership, shards: Sequence[Shard], identity: Identity, layout: int, runtime: Runtime
+        self,
+        membership: Membership,
+        shards: Sequence[Shard],
+        identity: Identity,
+        layout: int,
+        runtime: Runtime,
+        *,
+        is_new: bool = False,
     ) -> None:
-        """`layout` is the number of the layout that the `shards` are of."""
+        """Nothing is done yet.
+
+        Args:
+            membership: the seat at the leader topic.
+            shards: those of the outbox.
+            identity: who the outbox is.
+            layout: the number of the layout that the shards are of.
+            runtime: time and threads.
+            is_new: no harvester has ever led this outbox, so its group may be another outbox's, by mistake.
+        """
         self._membership = membership
+        self._is_new = is_new
         self._shards = {shard.number: shard for shard in shards}
         self._identity = identity
         self._layout = layout
@@ -53,9 +70,12 @@ class Supervisor:
             shard.election.owns(shard.number in owned)
         for heartbeat in self._membership.heard(LISTEN_SECONDS):
             self._silent_since = self._clock()
+            self._is_new = self._is_new and heartbeat.phase != "leader"
             heard_by = self._shards.get(heartbeat.shard)
-            if heard_by is not None and self._is_ours(heartbeat, heard_by):
+            if heard_by is not None and self._is_of_our_layout(heartbeat):
                 heard_by.election.heard(heartbeat, self._clock())
+        if self._is_new:
+            self._refuse_stranger(self._membership.stranger())
         now = self._clock()
         if now - self._silent_since > SILENT_SECONDS:
             self._silent_since = now
@@ -69,21 +89,28 @@ class Supervisor:
             if shard.begin_again is not None:
                 raise shard.begin_again
 
-    def _is_ours(self, heartbeat: Heartbeat, shard: Shard) -> bool:
-        """Whether the heartbeat is for the same outbox and layout.
+    def _is_of_our_layout(self, heartbeat: Heartbeat) -> bool:
+        if heartbeat.phase == "leader":
+            self._compare_layout(heartbeat)
+        return heartbeat.layout == self._layout
 
-        A truncation makes the outbox another incarnation in the same place; an earlier version names places otherwise.
+    def _refuse_stranger(self, stranger: Heartbeat | None) -> None:
+        """End where another outbox seems to use the group, as long as nobody has ever led this one.
+
+        Later, who may write to the topic could end all stand-bys so.
         """
-        if heartbeat.place == self._identity.place or heartbeat.incarnation == self._identity.incarnation:
-            if heartbeat.phase == "leader":
-                self._compare_layout(heartbeat)
-            return heartbeat.layout == self._layout
-        if shard.election.leader_id is None and heartbeat.phase == "leader":
+        if stranger is not None and stranger.phase == "leader" and not self._may_be_ours(stranger):
             raise ForeignOutbox(
-                f"the group is in use for another outbox, {heartbeat.place}, by {heartbeat.instance}; this one is "
+                f"the group is in use for another outbox, {stranger.place}, by {stranger.instance}; this one is "
                 f"{self._identity.place}. Give it an OUTBOX_GROUP of its own"
             )
-        return False
+
+    def _may_be_ours(self, stranger: Heartbeat) -> bool:
+        """Whether an earlier version, which does not sign, may have sent it for this outbox.
+
+        A truncation makes the outbox another incarnation in the same place; some versions name places otherwise.
+        """
+        return stranger.place == self._identity.place or stranger.incarnation == self._identity.incarnation
 
     def _compare_layout(self, heartbeat: Heartbeat) -> None:
         """Let a leader's layout, which the database has confirmed to it, prove ours wrong.

@@ -64,6 +64,7 @@ def migrate(settings: Settings, *, wake_up: bool | None = None) -> list[str]:
         _refuse_strangers(connection, table, known)
         check_name(settings.table, connection.execute(statement("identity", "known_as", table)).fetchall())
         run("identify")
+        run("make_secret")
         if run("may_make_staging_schema"):
             run("make_staging_schema")
         if settings.delivery == "at-least-once" and run("may_make_room"):

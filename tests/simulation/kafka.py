@@ -9,10 +9,12 @@ from functools import partial
 
 from outbox_plugin.core import repeats
 from outbox_plugin.core.heartbeat import Heartbeat
+from outbox_plugin.core.heartbeat_codec import HeartbeatCodec, LeaderRecord
 from outbox_plugin.core.ports import Sent
 from outbox_plugin.core.progress import ProgressRecord
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Slice
+from outbox_plugin.core.signing import Headers, Signer
 from outbox_plugin.errors import Away, Fenced, LogUnavailable, OutcomeUnknown, Refusal, RowsRefused, TopicsAway
 from tests.simulation.scheduler import Killed, Process, Scheduler
 from tests.simulation.wire import LATE, PATIENCE, Answer, Server
@@ -20,6 +22,8 @@ from tests.simulation.wire import LATE, PATIENCE, Answer, Server
 SESSION_SECONDS = 6.0
 TRANSACTION_SECONDS = 60.0
 _PROGRESS = "progress"  # The progress topic's partition of a shard.
+LEADER_TOPIC = "outbox-leader"
+SIGNER = Signer(b"s" * 32)  # With the secret that the database keeps.
 
 
 @dataclass(eq=False, slots=True)
@@ -314,6 +318,7 @@ class Group:
         self.server = broker.server
         self.members: list[Member] = []
         self.listeners: list[SimulatedMembership] = []
+        self.heartbeats: dict[int, list[LeaderRecord]] = defaultdict(list)  # By partition.
         self._wanted = False
 
     def join(self, member: Member) -> None:
@@ -377,23 +382,28 @@ class Group:
         if any(member.owned - member.assigned for member in self.members):
             self.rebalance()
 
-    def send(self, heartbeat: Heartbeat) -> None:
-        """A heartbeat has been written; everybody who listens can fetch it."""
+    def write(self, shard: int, key: bytes | None, value: bytes | None, headers: Headers | None) -> None:
+        """A record of the leader topic has been written; everybody who listens can fetch it."""
+        partition = self.heartbeats[shard]
+        partition.append(record := LeaderRecord(shard, len(partition), key, value, headers))
         for listener in self.listeners:
-            listener.fetched(heartbeat)
+            listener.fetched(record)
 
 
 class SimulatedMembership:
     """`Membership` of a harvester in the group."""
 
-    def __init__(self, broker: Broker, server: Server, process: Process, group: str, shards: int) -> None:
+    def __init__(
+        self, broker: Broker, server: Server, process: Process, group: str, shards: int, instance: str
+    ) -> None:
         self._group = broker.group(group)
         self._server = server
         self._process = process
         self._scheduler = process.scheduler
         self._member = Member(process, shards)
-        self._arrived: list[Heartbeat] = []
-        self._on_the_way: list[Heartbeat] = []
+        self._arrived: list[LeaderRecord] = []
+        self._on_the_way: list[LeaderRecord] = []
+        self._codec = HeartbeatCodec(LEADER_TOPIC, SIGNER, instance)
         self._lock = process.lock()
         self._changed = process.condition(self._lock)
         self._lost_contact: float | None = None
@@ -419,11 +429,11 @@ class SimulatedMembership:
             member.owned = set(member.assigned)
         return set(member.owned)
 
-    def fetched(self, heartbeat: Heartbeat) -> None:
-        """A heartbeat is there for us to fetch."""
+    def fetched(self, record: LeaderRecord) -> None:
+        """A record is there for us to fetch."""
         if not self._process.alive:
             return
-        self._on_the_way.append(heartbeat)
+        self._on_the_way.append(record)
         if self._server.reaches(self._process):
             self._arrived += self._on_the_way
             self._on_the_way.clear()
@@ -436,7 +446,11 @@ class SimulatedMembership:
                 self._on_the_way.clear()
             self._changed.wait_for(lambda: self._arrived, wait_seconds)
             arrived, self._arrived = self._arrived, []
-        return arrived
+        decoded = [(record, self._codec.decode(record)) for record in arrived]
+        return [beat for record, beat in decoded if self._codec.is_new(record, beat) and beat is not None]
+
+    def stranger(self) -> None:
+        """No other outbox has our group."""
 
     def check_topic(self) -> None:
         """It is there."""
@@ -448,7 +462,8 @@ class SimulatedMembership:
     def _send(self, heartbeat: Heartbeat, deadline: float) -> None:
         scheduler = self._scheduler
         if self._server.reaches(self._process):
-            scheduler.at(scheduler.now + scheduler.random() * 0.02, lambda: self._group.send(heartbeat))
+            record = self._codec.encode(heartbeat)
+            scheduler.at(scheduler.now + scheduler.random() * 0.02, lambda: self._group.write(heartbeat.shard, *record))
         elif scheduler.now < deadline:
             scheduler.at(scheduler.now + 0.3, lambda: self._send(heartbeat, deadline))
 

@@ -358,6 +358,7 @@ class Harvester:
         self._world = world
         self._name = name
         self._lives = 0
+        self._supervised = 0
         self.process: Process
 
     @property
@@ -412,7 +413,9 @@ class Harvester:
     def _supervise(self, process: Process, layout: Layout, identity: Identity) -> None:
         world = self._world
         delivery, group = self._service
-        membership = SimulatedMembership(world.broker, world.kafka, process, group, layout.shards)
+        self._supervised += 1
+        instance = f"{process.name}-{self._supervised}"
+        membership = SimulatedMembership(world.broker, world.kafka, process, group, layout.shards, instance)
         early = delivery == "exactly-once" or not world.plan.shares_election
         timing = Timing(spread=world.scheduler.random() * 0.3)
         shards = [
@@ -427,7 +430,7 @@ class Harvester:
                     number,
                     "waiting",
                     "",
-                    process.name,
+                    instance,
                     "host",
                     1,
                     "now",

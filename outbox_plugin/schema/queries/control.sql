@@ -24,8 +24,11 @@ WHERE locktype = 'relation' AND relation = pg_get_serial_sequence({quoted_outbox
 SELECT kafka_topic, kafka_key, row_id, reason, since FROM {outbox_parked} WHERE table_name = %(table)s ORDER BY row_id
 
 -- name: lead
--- From now on this leader leads the shard, as far as the database is asked; arrays count from 1.
-UPDATE {outbox_identity} SET leaders[%(shard)s + 1] = %(leader_id)s::uuid
+-- From now on this leader leads the shard, as far as the database is asked; arrays count from 1. Terms are numbered by
+-- the time, so that a backup which is restored cannot give a number twice.
+UPDATE {outbox_identity}
+SET leaders[%(shard)s + 1] = %(leader_id)s::uuid,
+    term = greatest(term + 1, (extract(epoch FROM clock_timestamp()) * 1000)::bigint)
 WHERE table_name = %(table)s AND incarnation = %(incarnation)s AND layout = %(layout)s
 
 -- name: leads

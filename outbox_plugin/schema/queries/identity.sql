@@ -39,6 +39,14 @@ SET delivery = CASE WHEN delivery IS NULL OR %(adopt)s THEN %(delivery)s ELSE de
 WHERE table_name = %(table)s
 RETURNING delivery
 
+-- name: secret
+-- What the harvesters of this outbox sign their heartbeats and progress records with.
+SELECT secret FROM {outbox_secret} WHERE table_name = %(table)s
+
+-- name: term
+-- The number of the last term, of any shard; 0 where there was none.
+SELECT term FROM {outbox_identity} WHERE table_name = %(table)s
+
 -- name: columns
 -- The columns that a harvester needs and the table lacks.
 SELECT needed FROM unnest(ARRAY['id', 'create_time', 'kafka_topic', 'kafka_key', 'kafka_value', 'kafka_header_keys',

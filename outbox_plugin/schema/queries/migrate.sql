@@ -68,6 +68,12 @@ ON CONFLICT (table_name) DO UPDATE
     SET table_oid = excluded.table_oid, incarnation = excluded.incarnation, since = now()
     WHERE known.table_oid <> excluded.table_oid
 
+-- name: make_secret
+-- Every outbox has a secret of its own, of 244 random bits; it is made here, so that no log of statements holds it.
+INSERT INTO {outbox_secret} (table_name, secret)
+VALUES (%(table)s, sha256(uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())))
+ON CONFLICT DO NOTHING
+
 -- name: may_make_room
 -- Whether the table's pages may be told to leave room for marked rows: it is ours to alter, and nobody has told them.
 SELECT 1

@@ -1,0 +1,62 @@
+"""Heartbeats as records of the leader topic: signed and numbered when they are sent, verified when they are heard."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count
+from typing import NamedTuple
+
+from outbox_plugin.core.freshness import Freshness
+from outbox_plugin.core.heartbeat import Heartbeat
+from outbox_plugin.core.signing import Headers, Signer, Slot
+
+
+class LeaderRecord(NamedTuple):
+    """A record of the leader topic, whoever wrote it. `shard` is the partition's number."""
+
+    shard: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers | None
+
+
+class HeartbeatCodec:
+    """What one member of the leader topic sends and hears there."""
+
+    def __init__(self, topic: str, signer: Signer, own_instance: str | None = None) -> None:
+        """Nothing has been heard yet.
+
+        Args:
+            topic: the leader topic.
+            signer: has the secret of the outbox.
+            own_instance: the name under which this member sends, which was never used before; None if it only listens.
+        """
+        self._topic = topic
+        self._signer = signer
+        self._freshness = Freshness(own_instance)
+        self._beats = count(1)
+
+    def encode(self, heartbeat: Heartbeat) -> tuple[bytes, bytes, Headers]:
+        """Key, value and headers of the record that carries the heartbeat to its shard's partition."""
+        shard = heartbeat.shard
+        numbered = replace(heartbeat, beat=next(self._beats), after=self._freshness.end(shard))
+        key, value = str(shard).encode(), numbered.encode()
+        return key, value, self._signer.sign(Slot("heartbeat", self._topic, shard), key, value)
+
+    def decode(self, record: LeaderRecord) -> Heartbeat | None:
+        """The heartbeat that the record is, new or not; None unless a harvester of this outbox has signed it."""
+        slot = Slot("heartbeat", self._topic, record.shard)
+        if not self._signer.verifies(slot, record.key, record.value, record.headers):
+            return None
+        heartbeat = Heartbeat.parse(record.value)
+        return heartbeat if heartbeat is not None and heartbeat.shard == record.shard else None
+
+    def is_new(self, record: LeaderRecord, heartbeat: Heartbeat | None) -> bool:
+        """Take in a record and what `decode` has made of it; whether it is a heartbeat, and no copy of an earlier one.
+
+        To be asked of every record of a partition in their order.
+        """
+        is_new = heartbeat is not None and self._freshness.is_new(heartbeat, record.offset)
+        self._freshness.passed(record.shard, record.offset)
+        return is_new

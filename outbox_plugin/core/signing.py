@@ -1,0 +1,61 @@
+"""Signatures on the group's own records: who may write to a control topic cannot speak for a harvester.
+
+A harvester signs its heartbeats and its progress records with a secret that the database keeps, and which only a role
+that may harvest can read. The signature is HMAC-SHA256 (RFC 2104, RFC 6234) and travels in a record header. It covers
+what the record is for and where it stands as well as its bytes, so a copy proves nothing in another topic, partition,
+or under another key, and a heartbeat proves nothing as a progress record. Each outbox has a secret of its own.
+
+A signature does not say *when* a record was written. Copies are told from originals by `freshness` (heartbeats) and by
+`last_progress` (progress records).
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+HEADER = "outbox-signature"
+SECRET_BYTES = 32
+Purpose = Literal["heartbeat", "progress"]
+Headers = Sequence[tuple[str, str | bytes | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where a record stands and what it is for. `shard` is the partition's number."""
+
+    purpose: Purpose
+    topic: str
+    shard: int
+
+
+@dataclass(frozen=True, slots=True)
+class Signer:
+    """Signs and verifies the records of one outbox."""
+
+    secret: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if len(self.secret) != SECRET_BYTES:
+            raise ValueError(f"expected a secret of {SECRET_BYTES} bytes (given: {len(self.secret)})")
+
+    def sign(self, slot: Slot, key: bytes, value: bytes) -> list[tuple[str, str | bytes | None]]:
+        """The headers that make a record one of ours."""
+        return [(HEADER, self._signature(slot, key, value))]
+
+    def verifies(self, slot: Slot, key: bytes | None, value: bytes | None, headers: Headers | None) -> bool:
+        """Whether a record with this signature in its `headers` was written by a harvester of this outbox.
+
+        A record without a key or a value, without the header, or with more than one of it, was not.
+        """
+        given = [content for name, content in headers or () if name == HEADER]
+        if key is None or value is None or len(given) != 1 or not isinstance(given[0], bytes):
+            return False
+        return hmac.compare_digest(given[0], self._signature(slot, key, value))
+
+    def _signature(self, slot: Slot, key: bytes, value: bytes) -> bytes:
+        parts = (slot.purpose.encode(), slot.topic.encode(), str(slot.shard).encode(), key, value)
+        signed = b"".join(len(part).to_bytes(8, "big") + part for part in parts)  # No byte can move between two parts.
+        return hmac.digest(self.secret, signed, "sha256")
