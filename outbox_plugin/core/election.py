@@ -12,18 +12,25 @@ leader, and then none for `silence`, becomes a candidate without ownership. At w
 decides: the log's in exactly-once delivery, the database's in at-least-once delivery, where only the leader that the
 database remembers can mark rows. A leader that hears another one proves itself: if it has been fenced, that fails.
 
-A candidate takes over once it `hears_itself`. One that is cut off from the leader topic has no right to fence anybody:
-it would end the term of a healthy leader that it cannot hear.
+A candidate takes over once it hears itself: by then it has heard whatever was said before. One that is cut off from
+the leader topic has no right to fence anybody, and one that hears a leader before itself stands back: each would end
+the term of a healthy leader.
+
+Who stepped down because it heard nothing of itself stays a follower until it does again. As a candidate that is heard
+and hears nothing, it would keep all others from rising. Where nothing is fenced, it then waits for another session
+timeout: within that time, its client either is told that the partition is still its own, or gives it up by itself.
 
 goharvest knows none of this. Where harvesters of both kinds share an election, there is no early takeover.
 
     state      what is seen                                      action
+    following  the last term heard nothing of itself             FOLLOW, until something of it is heard
     following  another's heartbeat within `silence`              FOLLOW
     following  ownership of the partition                        ACQUIRE
     following  the leader resigned or fell silent, may be early  ACQUIRE
     following  otherwise                                         FOLLOW
     leading    no own heartbeat for `receive_deadline`           STEP_DOWN
     leading    ownership was had, and is lost                    STEP_DOWN
+    leading    another leader's heartbeat, before taking over    STAND_BACK
     leading    another leader's heartbeat, may be early          PROVE
     leading    otherwise                                         KEEP
 """
@@ -45,6 +52,7 @@ class Action(Enum):
     ACQUIRE = auto()
     KEEP = auto()
     PROVE = auto()
+    STAND_BACK = auto()
     STEP_DOWN = auto()
 
 
@@ -55,6 +63,7 @@ class Timing:
     heartbeat_interval: float = 0.3
     silence: float = 1.0
     receive_deadline: float = 5.0
+    session_timeout: float = 6.0
     spread: float = 0.0
 
 
@@ -70,6 +79,9 @@ class Election:
         self._term_owned = False  # Ownership was had at some time in this term.
         self._own_heard_at = 0.0
         self._hears_itself = False
+        self._took_over = False
+        self._unheard = False  # Our last term ended because it heard nothing of itself, and nothing came since.
+        self._doubted_until = 0.0  # Until then, ownership that we had before is not believed in.
         self._former: str | None = None  # Our last term's; what it said may still arrive, and is nobody's word.
         self._other: str | None = None
         self._other_heard_at: float | None = None
@@ -86,6 +98,8 @@ class Election:
 
     def owns(self, owns: bool) -> None:
         """The group coordinator gave us the partition, or took it."""
+        if owns != self._owns:
+            self._doubted_until = 0.0
         self._owns = owns
         self._term_owned = self._term_owned or (owns and self._term is not None)
 
@@ -94,7 +108,9 @@ class Election:
         if heartbeat.leader_id == self._term:
             self._own_heard_at, self._hears_itself = now, True
         elif heartbeat.leader_id == self._former:
-            pass
+            if self._unheard and not self._early_takeover:
+                self._doubted_until = now + self._timing.session_timeout
+            self._unheard = False
         elif heartbeat.phase == "resigned":
             if self._other_heard_at is None or heartbeat.leader_id == self._other:  # Not one that was replaced before.
                 self._vacated(now)
@@ -110,13 +126,22 @@ class Election:
     def began(self, leader_id: str, now: float) -> None:
         """A term of ours begins under `leader_id`, which has never been used before."""
         self._term, self._term_owned, self._own_heard_at = leader_id, self._owns, now
-        self._hears_itself = False
+        self._hears_itself = self._took_over = False
         self._challenger, self._answered = None, set()
 
     @property
-    def hears_itself(self) -> bool:
-        """Whether a heartbeat of our own term has come back: we hear what anybody said before it, too."""
-        return self._term is not None and self._hears_itself
+    def may_take_over(self) -> bool:
+        """Whether a heartbeat of our own term has come back, behind all that was said before, and nobody else leads."""
+        return self._term is not None and self._hears_itself and self._challenger is None
+
+    def took_over(self) -> None:
+        """Our term takes over: from now on a challenge is answered by a proof."""
+        self._took_over = True
+
+    @property
+    def unheard(self) -> bool:
+        """Whether a heartbeat of ours must come back before we may lead again."""
+        return self._unheard
 
     def proved(self) -> None:
         """Our term was found not to be fenced, after the challenge was heard."""
@@ -128,6 +153,7 @@ class Election:
         """Our term is over. `by_another`: we were fenced, so somebody leads. Not to be tried again for some seconds."""
         if self._term_owned and not self._owns:
             self._yielding_until = now + YIELD_SILENCES * self._timing.silence
+        self._unheard = now - self._own_heard_at > self._timing.receive_deadline
         self._former, self._term = self._term, None
         self._not_before = now + retry_after
         if by_another:
@@ -151,10 +177,11 @@ class Election:
         return self._other_heard_at is not None and now - self._other_heard_at <= self._timing.silence
 
     def _while_following(self, now: float) -> Action:
-        if now < self._not_before or self.another_leads(now):
+        if self._unheard or now < self._not_before or self.another_leads(now):
             return Action.FOLLOW
+        owns = self._owns and now >= self._doubted_until
         may_rise = self._early_takeover and now >= self._yielding_until
-        if self._owns or (may_rise and self._leader_is_lost(now)):
+        if owns or (may_rise and self._leader_is_lost(now)):
             return Action.ACQUIRE
         return Action.FOLLOW
 
@@ -163,6 +190,8 @@ class Election:
             return Action.STEP_DOWN
         if self._term_owned and not self._owns:
             return Action.STEP_DOWN
+        if self._challenger is not None and not self._took_over:
+            return Action.STAND_BACK
         if self._challenger is not None and self._early_takeover:
             return Action.PROVE
         return Action.KEEP

@@ -55,6 +55,7 @@ class _Term:
         self.proving = False
         self.stopping = False
         self.stepped_down: str | None = None  # Why, where the election has ended it.
+        self.stood_back = False  # It was ended before it took over, because somebody leads.
         self._abandoned = False
         self._relay: Relay | None = None
         self._opening = runtime.lock()
@@ -161,7 +162,8 @@ class Shard:
             elif self._term.proved:
                 self._term.proved = self._term.proving = False
                 self.election.proved()
-            elif self.election.hears_itself:
+            elif self.election.may_take_over:
+                self.election.took_over()
                 self._term.take_over()
         self._act(self.election.tick(now), now)
         self._beat(now)
@@ -179,6 +181,9 @@ class Shard:
                 self._trouble = "stepped down: lost the leader topic's partition, or contact with Kafka"
                 self._term.stepped_down = self._trouble
                 self._term.abandon()
+            case Action.STAND_BACK if self._term is not None and not self._term.stopping:
+                self._term.stepped_down, self._term.stood_back = "another harvester leads", True
+                self._term.abandon()
             case _:
                 pass
 
@@ -189,10 +194,11 @@ class Shard:
         reason = str(error) if error is not None else term.stepped_down
         self._trouble = reason or self._trouble
         self.begin_again = error if isinstance(error, LayoutChanged | TopicMissing) else None
-        fenced, at_once = isinstance(error, Fenced), isinstance(error, Fenced | OutcomeUnknown) or error is None
+        replaced = isinstance(error, Fenced) or term.stood_back
+        at_once = isinstance(error, Fenced | OutcomeUnknown) or error is None
         retry_after = 0.0 if at_once else self._error_pace.wait(self._jitter())
-        self.election.ended(now, by_another=fenced, retry_after=retry_after)
-        if not fenced:
+        self.election.ended(now, by_another=replaced, retry_after=retry_after)
+        if not replaced:
             self._send(replace(self._last, phase="resigned", trouble=self._trouble))
         self._forward(TermFinished(self.number, term.leader_id, reason))
 
@@ -211,10 +217,11 @@ class Shard:
         calm = leading and self._term is not None and now - self._term.began_at > CALM_SECONDS
         if calm or (self._term is None and self.election.another_leads(now)):
             self._trouble = None
-        interval = self._heartbeat_interval if leading else WAITING_INTERVAL
+        listens = leading or self.election.unheard  # For heartbeats of our own.
+        interval = self._heartbeat_interval if listens else WAITING_INTERVAL
         phase: Phase = self._term.phase if self._term is not None and leading else "waiting"
         due = now - self._heartbeat_at >= interval or (leading and phase != self._last.phase)
-        if not due or not (leading or self._trouble):
+        if not due or not (listens or self._trouble):
             return
         self._heartbeat_at = now
         self._last = replace(

@@ -14,7 +14,9 @@ from outbox_plugin.relay.shard import Shard
 LISTEN_SECONDS = 0.1
 HAND_OVER_SECONDS = 10.0
 SILENT_SECONDS = 10.0  # Somebody always sends heartbeats; after this long without any, the topic may be gone.
-ASLEEP_SECONDS = 1.0  # A turn takes a tenth of it: we were stopped, and know nothing of what happened since.
+# A turn takes a tenth of it: we were stopped, and know nothing of what happened since. Unless the last one took as
+# long: then the machine is slow, and would never lead if each of its turns were taken for a stop.
+ASLEEP_SECONDS = 1.0
 OLD_LAYOUT_SECONDS = 10.0  # By then every leader of an earlier layout has noticed that it is one.
 
 
@@ -48,6 +50,7 @@ class Supervisor:
         self._layout = layout
         self._clock = runtime.now
         self._turned_at = self._silent_since = runtime.now()
+        self._slow = False  # The last turn took long.
         self._others_lead_since: float | None = None  # Under an earlier layout, and nobody under ours.
 
     def run(self, stopped: Callable[[], bool]) -> None:
@@ -80,7 +83,8 @@ class Supervisor:
         if now - self._silent_since > SILENT_SECONDS:
             self._silent_since = now
             self._membership.check_topic()
-        if now - self._turned_at > ASLEEP_SECONDS:
+        was_slow, self._slow = self._slow, now - self._turned_at > ASLEEP_SECONDS
+        if self._slow and not was_slow:
             for shard in self._shards.values():
                 shard.election.woke(now)
         self._turned_at = now

@@ -25,6 +25,7 @@ def follower(*, owns: bool = False, early_takeover: bool = True) -> Election:
 def leader(*, owns: bool = True, early_takeover: bool = True) -> Election:
     election = follower(owns=owns, early_takeover=early_takeover)
     election.began("mine", 0.0)
+    election.took_over()
     return election
 
 
@@ -120,6 +121,65 @@ def test_a_leader_that_does_not_hear_itself_steps_down() -> None:
     assert election.tick(6.01) is Action.STEP_DOWN
 
 
+@pytest.mark.parametrize("early_takeover", [True, False])
+def test_who_hears_nothing_of_itself_stays_a_follower_until_it_does(early_takeover: bool) -> None:
+    """As a candidate that is heard and hears nothing, it would keep all others from rising for ever."""
+    election = leader(early_takeover=early_takeover)
+    assert election.tick(5.1) is Action.STEP_DOWN
+    election.ended(5.1)
+    assert election.unheard
+    assert election.tick(60.0) is Action.FOLLOW
+    election.heard(beat("mine", "waiting"), 60.1)
+    assert election.tick(67.0) is Action.ACQUIRE
+
+
+def test_a_candidate_that_hears_nothing_of_itself_does_not_try_again_at_once() -> None:
+    election = follower(owns=True)
+    election.began("mine", 0.0)
+    assert election.tick(5.1) is Action.STEP_DOWN
+    election.ended(5.1)
+    assert election.tick(6.0) is Action.FOLLOW
+
+
+def test_where_a_former_leader_is_fenced_the_owner_goes_on_as_soon_as_it_hears_itself() -> None:
+    election = leader()
+    election.ended(5.1)
+    election.heard(beat("mine", "waiting"), 5.2)
+    assert election.tick(5.2) is Action.ACQUIRE
+
+
+def test_without_fencing_what_was_owned_before_is_not_believed_until_the_session_would_be_over() -> None:
+    """Its client may not know yet that the partition is another's, whom nothing stops, and whom it may not hear."""
+    election = leader(early_takeover=False)
+    election.ended(5.1)
+    election.heard(beat("mine", "waiting"), 5.2)
+    assert election.tick(11.1) is Action.FOLLOW
+    assert election.tick(11.3) is Action.ACQUIRE
+
+
+def test_without_fencing_what_is_given_anew_is_believed() -> None:
+    election = leader(early_takeover=False)
+    election.ended(5.1)
+    election.heard(beat("mine", "waiting"), 5.2)
+    election.owns(False)
+    assert election.tick(60.0) is Action.FOLLOW
+    election.owns(True)
+    assert election.tick(60.0) is Action.ACQUIRE
+
+
+@pytest.mark.parametrize("early_takeover", [True, False])
+def test_a_candidate_that_hears_a_leader_before_it_takes_over_stands_back(early_takeover: bool) -> None:
+    """As of one that was stopped, or is slow: what it has not heard yet comes before its own first heartbeat."""
+    election = follower(owns=True, early_takeover=early_takeover)
+    election.began("mine", 0.0)
+    election.heard(beat("other"), 1.0)
+    election.heard(beat("mine", "candidate"), 1.0)
+    assert not election.may_take_over
+    assert election.tick(1.0) is Action.STAND_BACK
+    election.ended(1.0, by_another=True)
+    assert election.tick(1.9) is Action.FOLLOW
+
+
 def test_a_heartbeat_of_an_old_term_of_ours_does_not_count_as_ours() -> None:
     election = leader()
     election.ended(1.0)
@@ -167,6 +227,7 @@ def test_without_fencing_there_is_nothing_to_prove() -> None:
 
 def test_a_fenced_leader_leaves_the_other_one_alone() -> None:
     election = leader()
+    election.heard(beat("mine"), 9.9)
     election.ended(10.0, by_another=True)
     assert election.tick(11.0) is Action.FOLLOW
     assert election.tick(11.01) is Action.ACQUIRE
@@ -174,6 +235,7 @@ def test_a_fenced_leader_leaves_the_other_one_alone() -> None:
 
 def test_a_failed_term_is_tried_again_after_its_pause() -> None:
     election = leader()
+    election.heard(beat("mine"), 9.9)
     election.ended(10.0, retry_after=2.0)
     assert election.tick(11.9) is Action.FOLLOW
     assert election.tick(12.0) is Action.ACQUIRE
@@ -207,9 +269,9 @@ def test_a_phase_that_is_unknown_is_passed_over() -> None:
 def test_a_term_hears_itself_once_a_heartbeat_of_its_own_has_come_back() -> None:
     election = leader()
     election.heard(beat("other", "candidate"), 0.1)
-    assert not election.hears_itself
+    assert not election.may_take_over
     election.heard(beat("mine", "candidate"), 0.2)
-    assert election.hears_itself
+    assert election.may_take_over
 
 
 def test_what_a_former_term_of_ours_has_said_proves_nothing() -> None:
@@ -217,4 +279,4 @@ def test_what_a_former_term_of_ours_has_said_proves_nothing() -> None:
     election.ended(1.0)
     election.began("mine-2", 1.0)
     election.heard(beat("mine", "candidate"), 1.1)
-    assert not election.hears_itself
+    assert not election.may_take_over

@@ -1,0 +1,99 @@
+"""What one turn of a harvester's main loop tells its shards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from outbox_plugin.core.election import Election, Timing
+from outbox_plugin.core.heartbeat import Heartbeat
+from outbox_plugin.core.progress import Identity
+from outbox_plugin.relay.runtime import Threads
+from outbox_plugin.relay.shard import Shard
+from outbox_plugin.relay.supervisor import Supervisor
+from tests.support import eventually
+from tests.unit.test_shard import open_relay
+
+IDENTITY = Identity("incarnation", "place")
+
+
+class Clock(Threads):
+    """Real threads, and a time that the test decides."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+
+class SlowMembership:
+    """It owns the partition, hears what it says itself, and every turn takes so many seconds."""
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self._clock = clock
+        self.seconds = seconds
+        self.said: list[Heartbeat] = []
+        self.unheard: list[Heartbeat] = []
+
+    def owned(self) -> set[int]:
+        return {0}
+
+    def heard(self, wait_seconds: float) -> Iterator[Heartbeat]:
+        self._clock.time += self.seconds
+        heard, self.unheard = self.unheard, []
+        yield from heard
+
+    def stranger(self) -> Heartbeat | None:
+        return None
+
+    def check_topic(self) -> None:
+        """It is there."""
+
+    def send(self, heartbeat: Heartbeat) -> None:
+        self.said.append(heartbeat)
+        self.unheard.append(heartbeat)
+
+    def leave(self, timeout_seconds: float) -> None:
+        """Nothing is to be left."""
+
+
+def harvester(seconds: float, *, early_takeover: bool = True) -> tuple[Supervisor, SlowMembership]:
+    clock = Clock()
+    membership = SlowMembership(clock, seconds)
+    shard = Shard(
+        0,
+        Election(Timing(), early_takeover=early_takeover),
+        open_relay,
+        membership.send,
+        lambda _: None,
+        clock,
+        template=Heartbeat(0, "waiting", "", "host-1", "host", 1, "now", "incarnation", "place"),
+        wall_clock=lambda: "now",
+        heartbeat_interval=0.3,
+        jitter=lambda: 0.0,
+    )
+    return Supervisor(membership, [shard], IDENTITY, 0, clock), membership
+
+
+def test_a_harvester_whose_every_turn_takes_long_leads() -> None:
+    """A busy or slow machine: it is not stopped again and again."""
+    for early_takeover in (True, False):
+        supervisor, membership = harvester(1.5, early_takeover=early_takeover)
+
+        def leads() -> bool:
+            supervisor._turn()  # noqa: B023
+            return membership.said != [] and membership.said[-1].phase == "leader"  # noqa: B023
+
+        eventually(leads, 10)
+        supervisor._hand_over()
+
+
+def test_a_harvester_that_was_stopped_listens_first() -> None:
+    supervisor, membership = harvester(60.0)
+    supervisor._turn()
+    membership.seconds = 0.1
+    for _ in range(9):
+        supervisor._turn()
+        assert not membership.said
+    eventually(lambda: supervisor._turn() or membership.said, 10)  # type: ignore[func-returns-value]
+    supervisor._hand_over()
