@@ -37,7 +37,7 @@ class AcknowledgingLog:
         except KafkaException as error:
             raise refused_property(error) from None
 
-    def send(self, rows: Sequence[OutboxRow]) -> Sent:
+    def send(self, rows: Sequence[OutboxRow], confirm: Callable[[], None]) -> Sent:
         """See `AcknowledgingLog.send`."""
         producer = self._producer
         if producer is None:
@@ -46,6 +46,7 @@ class AcknowledgingLog:
         refused, away = refused_by_topic(rows, topics), dict(topics.away)
         if refused or away:
             rows = [row for row in rows if row.id not in refused and row.topic not in away]
+        confirm()  # To look topics up may have taken long.
         try:
             self._records.hand_over(producer, rows)
             self._flush(producer)

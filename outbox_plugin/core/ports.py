@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -240,8 +240,12 @@ class Log(Protocol):
 class AcknowledgingLog(Protocol):
     """Kafka, for one term, in at-least-once delivery: no transactions."""
 
-    def send(self, rows: Sequence[OutboxRow]) -> Sent:
-        """Send `rows`, in which no key of a topic occurs twice, and wait for what becomes of each."""
+    def send(self, rows: Sequence[OutboxRow], confirm: Callable[[], None]) -> Sent:
+        """Send `rows`, in which no key of a topic occurs twice, and wait for what becomes of each.
+
+        `confirm` is called once nothing else is to be waited for, just before the first is sent; what it raises is
+        raised, and nothing is sent then.
+        """
         ...
 
     def close(self) -> None:

@@ -84,7 +84,6 @@ class AtLeastOnce:
         self._sender_done = False
         self._parked: frozenset[Lane] = frozenset()
         self._held = HeldLanes()
-        self._dead: set[int] = set()  # Dead letters of this term: what was marked twice still has them.
         self._failures = Backoff(ERROR_FIRST, ERROR_LAST)
         self._confirmed_at = runtime.now()  # When the database last let us lead.
         self._challenged: Callable[[], None] | None = None
@@ -200,18 +199,17 @@ class AtLeastOnce:
 
     def _send(self, mark_id: str, rows: Sequence[OutboxRow]) -> None:
         """Send the rows, round by round; a key's next record goes when its last one is delivered."""
-        pending = deque(rounds([row for row in rows if row.id not in self._dead] if self._dead else rows))
+        pending = deque(rounds(rows))
         while pending and not self._stages.stopping:
             round_ = pending.popleft()
-            self._confirm()
-            sent = self._log.send(round_)
+            sent = self._log.send(round_, self._confirm)
             self._to_be_purged([id_ for id_ in column(round_, "id") if id_ in sent.delivered])
             if len(sent.delivered) == len(round_):
                 continue
             refused, done = sent.refused, sent.delivered
             if self._bury and refused:
                 refused = self._dead_letter([BadRow(row, refused[row.id]) for row in round_ if row.id in refused])
-                done = done | self._dead
+                done = done | (sent.refused.keys() - refused.keys())
             verdict = judge(round_, done, refused, sorted(row for each in pending for row in each))
             self._park(verdict.bad)
             self._hold(sent.away)
@@ -240,7 +238,6 @@ class AtLeastOnce:
         """Make bad rows dead letters; returns the refusals of those that the database refuses to move."""
         stuck = self._store.bury(bad)
         dead = without(bad, stuck)
-        self._dead |= {each.row.id for each in dead}
         if dead:
             self._observe(RowsBuried(self._shard, tuple(dead)))
         return {each.row.id: each.refusal for each in stuck}

@@ -257,8 +257,9 @@ class SimulatedAcknowledgingLog:
         self._process = process
         self._leader_id = leader_id
 
-    def send(self, rows: Sequence[OutboxRow]) -> Sent:
+    def send(self, rows: Sequence[OutboxRow], confirm: Callable[[], None]) -> Sent:
         broker, scheduler, mishaps = self._broker, self._process.scheduler, self._server.mishaps
+        confirm()
         broker.sends.append((self._leader_id, scheduler.now))
         away = broker.away(rows)
         rows = [row for row in rows if row.topic not in away]

@@ -1,0 +1,122 @@
+"""A term of at-least-once delivery on a store and a log in memory."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from outbox_plugin.adapters.acknowledging_log import AcknowledgingLog
+from outbox_plugin.adapters.topics import Judgement
+from outbox_plugin.core.floor import Drawn
+from outbox_plugin.core.lanes import BadRow
+from outbox_plugin.core.ports import Control, Sent, Wanted
+from outbox_plugin.core.progress import Identity
+from outbox_plugin.core.row import OutboxRow
+from outbox_plugin.errors import Fenced, Refusal
+from outbox_plugin.relay.at_least_once import AtLeastOnce
+from outbox_plugin.relay.runtime import Threads
+from outbox_plugin.settings import Settings
+from tests.support import eventually
+
+BAD = 3_000
+
+
+class Store:
+    """`MarkedStore` on a dictionary; every row is bad."""
+
+    def __init__(self) -> None:
+        self.identity = Identity("incarnation", "here")
+        self.rows = dict.fromkeys(range(BAD))
+        self._marks: dict[int, str] = {}
+        self._lock = threading.Lock()
+
+    def control(self) -> Control:
+        return Control(paused=False, parked=frozenset(), drawn=Drawn(0, frozenset()))
+
+    def snapshot(self) -> str:
+        return ""
+
+    def lead(self, leader_id: str) -> None:
+        """Nobody else does."""
+
+    def check_leads(self) -> None:
+        """It does."""
+
+    def park(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
+        raise AssertionError(bad)
+
+    def bury(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
+        with self._lock:
+            for each in bad:
+                del self.rows[each.row.id]
+        return ()
+
+    def mark(self, leader_id: str, wanted: Wanted) -> Sequence[OutboxRow]:
+        with self._lock:
+            ids = [id_ for id_ in self.rows if self._marks.get(id_) != leader_id][:100]
+            self._marks |= dict.fromkeys(ids, leader_id)
+        return [OutboxRow(id_, 0, "t", str(id_), "v", [], [], 0) for id_ in ids]
+
+    def delete(self, leader_id: str, ids: Sequence[int]) -> int:
+        return len(ids)
+
+    def reset(self, leader_id: str, ids: Sequence[int]) -> None:
+        """They are marked anew anyway."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class RefusingLog:
+    """`AcknowledgingLog` that refuses every row."""
+
+    def send(self, rows: Sequence[OutboxRow], confirm: Callable[[], None]) -> Sent:
+        confirm()
+        return Sent(frozenset(), {row.id: Refusal("bad") for row in rows})
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_a_term_does_not_remember_its_dead_letters() -> None:
+    store = Store()
+    relay = AtLeastOnce(0, "leader", store, RefusingLog(), Threads(), lambda _: None, bad_rows="dead-letter")
+    relay.take_over()
+    term = threading.Thread(target=relay.run)
+    term.start()
+    eventually(lambda: not store.rows, 30)
+    relay.stop()
+    term.join(30)
+    kept = {name: len(each) for name, each in vars(relay).items() if isinstance(each, set | dict | list | deque)}
+    assert max(kept.values()) <= 100, kept
+
+
+def test_who_leads_is_asked_after_topics_have_been_looked_up(
+    settings_of_nobody: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To look them up may take ten seconds; by then, another may lead."""
+    log = AcknowledgingLog(settings_of_nobody, lambda: True, lambda _: None)
+    done: list[str] = []
+
+    def judge(*_: object) -> Judgement:
+        done.append("looked up")
+        return Judgement()
+
+    def confirm() -> None:
+        done.append("confirmed")
+        raise Fenced("another leads")
+
+    monkeypatch.setattr(log._records, "judge_topics", judge)
+    monkeypatch.setattr(log._records, "hand_over", lambda *_: done.append("sent"))
+    with pytest.raises(Fenced):
+        log.send([OutboxRow(1, 0, "t", "k", "v", [], [], 0)], confirm)
+    log.close()
+    assert done == ["looked up", "confirmed"]
+
+
+@pytest.fixture
+def settings_of_nobody() -> Settings:
+    return Settings(dsn="postgresql://127.0.0.1:1/none", bootstrap_servers="127.0.0.1:1", delivery="at-least-once")
