@@ -27,6 +27,7 @@ _SETTINGS = {
     "shared_buffers": "128MB",
     "max_wal_size": "4GB",
     "max_connections": "200",
+    "max_prepared_transactions": "10",  # As where a transaction manager is at work.
 }
 _ACCESS = "host all,replication all 127.0.0.1/32 scram-sha-256\n"
 _PROGRAMS = Path("pginstall18", "bin")

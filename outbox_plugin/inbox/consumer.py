@@ -39,6 +39,7 @@ MOST_HELD_BYTES = 64_000_000  # The same for the bytes of their keys, values and
 QUEUED_KILOBYTES = 16_384  # What librdkafka holds beside that. Its own default is 64 MB.
 COMMIT_SECONDS = 0.5
 HAND_OVER_SECONDS = 20.0
+_RESET, _FROM_THE_BEGINNING = "auto.offset.reset", {"earliest", "smallest", "beginning"}
 _WAITED_FOR = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._ALL_BROKERS_DOWN}
 _REFUSED = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -119,6 +120,12 @@ class Inbox(Background):
         return partial(self._consume, self._consumer(), seats)
 
     def _check(self) -> None:
+        start = self._settings.kafka.get(_RESET, "earliest")
+        if start not in _FROM_THE_BEGINNING:
+            raise InvalidSetting(
+                f"OUTBOX_KAFKA: {_RESET}={start} would let an inbox pass over events; "
+                "to start at the end, set the group's offsets there before it starts"
+            )
         Admin(self._settings).check_reachable()
         with reported_as_refusal(self._settings), connect(self._settings, purpose="outbox inbox (start)") as connection:
             connection.execute(statement("inbox", "letters", self._settings.table), {"group": self._group, "limit": 0})
@@ -175,6 +182,7 @@ class Inbox(Background):
             self._commit(consumer, reached, wait=True)
             consumer.close()
             seats.join()
+            housekeeping.join()
 
     def _take_in(self, consumer: Consumer) -> None:
         """Add what has come. The first is added before a rebalance that the second call may bring."""

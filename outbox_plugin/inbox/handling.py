@@ -7,15 +7,16 @@ thread can drive it (`driven`).
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import psycopg
 
 from outbox_plugin.errors import HandlerMisuse
+from outbox_plugin.inbox.claims import Claims
 from outbox_plugin.inbox.lanes import Handled, Outcome, Slice
 from outbox_plugin.inbox.received import Received
 from outbox_plugin.inbox.retry import MOST_LOSSES, Retry, counts_against_the_record
-from outbox_plugin.inbox.seat import Begun, Seat, TransactionEnded
+from outbox_plugin.inbox.seat import Seat, TransactionEnded
 from outbox_plugin.printable import logger_of
 from outbox_plugin.schema.connection import one_line
 from outbox_plugin.schema.statements import statement
@@ -26,13 +27,16 @@ logger = logger_of("outbox_plugin.inbox")
 
 MOST_ERROR_CHARACTERS = 4_000
 AWAY_SECONDS = 0.5
-UNCLAIM_ATTEMPTS = 10
 _DEADLOCK = "40P01"
 _ENDED = "the handler ended the transaction that it was given: leave that to the inbox"
 
 
 class _LostWhileHandled(Exception):
     """The connection was lost since the handler began."""
+
+
+class _NotClaimed(Exception):
+    """The event could not be claimed, so its handler has not begun: that is not its fault."""
 
 
 class Handling:
@@ -42,11 +46,9 @@ class Handling:
         self._group = group
         self._retry = retry
         self._jitter = jitter
-        self._claim, self._became, self._unclaim = (
-            statement("inbox", name, settings.table) for name in ("claim", "became", "unclaim")
-        )
-        self._bury, self._bury_again, self._lock_letter, self._remove_letter = (
-            statement("inbox", name, settings.table) for name in ("bury", "bury_again", "lock_letter", "remove_letter")
+        self._claims = Claims(settings, group)
+        self._bury, self._bury_again, self._remove_letter = (
+            statement("inbox", name, settings.table) for name in ("bury", "bury_again", "remove_letter")
         )
 
     async def handle(self, seat: Seat, slices: list[Slice]) -> Handled:
@@ -81,23 +83,26 @@ class Handling:
 
     async def _handle_together(self, seat: Seat, records: Sequence[Received]) -> None:
         fresh: dict[str, str] = {}
-        begun = None
+        begun, marked = None, 0
         try:
             async with seat.transaction():
-                fresh, begun = await self._claimed(seat, records)
-                for record in records:
+                fresh, begun = await self._claims.claim(seat, records)
+                for number, record in enumerate(records, 1):
                     if begun is not None and record.idempotency_key in fresh:
                         await seat.handle(record)
-                        ended = await self._has_ended(seat, begun)
+                        ended = await self._claims.has_ended(seat, begun)
                         fresh.pop(record.idempotency_key, None)  # It may stand in the topic twice.
                         if ended:
                             break
+                        if seat.has_savepoints:
+                            await self._claims.mark(seat, begun, marked, number)
+                            marked = number
                 else:
                     return
         except Exception:
-            await self._unclaim_committed(seat, begun, fresh)
+            await self._claims.settle(seat, begun, fresh)
             raise
-        await self._unclaim_committed(seat, begun, fresh)
+        await self._claims.settle(seat, begun, fresh)
         logger.error("%s: %s; what it did stays, and counts as handled", _place(record), _ENDED)
         raise TransactionEnded(_ENDED)
 
@@ -111,12 +116,13 @@ class Handling:
             except TransactionEnded as misuse:
                 logger.error("%s: %s; what it did stays, and counts as handled", _place(record), misuse)
             except Exception as error:
-                lost = isinstance(error, _LostWhileHandled)
-                cause = error.__cause__ if lost and isinstance(error.__cause__, Exception) else error
-                gone = lost or seat.lost or isinstance(cause, NoAnswer)
+                lost, unbegun = isinstance(error, _LostWhileHandled), isinstance(error, _NotClaimed)
+                cause = error.__cause__ if isinstance(error.__cause__, Exception) and (lost or unbegun) else error
+                gone = lost or unbegun or seat.lost or isinstance(cause, NoAnswer)
                 counted = counts_against_the_record(getattr(cause, "sqlstate", None), connection_lost=gone)
                 counted = counted or isinstance(cause, HandlerMisuse)
                 failures, losses = failures + counted, losses + lost
+                seat.distrust()
                 spent = (counted and self._retry.is_spent(failures)) or losses >= MOST_LOSSES
                 if spent and await self._buried(seat, record, cause, failures + losses):
                     failures = losses = 0
@@ -133,94 +139,33 @@ class Handling:
         Raises:
             TransactionEnded: the handler committed the transaction; what it did is there.
             _LostWhileHandled: the connection was lost since the handler began.
+            _NotClaimed: the handler has not begun.
         """
         fresh: dict[str, str] = {}
         begun, committed = None, False
         try:
             async with seat.transaction():
                 if record.dead_letter is None:
-                    fresh, begun = await self._claimed(seat, [record])
+                    fresh, begun = await self._claims.claim(seat, [record])
                 else:
-                    begun = await self._locked(seat, record.dead_letter)
+                    begun = await self._claims.lock_letter(seat, record.dead_letter)
                 if begun is not None:
                     await seat.handle(record)
-                    committed = await self._has_ended(seat, begun)
+                    committed = await self._claims.has_ended(seat, begun)
                     fresh.clear()
                     if record.dead_letter is not None:
                         await seat.fetch(self._remove_letter, {"id": record.dead_letter})
         except Exception as error:
+            if begun is None:
+                raise _NotClaimed from error
             # A server that does not answer in time is busy or away, which is nobody's fault, however often it happens.
-            lost = begun is not None and seat.lost and not isinstance(error, HandlerMisuse | NoAnswer)
-            await self._unclaim_committed(seat, begun, fresh)
+            lost = seat.lost and not isinstance(error, HandlerMisuse | NoAnswer)
+            await self._claims.settle(seat, begun, fresh)
             if lost:
                 raise _LostWhileHandled from error
             raise
         if committed:
             raise TransactionEnded(_ENDED)
-
-    async def _has_ended(self, seat: Seat, begun: Begun) -> bool:
-        """Whether the handler has committed the transaction that was `begun`.
-
-        Raises:
-            HandlerMisuse: it cannot be committed any more, or the handler has rolled it back.
-        """
-        if seat.shows(begun.sign):
-            return False
-        try:
-            [(became,)] = await seat.fetch(self._became, {"id": begun.id})
-        except psycopg.errors.InFailedSqlTransaction:
-            raise HandlerMisuse(
-                "the handler went on after a failed statement: let the error through, or use a savepoint"
-            ) from None
-        if became == "aborted":
-            raise HandlerMisuse("the handler rolled the transaction back that it was given: leave that to the inbox")
-        return bool(became == "committed")
-
-    async def _unclaim_committed(self, seat: Seat, begun: Begun | None, fresh: Mapping[str, str]) -> None:
-        """If a handler has committed the claims on events that have not been handled, take them back.
-
-        Without that they would count as handled. Where the database is away, this waits for it a while: nobody else
-        knows of it.
-        """
-        if begun is None or not fresh:
-            return
-        events: dict[str, object] = {"group": self._group, "keys": [*fresh], "sources": [*fresh.values()]}
-        for _ in range(UNCLAIM_ATTEMPTS):
-            try:
-                await seat.connect()
-                [(became,)] = await seat.fetch(self._became, {"id": begun.id})
-                if became == "committed":
-                    await seat.fetch(self._unclaim, events)
-            except psycopg.errors.InvalidParameterValue:  # A server that took over does not know the transaction.
-                return
-            except psycopg.Error as error:
-                logger.warning("handling waits for Postgres: %s", one_line(error))
-                await seat.rest(AWAY_SECONDS)
-            else:
-                return
-
-    async def _locked(self, seat: Seat, letter: int) -> Begun | None:
-        """Lock a dead letter that is to be tried again; None if it is not there any more, or not to be tried."""
-        sign = seat.new_sign()
-        rows = await seat.fetch(self._lock_letter, {"id": letter, "sign": sign})
-        return Begun(rows[0][1], sign) if rows else None
-
-    async def _claimed(self, seat: Seat, records: Sequence[Received]) -> tuple[dict[str, str], Begun | None]:
-        """Claim events: those that had not been handled, and the transaction; None if there are none.
-
-        Returns the keys, and of each the source. Events of one key and two sources cannot be claimed at once.
-        """
-        sign = seat.new_sign()
-        sources = {record.idempotency_key: record.source for record in records}
-        keys = [record.idempotency_key for record in records]
-        claimed: dict[str, object] = {
-            "group": self._group,
-            "keys": keys,
-            "sources": [record.source for record in records],
-            "sign": sign,
-        }
-        rows = await seat.fetch(self._claim, claimed)
-        return {row[0]: sources[row[0]] for row in rows}, Begun(rows[0][1], sign) if rows else None
 
     async def _buried(self, seat: Seat, record: Received, error: Exception, attempts: int) -> bool:
         """Lay a record among the dead letters; False when the database does not let us now."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import psycopg
@@ -22,6 +22,8 @@ logger = logger_of("outbox_plugin.inbox")
 RETRY_SECONDS = 1.0
 CLEAN_SECONDS = 60.0
 TROUBLE_SECONDS = 5.0
+CANCEL_SECONDS = 1.0
+END_SECONDS = 2.0  # A statement that cannot be cancelled in that time is left to its thread, which ends with it.
 
 
 class Housekeeping:
@@ -33,6 +35,7 @@ class Housekeeping:
         self._board = board
         self._keep = keep
         self._stop = threading.Event()
+        self._connection: psycopg.Connection[Any] | None = None
         self._thread = threading.Thread(target=self._live, name="outbox-inbox-housekeeping", daemon=True)
 
     def start(self) -> None:
@@ -40,18 +43,35 @@ class Housekeeping:
         self._thread.start()
 
     def stop(self) -> None:
-        """End, and close the connection."""
+        """Begin to end. What it does now is cancelled; it can be done at another time, or by another process."""
         self._stop.set()
-        self._thread.join()
+        threading.Thread(target=self._cancel, name="outbox-inbox-cancel", daemon=True).start()
+
+    def join(self) -> None:
+        """Wait until it has ended, but not for a database that does not let it end."""
+        self._thread.join(END_SECONDS)
+
+    def _cancel(self) -> None:
+        """Again and again: a request that comes between two statements cancels none."""
+        deadline = time.monotonic() + END_SECONDS
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            if (connection := self._connection) is not None:
+                with suppress(psycopg.Error):
+                    connection.cancel_safe(timeout=CANCEL_SECONDS)
+            self._thread.join(0.1)
 
     def _live(self) -> None:
         while not self._stop.is_set():
             try:
                 with closing(connect(self._settings, purpose="outbox inbox (housekeeping)")) as connection:
+                    self._connection = connection
                     self._keep_house(connection)
             except psycopg.Error as error:
-                logger.warning("housekeeping waits for Postgres: %s", one_line(error))
+                if not self._stop.is_set():
+                    logger.warning("housekeeping waits for Postgres: %s", one_line(error))
                 self._stop.wait(TROUBLE_SECONDS)
+            finally:
+                self._connection = None
 
     def _keep_house(self, connection: psycopg.Connection[Any]) -> None:
         clean_at = time.monotonic()

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar, cast
 
 import psycopg
-from psycopg.pq import TransactionStatus
+from psycopg.pq import PipelineStatus, TransactionStatus
+from psycopg.rows import tuple_row
 
 from outbox_plugin.errors import HandlerMisuse
 from outbox_plugin.inbox.received import Received
@@ -26,7 +28,8 @@ from outbox_plugin.settings import Settings
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from psycopg.sql import Composed
+    from psycopg.pq.abc import PGresult
+    from psycopg.sql import SQL, Composed
 
 Handler = Callable[[psycopg.Connection[Any], Received], None]
 AsyncHandler = Callable[[psycopg.AsyncConnection[Any], Received], Awaitable[None]]
@@ -46,15 +49,15 @@ class Seat(Protocol):
         ...
 
     async def connect(self) -> None:
-        """Make a new connection where there is none that works."""
+        """Make a new connection where there is none that works, and is as we left it."""
         ...
 
     def transaction(self) -> AbstractAsyncContextManager[None]:
         """A transaction: committed at its end, undone on an exception."""
         ...
 
-    async def fetch(self, query: Composed, values: dict[str, object]) -> list[Row]:
-        """Run a statement that returns rows."""
+    async def fetch(self, query: Composed | SQL, values: dict[str, object] | None = None) -> list[Row]:
+        """Run a statement, and return its rows, if it has any."""
         ...
 
     async def handle(self, record: Received) -> None:
@@ -67,6 +70,15 @@ class Seat(Protocol):
 
     async def rest(self, seconds: float) -> None:
         """Wait."""
+        ...
+
+    def distrust(self) -> None:
+        """A handler may have changed the session: have a new connection for the next transaction."""
+        ...
+
+    @property
+    def has_savepoints(self) -> bool:
+        """Whether a handler has made savepoints since the transaction began."""
         ...
 
     def new_sign(self) -> str:
@@ -82,14 +94,42 @@ class Seat(Protocol):
         ...
 
 
-class ThreadSeat:
+class _Seat:
+    """What both kinds of seats know of their connection."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._number = 0
+        self._trusted = True
+        self._noted: set[str] = set()
+
+    def distrust(self) -> None:
+        """See `Seat.distrust`."""
+        self._trusted = False
+
+    @property
+    def has_savepoints(self) -> bool:
+        """See `Seat.has_savepoints`."""
+        return bool(self._noted)
+
+    def _is_as_we_left_it(self, connection: _AnyConnection) -> bool:
+        is_idle = connection.pgconn.transaction_status == TransactionStatus.IDLE and not _in_pipeline(connection)
+        return self._trusted and connection.autocommit and is_idle
+
+    def _new_sign(self, connection: _AnyConnection) -> str:
+        name = (connection.info.parameter_status(_SIGN) or "")[:_MOST_NAME_CHARACTERS]
+        self._number += 1
+        self._noted.clear()
+        return f"{name} #{self._number}"
+
+
+class ThreadSeat(_Seat):
     """A seat of a thread's own."""
 
     def __init__(self, settings: Settings, handler: Handler) -> None:
-        self._settings = settings
+        super().__init__(settings)
         self._handler = handler
         self._connection: psycopg.Connection[Any] | None = None
-        self._signs = _Signs()
 
     @property
     def lost(self) -> bool:
@@ -98,20 +138,26 @@ class ThreadSeat:
 
     async def connect(self) -> None:
         """See `Seat.connect`."""
+        if self._connection is not None and not self._is_as_we_left_it(self._connection):
+            self._connection.close()
         if self._connection is None or self._connection.closed:
             self._connection = connect(self._settings, purpose="outbox inbox")
+            self._connection.cursor_factory = cast(Any, partial(_NotingCursor, noted=self._noted))
+            self._trusted = True
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
         """See `Seat.transaction`."""
-        assert self._connection is not None  # noqa: S101 - `connect` comes first.
+        await self.connect()
+        assert self._connection is not None  # noqa: S101 - mypy cannot know.
         with self._connection.transaction():
             yield
 
-    async def fetch(self, query: Composed, values: dict[str, object]) -> list[Row]:
+    async def fetch(self, query: Composed | SQL, values: dict[str, object] | None = None) -> list[Row]:
         """See `Seat.fetch`."""
-        assert self._connection is not None  # noqa: S101
-        return self._connection.execute(query, values).fetchall()
+        assert self._connection is not None  # noqa: S101 - `connect` comes first.
+        cursor = psycopg.Cursor(self._connection, row_factory=tuple_row).execute(query, values)
+        return cursor.fetchall() if cursor.description else []
 
     async def handle(self, record: Received) -> None:
         """See `Seat.handle`."""
@@ -133,7 +179,7 @@ class ThreadSeat:
     def new_sign(self) -> str:
         """See `Seat.new_sign`."""
         assert self._connection is not None  # noqa: S101
-        return self._signs.new(self._connection)
+        return self._new_sign(self._connection)
 
     def shows(self, sign: str) -> bool:
         """See `Seat.shows`."""
@@ -145,14 +191,13 @@ class ThreadSeat:
             self._connection.close()
 
 
-class TaskSeat:
+class TaskSeat(_Seat):
     """A seat of an asyncio task's own."""
 
     def __init__(self, settings: Settings, handler: AsyncHandler) -> None:
-        self._settings = settings
+        super().__init__(settings)
         self._handler = handler
         self._connection: psycopg.AsyncConnection[Any] | None = None
-        self._signs = _Signs()
 
     @property
     def lost(self) -> bool:
@@ -161,20 +206,27 @@ class TaskSeat:
 
     async def connect(self) -> None:
         """See `Seat.connect`."""
+        if self._connection is not None and not self._is_as_we_left_it(self._connection):
+            await self._connection.close()
         if self._connection is None or self._connection.closed:
             self._connection = await connect_async(self._settings, purpose="outbox inbox")
+            self._connection.cursor_factory = cast(Any, partial(_NotingAsyncCursor, noted=self._noted))
+            self._trusted = True
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
         """See `Seat.transaction`."""
+        await self.connect()
         assert self._connection is not None  # noqa: S101
         async with self._connection.transaction():
             yield
 
-    async def fetch(self, query: Composed, values: dict[str, object]) -> list[Row]:
+    async def fetch(self, query: Composed | SQL, values: dict[str, object] | None = None) -> list[Row]:
         """See `Seat.fetch`."""
         assert self._connection is not None  # noqa: S101
-        return await (await self._connection.execute(query, values)).fetchall()
+        cursor = psycopg.AsyncCursor(self._connection, row_factory=tuple_row)
+        await cursor.execute(query, values)
+        return await cursor.fetchall() if cursor.description else []
 
     async def handle(self, record: Received) -> None:
         """See `Seat.handle`."""
@@ -199,7 +251,7 @@ class TaskSeat:
     def new_sign(self) -> str:
         """See `Seat.new_sign`."""
         assert self._connection is not None  # noqa: S101
-        return self._signs.new(self._connection)
+        return self._new_sign(self._connection)
 
     def shows(self, sign: str) -> bool:
         """See `Seat.shows`."""
@@ -209,6 +261,40 @@ class TaskSeat:
         """See `Seat.close`."""
         if self._connection is not None:
             await self._connection.close()
+
+
+class _NotingCursor(psycopg.Cursor[Any]):
+    """The handler's: it notes that a savepoint was made."""
+
+    def __init__(self, *arguments: Any, noted: set[str], **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._noted = noted
+
+    def execute(self, *arguments: Any, **named: Any) -> Self:
+        """As psycopg's own."""
+        super().execute(*arguments, **named)
+        _note(self._results, self._noted)
+        return self
+
+
+class _NotingAsyncCursor(psycopg.AsyncCursor[Any]):
+    """As `_NotingCursor`, for asyncio."""
+
+    def __init__(self, *arguments: Any, noted: set[str], **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._noted = noted
+
+    async def execute(self, *arguments: Any, **named: Any) -> Self:
+        """As psycopg's own."""
+        await super().execute(*arguments, **named)
+        _note(self._results, self._noted)
+        return self
+
+
+def _note(results: Sequence[PGresult], noted: set[str]) -> None:
+    for result in results:
+        if result.command_status == b"SAVEPOINT":
+            noted.add("savepoint")
 
 
 class Begun(NamedTuple):
@@ -225,25 +311,17 @@ class TransactionEnded(HandlerMisuse):
 _LEFT_BUSY = "the handler left a statement, a COPY or a pipeline unfinished on its connection"
 
 
-class _Signs:
-    """Numbers the transactions of a seat."""
-
-    def __init__(self) -> None:
-        self._number = 0
-
-    def new(self, connection: _AnyConnection) -> str:
-        name = (connection.info.parameter_status(_SIGN) or "")[:_MOST_NAME_CHARACTERS]
-        self._number += 1
-        return f"{name} #{self._number}"
-
-
 def _shows(connection: _AnyConnection, sign: str) -> bool:
     in_transaction = connection.pgconn.transaction_status == TransactionStatus.INTRANS
     return in_transaction and connection.info.parameter_status(_SIGN) == sign
 
 
 def _is_busy(connection: _AnyConnection) -> bool:
-    return bool(connection.pgconn.transaction_status == TransactionStatus.ACTIVE)
+    return bool(connection.pgconn.transaction_status == TransactionStatus.ACTIVE) or _in_pipeline(connection)
+
+
+def _in_pipeline(connection: _AnyConnection) -> bool:
+    return bool(connection.pgconn.pipeline_status != PipelineStatus.OFF)
 
 
 def driven(work: Coroutine[Any, Any, T]) -> T:

@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Producer
 
 from outbox_plugin import Settings
-from outbox_plugin.errors import OutboxError
+from outbox_plugin.errors import InvalidSetting, OutboxError
 from outbox_plugin.inbox import Inbox, Received, Retry
 from outbox_plugin.inbox.dead_letters import DeadLetters
 from outbox_plugin.inbox.handling import Handling
@@ -20,7 +20,7 @@ from outbox_plugin.inbox.retry import MOST_LOSSES
 from outbox_plugin.schema.watched import NoAnswer
 from tests.consuming import effects, make_effect_table, produce, query, record_effect
 from tests.harvesting import create_topic
-from tests.support import eventually
+from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration
 
@@ -334,3 +334,31 @@ def test_what_the_version_before_has_handled_is_left_out_on_every_topic(
     produce(ready, topic, [("k", "1"), ("k", "2")], identities=["known", "new"])
     with Inbox(ready, group=group, topics=[topic], handler=record_effect):
         eventually(lambda: [event for event, _, _ in effects(ready)] == ["new"], SOON)
+
+
+def test_an_inbox_that_stops_does_not_wait_for_housekeeping(ready: Settings, topic: str, group: str) -> None:
+    query(
+        ready,
+        "INSERT INTO outbox_inbox (consumer_group, idempotency_key, handled_at) "
+        "VALUES (%s, 'old', now() - '1 year'::interval)",
+        group,
+    )
+    with psycopg.connect(ready.dsn.get_secret_value()) as holder:
+        holder.execute("SELECT FROM outbox_inbox FOR UPDATE")
+        inbox = Inbox(ready, group=group, topics=[topic], handler=record_effect)
+        inbox.start()
+        eventually(lambda: query(ready, "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock'"), SOON)
+        began = time.monotonic()
+        inbox.stop()
+        assert time.monotonic() - began < 5 * PATIENCE
+    assert not [each.name for each in threading.enumerate() if each.name.startswith("outbox-inbox")]
+
+
+def test_a_start_that_would_pass_over_events_is_refused(ready: Settings, topic: str, group: str) -> None:
+    produce(ready, topic, [("k", "1")])
+    latest = ready.model_copy(update={"kafka": {"auto.offset.reset": "latest"}})
+    with pytest.raises(InvalidSetting, match=r"^OUTBOX_KAFKA: auto\.offset\.reset=latest would let .*$"):
+        Inbox(latest, group=group, topics=[topic], handler=record_effect).start()
+    earliest = ready.model_copy(update={"kafka": {"auto.offset.reset": "smallest"}})
+    with Inbox(earliest, group=group, topics=[topic], handler=record_effect):
+        eventually(lambda: len(effects(ready)) == 1, SOON)

@@ -1,7 +1,8 @@
 -- name: claim
 -- Record that these events are handled in this transaction; returns those that had not been. An event that another
 -- transaction is handling now is waited for. In one order, so that two that claim the same events cannot deadlock.
--- With each goes the id of this transaction, whose sign is set.
+-- With each goes the id of this transaction, whose sign is set. Until it ends, the server looks whether the client's
+-- machine is still there: one that has lost its power would keep the events from others for hours.
 WITH claimed AS (
     INSERT INTO {outbox_inbox} AS known (consumer_group, idempotency_key, sources)
     SELECT %(group)s, key, ARRAY[source]
@@ -12,13 +13,25 @@ WITH claimed AS (
         WHERE NOT excluded.sources <@ known.sources
     RETURNING idempotency_key
 ), signed AS MATERIALIZED (
-    SELECT pg_current_xact_id()::text AS transaction_id, set_config('application_name', %(sign)s, true)
+    SELECT pg_current_xact_id()::text AS transaction_id, set_config('application_name', %(sign)s, true),
+           set_config('tcp_keepalives_idle', '5', true), set_config('tcp_keepalives_interval', '2', true),
+           set_config('tcp_keepalives_count', '3', true), set_config('tcp_user_timeout', '10000', true)
 )
 SELECT idempotency_key, transaction_id FROM claimed CROSS JOIN signed
 
 -- name: became
--- What became of a transaction: it is in progress, committed, or aborted.
-SELECT pg_xact_status(%(id)s::xid8)
+-- What became of a transaction (in progress, committed, aborted), and whether it is the present one of this session.
+SELECT pg_xact_status(%(id)s::text::xid8), coalesce(pg_current_xact_id_if_assigned()::text = %(id)s::text, false)
+
+-- name: roll_back_prepared
+-- The statement that rolls a transaction back which has been prepared; no row where it has not.
+SELECT format('ROLLBACK PREPARED %%L', gid) FROM pg_prepared_xacts
+WHERE transaction::text::bigint = (%(id)s::text::bigint & 4294967295) AND database = current_database()
+
+-- name: mark
+-- The last mark of this transaction, before this one; gone after a return to a savepoint from before it was made.
+WITH last AS MATERIALIZED (SELECT current_setting('outbox_inbox.mark', true) AS mark)
+SELECT mark, set_config('outbox_inbox.mark', %(mark)s, true) FROM last
 
 -- name: unclaim
 -- These were recorded as handled by a handler's own COMMIT, but are not.
@@ -56,7 +69,10 @@ RETURNING id
 WITH locked AS MATERIALIZED (
     SELECT id FROM {outbox_inbox_dead_letter} WHERE id = %(id)s AND retry_at IS NOT NULL FOR UPDATE
 )
-SELECT id, pg_current_xact_id()::text, set_config('application_name', %(sign)s, true) FROM locked
+SELECT id, pg_current_xact_id()::text, set_config('application_name', %(sign)s, true),
+       set_config('tcp_keepalives_idle', '5', true), set_config('tcp_keepalives_interval', '2', true),
+       set_config('tcp_keepalives_count', '3', true), set_config('tcp_user_timeout', '10000', true)
+FROM locked
 
 -- name: remove_letter
 -- What was tried again has been handled.

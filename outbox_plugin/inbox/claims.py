@@ -1,0 +1,119 @@
+"""Claims: an event is recorded as handled in the transaction of its effect, which must stay the one that was begun.
+
+A handler has that transaction's connection for itself. What it may do to the transaction, and what follows:
+
+    COMMIT                    what it did stays; claims on events that have not been handled are taken back
+    ROLLBACK                  it has failed
+    PREPARE TRANSACTION       the prepared transaction is rolled back, and it has failed
+    ROLLBACK TO a savepoint   that an event before it has left open: all are undone, and handled one by one
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import psycopg
+from psycopg import sql
+
+from outbox_plugin.errors import HandlerMisuse
+from outbox_plugin.inbox.received import Received
+from outbox_plugin.inbox.seat import Begun, Seat
+from outbox_plugin.printable import logger_of
+from outbox_plugin.schema.connection import one_line
+from outbox_plugin.schema.statements import statement
+from outbox_plugin.settings import Settings
+
+logger = logger_of("outbox_plugin.inbox")
+
+SETTLE_ATTEMPTS = 10
+SETTLE_SECONDS = 0.5
+
+
+class Claims:
+    """The claims of one consumer group."""
+
+    def __init__(self, settings: Settings, group: str) -> None:
+        self._group = group
+        self._claim, self._became, self._unclaim, self._lock_letter, self._mark, self._roll_back = (
+            statement("inbox", name, settings.table)
+            for name in ("claim", "became", "unclaim", "lock_letter", "mark", "roll_back_prepared")
+        )
+
+    async def claim(self, seat: Seat, records: Sequence[Received]) -> tuple[dict[str, str], Begun | None]:
+        """Claim events: those that had not been handled, and the transaction; None if there are none.
+
+        Returns the keys, and of each the source. Events of one key and two sources cannot be claimed at once.
+        """
+        sign = seat.new_sign()
+        sources = {record.idempotency_key: record.source for record in records}
+        claimed: dict[str, object] = {
+            "group": self._group,
+            "keys": [record.idempotency_key for record in records],
+            "sources": [record.source for record in records],
+            "sign": sign,
+        }
+        rows = await seat.fetch(self._claim, claimed)
+        return {row[0]: sources[row[0]] for row in rows}, Begun(rows[0][1], sign) if rows else None
+
+    async def lock_letter(self, seat: Seat, letter: int) -> Begun | None:
+        """Lock a dead letter that is to be tried again; None if it is not there any more, or not to be tried."""
+        sign = seat.new_sign()
+        rows = await seat.fetch(self._lock_letter, {"id": letter, "sign": sign})
+        return Begun(rows[0][1], sign) if rows else None
+
+    async def has_ended(self, seat: Seat, begun: Begun) -> bool:
+        """Whether the handler has committed the transaction that was `begun`.
+
+        Raises:
+            HandlerMisuse: it cannot be committed any more.
+        """
+        if seat.shows(begun.sign):
+            return False
+        try:
+            [(became, is_ours)] = await seat.fetch(self._became, {"id": begun.id})
+        except psycopg.errors.InFailedSqlTransaction:
+            raise HandlerMisuse(
+                "the handler went on after a failed statement: let the error through, or use a savepoint"
+            ) from None
+        if is_ours:
+            return False
+        seat.distrust()
+        if became == "committed":
+            return True
+        did = "rolled the transaction back" if became == "aborted" else "prepared the transaction"
+        raise HandlerMisuse(f"the handler {did} that it was given: leave that to the inbox")
+
+    async def mark(self, seat: Seat, begun: Begun, before: int, now: int) -> None:
+        """Mark in the transaction that so many events have been handled `now`, after the mark `before`, 0 for none.
+
+        Raises:
+            HandlerMisuse: the last mark is gone.
+        """
+        [(found, _)] = await seat.fetch(self._mark, {"mark": f"{begun.id} {now}"})
+        if before and found != f"{begun.id} {before}":
+            raise HandlerMisuse("the handler went back to a savepoint that it has not made")
+
+    async def settle(self, seat: Seat, begun: Begun | None, fresh: Mapping[str, str]) -> None:
+        """See to it that events which have not been handled do not count as handled, now or later.
+
+        If a handler has committed the claims on `fresh` ones, they are taken back; if it has prepared the transaction,
+        that is rolled back. Where the database is away, this waits for it a while: nobody else knows of it.
+        """
+        if begun is None:
+            return
+        events: dict[str, object] = {"group": self._group, "keys": [*fresh], "sources": [*fresh.values()]}
+        for _ in range(SETTLE_ATTEMPTS):
+            try:
+                await seat.connect()
+                for (roll_back,) in await seat.fetch(self._roll_back, {"id": begun.id}):
+                    await seat.fetch(sql.SQL(roll_back))
+                [(became, _)] = await seat.fetch(self._became, {"id": begun.id})
+                if became == "committed" and fresh:
+                    await seat.fetch(self._unclaim, events)
+            except psycopg.errors.InvalidParameterValue:  # A server that took over does not know the transaction.
+                return
+            except psycopg.Error as error:
+                logger.warning("handling waits for Postgres: %s", one_line(error))
+                await seat.rest(SETTLE_SECONDS)
+            else:
+                return
