@@ -2,7 +2,7 @@
 -- version has recorded it: that one did not tell them apart, so it counts for all.
 ALTER TABLE {outbox_inbox} ADD COLUMN IF NOT EXISTS sources TEXT[] NULL;
 
--- Two events of one key may both be dead letters. That no event is one twice, its row in the inbox sees to.
+-- Two events of one key may both be dead letters. That no event is one twice, its row in the inbox sees to; and 0055.
 DO $$
 DECLARE
     only_key TEXT;
@@ -14,5 +14,3 @@ BEGIN
     END LOOP;
 END
 $$;
-CREATE UNIQUE INDEX IF NOT EXISTS outbox_inbox_dead_letter_record ON {outbox_inbox_dead_letter}
-    (consumer_group, idempotency_key, kafka_topic, kafka_partition, kafka_offset);
