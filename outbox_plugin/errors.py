@@ -12,6 +12,7 @@
      |- ServerUnavailable        a server is away for now: wait and try again
      |   |- StoreUnavailable     Postgres
      |   `- LogUnavailable       Kafka
+     |       `- TransactionStuck a transaction cannot end, as a partition that it touched has no leader
      |- TermEnded                this term may publish nothing any more: take over again or follow
      |   |- Fenced               another harvester took the shard over
      |   |- OutcomeUnknown       a commit or abort was not answered: only the log knows
@@ -86,6 +87,13 @@ class StoreUnavailable(ServerUnavailable):
 
 class LogUnavailable(ServerUnavailable):
     """Kafka is away for now."""
+
+
+class TransactionStuck(LogUnavailable):
+    """The shard's last transaction has not ended: usually, a partition that it touched has no leader.
+
+    Until it has one, the transaction coordinator takes no other transaction of the same transactional id.
+    """
 
 
 class TermEnded(OutboxError):

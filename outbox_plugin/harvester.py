@@ -39,6 +39,7 @@ from outbox_plugin.errors import LayoutChanged, LogUnavailable, ServerRefused, S
 from outbox_plugin.printable import logger_of
 from outbox_plugin.relay.at_least_once import AtLeastOnce
 from outbox_plugin.relay.events import (
+    GenerationRaised,
     HarvestEvent,
     LanesHeld,
     Observer,
@@ -267,6 +268,13 @@ class Harvester(Background):
                 for bad in event.bad:
                     whose = f"topic {bad.row.topic}, key {bad.row.key}"
                     logger.warning("row %d (%s) %s: %s", bad.row.id, whose, done, bad.refusal.reason)
+            case GenerationRaised():
+                logger.warning(
+                    "shard %d: a transaction that touched a partition without a leader cannot end yet; going on with "
+                    "generation %d of the transactional id",
+                    event.shard,
+                    event.generation,
+                )
             case LanesHeld():
                 for lane in event.lanes:
                     logger.warning("shard %d: %s", event.shard, event.told(lane))

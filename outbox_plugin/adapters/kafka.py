@@ -67,9 +67,9 @@ class Names:
         """Progress records; compacted, one partition a shard, a key a slice."""
         return self.group + PROGRESS_SUFFIX
 
-    def transactional_id(self, slice_: Slice) -> str:
-        """The id whose producers fence each other."""
-        return f"{self.group}-{slice_.name}"
+    def transactional_id(self, slice_: Slice, generation: int = 0) -> str:
+        """The id whose producers fence each other; see `core.generations`."""
+        return f"{self.group}-{slice_.name}" + (f"-g{generation}" if generation else "")
 
 
 def client_config(settings: Settings, **ours: Any) -> dict[str, Any]:

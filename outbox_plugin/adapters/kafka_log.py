@@ -21,13 +21,15 @@ from outbox_plugin.core.progress import ProgressRecord
 from outbox_plugin.core.repeats import RETRY_BACKOFF_MS, may_have_been_repeated
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Slice
-from outbox_plugin.errors import LogUnavailable, RowsRefused
+from outbox_plugin.errors import LogUnavailable, RowsRefused, TransactionStuck
 from outbox_plugin.settings import Settings
 
 COMMIT_TIMEOUT_SECONDS = 30.0
 _FENCE_SECONDS = 0.05
 _PATIENCE_SECONDS = 0.5  # How long a blocking call waits before it looks whether it is still wanted.
 _FLUSH_SECONDS = 0.1
+STUCK_SECONDS = 5.0  # For so long a transaction that was decided may take to end, where nothing is wrong.
+STALLED_SECONDS = 1.0  # No acknowledgement for so long: look whether partitions have a leader.
 _LINGER_MS = 5  # Batches fill while a window is handed over; a flush, and so a commit, cuts it short.
 
 
@@ -86,26 +88,39 @@ class KafkaLog:
             raise LogUnavailable("Kafka: the term's producer has been closed")
         return self._producer
 
-    def fence(self) -> None:
+    def fence(self, generation: int) -> None:
         """See `Log.fence`: KIP-98's InitProducerId raises the epoch and aborts what was open.
 
         Raises:
+            TransactionStuck: Kafka answers CONCURRENT_TRANSACTIONS, for as long as we wait.
             InvalidSetting: OUTBOX_KAFKA holds something that librdkafka does not take.
         """
         self.close()
-        self._producer = self._new_producer()
-        try:
-            # Called on again soon: librdkafka, whose first look for the coordinator may come before it knows a broker,
-            # looks again after half a second by itself, but at once when it is called.
-            self._while_wanted(self._open.init_transactions, REQUEST_TIMEOUT_SECONDS, fencing=True)
-        except KafkaException as error:
-            raise LogUnavailable(f"Kafka, fencing: {error.args[0].str()}") from error.with_traceback(None)
+        self._producer = self._new_producer(generation)
+        began, concurrent = time.monotonic(), False
+        while True:
+            try:
+                # Called on again soon: librdkafka, whose first look for the coordinator may come before it knows a
+                # broker, looks again after half a second by itself, but at once when it is called.
+                self._open.init_transactions(_FENCE_SECONDS)
+                break
+            except KafkaException as error:
+                problem, seconds = error.args[0], time.monotonic() - began
+                concurrent = concurrent or problem.code() == KafkaError.CONCURRENT_TRANSACTIONS
+                if concurrent and seconds > STUCK_SECONDS:
+                    raise TransactionStuck(
+                        "Kafka, fencing: the shard's last transaction has not ended; if it touched a partition that "
+                        "has no leader, it cannot end before that has one"
+                    ) from error.with_traceback(None)
+                again = problem.code() == KafkaError._TIMED_OUT or problem.retriable()
+                if not again or seconds > REQUEST_TIMEOUT_SECONDS or not self._wanted():
+                    raise LogUnavailable(f"Kafka, fencing: {problem.str()}") from error.with_traceback(None)
         self._in_doubt = False
 
-    def _new_producer(self) -> Producer:
+    def _new_producer(self, generation: int) -> Producer:
         config = producer_config(
             self._settings,
-            transactional_id=self._names.transactional_id(self._slice),
+            transactional_id=self._names.transactional_id(self._slice, generation),
             retry_backoff_ms=RETRY_BACKOFF_MS,
         )
         try:
@@ -140,7 +155,8 @@ class KafkaLog:
             return self._explain(error, unpublished=True)
         if records.refusals:
             raise RowsRefused(records.refusals)
-        self._flush()
+        if not self._flush():
+            return False
         began = time.monotonic()
         try:
             self._while_wanted(self._open.commit_transaction, COMMIT_TIMEOUT_SECONDS)
@@ -149,25 +165,38 @@ class KafkaLog:
         self._in_doubt = may_have_been_repeated(time.monotonic() - began)
         return True
 
-    def _flush(self) -> None:
-        """Wait for the acknowledgements as long as they come, so that the commit's time is that of EndTxn alone."""
-        waiting = len(self._open)
-        while waiting and self._wanted():
-            before, waiting = waiting, self._open.flush(_FLUSH_SECONDS)
-            if waiting == before:
-                return
+    def _flush(self) -> bool:
+        """Wait for the acknowledgements, so that the commit's time is that of EndTxn alone.
 
-    def _while_wanted(self, call: Callable[[float], object], timeout_seconds: float, *, fencing: bool = False) -> None:
+        Returns False where they do not come, because a partition has no leader that this transaction touches, or the
+        last one has touched: it has not ended then. The commit is not asked for, so nothing is published.
+
+        Raises:
+            LogUnavailable: they do not come for another reason; nothing is published.
+        """
+        waiting, since, looks = len(self._open), time.monotonic(), 0
+        while waiting and self._wanted() and not self._records.any_failed:
+            before, waiting = waiting, self._open.flush(_FLUSH_SECONDS)
+            now = time.monotonic()
+            if waiting != before:
+                since, looks = now, 0
+            elif now - since > COMMIT_TIMEOUT_SECONDS:
+                raise LogUnavailable("Kafka does not acknowledge what was sent")
+            elif now - since > STALLED_SECONDS * (looks + 1):
+                looks += 1
+                if self._records.without_leader(self._open) and looks > 1:  # One that moves has none for a moment.
+                    return False
+        return True
+
+    def _while_wanted(self, call: Callable[[float], object], timeout_seconds: float) -> None:
         """Make a blocking `call`, which takes a time-out and may be called on after it, as long as it is wanted."""
         deadline = time.monotonic() + timeout_seconds
-        patience = _FENCE_SECONDS if fencing else _PATIENCE_SECONDS
         while True:
             try:
-                call(patience)
+                call(_PATIENCE_SECONDS)
                 return
             except KafkaException as error:
-                again = error.args[0].code() == KafkaError._TIMED_OUT or (fencing and error.args[0].retriable())
-                if error.args[0].txn_requires_abort() or not again:
+                if error.args[0].txn_requires_abort() or error.args[0].code() != KafkaError._TIMED_OUT:
                     raise
                 if time.monotonic() > deadline or not self._wanted():
                     raise

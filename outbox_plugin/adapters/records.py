@@ -31,6 +31,7 @@ class Records:
     def __init__(self, reserved: Callable[[str], str | None]) -> None:
         """`reserved` says why a topic is not for events at all; None where it is."""
         self._topics = Topics(reserved)
+        self._touched: tuple[set[str], set[str]] = set(), set()  # The topics of the last records, and of those before.
         self._limits: dict[str, int] = {}
         self._rows: Sequence[OutboxRow] = ()
         self._group: list[OutboxRow] = []  # Rows of limited topics since the last flush.
@@ -76,7 +77,15 @@ class Records:
         if not all(isinstance(topic, str) for topic in topics):
             bad = next(row for row in rows if not isinstance(row.topic, str))
             raise SchemaMissing(f"row {bad.id}: {fault_of(bad)}; the column kafka_topic must be a TEXT, NOT NULL")
+        self._touched = topics, self._touched[0]
         return self._topics.judge(producer, topics)
+
+    def without_leader(self, producer: Producer) -> bool:
+        """Whether a topic of the last records, or of those before them, has a partition that no broker leads.
+
+        Such a topic is looked up again before the next record.
+        """
+        return self._topics.without_leader(producer, set.union(*self._touched))
 
     def hand_over(self, producer: Producer, rows: Sequence[OutboxRow]) -> None:
         """Hand `rows` to the producer in their order, but for those that are refused at once.

@@ -67,6 +67,16 @@ class Topics:
         """A delivery to it has failed: look it up again before the next one."""
         self._known.discard(topic)
 
+    def without_leader(self, producer: Producer, topics: set[str]) -> bool:
+        """Whether one of `topics` has a partition that no broker leads now; such topics are no longer known."""
+        try:
+            found = self._look_up(producer, list(topics), LOOK_UP_SECONDS)
+        except LogUnavailable:
+            return False
+        leaderless = {topic for topic, metadata in found.items() if _without_leader(metadata)}
+        self._known -= leaderless
+        return bool(leaderless)
+
     def judge(self, producer: Producer, topics: set[str]) -> Judgement:
         """Which of `topics` may not be written to now. Waits for Kafka's answers, but never for a topic to appear.
 

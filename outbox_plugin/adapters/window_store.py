@@ -12,9 +12,9 @@ from outbox_plugin.adapters.postgres import PostgresOutbox, Query
 from outbox_plugin.core.ports import Control, Wanted
 from outbox_plugin.core.progress import Publication
 from outbox_plugin.core.row import OutboxRow, TooLarge, column
-from outbox_plugin.core.shards import Layout
+from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.core.window import BYTES_PER_WINDOW
-from outbox_plugin.errors import StoreUnavailable
+from outbox_plugin.errors import Fenced, StoreUnavailable
 from outbox_plugin.printable import logger_of
 from outbox_plugin.schema.connection import one_line, reported
 from outbox_plugin.settings import Settings
@@ -53,6 +53,27 @@ class WindowStore(PostgresOutbox):
                 if self._reader.closed:
                     raise StoreUnavailable(f"Postgres: {one_line(error)}") from error
                 logger.warning("the days of outbox_history could not be kept: %s", one_line(error))
+
+    def check_leads(self) -> None:
+        """See `OutboxStore.check_leads`."""
+        with self._leading():
+            pass
+
+    def generation(self, slice_: Slice) -> int:
+        """See `OutboxStore.generation`."""
+        with self._purging():
+            found = self._execute("generation", slice=slice_.name).fetchone()
+        if found is None:
+            raise StoreUnavailable("Postgres: the outbox was truncated or made anew, or has another number of shards")
+        return int(found[0])
+
+    def raise_generation(self, slice_: Slice, present: int) -> int:
+        """See `OutboxStore.raise_generation`."""
+        with self._purging():
+            found = self._execute("raise_generation", slice=slice_.name, generation=present).fetchone()
+        if found is None:
+            raise Fenced("Postgres: another harvester leads the shard, or the table is no longer the same")
+        return int(found[0])
 
     def settled(self) -> None:
         """See `OutboxStore.settled`."""

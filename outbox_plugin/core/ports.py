@@ -121,6 +121,26 @@ class OutboxStore(Outbox, Protocol):
         """How many shards the outbox had when the term began."""
         ...
 
+    def check_leads(self) -> None:
+        """Ask whether we lead the shard.
+
+        Raises:
+            Fenced: another leader does.
+        """
+        ...
+
+    def generation(self, slice_: Slice) -> int:
+        """Which generation of its transactional id the slice uses: see `core.generations`."""
+        ...
+
+    def raise_generation(self, slice_: Slice, present: int) -> int:
+        """Let our slice use a generation above `present`; durable when it returns. Returns the new one.
+
+        Raises:
+            Fenced: another leader leads the shard.
+        """
+        ...
+
     def settled(self) -> None:
         """Remember that the shards of all earlier layouts have been fenced and recovered."""
         ...
@@ -202,10 +222,14 @@ class Log(Protocol):
         """
         ...
 
-    def fence(self) -> None:
-        """Replace the producer by a new one, which ends every other producer of the shard, our own last one included.
+    def fence(self, generation: int) -> None:
+        """Replace the producer by a new one of this generation.
 
-        An open transaction is aborted, and whatever else an earlier producer sends is refused.
+        That ends every other producer of the slice and the generation, our own last one included: an open transaction
+        is aborted, and whatever else an earlier producer sends is refused.
+
+        Raises:
+            TransactionStuck: the last transaction has not ended, and it may be long until it does. It is decided.
         """
         ...
 

@@ -18,11 +18,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from outbox_plugin.core import creation_times
+from outbox_plugin.core.generations import LARGEST_GENERATION
 from outbox_plugin.core.ids import LARGEST_ID, IdRanges
 from outbox_plugin.core.row import OutboxRow, column
 from outbox_plugin.errors import OutboxError
 
 VERSION = 1
+VERSION_WITH_GENERATION = 2  # Harvesters that know of no generations refuse it: they would not fence its leader.
 _POSTGRES_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _TEXT_CHARACTERS = 10_000
 LATEST_TIME = 2**53  # The 285 years around the epoch in which Postgres' arithmetic is exact to the microsecond.
@@ -134,13 +136,15 @@ def _exact(time: int) -> int | None:
 class ProgressRecord:
     """What a leader says, inside a transaction, about the rows of its shard.
 
-    `records` counts the events of this very transaction, so that a torn one can be noticed.
+    `records` counts the events of this very transaction, so that a torn one can be noticed. `generation` is that of
+    the transactional id (see `core.generations`): a database that was restored from a backup may have forgotten it.
     """
 
     identity: Identity
     leader_id: str
     records: int
     publications: tuple[Publication, ...]
+    generation: int = 0
 
     def encode(self) -> bytes:
         """The record as JSON; without creation times where it would be larger than brokers take."""
@@ -149,11 +153,12 @@ class ProgressRecord:
 
     def _encode(self, *, with_times: bool) -> bytes:
         body = {
-            "version": VERSION,
+            "version": VERSION_WITH_GENERATION if self.generation else VERSION,
             "incarnation": self.identity.incarnation,
             "place": self.identity.place,
             "leader_id": self.leader_id,
             "records": self.records,
+            **({"generation": self.generation} if self.generation else {}),
             "publications": [
                 {
                     "ids": each.ids.text(),
@@ -176,9 +181,10 @@ class ProgressRecord:
         """
         try:
             fields: dict[str, Any] = json.loads(body)
-            if fields["version"] != VERSION:
+            if fields["version"] not in (VERSION, VERSION_WITH_GENERATION):
                 version = str(fields["version"])[:80]
-                raise MalformedProgress(f"the progress record has version {version!r}, expected {VERSION}")
+                known = f"{VERSION} or {VERSION_WITH_GENERATION}"
+                raise MalformedProgress(f"the progress record has version {version!r}, expected {known}")
             return cls(
                 Identity(_text(fields["incarnation"]), _text(fields["place"])),
                 _text(fields["leader_id"]),
@@ -195,6 +201,7 @@ class ProgressRecord:
                     )
                     for each in fields["publications"]
                 ),
+                _whole(fields.get("generation", 0), 0, LARGEST_GENERATION),
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             raise MalformedProgress(f"the progress record is not readable: {error!r}") from None

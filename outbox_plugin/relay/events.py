@@ -70,6 +70,13 @@ class LanesHeld(HarvestEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class GenerationRaised(HarvestEvent):
+    """The last transaction cannot end, so the leader goes on under the transactional id of this `generation`."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
 class TermFinished(HarvestEvent):
     """This harvester leads the shard no more; `reason` is None after a stop that was asked for."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
 
 from outbox_plugin.core.lanes import BadRow, Lane, first_bad_rows, without
 from outbox_plugin.core.pace import CLEAR_PROGRESS_SECONDS, PURGE_REST_SECONDS, PURGE_ROWS, RETRY_ASIDE_SECONDS
@@ -12,10 +13,21 @@ from outbox_plugin.core.ports import Log, OutboxStore, WakeUp
 from outbox_plugin.core.progress import ProgressRecord, Publication
 from outbox_plugin.core.repeats import require_own_record
 from outbox_plugin.core.row import OutboxRow
+from outbox_plugin.core.shards import Slice
 from outbox_plugin.core.takeover import left_behind
 from outbox_plugin.core.window import Window, Windows, rows_in
-from outbox_plugin.errors import Away, Refusal, RowsRefused, ServerUnavailable, TermEnded, TopicsAway
+from outbox_plugin.errors import (
+    Away,
+    LogUnavailable,
+    Refusal,
+    RowsRefused,
+    ServerUnavailable,
+    TermEnded,
+    TopicsAway,
+    TransactionStuck,
+)
 from outbox_plugin.relay.events import (
+    GenerationRaised,
     LanesHeld,
     Observer,
     RowsBuried,
@@ -73,6 +85,8 @@ class ExactlyOnce:
         self._publishing = False
         self._publisher_done = False
         self._challenged: Proved | None = None
+        self._slice = Slice(shard, store.layout.shards)
+        self._generation = 0  # Of the transactional id; see `core.generations`.
         self._names_rows = False  # Whether the last progress record does.
 
     def take_over(self) -> None:
@@ -83,28 +97,42 @@ class ExactlyOnce:
         Raises:
             ForeignOutbox: the group relays another outbox.
         """
-        self._log.fence()
         self._store.lead(self._leader_id)
+        self._generation = self._store.generation(self._slice)
+        self._fence(has_fenced=False)
         recovered = sum(self._recover_former())
-        recovered += self._recover(self._log)
-        self._log.publish((), self._progress(0, ()))
-        self._observe(TermBegan(self._shard, self._leader_id, recovered))
+        rows, self._generation = self._recover(self._log, self._generation)
+        self._store.check_leads()  # Once more: it may have fenced a later generation.
+        if not self._log.publish((), self._progress(0, ())):
+            raise LogUnavailable("Kafka does not take the term's first record")
+        self._observe(TermBegan(self._shard, self._leader_id, recovered + rows))
 
-    def _recover(self, log: Log) -> int:
-        publications = left_behind(log.read_progress(fenced=True), self._store.identity, adopt=self._adopt)
-        return self._store.recover(publications)
+    def _recover(self, log: Log, generation: int) -> tuple[int, int]:
+        """Delete what the fenced slice has published. Returns how many rows, and the generation that is fenced."""
+        while (record := log.read_progress(fenced=True)) is not None and record.generation > generation:
+            generation = record.generation  # A database that was restored has forgotten it.
+            log.fence(generation)
+        publications = left_behind(record, self._store.identity, adopt=self._adopt)
+        return self._store.recover(publications), generation
 
     def _recover_former(self) -> list[int]:
         with ExitStack() as opened:
-            logs = [opened.enter_context(closing(self._log.former(slice_))) for slice_ in self._store.layout.former]
-            for log in logs:  # All of them first: their records share partitions, and an open transaction hides others.
-                log.fence()
-            recovered = [self._recover(log) for log in logs]
-            for log in logs:  # So that a leader of then, which replaces its producer, finds a record of another's.
-                log.publish((), self._progress(0, ()))
+            logs = [
+                (opened.enter_context(closing(self._log.former(slice_))), self._store.generation(slice_))
+                for slice_ in self._store.layout.former
+            ]
+            for (
+                log,
+                generation,
+            ) in logs:  # First of all: records share partitions, and an open transaction hides others.
+                log.fence(generation)
+            recovered = [self._recover(log, generation) for log, generation in logs]
+            for (log, _), (_, generation) in zip(logs, recovered, strict=True):
+                # So that a leader of then, which replaces its producer, finds a record of another's.
+                log.publish((), replace(self._progress(0, ()), generation=generation))
         if recovered:
             self._store.settled()
-        return recovered
+        return [rows for rows, _ in recovered]
 
     def run(self) -> None:
         """Relay until `stop`; returns when every published window has been purged.
@@ -156,7 +184,8 @@ class ExactlyOnce:
                 if window is None:
                     with self._lock:
                         unpurged = self._windows.unpurged
-                    self._commit((), self._progress(0, unpurged))
+                    while not self._commit((), self._progress(0, unpurged)):
+                        pass
                 else:
                     self._publish(window, read_at)
                 with self._lock:
@@ -224,8 +253,31 @@ class ExactlyOnce:
                 more behind the fence, when nobody else can write.
         """
         require_own_record(self._log.read_progress(fenced=False), self._leader_id)
-        self._log.fence()
+        self._fence(has_fenced=True)
         require_own_record(self._log.read_progress(fenced=True), self._leader_id)
+
+    def _fence(self, *, has_fenced: bool) -> None:
+        """Fence the shard's producers; `core.generations` says why it is done as it is here.
+
+        Args:
+            has_fenced: whether this term has done so before. Only then may it go on under another id, where the last
+                transaction cannot end.
+
+        Raises:
+            TransactionStuck: it cannot, and the term has not fenced before.
+            Fenced: another harvester leads.
+        """
+        try:
+            self._log.fence(self._generation)
+        except TransactionStuck:
+            if not has_fenced:
+                raise
+            self._log.close()
+            self._log.read_progress(fenced=True)  # Raises LogUnavailable as long as its end is not decided there.
+            self._generation = self._store.raise_generation(self._slice, self._generation)
+            self._log.fence(self._generation)
+            self._observe(GenerationRaised(self._shard, self._generation))
+        self._store.check_leads()
 
     def _put_aside(self, window: Window, refused: RowsRefused) -> None:
         """Nothing of the window was published: take the bad rows out, so that the rest can be.
@@ -268,7 +320,7 @@ class ExactlyOnce:
         return {each.row.id: each.refusal for each in stuck}
 
     def _progress(self, records: int, publications: tuple[Publication, ...]) -> ProgressRecord:
-        return ProgressRecord(self._store.identity, self._leader_id, records, publications)
+        return ProgressRecord(self._store.identity, self._leader_id, records, publications, self._generation)
 
     def _purge_windows(self) -> None:
         while windows := self._to_purge():

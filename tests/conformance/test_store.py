@@ -13,7 +13,8 @@ from outbox_plugin.core.lanes import BadRow, Lane
 from outbox_plugin.core.ports import OutboxStore, Wanted
 from outbox_plugin.core.progress import Publication
 from outbox_plugin.core.row import OutboxRow
-from outbox_plugin.errors import Fenced, LayoutChanged, Refusal
+from outbox_plugin.core.shards import Slice
+from outbox_plugin.errors import Fenced, LayoutChanged, Refusal, StoreUnavailable
 from tests.conformance.outboxes import FIRST, Outbox, Scenario, real, run_simulated
 from tests.support import eventually
 
@@ -153,6 +154,29 @@ def a_leader_puts_nothing_aside_once_another_leads(outbox: Outbox) -> None:
     assert (seen(successor), outbox.dead_letters()) == ([], 1)
 
 
+def only_the_leader_raises_the_generation(outbox: Outbox) -> None:
+    zombie, leader, slice_ = outbox.windows(), outbox.windows(), Slice(0, 1)
+    zombie.lead(ONE)
+    zombie.check_leads()
+    assert zombie.generation(slice_) == 0
+    assert zombie.raise_generation(slice_, 0) == 1
+    leader.lead(OTHER)
+    with pytest.raises(Fenced):
+        zombie.check_leads()
+    with pytest.raises(Fenced):
+        zombie.raise_generation(slice_, 1)
+    leader.check_leads()
+    assert leader.generation(slice_) == 1
+    assert leader.generation(Slice(0, 2)) == 0
+    assert leader.raise_generation(slice_, 1) == 2
+    assert leader.raise_generation(slice_, 7) == 8  # A database that was restored had forgotten some.
+    outbox.change_layout(2)
+    with pytest.raises(StoreUnavailable):
+        leader.generation(slice_)
+    with pytest.raises(Fenced):
+        leader.raise_generation(slice_, 8)
+
+
 def a_leader_puts_aside_for_its_own_shard(outbox: Outbox) -> None:
     ids = written(outbox, "a")
     layout = outbox.change_layout(2)
@@ -250,6 +274,7 @@ SCENARIOS: list[Scenario] = [
     a_lane_is_parked_by_a_row_that_is_there,
     a_dead_letter_has_left_the_outbox,
     a_leader_puts_nothing_aside_once_another_leads,
+    only_the_leader_raises_the_generation,
     a_leader_puts_aside_for_its_own_shard,
     under_another_layout_nothing_is_put_aside,
     of_another_table_nothing_is_put_aside,

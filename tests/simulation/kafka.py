@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -15,12 +16,22 @@ from outbox_plugin.core.progress import ProgressRecord
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Slice
 from outbox_plugin.core.signing import Headers, Signer
-from outbox_plugin.errors import Away, Fenced, LogUnavailable, OutcomeUnknown, Refusal, RowsRefused, TopicsAway
+from outbox_plugin.errors import (
+    Away,
+    Fenced,
+    LogUnavailable,
+    OutcomeUnknown,
+    Refusal,
+    RowsRefused,
+    TopicsAway,
+    TransactionStuck,
+)
 from tests.simulation.scheduler import Killed, Process, Scheduler
 from tests.simulation.wire import LATE, PATIENCE, Answer, Server
 
 SESSION_SECONDS = 6.0
 TRANSACTION_SECONDS = 60.0
+STALLED_SECONDS = STUCK_SECONDS = 0.5  # How long a client tries again what cannot be done yet; in fact it is longer.
 _PROGRESS = "progress"  # The progress topic's partition of a shard.
 LEADER_TOPIC = "outbox-leader"
 SIGNER = Signer(b"s" * 32)  # With the secret that the database keeps.
@@ -52,7 +63,12 @@ class TransactionalId:
 
     epoch: int = 0
     open: KafkaTransaction | None = None
+    ending: KafkaTransaction | None = None  # Decided, but perhaps not every partition has taken its marker.
     last_sequence: int = 0  # Of the Produce requests of this epoch.
+
+
+class Stalled(Exception):
+    """A client that gets this tries the same request again, without a word."""
 
 
 class Broker:
@@ -69,7 +85,8 @@ class Broker:
         self.progress: dict[str, list[tuple[KafkaTransaction, bytes]]] = defaultdict(list)
         self.ids: dict[str, TransactionalId] = defaultdict(TransactionalId)
         self.refused_topics: set[str] = set()
-        self.away_topics: set[str] = set()  # Without a leader, or not looked up yet.
+        self.away_topics: set[str] = set()  # Without a leader, or not looked up yet; known as such at once.
+        self.leaderless_topics: set[str] = set()  # Without a leader, which is noticed by who touches them.
         self.refused_events: set[str] = set()
         self.sends: list[tuple[str, float]] = []  # Without transactions: leader id, and seconds at the beginning.
         self._groups: dict[str, Group] = {}
@@ -84,15 +101,29 @@ class Broker:
     def initialise(self, transactional_id: str) -> int:
         """InitProducerId: abort what is open, and give a new epoch."""
         known = self.ids[transactional_id]
-        if known.open is not None:
-            known.open.over, known.open = True, None
+        if self._cannot_end(known):
+            raise TransactionStuck("Kafka: CONCURRENT_TRANSACTIONS")
         known.epoch += 1
         known.last_sequence = 0
+        if known.open is not None:
+            known.open.over, known.open, known.ending = True, None, known.open
+            if self._cannot_end(known):
+                raise TransactionStuck("Kafka: CONCURRENT_TRANSACTIONS")
         return known.epoch
+
+    def _cannot_end(self, known: TransactionalId) -> bool:
+        """Whether the last transaction waits until a partition has a leader that can take its marker."""
+        touched = known.ending.partitions if known.ending else ()
+        if any(isinstance(each, tuple) and each[0] in self.leaderless_topics for each in touched):
+            return True
+        known.ending = None
+        return False
 
     def add_partitions(self, transactional_id: str, epoch: int, partitions: Iterable[Hashable], leader_id: str) -> None:
         """AddPartitionsToTxn: they belong to the transaction that is open, which is begun if there is none."""
         known = self._current(transactional_id, epoch)
+        if self._cannot_end(known):
+            raise Stalled
         if known.open is None:
             known.open = KafkaTransaction(leader_id)
             self.scheduler.at(
@@ -114,6 +145,8 @@ class Broker:
             return
         if known.open is None or not known.open.partitions.issuperset(partitions):
             raise LogUnavailable("Kafka: INVALID_TXN_STATE")
+        if any(isinstance(each, tuple) and each[0] in self.leaderless_topics for each in partitions):
+            raise Stalled
         known.last_sequence = sequence
         append(known.open)
 
@@ -121,7 +154,7 @@ class Broker:
         """EndTxn: commit or abort what is open, whichever transaction it was meant for."""
         known = self._current(transactional_id, epoch)
         if known.open is not None:
-            known.open.committed, known.open.over, known.open = commit, True, None
+            known.open.committed, known.open.over, known.open, known.ending = commit, True, None, known.open
 
     def _current(self, transactional_id: str, epoch: int) -> TransactionalId:
         known = self.ids[transactional_id]
@@ -132,7 +165,8 @@ class Broker:
     def _time_out(self, transactional_id: str, transaction: KafkaTransaction) -> None:
         if self.ids[transactional_id].open is transaction:
             self.say("kafka", "times a transaction out")
-            self.initialise(transactional_id)
+            with suppress(TransactionStuck):
+                self.initialise(transactional_id)
 
     def refusal(self, row: OutboxRow) -> Refusal | None:
         """Why the row is not taken, for what it is."""
@@ -140,10 +174,11 @@ class Broker:
             return Refusal("no such topic", whole_topic=True)
         return Refusal("too large") if row.value in self.refused_events else None
 
-    def away(self, rows: Sequence[OutboxRow]) -> dict[str, Away]:
-        """The topics of `rows` that cannot be written to now."""
-        seconds = 0.1 + 0.4 * self.scheduler.random() if self.away_topics else 0.0
-        return {row.topic: Away("no leader", seconds) for row in rows if row.topic in self.away_topics}
+    def away(self, rows: Sequence[OutboxRow], known: Set[str] = frozenset()) -> dict[str, Away]:
+        """The topics of `rows` that cannot be written to now, as far as one sees who looks up all but the `known`."""
+        topics = self.away_topics | (self.leaderless_topics - known)
+        seconds = 0.1 + 0.4 * self.scheduler.random() if topics else 0.0
+        return {row.topic: Away("no leader", seconds) for row in rows if row.topic in topics}
 
     def append(self, rows: Sequence[OutboxRow], transaction: KafkaTransaction | None, leader_id: str) -> None:
         """Write records."""
@@ -161,24 +196,37 @@ class SimulatedLog:
         self._server = server
         self._process = process
         self._group = group
-        self._id = f"{group}-{slice_.name}"  # Names the shard's progress records too.
+        self._name = self._id = f"{group}-{slice_.name}"  # The first one is that of the shard's progress records.
         self._epoch = 0
         self._sequence = 0
         self._in_doubt = True
-        self._closed = False
+        self._closed = True
+        self._known: set[str] = set()  # Topics that need not be looked up.
 
     @property
     def in_doubt(self) -> bool:
         return self._in_doubt
 
-    def fence(self) -> None:
-        self._epoch = self._request("fences", lambda: self._broker.initialise(self._id))
+    def fence(self, generation: int) -> None:
+        self._id = self._name + (f"-g{generation}" if generation else "")
+        gives_up = self._process.now() + STUCK_SECONDS
+        while True:
+            try:
+                self._epoch = self._request("fences", lambda: self._broker.initialise(self._id))
+                break
+            except TransactionStuck:
+                if self._process.now() > gives_up:
+                    raise
+                self._process.scheduler.sleep(0.5)
+        self._closed = False
         self._sequence = 0
         self._in_doubt = False
 
     def read_progress(self, *, fenced: bool) -> ProgressRecord | None:
         def effect() -> bytes | None:
-            records = self._broker.progress[self._id]
+            records = self._broker.progress[self._name]
+            if fenced and any(not transaction.over for transaction, _ in records):
+                raise LogUnavailable("Kafka: an open transaction hides the end")
             return next((body for transaction, body in reversed(records) if transaction.committed), None)
 
         body = self._server.call(self._process, "reads progress", effect)
@@ -190,8 +238,16 @@ class SimulatedLog:
     def publish(self, rows: Sequence[OutboxRow], progress: ProgressRecord) -> bool:
         if self._closed:
             raise LogUnavailable("Kafka: the term's producer has been closed")
-        if away := self._broker.away(rows):
+        if away := self._broker.away(rows, self._known):
             raise TopicsAway(away)
+        self._known.update(row.topic for row in rows)
+        try:
+            return self._transact(rows, progress)
+        except Stalled:
+            self._known -= self._broker.leaderless_topics
+            return False
+
+    def _transact(self, rows: Sequence[OutboxRow], progress: ProgressRecord) -> bool:
         broker, id_, epoch, leader_id = self._broker, self._id, self._epoch, progress.leader_id
         refused = {row.id: refusal for row in rows if (refusal := broker.refusal(row)) is not None}
         accepted = [row for row in rows if row.id not in refused]
@@ -200,7 +256,7 @@ class SimulatedLog:
         self._request("adds partitions", lambda: broker.add_partitions(id_, epoch, partitions, leader_id))
 
         def append_progress(transaction: KafkaTransaction) -> None:
-            broker.progress[self._id].append((transaction, progress.encode()))
+            broker.progress[self._name].append((transaction, progress.encode()))
 
         self._produce("progress", [_PROGRESS], append_progress)
         for part in self._parts(accepted):
@@ -223,7 +279,14 @@ class SimulatedLog:
     def _request(
         self, doing: str, effect: Callable[[], Answer], *, unanswered: type[Exception] | None = None
     ) -> Answer:
-        return self._server.call(self._process, doing, effect, unanswered=unanswered, repeats=True)
+        gives_up = self._process.now() + STALLED_SECONDS
+        while True:
+            try:
+                return self._server.call(self._process, doing, effect, unanswered=unanswered, repeats=True)
+            except Stalled:
+                if self._process.now() > gives_up:
+                    raise
+                self._process.scheduler.sleep(0.1)
 
     def _produce(self, what: str, partitions: Iterable[Hashable], append: Callable[[KafkaTransaction], None]) -> None:
         self._sequence += 1

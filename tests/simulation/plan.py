@@ -19,6 +19,7 @@ TRUNCATE, RESTORE, RESTORE_ANEW = "truncate", "restore a backup", "restore a bac
 RESHARD, HALT = "another number of shards", "paused by an order"
 WALL_CLOCK_BACK = "Postgres' clock jumps back"
 BAD_EVENT, BAD_TOPIC = "a row that Kafka refuses", "a topic that Kafka refuses"
+NO_LEADER = "a partition without a leader"
 OWN_ID = "a row with an id of its own making"
 REWRITE, UPDATE, DELETE = "a migration rewrites the table", "rows are updated", "rows are deleted by somebody else"
 WRAP = "2^31 transactions pass"
@@ -44,6 +45,7 @@ EVERYTHING = (
     WALL_CLOCK_BACK,
     BAD_EVENT,
     BAD_TOPIC,
+    NO_LEADER,
     OWN_ID,
     REWRITE,
     UPDATE,
@@ -63,6 +65,7 @@ GIVES_IDS_AGAIN = (RESTORE, RESTORE_WITH_CLOCK, SET_BACK, FAIL_OVER_ASYNC)
 AIMS = (
     "fences",
     "begins",
+    "raises",
     "reads",
     "produces",
     "commits",
@@ -87,6 +90,7 @@ THEMES = (
     (KILL, KILL, KILL, POSTGRES_DOWN),
     (NO_KAFKA, NO_POSTGRES, NO_KAFKA, NO_POSTGRES, KAFKA_DOWN),
     (REWRITE, UPDATE, WRAP, KILL),
+    (NO_LEADER, NO_LEADER, KILL, PAUSE),
     (FAIL_OVER, FAIL_OVER_ASYNC, LOCK, KILL),
     (OTHER_DELIVERY, OTHER_GROUP, PAUSE, PAUSE),
 )

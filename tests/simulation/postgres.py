@@ -158,6 +158,7 @@ class Backup:
     layout: Layout
     leaders: dict[int, str]
     served: Service
+    id_generations: dict[str, int]
 
 
 class Database:
@@ -176,6 +177,7 @@ class Database:
         self._incarnations = 1  # How many there have been.
         self.layout = Layout(1, shards)
         self.leaders: dict[int, str] = {}
+        self.id_generations: dict[str, int] = {}  # Of transactional ids, by the names of slices.
         self.replaced_at: dict[str, float] = {}  # Seconds, by leader id.
         self.paused = False
         self.parked: dict[Lane, int] = {}
@@ -292,6 +294,7 @@ class Database:
             self.layout,
             dict(self.leaders),
             self.served,
+            dict(self.id_generations),
         )
 
     def restore(self, backup: Backup, *, new_incarnation: bool = False) -> None:
@@ -308,6 +311,7 @@ class Database:
         else:
             self.next_xid, self.incarnation = backup.next_xid, backup.incarnation
             self.layout, self.leaders, self.served = backup.layout, dict(backup.leaders), backup.served
+            self.id_generations = dict(backup.id_generations)
 
     def fail_over(self, standby: Backup | None) -> None:
         """Go on where the standby is: as far as everything was durable, or where it had got to.
@@ -325,6 +329,7 @@ class Database:
             row.event.erased = False
         self.next_xid, self.incarnation = standby.next_xid, standby.incarnation
         self.layout, self.leaders, self.served = standby.layout, dict(standby.leaders), standby.served
+        self.id_generations = dict(standby.id_generations)
         self.sequence = standby.sequence + int(self.scheduler.random() * 33)
 
     def _return_to(self, backup: Backup) -> None:
@@ -615,6 +620,27 @@ class Store:
             self.database.flush()
 
         self.call("begins to lead", effect)
+
+    def check_leads(self) -> None:
+        self.call("confirms that it leads", self._check_leads)
+
+    def generation(self, slice_: Slice) -> int:
+        def effect() -> int:
+            if not self._is_ours():
+                raise StoreUnavailable("Postgres: another table, or another number of shards")
+            return self.database.id_generations.get(slice_.name, 0)
+
+        return self.call("asks for the generation", effect)
+
+    def raise_generation(self, slice_: Slice, present: int) -> int:
+        def effect() -> int:
+            self._check_leads()
+            known = self.database.id_generations
+            known[slice_.name] = max(present, known.get(slice_.name, 0)) + 1
+            self.database.flush()
+            return known[slice_.name]
+
+        return self.call("raises the generation", effect)
 
     def park(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
         def effect() -> None:

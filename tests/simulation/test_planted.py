@@ -20,6 +20,7 @@ from tests.simulation.plan import (
     BAD_TOPIC,
     DELETE,
     HALT,
+    NO_LEADER,
     OTHER_DELIVERY,
     OTHER_GROUP,
     PAUSE,
@@ -39,9 +40,8 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 def skip_the_fence(patch: pytest.MonkeyPatch) -> None:
     fence = SimulatedLog.fence
 
-    def with_an_id_of_its_own(log: SimulatedLog) -> None:
-        log._id += f"-{log._process.new_id()}"
-        fence(log)
+    def with_an_id_of_its_own(log: SimulatedLog, _generation: int) -> None:
+        fence(log, log._process.scheduler.rng.randrange(1, 2**30))
 
     patch.setattr(SimulatedLog, "fence", with_an_id_of_its_own)
 
@@ -105,6 +105,32 @@ def leave_no_record_for_shards_of_before(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(SimulatedLog, "former", silent)
 
+
+def let_a_new_leader_raise_the_generation(patch: pytest.MonkeyPatch) -> None:
+    fence = ExactlyOnce._fence
+
+    def as_if_it_had_fenced(term: ExactlyOnce, *, has_fenced: bool) -> None:
+        fence(term, has_fenced=True)
+
+    patch.setattr(ExactlyOnce, "_fence", as_if_it_had_fenced)
+
+
+def forget_the_generation(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Store, "generation", lambda *_: 0)
+
+
+# A partition has no leader while leaders are stopped, in the middle of a commit too.
+LEADERLESS = Plan(
+    harvesters=2,
+    writers=4,
+    writing=8.0,
+    mishap_rate=0.3,
+    mishaps=("paused before the answer", "paused before it was sent"),
+    aims=("commits", "fences", "adds", "raises", "begins"),
+    latency=0.02,
+    longest_pause=5.0,
+    faults=tuple(Fault(NO_LEADER, at, 3.0, 2) for at in (0.7, 4.7)),
+)
 
 # The number of shards changes while leaders are stopped for so long that others take over before they go on.
 LATE_RESHARDING = Plan(
@@ -239,7 +265,7 @@ class Found(NamedTuple):
 
 
 PLANTS: dict[Plant, Found] = {
-    skip_the_fence: Found(("repeated", "leaders", "order")),
+    skip_the_fence: Found(("repeated", "leaders", "order", "late")),
     delete_before_commit: Found(("loss",)),
     forget_the_ids_in_flight_at_takeover: Found(("repeated",)),
     delete_by_id_alone: Found(("loss",)),
@@ -253,6 +279,8 @@ PLANTS: dict[Plant, Found] = {
     do_not_notice_a_truncation: Found(("loss",), TRUNCATED),
     go_on_with_a_producer_in_doubt: Found(("loss", "repeated"), LATE_COMMITS),
     replace_a_producer_without_asking_who_leads: Found(("repeated", "leaders"), LATE_RETURNS),
+    let_a_new_leader_raise_the_generation: Found(("repeated", "leaders"), LEADERLESS),
+    forget_the_generation: Found(("repeated", "leaders"), LEADERLESS),
     leave_no_record_for_shards_of_before: Found(("repeated",), LATE_RESHARDING),
     let_leaders_read_on_after_an_adoption: Found(("repeated", "order"), ADOPTIONS),
 }
@@ -277,6 +305,7 @@ RARE = {
     "returns": LATE_RETURNS,
     "resharding": LATE_RESHARDING,
     "adoptions": ADOPTIONS,
+    "leaderless": LEADERLESS,
 }
 
 

@@ -269,7 +269,13 @@ class World:
         while self.postgres.down:
             self.scheduler.sleep(0.05)
         self.adopt(Service(delivery, group))
+        late = [each for each in running if each.runs]
         for harvester in running:
+            if harvester.process.alive and not harvester.runs:
+                harvester.start()
+        for harvester in late:  # Each is started again, too, once it has ended, or somebody has killed it.
+            while harvester.runs and harvester.is_stopping:
+                self.scheduler.sleep(0.1)
             if harvester.process.alive and not harvester.runs:
                 harvester.start()
 
@@ -307,6 +313,13 @@ class World:
         if self.plan.releases:
             self.broker.refused_topics.discard("u")
             self.database.parked.clear()
+
+    def _lose_leader(self, fault: Fault) -> None:
+        """A topic's partitions have no leader for a while."""
+        topic = "u" if fault.target == 1 else "t"
+        self.broker.leaderless_topics.add(topic)
+        self.scheduler.sleep(fault.seconds)
+        self.broker.leaderless_topics.discard(topic)
 
     def _own_id(self, fault: Fault) -> None:
         """Somebody inserts a row under an id that was never drawn, or that was drawn in vain."""
@@ -347,6 +360,7 @@ _BEFALL: dict[str, Callable[[World, Fault], None]] = {
     plans.WALL_CLOCK_BACK: World._set_clock_back,
     plans.BAD_EVENT: World._refuse_event,
     plans.BAD_TOPIC: World._refuse_topic,
+    plans.NO_LEADER: World._lose_leader,
     plans.OWN_ID: World._own_id,
 }
 
@@ -365,6 +379,11 @@ class Harvester:
     def runs(self) -> bool:
         """Whether the process is there and has not handed over."""
         return self.process.alive and self.process.tasks[0].is_alive()
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it was asked to hand over and end, and has not been started again since."""
+        return self._stopping
 
     def start(self) -> None:
         """Start a process."""

@@ -76,6 +76,15 @@ class Store:
     def lead(self, leader_id: str) -> None:
         self._faults.step(StoreUnavailable("beginning to lead"))
 
+    def check_leads(self) -> None:
+        """Nobody else does."""
+
+    def generation(self, slice_: Slice) -> int:
+        return 0
+
+    def raise_generation(self, slice_: Slice, present: int) -> int:
+        raise AssertionError("no transaction is stuck")
+
     def park(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
         return ()  # No row is bad.
 
@@ -118,7 +127,7 @@ class Log:
         self._epoch = 0
         self.in_doubt = False
 
-    def fence(self) -> None:
+    def fence(self, generation: int) -> None:
         self._faults.step(LogUnavailable("fencing"))
         self._kafka.epoch += 1
         self._epoch = self._kafka.epoch

@@ -39,6 +39,20 @@ WHERE table_name = %(table)s AND incarnation = %(incarnation)s AND layout = %(la
   AND table_oid = to_regclass({quoted_outbox})::oid
 FOR SHARE
 
+-- name: generation
+-- Which generation of its transactional id a slice uses; no row where the table is no longer the same.
+SELECT coalesce((generations ->> %(slice)s::text)::int, 0) FROM {outbox_identity}
+WHERE table_name = %(table)s AND incarnation = %(incarnation)s AND layout = %(layout)s
+
+-- name: raise_generation
+-- Let the slice use the next generation; only its leader may. Returns it.
+UPDATE {outbox_identity}
+SET generations = jsonb_set(generations, ARRAY[%(slice)s::text], to_jsonb(
+    greatest(coalesce((generations ->> %(slice)s::text)::int, 0), %(generation)s::int) + 1))
+WHERE table_name = %(table)s AND incarnation = %(incarnation)s AND layout = %(layout)s
+  AND leaders[%(shard)s + 1] = %(leader_id)s::uuid
+RETURNING (generations ->> %(slice)s::text)::int
+
 -- name: park
 -- Let the lanes of bad rows wait; a row that is gone harms nobody.
 INSERT INTO {outbox_parked} (table_name, kafka_topic, kafka_key, row_id, reason)
