@@ -73,7 +73,7 @@ class Topics:
             found = self._look_up(producer, list(topics), LOOK_UP_SECONDS)
         except LogUnavailable:
             return False
-        leaderless = {topic for topic, metadata in found.items() if _without_leader(metadata)}
+        leaderless = {topic for topic, metadata in found.items() if metadata and _without_leader(metadata)}
         self._known -= leaderless
         return bool(leaderless)
 
@@ -162,7 +162,9 @@ _NOTHING_WRONG = Judgement()
 
 def _without_leader(found: TopicMetadata | None) -> str | None:
     """Why a topic cannot be written to as a whole; None where each of its partitions has a leader."""
-    leaderless = sorted(each.id for each in found.partitions.values() if each.leader < 0) if found else []
+    if found is None:
+        return "Kafka's answer does not mention it"
+    leaderless = sorted(each.id for each in found.partitions.values() if each.leader < 0)
     if not leaderless:
         return None
     return f"no broker leads partition {_listed(leaderless)} now"

@@ -26,6 +26,7 @@ class Brokers:
         self.topics = topics
         self.now = 0.0
         self.asked: list[str] = []
+        self.unmentioned: set[str] = set()
         self._seconds = seconds
         self._lock = threading.Lock()
 
@@ -36,6 +37,8 @@ class Brokers:
         with self._lock:
             self.now += self._seconds
             self.asked.append(topic)
+        if topic in self.unmentioned:
+            return SimpleNamespace(topics={})
         found = self.topics.get(topic, MISSING)
         if isinstance(found, KafkaException):
             raise found
@@ -103,6 +106,26 @@ def test_a_topic_without_a_leader_is_away_for_as_long_as_that_lasts(leaders: lis
         brokers.now += 6.0
     brokers.topics["orders"] = [1, 3, 2]
     assert told(topics, brokers, "orders") == (set(), set())
+
+
+def test_a_topic_that_an_answer_does_not_mention_is_away() -> None:
+    brokers = Brokers({"orders": [1]})
+    brokers.unmentioned.add("orders")
+    topics = Topics(lambda _: None, brokers.clock)
+    assert told(topics, brokers, "orders") == (set(), {"orders"})
+    brokers.unmentioned.clear()
+    brokers.now += 6.0
+    assert told(topics, brokers, "orders") == (set(), set())
+
+
+def test_a_topic_that_has_lost_a_leader_is_noticed_where_nothing_is_acknowledged() -> None:
+    brokers = Brokers({"orders": [1, 2], "payments": [1]})
+    topics = Topics(lambda _: None, brokers.clock)
+    told(topics, brokers, "orders", "payments")
+    assert not topics.without_leader(brokers, {"orders", "payments"})  # type: ignore[arg-type]
+    brokers.topics["orders"] = [1, -1]
+    assert topics.without_leader(brokers, {"orders", "payments"})  # type: ignore[arg-type]
+    assert told(topics, brokers, "orders", "payments") == (set(), {"orders"})
 
 
 def test_a_topic_that_is_forgotten_is_looked_up_again() -> None:
