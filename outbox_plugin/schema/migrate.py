@@ -3,24 +3,34 @@
 Migrations are files `NNNN_pre_what.sql` or `NNNN_post_what.sql`, applied in the order of their names: a `pre` file may
 run before the new code is deployed, a `post` file only after the old code is gone. All run in one transaction, under a
 lock, so that two at once, or one that is killed, leave the database whole.
+
+A migration that waits for a lock keeps everybody who comes after it waiting too: one long report would stop all who
+emit. So it waits for a second, gives up all that it has done, lets the others through, and tries again.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import time
 from importlib.resources import files
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
+from outbox_plugin.core.pace import Backoff
 from outbox_plugin.errors import ServerRefused
+from outbox_plugin.printable import logger_of
 from outbox_plugin.schema.connection import connect_patiently, reported_as_refusal
 from outbox_plugin.schema.orphans import drop_orphans
 from outbox_plugin.schema.place import in_full
 from outbox_plugin.schema.statements import check_name, compose, statement
 from outbox_plugin.settings import Settings
+
+logger = logger_of("outbox_plugin.migrate")
+
+PATIENCE_SECONDS = 60.0
+PAUSE_FIRST, PAUSE_LAST = 0.5, 4.0  # Seconds between two tries.
 
 
 def migrate(settings: Settings, *, wake_up: bool | None = None) -> list[str]:
@@ -37,21 +47,64 @@ def migrate(settings: Settings, *, wake_up: bool | None = None) -> list[str]:
 
     Raises:
         ServerRefused: the database cannot be reached, does not let us create tables, or has something that is called
-            like ours and belongs to a role that nobody need trust.
+            like ours and belongs to a role that nobody need trust; or somebody's lock is in the way for a minute.
         InvalidSetting: the table has been migrated by another name of it.
     """
-    with reported_as_refusal(settings), connect_patiently(settings) as connection, connection.transaction():
+    deadline, pace, said = time.monotonic() + PATIENCE_SECONDS, Backoff(PAUSE_FIRST, PAUSE_LAST), ""
+    with reported_as_refusal(settings), connect_patiently(settings) as connection:
         table = in_full(connection, settings.table)
+        while True:
+            try:
+                return _migrate(connection, settings, table, wake_up=wake_up)
+            except psycopg.errors.LockNotAvailable:
+                holder = _in_the_way(connection, settings, table)
+            if time.monotonic() > deadline:
+                raise ServerRefused(
+                    f"Postgres: nothing was migrated: {holder} has held a lock on the outbox's tables for "
+                    f"{PATIENCE_SECONDS:.0f} s; end it, or try again later"
+                )
+            if holder != said:
+                logger.warning("waiting for %s, which holds a lock on the outbox's tables", holder)
+                said = holder
+            time.sleep(pace.wait())
+
+
+def _in_the_way(connection: psycopg.Connection[tuple[Any, ...]], settings: Settings, table: str) -> str:
+    schema, _, _ = table.rpartition(".")
+    values = {"table": settings.table, "schema": schema, "names": _names(table)}
+    found = connection.execute(statement("migrate", "in_the_way", table), values).fetchall()
+    return str(found[0][0]) if found else "a session that has ended since"
+
+
+def _names(table: str) -> list[str]:
+    """The names of all our tables, without their schema."""
+    return [
+        table.rpartition(".")[2],
+        *re.findall(r"\{(outbox_\w+)\}", "".join(migrations().values())),
+        "outbox_migration",
+    ]
+
+
+def _migrate(
+    connection: psycopg.Connection[tuple[Any, ...]], settings: Settings, table: str, *, wake_up: bool | None
+) -> list[str]:
+    """One try; see `migrate`.
+
+    Raises:
+        psycopg.errors.LockNotAvailable: somebody's lock is in the way; nothing was done.
+    """
+    with connection.transaction():
 
         def run(query: str, /, **values: object) -> list[str]:
             cursor = connection.execute(statement("migrate", query, table), {"table": settings.table, **values})
             return [row[0] for row in cursor.fetchall()] if cursor.description else []
 
+        run("wait_a_little")
         run("lock")
         run("trust_nobody")
         run("create_ledger")
         known = migrations()
-        _refuse_strangers(connection, table, known)
+        _refuse_strangers(connection, table)
         run("forget_dropped_table")
         applied = set(run("applied"))
         pending = {name: text for name, text in known.items() if name not in applied}
@@ -61,7 +114,7 @@ def migrate(settings: Settings, *, wake_up: bool | None = None) -> list[str]:
         if not run("notices_truncation"):
             run("notice_truncation")
         _wake_up(connection, settings, table, install=wake_up)
-        _refuse_strangers(connection, table, known)
+        _refuse_strangers(connection, table)
         check_name(settings.table, connection.execute(statement("identity", "known_as", table)).fetchall())
         run("identify")
         run("make_secret")
@@ -73,15 +126,14 @@ def migrate(settings: Settings, *, wake_up: bool | None = None) -> list[str]:
     return list(pending)
 
 
-def _refuse_strangers(connection: psycopg.Connection[tuple[Any, ...]], table: str, known: Mapping[str, str]) -> None:
+def _refuse_strangers(connection: psycopg.Connection[tuple[Any, ...]], table: str) -> None:
     """Make sure that nothing which is called like ours can run the code of somebody who may only create there.
 
     Raises:
         ServerRefused: something does; the message says what, and whose it is.
     """
-    schema, _, name = table.rpartition(".")
-    names = {name, *re.findall(r"\{(outbox_\w+)\}", "".join(known.values()))}
-    values = {"names": [*names, "outbox_migration"], "schema": schema}
+    schema, _, _ = table.rpartition(".")
+    values = {"names": _names(table), "schema": schema}
     found = connection.execute(statement("migrate", "strangers", table), values).fetchall()
     if found:
         raise ServerRefused(

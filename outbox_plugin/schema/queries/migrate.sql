@@ -2,6 +2,24 @@
 -- One migration at a time in a database; held to the end of the transaction.
 SELECT pg_advisory_xact_lock(hashtextextended('outbox_plugin.migrate', 0))
 
+-- name: wait_a_little
+-- For the transaction: whoever wants a table that we wait for, waits behind us.
+SET LOCAL lock_timeout = '1s'
+
+-- name: in_the_way
+-- The session with the oldest transaction that holds a lock which may be the one that we waited for.
+SELECT format('session %%s (%%s), whose transaction is %%s s old', activity.pid,
+              CASE WHEN application_name <> '' THEN application_name ELSE coalesce(usename::text, 'of another role') END,
+              coalesce(extract(epoch FROM clock_timestamp() - xact_start)::int::text, '?'))
+FROM pg_locks JOIN pg_stat_activity AS activity ON activity.pid = pg_locks.pid
+WHERE granted AND activity.pid <> pg_backend_pid()
+  AND pg_locks.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND ((locktype = 'advisory' AND objsubid = 1
+        AND ((classid::bigint << 32) | objid::bigint) = hashtextextended('outbox_plugin.migrate', 0))
+       OR relation = ANY (SELECT pg_class.oid FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+                          WHERE nspname = %(schema)s AND relname = ANY (%(names)s::text[])))
+ORDER BY xact_start LIMIT 1
+
 -- name: trust_nobody
 -- For the transaction: what migrations name without a schema is of Postgres's own, whoever may create where we look.
 SET LOCAL search_path = pg_catalog, pg_temp
