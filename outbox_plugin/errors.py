@@ -7,6 +7,7 @@
      |   |- ServerRefused        a server was reached, or cannot be at start, and said no
      |   |- SchemaMissing        our tables are not there, or not of the form we need
      |   |- ForeignOutbox        group and outbox do not belong together
+    |   |- ProgressLost         the progress topic lacks a record that the database expects
      |   |- WrongConnection      a connection that events cannot be emitted on as it is
      |   `- HandlerMisuse        a handler did with its transaction what is not its to do
      |- ServerUnavailable        a server is away for now: wait and try again
@@ -67,6 +68,10 @@ class SchemaMissing(UserError):
 
 class ForeignOutbox(UserError):
     """The group and the outbox do not belong together."""
+
+
+class ProgressLost(UserError):
+    """The progress topic lacks a record that the database expects: rows could be published again."""
 
 
 class WrongConnection(UserError):

@@ -34,7 +34,7 @@ from outbox_plugin.core.pace import ERROR_FIRST, ERROR_LAST, Backoff
 from outbox_plugin.core.progress import Identity
 from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.core.signing import Signer
-from outbox_plugin.core.takeover import left_behind
+from outbox_plugin.core.takeover import Terms, left_behind, require_recorded
 from outbox_plugin.errors import LayoutChanged, LogUnavailable, ServerRefused, ServerUnavailable, TopicMissing
 from outbox_plugin.printable import logger_of
 from outbox_plugin.relay.at_least_once import AtLeastOnce
@@ -43,6 +43,7 @@ from outbox_plugin.relay.events import (
     HarvestEvent,
     LanesHeld,
     Observer,
+    RecordsIgnored,
     RowsBuried,
     RowsParked,
     TermBegan,
@@ -116,13 +117,13 @@ class Harvester(Background):
             claim = Claim(settings, connection)
             identity = claim.outbox(adopt=self._adopt)
             claim.delivery(adopt=self._adopt)
-            self._signer, self._is_new = claim.signer(), claim.was_never_led()
+            self._signer, terms = claim.signer(), claim.terms()
+            self._is_new = terms.number == 0
             ahead, layout = claim.ids_drawn_ahead(), claim.new_layout()
         try:
             admin.ensure_topics(self._names, layout.shards, progress=self._exactly_once)
             for shard in range(layout.shards) if self._exactly_once else ():
-                record = read_progress(settings, self._names, Slice(shard, layout.shards))
-                left_behind(record, identity, adopt=self._adopt)
+                self._check_progress(Slice(shard, layout.shards), identity, terms)
         except (LogUnavailable, TopicMissing) as error:
             raise ServerRefused(str(error)) from None
         notes = [admin.check_progress_is_kept(self._names)] if self._exactly_once else []
@@ -135,6 +136,13 @@ class Harvester(Background):
         if note:
             logger.warning("%s", note)
         return identity, layout, note
+
+    def _check_progress(self, slice_: Slice, identity: Identity, terms: Terms) -> None:
+        """Where nobody has ever led the outbox, a record that is not ours tells that the group is another outbox's."""
+        accepts_unsigned = self._is_new or slice_.name in terms.unsigned
+        last = read_progress(self._settings, self._names, slice_, self._signer, accepts_unsigned=accepts_unsigned)
+        left_behind(last.record, identity, adopt=self._adopt)
+        require_recorded(last.newest or last.record, slice_.name, terms, adopt=self._adopt)
 
     def _connect(self) -> psycopg.Connection[tuple[Any, ...]]:
         return connect(self._settings, purpose="outbox harvester (start)")
@@ -235,7 +243,7 @@ class Harvester(Background):
                     return
                 store = opened.enter_context(closing(WindowStore(settings, shard, layout, adopt=self._adopt)))
                 reserved = ReservedTopics(settings, store.groups)
-                log = KafkaLog(settings, self._names, Slice(shard, layout.shards), wanted, reserved)
+                log = KafkaLog(settings, self._names, Slice(shard, layout.shards), self._signer, wanted, reserved)
                 yield ExactlyOnce(
                     shard,
                     leader_id,
@@ -275,6 +283,8 @@ class Harvester(Background):
                     event.shard,
                     event.generation,
                 )
+            case RecordsIgnored():
+                logger.warning("shard %d: %s", event.shard, event.told())
             case LanesHeld():
                 for lane in event.lanes:
                     logger.warning("shard %d: %s", event.shard, event.told(lane))

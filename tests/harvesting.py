@@ -19,9 +19,12 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from psycopg import sql
 
+from outbox_plugin.adapters.claim import Claim
 from outbox_plugin.adapters.kafka import Names
 from outbox_plugin.adapters.progress import read_progress
+from outbox_plugin.core.progress import ProgressRecord
 from outbox_plugin.core.shards import Slice
+from outbox_plugin.core.signing import Signer
 from outbox_plugin.errors import LogUnavailable, TopicMissing
 from outbox_plugin.settings import Settings
 from tests.support import eventually
@@ -154,9 +157,21 @@ def drained(settings: Settings, seconds: float = DRAIN_SECONDS) -> None:
 def named_by_progress(settings: Settings) -> int:
     """How many rows the last progress record names; 0 while there is none."""
     with suppress(LogUnavailable, TopicMissing):
-        if record := read_progress(settings, Names.of(settings), Slice(0, 1)):
+        if record := last_progress(settings):
             return sum(len(each.ids) for each in record.publications)
     return 0
+
+
+def signer_of(settings: Settings) -> Signer:
+    """Whoever may read the secret can sign."""
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection, closing(connection):
+        return Claim(settings, connection).signer()
+
+
+def last_progress(settings: Settings, *, to_the_end: bool = False) -> ProgressRecord | None:
+    """The last committed progress record of the only shard."""
+    names = Names.of(settings)
+    return read_progress(settings, names, Slice(0, 1), signer_of(settings), to_the_end=to_the_end).record
 
 
 def publish_but_kill_before_the_purge(settings: Settings, folder: Path) -> None:

@@ -9,6 +9,7 @@ import psycopg
 from outbox_plugin.core.progress import Identity
 from outbox_plugin.core.shards import Layout
 from outbox_plugin.core.signing import Signer
+from outbox_plugin.core.takeover import Terms
 from outbox_plugin.errors import ForeignOutbox, InvalidSetting, SchemaMissing
 from outbox_plugin.schema.place import in_full
 from outbox_plugin.schema.statements import check_name, statement
@@ -100,10 +101,10 @@ class Claim:
             return Signer(secret)
         raise SchemaMissing(f"the outbox table {self._settings.table!r} has no secret; run `outbox migrate` first")
 
-    def was_never_led(self) -> bool:
-        """Whether no leader has ever begun a term."""
-        [(term,)] = self._ask("identity", "term")
-        return bool(term == 0)
+    def terms(self) -> Terms:
+        """What the database says of terms; number 0 where no leader has ever begun one."""
+        [(number, recorded, unsigned)] = self._ask("identity", "terms")
+        return Terms(number, recorded, frozenset(unsigned))
 
     def new_layout(self) -> Layout:
         """Let the outbox have as many shards as the settings say, and return its layout; who starts last, decides.

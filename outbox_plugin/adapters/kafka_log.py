@@ -17,10 +17,12 @@ from outbox_plugin.adapters.kafka import (
 )
 from outbox_plugin.adapters.progress import read_progress
 from outbox_plugin.adapters.records import Records
+from outbox_plugin.core.last_progress import LastProgress, Numbering
 from outbox_plugin.core.progress import ProgressRecord
 from outbox_plugin.core.repeats import RETRY_BACKOFF_MS, may_have_been_repeated
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Slice
+from outbox_plugin.core.signing import Signer, Slot
 from outbox_plugin.errors import LogUnavailable, RowsRefused, TransactionStuck
 from outbox_plugin.settings import Settings
 
@@ -56,6 +58,7 @@ class KafkaLog:
         settings: Settings,
         names: Names,
         slice_: Slice,
+        signer: Signer,
         wanted: Callable[[], bool],
         reserved: Callable[[str], str | None],
     ) -> None:
@@ -65,12 +68,15 @@ class KafkaLog:
             settings: which Kafka.
             names: what the group calls its topics and ids.
             slice_: the shard.
+            signer: signs progress records, and verifies them.
             wanted: is asked now and then whether waiting still makes sense.
             reserved: says why a topic is not for events at all; None where it is.
         """
         self._settings = settings
         self._names = names
         self._slice = slice_
+        self._signer = signer
+        self._numbering = Numbering()
         self._wanted = wanted
         self._reserved = reserved
         self._records = Records(reserved)
@@ -128,13 +134,22 @@ class KafkaLog:
         except KafkaException as error:
             raise refused_property(error) from None
 
-    def read_progress(self, *, fenced: bool) -> ProgressRecord | None:
+    def read_progress(self, *, fenced: bool, accepts_unsigned: bool = False) -> LastProgress:
         """See `Log.read_progress`."""
-        return read_progress(self._settings, self._names, self._slice, to_the_end=fenced)
+        last = read_progress(
+            self._settings,
+            self._names,
+            self._slice,
+            self._signer,
+            to_the_end=fenced,
+            accepts_unsigned=accepts_unsigned,
+        )
+        self._numbering.read_to(last.end)
+        return last
 
     def former(self, slice_: Slice) -> KafkaLog:
         """See `Log.former`."""
-        return KafkaLog(self._settings, self._names, slice_, self._wanted, self._reserved)
+        return KafkaLog(self._settings, self._names, slice_, self._signer, self._wanted, self._reserved)
 
     def publish(self, rows: Sequence[OutboxRow], progress: ProgressRecord) -> bool:
         """See `Log.publish`."""
@@ -144,12 +159,7 @@ class KafkaLog:
         try:
             self._open.begin_transaction()
             # First, so that the coordinator learns of its partition, and the broker has it, while rows are handed over.
-            self._open.produce(
-                self._names.progress_topic,
-                key=self._slice.name,
-                value=progress.encode(),
-                partition=self._slice.number,
-            )
+            self._produce_progress(progress)
             records.hand_over(self._open, rows)
         except KafkaException as error:
             return self._explain(error, unpublished=True)
@@ -163,7 +173,14 @@ class KafkaLog:
         except KafkaException as error:  # librdkafka sends EndTxn once all is delivered, and not if a delivery failed.
             return self._explain(error, unpublished=records.any_failed)
         self._in_doubt = may_have_been_repeated(time.monotonic() - began)
+        self._numbering.committed()
         return True
+
+    def _produce_progress(self, progress: ProgressRecord) -> None:
+        topic, partition = self._names.progress_topic, self._slice.number
+        key, value = self._slice.name.encode(), self._numbering.numbered(progress).encode()
+        headers = self._signer.sign(Slot("progress", topic, partition), key, value)
+        self._open.produce(topic, key=key, value=value, partition=partition, headers=headers)
 
     def _flush(self) -> bool:
         """Wait for the acknowledgements, so that the commit's time is that of EndTxn alone.

@@ -13,6 +13,7 @@ from outbox_plugin.core.ports import Control, Wanted
 from outbox_plugin.core.progress import Publication
 from outbox_plugin.core.row import OutboxRow, TooLarge, column
 from outbox_plugin.core.shards import Layout, Slice
+from outbox_plugin.core.takeover import Terms
 from outbox_plugin.core.window import BYTES_PER_WINDOW
 from outbox_plugin.errors import Fenced, StoreUnavailable
 from outbox_plugin.printable import logger_of
@@ -29,6 +30,7 @@ class WindowStore(PostgresOutbox):
         """See `PostgresOutbox`."""
         super().__init__(settings, shard, layout, adopt=adopt)
         self._history = History(settings) if settings.retention else None
+        self._slice = Slice(shard, layout.shards)
         self._largest_bytes = largest_record_bytes(settings)
         try:
             self._keep_days()
@@ -75,10 +77,32 @@ class WindowStore(PostgresOutbox):
             raise Fenced("Postgres: another harvester leads the shard, or the table is no longer the same")
         return int(found[0])
 
+    def begin_term(self, above: int = 0) -> Terms:
+        """See `OutboxStore.begin_term`."""
+        with self._purging():
+            found = self._execute("begin_term", above=above).fetchall()
+        if not found:
+            raise StoreUnavailable(
+                f"Postgres: the table {self._settings.table!r} is another one now, or has other shards"
+            )
+        [(number, recorded, unsigned)] = found
+        return Terms(number, recorded, frozenset(unsigned))
+
+    def recorded(self, term: int) -> None:
+        """See `OutboxStore.recorded`."""
+        with self._purging():
+            if not self._execute("recorded", term=term, slice=self._slice.name).rowcount:
+                raise Fenced("Postgres: another harvester leads the shard, or the outbox is harvested otherwise by now")
+
+    def nothing_in_flight(self, term: int) -> None:
+        """See `OutboxStore.nothing_in_flight`."""
+        with reported(), self._purger_lock:
+            self._execute("nothing_in_flight", term=term, slice=self._slice.name)
+
     def settled(self) -> None:
         """See `OutboxStore.settled`."""
-        with reported():
-            self._execute("settled")
+        with reported(), self._purger_lock:
+            self._execute("settled", former=[each.name for each in self._layout.former])
 
     def read(self, wanted: Wanted) -> Sequence[OutboxRow]:
         """See `OutboxStore.read`."""

@@ -10,9 +10,11 @@ from outbox_plugin.core.floor import BEGINNING, Drawn, Span
 from outbox_plugin.core.heartbeat import Heartbeat
 from outbox_plugin.core.ids import IdRanges
 from outbox_plugin.core.lanes import BadRow, Lane
+from outbox_plugin.core.last_progress import LastProgress
 from outbox_plugin.core.progress import Identity, ProgressRecord, Publication
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Layout, Slice
+from outbox_plugin.core.takeover import Terms
 from outbox_plugin.core.window import BYTES_PER_WINDOW
 from outbox_plugin.errors import Away, Refusal
 
@@ -141,6 +143,22 @@ class OutboxStore(Outbox, Protocol):
         """
         ...
 
+    def begin_term(self, above: int = 0) -> Terms:
+        """Give the term a number that is above all others, and above `above`; returns what is known of terms."""
+        ...
+
+    def recorded(self, term: int) -> None:
+        """Remember that the term has written a signed record: from now on, one is expected; durable when it returns.
+
+        Raises:
+            Fenced: a later term has, or the outbox is harvested otherwise by now.
+        """
+        ...
+
+    def nothing_in_flight(self, term: int) -> None:
+        """Remember that the term has deleted all that it published: no record of it is expected any more."""
+        ...
+
     def settled(self) -> None:
         """Remember that the shards of all earlier layouts have been fenced and recovered."""
         ...
@@ -233,11 +251,12 @@ class Log(Protocol):
         """
         ...
 
-    def read_progress(self, *, fenced: bool) -> ProgressRecord | None:
-        """The shard's last committed progress record; None if there is none.
+    def read_progress(self, *, fenced: bool, accepts_unsigned: bool = False) -> LastProgress:
+        """The shard's last progress record.
 
         `fenced`: every producer that may write there has been fenced, so no open transaction hides a record. Then the
-        record is certainly the last one.
+        committed record is certainly the last one. `accepts_unsigned`: the last leader may have been of a version that
+        did not sign.
         """
         ...
 
@@ -246,7 +265,7 @@ class Log(Protocol):
         ...
 
     def publish(self, rows: Sequence[OutboxRow], progress: ProgressRecord) -> bool:
-        """Publish `rows` in their order and `progress`, in one transaction.
+        """Publish `rows` in their order and `progress`, signed and with the next number, in one transaction.
 
         Returns False if nothing was published, and the same rows are to be tried again.
 

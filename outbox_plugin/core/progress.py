@@ -138,6 +138,8 @@ class ProgressRecord:
 
     `records` counts the events of this very transaction, so that a torn one can be noticed. `generation` is that of
     the transactional id (see `core.generations`): a database that was restored from a backup may have forgotten it.
+    `records` counts the events of this very transaction, so that a torn one can be noticed. `term`, `sequence` and
+    `after` tell the record from a copy of it: see `last_progress`. They are 0 in records of versions that did not sign.
     """
 
     identity: Identity
@@ -145,6 +147,14 @@ class ProgressRecord:
     records: int
     publications: tuple[Publication, ...]
     generation: int = 0
+    term: int = 0
+    sequence: int = 0
+    after: int = -1
+
+    @property
+    def number(self) -> tuple[int, int]:
+        """Ascends from record to record of a slice."""
+        return self.term, self.sequence
 
     def encode(self) -> bytes:
         """The record as JSON; without creation times where it would be larger than brokers take."""
@@ -157,6 +167,9 @@ class ProgressRecord:
             "incarnation": self.identity.incarnation,
             "place": self.identity.place,
             "leader_id": self.leader_id,
+            "term": self.term,
+            "sequence": self.sequence,
+            "after": self.after,
             "records": self.records,
             **({"generation": self.generation} if self.generation else {}),
             "publications": [
@@ -202,6 +215,9 @@ class ProgressRecord:
                     for each in fields["publications"]
                 ),
                 _whole(fields.get("generation", 0), 0, LARGEST_GENERATION),
+                _whole(fields.get("term", 0), 0, LARGEST_ID),
+                _whole(fields.get("sequence", 0), 0, LARGEST_ID),
+                _whole(fields.get("after", -1), -1, LARGEST_ID),
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             raise MalformedProgress(f"the progress record is not readable: {error!r}") from None

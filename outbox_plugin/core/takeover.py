@@ -1,9 +1,32 @@
-"""What a new leader may conclude from the shard's last committed progress record."""
+"""What a new leader may conclude from the shard's last committed progress record, and from what the database remembers.
+
+The database remembers, for each slice, the last term that wrote a record, from its first record until its leader knows
+that nothing is in flight any more: all that it published has been deleted, and no transaction has an unknown outcome.
+So a record that is missing where the database expects one was lost or hidden, and rows may be in the table that Kafka
+has. They would be published again. A record that is missing where the database expects none proves nothing, and harms
+nobody.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
 from outbox_plugin.core.progress import Identity, ProgressRecord, Publication
-from outbox_plugin.errors import ForeignOutbox
+from outbox_plugin.errors import ForeignOutbox, ProgressLost
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the database says of terms.
+
+    `number` is that of the last term, of any shard. `recorded` has the terms whose rows may still be in flight, by the
+    names of their slices. `unsigned` names the slices whose last leader may have been of a version that did not sign.
+    """
+
+    number: int = 0
+    recorded: Mapping[str, int] = field(default_factory=dict)
+    unsigned: frozenset[str] = frozenset()
 
 
 def left_behind(record: ProgressRecord | None, identity: Identity, *, adopt: bool = False) -> tuple[Publication, ...]:
@@ -24,4 +47,22 @@ def left_behind(record: ProgressRecord | None, identity: Identity, *, adopt: boo
     raise ForeignOutbox(
         f"this group relays another outbox: {record.identity.place}, not {identity.place}. Give this one an "
         "OUTBOX_GROUP of its own; or, if the other is gone for good, start once with `outbox harvest --adopt`"
+    )
+
+
+def require_recorded(record: ProgressRecord | None, slice_name: str, terms: Terms, *, adopt: bool = False) -> None:
+    """Check that a slice's last progress record is not older than the one that the database expects.
+
+    With `adopt`, nothing is expected: what was in flight may be published again.
+
+    Raises:
+        ProgressLost: it is, or there is none.
+    """
+    expected = terms.recorded.get(slice_name)
+    if adopt or expected is None or (record is not None and record.term >= expected):
+        return
+    raise ProgressLost(
+        f"Kafka: the progress topic lacks the last record of the shard {slice_name}, of term {expected}: somebody "
+        "deleted it. Rows of the outbox that Kafka has already may be published again. If that is all right, start "
+        "once with `outbox harvest --adopt`"
     )

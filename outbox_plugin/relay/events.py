@@ -27,6 +27,17 @@ class TermBegan(HarvestEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class RecordsIgnored(HarvestEvent):
+    """The progress topic has `count` records that no harvester of this outbox has signed."""
+
+    count: int
+
+    def told(self) -> str:
+        """What happened, in a sentence."""
+        return f"{self.count} records of the progress topic are signed by no harvester of this outbox, and are ignored"
+
+
+@dataclass(frozen=True, slots=True)
 class WindowPublished(HarvestEvent):
     """A window of `rows` has been committed to Kafka, `seconds` after it was read."""
 

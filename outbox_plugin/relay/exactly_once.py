@@ -14,7 +14,7 @@ from outbox_plugin.core.progress import ProgressRecord, Publication
 from outbox_plugin.core.repeats import require_own_record
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Slice
-from outbox_plugin.core.takeover import left_behind
+from outbox_plugin.core.takeover import Terms, left_behind, require_recorded
 from outbox_plugin.core.window import Window, Windows, rows_in
 from outbox_plugin.errors import (
     Away,
@@ -30,6 +30,7 @@ from outbox_plugin.relay.events import (
     GenerationRaised,
     LanesHeld,
     Observer,
+    RecordsIgnored,
     RowsBuried,
     RowsParked,
     TermBegan,
@@ -88,6 +89,8 @@ class ExactlyOnce:
         self._slice = Slice(shard, store.layout.shards)
         self._generation = 0  # Of the transactional id; see `core.generations`.
         self._names_rows = False  # Whether the last progress record does.
+        self._terms = Terms()
+        self._outcome_unknown = False  # Of a transaction with rows in it.
 
     def take_over(self) -> None:
         """Fence, read the progress record, delete what it proves, and say so in a record of our own.
@@ -96,38 +99,47 @@ class ExactlyOnce:
 
         Raises:
             ForeignOutbox: the group relays another outbox.
+            ProgressLost: the progress topic lacks a record that the database expects.
         """
         self._store.lead(self._leader_id)
         self._generation = self._store.generation(self._slice)
         self._fence(has_fenced=False)
+        self._terms = self._store.begin_term()
         recovered = sum(self._recover_former())
-        rows, self._generation = self._recover(self._log, self._generation)
+        rows, self._generation = self._recover(self._log, self._slice, self._generation)
         self._store.check_leads()  # Once more: it may have fenced a later generation.
         if not self._log.publish((), self._progress(0, ())):
             raise LogUnavailable("Kafka does not take the term's first record")
+        self._store.recorded(self._terms.number)
         self._observe(TermBegan(self._shard, self._leader_id, recovered + rows))
 
-    def _recover(self, log: Log, generation: int) -> tuple[int, int]:
+    def _recover(self, log: Log, slice_: Slice, generation: int) -> tuple[int, int]:
         """Delete what the fenced slice has published. Returns how many rows, and the generation that is fenced."""
-        while (record := log.read_progress(fenced=True)) is not None and record.generation > generation:
-            generation = record.generation  # A database that was restored has forgotten it.
+        accepts_unsigned = slice_.name in self._terms.unsigned
+        last = log.read_progress(fenced=True, accepts_unsigned=accepts_unsigned)
+        while last.record is not None and last.record.generation > generation:
+            generation = last.record.generation  # A database that was restored has forgotten it.
             log.fence(generation)
-        publications = left_behind(record, self._store.identity, adopt=self._adopt)
-        return self._store.recover(publications), generation
+            last = log.read_progress(fenced=True, accepts_unsigned=accepts_unsigned)
+        if last.ignored:
+            self._observe(RecordsIgnored(self._shard, last.ignored))
+        require_recorded(last.record, slice_.name, self._terms, adopt=self._adopt)
+        if last.newest is not None and last.newest.term >= self._terms.number:  # A backup and its clock were restored.
+            self._terms = self._store.begin_term(last.newest.term)
+        return self._store.recover(left_behind(last.record, self._store.identity, adopt=self._adopt)), generation
 
     def _recover_former(self) -> list[int]:
         with ExitStack() as opened:
+            slices = self._store.layout.former
             logs = [
-                (opened.enter_context(closing(self._log.former(slice_))), self._store.generation(slice_))
-                for slice_ in self._store.layout.former
+                (opened.enter_context(closing(self._log.former(slice_))), slice_, self._store.generation(slice_))
+                for slice_ in slices
             ]
-            for (
-                log,
-                generation,
-            ) in logs:  # First of all: records share partitions, and an open transaction hides others.
+            # First of all: records share partitions, and an open transaction hides others.
+            for log, _, generation in logs:
                 log.fence(generation)
-            recovered = [self._recover(log, generation) for log, generation in logs]
-            for (log, _), (_, generation) in zip(logs, recovered, strict=True):
+            recovered = [self._recover(*each) for each in logs]
+            for (log, _, _), (_, generation) in zip(logs, recovered, strict=True):
                 # So that a leader of then, which replaces its producer, finds a record of another's.
                 log.publish((), replace(self._progress(0, ()), generation=generation))
         if recovered:
@@ -140,10 +152,15 @@ class ExactlyOnce:
         Raises:
             TermEnded, ServerUnavailable: what ended the term.
         """
-        self._stages.run(self._publish_windows, read=self._read_windows, purge=self._purge_windows)
-        if self._names_rows and not self._log.in_doubt:
-            with suppress(TermEnded, ServerUnavailable):  # The next leader looks for the rows in vain, and no more.
-                self._commit((), self._progress(0, ()))
+        try:
+            self._stages.run(self._publish_windows, read=self._read_windows, purge=self._purge_windows)
+            if self._names_rows and not self._log.in_doubt:
+                with suppress(TermEnded, ServerUnavailable):  # The next leader looks for the rows in vain, and no more.
+                    self._commit((), self._progress(0, ()))
+        finally:
+            if not self._outcome_unknown and not self._windows.unpurged:
+                with suppress(TermEnded, ServerUnavailable):  # A record is expected then, and it is there.
+                    self._store.nothing_in_flight(self._terms.number)
 
     def stop(self) -> None:
         """Ask `run` to end: what has been read but not published is left for the next leader."""
@@ -240,7 +257,13 @@ class ExactlyOnce:
         """`Log.publish` on a producer of which no request is on its way any more."""
         if self._log.in_doubt:
             self._replace_producer()
-        committed = self._log.publish(rows, progress)
+        self._outcome_unknown = self._outcome_unknown or bool(rows)
+        try:
+            committed = self._log.publish(rows, progress)
+        except (RowsRefused, TopicsAway, LogUnavailable):
+            self._outcome_unknown = False
+            raise
+        self._outcome_unknown = False
         if committed:
             self._names_rows = bool(progress.publications)
         return committed
@@ -252,9 +275,9 @@ class ExactlyOnce:
             Fenced: another harvester leads. It is asked first, so that a zombie does not fence its successor; and once
                 more behind the fence, when nobody else can write.
         """
-        require_own_record(self._log.read_progress(fenced=False), self._leader_id)
+        require_own_record(self._log.read_progress(fenced=False).record, self._leader_id)
         self._fence(has_fenced=True)
-        require_own_record(self._log.read_progress(fenced=True), self._leader_id)
+        require_own_record(self._log.read_progress(fenced=True).record, self._leader_id)
 
     def _fence(self, *, has_fenced: bool) -> None:
         """Fence the shard's producers; `core.generations` says why it is done as it is here.
@@ -320,7 +343,9 @@ class ExactlyOnce:
         return {each.row.id: each.refusal for each in stuck}
 
     def _progress(self, records: int, publications: tuple[Publication, ...]) -> ProgressRecord:
-        return ProgressRecord(self._store.identity, self._leader_id, records, publications, self._generation)
+        return ProgressRecord(
+            self._store.identity, self._leader_id, records, publications, self._generation, self._terms.number
+        )
 
     def _purge_windows(self) -> None:
         while windows := self._to_purge():

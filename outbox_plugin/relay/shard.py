@@ -11,12 +11,21 @@ from outbox_plugin.core.election import Action, Election
 from outbox_plugin.core.heartbeat import Heartbeat, Phase
 from outbox_plugin.core.pace import ERROR_FIRST, ERROR_LAST, Backoff
 from outbox_plugin.errors import Fenced, LayoutChanged, OutcomeUnknown, TopicMissing
-from outbox_plugin.relay.events import HarvestEvent, LanesHeld, Observer, TermBegan, TermFinished, WindowPublished
+from outbox_plugin.relay.events import (
+    HarvestEvent,
+    LanesHeld,
+    Observer,
+    RecordsIgnored,
+    TermBegan,
+    TermFinished,
+    WindowPublished,
+)
 from outbox_plugin.relay.runtime import Runtime
 
 CALM_SECONDS = 5.0  # A term that has lasted as long has got over what ended the one before it.
 WAITING_INTERVAL = 1.0
 HELD_SHOWN_SECONDS = 1.0  # A lane that is held back again at once is shown without a gap.
+IGNORED_SHOWN_SECONDS = 60.0
 
 
 class Relay(Protocol):
@@ -151,6 +160,7 @@ class Shard:
         self._recovered = 0
         self._rated = 0.0, 0
         self._held = "", 0.0  # What was held back last, and until when that is shown.
+        self._ignored = "", 0.0  # Which records were ignored last, and until when that is shown.
         self._heartbeat_at = -1e9
         self._last = template
 
@@ -208,6 +218,8 @@ class Shard:
             self._trouble = None
         elif isinstance(event, LanesHeld):
             self._held = event.told(event.lanes[0]), self._runtime.now() + event.seconds + HELD_SHOWN_SECONDS
+        elif isinstance(event, RecordsIgnored):
+            self._ignored = event.told(), self._runtime.now() + IGNORED_SHOWN_SECONDS
         elif isinstance(event, TermBegan):
             self._recovered = event.recovered
         self._forward(event)
@@ -229,15 +241,10 @@ class Shard:
             phase=phase,
             published=self._published,
             records_per_second=self._rate(now),
-            trouble=self._trouble or self._held_back(now) or self._note,
+            trouble=self._trouble or _shown(self._held, now) or _shown(self._ignored, now) or self._note,
             recovered=self._recovered,
         )
         self._send(self._last)
-
-    def _held_back(self, now: float) -> str | None:
-        """What is held back now, if anything is."""
-        told, until = self._held
-        return told if now < until else None
 
     def _rate(self, now: float) -> float:
         """Records per second since about a second ago."""
@@ -259,3 +266,9 @@ class Shard:
                 self._term.abandon()
                 self._term.join(patience_seconds)
             self._finish(self._term, now)
+
+
+def _shown(notice: tuple[str, float], now: float) -> str | None:
+    """What is to be told as long as its time is not over."""
+    told, until = notice
+    return told if now < until else None

@@ -11,9 +11,6 @@ import pytest
 from pydantic import SecretStr
 
 from outbox_plugin import Harvester, Settings
-from outbox_plugin.adapters.kafka import Names
-from outbox_plugin.adapters.progress import read_progress
-from outbox_plugin.core.shards import Slice
 from outbox_plugin.embedded.postgres import EmbeddedPostgres, _as_seen_by_server, _run
 from outbox_plugin.errors import ForeignOutbox, InvalidSetting, SchemaMissing
 from outbox_plugin.relay.events import HarvestEvent, TermFinished
@@ -28,6 +25,7 @@ from tests.harvesting import (
     drained,
     insert,
     insert_numbered,
+    last_progress,
     named_by_progress,
     publish_but_kill_before_the_purge,
 )
@@ -176,7 +174,7 @@ def test_a_table_that_is_dropped_and_migrated_under_a_running_harvester(settings
         migrate(settings)
         insert(settings, topic, [("k", "after")])
         drained(settings)
-        record = read_progress(settings, Names.of(settings), Slice(0, 1))
+        record = last_progress(settings)
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:
         now = connection.execute("SELECT incarnation::text FROM outbox_identity").fetchone()
     assert record is not None

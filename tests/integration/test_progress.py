@@ -10,11 +10,11 @@ from confluent_kafka import Producer
 
 from outbox_plugin.adapters import progress
 from outbox_plugin.adapters.kafka import Admin, Names
-from outbox_plugin.adapters.progress import read_progress
 from outbox_plugin.core.progress import Identity, ProgressRecord
-from outbox_plugin.core.shards import Slice
+from outbox_plugin.core.signing import Slot
 from outbox_plugin.errors import LogUnavailable
 from outbox_plugin.settings import Settings
+from tests.harvesting import last_progress, signer_of
 
 pytestmark = pytest.mark.integration
 
@@ -29,7 +29,8 @@ def transaction(settings: Settings, topic: str, key: str, body: bytes) -> Iterat
     producer = Producer({"bootstrap.servers": settings.bootstrap_servers, "transactional.id": f"{topic}-{key}"})
     producer.init_transactions(20)
     producer.begin_transaction()
-    producer.produce(topic, key=key, value=body, partition=0)
+    headers = signer_of(settings).sign(Slot("progress", topic, 0), key.encode(), body)
+    producer.produce(topic, key=key, value=body, partition=0, headers=headers)
     producer.flush(20)
     yield producer
 
@@ -43,10 +44,10 @@ def test_a_record_behind_an_open_transaction_is_not_passed_over(
     with transaction(settings, names.progress_topic, "0-of-2", b"{}") as another:
         with transaction(settings, names.progress_topic, "0", record("leader").encode()) as ours:
             ours.commit_transaction(20)
-        assert read_progress(settings, names, Slice(0, 1)) is None  # All that can be seen so far.
+        assert last_progress(settings) is None  # All that can be seen so far.
         with pytest.raises(LogUnavailable, match="not read to its end"):
-            read_progress(settings, names, Slice(0, 1), to_the_end=True)
+            last_progress(settings, to_the_end=True)
         another.abort_transaction(20)
-    found = read_progress(settings, names, Slice(0, 1), to_the_end=True)
+    found = last_progress(settings, to_the_end=True)
     assert found is not None
     assert found.leader_id == "leader"

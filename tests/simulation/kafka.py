@@ -7,15 +7,17 @@ from collections.abc import Callable, Hashable, Iterable, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from outbox_plugin.core import repeats
 from outbox_plugin.core.heartbeat import Heartbeat
 from outbox_plugin.core.heartbeat_codec import HeartbeatCodec, LeaderRecord
+from outbox_plugin.core.last_progress import LastProgress, LogRecord, Numbering, Reader
 from outbox_plugin.core.ports import Sent
 from outbox_plugin.core.progress import ProgressRecord
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Slice
-from outbox_plugin.core.signing import Headers, Signer
+from outbox_plugin.core.signing import Headers, Signer, Slot
 from outbox_plugin.errors import (
     Away,
     Fenced,
@@ -33,6 +35,7 @@ SESSION_SECONDS = 6.0
 TRANSACTION_SECONDS = 60.0
 STALLED_SECONDS = STUCK_SECONDS = 0.5  # How long a client tries again what cannot be done yet; in fact it is longer.
 _PROGRESS = "progress"  # The progress topic's partition of a shard.
+TAIL_RECORDS = 4  # How far from its end a progress topic is read at first.
 LEADER_TOPIC = "outbox-leader"
 SIGNER = Signer(b"s" * 32)  # With the secret that the database keeps.
 
@@ -71,6 +74,14 @@ class Stalled(Exception):
     """A client that gets this tries the same request again, without a word."""
 
 
+class ProgressEntry(NamedTuple):
+    """A record of a progress topic; without a transaction it is committed."""
+
+    transaction: KafkaTransaction | None
+    value: bytes
+    headers: Headers
+
+
 class Broker:
     """The cluster's state; everything here happens in an instant.
 
@@ -82,7 +93,7 @@ class Broker:
         self.say = say
         self.server = server
         self.partitions: dict[tuple[str, str], list[Record]] = defaultdict(list)  # A key has one of its own.
-        self.progress: dict[str, list[tuple[KafkaTransaction, bytes]]] = defaultdict(list)
+        self.progress: dict[str, list[ProgressEntry]] = defaultdict(list)  # A slice of a group has a topic of its own.
         self.ids: dict[str, TransactionalId] = defaultdict(TransactionalId)
         self.refused_topics: set[str] = set()
         self.away_topics: set[str] = set()  # Without a leader, or not looked up yet; known as such at once.
@@ -90,6 +101,11 @@ class Broker:
         self.refused_events: set[str] = set()
         self.sends: list[tuple[str, float]] = []  # Without transactions: leader id, and seconds at the beginning.
         self._groups: dict[str, Group] = {}
+
+    @property
+    def groups(self) -> list[Group]:
+        """The leader groups there are."""
+        return list(self._groups.values())
 
     def group(self, name: str) -> Group:
         """The leader group of the harvesters of a group."""
@@ -198,6 +214,9 @@ class SimulatedLog:
         self._group = group
         self._name = self._id = f"{group}-{slice_.name}"  # The first one is that of the shard's progress records.
         self._epoch = 0
+        self._slot = Slot("progress", f"{group}-progress", slice_.number)
+        self._key = slice_.name.encode()
+        self._numbering = Numbering(offsets_per_transaction=1)
         self._sequence = 0
         self._in_doubt = True
         self._closed = True
@@ -222,15 +241,25 @@ class SimulatedLog:
         self._sequence = 0
         self._in_doubt = False
 
-    def read_progress(self, *, fenced: bool) -> ProgressRecord | None:
-        def effect() -> bytes | None:
-            records = self._broker.progress[self._name]
-            if fenced and any(not transaction.over for transaction, _ in records):
+    def read_progress(self, *, fenced: bool, accepts_unsigned: bool = False) -> LastProgress:
+        def effect() -> list[LogRecord]:
+            entries = self._broker.progress[self._name]
+            if fenced and any(each.transaction is not None and not each.transaction.over for each in entries):
                 raise LogUnavailable("Kafka: an open transaction hides the end")
-            return next((body for transaction, body in reversed(records) if transaction.committed), None)
+            return [
+                LogRecord(offset, each.transaction is None or each.transaction.committed, each.value, each.headers)
+                for offset, each in enumerate(entries)
+            ]
 
-        body = self._server.call(self._process, "reads progress", effect)
-        return None if body is None else ProgressRecord.parse(body)
+        records = self._server.call(self._process, "reads progress", effect)
+        reader = Reader(SIGNER, self._slot, self._key, accepts_unsigned)
+        reach, end, last = TAIL_RECORDS, len(records), None
+        while last is None:
+            start = max(0, end - reach)
+            last = reader.conclude(records[start:], start, 0, end)
+            reach *= 2
+        self._numbering.read_to(end)
+        return last
 
     def former(self, slice_: Slice) -> SimulatedLog:
         return SimulatedLog(self._broker, self._server, self._process, self._group, slice_)
@@ -255,8 +284,11 @@ class SimulatedLog:
         partitions = {_PROGRESS, *((row.topic, row.key) for row in accepted)}
         self._request("adds partitions", lambda: broker.add_partitions(id_, epoch, partitions, leader_id))
 
+        value = self._numbering.numbered(progress).encode()
+        headers = SIGNER.sign(self._slot, self._key, value)
+
         def append_progress(transaction: KafkaTransaction) -> None:
-            broker.progress[self._name].append((transaction, progress.encode()))
+            broker.progress[self._name].append(ProgressEntry(transaction, value, headers))
 
         self._produce("progress", [_PROGRESS], append_progress)
         for part in self._parts(accepted):
@@ -274,6 +306,7 @@ class SimulatedLog:
             unanswered=OutcomeUnknown,
         )
         self._in_doubt = repeats.may_have_been_repeated(self._process.now() - began)
+        self._numbering.committed()
         return True
 
     def _request(

@@ -26,6 +26,7 @@ WRAP = "2^31 transactions pass"
 TRUNCATE_ONLY, SET_BACK = "truncate, ids going on", "the sequence is set back"
 RESTORE_WITH_CLOCK = "restore a backup, and its clock"
 LOCK = "the table is locked"
+HOSTILE = "somebody writes to the control topics"
 FAIL_OVER, FAIL_OVER_ASYNC = "fail-over to a synchronous standby", "fail-over to an asynchronous standby"
 OTHER_DELIVERY, OTHER_GROUP = "the other delivery adopts the outbox", "another group adopts the outbox"
 EVERYTHING = (
@@ -57,6 +58,7 @@ EVERYTHING = (
     LOCK,
     FAIL_OVER,
     FAIL_OVER_ASYNC,
+    HOSTILE,
     OTHER_DELIVERY,
     OTHER_GROUP,
 )
@@ -88,6 +90,7 @@ THEMES = (
     (RESHARD, RESHARD, RESHARD, RESTORE),
     (PAUSE, PAUSE, PAUSE, KILL),
     (KILL, KILL, KILL, POSTGRES_DOWN),
+    (HOSTILE, HOSTILE, KILL, KILL),
     (NO_KAFKA, NO_POSTGRES, NO_KAFKA, NO_POSTGRES, KAFKA_DOWN),
     (REWRITE, UPDATE, WRAP, KILL),
     (NO_LEADER, NO_LEADER, KILL, PAUSE),

@@ -15,6 +15,7 @@ from outbox_plugin.core.ports import Control, Wanted
 from outbox_plugin.core.progress import Identity, Publication
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Layout, Slice
+from outbox_plugin.core.takeover import Terms
 from outbox_plugin.errors import Fenced, LayoutChanged, StoreUnavailable
 from outbox_plugin.settings import Delivery
 from tests.simulation.scheduler import Process, Scheduler
@@ -157,6 +158,7 @@ class Backup:
     dead: tuple[Row, ...]
     layout: Layout
     leaders: dict[int, str]
+    terms: Terms
     served: Service
     id_generations: dict[str, int]
 
@@ -178,6 +180,7 @@ class Database:
         self.layout = Layout(1, shards)
         self.leaders: dict[int, str] = {}
         self.id_generations: dict[str, int] = {}  # Of transactional ids, by the names of slices.
+        self.terms = Terms()
         self.replaced_at: dict[str, float] = {}  # Seconds, by leader id.
         self.paused = False
         self.parked: dict[Lane, int] = {}
@@ -293,6 +296,7 @@ class Database:
             tuple(self.dead),
             self.layout,
             dict(self.leaders),
+            self.terms,
             self.served,
             dict(self.id_generations),
         )
@@ -312,6 +316,7 @@ class Database:
             self.next_xid, self.incarnation = backup.next_xid, backup.incarnation
             self.layout, self.leaders, self.served = backup.layout, dict(backup.leaders), backup.served
             self.id_generations = dict(backup.id_generations)
+            self.terms = backup.terms
 
     def fail_over(self, standby: Backup | None) -> None:
         """Go on where the standby is: as far as everything was durable, or where it had got to.
@@ -330,6 +335,7 @@ class Database:
         self.next_xid, self.incarnation = standby.next_xid, standby.incarnation
         self.layout, self.leaders, self.served = standby.layout, dict(standby.leaders), standby.served
         self.id_generations = dict(standby.id_generations)
+        self.terms = standby.terms
         self.sequence = standby.sequence + int(self.scheduler.random() * 33)
 
     def _return_to(self, backup: Backup) -> None:
@@ -353,6 +359,8 @@ class Database:
 
     def adopt(self, service: Service) -> None:
         """Remember how the outbox is harvested now; leaders that harvest it otherwise read nothing more."""
+        if service.group != self.served.group:
+            self.terms = replace(self.terms, recorded={})
         self.served = service
         self.layout = replace(self.layout, number=max(self.layout.number + 1, self.clock()))
         self.flush()
@@ -606,8 +614,44 @@ class Store:
         def effect() -> None:
             if self.database.layout.number == self._layout.number:
                 self.database.layout = replace(self.database.layout, unsettled=())
+                self._forget(*(each.name for each in self._layout.former))
 
         self.call("settles the layout", effect)
+
+    def begin_term(self, above: int = 0) -> Terms:
+        database = self.database
+
+        def effect() -> Terms:
+            if not self._is_ours():
+                raise StoreUnavailable("Postgres: the table is another one now, or has other shards")
+            number = max(database.terms.number + 1, above + 1, database.clock())
+            database.terms = replace(database.terms, number=number)
+            database.flush()
+            return database.terms
+
+        return self.call("numbers the term", effect)
+
+    def recorded(self, term: int) -> None:
+        def effect() -> None:
+            recorded = self.database.terms.recorded
+            if not self._is_ours() or recorded.get(self._slice.name, 0) >= term:
+                raise Fenced("Postgres: another harvester leads the shard")
+            self.database.terms = replace(self.database.terms, recorded={**recorded, self._slice.name: term})
+            self.database.flush()
+
+        self.call("remembers its record", effect)
+
+    def nothing_in_flight(self, term: int) -> None:
+        def effect() -> None:
+            if self.database.terms.recorded.get(self._slice.name) == term:
+                self._forget(self._slice.name)
+
+        self.call("remembers that nothing is in flight", effect)
+
+    def _forget(self, *names: str) -> None:
+        terms = self.database.terms
+        recorded = {name: term for name, term in terms.recorded.items() if name not in names}
+        self.database.terms = replace(terms, recorded=recorded)
 
     def lead(self, leader_id: str) -> None:
         self._leader_id = leader_id

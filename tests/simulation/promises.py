@@ -85,10 +85,10 @@ def _leadership(world: World) -> Iterator[str]:
     for name, records in world.broker.progress.items():
         ended: set[str] = set()
         last = ""
-        for transaction, _ in records:
-            leader_id = transaction.leader_id
-            if not transaction.committed or leader_id == last:
+        for transaction in (each.transaction for each in records):
+            if transaction is None or not transaction.committed or transaction.leader_id == last:
                 continue
+            leader_id = transaction.leader_id
             if leader_id in ended:
                 yield f"leaders: {leader_id} of shard {name} came back"
             ended.add(last)

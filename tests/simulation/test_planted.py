@@ -7,9 +7,11 @@ from typing import NamedTuple
 
 import pytest
 
-from outbox_plugin.core.progress import Publication
+from outbox_plugin.core.last_progress import LastProgress, LogRecord, Reader
+from outbox_plugin.core.progress import ProgressRecord, Publication
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Slice
+from outbox_plugin.core.signing import Signer
 from outbox_plugin.core.window import Window
 from outbox_plugin.relay import at_least_once, exactly_once
 from outbox_plugin.relay.at_least_once import AtLeastOnce
@@ -20,6 +22,7 @@ from tests.simulation.plan import (
     BAD_TOPIC,
     DELETE,
     HALT,
+    HOSTILE,
     NO_LEADER,
     OTHER_DELIVERY,
     OTHER_GROUP,
@@ -104,6 +107,20 @@ def leave_no_record_for_shards_of_before(patch: pytest.MonkeyPatch) -> None:
         return opened
 
     patch.setattr(SimulatedLog, "former", silent)
+
+
+def believe_who_has_not_signed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Signer, "verifies", lambda *_: True)
+
+
+def take_copies_for_originals(patch: pytest.MonkeyPatch) -> None:
+    def conclude(reader: Reader, records: Sequence[LogRecord], start: int, first: int, end: int) -> LastProgress:
+        signed = [(ProgressRecord.parse(each.value or b""), each) for each in records if reader._verifies(each)]
+        committed = [record for record, each in signed if each.is_committed]
+        newest = max((record for record, _ in signed), key=lambda each: each.number, default=None)
+        return LastProgress(committed[-1] if committed else None, newest, end)
+
+    patch.setattr(Reader, "conclude", conclude)
 
 
 def let_a_new_leader_raise_the_generation(patch: pytest.MonkeyPatch) -> None:
@@ -257,6 +274,17 @@ ADOPTIONS = Plan(
 )
 
 
+# Leaders that are killed before they purge, and a neighbour who writes to the control topics all the time.
+NEIGHBOUR = Plan(
+    harvesters=2,
+    writers=4,
+    mishap_rate=0.2,
+    mishaps=("killed before it was sent", "killed before the answer"),
+    aims=("commits", "purges"),
+    faults=(Fault(HOSTILE, 0.5, 10.0, 1),),
+)
+
+
 class Found(NamedTuple):
     """The promises that a bug breaks, and the plan of the schedules where it is looked for; any, if there is none."""
 
@@ -281,6 +309,8 @@ PLANTS: dict[Plant, Found] = {
     replace_a_producer_without_asking_who_leads: Found(("repeated", "leaders"), LATE_RETURNS),
     let_a_new_leader_raise_the_generation: Found(("repeated", "leaders"), LEADERLESS),
     forget_the_generation: Found(("repeated", "leaders"), LEADERLESS),
+    believe_who_has_not_signed: Found(("loss",), NEIGHBOUR),
+    take_copies_for_originals: Found(("loss", "repeated"), NEIGHBOUR),
     leave_no_record_for_shards_of_before: Found(("repeated",), LATE_RESHARDING),
     let_leaders_read_on_after_an_adoption: Found(("repeated", "order"), ADOPTIONS),
 }

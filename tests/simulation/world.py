@@ -19,6 +19,7 @@ from outbox_plugin.relay.shard import OpenRelay, Relay, Shard
 from outbox_plugin.relay.supervisor import Supervisor
 from tests.simulation import plan as plans
 from tests.simulation.kafka import Broker, SimulatedAcknowledgingLog, SimulatedLog, SimulatedMembership
+from tests.simulation.neighbour import write_to_control_topics
 from tests.simulation.plan import Fault, Plan
 from tests.simulation.postgres import PLACE, Database, Disconnected, Event, MarkingStore, Service, Store, WakeUpCall
 from tests.simulation.scheduler import Process, Scheduler
@@ -97,6 +98,8 @@ class World:
             harvester.stop()
         while any(harvester.process.tasks[0].is_alive() for harvester in self.harvesters):
             scheduler.sleep(0.5)
+            for harvester in self.harvesters:  # Also one that was started since.
+                harvester.stop()
         scheduler.over = True
 
     def _unsent(self) -> bool:
@@ -330,6 +333,12 @@ class World:
         transaction.insert(min(unused) if fault.target == 1 else max(unused), "own", f"k{fault.target}")
         transaction.commit()
 
+    def _let_a_neighbour_write(self, fault: Fault) -> None:
+        ends = self.scheduler.now + fault.seconds
+        while self.scheduler.now < ends:
+            self.scheduler.sleep(self.rng.random() * 0.4)
+            self.say("neighbour", write_to_control_topics(self.rng, self.broker, self.database))
+
 
 _BEFALL: dict[str, Callable[[World, Fault], None]] = {
     plans.KILL: World._kill,
@@ -362,6 +371,7 @@ _BEFALL: dict[str, Callable[[World, Fault], None]] = {
     plans.BAD_TOPIC: World._refuse_topic,
     plans.NO_LEADER: World._lose_leader,
     plans.OWN_ID: World._own_id,
+    plans.HOSTILE: World._let_a_neighbour_write,
 }
 
 

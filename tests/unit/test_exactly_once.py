@@ -15,11 +15,13 @@ from outbox_plugin.core import portion
 from outbox_plugin.core.floor import Drawn
 from outbox_plugin.core.ids import IdRanges
 from outbox_plugin.core.lanes import BadRow
+from outbox_plugin.core.last_progress import LastProgress
 from outbox_plugin.core.pace import LONG_LOOK_SECONDS
 from outbox_plugin.core.ports import Control, Wanted
 from outbox_plugin.core.progress import Identity, ProgressRecord, Publication
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Layout, Slice
+from outbox_plugin.core.takeover import Terms
 from outbox_plugin.errors import Fenced, ForeignOutbox, LogUnavailable, OutcomeUnknown, StoreUnavailable
 from outbox_plugin.relay import exactly_once
 from outbox_plugin.relay.events import HarvestEvent, TermBegan, WindowPurged
@@ -94,6 +96,15 @@ class Store:
     def settled(self) -> None:
         """There was no other layout."""
 
+    def begin_term(self, above: int = 0) -> Terms:
+        return Terms(above + 1)
+
+    def recorded(self, term: int) -> None:
+        self._faults.step(StoreUnavailable("remembering the record"))
+
+    def nothing_in_flight(self, term: int) -> None:
+        """The next one expects nothing."""
+
     def read(self, wanted: Wanted) -> Sequence[OutboxRow]:
         self._faults.step(StoreUnavailable("reading"))
         return [self._rows[each] for each in sorted(self._rows) if each not in wanted.in_flight][: wanted.limit]
@@ -132,9 +143,9 @@ class Log:
         self._kafka.epoch += 1
         self._epoch = self._kafka.epoch
 
-    def read_progress(self, *, fenced: bool) -> ProgressRecord | None:
+    def read_progress(self, *, fenced: bool, accepts_unsigned: bool = False) -> LastProgress:
         self._faults.step(LogUnavailable("reading progress"))
-        return self._kafka.progress
+        return LastProgress(self._kafka.progress, self._kafka.progress)
 
     def former(self, slice_: Slice) -> Log:
         raise AssertionError("there was no other layout")

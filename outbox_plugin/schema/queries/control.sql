@@ -24,12 +24,31 @@ WHERE locktype = 'relation' AND relation = pg_get_serial_sequence({quoted_outbox
 SELECT kafka_topic, kafka_key, row_id, reason, since FROM {outbox_parked} WHERE table_name = %(table)s ORDER BY row_id
 
 -- name: lead
--- From now on this leader leads the shard, as far as the database is asked; arrays count from 1. Terms are numbered by
--- the time, so that a backup which is restored cannot give a number twice.
-UPDATE {outbox_identity}
-SET leaders[%(shard)s + 1] = %(leader_id)s::uuid,
-    term = greatest(term + 1, (extract(epoch FROM clock_timestamp()) * 1000)::bigint)
+-- From now on this leader leads the shard, as far as the database is asked; arrays count from 1.
+UPDATE {outbox_identity} SET leaders[%(shard)s + 1] = %(leader_id)s::uuid, term = term + 1
 WHERE table_name = %(table)s AND incarnation = %(incarnation)s AND layout = %(layout)s
+
+-- name: begin_term
+-- Give a term a number, and say which terms may have rows in flight. Terms are numbered by the time, so that a backup
+-- which is restored cannot give a number twice.
+UPDATE {outbox_identity}
+SET term = greatest(term + 1, %(above)s::bigint + 1, (extract(epoch FROM clock_timestamp()) * 1000)::bigint)
+WHERE table_name = %(table)s AND incarnation = %(incarnation)s AND layout = %(layout)s
+RETURNING term, recorded, unsigned
+
+-- name: recorded
+-- The slice's last record is this term's, and signed; unless another group, another layout or another term is in force.
+UPDATE {outbox_identity}
+SET recorded = recorded || jsonb_build_object(%(slice)s::text, %(term)s::bigint),
+    unsigned = array_remove(unsigned, %(slice)s::text)
+WHERE table_name = %(table)s AND incarnation = %(incarnation)s AND layout = %(layout)s
+  AND coalesce((recorded ->> %(slice)s::text)::bigint, 0) < %(term)s
+
+-- name: nothing_in_flight
+-- The term has deleted all that it published, and no later one has written a record.
+UPDATE {outbox_identity}
+SET recorded = recorded - %(slice)s::text
+WHERE table_name = %(table)s AND (recorded ->> %(slice)s::text)::bigint = %(term)s
 
 -- name: leads
 -- Whether it still does, of the table that its term began with, and will until the transaction ends.
@@ -150,4 +169,7 @@ WHERE table_name = %(table)s AND shards <> %(shards)s
 
 -- name: settled
 -- The shards of all earlier layouts have been fenced and recovered, unless the layout has changed meanwhile.
-UPDATE {outbox_identity} SET unsettled = '{{}}' WHERE table_name = %(table)s AND layout = %(layout)s
+UPDATE {outbox_identity}
+SET unsettled = '{{}}', recorded = recorded - %(former)s::text[],
+    unsigned = ARRAY(SELECT slice FROM unnest(unsigned) AS slice WHERE slice <> ALL (%(former)s::text[]))
+WHERE table_name = %(table)s AND layout = %(layout)s

@@ -25,7 +25,8 @@ ORDER BY harvest_group IS NULL, since, table_name LIMIT 1
 UPDATE {outbox_identity}
 SET harvest_group = CASE WHEN harvest_group IS NULL OR %(adopt)s THEN %(group)s ELSE harvest_group END,
     layout = CASE WHEN harvest_group <> %(group)s AND %(adopt)s
-                  THEN greatest(layout + 1, (extract(epoch FROM clock_timestamp()) * 1000)::bigint) ELSE layout END
+                  THEN greatest(layout + 1, (extract(epoch FROM clock_timestamp()) * 1000)::bigint) ELSE layout END,
+    recorded = CASE WHEN harvest_group <> %(group)s AND %(adopt)s THEN '{{}}' ELSE recorded END
 WHERE table_name = %(table)s
 RETURNING harvest_group
 
@@ -43,9 +44,9 @@ RETURNING delivery
 -- What the harvesters of this outbox sign their heartbeats and progress records with.
 SELECT secret FROM {outbox_secret} WHERE table_name = %(table)s
 
--- name: term
--- The number of the last term, of any shard; 0 where there was none.
-SELECT term FROM {outbox_identity} WHERE table_name = %(table)s
+-- name: terms
+-- The number of the last term, of any shard, or 0; and what is known of each slice.
+SELECT term, recorded, unsigned FROM {outbox_identity} WHERE table_name = %(table)s
 
 -- name: columns
 -- The columns that a harvester needs and the table lacks.
