@@ -7,16 +7,17 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from math import ceil
 
+from outbox_plugin.coordination.actions import Keep
 from outbox_plugin.coordination.claims import Place
-from outbox_plugin.coordination.log import TOPIC, CoordinationLog, Entry, kafka_settings
-from outbox_plugin.coordination.messages import VERSION, ClaimingPartition, ReleaseGroup, ReleasingPartition
+from outbox_plugin.coordination.log import TOPIC, CoordinationLog, kafka_settings
+from outbox_plugin.coordination.messages import VERSION, ClaimingPartition, Entry, ReleaseGroup, ReleasingPartition
 from outbox_plugin.coordination.timing import HEARTBEAT_INTERVAL_SECONDS, Timing
-from outbox_plugin.coordination.world import STALE_INTERVALS, Holder, Key, Pause, Row, World
+from outbox_plugin.coordination.world import NO_END, STALE_INTERVALS, Holder, Key, Pause, Row, World
 from outbox_plugin.errors import LogUnavailable, UserError
 
 CLIENT_ID = "outbox-admin"
-NO_END = 253_402_300_799  # The end of the year 9999: Marshal's own cannot read a pause without one.
 LOOKBACK_SECONDS = 600.0
 ANSWER_SECONDS = 10.0
 
@@ -62,9 +63,7 @@ class Admin:
             LogUnavailable: Kafka is away.
         """
         with self._following(group_id or CLIENT_ID) as view:
-            if group_id is None:
-                view.take_in(view.log.all_pauses())
-            now = time.time()
+            now = view.log.log_time()
             rows = (row for world in view.worlds.values() for row in world.rows(now))
             pauses = {group: pause for world in view.worlds.values() for group, pause in world.pauses(now).items()}
             return Known(
@@ -90,7 +89,7 @@ class Admin:
                 if isinstance(message, ReleasingPartition):
                     silent.pop(Key(message.group_id, message.topic, message.partition), None)
 
-            self._release_group(view, group_id, NO_END if seconds is None else int(time.time() + seconds), released)
+            self._release_group(view, group_id, seconds, released)
             view.wait(lambda: not silent, STALE_INTERVALS * self._interval, released)
             return sorted(silent)
 
@@ -101,7 +100,7 @@ class Admin:
             LogUnavailable: Kafka is away.
         """
         with self._following(group_id) as view:
-            self._release_group(view, group_id, 0)
+            self._release_group(view, group_id, 0.0)
 
     def set_position(self, group_id: str, positions: Mapping[tuple[str, int], int]) -> None:
         """Have a paused group go on at exactly these offsets, by (topic, partition).
@@ -119,9 +118,10 @@ class Admin:
             for place, offset in wanted.items():
                 self._check(view.log, place, offset)
             for place, offset in wanted.items():
-                common = (VERSION, int(time.time()), *self._me, group_id, *place)
-                view.log.send(ClaimingPartition(*common))
-                view.log.send(ReleasingPartition(*common, offset))
+                common = (VERSION, int(view.log.log_time()), *self._me, group_id, *place)
+                at = view.log.partition_of(place.topic)
+                view.log.send(ClaimingPartition(*common), at)
+                view.log.send(ReleasingPartition(*common, offset), at)
             open_ = set(wanted)
 
             def answered(entry: Entry) -> None:
@@ -131,11 +131,14 @@ class Admin:
 
             view.wait(lambda: not open_, ANSWER_SECONDS, answered)
             missed = [place for place, offset in wanted.items() if open_ or view.offset(group_id, place) != offset]
-            if missed or not view.log.commit(wanted, wait=True):
+            now = view.log.log_time()
+            kept = [Keep(place, offset, view.topic_id(group_id, place), now) for place, offset in wanted.items()]
+            if missed or not view.log.keep(kept, wait=True):
                 raise LogUnavailable(f"the position of {group_id} may not be set: set it again, before it is resumed")
 
     def _check(self, log: CoordinationLog, place: Place, offset: int) -> None:
-        partitions = log.partitions_of(place.topic)
+        form = log.check_forms(log.ask_for_forms([place.topic])).get(place.topic)
+        partitions = 0 if form is None else form.partitions
         if not 0 <= place.partition < partitions:
             raise UserError(
                 f"there is no partition {place.partition} of {place.topic}: it has {partitions} partitions, from 0 on"
@@ -147,8 +150,13 @@ class Admin:
                 f"from {first}, its first record, to {end}, its end"
             )
 
-    def _release_group(self, view: _View, group_id: str, until: int, heard: Callable[[Entry], None] = _nothing) -> None:
-        message = ReleaseGroup(VERSION, int(time.time()), *self._me, group_id, "", 0, until)
+    def _release_group(
+        self, view: _View, group_id: str, seconds: float | None, heard: Callable[[Entry], None] = _nothing
+    ) -> None:
+        """Pause a group for so long, from when the log has it; without an end where it is None; 0: let it go on."""
+        begins = int(view.log.log_time())
+        until = NO_END if seconds is None else begins + ceil(seconds) if seconds else 0
+        message = ReleaseGroup(VERSION, begins, *self._me, group_id, "", 0, until)
         for partition in view.worlds:
             view.log.send(message, partition)
         unheard = set(view.worlds)
@@ -166,9 +174,11 @@ class Admin:
     @contextmanager
     def _following(self, group_id: str) -> Iterator[_View]:
         with closing(CoordinationLog(self._settings, self._topic, group_id)) as log:
-            since = time.time() - max(LOOKBACK_SECONDS, Timing(self._interval).lookback)
+            since = log.since(max(LOOKBACK_SECONDS, Timing(self._interval).lookback))
             view = _View(log, self._interval, since)
-            view.take_in(log.follow(range(log.partitions), since))
+            view.take_in(log.follow(range(log.width), since))
+            for world in view.worlds.values():
+                world.recall_all()
             yield view
 
 
@@ -177,12 +187,18 @@ class _View:
 
     def __init__(self, log: CoordinationLog, interval: float, since: float) -> None:
         self.log = log
-        self.worlds = {partition: World(interval, since=since) for partition in range(log.partitions)}
+        self.worlds = {partition: World(interval, since=since) for partition in range(log.width)}
+        for pause in log.kept.pauses.values():
+            for world in self.worlds.values():
+                world.apply(pause, float(pause.timestamp))
+        for key, kept in log.kept.positions.items():
+            self.worlds[log.partition_of(key.topic)].remember(key, kept.offset, kept.topic_id, kept.at)
 
     def take_in(self, entries: Iterable[Entry], heard: Callable[[Entry], None] = _nothing) -> None:
         for entry in entries:
-            self.worlds[entry.partition].apply(entry.message, entry.at)
-            heard(entry)
+            if entry.partition in self.worlds:
+                self.worlds[entry.partition].apply(entry.message, entry.at)
+                heard(entry)
 
     def wait(self, condition: Callable[[], bool], seconds: float, heard: Callable[[Entry], None] = _nothing) -> None:
         """Read on until `condition` holds, for at most `seconds`."""
@@ -192,15 +208,19 @@ class _View:
 
     def rows(self, group_id: str) -> list[Row]:
         """The group's partitions."""
-        now = time.time()
+        now = self.log.log_time()
         return [row for world in self.worlds.values() for row in world.rows(now) if row.key.group_id == group_id]
 
     def pauses(self) -> dict[str, Pause]:
         """The groups that are paused wherever they are talked about."""
-        now = time.time()
+        now = self.log.log_time()
         first, *others = (world.pauses(now) for world in self.worlds.values())
         return {group: pause for group, pause in first.items() if all(group in other for other in others)}
 
     def offset(self, group_id: str, place: Place) -> int | None:
         """Where the group goes on."""
         return self.worlds[self.log.partition_of(place.topic)].offset(group_id, *place)
+
+    def topic_id(self, group_id: str, place: Place) -> str:
+        """Which topic that offset belongs to, where somebody said so."""
+        return self.worlds[self.log.partition_of(place.topic)].topic_id(group_id, *place)

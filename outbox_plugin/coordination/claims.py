@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping
+from functools import lru_cache
 from hashlib import md5
 from typing import NamedTuple
 
 from outbox_plugin.coordination.world import Holder
 
-BEATS_BEHIND = 10  # Over so many heartbeats a lag grows, and the claim is given up.
+MOST_UNCOMMITTED = 100_000  # Records of one claim that are handed out and not committed.
 
 
 class Place(NamedTuple):
@@ -58,8 +59,9 @@ def plan(
         holders: who holds each partition; None where it is free.
         asking: the live instances, and whether each asks for more than it has.
         limit: how many partitions this instance may hold; None for as many as there are.
-        neglected: free partitions that nobody took for long: whoever has room takes them, whatever its share.
-        avoid: partitions that this instance could not keep up with.
+        neglected: free partitions that nobody took for long, or that one who is too slow left to others: whoever has
+            room takes them, whatever its share.
+        avoid: partitions that this instance could not keep up with: while there are any, it asks for none.
     """
     held = Counter(dict.fromkeys({me, *asking}, 0))
     held.update(holder for holder in holders.values() if holder is not None)
@@ -68,12 +70,13 @@ def plan(
     most = len(holders) if limit is None else limit
     goal = min(share[me], most)
     if len(mine) > goal:
-        wanted = sum(max(0, share[other] - held[other]) for other, asks in asking.items() if asks and other != me)
-        return Plan(release=tuple(mine[goal:][:wanted]))
-    free = _in_order(me, (place for place, holder in holders.items() if holder is None and place not in avoid))
-    if len(mine) < goal:
-        if free:
-            return Plan(claim=tuple(free[: min(goal - len(mine), max(1, len(mine)))]))
+        room = sum(max(0, share[other] - held[other]) for other, asks in asking.items() if asks and other != me)
+        return Plan(release=tuple(mine[goal:][:room]))
+    free = _in_order(me, (place for place, holder in holders.items() if holder is None))
+    wanted = [place for place in free if place not in avoid]
+    if len(mine) < goal and wanted:
+        return Plan(claim=tuple(wanted[: min(goal - len(mine), max(1, len(mine)))]))
+    if len(mine) < goal and not avoid:
         return Plan(ask=_of_the_fullest(me, holders, held))
     return Plan(claim=tuple([place for place in free if place in neglected][: most - len(mine)]))
 
@@ -85,11 +88,12 @@ def _of_the_fullest(me: Holder, holders: Mapping[Place, Holder | None], held: Ma
 
 def _in_order(me: Holder, places: Iterable[Place]) -> list[Place]:
     """An order of each instance's own, always the same: two that start together begin with different partitions."""
+    return sorted(places, key=lambda place: _rank(me.instance_id, place))
 
-    def rank(place: Place) -> bytes:
-        return md5(f"{me.instance_id}/{place.topic}/{place.partition}".encode(), usedforsecurity=False).digest()
 
-    return sorted(places, key=rank)
+@lru_cache(maxsize=100_000)
+def _rank(instance_id: str, place: Place) -> bytes:
+    return md5(f"{instance_id}/{place.topic}/{place.partition}".encode(), usedforsecurity=False).digest()
 
 
 class Claim:
@@ -101,7 +105,6 @@ class Claim:
         self._handed_out: deque[int] = deque()
         self._done: set[int] = set()
         self._promised = offset
-        self._lags: deque[int] = deque(maxlen=BEATS_BEHIND)
 
     @property
     def offset(self) -> int:
@@ -112,6 +115,11 @@ class Claim:
     def promised(self) -> int:
         """What is below it may be handed out by this instance only: the log has said so."""
         return max(self._promised, self.position)
+
+    @property
+    def uncommitted(self) -> int:
+        """How many records were handed out and are not known to be done."""
+        return len(self._handed_out)
 
     def promise(self, offset: int) -> None:
         """The log has given us all that is below `offset` (at-most-once)."""
@@ -130,9 +138,3 @@ class Claim:
             self._done.remove(self._handed_out.popleft())
         if not self._handed_out:
             self._done.clear()
-
-    def falls_behind(self, end: int) -> bool:
-        """Told the partition's end with every heartbeat: whether the lag has only grown over the last ones."""
-        lags = self._lags
-        lags.append(end - self.position)
-        return len(lags) == BEATS_BEHIND and lags[0] < lags[-1] and lags[0] == min(lags) and lags[-1] == max(lags)

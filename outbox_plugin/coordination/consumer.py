@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Literal, Self, get_args
@@ -16,11 +15,12 @@ from confluent_kafka import TopicPartition as At
 from outbox_plugin.adapters.kafka import client_config, refusal, refused_property
 from outbox_plugin.coordination.claims import Claim, Place
 from outbox_plugin.coordination.events import ClaimEvent
+from outbox_plugin.coordination.fetched import Fetched
 from outbox_plugin.coordination.instance import Instance
 from outbox_plugin.coordination.log import TOPIC, CoordinationLog, kafka_settings
 from outbox_plugin.coordination.messages import VERSION, ClaimingPartition, encode
 from outbox_plugin.coordination.timing import HEARTBEAT_INTERVAL_SECONDS, Timing
-from outbox_plugin.coordination.world import Holder
+from outbox_plugin.coordination.world import TOPIC_CLIENT, Holder
 from outbox_plugin.errors import LogUnavailable, UserError
 from outbox_plugin.printable import logger_of
 
@@ -86,7 +86,7 @@ class Consumer:
         self._settings = kafka_settings(bootstrap_servers, kafka)
         self._at_most_once = guarantee == "at-most-once"
         self._assigned: dict[Place, Claim] = {}
-        self._fetched: deque[tuple[Message, Place, Claim]] = deque()
+        self._fetched: Fetched[Message] = Fetched()
         self._followed = float("-inf")
         self._stopped = False
         self._log = CoordinationLog(self._settings, coordination_topic, group_id)
@@ -151,10 +151,9 @@ class Consumer:
             if now - self._followed >= FOLLOW_SECONDS:
                 self._followed = now
                 self._follow_claims()
-            while self._fetched:
-                message, place, claim = self._fetched.popleft()
-                if self._instance.hand_out(place, claim, message.offset() or 0):
-                    return message
+            message = self._fetched.next(self._instance.may_hand_out)
+            if message is not None:
+                return message
             if now > deadline:
                 return None
             self._fetch(min(FOLLOW_SECONDS, max(0.0, deadline - now)))
@@ -206,6 +205,7 @@ class Consumer:
             self._reader.incremental_unassign([At(*place) for place in gone])
             for place in gone:
                 del self._assigned[place]
+                self._fetched.forget(place)
         new = [place for place in held if place not in self._assigned]
         if new:
             self._reader.incremental_assign([At(*place, held[place].position) for place in new])
@@ -213,6 +213,9 @@ class Consumer:
 
     def _fetch(self, wait_seconds: float) -> None:
         """Take in what has arrived; at most once, only what the log has promised us."""
+        if len(self._fetched) >= BATCH:  # It waits for the log to say that we still hold it.
+            time.sleep(wait_seconds)
+            return
         first = self._reader.poll(wait_seconds)
         gather_seconds = PROMISED_GATHER_SECONDS if self._at_most_once else GATHER_SECONDS
         for message in [] if first is None else [first, *self._reader.consume(BATCH - 1, gather_seconds)]:
@@ -222,18 +225,19 @@ class Consumer:
                 continue
             place = Place(message.topic() or "", message.partition() or 0)
             if (claim := self._assigned.get(place)) is not None:
-                self._fetched.append((message, place, claim))
+                self._fetched.add(place, claim, message.offset() or 0, message)
         if self._at_most_once and self._fetched:
             self._promise()
 
     def _promise(self) -> None:
         """Have the log say that what was fetched is ours; again and again, as long as we hold any of it."""
         while self._fetched and not self._stopped:
-            ends = {place: (claim, (message.offset() or 0) + 1) for message, place, claim in self._fetched}
-            self._instance.promise(ends, PROMISE_SECONDS)
+            self._instance.promise(self._fetched.ends(), PROMISE_SECONDS)
             held = self._instance.claims()
-            self._fetched = deque(each for each in self._fetched if held.get(each[1]) is each[2])
-            if all((message.offset() or 0) < claim.promised for message, _, claim in self._fetched):
+            for place, (claim, _) in self._fetched.ends().items():
+                if held.get(place) is not claim:
+                    self._fetched.forget(place)
+            if all(end <= claim.promised for claim, end in self._fetched.ends().values()):
                 return
 
 
@@ -251,5 +255,7 @@ def _check(
         raise UserError(
             f"heartbeat_interval_seconds: expected 1 or more: its times are whole seconds (given: {interval})"
         )
+    if client_id == TOPIC_CLIENT:
+        raise UserError(f"client_id: {TOPIC_CLIENT} is the name by which topics are spoken of (given: {client_id!r})")
     for topic in topics:
         encode(ClaimingPartition(VERSION, 0, "instance", client_id, group_id, topic, 0))

@@ -1,4 +1,4 @@
-"""The coordination topic: read it up to its end and on, and write to it."""
+"""The coordination topic and its state topic: read them up to their end and on, and write to them."""
 
 from __future__ import annotations
 
@@ -6,32 +6,37 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from confluent_kafka import (
-    TIMESTAMP_NOT_AVAILABLE,
+    TIMESTAMP_LOG_APPEND_TIME,
     Consumer,
     ConsumerGroupTopicPartitions,
+    IsolationLevel,
     KafkaError,
     KafkaException,
     Producer,
 )
+from confluent_kafka import Message as Record
 from confluent_kafka import TopicPartition as At
 from confluent_kafka.admin._listoffsets import ListOffsetsResultInfo, OffsetSpec
-from confluent_kafka.cimpl import NewTopic
 from pydantic import SecretStr
 
 from outbox_plugin.adapters.kafka import (
     REACH_SECONDS,
     REQUEST_TIMEOUT_SECONDS,
+    UNKNOWN_TOPIC,
     Admin,
     bounds,
     client_config,
     refusal,
     refused_property,
 )
+from outbox_plugin.coordination.actions import Keep
 from outbox_plugin.coordination.claims import Place
+from outbox_plugin.coordination.member import TopicForm
 from outbox_plugin.coordination.messages import (
+    Entry,
     MalformedMessage,
     Message,
     ReleaseGroup,
@@ -39,24 +44,28 @@ from outbox_plugin.coordination.messages import (
     decode,
     encode,
 )
-from outbox_plugin.errors import LogUnavailable
+from outbox_plugin.coordination.state import (
+    CLOCK_KEY,
+    Form,
+    KeptState,
+    Position,
+    form_record,
+    pause_record,
+    position_record,
+)
+from outbox_plugin.coordination.topics import APPEAR_SECONDS, STATE_SUFFIX, describe, ensure_topics, found_of
+from outbox_plugin.coordination.world import Key
+from outbox_plugin.errors import LogUnavailable, OutboxError, UserError
 from outbox_plugin.printable import logger_of
 from outbox_plugin.settings import Settings
 
 LOGGER = logger_of(__name__)
 
 TOPIC = "__marshal"
-PARTITIONS = 8
 CATCH_UP_SECONDS = 60.0
 CLOSE_SECONDS = 5.0
 END: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-TOPIC_CONFIG = {
-    # The broker's clock is in the log: what is late, and what is stale, is the same to all.
-    "message.timestamp.type": "LogAppendTime",
-    "cleanup.policy": "delete",
-    "retention.ms": "86400000",
-    "segment.ms": "3600000",
-}
+_LATE = {KafkaError._MSG_TIMED_OUT, KafkaError.REQUEST_TIMED_OUT, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
 
 
 class KafkaSettings(Settings):
@@ -75,29 +84,23 @@ def kafka_settings(bootstrap_servers: str | None, kafka: dict[str, str] | None) 
     return KafkaSettings(**{name: value for name, value in given.items() if value is not None})
 
 
-class Entry(NamedTuple):
-    """A message in the log, and when the broker appended it (seconds since the epoch)."""
-
-    partition: int
-    offset: int
-    at: float
-    message: Message
-
-
 class CoordinationLog:
-    """One group's reader and writer of the coordination topic. `send` may be called from any thread."""
+    """One group's reader and writer of the coordination topic and its state topic. `send` is for any thread."""
 
     def __init__(self, settings: KafkaSettings, topic: str, group_id: str) -> None:
-        """Connect, and make the topic if it is missing.
+        """Connect, make the topics if they are missing, check their form, and read what is kept.
 
         Raises:
+            UserError: a topic has a form that would break what is promised.
             ServerRefused: no broker answers, or it does not let us in.
+            LogUnavailable: Kafka is away.
         """
         self._settings = settings
         self._group_id = group_id
         self.topic = topic
         self.malformed = 0
-        self._ends: dict[Place, Future[ListOffsetsResultInfo]] = {}
+        self.kept = KeptState()
+        self._trouble: OutboxError | None = None
         self._closed = False
         try:
             self._writer = Producer(  # First, as it connects while we look around.
@@ -118,147 +121,193 @@ class CoordinationLog:
         self._admin = admin.client
         try:
             admin.check_reachable()
-            self.partitions = self._ensure_topic()
+            self._forms = ensure_topics(self._admin, topic, settings)
+            self._ahead = self._ask_for_time()
+            self._read_state()
+            self.form = self._agree_on_form(self._forms[topic])
+            self.width = self.form.width
         except BaseException:
             self.close()
             raise
 
-    def _ensure_topic(self) -> int:
-        deadline = time.monotonic() + REQUEST_TIMEOUT_SECONDS
-        try:
-            while True:
-                known = self._admin.list_topics(timeout=REQUEST_TIMEOUT_SECONDS).topics.get(self.topic)
-                if known is not None and known.partitions:
-                    return len(known.partitions)
-                if time.monotonic() > deadline:
-                    raise LogUnavailable(f"Kafka: the topic {self.topic} was created, and does not appear")
-                [made] = self._admin.create_topics([NewTopic(self.topic, PARTITIONS, config=TOPIC_CONFIG)]).values()
-                with suppress(KafkaException):
-                    made.result(REQUEST_TIMEOUT_SECONDS)
-                self._raise_unless_made(made.exception())
-        except KafkaException as error:
-            raise refusal(error.args[0], self._settings) from None
+    def log_time(self) -> float:
+        """The brokers' time, in seconds since the epoch."""
+        return time.monotonic() + self._ahead
 
-    @staticmethod
-    def _raise_unless_made(error: BaseException | None) -> None:
-        if isinstance(error, KafkaException) and error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-            raise error
+    def since(self, lookback_seconds: float) -> float:
+        """When the part of the log begins that says who holds what."""
+        return max(self.log_time() - lookback_seconds, self.form.since)
+
+    def _ask_for_time(self) -> float:
+        """What the log's time is ahead of our monotonic clock: a record tells when it was appended."""
+        stamps: list[float] = []
+
+        def delivered(error: KafkaError | None, record: Record) -> None:
+            if error is None:
+                kind, milliseconds = record.timestamp()
+                stamps.append((milliseconds if kind == TIMESTAMP_LOG_APPEND_TIME else 0) / 1000 - time.monotonic())
+            else:
+                self._delivered(error, record)
+
+        deadline = time.monotonic() + APPEAR_SECONDS
+        while not stamps and time.monotonic() < deadline:  # A new topic may have no leader yet.
+            self._writer.produce(self.topic + STATE_SUFFIX, b"", key=CLOCK_KEY, partition=0, on_delivery=delivered)
+            self._writer.flush(REQUEST_TIMEOUT_SECONDS)
+            self._raise_trouble()
+        if not stamps:
+            raise LogUnavailable(f"Kafka: {self.topic}{STATE_SUFFIX} does not take a record")
+        return stamps[0]
+
+    def _read_state(self) -> None:
+        state = self.topic + STATE_SUFFIX
+        first, end = self.bounds(state, 0)
+        self._reader.assign([At(state, 0, first)])
+        for record in self._up_to({At(state, 0): end} if end > first else {}):
+            self.kept.take_in(record.key(), record.value())
+
+    def _agree_on_form(self, found: TopicForm) -> Form:
+        """The first one who sees a coordination topic says how many of its partitions count, for good."""
+        known = self.kept.form
+        if known is not None and known.topic_id == found.topic_id:
+            return known
+        form = Form(found.partitions, found.topic_id, 0.0 if known is None else self.log_time())
+        if not self._keep([form_record(form)], wait=True):
+            raise LogUnavailable(f"Kafka: {self.topic}{STATE_SUFFIX} does not take a record")
+        return form
 
     def partition_of(self, topic: str) -> int:
         """Where claims on `topic` are talked about."""
-        return coordination_partition(topic, self.partitions)
+        return coordination_partition(topic, self.width)
 
     def follow(self, partitions: Collection[int], since: float) -> Iterator[Entry]:
         """Read `partitions` from the time `since` up to their present end; `read` goes on from there.
 
-        The group's last pause, where it is older than that, comes first: the log may have forgotten it.
-
         Raises:
             LogUnavailable: Kafka is away.
         """
+        ends = {At(self.topic, each): self.bounds(self.topic, each)[1] for each in partitions}
         try:
-            ends = {each: self.bounds(self.topic, each)[1] for each in partitions}
             found = self._reader.offsets_for_times(
-                [At(self.topic, each, int(since * 1000)) for each in partitions], REACH_SECONDS
+                [At(self.topic, each, max(0, int(since * 1000))) for each in partitions], REACH_SECONDS
             )
-            pauses = self._reader.committed([At(self.topic, each) for each in partitions], REQUEST_TIMEOUT_SECONDS)
         except KafkaException as error:
             raise refusal(error.args[0], self._settings) from None
-        starts = {each.partition: each.offset if each.offset >= 0 else ends[each.partition] for each in found}
-        self._reader.assign([At(self.topic, partition, offset) for partition, offset in starts.items()])
-        for pause in pauses:
-            if (entry := self._paused(pause)) is not None and entry.at < since:
+        starts = {At(self.topic, each.partition): each.offset for each in found}
+        starts = {at: offset if offset >= 0 else ends[at] for at, offset in starts.items()}
+        self._reader.assign([At(at.topic, at.partition, offset) for at, offset in starts.items()])
+        for record in self._up_to({at: end for at, end in ends.items() if starts[at] < end}):
+            if (entry := self._entry(record)) is not None:
                 yield entry
+
+    def _up_to(self, ends: dict[At, int]) -> Iterator[Record]:
+        """Read what is assigned until each partition's position is at its end."""
         deadline = time.monotonic() + CATCH_UP_SECONDS
-        behind = {partition for partition, offset in starts.items() if offset < ends[partition]}
-        while behind:
-            yield from self._read(1.0)
-            behind = {partition for partition in behind if self._position(partition) < ends[partition]}
+        while ends:
+            yield from self._consume(1.0)
+            positions = {(at.topic, at.partition): at.offset for at in self._reader.position(list(ends))}
+            ends = {at: end for at, end in ends.items() if positions[at.topic, at.partition] < end}
             if time.monotonic() > deadline:
                 raise LogUnavailable(f"Kafka: {self.topic} could not be read up to its end in {CATCH_UP_SECONDS:.0f} s")
-
-    def all_pauses(self) -> list[Entry]:
-        """The last pause of each group that Kafka knows, for one who looks at all of them.
-
-        Raises:
-            LogUnavailable: Kafka is away.
-        """
-        try:
-            groups = self._admin.list_consumer_groups(request_timeout=REQUEST_TIMEOUT_SECONDS).result().valid or []
-            partitions = [At(self.topic, each) for each in range(self.partitions)]
-            wanted = [ConsumerGroupTopicPartitions(group.group_id, partitions) for group in groups]
-            asked = [future for each in wanted for future in self._admin.list_consumer_group_offsets([each]).values()]
-            stored = [at for future in asked for at in future.result().topic_partitions]
-        except KafkaException as error:
-            raise refusal(error.args[0], self._settings) from None
-        return [entry for at in stored if (entry := self._paused(at)) is not None]
-
-    def _position(self, partition: int) -> int:
-        [at] = self._reader.position([At(self.topic, partition)])
-        return at.offset
-
-    @staticmethod
-    def _paused(committed: At) -> Entry | None:
-        with suppress(MalformedMessage):
-            message = decode((committed.metadata or "").encode())
-            if isinstance(message, ReleaseGroup):
-                return Entry(committed.partition, -1, float(message.timestamp), message)
-        return None
 
     def read(self, wait_seconds: float) -> list[Entry]:
         """What has come, waiting up to `wait_seconds` for the first; what is malformed is counted, and skipped.
 
         Raises:
+            UserError: the topic has lost the form that promises rest on.
             ServerRefused: we are not let in.
         """
-        return list(self._read(wait_seconds))
+        self._raise_trouble()
+        found = []
+        for record in self._consume(wait_seconds):
+            if (entry := self._entry(record)) is None:
+                continue
+            if record.timestamp()[0] != TIMESTAMP_LOG_APPEND_TIME:
+                raise UserError(f"the topic {self.topic} has message.timestamp.type=CreateTime; expected LogAppendTime")
+            found.append(entry)
+        if found:
+            self._ahead = found[-1].at - time.monotonic()
+        return found
 
-    def _read(self, wait_seconds: float) -> Iterator[Entry]:
+    def _consume(self, wait_seconds: float) -> Iterator[Record]:
         found = self._reader.consume(1, wait_seconds) or []
         found += self._reader.consume(5_000, 0) if found else []
         for record in found:
-            if (error := record.error()) is not None:
-                if isinstance(problem := refusal(error, self._settings), LogUnavailable):
-                    continue
+            if (error := record.error()) is None:
+                yield record
+            elif error.code() in UNKNOWN_TOPIC:
+                raise self._gone()
+            elif not isinstance(problem := refusal(error, self._settings), LogUnavailable):
                 raise problem
-            partition, offset = record.partition(), record.offset()
-            try:
-                message = decode(record.value())
-            except MalformedMessage as malformed:
-                self.malformed += 1
-                LOGGER.warning("%s, partition %s, offset %s: skipped: %s", self.topic, partition, offset, malformed)
-                continue
-            kind, milliseconds = record.timestamp()
-            at = float(message.timestamp) if kind == TIMESTAMP_NOT_AVAILABLE else milliseconds / 1000
-            yield Entry(partition or 0, offset or 0, at, message)
 
-    def send(self, message: Message, partition: int | None = None) -> None:
-        """Write `message` where its topic is talked about, without waiting; one that cannot be sent in time is lost."""
+    def _entry(self, record: Record) -> Entry | None:
+        partition, offset = record.partition() or 0, record.offset() or 0
+        try:
+            message = decode(record.value())
+        except MalformedMessage as malformed:
+            self.malformed += 1
+            LOGGER.warning("%s, partition %s, offset %s: skipped: %s", self.topic, partition, offset, malformed)
+            return None
+        return Entry(partition, offset, record.timestamp()[1] / 1000, message)
+
+    def send(self, message: Message, partition: int) -> None:
+        """Write `message` without waiting; one that cannot be sent in time is lost."""
         with suppress(BufferError, KafkaException):
-            at = self.partition_of(message.topic) if partition is None else partition
-            self._writer.produce(self.topic, encode(message), partition=at)
-        self._writer.poll(0)
+            self._writer.produce(self.topic, encode(message), partition=partition, on_delivery=self._delivered)
 
-    def partitions_of(self, topic: str) -> int:
-        """How many partitions a consumed topic has; 0 while it does not exist or Kafka does not say."""
-        with suppress(KafkaException):
-            return len(self._reader.list_topics(topic, REQUEST_TIMEOUT_SECONDS).topics[topic].partitions)
-        return 0
+    def _delivered(self, error: KafkaError | None, record: Record) -> None:
+        if error is None or error.code() in _LATE or error.retriable():
+            return
+        if error.code() in UNKNOWN_TOPIC:
+            self._trouble = self._gone()
+        elif error.code() == KafkaError.INVALID_RECORD:
+            self._trouble = UserError(
+                f"the topic {record.topic()} refuses what we write: expected cleanup.policy=delete, and "
+                f"compact for {self.topic}{STATE_SUFFIX}"
+            )
+        elif not isinstance(problem := refusal(error, self._settings), LogUnavailable):
+            self._trouble = problem
+
+    def _gone(self) -> UserError:
+        return UserError(
+            f"the topic {self.topic} or {self.topic}{STATE_SUFFIX} was deleted or made anew while it was followed: "
+            "start the group's consumers again"
+        )
+
+    def _raise_trouble(self) -> None:
+        self._writer.poll(0)
+        if self._trouble is not None:
+            raise self._trouble
+
+    def ask_for_forms(self, topics: Collection[str]) -> dict[str, Future[Any]]:
+        """Ask what `topics`, and our own, look like; without waiting."""
+        return describe(self._admin, {*topics, *self._forms})
+
+    def check_forms(self, asked: Mapping[str, Future[Any]]) -> dict[str, TopicForm]:
+        """What the consumed topics look like that exist, of answers that are there; nothing while Kafka is away.
+
+        Raises:
+            UserError: one of our own topics is not the one that we follow any more.
+        """
+        with suppress(KafkaException, TimeoutError):
+            found = found_of(asked)
+            if any(topic not in found or found[topic].topic_id != form.topic_id for topic, form in self._forms.items()):
+                raise self._gone()
+            return {topic: form for topic, form in found.items() if topic not in self._forms}
+        return {}
 
     def committed(self, places: Collection[Place]) -> dict[Place, int]:
-        """Where Kafka's own store, which outlives the log, says that the group goes on; the earliest where it does not.
+        """Where Kafka's own store says that the group goes on, where it does.
 
         Raises:
             LogUnavailable: Kafka is away.
         """
+        if not places:
+            return {}
         try:
             stored = self._reader.committed([At(*place) for place in places], REQUEST_TIMEOUT_SECONDS)
-            return {
-                place: each.offset if each.offset >= 0 else self.bounds(*place)[0]
-                for place, each in zip(places, stored, strict=True)
-            }
         except KafkaException as error:
             raise refusal(error.args[0], self._settings) from None
+        return {place: each.offset for place, each in zip(places, stored, strict=True) if each.offset >= 0}
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
         """The offsets of a partition's first record, and of the one that comes next.
@@ -271,34 +320,32 @@ class CoordinationLog:
         except KafkaException as error:
             raise LogUnavailable(f"Kafka, {topic}, partition {partition}: {error.args[0].str()}") from None
 
-    def ask_for_ends(self, places: Collection[Place]) -> None:
-        """Ask where partitions end, without waiting."""
+    def ask_for_ends(
+        self, places: Collection[Place], spec: OffsetSpec = END
+    ) -> dict[Place, Future[ListOffsetsResultInfo]]:
+        """Ask where partitions end for readers of committed records, in one request to each broker, without waiting."""
         with suppress(KafkaException):
-            wanted = {At(*place): END for place in places}
-            asked = self._admin.list_offsets(wanted, request_timeout=REQUEST_TIMEOUT_SECONDS) if wanted else {}
-            self._ends.update((Place(at.topic, at.partition), answer) for at, answer in asked.items())
+            asked = self._admin.list_offsets(
+                {At(*place): spec for place in places},
+                isolation_level=IsolationLevel.READ_COMMITTED,
+                request_timeout=REQUEST_TIMEOUT_SECONDS,
+            )
+            return {Place(at.topic, at.partition): answer for at, answer in asked.items()}
+        return {}
 
-    def end(self, place: Place) -> int | None:
-        """The partition's end, as of the last time that it was asked for; None while there is no answer."""
-        answer = self._ends.get(place)
-        if answer is None or not answer.done() or answer.exception() is not None:
-            return None
-        return answer.result().offset
-
-    def commit(self, offsets: Mapping[Place, int], *, wait: bool = False) -> bool:
-        """Keep `offsets` in Kafka's own store too, which outlives the log; whether it has them, if we `wait` for it."""
-        return self._store([At(*place, offset) for place, offset in offsets.items()], wait=wait)
-
-    def _store(self, offsets: list[At], *, wait: bool) -> bool:
-        """By a client that reads nothing: a reader's own commits wait for its reading."""
-        if not offsets:
+    def keep(self, positions: Collection[Keep], *, wait: bool = False) -> bool:
+        """Keep for good where the group goes on; whether that is done, if we `wait`. Kafka's own store is told too."""
+        records = [
+            position_record(Key(self._group_id, *each.place), Position(each.offset, each.at, each.topic_id))
+            for each in positions
+        ]
+        if not records:
             return True
-        wanted = ConsumerGroupTopicPartitions(self._group_id, offsets)
-        try:
-            [stored] = self._admin.alter_consumer_group_offsets([wanted]).values()
-            return not wait or all(each.error is None for each in stored.result(REACH_SECONDS).topic_partitions)
-        except (KafkaException, TimeoutError):
-            return False
+        offsets = {each.place: each.offset for each in positions}
+        wanted = ConsumerGroupTopicPartitions(self._group_id, [At(*place, at) for place, at in offsets.items()])
+        with suppress(KafkaException):  # For tools that look there; nothing of ours rests on it.
+            self._admin.alter_consumer_group_offsets([wanted])
+        return self._keep(records, wait=wait)
 
     def keep_pause(self, message: ReleaseGroup) -> None:
         """Keep the group's pause, or its end, where one who reads only the log's last part finds it.
@@ -306,9 +353,30 @@ class CoordinationLog:
         Raises:
             LogUnavailable: Kafka did not take it.
         """
-        text = encode(message).decode()
-        if not self._store([At(self.topic, each, 0, text) for each in range(self.partitions)], wait=True):
+        if not self._keep([pause_record(message)], wait=True):
             raise LogUnavailable(f"Kafka did not take what the group {self._group_id} is to do")
+
+    def _keep(self, records: Collection[tuple[bytes, bytes]], *, wait: bool) -> bool:
+        open_ = len(records)
+        failed = False
+
+        def delivered(error: KafkaError | None, record: Record) -> None:
+            nonlocal open_, failed
+            open_ -= 1
+            failed |= error is not None
+            self._delivered(error, record)
+
+        for key, value in records:
+            with suppress(BufferError, KafkaException):
+                self._writer.produce(self.topic + STATE_SUFFIX, value, key=key, partition=0, on_delivery=delivered)
+        deadline = time.monotonic() + REACH_SECONDS + 1
+        while wait and open_ and time.monotonic() < deadline:
+            self._writer.poll(0.05)
+        return not wait or not (open_ or failed)
+
+    def flush(self) -> None:
+        """Send what is to be sent."""
+        self._writer.flush(CLOSE_SECONDS)
 
     def close(self) -> None:
         """Send what is to be sent, and close. Safe to call twice."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from hashlib import md5
+from typing import NamedTuple
 
 from outbox_plugin.errors import UserError
 
@@ -70,6 +71,15 @@ class ReleaseGroup(_Message):
     """
 
     expires: int | None = None
+
+
+class Entry(NamedTuple):
+    """A message in the log, and when the broker appended it (seconds since the epoch)."""
+
+    partition: int
+    offset: int
+    at: float
+    message: Message
 
 
 Message = Heartbeat | ClaimingPartition | ReleasingPartition | ClaimingMessages | ReleaseGroup

@@ -1,10 +1,9 @@
 """The rationalizer: who holds what, computed from the log alone (Marshal's seed, "Determining World State").
 
 Every instance applies the same messages in the same order, and so reaches the same world. The rules, for a message that
-was sent at `t` by its sender's clock:
+the broker appended at `t`:
 
     message             counts when                                                 then
-    any                 t is not ahead of the log's own time by an interval         (otherwise its clock lies)
     ClaimingPartition   the partition is free: unclaimed, released, or stale at t;  the sender holds it
                         and the group is not paused, or the sender paused it
     Heartbeat           the sender holds it, and it is not stale at t               it is fresh; offset moves forward
@@ -13,13 +12,19 @@ was sent at `t` by its sender's clock:
     ClaimingMessages    the sender holds it, and it is not stale at t               offset moves forward
     ReleasingPartition  the sender holds it, and it is not stale at t; or a pause   it is free, at exactly that offset
                         took it, and nobody has claimed it since
+    ReleasingPartition  its client is TOPIC_CLIENT, and its instance id names        it is free, at exactly that offset
+                        another topic id than the last one did
     ReleaseGroup        always                                                      all is released, and stays so
 
 All else changes nothing. Fresh: a heartbeat less than an interval ago. Stale: none for more than two.
 
-The time of a message is its sender's, and at most the log's, which is the `now` that `apply` is given: with the time at
-which the broker appended the message (LogAppendTime), all instances agree on it, and a clock that runs ahead wins
-nothing.
+The only clock is the log's: the time at which the broker appended a message (LogAppendTime), which is the `now` that
+`apply` is given. All instances agree on it, and no sender's clock decides anything. Of a ReleaseGroup, the sender's
+timestamp says how long it lasts: from `timestamp` to `expires`, beginning when it was appended.
+
+A topic that was deleted and made anew has other records at the same offsets. Whoever notices it says so in the log, as
+a ReleasingPartition of TOPIC_CLIENT with the new topic's id; the first message for an id counts. The partition can be
+claimed once its holder would have been stale, as that one may still be on the way to reading this.
 
 One that reads only the log's last part does not know who held what when it began. Of a claim it cannot say whether it
 counted; but a holder beats from its claim on, and all others once at most, when they come back late. So there, who
@@ -45,6 +50,8 @@ from outbox_plugin.coordination.messages import (
 State = Literal["fresh", "unknown", "stale", "unclaimed", "paused"]
 
 STALE_INTERVALS = 2
+TOPIC_CLIENT = "outbox-topic"
+NO_END = 253_402_300_799  # The end of the year 9999: Marshal's own cannot read a pause without one.
 REMEMBERED_INSTANCES = 4  # Of a client, per partition: their late heartbeats must not take it back.
 CROWD = 64
 LONGEST_DOUBT = 6  # Times what makes a holder stale: so long, at most, claims alone prolong the doubt.
@@ -74,8 +81,20 @@ class _Claim:
     heartbeat: float = 0.0
     pauses: int = 0  # Of its group, when it was claimed: a later pause took it away.
     offset: int | None = None
+    topic_id: str = ""  # Of the topic that `offset` belongs to, where the log has said so.
+    left_by: Holder | None = None  # Who gave it up by its own word, where nobody has claimed it since.
     former: tuple[str, ...] = ()
+    barred: float = -FOREVER  # Until then nobody may claim it: its holder may not have read that it was freed.
+    kept: tuple[float, int, str] | None = None  # What is remembered: when the log said so, the offset, the topic's id.
     doubt: float = -FOREVER  # Until then, and until a holder shows itself, we cannot say what a claim was worth.
+
+    def recall(self) -> None:
+        """What is remembered counts, where the log has not said otherwise."""
+        if self.kept is not None:
+            _, offset, topic_id = self.kept
+            self.kept = None
+            self.offset = offset if self.offset is None else self.offset
+            self.topic_id = self.topic_id or topic_id
 
 
 @dataclass(slots=True)
@@ -130,19 +149,21 @@ class World:
         self._groups: dict[str, _Group] = {}
 
     def apply(self, message: Message, now: float) -> bool:
-        """Take in the log's next message; whether it counted."""
-        if message.timestamp > now + self._interval:
-            return False
-        at = min(message.timestamp, now)
+        """Take in the log's next message, which was appended at `now`; whether it counted."""
+        at = now
         group = self._groups.get(message.group_id)
         if group is None:
             group = self._groups[message.group_id] = _Group()
         if isinstance(message, ReleaseGroup):
             return self._release_group(group, message, at)
         holder = Holder(message.instance_id, message.client_id)
-        member = self._heard(group, holder, at)
         key = Key(message.group_id, message.topic, message.partition)
         claim = self._claims.get(key)
+        if claim is not None and claim.kept is not None and at > claim.kept[0]:
+            claim.recall()
+        if holder.client_id == TOPIC_CLIENT:
+            return self._begin_anew(key, holder.instance_id, message)
+        member = self._heard(group, holder, at)
         if claim is None and (isinstance(message, ClaimingPartition) or self._since > -FOREVER):
             claim = self._claims[key] = _Claim(doubt=self._since + self._stale_after)
         if claim is not None and claim.doubt > -FOREVER:
@@ -158,6 +179,43 @@ class World:
         if isinstance(message, ClaimingMessages):
             return self._advance(group, claim, holder, message.offset)
         return self._release(claim, holder, message)
+
+    def remember(self, key: Key, offset: int, topic_id: str, at: float) -> None:
+        """Take `offset`, of the topic with that id, as what the log said at `at`.
+
+        Where `at` is in the part of the log that is read, it counts only once that has been reached: what stands before
+        may be about an earlier topic.
+        """
+        claim = self._claims.get(key)
+        if claim is None:
+            doubt = self._since + self._stale_after if self._since > -FOREVER else -FOREVER
+            claim = self._claims[key] = _Claim(doubt=doubt)
+            self._groups.setdefault(key.group_id, _Group())
+        claim.kept = (at, offset, topic_id)
+        if at < self._since:
+            claim.recall()
+
+    def recall_all(self) -> None:
+        """All of the log that is there was read: what is remembered counts."""
+        for claim in self._claims.values():
+            claim.recall()
+
+    def left_by(self, group_id: str, topic: str, partition: int) -> Holder | None:
+        """Who gave a free partition up by its own word."""
+        claim = self._claims.get(Key(group_id, topic, partition))
+        return None if claim is None or claim.holder is not None else claim.left_by
+
+    def topic_id(self, group_id: str, topic: str, partition: int) -> str:
+        """Which topic the partition's offset belongs to; empty when nobody said."""
+        claim = self._claims.get(Key(group_id, topic, partition))
+        return "" if claim is None else claim.topic_id
+
+    def latest_holder(self, group_id: str, topic: str, partition: int) -> Holder | None:
+        """Who holds the partition, or was the last to hold it and became stale; None after a release or a pause."""
+        claim = self._claims.get(Key(group_id, topic, partition))
+        if claim is None or claim.pauses != self._groups[group_id].pauses:
+            return None
+        return claim.holder
 
     def owner(self, group_id: str, topic: str, partition: int, now: float) -> Holder | None:
         """The instance and the client that hold the partition at `now`; None when it is free to be claimed."""
@@ -195,12 +253,17 @@ class World:
         }
 
     def members(self, group_id: str, now: float) -> dict[Holder, bool]:
-        """The group's live instances, and whether each has lately asked for more than it has."""
+        """The group's live instances, and whether each has lately asked for more than it has.
+
+        Of a client, only the instance that was first heard of last: it has taken the place of the others.
+        """
         group = self._groups.get(group_id)
         if group is None:
             return {}
         since = now - self._stale_after
-        return {each: member.asked >= since for each, member in group.members.items() if member.heard >= since}
+        live = {each: member.asked >= since for each, member in group.members.items() if member.heard >= since}
+        latest = {each.client_id: each for each in live}
+        return {each: asks for each, asks in live.items() if latest[each.client_id] == each}
 
     def rows(self, now: float) -> Iterator[Row]:
         """All that the log has spoken of, sorted."""
@@ -249,7 +312,7 @@ class World:
             if claim.doubt == -FOREVER:  # Else it may be a question.
                 claim.heartbeat = max(claim.heartbeat, at)
             return True
-        if held or claim.doubt > -FOREVER:
+        if held or claim.doubt > -FOREVER or at <= claim.barred:
             member.asked = max(member.asked, at)
             return False
         if at < group.paused_until and holder.client_id != group.paused_by:
@@ -282,16 +345,26 @@ class World:
         claim.offset = offset if claim.offset is None else max(claim.offset, offset)
         return True
 
+    def _begin_anew(self, key: Key, topic_id: str, message: Message) -> bool:
+        claim = self._claims.setdefault(key, _Claim())
+        if not isinstance(message, ReleasingPartition) or claim.topic_id == topic_id:
+            return False
+        if claim.holder is not None:
+            claim.barred = claim.heartbeat + self._stale_after
+        claim.holder, claim.offset, claim.former, claim.topic_id = None, message.offset, (), topic_id
+        return True
+
     @staticmethod
     def _release(claim: _Claim, holder: Holder, message: ReleasingPartition) -> bool:
         if claim.holder != holder:
             return False
-        claim.holder, claim.offset, claim.former = None, message.offset, ()
+        claim.holder, claim.offset, claim.former, claim.left_by = None, message.offset, (), holder
         return True
 
     @staticmethod
     def _release_group(group: _Group, message: ReleaseGroup, at: float) -> bool:
-        group.paused_until = FOREVER if message.expires is None else message.expires
+        endless = message.expires is None or message.expires >= NO_END
+        group.paused_until = FOREVER if endless else at + (message.expires or 0) - message.timestamp
         group.paused_by = message.client_id
         if at < group.paused_until:
             group.pauses += 1

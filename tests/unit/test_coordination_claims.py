@@ -9,7 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox_plugin.coordination.claims import BEATS_BEHIND, Claim, Place, Plan, plan, shares
+from outbox_plugin.coordination.claims import Claim, Place, Plan, plan, shares
+from outbox_plugin.coordination.lag import SAMPLES, LagTrend, left_to_others
+from outbox_plugin.coordination.spread import Spread
+from outbox_plugin.coordination.timing import Timing
 from outbox_plugin.coordination.world import Holder
 
 A, B, C = Holder("1", "a"), Holder("2", "b"), Holder("3", "c")
@@ -129,16 +132,53 @@ def test_what_was_promised_stays_promised() -> None:
 @pytest.mark.parametrize(
     ("lags", "behind"),
     [
-        (range(BEATS_BEHIND), True),
-        ([0, *[5] * (BEATS_BEHIND - 2), 6], True),
-        (range(BEATS_BEHIND - 1), False),
-        ([7] * BEATS_BEHIND, False),
-        (range(BEATS_BEHIND, 0, -1), False),
-        ([3, 2, *range(3, BEATS_BEHIND + 1)], False),
-        ([*range(BEATS_BEHIND), BEATS_BEHIND - 2], False),
+        (range(100, 200, 10), True),
+        ([100, *[150] * (SAMPLES - 2), 160], True),
+        (range(100, 100 + SAMPLES - 1), False),
+        ([7] * SAMPLES, False),
+        (range(200, 100, -10), False),
+        ([0, *range(100, 190, 10)], False),
+        ([*[0] * (SAMPLES - 1), 5_000], False),
+        ([*range(100, 190, 10), 170], False),
     ],
 )
-def test_a_lag_that_only_grows_over_some_beats_is_falling_behind(lags: Iterable[int], behind: bool) -> None:
-    claim = Claim(0)
-    found = [claim.falls_behind(lag) for lag in lags]
-    assert found[-1] is behind
+def test_a_lag_that_is_never_gone_and_only_grows_is_falling_behind(lags: Iterable[int], behind: bool) -> None:
+    trend = LagTrend()
+    for lag in lags:
+        trend.add(lag, 0)
+    assert trend.falls_behind is behind
+
+
+def test_a_lag_that_was_handled_in_the_meantime_is_not_falling_behind() -> None:
+    trend = LagTrend()
+    for number in range(SAMPLES):
+        trend.add(100 + number, 1_000 * number)
+    assert not trend.falls_behind
+
+
+def test_one_who_falls_behind_leaves_its_worst_to_one_who_is_much_faster() -> None:
+    holders = held_by(A, A, B, B)
+    members = {A: False, B: False}
+    lags = dict(zip(places(4), [500, 900, 10, 0], strict=True))
+    assert left_to_others(A, lags, holders, members) == places(4)[1]
+    assert left_to_others(A, {**lags, places(4)[2]: 800}, holders, members) is None, "the other is slow, too"
+    assert left_to_others(A, lags, held_by(A, None, B, B), members) is None, "its last one stays with it"
+
+
+def test_one_who_was_too_slow_asks_for_nothing_and_another_takes_it_at_once() -> None:
+    timing = Timing(10)
+    holders = held_by(A, A, None, B, B, B)
+    slow, fast = Spread(A, timing, None), Spread(B, timing, None)
+    slow.avoid(places(3)[2], 0.0)
+    members = {A: False, B: False}
+    assert slow.next_plan(holders, members, lambda _: A, 1.0) == Plan()
+    assert fast.next_plan(holders, members, lambda _: A, 1.0) == Plan(claim=(places(3)[2],))
+    assert slow.next_plan(held_by(A, A, B, B, B, B), members, lambda _: None, 2.0) == Plan(), "it asks for none"
+
+
+def test_what_one_avoids_and_nobody_takes_it_takes_back() -> None:
+    slow = Spread(A, Timing(10), None)
+    slow.avoid(places(2)[1], 0.0)
+    holders = held_by(A, None)
+    assert slow.next_plan(holders, {A: False}, lambda _: A, 1.0) == Plan()
+    assert slow.next_plan(holders, {A: False}, lambda _: A, 22.0) == Plan(claim=(places(2)[1],))

@@ -1,0 +1,30 @@
+"""What a member wants done: values that its edge carries out, in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outbox_plugin.coordination.claims import Place
+from outbox_plugin.coordination.events import ClaimEvent
+from outbox_plugin.coordination.messages import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Write a message to a partition of the coordination topic."""
+
+    message: Message
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Keep for good where the group goes on in a partition, of the topic with that id: the log has said so at `at`."""
+
+    place: Place
+    offset: int
+    topic_id: str
+    at: float
+
+
+Action = Send | Keep | ClaimEvent

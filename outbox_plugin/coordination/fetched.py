@@ -1,0 +1,72 @@
+"""Records that were fetched and not yet handed out: each stays with its claim until the user has it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+from typing import Generic, TypeVar
+
+from outbox_plugin.coordination.claims import Claim, Place
+
+Record = TypeVar("Record")
+
+
+class Answer(Enum):
+    """Whether a record may go to the user."""
+
+    YES = "yes"
+    NOT_YET = "not yet"  # The claim may still be ours: the log has to say so.
+    NEVER = "never"  # The claim is not ours any more.
+    OLD = "old"  # It was handed out before.
+
+
+class Fetched(Generic[Record]):
+    """Queues of records, one for each claim, in order. One leaves it by being handed out, or with its claim."""
+
+    def __init__(self) -> None:
+        """Nothing is fetched yet."""
+        self._queues: dict[Place, tuple[Claim, deque[tuple[int, Record]]]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, place: Place, claim: Claim, offset: int, record: Record) -> None:
+        """Take in a record of a partition; those of an earlier claim on it are forgotten."""
+        known = self._queues.get(place)
+        if known is None or known[0] is not claim:
+            self.forget(place)
+            known = self._queues[place] = (claim, deque())
+        known[1].append((offset, record))
+        self._count += 1
+
+    def forget(self, place: Place) -> None:
+        """The claim has ended."""
+        _, queue = self._queues.pop(place, (None, ()))
+        self._count -= len(queue)
+
+    def ends(self) -> dict[Place, tuple[Claim, int]]:
+        """The offset after the last record of each claim."""
+        return {place: (claim, queue[-1][0] + 1) for place, (claim, queue) in self._queues.items()}
+
+    def next(self, may: Callable[[Place, Claim, int], Answer]) -> Record | None:
+        """Hand out the next record that `may` be; None when there is none now."""
+        ended = []
+        found = None
+        for place, (claim, queue) in self._queues.items():
+            answer = may(place, claim, queue[0][0])
+            while answer is Answer.OLD and len(queue) > 1:
+                queue.popleft()
+                self._count -= 1
+                answer = may(place, claim, queue[0][0])
+            if answer is Answer.YES:
+                found = queue.popleft()[1]
+                self._count -= 1
+            if answer in (Answer.NEVER, Answer.OLD) or not queue:
+                ended.append(place)
+            if found is not None:
+                break
+        for place in ended:
+            self.forget(place)
+        return found

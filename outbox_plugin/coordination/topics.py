@@ -1,0 +1,120 @@
+"""The two topics that coordination rests on: made where missing, refused where their form breaks a promise."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import ConfigResource
+from confluent_kafka.admin._resource import ResourceType
+from confluent_kafka.admin._topic import TopicDescription
+from confluent_kafka.cimpl import NewTopic
+
+from outbox_plugin.adapters.kafka import REQUEST_TIMEOUT_SECONDS, UNKNOWN_TOPIC, refusal
+from outbox_plugin.coordination.member import TopicForm
+from outbox_plugin.errors import LogUnavailable, UserError
+from outbox_plugin.settings import Settings
+
+PARTITIONS = 8
+STATE_SUFFIX = "-state"
+# The broker's clock is in the log: what is late, and what is stale, is the same to all.
+_BROKER_TIME = {"message.timestamp.type": "LogAppendTime"}
+TOPIC_CONFIG = {**_BROKER_TIME, "cleanup.policy": "delete", "retention.ms": "86400000", "segment.ms": "3600000"}
+STATE_CONFIG = {**_BROKER_TIME, "cleanup.policy": "compact", "segment.ms": "3600000", "segment.bytes": "16777216"}
+APPEAR_SECONDS = 30.0  # A busy cluster takes its time to give a new topic its leaders.
+CHECKED = ("message.timestamp.type", "cleanup.policy")
+SHORTEST_RETENTION_SECONDS = 3_600.0
+
+
+def ensure_topics(admin: AdminClient, topic: str, settings: Settings) -> dict[str, TopicForm]:
+    """Make the coordination topic and its state topic where they are missing, and describe both.
+
+    Raises:
+        UserError: one has a form that would break what is promised.
+        ServerRefused: we may not.
+        LogUnavailable: Kafka is away.
+    """
+    wanted = {topic: (PARTITIONS, TOPIC_CONFIG), topic + STATE_SUFFIX: (1, STATE_CONFIG)}
+    deadline = time.monotonic() + APPEAR_SECONDS
+    try:
+        while True:
+            found = found_of(describe(admin, wanted))
+            if len(found) == len(wanted):
+                break
+            if time.monotonic() > deadline:
+                raise LogUnavailable(f"Kafka: the topic {topic} was created, and does not appear")
+            missing = [
+                NewTopic(name, partitions, config=config)
+                for name, (partitions, config) in wanted.items()
+                if name not in found
+            ]
+            for made in admin.create_topics(missing).values():
+                with suppress(KafkaException, TimeoutError):
+                    made.result(REQUEST_TIMEOUT_SECONDS)
+                _raise_unless_made(made.exception())
+    except KafkaException as error:
+        raise refusal(error.args[0], settings) from None
+    _check_config(admin, {name: config for name, (_, config) in wanted.items()})
+    return found
+
+
+def _raise_unless_made(error: BaseException | None) -> None:
+    if isinstance(error, KafkaException) and error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+        raise error
+
+
+def describe(admin: AdminClient, topics: Collection[str]) -> dict[str, Future[TopicDescription]]:
+    """Ask what `topics` look like, without waiting."""
+    asked: dict[str, Future[TopicDescription]] = admin.describe_topics(
+        TopicCollection(list(topics)), request_timeout=REQUEST_TIMEOUT_SECONDS
+    )
+    return asked
+
+
+def found_of(asked: Mapping[str, Future[TopicDescription]]) -> dict[str, TopicForm]:
+    """What those topics look like that exist, waiting for the answers.
+
+    Raises:
+        KafkaException: Kafka is away, or we may not ask.
+    """
+    found = {}
+    for topic, answer in asked.items():
+        try:
+            described = answer.result(REQUEST_TIMEOUT_SECONDS)
+        except KafkaException as error:
+            if error.args[0].code() not in UNKNOWN_TOPIC:
+                raise
+            continue
+        if described.partitions:
+            found[topic] = TopicForm(len(described.partitions), _name(described))
+    return found
+
+
+def _name(described: TopicDescription) -> str:
+    """The topic's id as text that our messages can carry."""
+    return str(described.topic_id).replace("/", "_")
+
+
+def _check_config(admin: AdminClient, wanted: Mapping[str, Mapping[str, str]]) -> None:
+    """Raises UserError for a setting that breaks a promise; says nothing where we may not ask."""
+    resources = {ConfigResource(ResourceType.TOPIC, topic): topic for topic in wanted}
+    asked = admin.describe_configs(list(resources), request_timeout=REQUEST_TIMEOUT_SECONDS)
+    for resource, answer in asked.items():
+        topic = resources[resource]
+        try:
+            config = answer.result(REQUEST_TIMEOUT_SECONDS)
+        except (KafkaException, TimeoutError):
+            continue
+        for name in CHECKED:
+            if config[name].value != wanted[topic][name]:
+                raise UserError(
+                    f"the topic {topic} has {name}={config[name].value}; expected {wanted[topic][name]}: set it, or "
+                    "let another topic be made"
+                )
+        kept_ms = int(config["retention.ms"].value)
+        if "retention.ms" in wanted[topic] and 0 <= kept_ms < SHORTEST_RETENTION_SECONDS * 1000:
+            raise UserError(f"the topic {topic} has retention.ms={kept_ms}; expected 3600000 (an hour) or more")

@@ -1,0 +1,270 @@
+"""What befalls consumers that share topics: held interpreters, and topics that change under them."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import pytest
+from confluent_kafka import Consumer as KafkaConsumer
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin._resource import ResourceType
+from confluent_kafka.cimpl import NewPartitions, NewTopic
+
+from outbox_plugin.coordination import Admin, Consumer
+from outbox_plugin.errors import OutboxError, UserError
+from tests.integration.test_coordination import INTERVAL, PARTITIONS, Running, held, orders, start, write
+from tests.support import eventually
+
+pytestmark = pytest.mark.integration
+__all__ = ["orders", "start", "write"]  # Fixtures.
+
+
+@pytest.fixture
+def cluster(bootstrap_servers: str) -> AdminClient:
+    return AdminClient({"bootstrap.servers": bootstrap_servers})
+
+
+def make(cluster: AdminClient, topic: str, partitions: int, **config: str) -> None:
+    wanted = NewTopic(topic, num_partitions=partitions, config={k.replace("_", "."): v for k, v in config.items()})
+    [made] = cluster.create_topics([wanted]).values()
+    made.result(20)
+    eventually(lambda: topic in cluster.list_topics(timeout=10).topics, 20)
+
+
+def delete(cluster: AdminClient, topic: str) -> None:
+    [deleted] = cluster.delete_topics([topic]).values()
+    deleted.result(20)
+    eventually(lambda: topic not in cluster.list_topics(timeout=10).topics, 20)
+
+
+def hold_the_interpreter(seconds: float) -> None:
+    """As an extension does that computes without letting others run: nothing else happens in this process."""
+    ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+
+
+def test_nothing_is_lost_by_handlers_that_hold_the_interpreter(
+    bootstrap_servers: str, orders: str, group: str, write: Callable[[range], None]
+) -> None:
+    """Now and then for most of what a heartbeat may take: the claim looks old, and is ours all the same."""
+    write(range(240))
+    seen: set[int] = set()
+    with Consumer(
+        [orders],
+        group,
+        "one",
+        bootstrap_servers=bootstrap_servers,
+        coordination_topic=f"{group}-claims",
+        heartbeat_interval_seconds=1,
+    ) as consumer:
+        deadline = time.monotonic() + 90
+        while len(seen) < 240 and time.monotonic() < deadline:
+            message = consumer.poll(1)
+            if message is None:
+                continue
+            seen.add(int(message.value() or -1))
+            if len(seen) % 20 == 0:
+                hold_the_interpreter(2.2)
+            consumer.commit(message)
+    assert sorted(seen) == list(range(240))
+
+
+def test_a_topic_that_was_made_anew_is_consumed_from_its_beginning(
+    start: Callable[..., Running], write: Callable[[range], None], cluster: AdminClient, orders: str
+) -> None:
+    write(range(60))
+    first = start("one")
+    eventually(lambda: len(first.seen) == 60, 30)
+    first.end()
+    delete(cluster, orders)
+    make(cluster, orders, PARTITIONS)
+    write(range(60, 120))
+    second = start("two")
+    eventually(lambda: sorted(second.numbers) == list(range(60, 120)), 30)
+
+
+def test_a_topic_that_is_made_anew_under_its_consumer_is_consumed_from_its_beginning(
+    start: Callable[..., Running], write: Callable[[range], None], cluster: AdminClient, orders: str
+) -> None:
+    write(range(60))
+    first = start("one")
+    eventually(lambda: len(first.seen) == 60, 30)
+    delete(cluster, orders)
+    make(cluster, orders, PARTITIONS)
+    write(range(60, 180))
+    eventually(lambda: set(first.numbers) == set(range(180)), 60)
+
+
+def test_a_pause_and_a_position_outlive_what_kafka_forgets(
+    start: Callable[..., Running],
+    write: Callable[[range], None],
+    cluster: AdminClient,
+    bootstrap_servers: str,
+    orders: str,
+    group: str,
+) -> None:
+    """Kafka forgets a group that nobody joins after some days, and the log after one."""
+    admin = Admin(
+        bootstrap_servers=bootstrap_servers, coordination_topic=f"{group}-claims", heartbeat_interval_seconds=INTERVAL
+    )
+    write(range(60))
+    first = start("one")
+    eventually(lambda: len(first.seen) == 60, 30)
+    admin.pause(group)
+    admin.set_position(group, {(orders, 0): 7})
+    first.end()
+    [forgotten] = cluster.delete_consumer_groups([group]).values()
+    forgotten.result(20)
+    _forget_the_log(cluster, f"{group}-claims")
+    second = start("two")
+    time.sleep(2 * INTERVAL)  # That nothing happens can only be waited for.
+    assert second.seen == []
+    assert group in admin.world().pauses
+    admin.resume(group)
+    eventually(lambda: second.seen and len(second.seen) >= 3, 30)
+    time.sleep(1)
+    assert sorted(second.seen) == [(0, offset, offset * PARTITIONS) for offset in (7, 8, 9)]
+
+
+def _forget_the_log(cluster: AdminClient, topic: str) -> None:
+    from confluent_kafka import TopicPartition
+
+    partitions = range(len(cluster.list_topics(topic, timeout=10).topics[topic].partitions))
+    for deleted in cluster.delete_records([TopicPartition(topic, each, -1) for each in partitions]).values():
+        deleted.result(20)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"cleanup.policy": "compact", "message.timestamp.type": "LogAppendTime"}, "cleanup.policy=compact"),
+        ({"message.timestamp.type": "CreateTime"}, "message.timestamp.type=CreateTime; expected LogAppendTime"),
+        ({"message.timestamp.type": "LogAppendTime", "retention.ms": "60000"}, "retention.ms=60000"),
+    ],
+)
+def test_a_coordination_topic_of_a_wrong_form_is_refused(
+    cluster: AdminClient, bootstrap_servers: str, orders: str, group: str, wrong: dict[str, str], said: str
+) -> None:
+    make(cluster, f"{group}-claims", 8, **wrong)
+    with pytest.raises(UserError, match=said) as caught:
+        Consumer([orders], group, "one", bootstrap_servers=bootstrap_servers, coordination_topic=f"{group}-claims")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_coordination_topic_that_becomes_compacted_is_noticed(
+    start: Callable[..., Running], cluster: AdminClient, group: str
+) -> None:
+    first = start("one")
+    eventually(lambda: held(first) == [PARTITIONS], 30)
+    policy = ConfigEntry("cleanup.policy", "compact", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, f"{group}-claims", incremental_configs=[policy])
+    [altered] = cluster.incremental_alter_configs([resource]).values()
+    altered.result(20)
+    eventually(lambda: first.trouble is not None, 30)
+    assert "cleanup.policy" in str(first.trouble)
+
+
+def test_a_coordination_topic_that_is_deleted_is_noticed(
+    start: Callable[..., Running], cluster: AdminClient, group: str
+) -> None:
+    first = start("one")
+    eventually(lambda: held(first) == [PARTITIONS], 30)
+    delete(cluster, f"{group}-claims")
+    eventually(lambda: first.trouble is not None, 30)
+    assert isinstance(first.trouble, OutboxError)
+    assert "was deleted or made anew" in str(first.trouble)
+
+
+def test_a_coordination_topic_that_is_widened_has_no_second_holder(
+    start: Callable[..., Running], write: Callable[[range], None], cluster: AdminClient, orders: str, group: str
+) -> None:
+    """All go on with the partitions that it had first, wherever one looks for a topic among more of them."""
+    first = start("one", guarantee="at-most-once")
+    eventually(lambda: held(first) == [PARTITIONS], 30)
+    [widened] = cluster.create_partitions([NewPartitions(f"{group}-claims", 31)]).values()
+    widened.result(20)
+    eventually(lambda: len(cluster.list_topics(timeout=10).topics[f"{group}-claims"].partitions) == 31, 20)
+    second = start("two", guarantee="at-most-once")
+    write(range(240))
+    eventually(lambda: len(first.seen) + len(second.seen) >= 240 and held(first, second) == [3, 3], 30)
+    assert sorted(first.numbers + second.numbers) == list(range(240))
+
+
+@pytest.fixture
+def writing(bootstrap_servers: str, orders: str) -> Iterator[Callable[[], None]]:
+    """Leaves a transaction open on partition 0 of the topic, with records after it."""
+    producers = []
+
+    def open_one() -> None:
+        producer = Producer({"bootstrap.servers": bootstrap_servers, "transactional.id": f"{orders}-open"})
+        producers.append(producer)
+        producer.init_transactions(20)
+        producer.begin_transaction()
+        producer.produce(orders, "0", partition=0)
+        producer.flush(20)
+
+    yield open_one
+    for producer in producers:
+        producer.abort_transaction(20)
+
+
+def test_an_open_transaction_and_a_burst_are_nobodys_slowness(
+    start: Callable[..., Running], write: Callable[[range], None], writing: Callable[[], None]
+) -> None:
+    events: list[object] = []
+    one = start("one", heartbeat_interval_seconds=1, observe=events.append)
+    two = start("two", heartbeat_interval_seconds=1, observe=events.append)
+    eventually(lambda: held(one, two) == [3, 3], 30)
+    events.clear()
+    writing()
+    wrote = 0
+    deadline = time.monotonic() + 15  # Many heartbeats; the end goes on, and what is readable does not.
+    while time.monotonic() < deadline:
+        write(range(wrote, wrote + 60))
+        wrote += 60
+        time.sleep(0.3)
+    assert [event for event in events if "fell behind" in str(event)] == []
+
+
+def test_many_partitions_are_held_soon(bootstrap_servers: str, group: str, cluster: AdminClient) -> None:
+    topic = f"{group}-wide"
+    make(cluster, topic, 1_000)
+    began = time.monotonic()
+    with closing(
+        Consumer(
+            [topic],
+            group,
+            "one",
+            bootstrap_servers=bootstrap_servers,
+            coordination_topic=f"{group}-claims",
+        )
+    ) as consumer:
+        stop = threading.Event()
+        poller = threading.Thread(target=lambda: [consumer.poll(0.1) for _ in iter(stop.is_set, True)])
+        poller.start()
+        try:
+            eventually(lambda: len(consumer.claims) == 1_000, 30)
+            print(f"1,000 partitions were held after {time.monotonic() - began:.1f} s")
+        finally:
+            stop.set()
+            poller.join(20)
+
+
+def test_kafkas_own_store_knows_what_is_done(
+    start: Callable[..., Running], write: Callable[[range], None], bootstrap_servers: str, orders: str, group: str
+) -> None:
+    """For tools that look there; nothing of ours rests on it."""
+    from confluent_kafka import TopicPartition
+
+    write(range(60))
+    first = start("one")
+    eventually(lambda: len(first.seen) == 60, 30)
+    first.end()
+    with closing(KafkaConsumer({"bootstrap.servers": bootstrap_servers, "group.id": group})) as tool:
+        wanted = [TopicPartition(orders, each) for each in range(PARTITIONS)]
+        eventually(lambda: [each.offset for each in tool.committed(wanted, 10)] == [10] * PARTITIONS, 20)

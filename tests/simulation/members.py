@@ -1,0 +1,488 @@
+"""Consumers that share topics, in virtual time: the product's own `Member`, `World` and `Fetched`; simulated Kafka.
+
+A seed draws a plan: how many processes and partitions, which guarantee, and what befalls them. Requests take their time
+and keep each process's order; a broker that is away takes none, and what is older than five seconds then is lost. A
+process is killed and started again under its client id, stopped as a whole (what it has sent, too), or its interpreter
+is held by a handler. Each process has clocks of its own. Topics are deleted and made anew, and widened. An operator
+with a wrong clock pauses and resumes the group.
+
+At each step: two processes never both hold a partition for certain; at most once, no record is handed out twice; while
+the group is paused and all have heard it, none is. At the end, when all is well: every record was handed out (at least
+once), and all partitions were consumed to their ends. While all is well for long, no partition with records stands
+still for more than three heartbeats.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from outbox_plugin.coordination.actions import Keep, Send
+from outbox_plugin.coordination.claims import Claim, Place
+from outbox_plugin.coordination.events import ClaimEvent
+from outbox_plugin.coordination.fetched import Fetched
+from outbox_plugin.coordination.member import Member, TopicForm
+from outbox_plugin.coordination.messages import VERSION, Entry, Message, ReleaseGroup
+from outbox_plugin.coordination.timing import Timing
+from outbox_plugin.coordination.world import Holder
+
+INTERVAL = 2.0
+TIMING = Timing(INTERVAL)
+GROUP, TOPIC = "billing", "orders"
+TURN = 0.25
+TROUBLE_SECONDS, CALM_SECONDS = 60.0, 40.0
+STILL_SECONDS = 3 * INTERVAL
+EPOCH = 1_700_000_000.0
+BATCH = 5
+FAULTS = ("kill", "stop", "hold", "away", "anew", "widen", "pause", "slow", "end")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is simulated, and what befalls it: (when, fault, process, for how long)."""
+
+    at_most_once: bool
+    processes: int
+    partitions: int
+    records: int
+    faults: tuple[tuple[float, str, int, float], ...]
+
+    @classmethod
+    def draw(cls, seed: int) -> Plan:
+        dice = random.Random(seed)
+        processes = dice.randint(1, 4)
+        kinds = dice.sample(FAULTS, dice.randint(1, 4))
+        at_most_once = dice.random() < 0.5
+        if at_most_once:  # What is promised at most once ends where a topic is deleted under its consumers.
+            kinds = [kind for kind in kinds if kind != "anew"] or ["kill"]
+        faults = [
+            (
+                dice.uniform(1, TROUBLE_SECONDS - 15),
+                dice.choice(kinds),
+                dice.randrange(processes),
+                dice.uniform(0.2, 12),
+            )
+            for _ in range(dice.randint(0, 8))
+        ]
+        return cls(at_most_once, processes, dice.randint(1, 6), dice.randint(20, 150), tuple(sorted(faults)))
+
+
+@dataclass
+class Topic:
+    """The consumed topic: how many records each partition has, and which incarnation it is."""
+
+    records: list[int]
+    number: int = 1
+    widened_at: float = 0.0
+
+    @property
+    def form(self) -> TopicForm:
+        return TopicForm(len(self.records), f"id-{self.number}")
+
+
+class Read(NamedTuple):
+    """A record of the topic's incarnation of that number."""
+
+    number: int
+    place: Place
+    offset: int
+
+
+@dataclass
+class Process:
+    """One client's present run."""
+
+    client: str
+    clock: float  # What its monotonic clock is ahead of the simulation's.
+    member: Member | None = None
+    runs: int = 0
+    read: int = 0
+    busy_until: float = 0.0  # The user's handler runs.
+    held_until: float = 0.0  # The interpreter is held.
+    stopped_until: float = 0.0
+    dead_until: float = 0.0
+    fetched: Fetched[Read] = field(default_factory=Fetched)
+    assigned: dict[Place, Claim] = field(default_factory=dict)
+    fetch_at: dict[Place, int] = field(default_factory=dict)
+    handling: Read | None = None
+    promised: dict[Place, tuple[Claim, int]] | None = None
+    promised_by: float = 0.0
+    queue: list[Message] = field(default_factory=list)
+    last_arrival: float = 0.0
+    described: float = -1.0
+    leaving: bool = False
+
+
+class Simulation:
+    """One schedule."""
+
+    def __init__(self, seed: int, plan: Plan, *, tell: bool = False) -> None:
+        self.plan = plan
+        self.dice = random.Random(f"{seed}/run")
+        self.now = 0.0
+        self.trace: list[str] = []
+        self._tell = tell
+        self.broken: list[str] = []
+        self.log: list[Entry] = []
+        self.kept: dict[Place, tuple[float, int, str]] = {}
+        self.pause: ReleaseGroup | None = None
+        self.paused_from = self.away_until = self.troubled_until = self.slow_until = 0.0
+        self.paused = False
+        self.topic = Topic([0] * plan.partitions)
+        self.handed_out: Counter[tuple[int, int, int]] = Counter()
+        self.consumed: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
+        self.done: set[tuple[int, int, int]] = set()
+        self.progress: dict[int, float] = {}
+        self.processes = [Process(f"client-{n}", self.dice.uniform(0, 10_000)) for n in range(plan.processes)]
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._sequence = 0
+
+    def at(self, when: float, work: Callable[[], None]) -> None:
+        self._sequence += 1
+        heappush(self._timers, (when, self._sequence, work))
+
+    def say(self, text: str) -> None:
+        if self._tell:
+            self.trace.append(f"{self.now:8.2f} {text}")
+
+    def run(self) -> None:
+        end = TROUBLE_SECONDS + CALM_SECONDS
+        for process in self.processes:
+            self.at(self.dice.uniform(0, 3), lambda process=process: self._turn(process))  # type: ignore[misc]
+        for when, kind, number, seconds in self.plan.faults:
+            self.at(when, lambda k=kind, n=number, s=seconds: self._befall(k, self.processes[n], s))  # type: ignore[misc]
+        for _ in range(self.plan.records):
+            self.at(self.dice.uniform(0, TROUBLE_SECONDS), self._write)
+        self.at(1.0, self._check_progress)
+        while self._timers and not self.broken and self._timers[0][0] < end:
+            self.now, _, work = heappop(self._timers)
+            work()
+        if not self.broken:
+            self._check_end()
+
+    # Kafka.
+
+    @property
+    def broker_time(self) -> float:
+        return EPOCH + self.now
+
+    def _write(self) -> None:
+        partition = self.dice.randrange(len(self.topic.records))
+        if not self._waits(partition):
+            self.progress[partition] = self.now
+        self.topic.records[partition] += 1
+
+    def _waits(self, partition: int) -> bool:
+        """Whether the partition has records for somebody; at most once, not those promised to one who died."""
+        end = self.topic.records[partition]
+        if self.plan.at_most_once:
+            return not self._is_read(partition, end)
+        return len(self.consumed[self.topic.number, partition]) < end
+
+    def _send(self, process: Process, message: Message) -> None:
+        """In the process's order; it arrives later, or never when the broker is away for too long."""
+        process.queue.append(message)
+        late = self.dice.choice([0.01, 0.05, 0.3 if self.dice.random() < 0.9 else 1.5])
+        if self.now < self.slow_until:
+            late = self.dice.uniform(0.5, 4.0)
+        process.last_arrival = max(process.last_arrival, self.now + late)
+        sent, run = self.now, process.runs
+        self.at(process.last_arrival, lambda: self._arrive(process, message, sent, run))
+
+    def _arrive(self, process: Process, message: Message, sent: float, run: int) -> None:
+        if process.runs != run or self.now < process.dead_until or message not in process.queue:
+            return
+        until = max(self.away_until, process.stopped_until)
+        if self.now < until:
+            process.last_arrival = max(process.last_arrival, until + 0.01)
+            self.at(process.last_arrival, lambda: self._arrive(process, message, sent, run))
+            return
+        process.queue.remove(message)
+        if self.now - sent < 5 + max(0.0, process.stopped_until - sent):
+            self.append(message)
+        else:
+            self.say(f"lost: {message}")
+
+    def append(self, message: Message) -> None:
+        self.say(f"log {len(self.log)}: {message}")
+        self.log.append(Entry(0, len(self.log), self.broker_time, message))
+
+    def _keep(self, process: Process, keep: Keep) -> None:
+        """A late record does not hide one that the log said later."""
+        at, offset, topic_id = keep.at, keep.offset, keep.topic_id
+        known = self.kept.get(keep.place)
+        if known is None or known[0] <= at:
+            self.kept[keep.place] = (at, offset, topic_id)
+
+    # Processes.
+
+    def _start(self, process: Process) -> None:
+        now = self.now + process.clock
+        process.runs += 1
+        process.fetched, process.assigned, process.fetch_at = Fetched(), {}, {}
+        process.handling = process.promised = None
+        process.queue, process.described = [], self.now
+        process.busy_until = process.held_until = 0.0
+        since = self.broker_time - TIMING.lookback
+        process.member = member = Member(
+            Holder(f"run-{process.client}-{process.runs}", process.client),
+            GROUP,
+            [TOPIC],
+            TIMING,
+            width=1,
+            since=since,
+            log_time=self.broker_time,
+            now=now,
+            at_most_once=self.plan.at_most_once,
+            limit=None,
+        )
+        if self.pause is not None:
+            member.worlds[0].apply(self.pause, float(self.pause.timestamp))
+        for place, (at, offset, topic_id) in self.kept.items():
+            member.remember(place, offset, topic_id, at)
+        for entry in self.log:
+            if entry.at >= since:
+                member.apply(entry, now, live=False)
+        member.caught_up()
+        process.read = len(self.log)
+        member.describe({TOPIC: self.topic.form}, now)
+        member.resume(now)
+        self._carry_out(process)
+
+    def _turn(self, process: Process) -> None:
+        """What the coordination thread and the user's thread do, in this order or the other."""
+        self.at(self.now + self.dice.uniform(0.5, 1.0) * TURN, lambda: self._turn(process))
+        if self.now < max(process.dead_until, process.stopped_until, process.held_until):
+            return
+        if process.member is None:
+            if self.now >= self.away_until:
+                self._start(process)
+            return
+        first, second = self.dice.sample([self._follow, self._use], 2)
+        first(process)
+        second(process)
+
+    def _follow(self, process: Process) -> None:
+        member, now = process.member, self.now + process.clock
+        assert member is not None
+        if self.now >= self.away_until:
+            # A held interpreter, or a slow thread, reads only a part.
+            upto = len(self.log) if self.dice.random() < 0.8 else self.dice.randint(process.read, len(self.log))
+            for entry in self.log[process.read : upto]:
+                member.apply(entry, now)
+            process.read = upto
+            if self.now - process.described > INTERVAL:
+                process.described = self.now
+                member.describe({TOPIC: self.topic.form}, now)
+        member.tick(now)
+        self._carry_out(process)
+        self._check_holders()
+
+    def _carry_out(self, process: Process) -> None:
+        assert process.member is not None
+        for action in process.member.take():
+            if isinstance(action, Send):
+                self._send(process, action.message)
+            elif isinstance(action, Keep):
+                self.at(self.now + self.dice.uniform(0, 1), lambda keep=action: self._keep(process, keep))  # type: ignore[misc]
+            else:
+                self._note(process, action)
+
+    def _note(self, process: Process, event: ClaimEvent) -> None:
+        self.say(f"{process.client}: {event}")
+
+    def _use(self, process: Process) -> None:
+        """Finish the record in hand, commit it, and poll for the next ones."""
+        member, now = process.member, self.now + process.clock
+        assert member is not None
+        if self.now < process.busy_until or process.leaving:
+            return
+        if process.handling is not None:
+            self._finish(process, member)
+        self._follow_claims(process, member, now)
+        if process.promised is not None and not self._promise(process, member):
+            return
+        self._fetch(process)
+        if self.plan.at_most_once and process.fetched and process.promised is None:
+            ends = process.fetched.ends()
+            if any(end > claim.promised for claim, end in ends.values()):
+                process.promised, process.promised_by = ends, self.now + 5
+                member.ask_for_messages({place: end for place, (_, end) in ends.items()}, now)
+                self._carry_out(process)
+                return
+        now = self.now + process.clock
+        while (read := process.fetched.next(lambda p, c, o: member.may_hand_out(p, c, o, now))) is not None:
+            process.handling = read
+            self._handed_out(process, read)
+            if self.dice.random() < 0.5:
+                process.busy_until = self.now + self.dice.choice([0.01, 0.05, 0.2])
+                break
+            self._finish(process, member)
+
+    def _finish(self, process: Process, member: Member) -> None:
+        assert process.handling is not None
+        number, place, offset = process.handling
+        self.done.add((number, place.partition, offset))
+        member.done(place, offset)
+        process.handling = None
+
+    def _handed_out(self, process: Process, read: Read) -> None:
+        place = read.place
+        record = (read.number, place.partition, read.offset)
+        self.say(f"{process.client} hands out {record}")
+        self.handed_out[record] += 1
+        self.consumed[read.number, place.partition].add(read.offset)
+        self.progress[place.partition] = self.now
+        if self.plan.at_most_once and self.handed_out[record] > 1:
+            self.broken.append(f"{record} was handed out twice, at {self.now:.2f}")
+        if self.paused and self.now > self.paused_from + 2 * INTERVAL + 1:
+            self.broken.append(f"{record} was handed out while the group was paused, at {self.now:.2f}")
+
+    def _follow_claims(self, process: Process, member: Member, now: float) -> None:
+        member.polled(now)
+        held = member.claims()
+        for place in [place for place, claim in process.assigned.items() if held.get(place) is not claim]:
+            del process.assigned[place]
+            process.fetched.forget(place)
+        for place, claim in held.items():
+            if place not in process.assigned:
+                process.assigned[place] = claim
+                process.fetch_at[place] = claim.position
+
+    def _fetch(self, process: Process) -> None:
+        if self.now < self.away_until or len(process.fetched) > BATCH:
+            return
+        for place, claim in process.assigned.items():
+            end = self.topic.records[place.partition] if place.partition < len(self.topic.records) else 0
+            if process.fetch_at[place] > end:
+                process.fetch_at[place] = 0  # Out of range: the broker's first record.
+            for offset in range(process.fetch_at[place], min(end, process.fetch_at[place] + BATCH)):
+                process.fetched.add(place, claim, offset, Read(self.topic.number, place, offset))
+                process.fetch_at[place] = offset + 1
+
+    def _promise(self, process: Process, member: Member) -> bool:
+        """As `Instance.promise` does it; whether the user may go on."""
+        assert process.promised is not None
+        ends = {place: end for place, (_, end) in process.promised.items()}
+        verdicts = member.verdicts(ends)
+        if None in verdicts.values() and self.now < process.promised_by:
+            return False
+        held = member.claims()
+        for place, (claim, end) in process.promised.items():
+            if verdicts[place]:
+                at = member.log_time(self.now + process.clock)
+                self._keep(process, Keep(place, end, member.offset_of(place)[1], at))
+                if held.get(place) is claim:
+                    claim.promise(end)
+        member.forget_verdicts(ends)
+        process.promised = None
+        return True
+
+    # What befalls them.
+
+    def _befall(self, kind: str, process: Process, seconds: float) -> None:
+        self.say(f"{kind} {process.client} for {seconds:.1f} s")
+        until = self.now + seconds
+        match kind:
+            case "kill":
+                process.member, process.leaving, process.dead_until = None, False, until
+                process.runs += 1
+            case "end":
+                self._end(process, until)
+            case "stop":
+                process.stopped_until = max(process.stopped_until, until)
+            case "hold":
+                process.held_until = max(process.held_until, until)
+            case "away":
+                self.away_until = max(self.away_until, min(until, self.now + 6))
+            case "slow":
+                self.slow_until = max(self.slow_until, until)
+            case "anew":
+                self.topic = Topic([self.dice.randint(0, 12) for _ in self.topic.records], self.topic.number + 1)
+                self.progress = dict.fromkeys(range(len(self.topic.records)), self.now)
+            case "widen":
+                self.topic.records.append(0)
+            case _:
+                self._pause(seconds)
+        self.troubled_until = max(self.troubled_until, until)
+
+    def _end(self, process: Process, until: float) -> None:
+        """Cleanly, or to be started again soon; the log gets what is said at the end, or its first part."""
+        if process.member is None or process.leaving or self.now < max(process.stopped_until, process.held_until):
+            return
+        process.leaving = True
+        process.member.leave(self.now + process.clock, keep=self.dice.random() < 0.3)
+        self._carry_out(process)
+
+        def gone() -> None:
+            process.member, process.leaving, process.dead_until = None, False, until
+            process.runs += 1
+
+        self.at(self.now + 1.0, gone)
+
+    def _pause(self, seconds: float) -> None:
+        """By an operator whose clock is wrong; kept for those who come later, as the log has it."""
+        if self.paused:
+            return
+        ahead = self.dice.choice([-3_600, -2.6, 0, 2.6, 12, 3_600])
+        sent = int(self.broker_time + ahead)
+        self.append(ReleaseGroup(VERSION, sent, "run-operator", "operator", GROUP, "", 0, sent + 3_600))
+        self.pause = ReleaseGroup(
+            VERSION, int(self.broker_time), "run-operator", "operator", GROUP, "", 0, int(self.broker_time) + 3_600
+        )
+        self.paused, self.paused_from = True, max(self.now, self.away_until, self.slow_until)
+
+        def resume() -> None:
+            self.paused = False
+            self.append(ReleaseGroup(VERSION, sent + 1, "run-operator", "operator", GROUP, "", 0, 0))
+            self.pause = None
+            self.troubled_until = max(self.troubled_until, self.now)
+
+        self.at(self.now + seconds + 4 * INTERVAL, resume)
+        self.troubled_until = self.now + seconds + 4 * INTERVAL
+
+    # What must not be.
+
+    def _check_holders(self) -> None:
+        holders: Counter[Place] = Counter()
+        for process in self.processes:
+            if process.member is not None and self.now >= process.dead_until:
+                holders.update(list(process.member.held(self.now + process.clock)))
+        for place, count in holders.items():
+            if count > 1:
+                self.broken.append(f"{count} hold {place} at {self.now:.2f}")
+
+    def _check_progress(self) -> None:
+        self.at(self.now + 1.0, self._check_progress)
+        calm_since = max(self.troubled_until, self.away_until, self.slow_until)
+        calm_since = max([calm_since, *(each.dead_until for each in self.processes)])
+        for partition in range(len(self.topic.records)):
+            stands_since = max(self.progress.get(partition, 0.0), calm_since + 2 * INTERVAL)
+            if self.now - stands_since > STILL_SECONDS and self._waits(partition):
+                self.broken.append(f"partition {partition} stands still at {self.now:.2f}")
+
+    def _is_read(self, partition: int, end: int) -> bool:
+        """Whether the log says that the group goes on there."""
+        place = Place(TOPIC, partition)
+        return any(each.member is not None and each.member.offset_of(place)[0] >= end for each in self.processes)
+
+    def _check_end(self) -> None:
+        number = self.topic.number
+        for partition, end in enumerate(self.topic.records):
+            if not self._is_read(partition, end):
+                self.broken.append(f"partition {partition} was not consumed to its end")
+            if not self.plan.at_most_once:
+                lost = [o for o in range(end) if (number, partition, o) not in self.done]
+                if lost:
+                    self.broken.append(f"lost: {lost} of partition {partition}")
+
+
+def run(seed: int, *, plan: Plan | None = None, tell: bool = False) -> Simulation:
+    """Run the schedule of a seed, or of a plan and a seed."""
+    simulation = Simulation(seed, plan or Plan.draw(seed), tell=tell)
+    simulation.run()
+    return simulation

@@ -1,0 +1,133 @@
+"""Consumers that share topics, in virtual time: schedules that are judged, and planted bugs that are found.
+
+pytest tests/simulation/test_members.py                        some schedules, and the planted bugs
+pytest tests/simulation/test_members.py --schedules 20000      a long run; `--first-seed` begins elsewhere
+pytest tests/simulation/test_members.py -s --seed 139          one schedule again, with a readable trace
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import pytest
+
+from outbox_plugin.coordination.claims import Claim, Place
+from outbox_plugin.coordination.fetched import Answer
+from outbox_plugin.coordination.held import Held
+from outbox_plugin.coordination.member import Member
+from outbox_plugin.coordination.messages import ReleaseGroup
+from outbox_plugin.coordination.world import FOREVER, Key, World, _Claim, _Group
+from tests.simulation.conftest import SCHEDULES
+from tests.simulation.members import Plan, run
+
+OF_A_MINUTE = 60
+SOON = 40
+
+
+@pytest.mark.timeout(0)
+def test_the_promises_hold_in_every_schedule(seeds: range, tells: bool) -> None:
+    for seed in seeds[:OF_A_MINUTE] if len(seeds) == SCHEDULES else seeds:
+        simulation = run(seed, tell=tells)
+        if tells:
+            print(simulation.plan, *simulation.trace, sep="\n")
+        assert not simulation.broken, (
+            f"seed {seed}: {'; '.join(simulation.broken)}\n{simulation.plan}\n"
+            f"replay it: pytest tests/simulation/test_members.py -s --seed {seed}"
+        )
+
+
+def test_a_seed_is_a_schedule() -> None:
+    traces = [run(seed, tell=True).trace for seed in (5, 5, 6)]
+    assert traces[0] == traces[1] != traces[2]
+
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+Faults = tuple[tuple[float, str, int, float], ...]
+
+
+def drop_a_record_while_the_lease_is_uncertain(patch: pytest.MonkeyPatch) -> None:
+    ask = Member.may_hand_out
+
+    def hasty(member: Member, place: Place, claim: Claim, offset: int, now: float) -> Answer:
+        answer = ask(member, place, claim, offset, now)
+        return Answer.OLD if answer is Answer.NOT_YET else answer
+
+    patch.setattr(Member, "may_hand_out", hasty)
+
+
+def hold_for_ever(patch: pytest.MonkeyPatch) -> None:
+    begin = Held.__init__
+
+    def endless(held: Held, claim: Claim, until: float, now: float) -> None:
+        begin(held, claim, until + 1e9, now)
+
+    patch.setattr(Held, "__init__", endless)
+
+
+def begin_a_pause_by_the_operators_clock(patch: pytest.MonkeyPatch) -> None:
+    pause = World._release_group
+
+    def by_its_clock(group: _Group, message: ReleaseGroup, at: float) -> bool:
+        pause(group, message, at)
+        group.paused_until = float(message.expires or 0)
+        return True
+
+    patch.setattr(World, "_release_group", staticmethod(by_its_clock))
+
+
+def go_on_in_a_topic_that_was_made_anew(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Member, "_begin_anew", lambda *_: None)
+
+
+def hand_out_what_the_log_has_not_promised(patch: pytest.MonkeyPatch) -> None:
+    def rash(member: Member, ends: Mapping[Place, int]) -> dict[Place, bool | None]:
+        return dict.fromkeys(ends, True)
+
+    patch.setattr(Member, "verdicts", rash)
+
+
+def remember_before_its_time(patch: pytest.MonkeyPatch) -> None:
+    remember = World.remember
+
+    def at_once(world: World, key: Key, offset: int, topic_id: str, at: float) -> None:
+        remember(world, key, offset, topic_id, FOREVER * -1)
+
+    patch.setattr(World, "remember", at_once)
+
+
+def forget_what_was_kept(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(_Claim, "recall", lambda _: None)
+
+
+def stop_each(seconds: float, kind: str = "stop", processes: int = 3) -> Faults:
+    return tuple((5.0 + 4 * number, kind, number % processes, seconds) for number in range(10))
+
+
+ONCE_OR_MORE = Plan(at_most_once=False, processes=3, partitions=4, records=150, faults=stop_each(5.5))
+AT_MOST_ONCE = replace(ONCE_OR_MORE, at_most_once=True)
+HELD = replace(ONCE_OR_MORE, processes=1, faults=stop_each(5.0, "hold", 1))
+ANEW: Faults = ((15.0, "anew", 0, 9.0), (23.0, "kill", 0, 12.0))
+KILLED = replace(AT_MOST_ONCE, processes=1, faults=((20.0, "kill", 0, 34.0),))
+
+PLANTS: list[tuple[Plant, Plan, str]] = [
+    (drop_a_record_while_the_lease_is_uncertain, HELD, "lost|stands still"),
+    (hold_for_ever, ONCE_OR_MORE, "hold Place"),
+    (begin_a_pause_by_the_operators_clock, replace(ONCE_OR_MORE, faults=((10.0, "pause", 0, 20.0),)), "paused"),
+    (go_on_in_a_topic_that_was_made_anew, replace(ONCE_OR_MORE, faults=ANEW), "lost|stands still"),
+    (hand_out_what_the_log_has_not_promised, AT_MOST_ONCE, "twice"),
+    (remember_before_its_time, replace(HELD, faults=ANEW), "lost|stands still"),
+    (forget_what_was_kept, KILLED, "twice"),
+]
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize(("plant", "plan", "found"), PLANTS, ids=[plant.__name__ for plant, _, _ in PLANTS])
+def test_a_planted_bug_is_found(plant: Plant, plan: Plan, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not run(0, plan=plan).broken, "it is the bug that is found"
+    plant(monkeypatch)
+    for seed in range(SOON):
+        broken = run(seed, plan=plan).broken
+        if any(word in each for each in broken for word in found.split("|")):
+            return
+    raise AssertionError(f"not found in {SOON} schedules")
