@@ -9,7 +9,9 @@
      |   |- ForeignOutbox        group and outbox do not belong together
     |   |- ProgressLost         the progress topic lacks a record that the database expects
      |   |- WrongConnection      a connection that events cannot be emitted on as it is
-     |   `- HandlerMisuse        a handler did with its transaction what is not its to do
+     |   |- HandlerMisuse        a handler did with its transaction what is not its to do
+     |   |- RangeRefused         a range of offsets that cannot be consumed as it is
+     |   `- TopicReplaced        a topic was made anew since it was last consumed
      |- ServerUnavailable        a server is away for now: wait and try again
      |   |- StoreUnavailable     Postgres
      |   `- LogUnavailable       Kafka
@@ -80,6 +82,20 @@ class WrongConnection(UserError):
 
 class HandlerMisuse(UserError):
     """A handler did with the inbox's transaction what is not the handler's to do."""
+
+
+class RangeRefused(UserError):
+    """A range of offsets cannot be consumed as it is; nothing was written."""
+
+
+class TopicReplaced(UserError):
+    """A topic was deleted and made anew, so a position in the old one says nothing; nothing was written."""
+
+    def __init__(self, consumer: str, topic: str, known: str, found: str) -> None:
+        super().__init__(
+            f"the topic {topic} was made anew (its id was {known}, and is {found}), so {consumer} stands still: "
+            "say where it is to begin in the new one, by the job that sets its position"
+        )
 
 
 class ServerUnavailable(OutboxError):

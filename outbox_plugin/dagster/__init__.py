@@ -14,9 +14,12 @@ if TYPE_CHECKING:
     from outbox_plugin.dagster.component import OutboxComponent
     from outbox_plugin.dagster.jobs import build_outbox_jobs
     from outbox_plugin.dagster.judgement import Limits
+    from outbox_plugin.dagster.ranges import RangeConfig
     from outbox_plugin.dagster.resources import HarvesterResource, OutboxResource
     from outbox_plugin.dagster.runs import job_id
     from outbox_plugin.dagster.sensor import build_harvester_sensor
+    from outbox_plugin.dagster.topic_position import build_position_job, build_topic_check
+    from outbox_plugin.dagster.topic_sensor import build_topic_sensor
     from outbox_plugin.dagster.whole import build_outbox_definitions
 
 __all__ = [
@@ -24,6 +27,7 @@ __all__ = [
     "Limits",
     "OutboxComponent",
     "OutboxResource",
+    "RangeConfig",
     "Topic",
     "build_dead_letter_check",
     "build_harvester_asset",
@@ -32,7 +36,10 @@ __all__ = [
     "build_outbox_checks",
     "build_outbox_definitions",
     "build_outbox_jobs",
+    "build_position_job",
     "build_topic_assets",
+    "build_topic_check",
+    "build_topic_sensor",
     "job_id",
 ]
 
@@ -41,6 +48,7 @@ _HOME = {
     "Limits": "judgement",
     "OutboxComponent": "component",
     "OutboxResource": "resources",
+    "RangeConfig": "ranges",
     "Topic": "assets",
     "build_dead_letter_check": "checks",
     "build_harvester_asset": "assets",
@@ -49,7 +57,10 @@ _HOME = {
     "build_outbox_checks": "checks",
     "build_outbox_definitions": "whole",
     "build_outbox_jobs": "jobs",
+    "build_position_job": "topic_position",
     "build_topic_assets": "assets",
+    "build_topic_check": "topic_position",
+    "build_topic_sensor": "topic_sensor",
     "job_id": "runs",
 }
 

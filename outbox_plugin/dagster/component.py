@@ -23,6 +23,8 @@ from pydantic import BaseModel, Field
 from outbox_plugin.dagster.assets import Topic
 from outbox_plugin.dagster.judgement import Limits
 from outbox_plugin.dagster.resources import HarvesterResource, OutboxResource
+from outbox_plugin.dagster.topic_position import build_position_job, build_topic_check
+from outbox_plugin.dagster.topic_sensor import build_topic_sensor
 from outbox_plugin.dagster.whole import build_outbox_definitions
 from outbox_plugin.event import TOPIC_PATTERN
 
@@ -65,6 +67,17 @@ def _only_templates(before: Any) -> Any:
 _TEXT = {"type": "string"}
 
 
+class ConsumerModel(Attributes):
+    """An asset that consumes a topic, range by range."""
+
+    asset: ResolvedAssetKey = Field(description="The asset, which takes a RangeConfig; it gets a check and a job.")
+    max_records: int = Field(default=100_000, ge=1, description="How many offsets a range has at most.")
+    max_wait_seconds: float = Field(
+        default=60.0, ge=0, description="A smaller range is requested when its first record has waited for as long."
+    )
+    interval_seconds: int = Field(default=30, ge=1, description="How often its sensor ticks.")
+
+
 class TopicModel(Attributes):
     """A topic that events leave for."""
 
@@ -76,6 +89,9 @@ class TopicModel(Attributes):
     )
     fresh_within_minutes: int | None = Field(
         default=None, ge=1, description="How long it may go without a new record before Dagster calls it stale."
+    )
+    consumed_by: Sequence[ConsumerModel] = Field(
+        default=(), description="The assets that consume it, each with a position of its own and a sensor."
     )
 
 
@@ -148,7 +164,7 @@ class OutboxComponent(Component, Attributes):
             group=self.group,
             kafka={name: _text(value) for name, value in self.kafka.items()},
         )
-        return build_outbox_definitions(
+        declared = build_outbox_definitions(
             HarvesterResource(outbox=outbox, mode=self.mode, lease_seconds=self.lease_seconds),
             [_topic(topic) for topic in self.topics],
             prefix=self.prefix,
@@ -157,6 +173,28 @@ class OutboxComponent(Component, Attributes):
             blocking=self.blocking,
             limits=Limits(lag_warn_seconds=self.lag_warn_seconds, lag_error_seconds=self.lag_error_seconds),
         )
+        consumers = [
+            _consumer(topic.name, consumer, f"{self.prefix}outbox")
+            for topic in self.topics
+            for consumer in topic.consumed_by
+        ]
+        return Definitions.merge(declared, *consumers)
+
+
+def _consumer(topic: str, model: ConsumerModel, resource_key: str) -> Definitions:
+    sensor = build_topic_sensor(
+        topic,
+        model.asset,
+        resource_key=resource_key,
+        interval_seconds=model.interval_seconds,
+        max_records=model.max_records,
+        max_wait_seconds=model.max_wait_seconds,
+    )
+    return Definitions(
+        sensors=[sensor],
+        asset_checks=[build_topic_check(topic, model.asset, resource_key=resource_key)],
+        jobs=[build_position_job(topic, model.asset, resource_key=resource_key)],
+    )
 
 
 def _topic(model: TopicModel) -> Topic:

@@ -5,6 +5,7 @@ Any session will do, one that runs already too: the source's packages are added 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -33,6 +34,37 @@ def read_topics(spark: SparkSession, settings: Settings, topics: Sequence[str]) 
         InvalidSetting: Spark's Kafka source is not to be had under the coordinates that are set.
         ServerRefused: there is no such topic, or Kafka does not answer.
     """
+    return _load(spark, settings, {"subscribe": ",".join(topics)})
+
+
+def read_offsets(
+    spark: SparkSession, settings: Settings, topic: str, begin: Mapping[int, int], end: Mapping[int, int]
+) -> DataFrame:
+    """What a `read_committed` consumer sees of `topic`, of each partition from `begin` to before `end`, with headers.
+
+    The DataFrame fails when it is evaluated and Kafka has deleted some of it.
+
+    Raises:
+        InvalidSetting: Spark's Kafka source is not to be had under the coordinates that are set.
+        ServerRefused: Kafka does not answer.
+    """
+
+    def text(offsets: Mapping[int, int]) -> str:
+        return json.dumps({topic: {str(partition): offset for partition, offset in offsets.items()}})
+
+    return _load(
+        spark,
+        settings,
+        {
+            "assign": json.dumps({topic: sorted(begin)}),
+            "startingOffsets": text(begin),
+            "endingOffsets": text(end),
+            "failOnDataLoss": "true",
+        },
+    )
+
+
+def _load(spark: SparkSession, settings: Settings, wanted: Mapping[str, str]) -> DataFrame:
     properties = {
         "bootstrap.servers": settings.bootstrap_servers,
         "isolation.level": "read_committed",
@@ -40,7 +72,7 @@ def read_topics(spark: SparkSession, settings: Settings, topics: Sequence[str]) 
         **java_properties(settings.kafka),
     }
     options = {f"kafka.{name}": value for name, value in properties.items()}
-    source = spark.read.format("kafka").options(**options, subscribe=",".join(topics), includeHeaders="true")
+    source = spark.read.format("kafka").options(**options, **wanted, includeHeaders="true")
     try:
         return _resolved(source.load())
     except SPARK_SAYS as error:

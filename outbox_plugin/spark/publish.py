@@ -122,8 +122,11 @@ def publish_rows(
     connection: psycopg.Connection[tuple[Any, ...]],
     staged: Staged,
     replaced: sql.Composable | None = None,
+    on_conflict: sql.Composable | None = None,
 ) -> None:
     """Insert the business rows; those of which `replaced` is true are deleted first.
+
+    `on_conflict` is what follows ON CONFLICT. It may leave rows out, so only what was staged is counted then.
 
     Raises:
         StagingLost: not all of them are there any more.
@@ -135,16 +138,21 @@ def publish_rows(
     columns = sql.SQL(", ").join(map(identifier, staged.table.form.business))
     taken = sql.SQL(", ").join(sql.Identifier(row_column(n)) for n in range(len(staged.table.form.business)))
     rows = staged.rows + staged.set_aside
+    conflict = sql.SQL("")
+    if on_conflict is not None:
+        _check_staged(connection, staged, rows)
+        conflict = sql.SQL(" ON CONFLICT " + on_conflict.as_string(connection).replace("%", "%%"))
     _run(
         connection,
         staged,
         "publish_rows",
         ".".join(table),
-        rows,
+        rows if on_conflict is None else None,
         {"attempts": staged.ids},
         business=identifier(*table),
         columns=columns,
         taken=taken,
+        ending=conflict,
     )
 
 
@@ -153,23 +161,42 @@ def _run(
     staged: Staged,
     query: str,
     into: str,
-    expected: int,
+    expected: int | None,
     values: dict[str, Any],
+    ending: sql.Composable | None = None,
     **parts: sql.Composable,
 ) -> None:
     composed = statement("staging", query, staged.table.outbox, staging=staged.table.identifier, **parts)
+    if ending is not None:
+        composed += sql.Composed([ending])
     with _lost_if_dropped():
         found = connection.execute(composed, values).rowcount
-        if found == expected:
+        if expected is None or found == expected:
             return
-        count = statement("staging", "count_staged", staged.table.outbox, staging=staged.table.identifier)
-        [(there,)] = connection.execute(count, {"attempts": staged.ids}).fetchall()
+        there = _count_staged(connection, staged)
     if there == staged.rows + staged.set_aside:
         raise RowsDropped(
             f"the table {into!r} took {found} of {expected} rows: a trigger or a rule of its own drops rows; "
             "nothing was written"
         )
-    raise StagingLost(f"{expected} rows were staged, and {found} are there; nothing was written: run the job again")
+    raise _lost(expected, found)
+
+
+def _check_staged(connection: psycopg.Connection[tuple[Any, ...]], staged: Staged, expected: int) -> None:
+    with _lost_if_dropped():
+        there = _count_staged(connection, staged)
+    if there != expected:
+        raise _lost(expected, there)
+
+
+def _count_staged(connection: psycopg.Connection[tuple[Any, ...]], staged: Staged) -> int:
+    count = statement("staging", "count_staged", staged.table.outbox, staging=staged.table.identifier)
+    [(there,)] = connection.execute(count, {"attempts": staged.ids}).fetchall()
+    return int(there)
+
+
+def _lost(expected: int, there: int) -> StagingLost:
+    return StagingLost(f"{expected} rows were staged, and {there} are there; nothing was written: run the job again")
 
 
 @contextmanager

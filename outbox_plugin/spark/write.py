@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -66,10 +66,12 @@ class OutboxWrite:
             InvalidSetting: `job_id` is empty, has more than 1,000 characters, or a NUL.
         """
         self._settings = settings
+        self._named_by_user = job_id is not None
         self._job_id = uuid.uuid4().hex if job_id is None else job_id
         check_job_id(self._job_id)
         self._named = {"job_id": self._job_id, "former": former_job_ids(self._job_id)}
-        self._business: tuple[DataFrame, str, sql.Composable | None] | None = None
+        self._business: tuple[DataFrame, str, sql.Composable | None, sql.Composable | None] | None = None
+        self._claim: Callable[[_Connection], bool] | None = None
         self._events: tuple[DataFrame, EventForm, bool] | None = None
 
     def table(
@@ -78,6 +80,7 @@ class OutboxWrite:
         name: str,
         mode: Literal["append", "overwrite"] = "append",
         where: sql.Composable | None = None,
+        on_conflict: sql.Composable | None = None,
     ) -> OutboxWrite:
         """Also write `rows` to the business table `name`, whose columns they name.
 
@@ -86,6 +89,8 @@ class OutboxWrite:
             name: the table, perhaps with its schema.
             mode: with `overwrite`, the rows replace those that are there.
             where: with `overwrite`, only the rows of which this is true are replaced; all where it is not given.
+            on_conflict: with `append`, what follows ON CONFLICT in the INSERT, to add to rows that are there already:
+                `sql.SQL("(carrier) DO UPDATE SET flights = total.flights + excluded.flights")`.
 
         Raises:
             OptionWrong: an argument is not what it may be, or the write has a table already.
@@ -100,7 +105,12 @@ class OutboxWrite:
             raise OptionWrong(f"where is {where!r}; expected SQL, as with psycopg.sql.SQL('number < 5')")
         if where is not None and mode == "append":
             raise OptionWrong("where says which rows are replaced, so it needs mode='overwrite'")
-        self._business = rows, name, (where or sql.SQL("true")) if mode == "overwrite" else None
+        if on_conflict is not None and not isinstance(on_conflict, sql.Composable):
+            raise OptionWrong(f"on_conflict is {on_conflict!r}; expected SQL, as with psycopg.sql.SQL('DO NOTHING')")
+        if on_conflict is not None and mode == "overwrite":
+            raise OptionWrong("on_conflict says what becomes of rows that are there, so it needs mode='append'")
+        replaced = (where or sql.SQL("true")) if mode == "overwrite" else None
+        self._business = rows, name, replaced, on_conflict
         return self
 
     def events(
@@ -132,6 +142,22 @@ class OutboxWrite:
             raise OptionWrong(f"order_by is {order_by!r}; expected a list of columns, as [{order_by!r}]")
         form = event_form(events.schema, topic, order_by)
         self._events = events.select(*(f.col(_quoted(name)) for name in form.needed)), form, on_bad_row == "deadLetter"
+        return self
+
+    def only_if(self, claim: Callable[[psycopg.Connection[tuple[Any, ...]]], bool]) -> OutboxWrite:
+        """Write only if `claim` returns True: it runs first in the transaction of the write, and may write itself.
+
+        Where it returns False, `commit` says `again`. So a consumer's position is moved together with its effects: see
+        `outbox_plugin.consuming.spark`.
+
+        Raises:
+            OptionWrong: the write has such a condition already, or a job id: one of them says what was written before.
+        """
+        if self._named_by_user:
+            raise OptionWrong("a write that is made once by a condition takes no job_id: leave it out")
+        if self._claim:
+            raise OptionWrong("a write has one condition: `only_if` was called before")
+        self._claim = claim
         return self
 
     def commit(self) -> JobCommitted:
@@ -199,11 +225,13 @@ class OutboxWrite:
 
     def _publish(self, connection: _Connection, business: Staged | None, events: Staged | None) -> JobCommitted:
         emitted = events.rows if events else 0
+        if self._claim and not self._claim(connection):
+            return JobCommitted(self._job_id, 0, 0, again=True)
         claim = statement("staging", "claim_job", self._settings.table)
         if not connection.execute(claim, {**self._named, "events": emitted}).fetchall():
             return JobCommitted(self._job_id, 0, 0, again=True)
         if business and self._business:
-            publish_rows(connection, business, self._business[2])
+            publish_rows(connection, business, self._business[2], self._business[3])
         if events:
             publish_events(connection, events, self._job_id)
         return JobCommitted(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -141,6 +142,22 @@ def test_each_attribute_has_its_effect() -> None:
     policy = graph.get(AssetKey(["kafka", "orders"])).freshness_policy
     assert policy is not None
     assert policy.fail_window.to_timedelta() == timedelta(minutes=5)  # type: ignore[attr-defined]
+
+
+def test_an_asset_that_consumes_a_topic_gets_a_sensor_a_check_and_a_job() -> None:
+    consumer = {"asset": "shop/totals", "max_records": 5, "max_wait_seconds": 0, "interval_seconds": 7}
+    definitions = loaded({"topics": [{"name": "orders", "consumed_by": [consumer]}], "prefix": "mine_"})
+    sensor = definitions.resolve_sensor_def("shop__totals_of_orders")
+    assert (sensor.minimum_interval_seconds, sensor.required_resource_keys) == (7, {"mine_outbox"})
+    assert AssetCheckKey(AssetKey(["shop", "totals"]), "consumed_in_full") in checks(definitions)
+    assert "shop__totals_position" in {job.name for job in definitions.jobs or ()}
+
+
+def test_the_component_of_the_page_loads() -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "consuming.md").read_text(encoding="utf-8")
+    [block] = [each for each in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "attributes:" in each]
+    definitions = loaded(yaml.safe_load(block)["attributes"])
+    assert definitions.resolve_sensor_def("customer_totals_of_orders")
 
 
 def test_the_jobs_that_give_orders_come_with_it() -> None:

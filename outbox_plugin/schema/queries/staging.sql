@@ -119,7 +119,7 @@ WHERE attrelid = to_regclass(%(business)s) AND attnum > 0 AND NOT attisdropped
 SELECT count(*) FROM {staging} WHERE outbox_attempt = ANY (%(attempts)s::uuid[])
 
 -- name: publish_rows
--- The business rows, as they were staged.
+-- The business rows, as they were staged. What the writer says of conflicts follows.
 INSERT INTO {business} ({columns}) SELECT {taken} FROM {staging} WHERE outbox_attempt = ANY (%(attempts)s::uuid[])
 
 -- name: sort_in_memory

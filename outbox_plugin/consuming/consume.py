@@ -1,0 +1,119 @@
+"""A range consumed in this process: its records, the handler's effects and the position, in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from outbox_plugin.consuming.positions import claim, read_position
+from outbox_plugin.consuming.records import read_records
+from outbox_plugin.consuming.topics import topic_state
+from outbox_plugin.core.ranges import Readable, TopicRange, readable, remaining
+from outbox_plugin.errors import HandlerMisuse
+from outbox_plugin.inbox.received import Received
+from outbox_plugin.schema.connection import connect_patiently, reported_as_refusal
+from outbox_plugin.settings import Settings
+
+Handler = Callable[[psycopg.Connection[tuple[Any, ...]], Sequence[Received]], None]
+PURPOSE = "outbox consumer"
+_TRANSACTION = "SELECT pg_catalog.pg_current_xact_id()"
+
+
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    """What came of a range.
+
+    Attributes:
+        range: what was consumed now: the range that was asked for, without what had been consumed before.
+        records: how many records had their effects now; None where Spark did not count them.
+        lost: how many offsets of it Kafka had deleted before they were read.
+        again: all of the range had been consumed before, and nothing was written.
+    """
+
+    range: TopicRange
+    records: int | None
+    lost: int = 0
+    again: bool = False
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """For Dagster: the range, and numbers that it plots."""
+        counted = {} if self.records is None else {"records": self.records}
+        return {
+            "range": {"topic": self.range.topic, "begin": _named(self.range.begin), "end": _named(self.range.end)},
+            "offsets": self.range.offsets,
+            **counted,
+            "lost_offsets": self.lost,
+            "consumed_before": self.again,
+        }
+
+
+def _named(offsets: Any) -> dict[str, int]:
+    return {str(partition): offset for partition, offset in sorted(offsets.items())}
+
+
+def begin_range(settings: Settings, wanted: TopicRange) -> tuple[TopicRange, Readable]:
+    """The part of `wanted` that is still to be consumed, and what of that Kafka still has.
+
+    Raises:
+        RangeRefused, TopicReplaced: it cannot be consumed.
+        LogUnavailable, ServerRefused, SchemaMissing: a server is away, or does not let us.
+    """
+    rest = remaining(wanted, read_position(settings, wanted.consumer, wanted.topic, wanted.backfill))
+    if not rest.offsets:
+        return rest, Readable(rest)
+    return rest, readable(rest, topic_state(settings, wanted.topic))
+
+
+def confirm_topic(settings: Settings, wanted: TopicRange) -> None:
+    """See that what was read is of the topic that was meant.
+
+    Raises:
+        TopicReplaced: the topic was made anew meanwhile.
+    """
+    readable(wanted, topic_state(settings, wanted.topic))
+
+
+def consume_range(settings: Settings, wanted: TopicRange, handler: Handler) -> Consumed:
+    """Let the records of `wanted` have their effects, once.
+
+    `handler` gets a psycopg connection, with a transaction open, and the records: each partition's in their order. What
+    it writes is committed together with the position. It is not called where the range has been consumed before, nor
+    where it holds no records. It must not end the transaction. All records of the range are in memory meanwhile: for
+    ranges that are large, use `consume_range_with_spark`.
+
+    Raises:
+        RangeMoved, RecordsVanished: run it again.
+        RangeRefused, TopicReplaced: it cannot be consumed.
+        HandlerMisuse: the handler ended the transaction.
+        LogUnavailable, ServerRefused, SchemaMissing: a server is away, or does not let us.
+    """
+    rest, there = begin_range(settings, wanted)
+    if not rest.offsets:
+        return Consumed(rest, 0, again=True)
+    records = read_records(settings, there.range)
+    confirm_topic(settings, there.range)
+    with (
+        reported_as_refusal(settings),
+        closing(connect_patiently(settings, purpose=PURPOSE)) as connection,
+        connection.transaction(),
+    ):
+        if not claim(connection, settings.table, rest, there.lost):
+            return Consumed(rest, 0, again=True)
+        if records:
+            _handle(connection, handler, records)
+    return Consumed(rest, len(records), there.lost)
+
+
+def _handle(connection: psycopg.Connection[tuple[Any, ...]], handler: Handler, records: Sequence[Received]) -> None:
+    before = connection.execute(_TRANSACTION).fetchone()
+    handler(connection, records)
+    if connection.execute(_TRANSACTION).fetchone() != before:
+        raise HandlerMisuse(
+            "the handler ended the transaction that the range is consumed in: what it wrote before may be committed "
+            "without what it wrote afterwards; let it write, and return"
+        )

@@ -1,0 +1,111 @@
+"""Where consumers stand, in Postgres: the one authority on what has been consumed."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from typing import Any, Literal
+
+import psycopg
+
+from outbox_plugin.consuming.topics import topic_state
+from outbox_plugin.core.ranges import Position, TopicRange, remaining
+from outbox_plugin.errors import OutboxError, RangeRefused
+from outbox_plugin.schema.connection import connect, reported_as_refusal
+from outbox_plugin.schema.statements import statement
+from outbox_plugin.settings import Settings
+
+Where = Literal["beginning", "end", "here"]
+_Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+class RangeMoved(OutboxError):
+    """Another run consumed a part of the range meanwhile; nothing was written: run it again."""
+
+
+def read_position(settings: Settings, consumer: str, topic: str, backfill: str = "") -> Position | None:
+    """Where the consumer stands in the topic; None where it has consumed nothing yet.
+
+    Raises:
+        ServerRefused, SchemaMissing: Postgres does not let us look.
+    """
+    with reported_as_refusal(settings), closing(connect(settings, purpose="outbox consumer")) as connection:
+        return _find(connection, settings.table, "read", _key(consumer, topic, backfill))
+
+
+def claim(connection: _Connection, table: str, wanted: TopicRange, lost: int = 0) -> bool:
+    """Move the position to the end of `wanted`, in the transaction of its effects.
+
+    Until the transaction ends, every other claim of the same consumer and topic waits.
+
+    Args:
+        connection: in a transaction that makes the effects of all of `wanted`, and of nothing else of the topic.
+        table: the outbox, beside which positions are kept.
+        wanted: what is consumed.
+        lost: how many of its offsets Kafka had deleted.
+
+    Returns:
+        False where all of it has been consumed before: the effects must not be made.
+
+    Raises:
+        RangeMoved: a part of it has been consumed meanwhile.
+        RangeRefused, TopicReplaced: it cannot be consumed from where the position stands.
+    """
+    key = _key(wanted.consumer, wanted.topic, wanted.backfill)
+    connection.execute(statement("position", "begin", table), {**key, "topic_id": wanted.topic_id})
+    rest = remaining(wanted, _find(connection, table, "lock", key))
+    if not rest.offsets:
+        return False
+    if rest != remaining(wanted, None):
+        raise RangeMoved(f"{wanted.name}: a part of the range {wanted.text()} was consumed meanwhile: run it again")
+    connection.execute(
+        statement("position", "advance", table), {**key, "next_offsets": _text(wanted.end), "lost": lost}
+    )
+    return True
+
+
+def set_position(settings: Settings, consumer: str, topic: str, where: Where) -> str:
+    """Set where the consumer goes on, as an operator wants it; returns a sentence that says what was done.
+
+    Args:
+        settings: the outbox, and the Kafka of the topic.
+        consumer: who consumes.
+        topic: what.
+        where: `beginning` or `end` of the topic as it is now, also where it was made anew; `here` leaves the position
+            as it is, and only confirms that the loss of offsets is known.
+
+    Raises:
+        LogUnavailable, ServerRefused, SchemaMissing: a server is away, or does not let us.
+        RangeRefused: `where` is none of them.
+    """
+    key = _key(consumer, topic, "")
+    if where == "here":
+        _execute(settings, "acknowledge", key)
+        return f"{consumer} goes on in {topic} where it was; the loss of offsets is acknowledged"
+    if where not in ("beginning", "end"):
+        raise RangeRefused(f"where: expected beginning, end or here (given: {where!r})")
+    state = topic_state(settings, topic)
+    offsets = state.first if where == "beginning" else state.end
+    _execute(settings, "set", {**key, "topic_id": state.topic_id, "next_offsets": _text(offsets)})
+    return f"{consumer} goes on at the {where} of {topic}"
+
+
+def _execute(settings: Settings, name: str, values: dict[str, Any]) -> None:
+    with reported_as_refusal(settings), closing(connect(settings, purpose="outbox consumer")) as connection:
+        connection.execute(statement("position", name, settings.table), values)
+
+
+def _find(connection: _Connection, table: str, name: str, key: dict[str, Any]) -> Position | None:
+    row = connection.execute(statement("position", name, table), key).fetchone()
+    if row is None:
+        return None
+    topic_id, offsets, lost = row
+    return Position(topic_id, {int(partition): offset for partition, offset in offsets.items()}, lost)
+
+
+def _key(consumer: str, topic: str, backfill: str) -> dict[str, Any]:
+    return {"consumer": consumer, "topic": topic, "backfill": backfill}
+
+
+def _text(offsets: Any) -> str:
+    return json.dumps({str(partition): offset for partition, offset in offsets.items()})

@@ -1,0 +1,93 @@
+"""The records of a range, read in this process as a `read_committed` consumer sees them."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from outbox_plugin.adapters.kafka import client_config, refusal
+from outbox_plugin.core.ranges import TopicRange
+from outbox_plugin.errors import LogUnavailable, OutboxError
+from outbox_plugin.inbox.received import Received, identity
+from outbox_plugin.settings import Settings
+
+READ_SECONDS = 600.0
+_BATCH = 10_000
+
+
+class RecordsVanished(OutboxError):
+    """Kafka deleted records of the range while it was read; nothing was written: run it again."""
+
+
+def read_records(settings: Settings, wanted: TopicRange, seconds: float = READ_SECONDS) -> list[Received]:
+    """All records of `wanted`: each partition's in the order of their offsets.
+
+    Args:
+        settings: where Kafka is.
+        wanted: what to read; Kafka must have all of it.
+        seconds: how long it may take at most.
+
+    Raises:
+        RecordsVanished: Kafka has deleted some of them since it was asked where the topic begins.
+        LogUnavailable: Kafka does not answer, or it takes longer than `seconds`.
+        ServerRefused: we may not read.
+    """
+    unread = {partition for partition, first in wanted.begin.items() if first < wanted.end[partition]}
+    if not unread:
+        return []
+    found: list[Received] = []
+    deadline = time.monotonic() + seconds
+    config = client_config(
+        settings,
+        group_id=f"{settings.group}-ranges",  # The client needs one; nothing is committed to it.
+        enable_auto_commit=False,
+        enable_partition_eof=True,
+        isolation_level="read_committed",
+        auto_offset_reset="error",
+    )
+    try:
+        with closing(Consumer(config)) as consumer:
+            consumer.assign([TopicPartition(wanted.topic, each, wanted.begin[each]) for each in unread])
+            while unread:
+                if time.monotonic() > deadline:
+                    raise LogUnavailable(f"{wanted.name}: the range was not read within {seconds:.0f} s")
+                for message in consumer.consume(_BATCH, 0.1):
+                    if _ends(message, wanted) and message.partition() in unread:
+                        unread.discard(message.partition() or 0)
+                        consumer.incremental_unassign([TopicPartition(wanted.topic, message.partition() or 0)])
+                    if message.error() is None and (message.offset() or 0) < wanted.end[message.partition() or 0]:
+                        found.append(_received(message))
+    except KafkaException as error:
+        raise refusal(error.args[0], settings) from error
+    return found
+
+
+def _ends(message: Message, wanted: TopicRange) -> bool:
+    """Whether nothing of the range comes after `message` in its partition; raises what it says is wrong."""
+    error = message.error()
+    partition, offset = message.partition() or 0, message.offset() or 0
+    if error is None:
+        return offset >= wanted.end[partition] - 1
+    if error.code() == KafkaError._PARTITION_EOF:
+        return offset >= wanted.end[partition]
+    if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+        raise RecordsVanished(f"{wanted.name}: Kafka deleted records while they were read: run it again")
+    if not error.retriable():
+        raise KafkaException(error)
+    return False
+
+
+def _received(message: Message) -> Received:
+    given = message.headers() or []
+    pairs = given.items() if isinstance(given, dict) else given
+    headers = tuple((name, _bytes(value)) for name, value in pairs)
+    topic, partition, offset = message.topic() or "", message.partition() or 0, message.offset() or 0
+    named = identity(headers, topic, partition, offset)
+    timestamp = message.timestamp()[1]
+    return Received(topic, partition, offset, timestamp, _bytes(message.key()), _bytes(message.value()), headers, named)
+
+
+def _bytes(value: bytes | str | None) -> bytes | None:
+    return value.encode() if isinstance(value, str) else value

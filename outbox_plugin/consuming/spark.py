@@ -1,0 +1,151 @@
+"""Ranges of a topic, and batches of a stream, consumed with Spark: rows, events and position in one transaction.
+
+The rows are written as `OutboxWrite` writes them: tasks stage, and the driver publishes once what Spark accepted. The
+same transaction moves the consumer's position, or, where somebody has moved it meanwhile, writes nothing. So tasks that
+are retried or speculated, a batch that is run again after a restart, and a plan that is evaluated twice have no second
+effect.
+
+A stream's checkpoint says where it goes on. The position in Postgres says what has had its effects. Where the
+checkpoint is older than the position, or was lost, records before the position are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import psycopg
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from outbox_plugin.consuming.consume import Consumed, begin_range, confirm_topic
+from outbox_plugin.consuming.positions import RangeMoved, claim, read_position
+from outbox_plugin.consuming.topics import topic_state
+from outbox_plugin.core.ranges import TopicRange, remaining
+from outbox_plugin.errors import RangeRefused
+from outbox_plugin.schema.connection import connect_patiently, reported_as_refusal
+from outbox_plugin.settings import Settings
+from outbox_plugin.spark.kafka_source import read_offsets
+from outbox_plugin.spark.write import OutboxWrite
+
+Write = Callable[[DataFrame], OutboxWrite]
+_Claim = Callable[[psycopg.Connection[tuple[object, ...]]], bool]
+
+
+def consume_range_with_spark(spark: SparkSession, settings: Settings, wanted: TopicRange, write: Write) -> Consumed:
+    """Let the records of `wanted` have their effects, once.
+
+    Args:
+        spark: any session; Spark's Kafka source is added to it if it is not there.
+        settings: the outbox, beside which positions are kept, and the Kafka of the topic.
+        wanted: what to consume.
+        write: gets the records, with the columns of Spark's Kafka source, and returns what is to be written, which it
+            must not commit. It is not called where the range has been consumed before.
+
+    Raises:
+        RangeMoved: run it again.
+        RangeRefused, TopicReplaced: it cannot be consumed.
+        InvalidSetting: Spark's Kafka source is not to be had.
+        LogUnavailable, ServerRefused, SchemaMissing: a server is away, or does not let us.
+        OutboxError, pyspark.errors.PySparkException: as `OutboxWrite.commit` does; nothing was written.
+    """
+    rest, there = begin_range(settings, wanted)
+    if not rest.offsets:
+        return Consumed(rest, 0, again=True)
+    claims = [(rest, there.lost)]
+    if not there.range.offsets:  # Kafka has deleted all of it.
+        done = _claim_alone(settings, claims)
+        return Consumed(rest, 0, there.lost, again=not done)
+    records = read_offsets(spark, settings, wanted.topic, there.range.begin, there.range.end)
+    written = write(records).only_if(claimed(settings, claims, partial(confirm_topic, settings, there.range)))
+    done = not written.commit().again
+    return Consumed(rest, None, there.lost, again=not done)
+
+
+def foreach_batch(settings: Settings, consumer: str, write: Write) -> Callable[[DataFrame, int], None]:
+    """What `writeStream.foreachBatch` takes, to consume topics with each record's effect once.
+
+    Args:
+        settings: as for `consume_range_with_spark`.
+        consumer: the name under which the position is kept: the stream's own, and the same after each restart.
+        write: as for `consume_range_with_spark`; it gets the records of a batch that have had no effect yet. Its
+            columns `topic`, `partition` and `offset` must be the Kafka source's own.
+
+    Example:
+        stream = spark.readStream.format("kafka").option("subscribe", "orders").load()
+        stream.writeStream.foreachBatch(foreach_batch(settings, "totals", write)).start()
+    """
+
+    def consume(batch: DataFrame, batch_id: int) -> None:  # noqa: ARG001 - Spark's signature.
+        kept = batch.persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            ranges = [rest for each in _ranges(settings, consumer, kept) if (rest := _rest(settings, each)).offsets]
+            if ranges:
+                claims = [(each, 0) for each in ranges]
+                write(_within(kept, ranges)).only_if(claimed(settings, claims)).commit()
+        finally:
+            kept.unpersist()
+
+    return consume
+
+
+def _ranges(settings: Settings, consumer: str, batch: DataFrame) -> list[TopicRange]:
+    """What a batch spans, by topic."""
+    if missing := {"topic", "partition", "offset"} - set(batch.columns):
+        raise RangeRefused(f"{consumer}: the batch lacks the columns {', '.join(sorted(missing))} of the Kafka source")
+    spans = batch.groupBy("topic", "partition").agg(f.min("offset").alias("begin"), f.max("offset").alias("last"))
+    found: dict[str, tuple[dict[int, int], dict[int, int]]] = {}
+    for row in spans.collect():
+        begin, end = found.setdefault(row["topic"], ({}, {}))
+        begin[row["partition"]], end[row["partition"]] = row["begin"], row["last"] + 1
+    return [
+        TopicRange(consumer, topic, topic_state(settings, topic).topic_id, begin, end)
+        for topic, (begin, end) in sorted(found.items())
+    ]
+
+
+def _rest(settings: Settings, spanned: TopicRange) -> TopicRange:
+    """What has had no effect yet of a batch, from the position on: offsets before its first record have no records."""
+    position = read_position(settings, spanned.consumer, spanned.topic)
+    known = position.next_offsets if position else {}
+    begin = {each: min(first, known.get(each, first)) for each, first in spanned.begin.items()}
+    whole = TopicRange(spanned.consumer, spanned.topic, spanned.topic_id, begin, spanned.end)
+    return remaining(whole, position)
+
+
+def _within(batch: DataFrame, ranges: list[TopicRange]) -> DataFrame:
+    """The records of `batch` that are in `ranges`."""
+    wanted = f.lit(False)
+    for each in ranges:
+        for partition, first in each.begin.items():
+            wanted |= (f.col("topic") == each.topic) & (f.col("partition") == partition) & (f.col("offset") >= first)
+    return batch.where(wanted)
+
+
+def claimed(
+    settings: Settings, claims: list[tuple[TopicRange, int]], confirm: Callable[[], None] = lambda: None
+) -> _Claim:
+    """What `OutboxWrite.only_if` takes: it moves all positions, or says that all has been consumed before.
+
+    It raises RangeMoved where some have been consumed before, and others have not. `confirm` may raise, too.
+    """
+
+    def run(connection: psycopg.Connection[tuple[object, ...]]) -> bool:
+        confirm()
+        moved = [claim(connection, settings.table, wanted, lost) for wanted, lost in claims]
+        if any(moved) and not all(moved):  # The transaction must not move one without its effects.
+            names = ", ".join(wanted.name for wanted, _ in claims)
+            raise RangeMoved(f"{names}: a part of the batch was consumed meanwhile: run it again")
+        return all(moved)
+
+    return run
+
+
+def _claim_alone(settings: Settings, claims: list[tuple[TopicRange, int]]) -> bool:
+    with (
+        reported_as_refusal(settings),
+        connect_patiently(settings, purpose="outbox consumer") as connection,
+        connection.transaction(),
+    ):
+        return claimed(settings, claims)(connection)

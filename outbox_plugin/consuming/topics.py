@@ -1,0 +1,79 @@
+"""Where a topic begins and ends, and which topic it is, as Kafka says it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any
+
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._listoffsets import OffsetSpec
+
+from outbox_plugin.adapters.kafka import UNKNOWN_TOPIC, Admin, refusal
+from outbox_plugin.core.ranges import TopicState
+from outbox_plugin.errors import LogUnavailable, ServerRefused
+from outbox_plugin.settings import Settings
+
+ANSWER_SECONDS = 10.0
+RETRY_SECONDS = 0.1
+_NO_LEADER = {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE}  # A new partition, or a new broker.
+
+
+def topic_state(settings: Settings, topic: str, seconds: float = ANSWER_SECONDS) -> TopicState:
+    """The topic's id, and of each partition the first offset that is there and the last stable offset.
+
+    Args:
+        settings: where Kafka is.
+        topic: its name.
+        seconds: how long Kafka's answers may take in all.
+
+    Raises:
+        LogUnavailable: Kafka does not answer in time.
+        ServerRefused: there is no such topic, or we may not look.
+    """
+    deadline = time.monotonic() + seconds
+    admin = Admin(settings).client
+    while True:
+        try:
+            return _asked(admin, topic, deadline)
+        except KafkaException as error:
+            code = error.args[0].code()
+            if code in UNKNOWN_TOPIC:
+                raise ServerRefused(f"the topic {topic} cannot be read: {error.args[0].str()}") from None
+            if code not in _NO_LEADER or time.monotonic() > deadline - RETRY_SECONDS:
+                raise refusal(error.args[0], settings) from error
+        except FutureTimeout:
+            raise _late() from None
+        time.sleep(RETRY_SECONDS)
+
+
+def _asked(admin: AdminClient, topic: str, deadline: float) -> TopicState:
+    asked = admin.describe_topics(TopicCollection([topic]), request_timeout=_left(deadline))
+    described = asked[topic].result(_left(deadline))
+    partitions = [TopicPartition(topic, each.id) for each in described.partitions]
+
+    def offsets(spec: OffsetSpec) -> Mapping[TopicPartition, Future[Any]]:
+        wanted = dict.fromkeys(partitions, spec)
+        return admin.list_offsets(
+            wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=_left(deadline)
+        )
+
+    ends = offsets(OffsetSpec.latest())  # type: ignore[no-untyped-call]
+    firsts = offsets(OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+    end = {each.partition: future.result(_left(deadline)).offset for each, future in ends.items()}
+    first = {each.partition: future.result(_left(deadline)).offset for each, future in firsts.items()}
+    return TopicState(str(described.topic_id), first, end)
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise _late()
+    return left
+
+
+def _late() -> LogUnavailable:
+    return LogUnavailable("Kafka did not tell in time where the topic begins and ends")

@@ -1,0 +1,91 @@
+"""The check that a topic is consumed in full, and the job that sets a consumer's position."""
+
+from collections.abc import Callable
+from typing import Literal
+
+from dagster import (
+    AssetCheckExecutionContext,
+    AssetCheckResult,
+    AssetChecksDefinition,
+    Config,
+    Failure,
+    JobDefinition,
+    MetadataValue,
+    OpExecutionContext,
+    asset_check,
+    job,
+    op,
+)
+from pydantic import Field
+
+from outbox_plugin.consuming.positions import read_position, set_position
+from outbox_plugin.consuming.topics import topic_state
+from outbox_plugin.core.ranges import plan
+from outbox_plugin.dagster.assets import Emitter, emitter_key
+from outbox_plugin.dagster.health import result
+from outbox_plugin.dagster.judgement import Judgement
+from outbox_plugin.dagster.resources import OutboxResource
+from outbox_plugin.dagster.topic_sensor import CONSUMED_IN_FULL, SAYS_WHERE, in_full
+from outbox_plugin.errors import OutboxError, TopicReplaced
+
+
+class PositionConfig(Config):
+    """Where a consumer is to go on."""
+
+    where: Literal["beginning", "end", "here"] = Field(
+        description="Of the topic as it is now; or here: it stays where it stands, and its losses are acknowledged."
+    )
+
+
+def build_topic_check(topic: str, asset: Emitter, *, resource_key: str = "outbox") -> AssetChecksDefinition:
+    """The check `consumed_in_full` of `asset`: Kafka deleted nothing of `topic` before it was consumed.
+
+    The sensor of `build_topic_sensor` evaluates it on each tick, and Dagster can run it.
+    """
+    key = emitter_key(asset)
+
+    @asset_check(
+        asset=key,
+        name=CONSUMED_IN_FULL,
+        required_resource_keys={resource_key},
+        description=f"Kafka deleted nothing of the topic {topic} before it was consumed.",
+    )
+    def consumed_in_full(context: AssetCheckExecutionContext) -> AssetCheckResult:
+        resource: OutboxResource = getattr(context.resources, resource_key)
+        settings, consumer = resource.settings(), key.to_user_string()
+        position = read_position(settings, consumer, topic)
+        try:
+            planned = plan(consumer, topic, position, topic_state(settings, topic), 1)
+        except TopicReplaced as error:
+            return result(Judgement(False, str(error), True, SAYS_WHERE), {})
+        return result(in_full(position, planned), {"lag_offsets": MetadataValue.int(planned.lag)})
+
+    return consumed_in_full
+
+
+def build_position_job(topic: str, asset: Emitter, *, resource_key: str = "outbox") -> JobDefinition:
+    """The job `<asset>_position`: it sets where `asset` goes on in `topic`, as after the topic was made anew."""
+    key = emitter_key(asset)
+    name = f"{key.to_python_identifier()}_position"
+
+    @op(name=f"set_{name}", required_resource_keys={resource_key})
+    def set_it(context: OpExecutionContext, config: PositionConfig) -> None:
+        resource: OutboxResource = getattr(context.resources, resource_key)
+        try:
+            done = set_position(resource.settings(), key.to_user_string(), topic, config.where)
+        except OutboxError as error:
+            raise Failure(str(error), allow_retries=False) from None
+        context.log.info(done)
+        context.add_output_metadata({"done": MetadataValue.text(done)})
+
+    step: Callable[[], None] = set_it
+
+    @job(
+        name=name,
+        description=f"Sets where {key.to_user_string()} goes on in the topic {topic}.",
+        config={"ops": {set_it.name: {"config": {"where": "here"}}}},
+    )
+    def position_job() -> None:
+        step()
+
+    return position_job

@@ -1,0 +1,211 @@
+"""The sensor that has an asset consume a topic, range by range."""
+
+import time
+from datetime import UTC, datetime
+
+from dagster import (
+    AssetKey,
+    AssetObservation,
+    AssetsDefinition,
+    AssetSelection,
+    DagsterInstance,
+    DagsterRun,
+    DagsterRunStatus,
+    DefaultSensorStatus,
+    MetadataValue,
+    RunRequest,
+    RunsFilter,
+    SensorDefinition,
+    SensorEvaluationContext,
+    SensorResult,
+    sensor,
+)
+
+from outbox_plugin.asking import Asked
+from outbox_plugin.consuming.positions import read_position
+from outbox_plugin.consuming.topics import topic_state
+from outbox_plugin.core.ranges import Planned, Position, TopicRange, TopicState, plan
+from outbox_plugin.dagster.assets import Emitter, check_topic_names, emitter_key
+from outbox_plugin.dagster.consumption import Bounds, Decision, Memory, decide
+from outbox_plugin.dagster.health import Metadata, evaluation
+from outbox_plugin.dagster.judgement import Judgement
+from outbox_plugin.dagster.ranges import CONSUMER_TAG, TOPIC_TAG, as_config
+from outbox_plugin.dagster.resources import OutboxResource
+from outbox_plugin.errors import InvalidSetting, TopicReplaced
+from outbox_plugin.printable import printable
+from outbox_plugin.settings import Settings
+
+# A tick that waits starves every other sensor: servers that are away are given up soon.
+ANSWER_SECONDS = 1.5
+RETRY_SECONDS = 600.0  # For as long, a failed run that Dagster has promised to retry is waited for.
+CONSUMED_IN_FULL = "consumed_in_full"
+WILL_RETRY_TAG, RETRIED_BY_TAG = "dagster/will_retry", "dagster/auto_retry_run_id"
+_UNFINISHED = [each for each in DagsterRunStatus if each.name not in ("SUCCESS", "FAILURE", "CANCELED")]
+
+
+def build_topic_sensor(
+    topic: str,
+    asset: Emitter,
+    *,
+    resource_key: str = "outbox",
+    name: str | None = None,
+    interval_seconds: int = 30,
+    max_records: int = 100_000,
+    max_wait_seconds: float = 60.0,
+    default_status: DefaultSensorStatus = DefaultSensorStatus.RUNNING,
+) -> SensorDefinition:
+    """A sensor that has `asset` consume `topic`: it requests a run for each new range of offsets.
+
+    The asset takes a `RangeConfig`, and consumes that range by `consume_range` or `consume_range_with_spark`. These
+    move the position in the transaction of the effects. Each tick asks Postgres for the position, Kafka for the topic's
+    end, and Dagster for unfinished runs. So one range of a consumer is in flight at a time, a range whose run failed is
+    requested again, and after any pause the sensor goes on where the asset stands.
+
+    It observes the asset on each tick (`lag_offsets`, `waiting_seconds`), and evaluates its check `consumed_in_full`.
+    A tick ends within about 2 s, whatever the servers do.
+
+    Args:
+        topic: its name.
+        asset: the asset, which is also the consumer's name: each asset has a position of its own.
+        resource_key: the `OutboxResource` that names Postgres and Kafka.
+        name: the sensor's; by default `<asset>_of_<topic>`.
+        interval_seconds: how often it ticks at most.
+        max_records: how many offsets a range has at most. Offsets count records, and marks of Kafka's transactions.
+        max_wait_seconds: a smaller range is requested when its first record has been seen waiting for as long.
+        default_status: whether it runs from the start.
+
+    Raises:
+        InvalidSetting: the topic's name is none, or a bound is not above 0.
+    """
+    check_topic_names([topic])
+    if max_records < 1 or max_wait_seconds < 0:
+        raise InvalidSetting(
+            f"max_records must be at least 1, max_wait_seconds at least 0 (given: {max_records}, {max_wait_seconds})"
+        )
+    key, bounds = emitter_key(asset), Bounds(max_records, max_wait_seconds)
+    op = asset.node_def.name if isinstance(asset, AssetsDefinition) else key.to_python_identifier()
+    consumer = key.to_user_string()
+
+    @sensor(
+        name=name or f"{key.to_python_identifier()}_of_{''.join(c if c.isalnum() else '_' for c in topic)}",
+        minimum_interval_seconds=interval_seconds,
+        default_status=default_status,
+        required_resource_keys={resource_key},
+        asset_selection=AssetSelection.assets(key),
+        description=f"Has {consumer} consume the topic {topic}, range by range.",
+    )
+    def consume_topic(context: SensorEvaluationContext) -> SensorResult:
+        resource: OutboxResource = getattr(context.resources, resource_key)
+        now, memory = time.time(), Memory.parse(context.cursor)
+        # Runs before the position: what one has committed that is finished now is seen in the position then.
+        unfinished = unfinished_run(context.instance, consumer, topic, now)
+        try:
+            position, state = _asked(resource.settings(), consumer, topic)
+            planned = plan(consumer, topic, position, state, max_records)
+        except (_NotAnswered, TopicReplaced) as error:
+            context.log.warning(printable(str(error)))
+            replaced = isinstance(error, TopicReplaced)
+            stopped = [evaluation(Judgement(False, str(error), True, SAYS_WHERE), key, CONSUMED_IN_FULL)]
+            return SensorResult(skip_reason=str(error), asset_events=stopped if replaced else [], cursor=context.cursor)
+        decision = decide(memory, position, planned, unfinished, bounds, now)
+        judged = in_full(position, planned)
+        if not judged.passed:
+            context.log.warning(printable(judged.explanation))
+        return SensorResult(
+            run_requests=[_request(decision.range, op, key)] if decision.range else [],
+            skip_reason=None if decision.range else printable(decision.why),
+            asset_events=[
+                AssetObservation(key, metadata=_shown(topic, decision, planned, position)),
+                evaluation(judged, key, CONSUMED_IN_FULL),
+            ],
+            cursor=decision.memory.encode(),
+        )
+
+    return consume_topic
+
+
+SAYS_WHERE = "run the job that sets the consumer's position, at the beginning or the end of the topic as it is now"
+
+
+class _NotAnswered(Exception):
+    """A server did not answer in time, or said no."""
+
+
+def _asked(settings: Settings, consumer: str, topic: str) -> tuple[Position | None, TopicState]:
+    """Where the consumer stands, and where the topic ends; both servers are asked at once.
+
+    Raises:
+        _NotAnswered: one of them did not say.
+    """
+    deadline = time.monotonic() + ANSWER_SECONDS
+    in_kafka = Asked(lambda: topic_state(settings, topic, ANSWER_SECONDS))
+    in_postgres = Asked(lambda: (read_position(settings, consumer, topic),))
+    position, no_position = in_postgres.answer(deadline, "Postgres")
+    state, no_state = in_kafka.answer(deadline, "Kafka")
+    if position is None or state is None:
+        raise _NotAnswered("; ".join(problem for problem in (no_position, no_state) if problem))
+    return position[0], state
+
+
+def unfinished_run(instance: DagsterInstance, consumer: str, topic: str, now: float) -> str | None:
+    """What to say of a run of the consumer that may still commit; None where there is none."""
+    tags = {CONSUMER_TAG: consumer, TOPIC_TAG: topic}
+    running = instance.get_run_records(RunsFilter(tags=tags, statuses=_UNFINISHED), limit=1)
+    for record in running:
+        status, seconds = record.dagster_run.status.value.lower(), now - _seconds(record.create_timestamp)
+        return f"the run {record.dagster_run.run_id} is {status}, {max(0.0, seconds):.0f} s after it was requested"
+    last = instance.get_run_records(RunsFilter(tags=tags), limit=1)
+    if last and _will_be_retried(last[0].dagster_run) and now - (last[0].end_time or 0.0) < RETRY_SECONDS:
+        return f"the run {last[0].dagster_run.run_id} failed, and Dagster will retry it"
+    return None
+
+
+def _will_be_retried(run: DagsterRun) -> bool:
+    promised = run.tags.get(WILL_RETRY_TAG) == "true" and RETRIED_BY_TAG not in run.tags
+    return run.status is DagsterRunStatus.FAILURE and promised
+
+
+def _seconds(moment: datetime) -> float:
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _request(wanted: TopicRange, op: str, key: AssetKey) -> RunRequest:
+    # No run key: Dagster would never request a range again whose run has failed.
+    return RunRequest(
+        asset_selection=[key],
+        run_config={"ops": {op: {"config": as_config(wanted)}}},
+        tags={CONSUMER_TAG: wanted.consumer, TOPIC_TAG: wanted.topic, "outbox/range": wanted.text()[:200]},
+    )
+
+
+def in_full(position: Position | None, planned: Planned) -> Judgement:
+    """Whether nothing was lost before it was consumed."""
+    lost = position.lost if position else 0
+    wrong = []
+    if planned.lost:
+        wrong.append(f"Kafka has deleted {planned.lost} offsets before they were consumed: they are passed over")
+    if lost:
+        wrong.append(f"earlier ranges lost {lost} offsets in the same way")
+    if planned.beyond:
+        said = ", ".join(map(str, planned.beyond))
+        wrong.append(f"partition {said} ends before the position: a broker has just taken over, or has lost records")
+    if wrong:
+        return Judgement(
+            False,
+            "; ".join(wrong),
+            True,
+            "keep records longer (retention.ms), or consume more often; "
+            "then acknowledge it by the job that sets the consumer's position, with `here`",
+        )
+    return Judgement(True, f"{planned.lag} offsets wait, and none was lost")
+
+
+def _shown(topic: str, decision: Decision, planned: Planned, position: Position | None) -> Metadata:
+    return {
+        "topic": MetadataValue.text(topic),
+        "lag_offsets": MetadataValue.int(planned.lag),
+        "waiting_seconds": MetadataValue.float(round(decision.waited_seconds, 1)),
+        "requests": MetadataValue.int(decision.memory.requests),
+        "lost_offsets": MetadataValue.int((position.lost if position else 0) + planned.lost),
+        "decision": MetadataValue.text(printable(decision.why)),
+    }
