@@ -14,11 +14,13 @@ from confluent_kafka.cimpl import NewTopic
 from psycopg import sql
 
 from outbox_plugin.adapters.kafka import client_config
+from outbox_plugin.errors import LogUnavailable
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.settings import Settings
 
 VALUE_BYTES = 200
 PATIENCE_SECONDS = 600.0
+_ANSWER_SECONDS = 20.0
 Tell = Callable[[str], None]
 
 
@@ -66,10 +68,14 @@ def create_topic(settings: Settings, topic: str, partitions: int) -> None:
 
     Raises:
         KafkaException: the broker refused.
+        LogUnavailable: no broker answered in time.
     """
     admin = AdminClient(client_config(settings))
     [future] = admin.create_topics([NewTopic(topic, num_partitions=partitions)]).values()
-    future.result(20)
+    try:
+        future.result(_ANSWER_SECONDS)
+    except TimeoutError:
+        raise LogUnavailable(f"Kafka: the topic {topic} was not made within {_ANSWER_SECONDS:.0f} s") from None
 
 
 def vacuum(settings: Settings) -> None:
