@@ -141,9 +141,8 @@ def _described(status: Status) -> str:
             lines.append(f"  trouble: {shard.trouble}")
     if status.parked_keys:
         first = status.parked[0]
-        lines.append(
-            f"parked: {status.parked_keys} (topic {first.topic}, key {first.key}: {first.reason}); see `outbox parked`"
-        )
+        why = f"topic {first.topic}, {first.lane.whose}: {first.reason}"
+        lines.append(f"parked: {status.parked_keys} ({why}); see `outbox parked`")
     if status.dead_letters:
         lines.append(f"dead letters: {status.dead_letters}; see `outbox dead-letters`")
     return "\n".join(printable(line) for line in [*lines, *(f"error: {error}" for error in status.errors)])

@@ -90,7 +90,7 @@ class PostgresOutbox:
             writers = self._reader.execute(*self._query("control", "writers"))
             parked = self._reader.execute(*self._query("control", "parked"))
             found, holders = orders.fetchone(), frozenset(writer for (writer,) in writers.fetchall())
-            lanes = frozenset(Lane(topic, key) for topic, key, *_ in parked.fetchall())
+            lanes = frozenset(Lane(topic, key, keyless) for topic, key, *_, keyless in parked.fetchall())
         if found is None or not found[0]:
             raise StoreUnavailable(f"Postgres: the table {self._settings.table!r} was dropped, truncated or made anew")
         _, layout, paused, last_id = found
@@ -125,7 +125,7 @@ class PostgresOutbox:
         """
         values: dict[str, object] = {
             "ids": [each.row.id for each in bad],
-            "whole_topics": [each.lane.key is None for each in bad],
+            "whole_topics": [each.lane.whole_topic for each in bad],
             "reasons": [storable(each.refusal.reason) for each in bad],
         }
         kept: list[BadRow] = []
@@ -206,7 +206,8 @@ class PostgresOutbox:
             names.append("not_parked")
             keys = [lane for lane in wanted.parked if lane.key is not None]
             values |= {
-                "parked_topics": [lane.topic for lane in wanted.parked if lane.key is None],
+                "parked_topics": [lane.topic for lane in wanted.parked if lane.whole_topic],
+                "parked_keyless": [lane.topic for lane in wanted.parked if lane.keyless],
                 "parked_key_topics": [lane.topic for lane in keys],
                 "parked_keys": [lane.key for lane in keys],
             }

@@ -45,9 +45,8 @@ def list_parked() -> None:
     """Show which keys wait, since when, and why."""
     lanes = operate.parked_lanes(Settings())
     for lane in lanes:
-        whose = "every key" if lane.key is None else f"key {lane.key}"
         waits = f"row {lane.row_id}, since {lane.since:%Y-%m-%d %H:%M:%S}"
-        click.echo(printable(f"topic {lane.topic}, {whose}: {waits}: {lane.reason}"))
+        click.echo(printable(f"topic {lane.topic}, {lane.lane.whose}: {waits}: {lane.reason}"))
     if not lanes:
         click.echo("nothing is parked")
 

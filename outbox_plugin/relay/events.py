@@ -76,7 +76,7 @@ class LanesHeld(HarvestEvent):
 
     def told(self, lane: Lane) -> str:
         """What happens to a lane, in a sentence."""
-        whose = f"topic {lane.topic}" if lane.key is None else f"topic {lane.topic}, key {lane.key}"
+        whose = f"topic {lane.topic}" if lane.whole_topic else f"topic {lane.topic}, {lane.whose}"
         return f"{whose} is held back for {self.seconds:.1f} s, then tried again: {self.reason}"
 
 

@@ -76,6 +76,32 @@ def test_null_where_an_alter_table_has_let_it_in(either: Settings, topic: str, c
     assert by_key(consume(either, topic)) == {"good": ["1", "2"], "bad": ["1"]}
 
 
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_row_without_a_key_harms_no_row_that_has_one(either: Settings, topic: str, shards: int) -> None:
+    """It has no order, so that nothing need wait for it; the others without a key are as bad as it is."""
+    settings = either.model_copy(update={"shards": shards})
+    run_sql(settings, "ALTER TABLE outbox ALTER COLUMN kafka_key DROP NOT NULL")
+    insert(settings, topic, [("a", "1"), ("b", "1")])
+    for value in ("lost", "lost too"):
+        run_sql(
+            settings, "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value) VALUES (%s, NULL, %s)", topic, value
+        )
+    run_sql(settings, f"{ROW} (%s, 'bad', '1', '{{a}}', '{{}}')", topic)
+    insert(settings, topic, [("a", "2")])
+    with Harvester(settings):
+        eventually(lambda: len(operate.parked_lanes(settings)) == 2, 30)
+        insert(settings, topic, [("b", "2")])
+        eventually(lambda: backlog(settings) == 3, 30)
+        [bad, keyless] = sorted(operate.parked_lanes(settings), key=lambda each: each.keyless)
+        assert ((bad.key, bad.keyless), (keyless.key, keyless.keyless)) == (("bad", False), (None, True))
+        assert (keyless.reason, keyless.lane.whose) == ("kafka_key is NULL", "rows without a key")
+        run_sql(settings, "UPDATE outbox SET kafka_key = 'found', kafka_header_keys = '{}'")
+        operate.release(settings)
+        drained(settings)
+    found = ["lost", "lost too", "1"]
+    assert by_key(consume(settings, topic)) == {"a": ["1", "2"], "b": ["1", "2"], "found": found}
+
+
 def odd_rows(topic: str, count: int) -> list[OutboxRow]:
     """Rows as Postgres can hold them, each with a key of its own; about half of them are bad."""
     dice = random.Random(20)

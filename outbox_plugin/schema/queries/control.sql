@@ -21,7 +21,7 @@ WHERE locktype = 'relation' AND relation = pg_get_serial_sequence({quoted_outbox
 
 -- name: parked
 -- The lanes that wait, with their bad rows.
-SELECT kafka_topic, kafka_key, row_id, reason, since FROM {outbox_parked} WHERE table_name = %(table)s ORDER BY row_id
+SELECT kafka_topic, kafka_key, row_id, reason, since, keyless FROM {outbox_parked} WHERE table_name = %(table)s ORDER BY row_id
 
 -- name: lead
 -- From now on this leader leads the shard, as far as the database is asked; arrays count from 1.
@@ -74,8 +74,9 @@ RETURNING (generations ->> %(slice)s::text)::int
 
 -- name: park
 -- Let the lanes of bad rows wait; a row that is gone harms nobody.
-INSERT INTO {outbox_parked} (table_name, kafka_topic, kafka_key, row_id, reason)
-SELECT %(table)s, kafka_topic, CASE WHEN bad.whole_topic THEN NULL ELSE kafka_key END, id, bad.reason
+INSERT INTO {outbox_parked} (table_name, kafka_topic, kafka_key, row_id, reason, keyless)
+SELECT %(table)s, kafka_topic, CASE WHEN bad.whole_topic THEN NULL ELSE kafka_key END, id, bad.reason,
+       kafka_key IS NULL AND NOT bad.whole_topic
 FROM unnest(%(ids)s::bigint[], %(whole_topics)s::boolean[], %(reasons)s::text[]) AS bad (bad_id, whole_topic, reason)
 JOIN {outbox} ON id = bad.bad_id
 ORDER BY id
@@ -87,7 +88,7 @@ DELETE FROM {outbox_parked}
 WHERE table_name = %(table)s
   AND (%(topic)s::text IS NULL OR kafka_topic = %(topic)s)
   AND (%(key)s::text IS NULL OR kafka_key = %(key)s)
-RETURNING kafka_topic, kafka_key, row_id, reason, since
+RETURNING kafka_topic, kafka_key, row_id, reason, since, keyless
 
 -- name: bury
 -- Bad rows become dead letters.

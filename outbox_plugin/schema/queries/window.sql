@@ -67,13 +67,17 @@ AND EXISTS (SELECT FROM {outbox_identity} WHERE table_name = %(table)s AND leade
 AND NOT id::bigint <@ %(in_flight)s::int8multirange
 
 -- name: of_slice
--- A condition of a read: the key's hash, as a number that is not negative, modulo the number of shards.
-AND (hashtextextended(kafka_key, 0) & 9223372036854775807) %% %(shards)s = %(shard)s
+-- A condition of a read: the key's hash, as a number that is not negative, modulo the number of shards. A row without a key
+-- is one shard's too.
+AND (hashtextextended(coalesce(kafka_key, ''), 0) & 9223372036854775807) %% %(shards)s = %(shard)s
 
 -- name: not_parked
 -- A condition of a read.
 AND kafka_topic <> ALL (%(parked_topics)s::text[])
-AND NOT ((kafka_topic, kafka_key) = ANY (SELECT * FROM unnest(%(parked_key_topics)s::text[], %(parked_keys)s::text[])))
+AND (kafka_key IS NOT NULL OR kafka_topic <> ALL (%(parked_keyless)s::text[]))
+AND (kafka_key IS NULL OR NOT (
+    (kafka_topic, kafka_key) = ANY (SELECT * FROM unnest(%(parked_key_topics)s::text[], %(parked_keys)s::text[]))
+))
 
 -- name: large_values
 -- How large the values are that a read left out; nothing of a row that has vanished since.
@@ -150,7 +154,7 @@ SELECT count(*), extract(epoch FROM clock_timestamp() - min(create_time))::float
 
 -- name: backlog_by_shard
 -- How many rows wait for each shard.
-SELECT ((hashtextextended(kafka_key, 0) & 9223372036854775807) %% %(shards)s)::int, count(*) FROM {outbox} GROUP BY 1
+SELECT ((hashtextextended(coalesce(kafka_key, ''), 0) & 9223372036854775807) %% %(shards)s)::int, count(*) FROM {outbox} GROUP BY 1
 
 -- name: waiting
 -- How many rows wait, and the last of their ids; with `last`, only those up to it.
