@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from outbox_plugin.core.lanes import Lane
 
 # Each time that lanes are let go on, the table is walked from its beginning. So those whose times are over soon after
-# one another go on together, and where such a walk takes long, so does the wait for the next one.
-MERGED_SECONDS, LONGEST_SECONDS = 0.25, 2.0
-WALKS_REST = 10.0  # The wait, in lengths of the walk.
+# one another go on together. Longer waits would let the lanes of ever new topics pile up.
+MERGED_SECONDS = 0.25
 
 
 class HeldLanes:
@@ -23,7 +22,6 @@ class HeldLanes:
     def __init__(self) -> None:
         self._until: dict[Lane, float] = {}  # Seconds of the relay's clock.
         self._earliest = 0.0
-        self._released_at: float | None = None  # The walk that follows is under way.
         self._not_before = 0.0
 
     @property
@@ -37,17 +35,10 @@ class HeldLanes:
         self._earliest = min(self._until.values(), default=0.0)
 
     def release(self, now: float) -> bool:
-        """Let those go on whose time is over. Returns whether there was one: its rows are to be read again.
-
-        To be called before each read.
-        """
-        if self._released_at is not None:
-            rest = WALKS_REST * (now - self._released_at)
-            self._not_before = self._released_at + min(max(rest, MERGED_SECONDS), LONGEST_SECONDS)
-            self._released_at = None
+        """Let those go on whose time is over. Returns whether there was one: its rows are to be read again."""
         if not self._until or now < max(self._earliest, self._not_before):
             return False
         self._until = {lane: until for lane, until in self._until.items() if until > now}
         self._earliest = min(self._until.values(), default=0.0)
-        self._released_at = now
+        self._not_before = now + MERGED_SECONDS
         return True
