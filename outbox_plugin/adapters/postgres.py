@@ -47,7 +47,7 @@ class PostgresOutbox:
         self._settings = settings
         self._composed: dict[tuple[str, tuple[str, ...]], bytes] = {}
         with reported(), ExitStack() as opened:
-            self._reader = opened.enter_context(closing(connect(settings, purpose="outbox harvester")))
+            self._reader = opened.enter_context(closing(connect(settings, purpose="outbox harvester", own_name=True)))
             claim = Claim(settings, self._reader)
             self._table = claim.in_full
             self._identity, self._layout = claim.outbox(adopt=adopt), claim.layout()
@@ -61,7 +61,9 @@ class PostgresOutbox:
                 "shard": shard,
             }
             self.wakes_up = claim.wakes_up(shard)
-            self._purger = opened.enter_context(closing(connect(settings, purpose="outbox harvester (purge)")))
+            self._purger = opened.enter_context(
+                closing(connect(settings, purpose="outbox harvester (purge)", own_name=True))
+            )
             self._purges = psycopg.ClientCursor(self._purger)
             self._purger_lock = threading.Lock()
             self._opened = opened.pop_all()

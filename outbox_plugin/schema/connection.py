@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -15,7 +16,7 @@ from psycopg.conninfo import conninfo_to_dict, timeout_from_conninfo
 
 from outbox_plugin.errors import SchemaMissing, ServerRefused, StoreUnavailable
 from outbox_plugin.schema.statements import statement
-from outbox_plugin.schema.watched import WatchedAsyncConnection, WatchedConnection
+from outbox_plugin.schema.watched import PROBE_NAME, WatchedAsyncConnection, WatchedConnection
 from outbox_plugin.settings import Settings
 
 C = TypeVar("C", bound=psycopg.Connection[Any])
@@ -27,7 +28,9 @@ _KEEPALIVE = {"keepalives_idle": 2, "keepalives_interval": 1, "keepalives_count"
 _PATIENT = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 10_000}
 
 
-def connect(settings: Settings, *, purpose: str = "outbox") -> psycopg.Connection[tuple[Any, ...]]:
+def connect(
+    settings: Settings, *, purpose: str = "outbox", own_name: bool = False
+) -> psycopg.Connection[tuple[Any, ...]]:
     """A connection in autocommit mode that works behind a transaction-mode pooler: nothing is prepared.
 
     A statement on it waits for as long as the server works on it, but ends within about 2 seconds where the way to the
@@ -36,14 +39,20 @@ def connect(settings: Settings, *, purpose: str = "outbox") -> psycopg.Connectio
     Args:
         settings: their DSN names the server; what it says of time-outs and keepalives goes before ours.
         purpose: the session's `application_name`.
+        own_name: make that a name of its own, by which a probe finds the session behind a pooler. Not where the name is
+            changed while statements run.
 
     Raises:
         psycopg.Error: as psycopg says it; see `reported` and `reported_as_refusal`.
         ServerRefused: the server is older than `OLDEST_POSTGRES`.
     """
     options = _options(settings, purpose, _KEEPALIVE)
+    if own_name:  # Of at most 63 bytes.
+        name = str(options["application_name"]).encode()[:48].decode(errors="ignore")
+        options["application_name"] = f"{name} {secrets.token_hex(4)}"
     connection = _connected(WatchedConnection[tuple[Any, ...]], options)
     _prepare_to_probe(connection, settings, options)
+    connection.probe_name = options["application_name"] if own_name else None
     return connection
 
 
@@ -82,7 +91,7 @@ def _options(settings: Settings, purpose: str, keepalive: dict[str, int]) -> dic
 def _prepare_to_probe(
     connection: WatchedConnection[Any] | WatchedAsyncConnection[Any], settings: Settings, options: dict[str, Any]
 ) -> None:
-    connection.probe_options = {**options, "application_name": "outbox probe", "connect_timeout": 2}
+    connection.probe_options = {**options, "application_name": PROBE_NAME, "connect_timeout": 2}
     connection.probe_query = statement("probe", "state_of_session", settings.table)
 
 

@@ -19,6 +19,7 @@ from outbox_plugin.schema.silence import PROBE_SECONDS, Action, Finding, Silence
 Row = TypeVar("Row", covariant=True)
 T = TypeVar("T")
 
+PROBE_NAME = "outbox probe"
 _NOT_AT_WORK = {None, "idle", "idle in transaction", "idle in transaction (aborted)"}
 
 
@@ -31,6 +32,7 @@ class WatchedConnection(psycopg.Connection[Row]):
 
     probe_options: dict[str, Any]
     probe_query: sql.Composed
+    probe_name: str | None = None  # Of no other session; None where ours may be another's too.
 
     def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
         """As psycopg's own; all that psycopg waits for goes through here.
@@ -46,6 +48,7 @@ class WatchedAsyncConnection(psycopg.AsyncConnection[Row]):
 
     probe_options: dict[str, Any]
     probe_query: sql.Composed
+    probe_name: str | None = None
 
     async def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
         """See `WatchedConnection.wait`."""
@@ -76,16 +79,23 @@ def _probe(suspect: WatchedConnection[Any] | WatchedAsyncConnection[Any]) -> _Pr
     pgconn = suspect.pgconn
     address = {"host": pgconn.host, "hostaddr": pgconn.hostaddr, "port": pgconn.port}
     options = suspect.probe_options | {name: value.decode() for name, value in address.items() if value}
-    pid, query = pgconn.backend_pid, suspect.probe_query
-    return _Probe(lambda: _finding(options, query, pid))
+    pid, query, name = pgconn.backend_pid, suspect.probe_query, suspect.probe_name
+    return _Probe(lambda: _finding(options, query, pid, name))
 
 
-def _finding(options: dict[str, Any], query: sql.Composed, pid: int) -> Finding:
+def _finding(options: dict[str, Any], query: sql.Composed, pid: int, name: str | None) -> Finding:
+    """What a probe finds.
+
+    A pooler makes up process ids. Where it passes names on, as the probe sees by its own, the session is found by its
+    name. A statement that the pooler keeps waiting for a session has had one by the time that the probe has.
+    """
     try:
         with closing(_ProbeConnection.connect(**options, autocommit=True, prepare_threshold=None)) as connection:
-            [(own_pid, state)] = connection.execute(query, {"pid": pid}).fetchall()
+            found = connection.execute(query, {"pid": pid, "name": name or PROBE_NAME}).fetchall()
+            [(own_pid, state, own_name, works_for_name)] = found
             if own_pid != connection.pgconn.backend_pid:
-                return Finding.WORKING  # A pooler made up the process ids. It answers: more cannot be known.
+                known = name is not None and own_name.startswith(PROBE_NAME)
+                return Finding.WORKING if works_for_name or not known else Finding.LOST
             return Finding.LOST if state in _NOT_AT_WORK else Finding.WORKING
     except psycopg.Error as error:
         return Finding.WORKING if _said_by_the_server(error) else Finding.LOST

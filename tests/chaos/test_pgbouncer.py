@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
+import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -13,13 +15,16 @@ import psycopg
 import pytest
 
 from outbox_plugin import Settings
+from outbox_plugin.bench.proxy import Proxy
 from outbox_plugin.bench.replication import with_port
 from outbox_plugin.bench.scratch import scratch_outbox
 from outbox_plugin.bench.writer import Mix
 from outbox_plugin.embedded.guard import UNPRIVILEGED_USER
 from outbox_plugin.embedded.server import GuardedServer, accepts_connections, free_port
 from outbox_plugin.embedded.stack import EmbeddedStack
+from outbox_plugin.schema.connection import connect
 from tests.chaos.loading import load
+from tests.support import PATIENCE
 
 PGBOUNCER = shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin") or shutil.which(
     "pgbouncer"
@@ -143,3 +148,40 @@ def test_postgres_is_stopped_behind_a_pooler(own_servers: EmbeddedStack, setting
             own_servers.postgres.launch()
             own_servers.postgres.wait()
             running.flows()
+
+
+@pytest.fixture
+def proxy(own_servers: EmbeddedStack) -> Iterator[Proxy]:
+    """The way from the pooler to Postgres."""
+    with Proxy(own_servers.postgres.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def pooled(own_servers: EmbeddedStack, proxy: Proxy, tmp_path: Path) -> Iterator[Settings]:
+    """Settings that reach Postgres through PgBouncer, and PgBouncer through the proxy."""
+    folder = tmp_path / "pooled"
+    folder.mkdir(mode=0o700)
+    bouncer = PgBouncer(with_port(own_servers.postgres.dsn, proxy.port), folder)
+    bouncer.start()
+    dsn = with_port(own_servers.postgres.dsn, bouncer.port)
+    yield Settings(dsn=dsn, bootstrap_servers=own_servers.kafka.bootstrap_servers)
+    bouncer.stop()
+
+
+def test_a_connection_that_is_half_open_behind_the_pooler_is_given_up(pooled: Settings, proxy: Proxy) -> None:
+    """The pooler answers, and so does Postgres to whom the pooler connects anew."""
+    with closing(connect(pooled, own_name=True)) as connection:
+        connection.execute("SELECT 1")
+        proxy.half_open()
+        began = time.monotonic()
+        with pytest.raises(psycopg.OperationalError, match="does not answer"):
+            connection.execute("SELECT 1")
+        assert time.monotonic() - began < 4.0 * PATIENCE
+
+
+def test_a_statement_behind_the_pooler_that_the_server_works_on_is_waited_for(pooled: Settings) -> None:
+    with closing(connect(pooled, own_name=True)) as connection, psycopg.connect(pooled.dsn.get_secret_value()) as other:
+        connection.execute("SELECT 1")
+        other.execute("SELECT 1")
+        connection.execute("SELECT pg_sleep(4)")

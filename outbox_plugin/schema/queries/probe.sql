@@ -1,5 +1,9 @@
 -- name: state_of_session
 -- The process id of this session, and what the server does for another one: NULL where there is no such session,
--- 'hidden' where we may not know.
+-- 'hidden' where we may not know. Then this session's name, and whether the server works for one that has a name of its
+-- own: NULL where there is none. One that waits for its client to receive what it sends does not.
 SELECT pg_catalog.pg_backend_pid(),
-       (SELECT coalesce(state, 'hidden') FROM pg_catalog.pg_stat_activity WHERE pid = %(pid)s)
+       (SELECT coalesce(state, 'hidden') FROM pg_catalog.pg_stat_activity WHERE pid = %(pid)s),
+       current_setting('application_name'),
+       (SELECT bool_or(NOT starts_with(coalesce(state, 'hidden'), 'idle') AND coalesce(wait_event, '') <> 'ClientWrite')
+        FROM pg_catalog.pg_stat_activity WHERE starts_with(application_name, %(name)s))
