@@ -85,7 +85,8 @@ def migrate(wake_up: bool | None) -> None:
 @click.option(
     "--adopt",
     is_flag=True,
-    help="Take over a group whose outbox is gone for good, or an outbox whose group runs no more; change the delivery.",
+    help="Take over a group whose outbox is gone for good, or an outbox whose group runs no more; change the delivery; "
+    "go on where the last progress record is lost, though rows may come twice.",
 )
 def harvest(adopt: bool) -> None:
     """Relay the outbox to Kafka until SIGTERM or SIGINT; then hand over."""

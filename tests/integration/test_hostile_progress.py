@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import threading
 from pathlib import Path
 
 import psycopg
@@ -109,6 +111,39 @@ def test_copies_do_not_hide_the_last_record(settings: Settings, topic: str, tmp_
     with Harvester(settings):
         drained(settings)
     assert_exactly_once_in_order(consume(settings, topic), 0, ROWS + 20)
+
+
+def test_an_attack_that_does_not_cease_costs_no_row(settings: Settings, topic: str, tmp_path: Path) -> None:
+    """Leaders are killed one after the other, while somebody writes whatever stands in the control topics again."""
+    names = Names.of(settings)
+    over = threading.Event()
+    rng = random.Random(7)
+
+    def attack() -> None:
+        while not over.is_set():
+            for control_topic in (names.leader_topic, names.progress_topic):
+                found = records(settings, control_topic)[-200:]
+                copies = [*found[-3:], *rng.choices(found, k=10)] if found else []
+                tampered = [(key, (value or b"")[::-1], headers) for key, value, headers in copies]
+                write(settings, control_topic, [*copies, *tampered, *((key, None, h) for key, _, h in copies[:2])])
+
+    with harvesters(settings, tmp_path, 1) as [first]:
+        eventually(first.leads, 60)
+        attacker = threading.Thread(target=attack)
+        attacker.start()
+        try:
+            for round_ in range(5):
+                with harvesters(settings, tmp_path / str(round_), 1) as [next_]:
+                    insert_numbered(settings, topic, round_ * ROWS, ROWS)
+                    eventually(lambda: backlog(settings) < ROWS, 60)
+                    next_.kill()
+                first.kill()
+            with harvesters(settings, tmp_path / "last", 1):
+                drained(settings)
+        finally:
+            over.set()
+            attacker.join()
+    assert_exactly_once_in_order(consume(settings, topic), 0, 5 * ROWS)
 
 
 def test_a_copy_of_a_record_that_was_never_committed_deletes_nothing(settings: Settings, topic: str) -> None:
