@@ -11,6 +11,7 @@ from math import ceil
 
 from outbox_plugin.coordination.actions import Keep
 from outbox_plugin.coordination.claims import Place
+from outbox_plugin.coordination.lags import Lag, lags_of
 from outbox_plugin.coordination.log import TOPIC, CoordinationLog, kafka_settings
 from outbox_plugin.coordination.messages import VERSION, ClaimingPartition, Entry, ReleaseGroup, ReleasingPartition
 from outbox_plugin.coordination.timing import HEARTBEAT_INTERVAL_SECONDS, Timing
@@ -28,10 +29,11 @@ def _nothing(_: Entry) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What the log says: all partitions that it speaks of, sorted, and the groups that are paused."""
+    """What the log says: all partitions that it speaks of, sorted, who is paused, and how far all are behind."""
 
     rows: tuple[Row, ...]
     pauses: Mapping[str, Pause]
+    lags: Mapping[Key, Lag]
 
 
 class Admin:
@@ -56,7 +58,7 @@ class Admin:
         self._me = Holder(uuid.uuid4().hex[:12], CLIENT_ID)
 
     def world(self, group_id: str | None = None) -> Known:
-        """Who holds what, of one group or of all. A pause is found however long ago it was made.
+        """Who holds what, and how far it is behind, of one group or of all; and all pauses, however old.
 
         Raises:
             ServerRefused: no broker answers, or it does not let us in.
@@ -64,11 +66,13 @@ class Admin:
         """
         with self._following(group_id or CLIENT_ID) as view:
             now = view.log.log_time()
-            rows = (row for world in view.worlds.values() for row in world.rows(now))
+            every = (row for world in view.worlds.values() for row in world.rows(now))
+            rows = tuple(sorted(row for row in every if group_id in (None, row.key.group_id)))
             pauses = {group: pause for world in view.worlds.values() for group, pause in world.pauses(now).items()}
             return Known(
-                tuple(sorted(row for row in rows if group_id in (None, row.key.group_id))),
+                rows,
                 {group: pause for group, pause in pauses.items() if group_id in (None, group)},
+                lags_of(view.log, self._settings, rows),
             )
 
     def pause(self, group_id: str, seconds: float | None = None) -> list[Key]:

@@ -14,12 +14,12 @@ from rich.table import Table
 from outbox_plugin.coordination.admin import Admin, Known
 from outbox_plugin.coordination.log import TOPIC
 from outbox_plugin.coordination.timing import HEARTBEAT_INTERVAL_SECONDS
-from outbox_plugin.coordination.world import NO_END, Pause, Row
+from outbox_plugin.coordination.world import NO_END, Pause
 from outbox_plugin.errors import UserError
 from outbox_plugin.printable import printable
 
 WIDTH = 400  # Where no terminal says how wide it is: nothing is folded.
-NUMBERS = ("partition", "offset", "heard")
+NUMBERS = ("partition", "offset", "lag", "behind", "heard")
 
 
 @click.group()
@@ -42,7 +42,7 @@ def consumers(context: click.Context, coordination_topic: str, heartbeat_interva
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 @click.pass_obj
 def list_(admin: Admin, group: str | None, as_json: bool) -> None:
-    """Show who holds what, of GROUP or of all groups."""
+    """Show who holds what and how far it is behind, of GROUP or of all groups."""
     known = admin.world(group)
     if as_json:
         click.echo(json.dumps(_json(known), indent=2))
@@ -50,7 +50,7 @@ def list_(admin: Admin, group: str | None, as_json: bool) -> None:
     for name, pause in sorted(known.pauses.items()):
         click.echo(printable(f"the group {name} is paused {_until(pause)}, by {pause.by}"))
     if known.rows:
-        Console(width=None if sys.stdout.isatty() else WIDTH).print(_table(known.rows))
+        Console(width=None if sys.stdout.isatty() else WIDTH).print(_table(known))
     elif not known.pauses:
         click.echo("nobody has claimed anything lately")
 
@@ -96,11 +96,13 @@ def _position(topic: str, text: str) -> tuple[tuple[str, int], int]:
     return (topic, int(partition)), int(offset)
 
 
-def _table(rows: tuple[Row, ...]) -> Table:
+def _table(known: Known) -> Table:
     table = Table(box=box.SIMPLE)
-    for name in ("group", "topic", "partition", "state", "client", "instance", "offset", "heard"):
+    for name in ("group", "topic", "partition", "state", "client", "instance", "offset", "lag", "behind", "heard"):
         table.add_column(name, justify="right" if name in NUMBERS else "left", overflow="fold")
-    for (group, topic, partition), state, holder, offset, heard in rows:
+    for row in known.rows:
+        (group, topic, partition), state, holder, offset, heard = row
+        lag = known.lags.get(row.key)
         instance_id, client_id = holder or ("", "")
         table.add_row(
             printable(group),
@@ -110,6 +112,8 @@ def _table(rows: tuple[Row, ...]) -> Table:
             printable(client_id),
             printable(instance_id),
             "" if offset is None else str(offset),
+            "" if lag is None else str(lag.records),
+            "" if lag is None or lag.seconds is None else f"{lag.seconds:.1f} s",
             "" if heard is None else f"{heard:.1f} s ago",
         )
     return table
@@ -128,8 +132,11 @@ def _json(known: Known) -> dict[str, object]:
                 "holder": row.holder and row.holder._asdict(),
                 "offset": row.offset,
                 "heard_seconds": row.heard_seconds,
+                "lag_records": lag.records if lag else None,
+                "lag_seconds": lag.seconds if lag else None,
             }
             for row in known.rows
+            for lag in [known.lags.get(row.key)]
         ],
     }
 

@@ -384,7 +384,7 @@ def _count(plan: Plan, log: dict[int, Spoken], runs: list[Run], found: Findings)
     for run, records in zip(runs, handed_out, strict=True):
         gains: dict[int, list[float]] = defaultdict(list)
         for term in _terms(run):
-            gains[term.partition].append(log[term.gained].arrived)
+            gains[term.partition].append(log[term.gained].at)
         for partition, begins in gains.items():
             ours = records[records["partition"] == partition]
             for begin, end in zip(begins, [*begins[1:], float("inf")], strict=True):
@@ -413,13 +413,12 @@ def _terms(run: Run) -> list[Term]:
 
 
 class Spoken(NamedTuple):
-    """A message of the log: who, what about, when it was sent (or arrived, if that is earlier), and when it arrived."""
+    """A message of the log: who, what about, whether it shows that its sender lives, and when the broker appended it."""
 
     instance: str
     partition: int
     lives: bool
     at: float
-    arrived: float
 
 
 def _log(bootstrap_servers: str, topic: str) -> dict[int, Spoken]:
@@ -439,10 +438,9 @@ def _log(bootstrap_servers: str, topic: str) -> dict[int, Spoken]:
         while len(log) < end:
             for record in consumer.consume(10_000, 1):
                 message = decode(record.value())
-                arrived = record.timestamp()[1] / 1000
-                at = min(float(message.timestamp), arrived)
+                at = record.timestamp()[1] / 1000
                 lives = isinstance(message, Heartbeat | ClaimingPartition)
-                log[record.offset() or 0] = Spoken(message.instance_id, message.partition, lives, at, arrived)
+                log[record.offset() or 0] = Spoken(message.instance_id, message.partition, lives, at)
     return log
 
 
@@ -462,7 +460,7 @@ def _judge_claims(plan: Plan, log: dict[int, Spoken], runs: list[Run], found: Fi
         for partition, gained, lost, _ in _terms(run):
             silent = last_words[log[gained].instance, partition] + 2 * plan.interval
             held[partition].append(_Held(log[gained].at, silent, gained, lost, run.client))
-            took[partition].append((log[gained].arrived, run.records.name))
+            took[partition].append((log[gained].at, run.records.name))
             found.claims += 1
     found.two_holders = sum(_overlaps(terms) for terms in held.values())
     found.after_anothers_claim = sum(_late(run, took) for run in runs)
@@ -479,10 +477,7 @@ class _Held(NamedTuple):
 
 
 def _overlaps(terms: list[_Held]) -> int:
-    """How often one began before another's had ended. A client's next run ends what its last one held.
-
-    By the log's order, as its times are whole seconds: many things happen in one.
-    """
+    """How often one began before another's had ended, in the log's order. A client's next run ends what its last held."""
     overlaps = 0
     for other in terms:
         resumed = [each.gained for each in terms if each.client == other.client and each.gained > other.gained]

@@ -79,6 +79,31 @@ def test_a_pause_ends_by_itself(
     eventually(lambda: held(one) == [PARTITIONS], 20)
 
 
+def test_the_lag_is_shown_in_records_and_in_time(
+    start: Callable[..., Running],
+    write: Callable[[range], None],
+    admin: Admin,
+    outbox: Callable[..., CompletedProcess[str]],
+    group: str,
+    orders: str,
+) -> None:
+    write(range(60))
+    one = start("one")
+    eventually(lambda: len(one.seen) == 60, 20)
+    eventually(lambda: {lag.records for lag in admin.world(group).lags.values()} == {0}, 30)
+    assert {lag.seconds for lag in admin.world(group).lags.values()} == {0.0}
+    admin.pause(group)
+    began = time.time()
+    write(range(60, 120))
+    eventually(lambda: [lag.records for lag in admin.world(group).lags.values()] == [10] * PARTITIONS, 20)
+    listed = json.loads(outbox("list", group, "--json").stdout)["partitions"]
+    assert [each["lag_records"] for each in listed] == [10] * PARTITIONS
+    assert all(0 < each["lag_seconds"] < time.time() - began + 1 for each in listed)
+    header = outbox("list", group).stdout
+    assert "lag" in header
+    assert "behind" in header
+
+
 def test_a_group_that_is_not_paused_is_not_moved(admin: Admin, group: str, orders: str) -> None:
     with pytest.raises(UserError, match="is not paused; expected: `outbox consumers pause"):
         admin.set_position(group, {(orders, 0): 0})

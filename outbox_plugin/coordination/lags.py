@@ -1,0 +1,90 @@
+"""How far groups are behind, in records and in time: a few requests for all partitions together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import closing, suppress
+from itertools import groupby
+from typing import NamedTuple
+
+from confluent_kafka import Consumer, KafkaException
+from confluent_kafka import TopicPartition as At
+from confluent_kafka.admin._listoffsets import OffsetSpec
+
+from outbox_plugin.adapters.kafka import REQUEST_TIMEOUT_SECONDS, client_config
+from outbox_plugin.coordination.claims import Place
+from outbox_plugin.coordination.log import END, CoordinationLog, KafkaSettings
+from outbox_plugin.coordination.world import Key, Row
+
+FIRST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+READ_SECONDS = 5.0  # For the first records that wait, of all partitions of a group.
+
+
+class Lag(NamedTuple):
+    """What a group has not consumed of a partition.
+
+    `records` counts offsets, transaction markers among them, up to what readers of committed records can see.
+    `seconds` is the age of the first record that waits; 0 where none does, None where it could not be read in time.
+    """
+
+    records: int
+    seconds: float | None
+
+
+def lags_of(log: CoordinationLog, settings: KafkaSettings, rows: Collection[Row]) -> dict[Key, Lag]:
+    """The lag of each row's partition; those that Kafka does not know are left out."""
+    places = {Place(row.key.topic, row.key.partition) for row in rows}
+    firsts, ends = _offsets(log, places, FIRST), _offsets(log, places, END)
+    starts: dict[Key, int] = {}
+    found: dict[Key, Lag] = {}
+    for row in rows:
+        place = Place(row.key.topic, row.key.partition)
+        if place in firsts and place in ends:
+            start = max(row.offset or 0, firsts[place])
+            found[row.key] = Lag(max(0, ends[place] - start), 0.0)
+            if start < ends[place]:
+                starts[row.key] = start
+    for _, group in groupby(sorted(starts), key=lambda key: key.group_id):
+        waiting = list(group)
+        times = _times(settings, {Place(key.topic, key.partition): starts[key] for key in waiting})
+        now = log.log_time()
+        for key in waiting:
+            at = times.get(Place(key.topic, key.partition))
+            found[key] = found[key]._replace(seconds=None if at is None else max(0.0, now - at))
+    return found
+
+
+def _offsets(log: CoordinationLog, places: Iterable[Place], spec: OffsetSpec) -> dict[Place, int]:
+    found = {}
+    for place, answer in log.ask_for_ends(list(places), spec).items():
+        with suppress(KafkaException, TimeoutError):
+            found[place] = answer.result(REQUEST_TIMEOUT_SECONDS).offset
+    return found
+
+
+def _times(settings: KafkaSettings, starts: Mapping[Place, int]) -> dict[Place, float]:
+    """When the first record at or after each offset was written (seconds since the epoch)."""
+    config = client_config(
+        settings,
+        group_id="outbox-lag",  # Demanded by the library; it joins nothing and commits nothing.
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
+        fetch_wait_max_ms=50,
+        max_partition_fetch_bytes=1_024,  # A batch is given all the same.
+        queued_min_messages=1,
+    )
+    found: dict[Place, float] = {}
+    with closing(Consumer(config)) as reader:
+        reader.assign([At(*place, offset) for place, offset in starts.items()])
+        deadline = time.monotonic() + READ_SECONDS
+        while len(found) < len(starts) and time.monotonic() < deadline:
+            done = []
+            for record in reader.consume(1_000, 0.2):
+                place = Place(record.topic() or "", record.partition() or 0)
+                if record.error() is None and place not in found:
+                    found[place] = record.timestamp()[1] / 1000
+                    done.append(At(*place))
+            if done:
+                reader.incremental_unassign(done)
+    return found
