@@ -413,7 +413,7 @@ def _terms(run: Run) -> list[Term]:
 
 
 class Spoken(NamedTuple):
-    """A message of the log: who, what about, whether it shows that its sender lives, and when the broker appended it."""
+    """A message of the log: who, what about, whether it shows that its sender lives, and when it was appended."""
 
     instance: str
     partition: int
@@ -477,7 +477,7 @@ class _Held(NamedTuple):
 
 
 def _overlaps(terms: list[_Held]) -> int:
-    """How often one began before another's had ended, in the log's order. A client's next run ends what its last held."""
+    """How often one began before another's had ended, in the log's order; a next run ends what its client held."""
     overlaps = 0
     for other in terms:
         resumed = [each.gained for each in terms if each.client == other.client and each.gained > other.gained]
