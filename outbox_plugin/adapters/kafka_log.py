@@ -13,12 +13,13 @@ from outbox_plugin.adapters.kafka import (
     Names,
     client_config,
     ended,
+    largest_record_bytes,
     refused_property,
 )
 from outbox_plugin.adapters.progress import read_progress
 from outbox_plugin.adapters.records import Records
 from outbox_plugin.core.last_progress import LastProgress, Numbering
-from outbox_plugin.core.progress import ProgressRecord
+from outbox_plugin.core.progress import LARGEST_BODY, ProgressRecord
 from outbox_plugin.core.repeats import RETRY_BACKOFF_MS, may_have_been_repeated
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Slice
@@ -32,6 +33,8 @@ _PATIENCE_SECONDS = 0.5  # How long a blocking call waits before it looks whethe
 _FLUSH_SECONDS = 0.1
 STUCK_SECONDS = 5.0  # For so long a transaction that was decided may take to end, where nothing is wrong.
 STALLED_SECONDS = 1.0  # No acknowledgement for so long: look whether partitions have a leader.
+_RECORD_BYTES = 1_000  # What a progress record takes beside its value, generously.
+_SMALLEST_PROGRESS_BYTES = 2_000
 _LINGER_MS = 5  # Batches fill while a window is handed over; a flush, and so a commit, cuts it short.
 
 
@@ -82,11 +85,17 @@ class KafkaLog:
         self._records = Records(reserved)
         self._producer: Producer | None = None
         self._in_doubt = True
+        self._largest_progress = min(LARGEST_BODY, largest_record_bytes(settings) - _RECORD_BYTES)
 
     @property
     def in_doubt(self) -> bool:
         """See `Log.in_doubt`."""
         return self._in_doubt
+
+    @property
+    def largest_progress_bytes(self) -> int:
+        """See `Log.largest_progress_bytes`: what the client takes; less, once a broker has refused a record."""
+        return self._largest_progress
 
     @property
     def _open(self) -> Producer:
@@ -228,11 +237,14 @@ class KafkaLog:
         if not isinstance(meaning, LogUnavailable):
             raise meaning from error
         self._open.purge()
-        self._open.poll(0)  # For the reports of deliveries that failed.
+        self._open.flush(_PATIENCE_SECONDS)  # For the reports of deliveries that failed; there is one for each by now.
         records = self._records
         records.conclude()
         if records.refusals:
             raise RowsRefused(records.refusals) from error
+        if self._names.progress_topic in records.too_large and self._largest_progress > _SMALLEST_PROGRESS_BYTES:
+            self._largest_progress //= 2
+            return False
         if records.narrowed:
             return False
         if records.failures:

@@ -41,6 +41,7 @@ class Records:
         self.failures: list[KafkaError] = []
         self.failed: set[int] = set()
         self.narrowed = False
+        self.too_large: set[str] = set()  # Topics.
 
     def on_delivery(self, error: KafkaError | None, message: Message) -> None:
         """For the producer's delivery reports."""
@@ -95,7 +96,7 @@ class Records:
         """
         self._rows, self._group, self._group_bytes = rows, [], 0
         self._news, self.refusals, self.failures, self.failed = [], {}, [], set()
-        self.narrowed = False
+        self.narrowed, self.too_large = False, set()
         produce, limits = producer.produce, self._limits
         examine = bool(limits) or not header_names_are_plain(rows)
         for fields in fields_of(rows):
@@ -154,6 +155,7 @@ class Records:
             if (refusal := self._refusal(error, topic)) is not None:
                 self.refusals |= dict.fromkeys(concerned, refusal)
         too_large = {topic for error, topic, *_ in news if error.code() == KafkaError.MSG_SIZE_TOO_LARGE}
+        self.too_large |= too_large
         for topic in too_large.intersection(row.topic for row in self._rows):  # A progress record has no smaller group.
             if not self._failed_alone(topic):
                 self._limits[topic] = _SMALLER[self._limits.get(topic)]

@@ -240,6 +240,11 @@ class Log(Protocol):
         """
         ...
 
+    @property
+    def largest_progress_bytes(self) -> int:
+        """How many bytes a progress record may have, as far as is known by now."""
+        ...
+
     def fence(self, generation: int) -> None:
         """Replace the producer by a new one of this generation.
 

@@ -34,6 +34,13 @@ class Window:
         self.size = len(rows)
         self.publication = Publication.of(rows)
 
+    def halve(self) -> Window:
+        """Keep the first half of the rows, of which there is at least one more; returns a window of the others."""
+        half = len(self.rows) // 2
+        rest = Window(self.rows[half:])
+        self._keep(self.rows[:half])
+        return rest
+
     def withhold(self, bad: Sequence[BadRow]) -> None:
         """Leave out the bad rows, and all that is behind them in their lanes."""
         self._keep(before_bad_rows(self.rows, bad))
@@ -145,6 +152,12 @@ class Windows:
         if not self._read or self._read[0] is not window:
             raise ValueError("windows are published in the order in which they were read")
         return (*self.unpurged, window.publication)
+
+    def halve(self, window: Window) -> Window:
+        """Split `window`, the next one to publish; returns its second half, which comes next after it."""
+        self.to_name(window)
+        self._read.insert(1, rest := window.halve())
+        return rest
 
     def published(self, window: Window) -> None:
         """The transaction of `window`, the next one to publish, is committed; or it has no rows left to publish."""

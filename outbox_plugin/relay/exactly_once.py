@@ -80,6 +80,7 @@ class ExactlyOnce:
         self._may_read = self._stages.condition()
         self._may_publish = self._stages.condition()
         self._may_purge = self._stages.condition()
+        self._has_purged = self._stages.condition()
         self._intake = Intake(store, self._windows, self._stages, wake_up)
         self._read: deque[tuple[Window, float]] = deque()
         self._published: list[Window] = []
@@ -236,8 +237,8 @@ class ExactlyOnce:
 
     def _publish(self, window: Window, read_at: float) -> None:
         while window.rows:
-            with self._lock:
-                progress = self._progress(len(window.rows), self._windows.to_name(window))
+            if (progress := self._fitting_progress(window, read_at)) is None:
+                return
             try:
                 if self._commit(window.rows, progress):
                     break
@@ -252,6 +253,26 @@ class ExactlyOnce:
             if len(self._published) == 1 or self._purge_is_due():
                 self._may_purge.notify_all()
         self._observe(WindowPublished(self._shard, window.size, self._runtime.now() - read_at))
+
+    def _fitting_progress(self, window: Window, read_at: float) -> ProgressRecord | None:
+        """The record for `window`, so small that Kafka takes it; None when the term is to end.
+
+        Ids that are far apart take many bytes. So the record names fewer rows: what has been published is purged first,
+        and if that is not enough, the window becomes two.
+        """
+        with self._lock:
+            while True:
+                progress = self._progress(len(window.rows), self._windows.to_name(window))
+                if progress.most_bytes <= self._log.largest_progress_bytes:
+                    return progress
+                if unpurged := len(self._windows.unpurged):
+                    self._has_purged.wait_for(lambda: self._stages.stopping or len(self._windows.unpurged) < unpurged)
+                    if self._stages.stopping:
+                        return None
+                elif len(window.rows) > 1:
+                    self._read.appendleft((self._windows.halve(window), read_at))
+                else:
+                    return progress
 
     def _commit(self, rows: Sequence[OutboxRow], progress: ProgressRecord) -> bool:
         """`Log.publish` on a producer of which no request is on its way any more."""
@@ -353,6 +374,7 @@ class ExactlyOnce:
             with self._lock:
                 self._windows.purged(windows)
                 self._may_read.notify_all()
+                self._has_purged.notify_all()
             self._observe(WindowPurged(self._shard, rows_in(windows)))
 
     def _to_purge(self) -> list[Window]:

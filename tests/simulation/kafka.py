@@ -207,6 +207,8 @@ class Broker:
 class SimulatedLog:
     """`Log` on a `Broker`: transactional producers that repeat their requests as librdkafka does."""
 
+    largest_progress_bytes = 800  # So small that windows must be halved, and purged early.
+
     def __init__(self, broker: Broker, server: Server, process: Process, group: str, slice_: Slice) -> None:
         self._broker = broker
         self._server = server

@@ -132,6 +132,8 @@ class Store:
 class Log:
     """`Log` on a `Kafka` that survives it."""
 
+    largest_progress_bytes = 900_000
+
     def __init__(self, kafka: Kafka, faults: Faults) -> None:
         self._kafka = kafka
         self._faults = faults
