@@ -1,7 +1,8 @@
 """What a topic proves about its events: how many there are, whether any came twice, whether any came out of order.
 
 Judged as a `read_committed` consumer sees them, by the headers that the write side puts there: `idempotency-key` names
-an event, `outbox-sequence` is its place within the job that `outbox-job` names. Records without them are only counted.
+an event, `outbox-sequence` is its place within the job that `outbox-job` names (see `core.event_identity`). Records
+without them are only counted.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from contextlib import closing
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from outbox_plugin.adapters.kafka import client_config, refusal
+from outbox_plugin.core.event_identity import event_identity, event_source
 from outbox_plugin.core.verdict import EXAMPLES, JOB_HEADER, SEQUENCE_HEADER, Verdict
 from outbox_plugin.errors import LogUnavailable, ServerRefused
-from outbox_plugin.event import IDEMPOTENCY_HEADER
 from outbox_plugin.settings import Settings
 
 _BATCH = 10_000
@@ -30,22 +31,25 @@ class Verifier:
         """With `job`, only that job's records count."""
         self.verdict = Verdict()
         self._job = job
-        self._seen: set[str | bytes] = set()
+        self._seen: set[tuple[str, str]] = set()
         self._last: dict[tuple[bytes, str], int] = {}
 
     def see(self, where: str, key: bytes, headers: Iterable[tuple[str, bytes | str | None]]) -> None:
         """Judge one record; `where` tells a reader where it is."""
-        named = {name: _text(value) for name, value in headers}
+        pairs = [(name, value.encode() if isinstance(value, str) else value) for name, value in headers]
+        named = {name: _text(value) for name, value in pairs}
         job = named.get(JOB_HEADER, "")
         if self._job is not None and job != self._job:
             return
         verdict = self.verdict
         verdict.records += 1
-        if (event := named.get(IDEMPOTENCY_HEADER)) is not None:
+        known = event_identity(pairs, where)
+        if known.named or known.placed:
+            event = (known.key, event_source("", pairs))
             if event in self._seen:
                 verdict.duplicates += 1
                 if len(verdict.example_duplicates) < EXAMPLES:
-                    verdict.example_duplicates.append(f"{event} at {where}")
+                    verdict.example_duplicates.append(f"{known.key} at {where}")
                 return
             self._seen.add(event)
         else:

@@ -8,9 +8,10 @@ from contextlib import closing
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from outbox_plugin.adapters.kafka import client_config, refusal
+from outbox_plugin.core.event_identity import event_identity
 from outbox_plugin.core.ranges import TopicRange
 from outbox_plugin.errors import LogUnavailable, OutboxError
-from outbox_plugin.inbox.received import Received, identity
+from outbox_plugin.inbox.received import Received
 from outbox_plugin.settings import Settings
 
 READ_SECONDS = 600.0
@@ -84,7 +85,7 @@ def _received(message: Message) -> Received:
     pairs = given.items() if isinstance(given, dict) else given
     headers = tuple((name, _bytes(value)) for name, value in pairs)
     topic, partition, offset = message.topic() or "", message.partition() or 0, message.offset() or 0
-    named = identity(headers, topic, partition, offset)
+    named = event_identity(headers, f"{topic}/{partition}/{offset}").key
     timestamp = message.timestamp()[1]
     return Received(topic, partition, offset, timestamp, _bytes(message.key()), _bytes(message.value()), headers, named)
 

@@ -240,7 +240,8 @@ def _once(verdicts: Mapping[str, Verdict], left: int) -> Judgement:
     if wrong:
         return Judgement(False, "; ".join(wrong), True, _FOREIGN)
     unnamed = sum(verdict.unnamed for verdict in verdicts.values())
-    return _passed(verdicts, left, "each once", unnamed, f"{IDEMPOTENCY_HEADER}: whether they came twice is not judged")
+    what = f"{IDEMPOTENCY_HEADER} or {SEQUENCE_HEADER}: whether they came twice is not judged"
+    return _passed(verdicts, left, "each once", unnamed, what)
 
 
 def _passed(verdicts: Mapping[str, Verdict], left: int, how: str, lacking: int, what: str) -> Judgement:

@@ -34,16 +34,18 @@ class Claims:
 
     def __init__(self, settings: Settings, group: str) -> None:
         self._group = group
-        self._claim, self._became, self._unclaim, self._lock_letter, self._mark, self._roll_back = (
+        self._claim, self._known_formerly, self._became, self._unclaim, self._lock_letter, self._mark = (
             statement("inbox", name, settings.table)
-            for name in ("claim", "became", "unclaim", "lock_letter", "mark", "roll_back_prepared")
+            for name in ("claim", "known_formerly", "became", "unclaim", "lock_letter", "mark")
         )
+        self._roll_back = statement("inbox", "roll_back_prepared", settings.table)
 
     async def claim(self, seat: Seat, records: Sequence[Received]) -> tuple[dict[str, str], Begun | None]:
         """Claim events: those that had not been handled, and the transaction; None if there are none.
 
         Returns the keys, and of each the source. Events of one key and two sources cannot be claimed at once.
         """
+        records = await self._not_known_formerly(seat, records)
         sign = seat.new_sign()
         sources = {record.idempotency_key: record.source for record in records}
         claimed: dict[str, object] = {
@@ -54,6 +56,15 @@ class Claims:
         }
         rows = await seat.fetch(self._claim, claimed)
         return {row[0]: sources[row[0]] for row in rows}, Begun(rows[0][1], sign) if rows else None
+
+    async def _not_known_formerly(self, seat: Seat, records: Sequence[Received]) -> Sequence[Received]:
+        """The events that no version before this one has handled, under the name that it gave them."""
+        written = {record.formerly: record.timestamp for record in records if record.formerly is not None}
+        if not written:
+            return records
+        events: dict[str, object] = {"group": self._group, "keys": [*written], "written": [*written.values()]}
+        known = {key for (key,) in await seat.fetch(self._known_formerly, events)}
+        return [record for record in records if record.formerly not in known]
 
     async def lock_letter(self, seat: Seat, letter: int) -> Begun | None:
         """Lock a dead letter that is to be tried again; None if it is not there any more, or not to be tried."""

@@ -6,21 +6,23 @@ import asyncio
 import inspect
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, cast
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from outbox_plugin.adapters.kafka import Admin, client_config, refusal
 from outbox_plugin.background import Background
+from outbox_plugin.core.event_identity import event_identity
 from outbox_plugin.errors import InvalidSetting, OutboxError, ServerRefused
 from outbox_plugin.inbox.board import Board
 from outbox_plugin.inbox.cleaning import Keep
 from outbox_plugin.inbox.handling import Handling
 from outbox_plugin.inbox.housekeeping import Housekeeping
-from outbox_plugin.inbox.received import Place, Received, identity
+from outbox_plugin.inbox.incarnations import Incarnations
+from outbox_plugin.inbox.received import Place, Received
 from outbox_plugin.inbox.retry import Retry
 from outbox_plugin.inbox.seat import AsyncHandler, Handler, TaskSeat, ThreadSeat
 from outbox_plugin.inbox.seats import TaskSeats, ThreadSeats
@@ -108,6 +110,7 @@ class Inbox(Background):
         self._keep = Keep(keep, keep_dead_letters)
         self._board = Board(concurrency)
         self._paused = False
+        self._next: dict[Place, int] = {}
 
     @property
     def partitions(self) -> list[Place]:
@@ -116,6 +119,7 @@ class Inbox(Background):
 
     def _prepare(self, loop: asyncio.AbstractEventLoop | None) -> Callable[[], None]:
         self._check()
+        self._incarnations = Incarnations(self._settings)
         seats = self._seats(loop)
         return partial(self._consume, self._consumer(), seats)
 
@@ -170,6 +174,7 @@ class Inbox(Background):
                     raise OutboxError(f"a handler's worker has ended: {one_line(seats.error)}") from seats.error
                 self._take_in(consumer)
                 self._hold_back(consumer)
+                self._begin_anew(consumer, self._incarnations.changed({topic for topic, _ in self._board.places()}))
                 if time.monotonic() - committed_at > COMMIT_SECONDS:
                     self._commit(consumer, self._board.committable(), wait=False)
                     committed_at = time.monotonic()
@@ -188,16 +193,58 @@ class Inbox(Background):
         """Add what has come. The first is added before a rebalance that the second call may bring."""
         if (first := consumer.poll(POLL_SECONDS)) is None:
             return
-        self._add([first])
+        self._add(consumer, [first])
         # How large the next ones are is not known before they are here: as large as those that are held, most likely.
         held, held_bytes = self._board.held(), self._board.held_bytes()
         room = max(0, MOST_HELD_BYTES - held_bytes) * held // max(1, held_bytes)
         if records := min(POLL_RECORDS, room):
-            self._add(consumer.consume(records, 0))
+            self._add(consumer, consumer.consume(records, 0))
 
-    def _add(self, messages: Sequence[Message]) -> None:
-        self._board.add(
-            _received(message) for message in messages if (error := message.error()) is None or self._noted(error)
+    def _add(self, consumer: Consumer, messages: Sequence[Message]) -> None:
+        good = [message for message in messages if (error := message.error()) is None or self._noted(error)]
+        back = {cast(str, message.topic()) for message in good if self._goes_back(message)}
+        if back:
+            anew = self._incarnations.look_up(back)
+            self._begin_anew(consumer, anew)
+            good = [message for message in good if message.topic() not in anew]  # They come again.
+        self._board.add(self._received(message) for message in good)
+
+    def _goes_back(self, message: Message) -> bool:
+        """Whether a record comes before the one that came last of its partition: the topic may be another one."""
+        place, offset = (cast(str, message.topic()), cast(int, message.partition())), cast(int, message.offset())
+        expected, self._next[place] = self._next.get(place, 0), offset + 1
+        return offset < expected
+
+    def _begin_anew(self, consumer: Consumer, topics: Collection[str]) -> None:
+        """These topics were deleted and made anew: read them from the beginning."""
+        places = [place for place in self._board.places() if place[0] in topics]
+        if not places:
+            return
+        logger.warning("the topic %s was made anew, and is read from its beginning", ", ".join(sorted(topics)))
+        self._board.hand_over(places, HAND_OVER_SECONDS)
+        self._board.assign(places)
+        for topic, partition in places:
+            self._next.pop((topic, partition), None)
+            consumer.seek(TopicPartition(topic, partition, OFFSET_BEGINNING))
+
+    def _received(self, message: Message) -> Received:
+        topic, partition, offset = (
+            cast(str, message.topic()),
+            cast(int, message.partition()),
+            cast(int, message.offset()),
+        )
+        headers = tuple(cast(Any, message.headers()) or ())
+        known = event_identity(headers, f"{self._incarnations.of(topic)}/{partition}/{offset}")
+        return Received(
+            topic,
+            partition,
+            offset,
+            message.timestamp()[1],
+            message.key(),
+            message.value(),
+            headers,
+            known.key,
+            formerly=None if known.named else f"{topic}/{partition}/{offset}",
         )
 
     def _noted(self, error: KafkaError) -> bool:
@@ -231,6 +278,9 @@ class Inbox(Background):
             logger.info("offsets were not committed: %s", error.args[0].str())
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._incarnations.look_up(each.topic for each in partitions)
+        for each in partitions:
+            self._next.pop((each.topic, each.partition), None)
         self._board.assign((each.topic, each.partition) for each in partitions)
         consumer.incremental_assign(partitions)
         if self._paused:
@@ -244,18 +294,3 @@ class Inbox(Background):
     def _lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._board.hand_over([(each.topic, each.partition) for each in partitions], 0)
         consumer.incremental_unassign(partitions)
-
-
-def _received(message: Message) -> Received:
-    topic, partition, offset = cast(str, message.topic()), cast(int, message.partition()), cast(int, message.offset())
-    headers = tuple(cast(Any, message.headers()) or ())
-    return Received(
-        topic,
-        partition,
-        offset,
-        message.timestamp()[1],
-        message.key(),
-        message.value(),
-        headers,
-        identity(headers, topic, partition, offset),
-    )

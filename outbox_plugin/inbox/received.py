@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from hashlib import sha256
 from typing import Any
 
-from outbox_plugin.event import EVENT_TYPE_HEADER, IDEMPOTENCY_HEADER, OCCURRED_AT_HEADER
+from outbox_plugin.core.event_identity import event_source
+from outbox_plugin.event import EVENT_TYPE_HEADER, OCCURRED_AT_HEADER
 
 Place = tuple[str, int]  # Topic and partition.
 Headers = tuple[tuple[str, bytes | None], ...]
 
-IDENTITY_BYTES = 1_000  # With the group's name, less than a third of a page: Postgres' index takes no more.
 _EARLIEST, _LATEST = -62_135_596_800_000, 253_402_300_799_999  # Years 1 and 9999, in milliseconds since 1970.
 
 
@@ -29,6 +28,7 @@ class Received:
         headers: all of them, in their order; a name may occur twice.
         idempotency_key: tells this event from every other; what the inbox remembers.
         dead_letter: the number of the dead letter that is being tried again; None on the usual way.
+        formerly: what versions before this one remember of it, where that is something else; else None.
     """
 
     topic: str
@@ -40,12 +40,12 @@ class Received:
     headers: Headers
     idempotency_key: str
     dead_letter: int | None = None
+    formerly: str | None = field(default=None, compare=False)
 
     @property
     def source(self) -> str:
         """What its idempotency key is unique in: the topic, and the type where it has one."""
-        kind = next((value for name, value in self.headers if name == EVENT_TYPE_HEADER), None)
-        return f"{self.topic} {_kept(kind)}" if kind else self.topic
+        return event_source(self.topic, self.headers)
 
     @property
     def size(self) -> int:
@@ -97,28 +97,3 @@ class Received:
             return None if self.value is None else json.loads(self.value)
         except RecursionError:
             raise ValueError("the value is JSON that is nested too deeply") from None
-
-
-def identity(headers: Headers, topic: str, partition: int, offset: int) -> str:
-    """The event's idempotency key: the header's, or, where the producer sends none, the record's place in Kafka.
-
-    Events that name themselves differently get different keys. A name that Postgres cannot hold as text, or that its
-    index is too narrow for, is stood for by its SHA-256.
-    """
-    for name, value in headers:
-        if name == IDEMPOTENCY_HEADER and value:
-            return _kept(value)
-    return f"{topic}/{partition}/{offset}"
-
-
-def _kept(value: bytes) -> str:
-    """`value` as text; or its digest, where Postgres cannot hold that as text, or its index is too narrow for it."""
-    try:
-        text = value.decode()
-    except UnicodeDecodeError:
-        return _digest(value)
-    return _digest(value) if "\0" in text or len(value) > IDENTITY_BYTES else text
-
-
-def _digest(value: bytes) -> str:
-    return f"sha256:{sha256(value).hexdigest()}"

@@ -14,7 +14,7 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as f
 
 from outbox_plugin.core.verdict import EXAMPLES, JOB_HEADER, SEQUENCE_HEADER, Verdict
-from outbox_plugin.event import IDEMPOTENCY_HEADER
+from outbox_plugin.event import EVENT_TYPE_HEADER, IDEMPOTENCY_HEADER
 from outbox_plugin.schema.connection import connect, reported_as_refusal
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
@@ -75,20 +75,30 @@ def _judgeable(records: DataFrame) -> DataFrame:
         pairs = f.filter("headers", lambda pair: pair["key"] == name)
         return f.try_element_at(pairs, f.lit(-1))["value"].cast("string")
 
+    def first(name: str) -> Column:
+        pairs = f.filter("headers", lambda pair: (pair["key"] == name) & (f.length(pair["value"]) > 0))
+        return f.try_element_at(pairs, f.lit(1))["value"].cast("string")
+
     return records.select(
         *_LOG_ORDER,
         f.coalesce("key", f.lit(b"")).alias("key"),
-        header(IDEMPOTENCY_HEADER).alias("event"),
+        first(IDEMPOTENCY_HEADER).alias("event"),
+        f.coalesce(first(EVENT_TYPE_HEADER), f.lit("")).alias("type"),
         f.coalesce(header(JOB_HEADER), f.lit("")).alias("job"),
         header(SEQUENCE_HEADER).try_cast("long").alias("place"),
     )
 
 
 def _identity() -> Column:
-    """What tells an event from every other one: its idempotency key, or its place; else where it is."""
-    placed = f.concat_ws("\0", "job", f.col("place").cast("string"))
-    elsewhere = f.concat_ws("\0", *_LOG_ORDER)
-    return f.coalesce("event", f.when(f.col("place").isNotNull(), placed), elsewhere)
+    """What tells an event from every other one, as `core.event_identity` says it."""
+    named = f.concat_ws("\0", "topic", "type", f.lit("named"), "event")
+    placed = f.concat_ws("\0", "topic", "type", f.lit("placed"), "job", f.col("place").cast("string"))
+    elsewhere = f.concat_ws("\0", f.lit("elsewhere"), *_LOG_ORDER)
+    return f.when(f.col("event").isNotNull(), named).when(_is_placed(), placed).otherwise(elsewhere)
+
+
+def _is_placed() -> Column:
+    return f.col("place").isNotNull() & (f.col("job") != "")
 
 
 def _again(seen: DataFrame) -> DataFrame:
@@ -105,7 +115,7 @@ def _once(seen: DataFrame, again: DataFrame) -> DataFrame:
 
 def _counted(seen: DataFrame) -> Verdict:
     unnamed, unplaced = f.col("event").isNull(), f.col("place").isNull()
-    row = seen.agg(f.count("*"), f.count_if(unnamed & unplaced), f.count_if(unplaced)).first()
+    row = seen.agg(f.count("*"), f.count_if(unnamed & ~_is_placed()), f.count_if(unplaced)).first()
     records, without_name, without_place = row or (0, 0, 0)
     return Verdict(records, unnamed=without_name, unplaced=without_place)
 

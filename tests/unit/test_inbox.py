@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 
 import pytest
 
+from outbox_plugin.core.event_identity import event_identity
 from outbox_plugin.inbox.lanes import AIM_SECONDS, ALONE_SECONDS, MOST_TOGETHER, Lanes, Outcome, Together
-from outbox_plugin.inbox.received import Received, identity
+from outbox_plugin.inbox.received import Received
 from outbox_plugin.inbox.retry import Retry, counts_against_the_record
 
 PLACE = ("t", 0)
@@ -225,8 +226,13 @@ def test_only_its_own_failures_count_against_a_record(sqlstate: str | None, lost
 
 
 def test_an_event_is_known_by_its_header_or_else_by_its_place() -> None:
-    assert identity((("idempotency-key", b"7"),), "t", 1, 2) == "7"
-    assert identity((("idempotency-key", None), ("other", b"7")), "t", 1, 2) == "t/1/2"
+    assert event_identity((("idempotency-key", b"7"),), "t/1/2").key == "7"
+    assert event_identity((("idempotency-key", None), ("other", b"7")), "t/1/2").key == "t/1/2"
+    job = (("outbox-job", b"nightly"), ("outbox-sequence", b"007"))
+    assert event_identity((*job, ("idempotency-key", b"7")), "t/1/2").key == "7"
+    assert event_identity(job, "t/1/2").key == "job nightly 7"
+    assert event_identity(job[:1], "t/1/2").key == "t/1/2"
+    assert event_identity((("outbox-job", b""), job[1]), "t/1/2").key == "t/1/2"
 
 
 @pytest.mark.parametrize(

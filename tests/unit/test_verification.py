@@ -44,7 +44,23 @@ def test_what_cannot_be_judged_is_said() -> None:
     verifier = Verifier()
     verifier.see("t/0 offset 0", b"k", [("idempotency-key", b"x")])
     verifier.see("t/0 offset 1", b"k", [("outbox-job", b"j"), ("outbox-sequence", b"1")])
-    assert verifier.verdict == Verdict(2, unnamed=1, unplaced=1)
+    verifier.see("t/0 offset 2", b"k", [("outbox-job", b"j")])
+    assert verifier.verdict == Verdict(3, unnamed=1, unplaced=2)
+
+
+def test_an_event_of_a_job_that_came_twice_is_found_without_a_key() -> None:
+    verifier = Verifier()
+    for offset, sequence in enumerate((b"1", b"2", b"1")):
+        verifier.see(f"t/0 offset {offset}", b"k", [("outbox-job", b"j"), ("outbox-sequence", sequence)])
+    assert (verifier.verdict.duplicates, verifier.verdict.unnamed) == (1, 0)
+    assert verifier.verdict.example_duplicates == ["job j 1 at t/0 offset 2"]
+
+
+def test_one_key_of_two_types_is_two_events() -> None:
+    verifier = Verifier()
+    for kind in (b"Placed", b"Paid"):
+        verifier.see("t/0 offset 0", b"k", [("idempotency-key", b"7"), ("event-type", kind)])
+    assert verifier.verdict.duplicates == 0
 
 
 def test_records_of_others_are_only_counted() -> None:

@@ -19,6 +19,14 @@ WITH claimed AS (
 )
 SELECT idempotency_key, transaction_id FROM claimed CROSS JOIN signed
 
+-- name: known_formerly
+-- Which of these were recorded as handled since they were written to Kafka, at a time in milliseconds since 1970. Before
+-- that, their names were those of other events: of a topic that was deleted meanwhile.
+SELECT idempotency_key
+FROM unnest(%(keys)s::text[], %(written)s::bigint[]) AS each (key, written)
+JOIN {outbox_inbox} AS known ON consumer_group = %(group)s AND idempotency_key = key
+WHERE (extract(epoch FROM handled_at) * 1000) >= written
+
 -- name: became
 -- What became of a transaction (in progress, committed, aborted), and whether it is the present one of this session.
 SELECT pg_xact_status(%(id)s::text::xid8), coalesce(pg_current_xact_id_if_assigned()::text = %(id)s::text, false)

@@ -1,0 +1,109 @@
+"""By what an inbox knows an event again: the header, its place in its job, or that in this incarnation of the topic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from confluent_kafka import KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+
+from outbox_plugin import Settings
+from outbox_plugin.inbox import Inbox
+from tests.consuming import effects, make_effect_table, query, record_effect
+from tests.harvesting import create_topic
+from tests.support import eventually
+
+pytestmark = pytest.mark.integration
+
+SOON = 60.0
+Headers = list[tuple[str, str | bytes | None]]
+
+
+@pytest.fixture
+def ready(settings: Settings) -> Settings:
+    """Settings for a database with a table for effects."""
+    make_effect_table(settings)
+    return settings
+
+
+def send(settings: Settings, topic: str, values: Sequence[str], *headers: Headers) -> None:
+    """Send records of one key, with these headers, or without any."""
+    producer = Producer({"bootstrap.servers": settings.bootstrap_servers})
+    for value in values:
+        for each in headers or ([],):
+            producer.produce(topic, value, "k", headers=each)
+    assert producer.flush(30) == 0
+    producer.close()
+
+
+def make_anew(settings: Settings, topic: str) -> None:
+    """Delete a topic, and create one of its name."""
+    admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
+
+    def deleted() -> bool:
+        try:
+            [future] = admin.delete_topics([topic]).values()
+            future.result(10)
+        except KafkaException:
+            return topic not in admin.list_topics(timeout=10).topics
+        return False
+
+    eventually(deleted, SOON)
+    create_topic(settings, topic)
+
+
+def values(settings: Settings) -> list[str]:
+    return sorted(value for _, _, value in effects(settings))
+
+
+def test_an_event_of_a_job_has_its_effect_once_though_it_has_no_key_of_its_own(
+    ready: Settings, topic: str, group: str
+) -> None:
+    """As a harvester may publish it twice in at-least-once delivery."""
+    jobs: list[Headers] = [[("outbox-job", job), ("outbox-sequence", number)] for job in "ab" for number in "12"]
+    send(ready, topic, ["x", "x"], *jobs)
+    with Inbox(ready, group=group, topics=[topic], handler=record_effect):
+        send(ready, topic, ["end"])
+        eventually(lambda: "end" in values(ready), SOON)
+    assert sorted(event for event, _, value in effects(ready) if value == "x") == [
+        f"job {job} {number}" for job in "ab" for number in "12"
+    ]
+
+
+def test_a_topic_that_was_made_anew_while_no_inbox_ran_has_new_events(ready: Settings, topic: str, group: str) -> None:
+    for values_now in (["a", "b"], ["c", "d", "e"]):
+        send(ready, topic, values_now)
+        with Inbox(ready, group=group, topics=[topic], handler=record_effect):
+            eventually(lambda values_now=values_now: {*values_now} <= {*values(ready)}, SOON)  # type: ignore[misc]
+        make_anew(ready, topic)
+    assert values(ready) == ["a", "b", "c", "d", "e"]
+
+
+@pytest.mark.parametrize("more", [2, 9], ids=["fewer records", "more records"])
+def test_so_has_one_that_was_made_anew_under_a_running_inbox(
+    ready: Settings, topic: str, group: str, more: int
+) -> None:
+    named: list[Headers] = [[("idempotency-key", f"{number}")] for number in range(more)]
+    send(ready, topic, ["a", "b", "c"])
+    with Inbox(ready, group=group, topics=[topic], handler=record_effect):
+        eventually(lambda: len(effects(ready)) == 3, SOON)
+        make_anew(ready, topic)
+        send(ready, topic, ["new"], *named)
+        eventually(lambda: len(effects(ready)) == 3 + more, SOON)
+    assert values(ready) == ["a", "b", "c", *["new"] * more]
+
+
+def test_what_the_version_before_knew_by_its_place_is_left_out(ready: Settings, topic: str, group: str) -> None:
+    """Unless that was the place of another event, of a topic that was deleted meanwhile."""
+    for partition in range(3):
+        for offset, minutes in enumerate((1, -1)):
+            query(
+                ready,
+                "INSERT INTO outbox_inbox (consumer_group, idempotency_key, sources, handled_at) "
+                "VALUES (%s, %s, %s, now() + make_interval(mins => %s))",
+                *(group, f"{topic}/{partition}/{offset}", [topic], minutes),
+            )
+    send(ready, topic, ["known", "new"])
+    with Inbox(ready, group=group, topics=[topic], handler=record_effect):
+        eventually(lambda: values(ready) == ["new"], SOON)
