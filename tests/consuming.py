@@ -54,6 +54,19 @@ def record_effect(connection: psycopg.Connection[Any], event: Received) -> None:
     )
 
 
+def record_effects(connection: psycopg.Connection[Any], events: list[Received]) -> None:
+    """A handler of batches whose effects are rows, written at once."""
+    connection.execute(
+        "INSERT INTO effect (event, key, value, process) SELECT *, pg_backend_pid() "
+        "FROM unnest(%s::text[], %s::text[], %s::text[]) AS each (event, key, value)",
+        (
+            [event.idempotency_key for event in events],
+            [event.key_text for event in events],
+            [None if event.value is None else event.value.decode() for event in events],
+        ),
+    )
+
+
 def effects(settings: Settings) -> list[tuple[str, str, str]]:
     """(idempotency key, key, value) of all effects, in the order in which they happened."""
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:

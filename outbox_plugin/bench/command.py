@@ -186,12 +186,13 @@ def coordination(partitions: int, instances: int, as_json: bool) -> None:
 @click.option("--keys", default=1_000, show_default=True, help="Distinct keys, each a row that is updated.")
 @_rounds
 @click.option("--concurrency", default=4, show_default=True, help="Connections, of the inbox and of the floor.")
+@click.option("--batch", type=int, help="Handle so many at once, by one upsert; else each by an UPDATE.")
 @_json
-def inbox(records: int, keys: int, rounds: int, concurrency: int, as_json: bool) -> None:
+def inbox(records: int, keys: int, rounds: int, concurrency: int, batch: int | None, as_json: bool) -> None:
     """Handle a topic, one UPDATE a record, against the same SQL without an inbox (the floor)."""
     from outbox_plugin.bench.inbox import bench_inbox
 
-    _run(lambda settings, tell: bench_inbox(settings, records, keys, rounds, concurrency, tell), None, as_json)
+    _run(lambda settings, tell: bench_inbox(settings, records, keys, rounds, concurrency, tell, batch), None, as_json)
 
 
 @bench.command()

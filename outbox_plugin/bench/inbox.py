@@ -1,7 +1,8 @@
 """Inbox: how fast it handles a topic, against the least that does the same SQL.
 
 The floor consumes and updates in one bare loop per connection, as many connections as the inbox has, in transactions as
-large as the inbox's may become; it remembers no key, keeps no order and recovers from nothing.
+large as the inbox's may become; it remembers no key, keeps no order and recovers from nothing. For a handler that takes
+batches, it is a bare consumer that upserts what each poll brings, with the same statement.
 """
 
 from __future__ import annotations
@@ -30,6 +31,11 @@ from outbox_plugin.settings import Settings
 
 PARTITIONS = 6
 VALUE = b"x" * 200
+_UPSERT = """
+INSERT INTO {} AS known (key, times, value)
+SELECT key, count(*), max(value) FROM unnest(%s::text[], %s::text[]) AS each (key, value) GROUP BY key ORDER BY key
+ON CONFLICT (key) DO UPDATE SET times = known.times + excluded.times, value = excluded.value
+"""
 
 
 @dataclass(frozen=True)
@@ -84,15 +90,22 @@ class _Done:
         return self._rate
 
 
-def bench_inbox(settings: Settings, records: int, keys: int, rounds: int, seats: int, tell: Tell) -> InboxReport:
-    """Handle a topic of `records`, each an UPDATE of its key's row, with the floor and with an inbox, in turn."""
+def bench_inbox(
+    settings: Settings, records: int, keys: int, rounds: int, seats: int, tell: Tell, batch: int | None = None
+) -> InboxReport:
+    """Handle a topic of `records`, each an UPDATE of its key's row, with the floor and with an inbox, in turn.
+
+    With `batch`, that many are handled at once, by one upsert of their keys' rows.
+    """
     report = InboxReport(records, keys, [], [])
     with scratch_outbox(settings) as scratch:
         schema = scratch.table.split(".")[0]
         table = sql.Identifier(schema, "effect")
         update = sql.SQL("UPDATE {} SET times = times + 1 WHERE key = %s").format(table)
         with connect(scratch) as connection:
-            connection.execute(sql.SQL("CREATE TABLE {} (key TEXT PRIMARY KEY, times BIGINT)").format(table))
+            upsert = sql.SQL(_UPSERT).format(table)
+            create = "CREATE TABLE {} (key TEXT PRIMARY KEY, times BIGINT, value TEXT) WITH (fillfactor = 50)"
+            connection.execute(sql.SQL(create).format(table))
             connection.execute(
                 sql.SQL("INSERT INTO {} SELECT 'key-' || i, 0 FROM generate_series(0, %s) AS i").format(table),
                 (keys - 1,),
@@ -100,10 +113,17 @@ def bench_inbox(settings: Settings, records: int, keys: int, rounds: int, seats:
             topic = f"{schema}-events"
             _fill(scratch, topic, records, keys)
             for number in range(rounds):
-                report.floor.append(_floor(scratch, topic, records, seats, update))
+                if batch is None:
+                    report.floor.append(_floor(scratch, topic, records, seats, update))
+                else:
+                    report.floor.append(_batch_floor(scratch, topic, records, batch, upsert))
                 tell(f"round {number + 1}: floor  {report.floor[-1]:8,.0f} records/s")
                 connection.execute(sql.SQL("VACUUM {}").format(table))
-                report.inbox.append(_inbox(scratch, f"{schema}-{number}", topic, records, seats, update))
+                group = f"{schema}-{number}"
+                if batch is None:
+                    report.inbox.append(_inbox(scratch, group, topic, records, seats, update))
+                else:
+                    report.inbox.append(_batch_inbox(scratch, group, topic, records, seats, batch, upsert))
                 tell(f"round {number + 1}: inbox  {report.inbox[-1]:8,.0f} records/s")
                 connection.execute(sql.SQL("VACUUM {}").format(table))
             _check(connection, table, records * rounds * 2)
@@ -119,6 +139,38 @@ def _inbox(settings: Settings, group: str, topic: str, records: int, seats: int,
 
     with Inbox(settings, group=group, topics=[topic], handler=handle, concurrency=seats):
         return done.rate()
+
+
+def _batch_inbox(
+    settings: Settings, group: str, topic: str, records: int, seats: int, batch: int, upsert: sql.Composed
+) -> float:
+    done = _Done(records)
+
+    def handle(connection: psycopg.Connection[Any], events: list[Received]) -> None:
+        keys = [event.key_text for event in events]
+        connection.execute(upsert, (keys, [event.value.decode() if event.value else "" for event in events]))
+        done.count(len(events))
+
+    with Inbox(settings, group=group, topics=[topic], handler=handle, batch_size=batch, concurrency=seats):
+        return done.rate()
+
+
+def _batch_floor(settings: Settings, topic: str, records: int, batch: int, upsert: sql.Composed) -> float:
+    done = _Done(records)
+    consumer = Consumer(
+        client_config(settings, group_id=f"{topic}-{uuid.uuid4().hex[:6]}", auto_offset_reset="earliest")
+    )
+    with closing(consumer), closing(connect(settings)) as connection:
+        consumer.subscribe([topic])
+        seen = 0
+        while seen < records:
+            messages = [message for message in consumer.consume(batch, 0.05) if message.error() is None]
+            if messages:
+                values = [(message.value() or b"").decode() for message in messages]
+                connection.execute(upsert, ([_key(message) for message in messages], values))
+                seen += len(messages)
+                done.count(len(messages))
+    return done.rate()
 
 
 def _floor(settings: Settings, topic: str, records: int, seats: int, update: sql.Composed) -> float:

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import random
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, cast
@@ -22,9 +22,10 @@ from outbox_plugin.inbox.cleaning import Keep
 from outbox_plugin.inbox.handling import Handling
 from outbox_plugin.inbox.housekeeping import Housekeeping
 from outbox_plugin.inbox.incarnations import Incarnations
+from outbox_plugin.inbox.lanes import MOST_TOGETHER
 from outbox_plugin.inbox.received import Place, Received
 from outbox_plugin.inbox.retry import Retry
-from outbox_plugin.inbox.seat import AsyncHandler, Handler, TaskSeat, ThreadSeat
+from outbox_plugin.inbox.seat import AsyncBatchHandler, AsyncHandler, BatchHandler, Handler, TaskSeat, ThreadSeat
 from outbox_plugin.inbox.seats import TaskSeats, ThreadSeats
 from outbox_plugin.printable import logger_of
 from outbox_plugin.schema.connection import connect, one_line, reported_as_refusal
@@ -74,7 +75,8 @@ class Inbox(Background):
         *,
         group: str,
         topics: Sequence[str],
-        handler: Handler | AsyncHandler,
+        handler: Handler | AsyncHandler | BatchHandler | AsyncBatchHandler,
+        batch_size: int | None = None,
         concurrency: int = 4,
         retry: Retry = Retry(),  # noqa: B008 - frozen.
         keep: timedelta = timedelta(days=7),
@@ -86,20 +88,23 @@ class Inbox(Background):
             settings: the database, whose inbox tables `outbox migrate` makes, and Kafka.
             group: the consumer group; an event has its effect once for each group.
             topics: what to consume; from the beginning, where the group has not been before.
-            handler: what an event does.
+            handler: what an event does; with a `batch_size`, what a list of events does.
+            batch_size: how many events the handler gets at once, at most, each key's in order; None: one, and no list.
             concurrency: how many keys are handled side by side, each on a connection of its own.
             retry: how often a failing record is tried, and how long it waits between.
             keep: how long a handled event is remembered; an event that Kafka delivers again later has its effect again.
             keep_dead_letters: how long dead letters are kept.
 
         Raises:
-            InvalidSetting: no group, no topic, or a concurrency below 1.
+            InvalidSetting: no group, no topic, or a concurrency or batch size below 1.
         """
         if not group or isinstance(topics, str) or not topics or concurrency < 1:
             raise InvalidSetting(
                 f"Inbox: expected a group, a list of topics, and a concurrency of at least 1 "
                 f"(given: group={group!r}, topics={topics!r}, concurrency={concurrency})"
             )
+        if batch_size is not None and batch_size < 1:
+            raise InvalidSetting(f"Inbox: expected a batch_size of at least 1 (given: {batch_size})")
         super().__init__(f"inbox {group}")
         self._settings = settings
         self._group = group
@@ -108,7 +113,8 @@ class Inbox(Background):
         self._concurrency = concurrency
         self._retry = retry
         self._keep = Keep(keep, keep_dead_letters)
-        self._board = Board(concurrency)
+        self._in_batches = batch_size is not None
+        self._board = Board(concurrency, batch_size or MOST_TOGETHER)
         self._paused = False
         self._next: dict[Place, int] = {}
 
@@ -136,12 +142,12 @@ class Inbox(Background):
             connection.execute(statement("inbox", "is_migrated", self._settings.table))
 
     def _seats(self, loop: asyncio.AbstractEventLoop | None) -> ThreadSeats | TaskSeats:
-        handling = Handling(self._settings, self._group, self._retry, random.random)
+        handling = Handling(self._settings, self._group, self._retry, random.random, in_batches=self._in_batches)
         handler = self._handler
         if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None)):  # noqa: B004
-            awaited = cast(AsyncHandler, handler)
+            awaited = cast(Callable[[Any, Any], Awaitable[None]], handler)
             return TaskSeats(self._board, handling, lambda: TaskSeat(self._settings, awaited), self._concurrency, loop)
-        called = cast(Handler, handler)
+        called = cast(Callable[[Any, Any], None], handler)
         return ThreadSeats(self._board, handling, lambda: ThreadSeat(self._settings, called), self._concurrency)
 
     def _consumer(self) -> Consumer:

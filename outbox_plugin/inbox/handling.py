@@ -13,6 +13,7 @@ import psycopg
 
 from outbox_plugin.errors import HandlerMisuse
 from outbox_plugin.inbox.claims import Claims
+from outbox_plugin.inbox.halving import Halves
 from outbox_plugin.inbox.lanes import Handled, Outcome, Slice
 from outbox_plugin.inbox.received import Received
 from outbox_plugin.inbox.retry import MOST_LOSSES, Retry, counts_against_the_record
@@ -42,8 +43,12 @@ class _NotClaimed(Exception):
 class Handling:
     """Carries out slices of lanes for one consumer group."""
 
-    def __init__(self, settings: Settings, group: str, retry: Retry, jitter: Callable[[], float]) -> None:
+    def __init__(
+        self, settings: Settings, group: str, retry: Retry, jitter: Callable[[], float], *, in_batches: bool = False
+    ) -> None:
+        """`in_batches`: the handler takes a list of events, in their keys' order."""
         self._group = group
+        self._in_batches = in_batches
         self._retry = retry
         self._jitter = jitter
         self._claims = Claims(settings, group)
@@ -55,11 +60,13 @@ class Handling:
         """What became of each slice.
 
         They are handled together, which means in one transaction; a failure undoes it, and then each record has a
-        transaction of its own.
+        transaction of its own, or, in batches, each half of them.
         """
         undone = deadlock = False
         if not await self._connected(seat):
             return Handled([self._when_back() for _ in slices])
+        if self._in_batches:
+            return await self._handle_halved(seat, slices)
         if sum(len(each.records) for each in slices) > 1 and not _has_letters(slices):
             try:
                 await self._handle_together(seat, [record for each in slices for record in each.records])
@@ -106,6 +113,46 @@ class Handling:
         logger.error("%s: %s; what it did stays, and counts as handled", _place(record), _ENDED)
         raise TransactionEnded(_ENDED)
 
+    async def _handle_halved(self, seat: Seat, slices: list[Slice]) -> Handled:
+        """Hand all records over at once; after a failure each half of them, until the guilty one is alone.
+
+        What has failed before, or was a dead letter, is not handed over together with others.
+        """
+        halves = Halves(slices, lambda each: bool(each.failures or each.losses or _has_letters([each])))
+        while part := halves.next():
+            if seat.lost and not await self._connected(seat):
+                halves.away(self._when_back)
+            elif len(part) == 1:
+                halves.single(await self._handle_slice(seat, halves.as_slice(part[0])))
+            else:
+                try:
+                    await self._handle_batch(seat, [each.record for each in part])
+                except Exception as error:
+                    logger.debug("%d events handled together, and undone: %s", len(part), one_line(error))
+                    seat.distrust()
+                    halves.failed(deadlock=getattr(error, "sqlstate", None) == _DEADLOCK)
+                else:
+                    halves.done()
+        return Handled(halves.outcomes(), halves.undone, halves.deadlock)
+
+    async def _handle_batch(self, seat: Seat, records: Sequence[Received]) -> None:
+        fresh: dict[str, str] = {}
+        begun, committed = None, False
+        try:
+            async with seat.transaction():
+                fresh, begun = await self._claims.claim(seat, records)
+                if begun is not None:
+                    first = {record.idempotency_key: record for record in reversed(records)}
+                    kept = [each for each in records if each.idempotency_key in fresh]
+                    await seat.handle([each for each in kept if first[each.idempotency_key] is each])
+                    committed = await self._claims.has_ended(seat, begun)
+                    fresh.clear()
+        except Exception:
+            await self._claims.settle(seat, begun, fresh)
+            raise
+        if committed:
+            logger.error("%s: %s; what it did stays, and counts as handled", _place(records[0]), _ENDED)
+
     async def _handle_slice(self, seat: Seat, taken: Slice) -> Outcome:
         failures, losses = taken.failures, taken.losses
         for done, record in enumerate(taken.records):
@@ -150,7 +197,7 @@ class Handling:
                 else:
                     begun = await self._claims.lock_letter(seat, record.dead_letter)
                 if begun is not None:
-                    await seat.handle(record)
+                    await seat.handle([record] if self._in_batches else record)
                     committed = await self._claims.has_ended(seat, begun)
                     fresh.clear()
                     if record.dead_letter is not None:

@@ -246,7 +246,8 @@ class Together:
     events share, where none could one by one. So for a while after a deadlock, at most one of them runs at a time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, at_most: int = MOST_TOGETHER) -> None:
+        self._at_most = at_most
         self._most = 1
         self._running = 0
         self._alone_until = float("-inf")
@@ -274,4 +275,4 @@ class Together:
         elif seconds > AIM_SECONDS:
             self._most = max(1, int(records * AIM_SECONDS / seconds))
         elif records * 2 > self._most:
-            self._most = min(MOST_TOGETHER, self._most * 2)
+            self._most = min(self._at_most, self._most * 2)

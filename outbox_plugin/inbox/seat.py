@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 Handler = Callable[[psycopg.Connection[Any], Received], None]
 AsyncHandler = Callable[[psycopg.AsyncConnection[Any], Received], Awaitable[None]]
+BatchHandler = Callable[[psycopg.Connection[Any], list[Received]], None]
+AsyncBatchHandler = Callable[[psycopg.AsyncConnection[Any], list[Received]], Awaitable[None]]
+Events = Received | list[Received]
 Row = tuple[Any, ...]
 T = TypeVar("T")
 _AnyConnection = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
@@ -60,8 +63,8 @@ class Seat(Protocol):
         """Run a statement, and return its rows, if it has any."""
         ...
 
-    async def handle(self, record: Received) -> None:
-        """Run the handler.
+    async def handle(self, events: Events) -> None:
+        """Run the handler with an event, or a list of events, as it takes them.
 
         Raises:
             HandlerMisuse: it let out what is no Exception, or left the connection unusable.
@@ -126,7 +129,7 @@ class _Seat:
 class ThreadSeat(_Seat):
     """A seat of a thread's own."""
 
-    def __init__(self, settings: Settings, handler: Handler) -> None:
+    def __init__(self, settings: Settings, handler: Callable[[Any, Any], None]) -> None:
         super().__init__(settings)
         self._handler = handler
         self._connection: psycopg.Connection[Any] | None = None
@@ -159,11 +162,11 @@ class ThreadSeat(_Seat):
         cursor = psycopg.Cursor(self._connection, row_factory=tuple_row).execute(query, values)
         return cursor.fetchall() if cursor.description else []
 
-    async def handle(self, record: Received) -> None:
+    async def handle(self, events: Events) -> None:
         """See `Seat.handle`."""
         assert self._connection is not None  # noqa: S101
         try:
-            self._handler(self._connection, record)
+            self._handler(self._connection, events)
         except Exception:
             raise
         except BaseException as error:  # SystemExit, CancelledError, …: they are to end the handler, not this thread.
@@ -194,7 +197,7 @@ class ThreadSeat(_Seat):
 class TaskSeat(_Seat):
     """A seat of an asyncio task's own."""
 
-    def __init__(self, settings: Settings, handler: AsyncHandler) -> None:
+    def __init__(self, settings: Settings, handler: Callable[[Any, Any], Awaitable[None]]) -> None:
         super().__init__(settings)
         self._handler = handler
         self._connection: psycopg.AsyncConnection[Any] | None = None
@@ -228,11 +231,11 @@ class TaskSeat(_Seat):
         await cursor.execute(query, values)
         return await cursor.fetchall() if cursor.description else []
 
-    async def handle(self, record: Received) -> None:
+    async def handle(self, events: Events) -> None:
         """See `Seat.handle`."""
         assert self._connection is not None  # noqa: S101
         try:
-            await self._handler(self._connection, record)
+            await self._handler(self._connection, events)
         except (Exception, GeneratorExit, KeyboardInterrupt):
             raise
         except BaseException as error:

@@ -1,0 +1,152 @@
+"""A handler that takes a batch: each event has its effect once, and only the guilty one is a dead letter."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from outbox_plugin import Settings
+from outbox_plugin.errors import InvalidSetting
+from outbox_plugin.inbox import Inbox, Received, Retry
+from outbox_plugin.inbox.dead_letters import DeadLetters
+from tests.consuming import effects, make_effect_table, produce, query, record_effects, values_by_key
+from tests.harvesting import environment
+from tests.integration.test_inbox_faults import letters, numbered
+from tests.support import eventually
+
+pytestmark = pytest.mark.integration
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+SOON = 60.0
+
+
+@pytest.fixture
+def ready(settings: Settings) -> Settings:
+    """Settings for a database with a table for effects."""
+    make_effect_table(settings)
+    return settings
+
+
+def test_each_event_has_its_effect_once_in_its_keys_order(ready: Settings, topic: str, group: str) -> None:
+    sizes: list[int] = []
+
+    def handle(connection: psycopg.Connection[Any], events: list[Received]) -> None:
+        sizes.append(len(events))
+        record_effects(connection, events)
+
+    sent = produce(ready, topic, [(f"k{each % 50}", str(each)) for each in range(3_000)])
+    produce(ready, topic, [(f"k{each % 50}", "again") for each in range(3_000)], identities=sent)
+    last = produce(ready, topic, [(f"k{each % 50}", "end") for each in range(50)])
+    with Inbox(ready, group=group, topics=[topic], handler=handle, batch_size=700):
+        eventually(lambda: {*last} <= {event for event, _, _ in effects(ready)}, SOON)
+    assert sorted(event for event, _, _ in effects(ready)) == sorted(sent + last)
+    assert values_by_key(ready) == {
+        f"k{key}": [*(str(each) for each in range(key, 3_000, 50)), "end"] for key in range(50)
+    }
+    assert max(sizes) <= 700
+    assert len(sizes) < 300
+
+
+@pytest.mark.parametrize("guilt", ["raises", "swallows", "rolls back", "prepares", "closes", "commits"])
+def test_a_batch_that_fails_is_halved_until_the_guilty_event_is_alone(
+    ready: Settings, topic: str, group: str, guilt: str
+) -> None:
+    def handle(connection: psycopg.Connection[Any], events: list[Received]) -> None:
+        record_effects(connection, events)
+        for event in events:
+            if event.value == b"guilty":
+                if guilt == "raises":
+                    raise RuntimeError("it is guilty")
+                if guilt == "closes":
+                    connection.close()
+                elif guilt == "swallows":
+                    try:
+                        connection.execute("SELECT 1 / 0")
+                    except psycopg.Error:
+                        return
+                else:
+                    does = {"rolls back": "ROLLBACK", "prepares": f"PREPARE TRANSACTION '{event.idempotency_key}'"}
+                    connection.execute(does.get(guilt, "COMMIT").encode())
+                    return
+
+    sent = numbered(ready, topic, {0, 150, 151, 299})
+    guilty = [sent[number] for number in (0, 150, 151, 299)]
+    with Inbox(ready, group=group, topics=[topic], handler=handle, batch_size=100, retry=Retry(2, 0.05, 0.1)):
+        eventually(lambda: {*sent} <= {event for event, _, _ in effects(ready)} | {*letters(ready)}, SOON)
+    if guilt == "commits":
+        assert sorted(event for event, _, _ in effects(ready)) == sorted(sent)
+    else:
+        assert sorted(event for event, _, _ in effects(ready)) == sorted({*sent} - {*guilty})
+        assert letters(ready) == sorted(guilty)
+
+
+def test_a_dead_letter_is_tried_again_as_a_batch_of_one(ready: Settings, topic: str, group: str) -> None:
+    mended = False
+
+    def handle(connection: psycopg.Connection[Any], events: list[Received]) -> None:
+        if any(event.value == b"guilty" for event in events) and not mended:
+            raise RuntimeError("not yet")
+        record_effects(connection, events)
+
+    sent = numbered(ready, topic, {7})
+    with Inbox(ready, group=group, topics=[topic], handler=handle, batch_size=100, retry=Retry(attempts=1)):
+        eventually(lambda: letters(ready) == [sent[7]], SOON)
+        mended = True
+        DeadLetters(ready).retry(None)
+        eventually(lambda: len(effects(ready)) == 300, SOON)
+    assert sorted(event for event, _, _ in effects(ready)) == sorted(sent)
+
+
+def test_an_async_handler_takes_batches_too(ready: Settings, topic: str, group: str) -> None:
+    async def handle(connection: psycopg.AsyncConnection[Any], events: list[Received]) -> None:
+        if any(event.value == b"guilty" for event in events):
+            raise RuntimeError("it is guilty")
+        keys = [event.idempotency_key for event in events]
+        await connection.execute("INSERT INTO effect (event) SELECT unnest(%s::text[])", (keys,))
+
+    async def live() -> None:
+        async with Inbox(ready, group=group, topics=[topic], handler=handle, batch_size=100, retry=Retry(attempts=1)):
+            while len(await asyncio.to_thread(effects, ready)) < 298:
+                await asyncio.sleep(0.05)
+
+    sent = numbered(ready, topic, {3, 30})
+    asyncio.run(asyncio.wait_for(live(), SOON))
+    assert letters(ready) == sorted([sent[3], sent[30]])
+
+
+def test_kill_9_in_the_middle_of_batches_neither_loses_nor_repeats_an_effect(
+    ready: Settings, topic: str, group: str
+) -> None:
+    command = [sys.executable, "-m", "tests.inbox_worker", group, topic, "2", "200"]
+
+    def worker() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(command, env=environment(ready), cwd=CHECKOUT)
+
+    running = [worker(), worker()]
+    try:
+        sent = produce(ready, topic, [(f"k{each % 50}", str(each)) for each in range(6_000)])
+        for number, enough in enumerate((200, 2_500)):
+            eventually(lambda enough=enough: len(effects(ready)) >= enough, SOON)  # type: ignore[misc]
+            running[number].kill()
+            running[number].wait(10)
+            running[number] = worker()
+        eventually(lambda: len(effects(ready)) >= 6_000, SOON)
+    finally:
+        for process in running:
+            process.terminate()
+        codes = [process.wait(30) for process in running]
+    assert sorted(event for event, _, _ in effects(ready)) == sorted(sent)
+    assert values_by_key(ready) == {f"k{key}": [str(each) for each in range(key, 6_000, 50)] for key in range(50)}
+    assert codes == [0, 0]
+
+
+def test_a_batch_of_nothing_is_refused(ready: Settings, topic: str, group: str) -> None:
+    with pytest.raises(InvalidSetting, match="batch_size of at least 1"):
+        Inbox(ready, group=group, topics=[topic], handler=record_effects, batch_size=0)
+    assert query(ready, "SELECT count(*) FROM outbox_inbox") == [(0,)]
