@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from outbox_plugin.inbox.lanes import MOST_TOGETHER, Handled, Lanes, Slice, Together
+from outbox_plugin.inbox.lanes import Handled, Lanes, Slice, Together
 from outbox_plugin.inbox.received import Place, Received
 
 Waker = Callable[[], None]
@@ -18,10 +18,10 @@ Waker = Callable[[], None]
 class Board:
     """`Lanes` under a lock, with the clock."""
 
-    def __init__(self, seats: int, at_most: int = MOST_TOGETHER) -> None:
-        """`at_most`: so many records are taken at once."""
+    def __init__(self, seats: int, batch_size: int | None = None) -> None:
+        """`batch_size`: so many records are taken at once, however long they take."""
         self._lanes = Lanes()
-        self._together = Together(at_most)
+        self._together = Together() if batch_size is None else Together(batch_size, float("inf"))
         self._changed = threading.Condition()
         self._wakers: list[Waker] = []
         self._idle = seats

@@ -22,7 +22,6 @@ from outbox_plugin.inbox.cleaning import Keep
 from outbox_plugin.inbox.handling import Handling
 from outbox_plugin.inbox.housekeeping import Housekeeping
 from outbox_plugin.inbox.incarnations import Incarnations
-from outbox_plugin.inbox.lanes import MOST_TOGETHER
 from outbox_plugin.inbox.received import Place, Received
 from outbox_plugin.inbox.retry import Retry
 from outbox_plugin.inbox.seat import AsyncBatchHandler, AsyncHandler, BatchHandler, Handler, TaskSeat, ThreadSeat
@@ -114,7 +113,7 @@ class Inbox(Background):
         self._retry = retry
         self._keep = Keep(keep, keep_dead_letters)
         self._in_batches = batch_size is not None
-        self._board = Board(concurrency, batch_size or MOST_TOGETHER)
+        self._board = Board(concurrency, batch_size)
         self._paused = False
         self._next: dict[Place, int] = {}
 

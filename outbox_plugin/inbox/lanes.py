@@ -246,8 +246,9 @@ class Together:
     events share, where none could one by one. So for a while after a deadlock, at most one of them runs at a time.
     """
 
-    def __init__(self, at_most: int = MOST_TOGETHER) -> None:
+    def __init__(self, at_most: int = MOST_TOGETHER, aim_seconds: float = AIM_SECONDS) -> None:
         self._at_most = at_most
+        self._aim_seconds = aim_seconds
         self._most = 1
         self._running = 0
         self._alone_until = float("-inf")
@@ -272,7 +273,7 @@ class Together:
             self._alone_until = now + ALONE_SECONDS
         if undone:
             self._most = 1
-        elif seconds > AIM_SECONDS:
-            self._most = max(1, int(records * AIM_SECONDS / seconds))
+        elif seconds > self._aim_seconds:
+            self._most = max(1, int(records * self._aim_seconds / seconds))
         elif records * 2 > self._most:
             self._most = min(self._at_most, self._most * 2)
