@@ -19,10 +19,11 @@ from confluent_kafka.cimpl import NewPartitions
 
 from outbox_plugin import Settings
 from outbox_plugin.consuming import Received, TopicRange, consume_range, set_position
-from outbox_plugin.consuming.positions import read_position
+from outbox_plugin.consuming.positions import claim, read_position
 from outbox_plugin.consuming.topics import topic_state
 from outbox_plugin.core.ranges import Planned, plan
 from outbox_plugin.errors import HandlerMisuse, LogUnavailable, RangeRefused, ServerRefused, TopicReplaced
+from outbox_plugin.schema.statements import statement
 from tests.consuming import make_effect_table, produce, query
 from tests.harvesting import create_topic, environment
 from tests.support import eventually
@@ -116,6 +117,31 @@ def test_runs_of_one_range_at_the_same_time_have_one_effect(table: Settings, top
         done = list(runs.map(lambda _: consume_range(table, wanted, add), range(4)))
     assert sorted(each.again for each in done) == [False, True, True, True]
     assert values(table) == list(range(200))
+
+
+WAITS = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+
+
+def test_a_claim_waits_for_the_transaction_that_looks_at_the_position(settings: Settings) -> None:
+    """Also where that one has not moved the position yet, as between the two statements of another claim."""
+    first, second = (TopicRange(CONSUMER, "orders", "id", {0: begin}, {0: begin + 10}) for begin in (0, 10))
+    dsn = settings.dsn.get_secret_value()
+
+    def claimed() -> bool:
+        with psycopg.connect(dsn) as connection:
+            return claim(connection, settings.table, second)
+
+    with psycopg.connect(dsn) as connection:
+        assert claim(connection, settings.table, first)
+    with ThreadPoolExecutor(1) as runs, psycopg.connect(dsn) as connection:
+        lock = statement("position", "lock", settings.table)
+        connection.execute(lock, {"consumer": CONSUMER, "backfill": "", "topic": "orders"})
+        other = runs.submit(claimed)
+        eventually(lambda: other.done() or query(settings, WAITS), 60)
+        assert not other.done()
+        assert claim(connection, settings.table, second)
+        connection.commit()
+        assert not other.result(60)
 
 
 def test_a_range_that_grew_consumes_only_the_rest(table: Settings, topic: str) -> None:
