@@ -10,7 +10,7 @@ from outbox_plugin.core.progress import Identity
 from outbox_plugin.core.shards import Layout
 from outbox_plugin.core.signing import Signer
 from outbox_plugin.core.takeover import Terms
-from outbox_plugin.errors import ForeignOutbox, InvalidSetting, SchemaMissing
+from outbox_plugin.errors import ForeignOutbox, InvalidSetting, SchemaMissing, ServerRefused
 from outbox_plugin.schema.place import in_full
 from outbox_plugin.schema.statements import check_name, statement
 from outbox_plugin.settings import Settings
@@ -34,6 +34,7 @@ class Claim:
                 table can be deleted.
             InvalidSetting: the table is known by another name.
             ForeignOutbox: see `group`.
+            ServerRefused: our transactions are isolated otherwise than we need.
         """
         settings = self._settings
         check_name(settings.table, self._ask("identity", "known_as"))
@@ -51,6 +52,7 @@ class Claim:
             )
         if missing := [column for (column,) in self._ask("identity", "columns")]:
             raise SchemaMissing(f"the table {settings.table!r} lacks the column(s) {', '.join(missing)}")
+        self._check_isolation()
         for (keeper,) in self._ask("identity", "kept_rows"):
             raise SchemaMissing(
                 f"{keeper} keeps the rows of the table {settings.table!r} from being deleted: each would be published "
@@ -58,6 +60,19 @@ class Claim:
             )
         self.group(adopt=adopt)
         return Identity(incarnation, place)
+
+    def _check_isolation(self) -> None:
+        """A stricter isolation would show a statement what was there before it got its lock.
+
+        Raises:
+            ServerRefused: the role or the database has one.
+        """
+        [(isolation,)] = self._ask("identity", "isolation")
+        if isolation != "read committed":
+            raise ServerRefused(
+                f"Postgres: default_transaction_isolation is {isolation!r} for the harvester's role, expected 'read "
+                "committed': ALTER ROLE … SET default_transaction_isolation = 'read committed'"
+            )
 
     def group(self, *, adopt: bool = False) -> None:
         """Check that our group harvests the outbox, and remember it in the database.

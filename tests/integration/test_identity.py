@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from outbox_plugin import Harvester, Settings
 from outbox_plugin.embedded.postgres import EmbeddedPostgres, _as_seen_by_server, _run
-from outbox_plugin.errors import ForeignOutbox, InvalidSetting, SchemaMissing
+from outbox_plugin.errors import ForeignOutbox, InvalidSetting, SchemaMissing, ServerRefused
 from outbox_plugin.relay.events import HarvestEvent, TermFinished
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.status import read_status
@@ -255,6 +255,13 @@ def test_of_two_names_that_an_earlier_version_allowed_the_harvested_one_is_right
     assert not migrate(settings)
     with pytest.raises(InvalidSetting, match=r"'public\.outbox' is known as 'outbox'"):
         Harvester(settings.model_copy(update={"table": "public.outbox"})).start()
+
+
+def test_a_stricter_isolation_of_transactions_is_refused(settings: Settings) -> None:
+    """A statement would not see what was done before it got its lock."""
+    dsn = f"{settings.dsn.get_secret_value()}?options=-cdefault_transaction_isolation%3Drepeatable%5C%20read"
+    with pytest.raises(ServerRefused, match=r"default_transaction_isolation is 'repeatable read' .*ALTER ROLE"):
+        Harvester(settings.model_copy(update={"dsn": SecretStr(dsn)})).start()
 
 
 def test_a_second_group_on_one_outbox_is_refused_unless_it_adopts(settings: Settings, topic: str) -> None:

@@ -69,6 +69,10 @@ WHERE row_security_active(to_regclass({quoted_outbox})::oid) AND NOT EXISTS (
       AND EXISTS (SELECT FROM unnest(polroles) AS role WHERE CASE role WHEN 0 THEN true ELSE pg_has_role(role, 'USAGE') END)
 )
 
+-- name: isolation
+-- How our transactions are isolated where nothing else is said.
+SELECT current_setting('default_transaction_isolation')
+
 -- name: sequence_cache
 -- How many ids a session draws ahead. Above 1, a later transaction can get a smaller id.
 SELECT seqcache FROM pg_sequence WHERE seqrelid = pg_get_serial_sequence({quoted_outbox}, 'id')::regclass
