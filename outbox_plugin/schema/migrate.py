@@ -18,7 +18,6 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from outbox_plugin.core.pace import Backoff
 from outbox_plugin.errors import ServerRefused
 from outbox_plugin.printable import logger_of
 from outbox_plugin.schema.connection import connect_patiently, reported_as_refusal
@@ -30,7 +29,7 @@ from outbox_plugin.settings import Settings
 logger = logger_of("outbox_plugin.migrate")
 
 PATIENCE_SECONDS = 60.0
-PAUSE_FIRST, PAUSE_LAST = 0.5, 4.0  # Seconds between two tries.
+PAUSE_SECONDS = 2.0  # Between two tries.
 
 
 def migrate(settings: Settings, *, wake_up: bool | None = None) -> list[str]:
@@ -50,7 +49,7 @@ def migrate(settings: Settings, *, wake_up: bool | None = None) -> list[str]:
             like ours and belongs to a role that nobody need trust; or somebody's lock is in the way for a minute.
         InvalidSetting: the table has been migrated by another name of it.
     """
-    deadline, pace, said = time.monotonic() + PATIENCE_SECONDS, Backoff(PAUSE_FIRST, PAUSE_LAST), ""
+    deadline, said = time.monotonic() + PATIENCE_SECONDS, ""
     with reported_as_refusal(settings), connect_patiently(settings) as connection:
         table = in_full(connection, settings.table)
         while True:
@@ -66,7 +65,7 @@ def migrate(settings: Settings, *, wake_up: bool | None = None) -> list[str]:
             if holder != said:
                 logger.warning("waiting for %s, which holds a lock on the outbox's tables", holder)
                 said = holder
-            time.sleep(pace.wait())
+            time.sleep(PAUSE_SECONDS)
 
 
 def _in_the_way(connection: psycopg.Connection[tuple[Any, ...]], settings: Settings, table: str) -> str:
