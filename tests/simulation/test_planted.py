@@ -95,7 +95,7 @@ def go_on_with_a_producer_in_doubt(patch: pytest.MonkeyPatch) -> None:
 
 
 def replace_a_producer_without_asking_who_leads(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(exactly_once, "require_own_record", lambda *_: None)
+    patch.setattr(ExactlyOnce, "_replace_producer", lambda term: term._log.fence(term._generation))
 
 
 def leave_no_record_for_shards_of_before(patch: pytest.MonkeyPatch) -> None:
