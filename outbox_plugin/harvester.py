@@ -126,7 +126,7 @@ class Harvester(Background):
                 self._check_progress(Slice(shard, layout.shards), identity, terms)
         except (LogUnavailable, TopicMissing) as error:
             raise ServerRefused(str(error)) from None
-        notes = [admin.check_progress_is_kept(self._names)] if self._exactly_once else []
+        notes = [admin.keep_progress(self._names)] if self._exactly_once else []
         if ahead > 1:
             notes.append(
                 f"the ids of {settings.table} are drawn {ahead} at a time (the sequence's CACHE): a later transaction "
@@ -173,10 +173,14 @@ class Harvester(Background):
                     claim.delivery()
                     self._signer = claim.signer()
                     layout = claim.layout()
-                Admin(self._settings).ensure_topics(self._names, layout.shards, progress=self._exactly_once)
+                admin = Admin(self._settings)
+                admin.ensure_topics(self._names, layout.shards, progress=self._exactly_once)
+                note = admin.keep_progress(self._names) if self._exactly_once else None
             except (ServerUnavailable, ServerRefused) as error:  # Somebody else may make the topic.
                 logger.warning("not yet: %s", error)
             else:
+                if note:
+                    logger.warning("%s", note)
                 logger.info("the outbox has %d shards", layout.shards)
                 return layout
         return last

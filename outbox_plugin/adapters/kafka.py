@@ -11,14 +11,17 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._config import ConfigResource
+from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from outbox_plugin.core.shards import Slice
 from outbox_plugin.core.signing import Headers
 from outbox_plugin.errors import Fenced, InvalidSetting, LogUnavailable, OutcomeUnknown, ServerRefused, TermEnded
+from outbox_plugin.printable import logger_of
 from outbox_plugin.settings import Settings
+
+logger = logger_of("outbox_plugin.kafka")
 
 LEADER_SUFFIX, PROGRESS_SUFFIX = "-leader", "-progress"  # Of a group's topics.
 DEFAULT_LARGEST_RECORD_BYTES = 1_000_000  # librdkafka's own.
@@ -211,16 +214,31 @@ class Admin:
             if error.args[0].code() not in _DONE_BY_ANOTHER:
                 raise
 
-    def check_progress_is_kept(self, names: Names) -> str | None:
-        """A warning when the progress topic would expire; None when all is well or the broker does not say."""
-        resource = ConfigResource(ResourceType.TOPIC, names.progress_topic)
+    def keep_progress(self, names: Names) -> str | None:
+        """See that the progress topic never expires, as one would that somebody else, or the broker, has made.
+
+        Returns a warning where it will and we may not change that; None where all is well or the broker does not say.
+        """
+        topic = names.progress_topic
         try:
-            [future] = self.client.describe_configs([resource], request_timeout=REQUEST_TIMEOUT_SECONDS).values()
-            policy = future.result()["cleanup.policy"].value
-        except KafkaException:
+            [asked] = self.client.describe_configs(
+                [ConfigResource(ResourceType.TOPIC, topic)], request_timeout=REQUEST_TIMEOUT_SECONDS
+            ).values()
+            policy = asked.result(REQUEST_TIMEOUT_SECONDS)["cleanup.policy"].value
+        except (KafkaException, TimeoutError):
             return None
         if policy == "compact":
             return None
-        return (
-            f"the topic {names.progress_topic} has cleanup.policy={policy}; it must be `compact`: what it says is lost"
+        compact = ConfigEntry("cleanup.policy", "compact", incremental_operation=AlterConfigOpType.SET)
+        try:
+            [changed] = self.client.incremental_alter_configs(
+                [ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[compact])],
+                request_timeout=REQUEST_TIMEOUT_SECONDS,
+            ).values()
+            changed.result(REQUEST_TIMEOUT_SECONDS)
+        except (KafkaException, TimeoutError):
+            return f"the topic {topic} has cleanup.policy={policy}; it must be `compact`: what it says is lost"
+        logger.warning(
+            "the topic %s had cleanup.policy=%s, under which what it says is lost; it is compact now", topic, policy
         )
+        return None

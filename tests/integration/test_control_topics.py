@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import ConfigResource
+from confluent_kafka.admin._resource import ResourceType
+from confluent_kafka.cimpl import NewTopic
 
 from outbox_plugin import Harvester, Settings
 from outbox_plugin.adapters.kafka import Names
@@ -24,6 +27,17 @@ def delete_topic(settings: Settings, topic: str) -> None:
     [future] = admin.delete_topics([topic]).values()
     future.result(20)
     eventually(lambda: topic not in admin.list_topics(timeout=10).topics, 20)
+
+
+def test_a_progress_topic_that_would_expire_is_made_to_stay(settings: Settings) -> None:
+    """As one that the broker made by itself, or somebody who did not know better."""
+    admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
+    topic = Names.of(settings).progress_topic
+    [made] = admin.create_topics([NewTopic(topic, num_partitions=1, config={"cleanup.policy": "delete"})]).values()
+    made.result(20)
+    with Harvester(settings):
+        [asked] = admin.describe_configs([ConfigResource(ResourceType.TOPIC, topic)]).values()
+        assert asked.result(20)["cleanup.policy"].value == "compact"
 
 
 @pytest.mark.parametrize("which", ["leader_topic", "progress_topic"])
