@@ -99,6 +99,7 @@ class Harvester(Background):
         self._settings = settings
         self._observe_too = observe
         self._adopt = adopt
+        self._adopted: set[int] = set()  # The shards that this process has led since it adopted the outbox.
         self._names = Names.of(settings)
         self._exactly_once = settings.delivery == "exactly-once"
         self._runtime = Threads()
@@ -231,7 +232,7 @@ class Harvester(Background):
                     return opened.enter_context(closing(PostgresWakeUp(settings, shard))) if store.wakes_up else None
 
                 if not self._exactly_once:
-                    marks = opened.enter_context(closing(MarkedStore(settings, shard, layout, adopt=self._adopt)))
+                    marks = opened.enter_context(closing(MarkedStore(settings, shard, layout)))
                     yield AtLeastOnce(
                         shard,
                         leader_id,
@@ -245,7 +246,7 @@ class Harvester(Background):
                         bad_rows=settings.bad_rows,
                     )
                     return
-                store = opened.enter_context(closing(WindowStore(settings, shard, layout, adopt=self._adopt)))
+                store = opened.enter_context(closing(WindowStore(settings, shard, layout)))
                 reserved = ReservedTopics(settings, store.groups)
                 log = KafkaLog(settings, self._names, Slice(shard, layout.shards), self._signer, wanted, reserved)
                 yield ExactlyOnce(
@@ -257,7 +258,7 @@ class Harvester(Background):
                     observe,
                     wake_up=wake_up(store),
                     bad_rows=settings.bad_rows,
-                    adopt=self._adopt,
+                    adopt=self._adopt and shard not in self._adopted,
                 )
 
         return open_relay
@@ -265,6 +266,7 @@ class Harvester(Background):
     def _observe(self, event: HarvestEvent) -> None:
         match event:
             case TermBegan():
+                self._adopted.add(event.shard)
                 logger.info(
                     "shard %d: leading as %s (%d published rows of the last leader deleted)",
                     event.shard,

@@ -36,7 +36,7 @@ class PostgresOutbox:
     Each statement is a transaction of its own, and none is prepared: a transaction-mode pooler may stand between.
     """
 
-    def __init__(self, settings: Settings, shard: int, layout: Layout, *, adopt: bool = False) -> None:
+    def __init__(self, settings: Settings, shard: int, layout: Layout) -> None:
         """Connect, and see who the outbox is. `shard` is one of those of `layout`.
 
         Raises:
@@ -50,7 +50,7 @@ class PostgresOutbox:
             self._reader = opened.enter_context(closing(connect(settings, purpose="outbox harvester", own_name=True)))
             claim = Claim(settings, self._reader)
             self._table = claim.in_full
-            self._identity, self._layout = claim.outbox(adopt=adopt), claim.layout()
+            self._identity, self._layout = claim.outbox(), claim.layout()
             if self._layout.number != layout.number:
                 raise LayoutChanged(f"the outbox has {self._layout.shards} shards now")
             self._values: dict[str, object] = {

@@ -98,6 +98,7 @@ def _records(consumer: Consumer, start: TopicPartition, key: bytes, end: int, le
         message = consumer.poll(_POLL_SECONDS)
         if message is None:
             continue
+        deadline = time.monotonic() + REQUEST_TIMEOUT_SECONDS  # Much may be left to read, as where a slice is new.
         offset = message.offset() or 0
         if (error := message.error()) is None:
             its_key, value, headers = content(message)
@@ -113,6 +114,6 @@ def _records(consumer: Consumer, start: TopicPartition, key: bytes, end: int, le
     if start.offset >= end:
         return found
     raise LogUnavailable(
-        f"Kafka: {start.topic} was not read to its end within {REQUEST_TIMEOUT_SECONDS:.0f} s; an open transaction of "
-        "another producer there holds it up"
+        f"Kafka: {start.topic} was not read to its end: nothing more came for {REQUEST_TIMEOUT_SECONDS:.0f} s; an open "
+        "transaction of another producer there holds it up"
     )

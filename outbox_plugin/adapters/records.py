@@ -142,7 +142,7 @@ class Records:
             return
         ids: dict[tuple[str, bytes, bytes | None], list[int]] = {}
         for row in self._rows:
-            if row.id in self.refusals or isinstance(row.value, TooLarge):
+            if row.id in self.refusals or row.key is None or isinstance(row.value, TooLarge):
                 continue
             value = row.value.encode() if isinstance(row.value, str) else row.value
             ids.setdefault((row.topic, row.key.encode(), value), []).append(row.id)

@@ -26,9 +26,9 @@ logger = logger_of("outbox_plugin.harvester")
 class WindowStore(PostgresOutbox):
     """`OutboxStore` on psycopg."""
 
-    def __init__(self, settings: Settings, shard: int, layout: Layout, *, adopt: bool = False) -> None:
+    def __init__(self, settings: Settings, shard: int, layout: Layout) -> None:
         """See `PostgresOutbox`."""
-        super().__init__(settings, shard, layout, adopt=adopt)
+        super().__init__(settings, shard, layout)
         self._history = History(settings) if settings.retention else None
         self._slice = Slice(shard, layout.shards)
         self._largest_bytes = largest_record_bytes(settings)

@@ -91,22 +91,26 @@ def consume_range(settings: Settings, wanted: TopicRange, handler: Handler) -> C
         RangeRefused, TopicReplaced: it cannot be consumed.
         HandlerMisuse: the handler ended the transaction.
         LogUnavailable, ServerRefused, SchemaMissing: a server is away, or does not let us.
+        Exception: whatever the handler raises, and psycopg.Error if the commit fails; nothing has had an effect.
     """
     rest, there = begin_range(settings, wanted)
     if not rest.offsets:
         return Consumed(rest, 0, again=True)
     records = read_records(settings, there.range)
     confirm_topic(settings, there.range)
-    with (
-        reported_as_refusal(settings),
-        closing(connect_patiently(settings, purpose=PURPOSE)) as connection,
-        connection.transaction(),
-    ):
-        if not claim(connection, settings.table, rest, there.lost):
+    with closing(_connected(settings)) as connection, connection.transaction():
+        with reported_as_refusal(settings):
+            is_ours = claim(connection, settings.table, rest, there.lost)
+        if not is_ours:
             return Consumed(rest, 0, again=True)
         if records:
             _handle(connection, handler, records)
     return Consumed(rest, len(records), there.lost)
+
+
+def _connected(settings: Settings) -> psycopg.Connection[tuple[Any, ...]]:
+    with reported_as_refusal(settings):
+        return connect_patiently(settings, purpose=PURPOSE)
 
 
 def _handle(connection: psycopg.Connection[tuple[Any, ...]], handler: Handler, records: Sequence[Received]) -> None:

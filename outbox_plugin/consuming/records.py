@@ -44,10 +44,10 @@ def read_records(settings: Settings, wanted: TopicRange, seconds: float = READ_S
         settings,
         group_id=f"{settings.group}-ranges",  # The client needs one; nothing is committed to it.
         enable_auto_commit=False,
-        enable_partition_eof=True,
         isolation_level="read_committed",
-        auto_offset_reset="error",
     )
+    # What this function rests on; tuning must not take it away.
+    config |= {"enable.partition.eof": True, "auto.offset.reset": "error"}
     try:
         with closing(Consumer(config)) as consumer:
             consumer.assign([TopicPartition(wanted.topic, each, wanted.begin[each]) for each in unread])

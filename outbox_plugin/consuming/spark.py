@@ -72,9 +72,14 @@ def foreach_batch(settings: Settings, consumer: str, write: Write) -> Callable[[
         write: as for `consume_range_with_spark`; it gets the records of a batch that have had no effect yet. Its
             columns `topic`, `partition` and `offset` must be the Kafka source's own.
 
+    The source must read `read_committed`, as a harvester that was killed leaves records of an aborted transaction
+    behind, and begin at the earliest offsets, as a stream that has lost its checkpoint would pass over records
+    otherwise. The stream must be stateless: a record that an operator keeps for a later batch counts as consumed.
+
     Example:
-        stream = spark.readStream.format("kafka").option("subscribe", "orders").load()
-        stream.writeStream.foreachBatch(foreach_batch(settings, "totals", write)).start()
+        source = spark.readStream.format("kafka").option("subscribe", "orders")
+        source = source.option("kafka.isolation.level", "read_committed").option("startingOffsets", "earliest")
+        source.load().writeStream.foreachBatch(foreach_batch(settings, "totals", write)).start()
     """
 
     def consume(batch: DataFrame, batch_id: int) -> None:  # noqa: ARG001 - Spark's signature.

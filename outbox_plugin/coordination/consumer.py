@@ -97,11 +97,11 @@ class Consumer:
                     group_id=group_id,  # Demanded by the library; it joins nothing and commits nothing.
                     enable_auto_commit=False,
                     enable_auto_offset_store=False,
-                    auto_offset_reset="earliest",
                     fetch_wait_max_ms=100,
                     queued_min_messages=BATCH,
                     queued_max_messages_kbytes=4_096,
                 )
+                | {"auto.offset.reset": "earliest"}  # Tuning must not make it pass over records.
             )
         except KafkaException as error:
             self._log.close()

@@ -99,7 +99,7 @@ def decide(
     if place != memory.place:
         memory = Memory(place)
     waiting = planned.range is not None
-    memory = replace(memory, waiting_since=(memory.waiting_since or now) if waiting else 0.0)
+    memory = replace(memory, waiting_since=min(memory.waiting_since or now, now) if waiting else 0.0)
     waited = max(0.0, now - memory.waiting_since) if waiting else 0.0
     if unfinished:
         return Decision(None, unfinished, replace(memory, busy_at=now), waited)

@@ -110,7 +110,7 @@ class Board:
         with self._changed:
             self._lanes.close(places)
             self._changed.wait_for(lambda: not self._lanes.running(places), patience_seconds)
-            reached = {place: at for place, at in self._lanes.committable().items() if place in places}
+            reached = self._lanes.committable(places)
             self._lanes.revoke(places)
             return reached
 

@@ -217,6 +217,7 @@ class Handling:
     async def _buried(self, seat: Seat, record: Received, error: Exception, attempts: int) -> bool:
         """Lay a record among the dead letters; False when the database does not let us now."""
         said = "".join(traceback.format_exception(error))[-MOST_ERROR_CHARACTERS:].replace("\0", "")
+        said = said.encode(errors="backslashreplace").decode()  # Half a surrogate pair is no text to Postgres.
         reason: dict[str, object] = {"error": said, "attempts": attempts}
         try:
             await seat.connect()

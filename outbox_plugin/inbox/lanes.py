@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from outbox_plugin.inbox.received import Place, Received
@@ -200,10 +200,12 @@ class Lanes:
         else:
             del assignment.lanes[lane.key]
 
-    def committable(self) -> dict[Place, int]:
-        """Where each partition would go on, for those where this has changed since it was last asked."""
+    def committable(self, places: Collection[Place] | None = None) -> dict[Place, int]:
+        """Where each of `places` would go on (None: all), for those where this has changed since it was last asked."""
         changed: dict[Place, int] = {}
         for place, assignment in self._assignments.items():
+            if places is not None and place not in places:
+                continue
             if assignment.position is not None and assignment.position != assignment.told:
                 changed[place] = assignment.told = assignment.position
         return changed

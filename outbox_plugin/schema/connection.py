@@ -166,6 +166,9 @@ def reported_as_refusal(settings: Settings) -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """The first line of what `error` says; its class where it says nothing."""
-    lines = str(error).strip().splitlines()
+    """The first line of what `error` says; its class where it says nothing, or fails to."""
+    try:
+        lines = str(error).strip().splitlines()
+    except Exception:  # Of a user's own class.
+        lines = []
     return lines[0] if lines else type(error).__name__

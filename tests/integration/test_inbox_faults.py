@@ -63,6 +63,31 @@ def test_whatever_a_handler_lets_out_is_the_failure_of_its_event(
     assert leaves.__name__ in DeadLetters(ready).list()[0].error
 
 
+class Unspeakable(Exception):
+    """An error that fails to say what it is."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize("error", [ValueError("unknown \ud800"), Unspeakable()], ids=["no text", "unspeakable"])
+def test_an_error_that_is_no_text_makes_a_dead_letter_too(
+    ready: Settings, topic: str, group: str, error: Exception
+) -> None:
+    """Such as one that quotes half a surrogate pair out of a JSON value."""
+
+    def handle(connection: psycopg.Connection[Any], event: Received) -> None:
+        if event.value == b"guilty":
+            raise error
+        record_effect(connection, event)
+
+    sent = numbered(ready, topic, {3}, 20)
+    with Inbox(ready, group=group, topics=[topic], handler=handle, concurrency=1, retry=AT_ONCE) as inbox:
+        eventually(lambda: letters(ready) == [sent[3]], SOON)
+        eventually(lambda: len(effects(ready)) == 19, SOON)
+        assert inbox.alive
+
+
 def test_what_an_async_handler_lets_out_too(ready: Settings, topic: str, group: str) -> None:
     async def handle(connection: psycopg.AsyncConnection[Any], event: Received) -> None:
         if event.value == b"guilty":

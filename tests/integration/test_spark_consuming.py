@@ -199,6 +199,7 @@ class Stream:
     def run(self, consume: Callable[[DataFrame, int], None], most: int = 40) -> None:
         options = {
             "kafka.bootstrap.servers": self._settings.bootstrap_servers,
+            "kafka.isolation.level": "read_committed",
             "subscribe": self._topic,
             "startingOffsets": "earliest",
             "maxOffsetsPerTrigger": str(most),

@@ -72,6 +72,12 @@ def test_a_clock_that_was_set_back_holds_nothing_up() -> None:
     assert ticked(first.memory, 500, 900.0).range
 
 
+def test_a_clock_that_was_set_back_begins_the_wait_anew() -> None:
+    first = ticked(Memory(), 5, 100_000.0)
+    earlier = ticked(first.memory, 5, 1_000.0)
+    assert ticked(earlier.memory, 5, 1_060.0).range
+
+
 def test_the_cursor_is_read_back_and_another_ones_is_ignored() -> None:
     memory = ticked(Memory(), 500, 1000.0).memory
     assert Memory.parse(memory.encode()) == memory

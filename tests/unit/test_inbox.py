@@ -49,6 +49,14 @@ def test_a_partition_is_done_up_to_its_first_record_that_is_not() -> None:
     assert board.committable() == {PLACE: 10}
 
 
+def test_asking_for_one_partition_leaves_the_others_to_be_told() -> None:
+    board = lanes(record(5, "a"), record(6, "b"))
+    for taken in board.take(9, 0.0):
+        board.finish(taken, Outcome(1), 0.0)
+    assert board.committable([("t", 99)]) == {}
+    assert board.committable() == {PLACE: 7}
+
+
 def test_a_record_that_is_tried_again_holds_up_its_own_lane_alone() -> None:
     board = lanes(record(1, "a"), record(2, "a"), record(3, "b"))
     [taken] = board.take(2, 0.0)
