@@ -34,7 +34,7 @@ from tests.simulation.plan import (
     Fault,
     Plan,
 )
-from tests.simulation.postgres import Database, Row, Service, Store
+from tests.simulation.postgres import Database, Row, Store
 from tests.simulation.schedule import run
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -247,13 +247,6 @@ TRUNCATED = Plan(
 )
 
 
-def let_leaders_read_on_after_an_adoption(patch: pytest.MonkeyPatch) -> None:
-    def adopt(database: Database, service: Service) -> None:
-        database.served = service
-
-    patch.setattr(Database, "adopt", adopt)
-
-
 # Leaders that are paused while another group, or the other delivery, adopts the outbox, and that go on after it.
 ADOPTIONS = Plan(
     harvesters=3,
@@ -313,7 +306,6 @@ PLANTS: dict[Plant, Found] = {
     believe_who_has_not_signed: Found(("loss",), NEIGHBOUR),
     take_copies_for_originals: Found(("loss", "repeated"), NEIGHBOUR),
     leave_no_record_for_shards_of_before: Found(("repeated",), LATE_RESHARDING),
-    let_leaders_read_on_after_an_adoption: Found(("repeated", "order"), ADOPTIONS),
 }
 
 
