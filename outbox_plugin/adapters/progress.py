@@ -98,9 +98,9 @@ def _records(consumer: Consumer, start: TopicPartition, key: bytes, end: int, le
         message = consumer.poll(_POLL_SECONDS)
         if message is None:
             continue
-        deadline = time.monotonic() + REQUEST_TIMEOUT_SECONDS  # Much may be left to read, as where a slice is new.
         offset = message.offset() or 0
         if (error := message.error()) is None:
+            deadline = time.monotonic() + REQUEST_TIMEOUT_SECONDS  # Much may be left to read, as where a slice is new.
             its_key, value, headers = content(message)
             if its_key == key and offset < end:
                 found.append(LogRecord(offset, False, value, headers))
