@@ -83,7 +83,7 @@ class Application:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def ends(self, seconds: float = 120) -> int:
+    def ends(self, seconds: float = 300) -> int:
         """Wait for its end; the exit code."""
         said, _ = self._process.communicate(timeout=seconds * PATIENCE)
         if self._process.returncode:
