@@ -20,7 +20,7 @@ from outbox_plugin.core.lanes import BadRow, Lane
 from outbox_plugin.core.pace import MANY_ROWS
 from outbox_plugin.core.ports import Control, Wanted
 from outbox_plugin.core.progress import Identity
-from outbox_plugin.core.row import Rows
+from outbox_plugin.core.row import Rows, TooLarge
 from outbox_plugin.core.shards import Layout
 from outbox_plugin.errors import Fenced, LayoutChanged, StoreUnavailable
 from outbox_plugin.schema.connection import connect, reported
@@ -259,6 +259,13 @@ class PostgresOutbox:
                 self._reader.execute(bound(self._looks, each, {**self._values, **values}))
             self._reads.execute(bound(self._looks, query, {**self._values, **values}), binary=True)
         return Rows(self._reads.fetchall())
+
+    def _values_of(self, ids: Sequence[int]) -> dict[int, str | bytes | TooLarge]:
+        """The values of rows, which may be large; of a row that has vanished, nothing."""
+        with self._reader.pipeline():
+            self._reader.execute(self._statement("window", "steer"))
+            found = self._reader.execute(*self._query("window", "values", ids=ids), binary=True)
+        return dict(found.fetchall())
 
     def _deleted(self, first: Sequence[str], queries: Sequence[Query]) -> list[int]:
         """How many rows each of `queries` deletes, with one round trip and one commit.

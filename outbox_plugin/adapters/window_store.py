@@ -145,8 +145,7 @@ class WindowStore(PostgresOutbox):
                     last_id = id_ - 1
                     break
                 large.append(id_)
-            asked = self._query("window", "values", ids=large)
-            values |= self._reader.execute(*asked, binary=True).fetchall() if large else []
+            values |= self._values_of(large) if large else {}
         return [
             row._replace(value=values[row.id], horizon=-row.horizon) if _value_was_left_out(row) else row
             for row in rows

@@ -20,6 +20,7 @@ from outbox_plugin.adapters.claim import Claim
 from outbox_plugin.adapters.kafka import Names
 from outbox_plugin.adapters.marked_store import MarkedStore
 from outbox_plugin.adapters.wake_up import PostgresWakeUp
+from outbox_plugin.adapters.window_store import WindowStore
 from outbox_plugin.bench.proxy import DIRECTIONS, Direction, Proxy
 from outbox_plugin.core.ports import Wanted
 from outbox_plugin.core.shards import Layout
@@ -171,6 +172,25 @@ def test_a_marking_that_is_not_received_does_not_keep_its_rows_from_the_next_lea
         marking.join(30)
 
 
+def test_a_read_that_is_not_received_does_not_keep_others_from_the_table(
+    settings: Settings, through: Settings, proxy: Proxy
+) -> None:
+    """While it lasts, whoever alters the table waits for its lock, and everybody else behind them."""
+    insert(settings, "t", [(f"key-{number}", "x" * 1_000) for number in range(10_000)])
+    with closing(WindowStore(through, 0, layout_of(settings))) as store, closing(connect(settings)) as migration:
+        store.lead(str(uuid.uuid4()))
+        proxy.hold("to client")
+        reading = threading.Thread(target=lambda: read_in_vain(store))
+        reading.start()
+        eventually(lambda: "ClientWrite" in waits_of_sessions(settings), 10)
+        began = time.monotonic()
+        with migration.transaction():
+            migration.execute("ALTER TABLE outbox ADD COLUMN note INT")
+        assert time.monotonic() - began < 4.0 * PATIENCE
+        proxy.restore()
+        reading.join(30)
+
+
 def test_a_transaction_that_a_leader_left_open_does_not_keep_the_next_one_out(settings: Settings) -> None:
     """As of a leader whose path dies between two statements."""
     layout = layout_of(settings)
@@ -191,6 +211,11 @@ def lead_beside_an_open_transaction(old: MarkedStore, new: MarkedStore) -> None:
 def mark_in_vain(store: MarkedStore, leader_id: str) -> None:
     with pytest.raises(StoreUnavailable):
         store.mark(leader_id, Wanted(10))
+
+
+def read_in_vain(store: WindowStore) -> None:
+    with pytest.raises(StoreUnavailable):
+        store.read(Wanted(10_000))
 
 
 def layout_of(settings: Settings) -> Layout:

@@ -1,10 +1,12 @@
 -- name: steer
 -- For the transaction of the read: walk the primary key. To the planner a table that was nearly empty when it was last
 -- analysed looks as if scanning or sorting all of it were cheaper, just when a burst has filled it. A role's time-out
--- would cancel a long read, and the same read of every later term: `schema.silence` says what ends our waits.
+-- would cancel a long read, and the same read of every later term: `schema.silence` says what ends our waits. A read whose
+-- rows are not received keeps its lock of the table: whoever alters the table would wait for it, and everybody else behind
+-- them. TCP ends it.
 SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
        set_config('enable_sort', 'off', true), set_config('jit', 'off', true),
-       set_config('statement_timeout', '0', true)
+       set_config('statement_timeout', '0', true), set_config('tcp_user_timeout', '2000', true)
 
 -- name: durable
 -- For the transaction, whatever the session's default. By itself: joined to what deletes, it doubles what a row costs.
