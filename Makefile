@@ -47,7 +47,7 @@ types: setup
 	@$(BIN)/mypy
 
 unit: setup
-	@$(BIN)/pytest --numprocesses 3 --dist loadfile --durations=10
+	@$(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations=10
 
 test-long: setup ## Run the tests that take many minutes
 	@$(BIN)/pytest --durations=10 -m long

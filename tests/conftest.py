@@ -25,6 +25,11 @@ from tests.support import PATIENCE, eventually
 RESOURCE_TRACKER = "multiprocessing.resource_tracker"  # Python's own, of whoever has used a pool; it ends with us.
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those of one long file go first: begun last, it would run alone while the other processes have nothing to do."""
+    items.sort(key=lambda item: "/tests/simulation/" not in item.path.as_posix())
+
+
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A developer's own OUTBOX_… variables and .env file must not decide a test."""

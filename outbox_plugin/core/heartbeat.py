@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -49,7 +49,8 @@ class Heartbeat:
     def encode(self) -> bytes:
         """The heartbeat as JSON, which `parse` takes: a long trouble is cut, and what is no text in it is replaced."""
         trouble = self.trouble and self.trouble[:TROUBLE_CHARACTERS].encode(errors="replace").decode()
-        return json.dumps(asdict(replace(self, trouble=trouble)), separators=(",", ":")).encode()
+        said = {name: getattr(self, name) for name in _FIELDS} | {"trouble": trouble}
+        return json.dumps(said, separators=(",", ":")).encode()
 
     @classmethod
     def parse(cls, body: bytes | None) -> Heartbeat | None:
@@ -63,6 +64,7 @@ class Heartbeat:
             return None
 
 
+_FIELDS = tuple(field.name for field in fields(Heartbeat))
 _HEARTBEAT = TypeAdapter(Heartbeat)
 
 
