@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
-from outbox_plugin.inbox.lanes import Handled, Lanes, Slice, Together
+from outbox_plugin.inbox.lanes import Handled, Lanes, Position, Slice, Together
 from outbox_plugin.inbox.received import Place, Received
 
 Waker = Callable[[], None]
@@ -39,10 +39,15 @@ class Board:
                 self._lanes.add(record)
             self._notify()
 
-    def assign(self, places: Iterable[Place]) -> None:
-        """These partitions are ours now."""
+    def assign(
+        self,
+        places: Iterable[Place],
+        topic_ids: Mapping[str, str] | None = None,
+        starts: Mapping[Place, int] | None = None,
+    ) -> None:
+        """See `Lanes.assign`."""
         with self._changed:
-            self._lanes.assign(places)
+            self._lanes.assign(places, topic_ids, starts)
 
     def places(self) -> list[Place]:
         """The partitions that are ours."""
@@ -100,6 +105,11 @@ class Board:
         """See `Lanes.committable`."""
         with self._changed:
             return self._lanes.committable()
+
+    def positions(self) -> dict[Place, Position]:
+        """See `Lanes.positions`."""
+        with self._changed:
+            return self._lanes.positions()
 
     def hand_over(self, places: Iterable[Place], patience_seconds: float) -> dict[Place, int]:
         """Take no more records of these partitions, and let those that are being handled come to their end.

@@ -22,6 +22,7 @@ from outbox_plugin.inbox.cleaning import Keep
 from outbox_plugin.inbox.handling import Handling
 from outbox_plugin.inbox.housekeeping import Housekeeping
 from outbox_plugin.inbox.incarnations import Incarnations
+from outbox_plugin.inbox.positions import Positions, starts
 from outbox_plugin.inbox.received import Place, Received
 from outbox_plugin.inbox.retry import Retry
 from outbox_plugin.inbox.seat import AsyncBatchHandler, AsyncHandler, BatchHandler, Handler, TaskSeat, ThreadSeat
@@ -116,6 +117,7 @@ class Inbox(Background):
         self._board = Board(concurrency, batch_size)
         self._paused = False
         self._next: dict[Place, int] = {}
+        self._positions = Positions(settings, group)
 
     @property
     def partitions(self) -> list[Place]:
@@ -139,6 +141,7 @@ class Inbox(Background):
         with reported_as_refusal(self._settings), connect(self._settings, purpose="outbox inbox (start)") as connection:
             connection.execute(statement("inbox", "letters", self._settings.table), {"group": self._group, "limit": 0})
             connection.execute(statement("inbox", "is_migrated", self._settings.table))
+            self._positions.read(connection, {})
 
     def _seats(self, loop: asyncio.AbstractEventLoop | None) -> ThreadSeats | TaskSeats:
         handling = Handling(self._settings, self._group, self._retry, random.random, in_batches=self._in_batches)
@@ -169,7 +172,7 @@ class Inbox(Background):
         return consumer
 
     def _consume(self, consumer: Consumer, seats: ThreadSeats | TaskSeats) -> None:
-        housekeeping = Housekeeping(self._settings, self._group, self._board, self._keep)
+        housekeeping = Housekeeping(self._settings, self._group, self._board, self._positions, self._keep)
         seats.start()
         housekeeping.start()
         try:
@@ -188,11 +191,15 @@ class Inbox(Background):
             self._board.stop()
             # Others wait for our partitions, so not longer than at a rebalance. A handler that goes on keeps its
             # transaction: who gets its event meanwhile waits for that, and then leaves the event out.
+            positions = self._board.positions()
             reached = self._board.hand_over(self._board.places(), HAND_OVER_SECONDS)
             self._commit(consumer, reached, wait=True)
             consumer.close()
             seats.join()
             housekeeping.join()
+            self._positions.write_last(
+                {place: at._replace(next_offset=reached.get(place, at.next_offset)) for place, at in positions.items()}
+            )
 
     def _take_in(self, consumer: Consumer) -> None:
         """Add what has come. The first is added before a rebalance that the second call may bring."""
@@ -227,7 +234,7 @@ class Inbox(Background):
             return
         logger.warning("the topic %s was made anew, and is read from its beginning", ", ".join(sorted(topics)))
         self._board.hand_over(places, HAND_OVER_SECONDS)
-        self._board.assign(places)
+        self._board.assign(places, self._incarnations.known())
         for topic, partition in places:
             self._next.pop((topic, partition), None)
             consumer.seek(TopicPartition(topic, partition, OFFSET_BEGINNING))
@@ -284,9 +291,13 @@ class Inbox(Background):
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._incarnations.look_up(each.topic for each in partitions)
+        topic_ids = self._incarnations.known()
+        found = starts(self._positions, consumer, partitions, topic_ids, self._stop)
         for each in partitions:
-            self._next.pop((each.topic, each.partition), None)
-        self._board.assign((each.topic, each.partition) for each in partitions)
+            place = (each.topic, each.partition)
+            self._next.pop(place, None)
+            each.offset = found.get(place, each.offset)
+        self._board.assign(((each.topic, each.partition) for each in partitions), topic_ids, found)
         consumer.incremental_assign(partitions)
         if self._paused:
             consumer.pause(partitions)

@@ -1,4 +1,4 @@
-"""What an inbox does beside handling: it fetches dead letters that are to be tried again, and cleans."""
+"""What an inbox does beside handling: it writes positions, fetches dead letters to be tried again, and cleans."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import psycopg
 from outbox_plugin.inbox.board import Board
 from outbox_plugin.inbox.cleaning import Keep, clean
 from outbox_plugin.inbox.dead_letters import to_retry
+from outbox_plugin.inbox.positions import Positions
 from outbox_plugin.printable import logger_of
 from outbox_plugin.schema.connection import connect, one_line
 from outbox_plugin.settings import Settings
@@ -29,10 +30,11 @@ END_SECONDS = 2.0  # A statement that cannot be cancelled in that time is left t
 class Housekeeping:
     """A thread with a connection of its own."""
 
-    def __init__(self, settings: Settings, group: str, board: Board, keep: Keep) -> None:
+    def __init__(self, settings: Settings, group: str, board: Board, positions: Positions, keep: Keep) -> None:
         self._settings = settings
         self._group = group
         self._board = board
+        self._positions = positions
         self._keep = keep
         self._stop = threading.Event()
         self._connection: psycopg.Connection[Any] | None = None
@@ -76,6 +78,7 @@ class Housekeeping:
     def _keep_house(self, connection: psycopg.Connection[Any]) -> None:
         clean_at = time.monotonic()
         while not self._stop.is_set():
+            self._positions.write(connection, self._board.positions())
             if places := self._board.places():
                 self._board.add(to_retry(connection, self._settings, self._group, places))
             if time.monotonic() >= clean_at and not clean(connection, self._settings, self._group, self._keep):

@@ -33,6 +33,10 @@ class Incarnations:
         """The id of a topic; its name where Kafka knows none."""
         return self._ids.get(topic, topic)
 
+    def known(self) -> dict[str, str]:
+        """The ids of the topics that Kafka has said, by their names."""
+        return dict(self._ids)
+
     def look_up(self, topics: Iterable[str]) -> set[str]:
         """Ask for these topics, and wait for the answer; returns those that were made anew since they were known."""
         self._ask(topics)

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from outbox_plugin.inbox.received import Place, Received
 
@@ -22,15 +23,23 @@ AIM_SECONDS = 0.1
 ALONE_SECONDS = 60.0  # A deadlock costs a second (deadlock_timeout); so often at most one is risked.
 
 
+class Position(NamedTuple):
+    """Up to where a partition is done: its first offset that is not, and the id of the topic that this belongs to."""
+
+    topic_id: str
+    next_offset: int
+
+
 @dataclass(slots=True, eq=False)
 class _Assignment:
     """A partition, for as long as this process has it."""
 
     place: Place
+    topic_id: str | None = None  # Of the topic that its offsets belong to; None: Kafka has not said.
     lanes: dict[bytes, Lane] = field(default_factory=dict)
     pending: deque[int] = field(default_factory=deque)  # Offsets that were added, from the first that is not done.
     done: set[int] = field(default_factory=set)  # Offsets among them that are.
-    position: int | None = None  # Where to go on; None: nothing was added yet.
+    position: int | None = None  # Where to go on; None: nobody has been here, and nothing was added yet.
     told: int | None = None  # What was last said to be committable.
     running: int = 0  # Lanes of it that are being handled.
     open: bool = True  # Whether its records are handed out.
@@ -125,10 +134,22 @@ class Lanes:
         """The partitions that are assigned."""
         return list(self._assignments)
 
-    def assign(self, places: Iterable[Place]) -> None:
-        """These partitions are ours now."""
+    def assign(
+        self,
+        places: Iterable[Place],
+        topic_ids: Mapping[str, str] | None = None,
+        starts: Mapping[Place, int] | None = None,
+    ) -> None:
+        """These partitions are ours now.
+
+        Args:
+            places: the partitions.
+            topic_ids: the ids of their topics, where Kafka has said them.
+            starts: where they go on, where the group has been before.
+        """
         for place in places:
-            self._assignments[place] = _Assignment(place)
+            topic_id, start = (topic_ids or {}).get(place[0]), (starts or {}).get(place)
+            self._assignments[place] = _Assignment(place, topic_id, position=start)
 
     def add(self, record: Received) -> None:
         """A record has come. One of a partition that is not ours is left to its owner."""
@@ -209,6 +230,14 @@ class Lanes:
             if assignment.position is not None and assignment.position != assignment.told:
                 changed[place] = assignment.told = assignment.position
         return changed
+
+    def positions(self) -> dict[Place, Position]:
+        """Up to where partitions are done, for those of a topic whose id is known."""
+        return {
+            place: Position(assignment.topic_id, assignment.position)
+            for place, assignment in self._assignments.items()
+            if assignment.topic_id is not None and assignment.position is not None
+        }
 
     def close(self, places: Iterable[Place]) -> None:
         """Hand out no more records of these partitions; those that wait are dropped."""

@@ -94,6 +94,21 @@ def test_what_is_revoked_is_dropped_and_a_late_outcome_has_no_say() -> None:
     assert board.held == 1
 
 
+def test_a_position_is_known_from_the_start_and_belongs_to_the_topic_of_its_assignment() -> None:
+    board = Lanes()
+    other = ("unnamed", 0)
+    board.assign([PLACE, other], {"t": "one"}, {PLACE: 5, other: 3})
+    assert board.positions() == {PLACE: ("one", 5)}
+    assert board.committable() == {PLACE: 5, other: 3}
+    board.add(record(7))
+    assert board.positions() == {PLACE: ("one", 5)}
+    [taken] = board.take(9, 0.0)
+    board.finish(taken, Outcome(1), 0.0)
+    assert board.positions() == {PLACE: ("one", 8)}
+    board.assign([PLACE], {"t": "two"})  # It was made anew.
+    assert board.positions() == {}
+
+
 def test_a_record_of_a_partition_that_is_not_ours_is_left_alone() -> None:
     board = lanes(record(1, partition=4))
     assert (board.take(9, 0.0), board.held) == ([], 0)

@@ -145,3 +145,25 @@ DELETE FROM {outbox_inbox_dead_letter} WHERE ctid = ANY (ARRAY(
 -- name: is_migrated
 -- Nothing; an error where `outbox migrate` of this version has not run yet.
 SELECT sources FROM {outbox_inbox} LIMIT 0
+
+-- name: patience
+-- Wait for the locks of others for so many milliseconds at most, until this transaction ends.
+SELECT set_config('lock_timeout', %(milliseconds)s::text, true)
+
+-- name: positions
+-- How far a group has handled the partitions of these topics. A topic that was made anew has another id, and no row.
+SELECT kafka_topic, kafka_partition, next_offset
+FROM {outbox_inbox_position} AS position
+JOIN unnest(%(topics)s::text[], %(topic_ids)s::text[]) AS each (topic, id) ON kafka_topic = topic AND topic_id = id
+WHERE consumer_group = %(group)s
+
+-- name: move_positions
+-- Write how far a group has handled these partitions. In one order, so that two who write the same cannot deadlock.
+INSERT INTO {outbox_inbox_position} AS known (consumer_group, kafka_topic, kafka_partition, topic_id, next_offset)
+SELECT %(group)s, topic, number, id, next_offset
+FROM unnest(%(topics)s::text[], %(partitions)s::int[], %(topic_ids)s::text[], %(next_offsets)s::bigint[])
+     AS each (topic, number, id, next_offset)
+ORDER BY topic, number
+ON CONFLICT (consumer_group, kafka_topic, kafka_partition) DO UPDATE
+    SET topic_id = excluded.topic_id, next_offset = excluded.next_offset, moved_at = clock_timestamp()
+    WHERE known.topic_id <> excluded.topic_id OR known.next_offset <> excluded.next_offset

@@ -1,0 +1,136 @@
+"""Where a group goes on when Kafka has forgotten it.
+
+Brokers drop the committed offsets of a group that has had no member for `offsets.retention.minutes` (7 days). Such a
+group would begin its topics anew, and an event whose key is remembered no more would have its effect again. So an inbox
+also writes its positions to its own database, about once a second, and when it ends.
+
+A position may lag: what was handled after it was written is known by its keys. Of the committed offset and our position
+the greater one counts, so that an operator can still pass records over. A position counts only in the topic, by its id,
+in which it was reached: one that was made anew has other records at the same offsets.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from typing import Any
+
+import psycopg
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from outbox_plugin.inbox.lanes import Position
+from outbox_plugin.inbox.received import Place
+from outbox_plugin.printable import logger_of
+from outbox_plugin.schema.connection import connect, one_line
+from outbox_plugin.schema.statements import statement
+from outbox_plugin.settings import Settings
+
+logger = logger_of("outbox_plugin.inbox")
+
+LOCK_MILLISECONDS = 1_000  # A stop waits no longer than that for somebody's lock on the table.
+ANSWER_SECONDS = 10.0
+TROUBLE_SECONDS = 1.0
+
+
+class Positions:
+    """A group's positions, in the database of its effects. `write` is for one thread at a time."""
+
+    def __init__(self, settings: Settings, group: str) -> None:
+        """Nothing is connected yet."""
+        self._settings = settings
+        self._group = group
+        self._read, self._move, self._patience = (
+            statement("inbox", name, settings.table) for name in ("positions", "move_positions", "patience")
+        )
+        self._written: Mapping[Place, Position] = {}
+
+    def read(self, connection: psycopg.Connection[Any], topic_ids: Mapping[str, str]) -> dict[Place, int]:
+        """The group's positions in the topics with these names and ids.
+
+        Raises:
+            psycopg.Error: as psycopg says it.
+        """
+        asked = {"group": self._group, "topics": [*topic_ids], "topic_ids": [*topic_ids.values()]}
+        with connection.transaction():
+            connection.execute(self._patience, {"milliseconds": LOCK_MILLISECONDS})
+            rows = connection.execute(self._read, asked).fetchall()
+        return {(topic, partition): offset for topic, partition, offset in rows}
+
+    def read_now(self, topic_ids: Mapping[str, str]) -> dict[Place, int]:
+        """As `read`, on a connection of its own."""
+        with closing(connect(self._settings, purpose="outbox inbox (positions)")) as connection:
+            return self.read(connection, topic_ids)
+
+    def write(self, connection: psycopg.Connection[Any], positions: Mapping[Place, Position]) -> None:
+        """Write all positions, if any of them has changed since they were last written.
+
+        All, as another process, which had a partition before, may have written late.
+
+        Raises:
+            psycopg.Error: as psycopg says it.
+        """
+        if not positions or positions == self._written:
+            return
+        moved = {
+            "group": self._group,
+            "topics": [topic for topic, _ in positions],
+            "partitions": [partition for _, partition in positions],
+            "topic_ids": [position.topic_id for position in positions.values()],
+            "next_offsets": [position.next_offset for position in positions.values()],
+        }
+        with connection.transaction():
+            connection.execute(self._patience, {"milliseconds": LOCK_MILLISECONDS})
+            connection.execute(self._move, moved)
+        self._written = positions
+
+    def write_last(self, positions: Mapping[Place, Position]) -> None:
+        """As `write`, on a connection of its own; without the database, where they were last written stands."""
+        if not positions or positions == self._written:
+            return
+        try:
+            with closing(connect(self._settings, purpose="outbox inbox (positions)")) as connection:
+                self.write(connection, positions)
+        except psycopg.Error as error:
+            logger.warning("the last positions were not written: %s", one_line(error))
+
+
+def starts(
+    positions: Positions,
+    consumer: Consumer,
+    partitions: Sequence[TopicPartition],
+    topic_ids: Mapping[str, str],
+    stop: threading.Event,
+) -> dict[Place, int]:
+    """Where to go on in `partitions`, for those where the group has been before.
+
+    Waits until Postgres and Kafka have answered: to go on without them could repeat what is forgotten.
+
+    Args:
+        positions: the group's own.
+        consumer: a member of the group, which knows its committed offsets.
+        partitions: those that were assigned.
+        topic_ids: the ids of their topics, where Kafka has said them.
+        stop: set where nothing will be handled any more; then the answer is empty.
+    """
+    wanted = {each.topic: topic_ids[each.topic] for each in partitions if each.topic in topic_ids}
+    while not stop.is_set():
+        try:
+            ours = positions.read_now(wanted)
+            asked = [TopicPartition(each.topic, each.partition) for each in partitions]
+            committed = consumer.committed(asked, ANSWER_SECONDS)
+        except psycopg.Error as error:
+            logger.warning("the partitions that were assigned wait for Postgres: %s", one_line(error))
+        except KafkaException as error:
+            logger.warning("the partitions that were assigned wait for Kafka: %s", error.args[0].str())
+        else:
+            theirs = {(each.topic, each.partition): each.offset for each in committed if each.error is None}
+            return _greater(((each.topic, each.partition) for each in partitions), theirs, ours)
+        stop.wait(TROUBLE_SECONDS)
+    return {}
+
+
+def _greater(places: Iterable[Place], theirs: Mapping[Place, int], ours: Mapping[Place, int]) -> dict[Place, int]:
+    """Of each place the greater offset; librdkafka's negative ones mean that there is none."""
+    found = {place: max(theirs.get(place, -1), ours.get(place, -1)) for place in places}
+    return {place: offset for place, offset in found.items() if offset >= 0}

@@ -1,0 +1,146 @@
+"""An inbox goes on where it was, also when the brokers have forgotten its offsets, and we what it has handled."""
+
+from __future__ import annotations
+
+import time
+
+import psycopg
+import pytest
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from outbox_plugin import Settings
+from outbox_plugin.errors import SchemaMissing
+from outbox_plugin.inbox import Inbox
+from tests.consuming import effects, make_effect_table, produce, query, record_effect
+from tests.integration.test_inbox_identity import make_anew, send, values
+from tests.support import PATIENCE, eventually
+
+pytestmark = pytest.mark.integration
+
+SOON = 60.0
+
+
+@pytest.fixture
+def ready(settings: Settings) -> Settings:
+    """Settings for a database with a table for effects."""
+    make_effect_table(settings)
+    return settings
+
+
+def events(number: int, value: str = "1") -> list[tuple[str | None, str | None]]:
+    return [(f"k{each}", value) for each in range(number)]
+
+
+def consume(settings: Settings, topic: str, group: str, expected: int) -> None:
+    """Run an inbox until there are so many effects."""
+    with Inbox(settings, group=group, topics=[topic], handler=record_effect):
+        eventually(lambda: len(effects(settings)) >= expected, SOON)
+
+
+def forget(settings: Settings, group: str) -> None:
+    """The group's offsets and its events' identities outlive their time."""
+    admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
+    [deleted] = admin.delete_consumer_groups([group]).values()
+    deleted.result(30)
+    query(settings, "DELETE FROM outbox_inbox")
+
+
+def positions(settings: Settings) -> dict[int, int]:
+    return dict(query(settings, "SELECT kafka_partition, next_offset FROM outbox_inbox_position"))
+
+
+def ends(settings: Settings, topic: str) -> dict[int, int]:
+    consumer = Consumer({"bootstrap.servers": settings.bootstrap_servers, "group.id": "-"})
+    found = {each: consumer.get_watermark_offsets(TopicPartition(topic, each), timeout=10)[1] for each in range(3)}
+    consumer.close()
+    return found
+
+
+def commit(settings: Settings, topic: str, group: str, offsets: dict[int, int]) -> None:
+    """Set the group's offsets, as an operator may while no member is there."""
+    admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
+    wanted = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, *each) for each in offsets.items()])
+    [altered] = admin.alter_consumer_group_offsets([wanted]).values()
+    altered.result(30)
+
+
+def test_an_inbox_whose_offsets_the_broker_has_forgotten_goes_on_where_it_was(
+    ready: Settings, topic: str, group: str
+) -> None:
+    sent = produce(ready, topic, events(40))
+    consume(ready, topic, group, 40)
+    forget(ready, group)
+    more = produce(ready, topic, events(5, "2"))
+    consume(ready, topic, group, 45)
+    assert sorted(event for event, _, _ in effects(ready)) == sorted(sent + more)
+
+
+def test_so_does_one_whose_first_position_was_the_brokers(ready: Settings, topic: str, group: str) -> None:
+    """As after an upgrade, where no record has come since."""
+    sent = produce(ready, topic, events(40))
+    consume(ready, topic, group, 40)
+    query(ready, "DELETE FROM outbox_inbox_position")
+    with Inbox(ready, group=group, topics=[topic], handler=record_effect):
+        eventually(lambda: positions(ready) == ends(ready, topic), SOON)
+    forget(ready, group)
+    more = produce(ready, topic, events(5, "2"))
+    consume(ready, topic, group, 45)
+    assert sorted(event for event, _, _ in effects(ready)) == sorted(sent + more)
+
+
+def test_a_running_inbox_writes_its_positions(ready: Settings, topic: str, group: str) -> None:
+    """So it goes on close to where it was when it was killed."""
+    with Inbox(ready, group=group, topics=[topic], handler=record_effect):
+        for number in (1, 2):
+            produce(ready, topic, events(30))
+            eventually(lambda number=number: len(effects(ready)) == 30 * number, SOON)  # type: ignore[misc]
+            eventually(lambda: positions(ready) == ends(ready, topic), 5.0)
+
+
+def test_positions_in_a_topic_that_was_made_anew_are_not_those_in_the_old_one(
+    ready: Settings, topic: str, group: str
+) -> None:
+    send(ready, topic, ["old"] * 5)
+    consume(ready, topic, group, 5)
+    make_anew(ready, topic)
+    send(ready, topic, ["new"] * 9)  # More: the old position would be within them.
+    consume(ready, topic, group, 14)
+    assert values(ready) == ["new"] * 9 + ["old"] * 5
+    forget(ready, group)
+    send(ready, topic, ["newer"])
+    consume(ready, topic, group, 15)
+    assert values(ready) == ["new"] * 9 + ["newer"] + ["old"] * 5
+
+
+def test_the_offset_counts_that_is_further_on(ready: Settings, topic: str, group: str) -> None:
+    produce(ready, topic, events(40))
+    consume(ready, topic, group, 40)
+    query(ready, "DELETE FROM outbox_inbox")
+    commit(ready, topic, group, dict.fromkeys(range(3), 0))  # Less than our own.
+    produce(ready, topic, events(1, "next"))
+    consume(ready, topic, group, 41)
+    assert values(ready) == ["1"] * 40 + ["next"]
+    produce(ready, topic, events(40, "skipped"))
+    commit(ready, topic, group, ends(ready, topic))
+    produce(ready, topic, events(1, "last"))
+    consume(ready, topic, group, 42)
+    assert values(ready) == ["1"] * 40 + ["last", "next"]
+
+
+def test_an_inbox_waits_for_its_positions_and_stops_all_the_same(ready: Settings, topic: str, group: str) -> None:
+    produce(ready, topic, events(3))
+    inbox = Inbox(ready, group=group, topics=[topic], handler=record_effect)
+    with psycopg.connect(ready.dsn.get_secret_value()) as holder:
+        inbox.start()
+        holder.execute("LOCK TABLE outbox_inbox_position")
+        eventually(lambda: query(ready, "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock'"), SOON)
+        began = time.monotonic()
+        inbox.stop()
+        assert time.monotonic() - began < 10 * PATIENCE
+
+
+def test_an_inbox_says_at_start_that_its_table_of_positions_is_missing(ready: Settings, topic: str, group: str) -> None:
+    query(ready, "DROP TABLE outbox_inbox_position")
+    with pytest.raises(SchemaMissing, match="run `outbox migrate` first"):
+        Inbox(ready, group=group, topics=[topic], handler=record_effect).start()
