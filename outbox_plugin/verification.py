@@ -14,7 +14,7 @@ from contextlib import closing
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from outbox_plugin.adapters.kafka import client_config, refusal
+from outbox_plugin.adapters.kafka import client_config, readable_headers, refusal
 from outbox_plugin.core.event_identity import event_identity, event_source
 from outbox_plugin.core.verdict import EXAMPLES, JOB_HEADER, SEQUENCE_HEADER, Verdict
 from outbox_plugin.errors import LogUnavailable, ServerRefused
@@ -99,9 +99,8 @@ def verify_topic(settings: Settings, topic: str, *, job: str | None = None, time
                     if error is None:
                         key = message.key() or b""
                         where = f"{topic}/{message.partition()} offset {message.offset()}"
-                        headers = message.headers() or []
-                        pairs = headers.items() if isinstance(headers, dict) else headers
-                        verifier.see(where, key if isinstance(key, bytes) else key.encode(), pairs)
+                        headers = readable_headers(message) or []
+                        verifier.see(where, key if isinstance(key, bytes) else key.encode(), headers)
                     elif error.code() == KafkaError._PARTITION_EOF:
                         unread.discard(message.partition() or 0)
                     elif not error.retriable():

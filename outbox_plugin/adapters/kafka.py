@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from operator import methodcaller
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -117,11 +118,27 @@ def refusal(error: KafkaError, settings: Settings) -> ServerRefused | LogUnavail
     return ServerRefused(said) if error.code() in _NOT_LET_IN else LogUnavailable(said)
 
 
+_HEADERS = methodcaller("headers")
+
+
 def content(message: Message) -> tuple[bytes | None, bytes | None, Headers]:
     """A record's key, value and headers as they are."""
     key, value = (body.encode() if isinstance(body, str) else body for body in (message.key(), message.value()))
-    headers = message.headers() or []
-    return key, value, list(headers.items()) if isinstance(headers, dict) else headers
+    return key, value, readable_headers(message) or []
+
+
+def readable_headers(message: Message) -> Headers | None:
+    """A record's headers in their order; None where a name among them is not UTF-8.
+
+    confluent_kafka cannot return such headers: it sets an error and returns a list that must not be touched. The error
+    is raised by the first call alone, so call this once for each message. Python notices it only where the call goes
+    through C, as in `methodcaller`: a call that the interpreter has specialised leaves it pending for any later one.
+    """
+    try:
+        headers = _HEADERS(message) or []
+    except (SystemError, UnicodeDecodeError):
+        return None
+    return list(headers.items()) if isinstance(headers, dict) else headers
 
 
 def bounds(consumer: Consumer, partition: TopicPartition) -> tuple[int, int]:

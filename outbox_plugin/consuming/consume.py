@@ -1,4 +1,9 @@
-"""A range consumed in this process: its records, the handler's effects and the position, in one transaction."""
+"""A range consumed in this process: its records, the handler's effects and the position, in one transaction.
+
+The position is locked before the handler runs and moved after it has returned, when the transaction has proved to be
+the one that was begun. So a position that has moved always means that the handler has returned. A handler that ends the
+transaction, against the rule, leaves the position where it was, and the range is consumed again.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +14,22 @@ from typing import Any
 
 import psycopg
 
-from outbox_plugin.consuming.positions import claim, read_position
+from outbox_plugin.consuming.positions import advance, lock, read_position
 from outbox_plugin.consuming.records import read_records
 from outbox_plugin.consuming.topics import topic_state
 from outbox_plugin.core.ranges import Readable, TopicRange, readable, remaining
 from outbox_plugin.errors import HandlerMisuse
 from outbox_plugin.inbox.received import Received
-from outbox_plugin.schema.connection import connect_patiently, reported_as_refusal
+from outbox_plugin.printable import logger_of
+from outbox_plugin.schema.connection import connect_patiently, one_line, reported_as_refusal
+from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
+
+logger = logger_of("outbox_plugin.consuming")
 
 Handler = Callable[[psycopg.Connection[tuple[Any, ...]], Sequence[Received]], None]
 PURPOSE = "outbox consumer"
-_TRANSACTION = "SELECT pg_catalog.pg_current_xact_id()"
+_TRANSACTION = "SELECT pg_catalog.pg_current_xact_id()::text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +98,7 @@ def consume_range(settings: Settings, wanted: TopicRange, handler: Handler) -> C
     Raises:
         RangeMoved, RecordsVanished: run it again.
         RangeRefused, TopicReplaced: it cannot be consumed.
-        HandlerMisuse: the handler ended the transaction.
+        HandlerMisuse: the handler ended the transaction, or went on after a failed statement; run it again.
         LogUnavailable, ServerRefused, SchemaMissing: a server is away, or does not let us.
         Exception: whatever the handler raises, and psycopg.Error if the commit fails; nothing has had an effect.
     """
@@ -100,11 +109,12 @@ def consume_range(settings: Settings, wanted: TopicRange, handler: Handler) -> C
     confirm_topic(settings, there.range)
     with closing(_connected(settings)) as connection, connection.transaction():
         with reported_as_refusal(settings):
-            is_ours = claim(connection, settings.table, rest, there.lost)
+            is_ours = lock(connection, settings.table, rest)
         if not is_ours:
             return Consumed(rest, 0, again=True)
         if records:
-            _handle(connection, handler, records)
+            _handle(settings, connection, handler, records)
+        advance(connection, settings.table, rest, there.lost)
     return Consumed(rest, len(records), there.lost)
 
 
@@ -113,11 +123,36 @@ def _connected(settings: Settings) -> psycopg.Connection[tuple[Any, ...]]:
         return connect_patiently(settings, purpose=PURPOSE)
 
 
-def _handle(connection: psycopg.Connection[tuple[Any, ...]], handler: Handler, records: Sequence[Received]) -> None:
-    before = connection.execute(_TRANSACTION).fetchone()
+def _handle(
+    settings: Settings,
+    connection: psycopg.Connection[tuple[Any, ...]],
+    handler: Handler,
+    records: Sequence[Received],
+) -> None:
+    """Run the handler; raises HandlerMisuse unless the connection is still in the transaction that was begun."""
+    [begun] = connection.execute(_TRANSACTION).fetchone() or [None]
     handler(connection, records)
-    if connection.execute(_TRANSACTION).fetchone() != before:
+    try:
+        [present] = connection.execute(_TRANSACTION).fetchone() or [None]
+    except psycopg.errors.InFailedSqlTransaction:
         raise HandlerMisuse(
-            "the handler ended the transaction that the range is consumed in: what it wrote before may be committed "
-            "without what it wrote afterwards; let it write, and return"
+            "the handler went on after a failed statement: let the error through, or use a savepoint"
+        ) from None
+    if present != begun:
+        _roll_back_prepared(settings, connection, begun)
+        raise HandlerMisuse(
+            "the handler ended the transaction that the range is consumed in: what it has committed stays, and is "
+            "written again when the range is run again; let it write, and return"
         )
+
+
+def _roll_back_prepared(settings: Settings, connection: psycopg.Connection[tuple[Any, ...]], begun: str | None) -> None:
+    """Roll the transaction back if the handler has prepared it: it would keep the position locked."""
+    connection.execute("ROLLBACK")  # Whatever the handler has begun since.
+    try:
+        for [roll_back] in connection.execute(
+            statement("inbox", "roll_back_prepared", settings.table), {"id": begun}
+        ).fetchall():
+            connection.execute(roll_back)
+    except psycopg.Error as error:
+        logger.warning("a transaction that a handler has prepared could not be rolled back: %s", one_line(error))

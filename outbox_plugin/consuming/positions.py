@@ -34,15 +34,29 @@ def read_position(settings: Settings, consumer: str, topic: str, backfill: str =
 
 
 def claim(connection: _Connection, table: str, wanted: TopicRange, lost: int = 0) -> bool:
-    """Move the position to the end of `wanted`, in the transaction of its effects.
+    """Lock the position and move it to the end of `wanted`: `lock` and `advance`, where no handler runs in between.
 
-    Until the transaction ends, every other claim of the same consumer and topic waits.
+    Returns:
+        False where all of it has been consumed before: the effects must not be made.
+
+    Raises:
+        RangeMoved, RangeRefused, TopicReplaced: as `lock` does.
+    """
+    if not lock(connection, table, wanted):
+        return False
+    advance(connection, table, wanted, lost)
+    return True
+
+
+def lock(connection: _Connection, table: str, wanted: TopicRange) -> bool:
+    """Lock the position, in the transaction of the effects of `wanted`.
+
+    Until the transaction ends, every other lock of the same consumer and topic waits.
 
     Args:
         connection: in a transaction that makes the effects of all of `wanted`, and of nothing else of the topic.
         table: the outbox, beside which positions are kept.
-        wanted: what is consumed.
-        lost: how many of its offsets Kafka had deleted.
+        wanted: what is to be consumed.
 
     Returns:
         False where all of it has been consumed before: the effects must not be made.
@@ -58,10 +72,22 @@ def claim(connection: _Connection, table: str, wanted: TopicRange, lost: int = 0
         return False
     if rest != remaining(wanted, None):
         raise RangeMoved(f"{wanted.name}: a part of the range {wanted.text()} was consumed meanwhile: run it again")
+    return True
+
+
+def advance(connection: _Connection, table: str, wanted: TopicRange, lost: int = 0) -> None:
+    """Move the position, which this transaction has locked, to the end of `wanted`.
+
+    Args:
+        connection: in the transaction that has locked the position and made the effects.
+        table: the outbox, beside which positions are kept.
+        wanted: what is consumed.
+        lost: how many of its offsets Kafka had deleted.
+    """
+    key = _key(wanted.consumer, wanted.topic, wanted.backfill)
     connection.execute(
         statement("position", "advance", table), {**key, "next_offsets": _text(wanted.end), "lost": lost}
     )
-    return True
 
 
 def set_position(settings: Settings, consumer: str, topic: str, where: Where) -> str:

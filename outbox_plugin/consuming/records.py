@@ -7,12 +7,15 @@ from contextlib import closing
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from outbox_plugin.adapters.kafka import client_config, refusal
+from outbox_plugin.adapters.kafka import client_config, readable_headers, refusal
 from outbox_plugin.core.event_identity import event_identity
 from outbox_plugin.core.ranges import TopicRange
 from outbox_plugin.errors import LogUnavailable, OutboxError
 from outbox_plugin.inbox.received import Received
+from outbox_plugin.printable import logger_of
 from outbox_plugin.settings import Settings
+
+logger = logger_of("outbox_plugin.consuming")
 
 READ_SECONDS = 600.0
 _BATCH = 10_000
@@ -59,7 +62,7 @@ def read_records(settings: Settings, wanted: TopicRange, seconds: float = READ_S
                         unread.discard(message.partition() or 0)
                         consumer.incremental_unassign([TopicPartition(wanted.topic, message.partition() or 0)])
                     if message.error() is None and (message.offset() or 0) < wanted.end[message.partition() or 0]:
-                        found.append(_received(message))
+                        found.append(_received(message, wanted.topic_id))
     except KafkaException as error:
         raise refusal(error.args[0], settings) from error
     return found
@@ -80,14 +83,23 @@ def _ends(message: Message, wanted: TopicRange) -> bool:
     return False
 
 
-def _received(message: Message) -> Received:
-    given = message.headers() or []
-    pairs = given.items() if isinstance(given, dict) else given
-    headers = tuple((name, _bytes(value)) for name, value in pairs)
+def _received(message: Message, topic_id: str) -> Received:
     topic, partition, offset = message.topic() or "", message.partition() or 0, message.offset() or 0
-    named = event_identity(headers, f"{topic}/{partition}/{offset}").key
-    timestamp = message.timestamp()[1]
-    return Received(topic, partition, offset, timestamp, _bytes(message.key()), _bytes(message.value()), headers, named)
+    found = readable_headers(message)
+    if found is None:
+        logger.warning("%s/%d/%d: a header's name is not UTF-8: the record has no headers", topic, partition, offset)
+    headers = tuple((name, _bytes(value)) for name, value in found or ())
+    return Received(
+        topic,
+        partition,
+        offset,
+        message.timestamp()[1],
+        _bytes(message.key()),
+        _bytes(message.value()),
+        headers,
+        event_identity(headers, f"{topic_id}/{partition}/{offset}").key,
+        unreadable_headers=found is None,
+    )
 
 
 def _bytes(value: bytes | str | None) -> bytes | None:

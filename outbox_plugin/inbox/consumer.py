@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from outbox_plugin.adapters.kafka import Admin, client_config, refusal
+from outbox_plugin.adapters.kafka import Admin, client_config, readable_headers, refusal
 from outbox_plugin.background import Background
 from outbox_plugin.core.event_identity import event_identity
 from outbox_plugin.errors import InvalidSetting, OutboxError, ServerRefused
@@ -245,7 +245,8 @@ class Inbox(Background):
             cast(int, message.partition()),
             cast(int, message.offset()),
         )
-        headers = tuple(cast(Any, message.headers()) or ())
+        found = readable_headers(message)
+        headers = tuple(cast(Any, found) or ())
         known = event_identity(headers, f"{self._incarnations.of(topic)}/{partition}/{offset}")
         return Received(
             topic,
@@ -257,6 +258,7 @@ class Inbox(Background):
             headers,
             known.key,
             formerly=None if known.named else f"{topic}/{partition}/{offset}",
+            unreadable_headers=found is None,
         )
 
     def _noted(self, error: KafkaError) -> bool:

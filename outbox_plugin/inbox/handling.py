@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import psycopg
 
-from outbox_plugin.errors import HandlerMisuse
+from outbox_plugin.errors import HandlerMisuse, OutboxError
 from outbox_plugin.inbox.claims import Claims
 from outbox_plugin.inbox.halving import Halves
 from outbox_plugin.inbox.lanes import Handled, Outcome, Slice
@@ -34,6 +34,10 @@ _ENDED = "the handler ended the transaction that it was given: leave that to the
 
 class _LostWhileHandled(Exception):
     """The connection was lost since the handler began."""
+
+
+class UnreadableHeaders(OutboxError):
+    """The name of a header is not UTF-8, so it is not known which event the record is."""
 
 
 class _NotClaimed(Exception):
@@ -67,7 +71,7 @@ class Handling:
             return Handled([self._when_back() for _ in slices])
         if self._in_batches:
             return await self._handle_halved(seat, slices)
-        if sum(len(each.records) for each in slices) > 1 and not _has_letters(slices):
+        if sum(len(each.records) for each in slices) > 1 and not _goes_alone(slices):
             try:
                 await self._handle_together(seat, [record for each in slices for record in each.records])
             except Exception as error:
@@ -118,7 +122,7 @@ class Handling:
 
         What has failed before, or was a dead letter, is not handed over together with others.
         """
-        halves = Halves(slices, lambda each: bool(each.failures or each.losses or _has_letters([each])))
+        halves = Halves(slices, lambda each: bool(each.failures or each.losses or _goes_alone([each])))
         while part := halves.next():
             if seat.lost and not await self._connected(seat):
                 halves.away(self._when_back)
@@ -171,6 +175,7 @@ class Handling:
                 failures, losses = failures + counted, losses + lost
                 seat.distrust()
                 spent = (counted and self._retry.is_spent(failures)) or losses >= MOST_LOSSES
+                spent = spent or isinstance(cause, UnreadableHeaders)
                 if spent and await self._buried(seat, record, cause, failures + losses):
                     failures = losses = 0
                     continue
@@ -187,7 +192,10 @@ class Handling:
             TransactionEnded: the handler committed the transaction; what it did is there.
             _LostWhileHandled: the connection was lost since the handler began.
             _NotClaimed: the handler has not begun.
+            UnreadableHeaders: it must not be handled.
         """
+        if record.unreadable_headers:
+            raise UnreadableHeaders("the name of a header is not UTF-8: the record is kept without its headers")
         fresh: dict[str, str] = {}
         begun, committed = None, False
         try:
@@ -233,8 +241,10 @@ class Handling:
         return True
 
 
-def _has_letters(slices: list[Slice]) -> bool:
-    return any(record.dead_letter is not None for each in slices for record in each.records)
+def _goes_alone(slices: list[Slice]) -> bool:
+    """Whether a record among them must have a transaction of its own: it is a dead letter, or becomes one at once."""
+    records = (record for each in slices for record in each.records)
+    return any(record.dead_letter is not None or record.unreadable_headers for record in records)
 
 
 def _place(record: Received) -> str:

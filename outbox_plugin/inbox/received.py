@@ -29,6 +29,7 @@ class Received:
         idempotency_key: tells this event from every other; what the inbox remembers.
         dead_letter: the number of the dead letter that is being tried again; None on the usual way.
         formerly: what versions before this one remember of it, where that is something else; else None.
+        unreadable_headers: the name of a header is not UTF-8, so `headers` is empty.
     """
 
     topic: str
@@ -41,6 +42,7 @@ class Received:
     idempotency_key: str
     dead_letter: int | None = None
     formerly: str | None = field(default=None, compare=False)
+    unreadable_headers: bool = False
 
     @property
     def source(self) -> str:

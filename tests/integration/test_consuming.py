@@ -6,8 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -272,14 +273,67 @@ def test_a_backfill_consumes_again_and_once(table: Settings, topic: str) -> None
     assert planned(table, topic).range is None
 
 
-def test_a_handler_that_ends_the_transaction_is_told_so(table: Settings, topic: str) -> None:
-    def ends(connection: psycopg.Connection[Any], records: Sequence[Received]) -> None:
+def _handler(*before: str) -> Callable[[psycopg.Connection[Any], Sequence[Received]], None]:
+    def handle(connection: psycopg.Connection[Any], records: Sequence[Received]) -> None:
         add(connection, records)
-        connection.execute("COMMIT")
+        for each in before:
+            connection.execute(each.encode())
+
+    return handle
+
+
+@pytest.mark.parametrize(
+    ("done", "said"),
+    [
+        (["COMMIT"], "ended the transaction"),
+        (["COMMIT AND CHAIN"], "ended the transaction"),
+        (["ROLLBACK", "BEGIN"], "ended the transaction"),
+        (["PREPARE TRANSACTION 'its own'", "BEGIN"], "ended the transaction"),
+    ],
+)
+def test_a_handler_that_ends_the_transaction_is_told_so_and_the_range_is_consumed_again(
+    table: Settings, topic: str, done: list[str], said: str
+) -> None:
+    produce(table, topic, numbered(0, 3))
+    wanted = next_range(table, topic)
+    with pytest.raises(HandlerMisuse, match=said):
+        consume_range(table, wanted, _handler(*done))
+    assert query(table, "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()") == []
+    query(table, "TRUNCATE effect")
+    assert consume_range(table, wanted, add).records == 3
+    assert values(table) == [0, 1, 2]
+
+
+def test_a_range_whose_handler_commits_and_then_fails_is_consumed_again(table: Settings, topic: str) -> None:
+    """The position has not moved, so what the handler had not written yet is not left out."""
+    produce(table, topic, numbered(0, 3))
+    wanted = next_range(table, topic)
+    with pytest.raises(psycopg.errors.UndefinedTable):
+        consume_range(table, wanted, _handler("TRUNCATE effect", "COMMIT", "SELECT * FROM not_there"))
+    assert consume_range(table, wanted, add).records == 3
+    assert values(table) == [0, 1, 2]
+
+
+def test_a_handler_that_goes_on_after_a_failed_statement_is_told_so(table: Settings, topic: str) -> None:
+    def handle(connection: psycopg.Connection[Any], records: Sequence[Received]) -> None:
+        with suppress(psycopg.errors.UndefinedTable):
+            connection.execute("SELECT * FROM not_there")
 
     produce(table, topic, numbered(0, 3))
-    with pytest.raises(HandlerMisuse, match="ended the transaction"):
-        consume_range(table, next_range(table, topic), ends)
+    with pytest.raises(HandlerMisuse, match="after a failed statement"):
+        consume_range(table, next_range(table, topic), handle)
+
+
+def test_a_record_without_a_name_is_named_by_its_place_in_this_incarnation_of_the_topic(
+    table: Settings, topic: str
+) -> None:
+    """As an inbox names it."""
+    producer = Producer({"bootstrap.servers": table.bootstrap_servers})
+    producer.produce(topic, "1", "key", partition=0)
+    assert producer.flush(20) == 0
+    producer.close()
+    consume_range(table, next_range(table, topic), add)
+    assert query(table, "SELECT event FROM effect") == [(f"{topic_state(table, topic).topic_id}/0/0",)]
 
 
 def test_a_topic_that_is_not_there_and_a_broker_that_is_away_are_said(settings: Settings, group: str) -> None:
