@@ -99,6 +99,14 @@ class WindowStore(PostgresOutbox):
         with reported(), self._purger_lock:
             self._execute("nothing_in_flight", term=term, slice=self._slice.name)
 
+    def is_settled(self) -> bool:
+        """See `OutboxStore.is_settled`."""
+        with reported(), self._purger_lock:
+            found = self._execute("is_settled").fetchone()
+        if found is None:
+            raise StoreUnavailable("Postgres: the outbox was truncated or made anew, or has another number of shards")
+        return bool(found[0])
+
     def settled(self) -> None:
         """See `OutboxStore.settled`."""
         with reported(), self._purger_lock:

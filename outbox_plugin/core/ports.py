@@ -159,6 +159,10 @@ class OutboxStore(Outbox, Protocol):
         """Remember that the term has deleted all that it published: no record of it is expected any more."""
         ...
 
+    def is_settled(self) -> bool:
+        """Whether the shards of all earlier layouts have been fenced and recovered."""
+        ...
+
     def settled(self) -> None:
         """Remember that the shards of all earlier layouts have been fenced and recovered."""
         ...

@@ -8,12 +8,20 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 
 from outbox_plugin.core.lanes import BadRow, Lane, first_bad_rows, without
-from outbox_plugin.core.pace import CLEAR_PROGRESS_SECONDS, PURGE_REST_SECONDS, PURGE_ROWS, RETRY_ASIDE_SECONDS
+from outbox_plugin.core.pace import (
+    CLEAR_PROGRESS_SECONDS,
+    PURGE_REST_SECONDS,
+    PURGE_ROWS,
+    RETRY_ASIDE_SECONDS,
+    SETTLED_FIRST,
+    SETTLED_LAST,
+    Backoff,
+)
 from outbox_plugin.core.ports import Log, OutboxStore, WakeUp
 from outbox_plugin.core.progress import ProgressRecord, Publication
 from outbox_plugin.core.repeats import require_own_record
 from outbox_plugin.core.row import OutboxRow
-from outbox_plugin.core.shards import Slice
+from outbox_plugin.core.shards import SETTLING_SHARD, Slice
 from outbox_plugin.core.takeover import Terms, left_behind, require_recorded
 from outbox_plugin.core.window import Window, Windows, rows_in
 from outbox_plugin.errors import (
@@ -96,23 +104,35 @@ class ExactlyOnce:
     def take_over(self) -> None:
         """Fence, read the progress record, delete what it proves, and say so in a record of our own.
 
-        So too for each shard of an earlier layout whose leaders may still be at work.
+        So too for each shard of an earlier layout whose leaders may still be at work: shard 0 does this for all. If
+        each shard did it, they would fence each other's producers of the former slices, and none would come to an end.
 
         Raises:
             ForeignOutbox: the group relays another outbox.
             ProgressLost: the progress topic lacks a record that the database expects.
         """
+        if self._shard != SETTLING_SHARD and not self._wait_for_settled_layout():
+            return
         self._store.lead(self._leader_id)
         self._generation = self._store.generation(self._slice)
         self._fence(has_fenced=False)
         self._terms = self._store.begin_term()
-        recovered = sum(self._recover_former())
+        recovered = sum(self._recover_former()) if self._shard == SETTLING_SHARD else 0
         rows, self._generation = self._recover(self._log, self._slice, self._generation)
         self._store.check_leads()  # Once more: it may have fenced a later generation.
         if not self._log.publish((), self._progress(0, ())):
             raise LogUnavailable("Kafka does not take the term's first record")
         self._store.recorded(self._terms.number)
         self._observe(TermBegan(self._shard, self._leader_id, recovered + rows))
+
+    def _wait_for_settled_layout(self) -> bool:
+        """Wait until shard 0 has recovered the slices of earlier layouts; False when the term is to end."""
+        pace = Backoff(SETTLED_FIRST, SETTLED_LAST)
+        while self._store.layout.former and not self._store.is_settled():
+            self._stages.rest(pace.wait())
+            if self._stages.stopping:
+                return False
+        return True
 
     def _recover(self, log: Log, slice_: Slice, generation: int) -> tuple[int, int]:
         """Delete what the fenced slice has published. Returns how many rows, and the generation that is fenced."""

@@ -77,11 +77,10 @@ class _Term:
             with open_relay(shard, self.leader_id, lambda: not self._abandoned, observe) as relay:
                 with self._opening:
                     self._changed.wait_for(lambda: self._may_take_over or self.stopping)
-                if self.stopping:
-                    return
+                    if self.stopping:
+                        return
+                    self._relay = relay  # From now on, `stop` reaches it.
                 relay.take_over()
-                with self._opening:
-                    self._relay = relay
                 self.phase = "leader"
                 if not self.stopping:
                     relay.run()
@@ -107,7 +106,7 @@ class _Term:
                 self._relay.stop()
 
     def prove(self) -> None:
-        if self._relay is not None and not self.proving:
+        if self._relay is not None and self.phase == "leader" and not self.proving:
             self.proving = True
             self._relay.prove(self._proven)
 

@@ -610,6 +610,14 @@ class Store:
         published = dict(zip(publication.ids, publication.times or (), strict=publication.times is not None))
         return [row for row in self.database.rows.values() if row.create_time == published.get(row.id)]
 
+    def is_settled(self) -> bool:
+        def effect() -> bool:
+            if not self._is_ours():
+                raise StoreUnavailable("Postgres: another table, or another number of shards")
+            return not self.database.layout.unsettled
+
+        return self.call("asks whether the layout is settled", effect)
+
     def settled(self) -> None:
         def effect() -> None:
             if self.database.layout.number == self._layout.number:

@@ -110,6 +110,10 @@ def leave_no_record_for_shards_of_before(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Store, "check_leads", lambda _: None)  # Which would notice it, too.
 
 
+def read_before_the_layout_is_settled(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ExactlyOnce, "_wait_for_settled_layout", lambda _: True)
+
+
 def believe_who_has_not_signed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Signer, "verifies", lambda *_: True)
 
@@ -306,6 +310,7 @@ PLANTS: dict[Plant, Found] = {
     believe_who_has_not_signed: Found(("loss",), NEIGHBOUR),
     take_copies_for_originals: Found(("loss", "repeated"), NEIGHBOUR),
     leave_no_record_for_shards_of_before: Found(("repeated",), LATE_RESHARDING),
+    read_before_the_layout_is_settled: Found(("repeated",), LATE_RESHARDING),
 }
 
 

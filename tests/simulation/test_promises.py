@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tests.simulation.plan import RESHARD, Fault, Plan
 from tests.simulation.schedule import run
+
+# So many shards, and so slow a way to the servers, that leaders which recover the same slices would do so for long.
+MANY_SHARDS = Plan(shards=16, harvesters=2, writers=4, keys=8, latency=0.05, faults=(Fault(RESHARD, 3.0, 0.0, 32),))
 
 
 @pytest.mark.timeout(0)
@@ -22,3 +26,10 @@ def test_the_promises_hold_in_every_schedule(seeds: range, tells: bool) -> None:
 def test_a_seed_is_a_schedule() -> None:
     traces = [run(seed, tell=True).trace for seed in (5, 5, 6)]
     assert traces[0] == traces[1] != traces[2]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_from_sixteen_shards_to_thirty_two_takes_seconds(seed: int) -> None:
+    outcome = run(seed, plan=MANY_SHARDS)
+    assert not outcome.broken
+    assert outcome.slowest < 15.0

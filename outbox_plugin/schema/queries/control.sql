@@ -168,6 +168,11 @@ SET layout = greatest(layout + 1, (extract(epoch FROM clock_timestamp()) * 1000)
     unsettled = array_remove(array_append(array_remove(unsettled, shards), shards), %(shards)s::int)
 WHERE table_name = %(table)s AND shards <> %(shards)s
 
+-- name: is_settled
+-- Whether the shards of all earlier layouts have been fenced and recovered; no row under another layout.
+SELECT cardinality(unsettled) = 0 FROM {outbox_identity}
+WHERE table_name = %(table)s AND incarnation = %(incarnation)s AND layout = %(layout)s
+
 -- name: settled
 -- The shards of all earlier layouts have been fenced and recovered, unless the layout has changed meanwhile.
 UPDATE {outbox_identity}
