@@ -11,6 +11,7 @@ from contextlib import suppress
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaException, Message, Producer, TopicPartition
 
+from outbox_plugin.adapters.incarnations import Incarnations
 from outbox_plugin.adapters.kafka import UNKNOWN_TOPIC, Names, client_config, content, refusal
 from outbox_plugin.core.heartbeat import Heartbeat, is_goharvests
 from outbox_plugin.core.heartbeat_codec import HeartbeatCodec, LeaderRecord
@@ -39,6 +40,7 @@ class Membership:
             instance: the name under which this harvester sends heartbeats; no other one ever does.
         """
         self._topic = names.leader_topic
+        self._progress_topic = names.progress_topic
         self._settings = settings
         self._codec = HeartbeatCodec(names.leader_topic, signer, instance)
         self._stranger: Heartbeat | None = None
@@ -47,6 +49,7 @@ class Membership:
         # Sticky: a harvester that joins takes no shard from one that leads it. In at-least-once delivery the group may
         # be shared with goharvest, whose client knows the older assignors alone.
         self._sticky = settings.delivery == "exactly-once"
+        self._incarnations = Incarnations(settings) if settings.delivery == "exactly-once" else None
         self._member = Consumer(
             client_config(
                 settings,
@@ -133,6 +136,11 @@ class Membership:
             found = self._listener.list_topics(self._topic, timeout=_CHECK_SECONDS).topics.get(self._topic)
             if found is not None and found.error is not None and found.error.code() in UNKNOWN_TOPIC:
                 raise TopicMissing(f"Kafka: the topic {self._topic} is gone")
+
+    def check_progress_topic(self) -> None:
+        """See `Membership.check_progress_topic`."""
+        if self._incarnations is not None and self._incarnations.changed({self._progress_topic}):
+            raise TopicMissing(f"Kafka: the topic {self._progress_topic} was deleted and made anew")
 
     def send(self, heartbeat: Heartbeat) -> None:
         """Send a heartbeat to its shard's partition, without waiting; one that cannot be sent in time is dropped."""

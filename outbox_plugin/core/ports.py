@@ -358,6 +358,17 @@ class Membership(Protocol):
         """
         ...
 
+    def check_progress_topic(self) -> None:
+        """Ask now and then whether the progress topic is still the one that it was. Waits for nothing.
+
+        A leader's next records say that they stand behind the offsets of its last ones. In a topic that was made anew
+        they do not, so they would be taken for copies.
+
+        Raises:
+            TopicMissing: somebody, or the broker, has made it anew.
+        """
+        ...
+
     def send(self, heartbeat: Heartbeat) -> None:
         """Send a heartbeat without waiting; one that cannot be sent in time is dropped."""
         ...

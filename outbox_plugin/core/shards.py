@@ -3,8 +3,8 @@
 The database remembers the *layout*: how many shards there are, and a number that grows with each change. A read returns
 nothing under another layout, so from the instant of a change no leader of the old one reads a row. What it has read
 before may still be in a transaction: so before a leader of the new layout reads, the shards of every earlier layout
-that is not yet *settled* are fenced, and what their progress records name is deleted. The leader of shard 0 does this for
-all; the leaders of the other shards wait until the database says that it is done.
+that is not yet *settled* are fenced, and what their progress records name is deleted. The leader of shard 0 does this
+for all; the leaders of the other shards wait until the database says that it is done.
 """
 
 from __future__ import annotations

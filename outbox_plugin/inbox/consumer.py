@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from outbox_plugin.adapters.incarnations import Incarnations
 from outbox_plugin.adapters.kafka import Admin, client_config, readable_headers, refusal
 from outbox_plugin.background import Background
 from outbox_plugin.core.event_identity import event_identity
@@ -21,7 +22,6 @@ from outbox_plugin.inbox.board import Board
 from outbox_plugin.inbox.cleaning import Keep
 from outbox_plugin.inbox.handling import Handling
 from outbox_plugin.inbox.housekeeping import Housekeeping
-from outbox_plugin.inbox.incarnations import Incarnations
 from outbox_plugin.inbox.positions import Positions, starts
 from outbox_plugin.inbox.received import Place, Received
 from outbox_plugin.inbox.retry import Retry

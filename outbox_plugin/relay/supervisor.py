@@ -58,7 +58,7 @@ class Supervisor:
 
         Raises:
             LayoutChanged: the outbox has another number of shards now.
-            TopicMissing: somebody deleted one of the group's own topics.
+            TopicMissing: somebody deleted one of the group's own topics, or made the progress topic anew.
             ForeignOutbox: harvesters of another outbox use our group, and were there first.
         """
         try:
@@ -83,6 +83,7 @@ class Supervisor:
         if now - self._silent_since > SILENT_SECONDS:
             self._silent_since = now
             self._membership.check_topic()
+        self._membership.check_progress_topic()
         was_slow, self._slow = self._slow, now - self._turned_at > ASLEEP_SECONDS
         if self._slow and not was_slow:
             for shard in self._shards.values():

@@ -11,7 +11,15 @@ from confluent_kafka.cimpl import NewTopic
 from outbox_plugin import Harvester, Settings
 from outbox_plugin.adapters.kafka import Names
 from outbox_plugin.relay.events import HarvestEvent, TermFinished
-from tests.harvesting import assert_exactly_once_in_order, consume, create_topic, drained, insert_numbered
+from tests.harvesting import (
+    assert_exactly_once_in_order,
+    consume,
+    create_topic,
+    drained,
+    insert_numbered,
+    last_progress,
+    named_by_progress,
+)
 from tests.support import eventually
 
 pytestmark = pytest.mark.integration
@@ -53,3 +61,21 @@ def test_a_control_topic_that_is_deleted_is_made_anew(settings: Settings, which:
         insert_numbered(settings, topic, 21, 10)
         drained(settings)
     assert_exactly_once_in_order(consume(settings, topic), 1, 30)
+
+
+def test_a_progress_topic_that_somebody_makes_anew_under_a_leader_is_noticed(settings: Settings) -> None:
+    """The leader's records would not count there: a successor would find none where one is expected."""
+    topic = create_topic(settings, f"{settings.group}-events")
+    progress = Names.of(settings).progress_topic
+    events: list[HarvestEvent] = []
+    with Harvester(settings, observe=events.append):
+        insert_numbered(settings, topic, 1, 10)
+        drained(settings)
+        eventually(lambda: named_by_progress(settings) == 0, 60)  # From now on the leader writes nothing.
+        delete_topic(settings, progress)
+        create_topic(settings, progress)
+        eventually(lambda: any(isinstance(event, TermFinished) for event in events), 60)
+        insert_numbered(settings, topic, 11, 10)
+        drained(settings)
+        assert last_progress(settings) is not None
+    assert_exactly_once_in_order(consume(settings, topic), 1, 20)

@@ -554,6 +554,9 @@ class SimulatedMembership:
     def check_topic(self) -> None:
         """It is there."""
 
+    def check_progress_topic(self) -> None:
+        """Nobody makes it anew."""
+
     def send(self, heartbeat: Heartbeat) -> None:
         if self._process.alive:
             self._send(heartbeat, self._scheduler.now + PATIENCE)

@@ -49,6 +49,9 @@ class SlowMembership:
     def check_topic(self) -> None:
         """It is there."""
 
+    def check_progress_topic(self) -> None:
+        """Nobody makes it anew."""
+
     def send(self, heartbeat: Heartbeat) -> None:
         self.said.append(heartbeat)
         self.unheard.append(heartbeat)

@@ -14,9 +14,9 @@ from outbox_plugin.adapters.kafka import Admin
 from outbox_plugin.printable import logger_of
 from outbox_plugin.settings import Settings
 
-logger = logger_of("outbox_plugin.inbox")
+logger = logger_of("outbox_plugin.kafka")
 
-ASK_SECONDS = 5.0  # So often it is asked whether a topic was made anew; as often the consumer learns of its partitions.
+ASK_SECONDS = 5.0  # So often it is asked whether a topic was made anew; as often a consumer learns of its partitions.
 ANSWER_SECONDS = 10.0
 
 
