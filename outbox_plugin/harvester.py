@@ -111,32 +111,51 @@ class Harvester(Background):
 
     def _check(self) -> tuple[Identity, Layout, str | None]:
         """Everything that a user can mend, looked at before anything is touched; also a note for the status."""
-        settings = self._settings
-        admin = Admin(settings)
+        admin = Admin(self._settings)
         admin.check_reachable()
-        with reported_as_refusal(settings), closing(self._connect()) as connection:
+        identity, terms, layout, ahead = self._claim(keep=False)
+        self._check_kafka(admin, identity, terms, layout)
+        checked, (identity, terms, layout, ahead) = (identity, layout.shards), self._claim(keep=True)
+        if (identity, layout.shards) != checked:  # Somebody has changed it meanwhile.
+            self._check_kafka(admin, identity, terms, layout)
+        notes = [admin.keep_progress(self._names)] if self._exactly_once else []
+        if ahead > 1:
+            notes.append(
+                f"the ids of {self._settings.table} are drawn {ahead} at a time (the sequence's CACHE): a later "
+                "transaction can get a smaller id, so order per key is not kept; set CACHE 1"
+            )
+        note = "; ".join(filter(None, notes)) or None
+        if note:
+            logger.warning("%s", note)
+        return identity, layout, note
+
+    def _claim(self, *, keep: bool) -> tuple[Identity, Terms, Layout, int]:
+        """Claim the outbox for our group, delivery and number of shards, and see what the database says of it.
+
+        Returns who it is, its terms, its layout, and how many ids a session draws ahead. Where `keep` is False, the
+        database forgets the claim: what Kafka refuses must not have changed who harvests the outbox.
+        """
+        settings = self._settings
+        with (
+            reported_as_refusal(settings),
+            closing(self._connect()) as connection,
+            connection.transaction(force_rollback=not keep),
+        ):
             claim = Claim(settings, connection)
             identity = claim.outbox(adopt=self._adopt)
             claim.delivery(adopt=self._adopt)
             self._signer, terms = claim.signer(), claim.terms()
             self._is_new = terms.number == 0
-            ahead, layout = claim.ids_drawn_ahead(), claim.new_layout()
+            return identity, terms, claim.new_layout(), claim.ids_drawn_ahead()
+
+    def _check_kafka(self, admin: Admin, identity: Identity, terms: Terms, layout: Layout) -> None:
+        """See that the group's topics are there, and that its progress records are of this outbox."""
         try:
             admin.ensure_topics(self._names, layout.shards, progress=self._exactly_once)
             for shard in range(layout.shards) if self._exactly_once else ():
                 self._check_progress(Slice(shard, layout.shards), identity, terms)
         except (LogUnavailable, TopicMissing) as error:
             raise ServerRefused(str(error)) from None
-        notes = [admin.keep_progress(self._names)] if self._exactly_once else []
-        if ahead > 1:
-            notes.append(
-                f"the ids of {settings.table} are drawn {ahead} at a time (the sequence's CACHE): a later transaction "
-                "can get a smaller id, so order per key is not kept; set CACHE 1"
-            )
-        note = "; ".join(filter(None, notes)) or None
-        if note:
-            logger.warning("%s", note)
-        return identity, layout, note
 
     def _check_progress(self, slice_: Slice, identity: Identity, terms: Terms) -> None:
         """Where nobody has ever led the outbox, a record that is not ours tells that the group is another outbox's."""

@@ -11,8 +11,9 @@ import pytest
 from pydantic import SecretStr
 
 from outbox_plugin import Harvester, Settings
+from outbox_plugin.adapters.kafka import Admin
 from outbox_plugin.embedded.postgres import EmbeddedPostgres, _as_seen_by_server, _run
-from outbox_plugin.errors import ForeignOutbox, InvalidSetting, SchemaMissing, ServerRefused
+from outbox_plugin.errors import ForeignOutbox, InvalidSetting, LogUnavailable, SchemaMissing, ServerRefused
 from outbox_plugin.relay.events import HarvestEvent, TermFinished
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.status import read_status
@@ -278,6 +279,26 @@ def test_a_second_group_on_one_outbox_is_refused_unless_it_adopts(settings: Sett
     with pytest.raises(ForeignOutbox, match=f"the group '{other.group}' harvests"):
         Harvester(settings).start()
     assert by_key(consume(settings, topic)) == {"k": ["1", "2"]}
+
+
+def test_an_adoption_that_fails_on_kafka_changes_nothing(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the group, nor the delivery, nor the number of shards."""
+    with Harvester(settings):
+        pass
+
+    def fail(*_: object, **__: object) -> None:
+        raise LogUnavailable("Kafka: away")
+
+    changes = {"group": f"{settings.group}-other", "delivery": "at-least-once", "shards": 3}
+    with monkeypatch.context() as patch:
+        patch.setattr(Admin, "ensure_topics", fail)
+        with pytest.raises(ServerRefused, match="Kafka: away"):
+            Harvester(settings.model_copy(update=changes), adopt=True).start()
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        found = connection.execute("SELECT harvest_group, delivery, shards FROM outbox_identity").fetchall()
+    assert found == [(settings.group, "exactly-once", 1)]
+    with Harvester(settings):
+        pass
 
 
 def test_a_group_is_taken_over_from_an_outbox_that_is_no_more(settings: Settings, topic: str) -> None:
