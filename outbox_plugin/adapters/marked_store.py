@@ -45,7 +45,8 @@ class MarkedStore(PostgresOutbox):
 
     def _delete_delivered(self) -> None:
         """Delete rows that an earlier leader has delivered and could not delete."""
-        with reported(), self._purger_lock:
+        with self._purging():
+            self._purger.execute(self._statement("window", "steer"))
             found = self._purger.execute(*self._query("mark", "delivered", delivered=DELIVERED)).fetchall()
         if ids := [id_ for (id_,) in found]:
             self.delete(DELIVERED, ids)

@@ -342,8 +342,6 @@ def test_a_statement_of_a_term_outlasts_the_roles_timeout(
         assert name is not None
         connection.execute(sql.SQL("ALTER DATABASE {} SET statement_timeout = 300").format(sql.Identifier(name[0])))
         with closing(kind(settings, 0, LAYOUT)) as store, ThreadPoolExecutor(1) as background:
-            if isinstance(store, MarkedStore):
-                store.lead(leader)
 
             def take() -> Sequence[OutboxRow]:
                 wanted = Wanted(rows // 2)
@@ -365,6 +363,8 @@ def test_a_statement_of_a_term_outlasts_the_roles_timeout(
                     eventually(lambda: working.done() or connection.execute(waited).fetchone() == (1,), 20)
                 return working.result(20)
 
+            if isinstance(store, MarkedStore):
+                while_locked(partial(store.lead, leader))
             for _ in range(2):  # Rows that come in masses are read in another way.
                 taken = while_locked(take)
                 assert len(taken) == rows // 2
