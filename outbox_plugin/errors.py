@@ -134,7 +134,7 @@ class LayoutChanged(TermEnded):
 
 
 class TopicMissing(TermEnded):
-    """Somebody deleted one of the group's own topics; a harvester makes it anew and begins again."""
+    """Somebody deleted one of the group's own topics, or made it anew; a harvester sees to it and begins again."""
 
 
 @dataclass(frozen=True, slots=True)

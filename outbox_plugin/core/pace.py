@@ -13,7 +13,7 @@ CONTROL_ASLEEP_SECONDS, READ_ASLEEP_SECONDS = 5.0, 1.0  # Behind the wake-up, in
 PURGE_ROWS, PURGE_REST_SECONDS = 500, 0.02  # Fewer rows wait for more, because each purge is a commit of its own.
 MANY_ROWS = 500  # So many at once, and it is the cost of each that counts, no longer that of asking for them.
 CLEAR_PROGRESS_SECONDS = 5.0  # So long after its last record, an idle leader writes one that names no rows any more.
-SETTLED_FIRST, SETTLED_LAST = 0.1, 1.0  # To ask whether the former layout is settled.
+POLL_FIRST, POLL_LAST = 0.1, 1.0  # To ask for something that another harvester does once.
 SLEEP_AFTER_SECONDS = 0.1  # While rows come more often, reading again is cheaper than being woken.
 
 

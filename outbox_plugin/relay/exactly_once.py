@@ -8,15 +8,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 
 from outbox_plugin.core.lanes import BadRow, Lane, first_bad_rows, without
-from outbox_plugin.core.pace import (
-    CLEAR_PROGRESS_SECONDS,
-    PURGE_REST_SECONDS,
-    PURGE_ROWS,
-    RETRY_ASIDE_SECONDS,
-    SETTLED_FIRST,
-    SETTLED_LAST,
-    Backoff,
-)
+from outbox_plugin.core.pace import CLEAR_PROGRESS_SECONDS, PURGE_REST_SECONDS, PURGE_ROWS, RETRY_ASIDE_SECONDS
 from outbox_plugin.core.ports import Log, OutboxStore, WakeUp
 from outbox_plugin.core.progress import ProgressRecord, Publication
 from outbox_plugin.core.repeats import require_own_record
@@ -127,12 +119,7 @@ class ExactlyOnce:
 
     def _wait_for_settled_layout(self) -> bool:
         """Wait until shard 0 has recovered the slices of earlier layouts; False when the term is to end."""
-        pace = Backoff(SETTLED_FIRST, SETTLED_LAST)
-        while self._store.layout.former and not self._store.is_settled():
-            self._stages.rest(pace.wait())
-            if self._stages.stopping:
-                return False
-        return True
+        return not self._store.layout.former or self._stages.poll(self._store.is_settled)
 
     def _recover(self, log: Log, slice_: Slice, generation: int) -> tuple[int, int]:
         """Delete what the fenced slice has published. Returns how many rows, and the generation that is fenced."""

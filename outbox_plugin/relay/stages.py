@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from outbox_plugin.core.pace import POLL_FIRST, POLL_LAST, Backoff
 from outbox_plugin.relay.runtime import Condition, Runtime
 
 
@@ -50,6 +51,15 @@ class Stages:
         """Wait for so long, or until the stages are to end."""
         with self.lock:
             self._rested.wait_for(lambda: self.stopping, seconds)
+
+    def poll(self, is_so: Callable[[], bool]) -> bool:
+        """Ask again and again until it is so; returns False when the stages are to end."""
+        pace = Backoff(POLL_FIRST, POLL_LAST)
+        while not is_so():
+            self.rest(pace.wait())
+            if self.stopping:
+                return False
+        return True
 
     def _guard(self, work: Callable[[], None]) -> None:
         try:
