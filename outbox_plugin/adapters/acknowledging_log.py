@@ -47,6 +47,7 @@ class AcknowledgingLog:
         if refused or away:
             rows = [row for row in rows if row.id not in refused and row.topic not in away]
         confirm()  # To look topics up may have taken long.
+        self._records.begin()
         try:
             self._records.hand_over(producer, rows)
             self._flush(producer)

@@ -163,6 +163,8 @@ class KafkaLog:
     def publish(self, rows: Sequence[OutboxRow], progress: ProgressRecord) -> bool:
         """See `Log.publish`."""
         records = self._records
+        records.begin()
+        records.check_rows(rows)
         records.check_topics(self._open, rows)
         self._in_doubt = True  # Until the commit has proved that nothing of it is on its way.
         try:

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from outbox_plugin.adapters.topics import Judgement, Topics
 from outbox_plugin.core.row import OutboxRow, TooLarge, column, fields_of
-from outbox_plugin.core.row_faults import fault_of, header_names_are_plain
+from outbox_plugin.core.row_faults import fault_of, faults_of, header_names_are_plain
 from outbox_plugin.errors import Refusal, RowsRefused, SchemaMissing, TopicsAway
 
 _ANSWER_SECONDS = 10.0
@@ -37,6 +37,7 @@ class Records:
         self._group: list[OutboxRow] = []  # Rows of limited topics since the last flush.
         self._group_bytes = 0
         self._news: list[tuple[KafkaError, str, bytes | None, bytes | None]] = []
+        self._has_met_bad_rows = False
         self.refusals: dict[int, Refusal] = {}
         self.failures: list[KafkaError] = []
         self.failed: set[int] = set()
@@ -67,6 +68,18 @@ class Records:
         if verdict.away:
             raise TopicsAway(verdict.away)
 
+    def check_rows(self, rows: Sequence[OutboxRow]) -> None:
+        """Make sure that each of `rows` can become a record, as far as can be seen without handing it over.
+
+        A row that is refused inside a transaction costs the transaction and its producer. Nothing is looked at before
+        the first bad row has come: most outboxes never have one, and the look costs each row a fifth of a microsecond.
+
+        Raises:
+            RowsRefused: some cannot.
+        """
+        if self._has_met_bad_rows and (faults := faults_of(rows)):
+            raise RowsRefused({id_: Refusal(fault) for id_, fault in faults.items()})
+
     def judge_topics(self, producer: Producer, rows: Sequence[OutboxRow]) -> Judgement:
         """Which topics of `rows` cannot be written to now.
 
@@ -88,15 +101,19 @@ class Records:
         """
         return self._topics.without_leader(producer, set.union(*self._touched))
 
+    def begin(self) -> None:
+        """Forget what became of the last records, before anything else of the next ones."""
+        self._rows, self._group, self._group_bytes = (), [], 0
+        self._news, self.refusals, self.failures, self.failed = [], {}, [], set()
+        self.narrowed, self.too_large = False, set()
+
     def hand_over(self, producer: Producer, rows: Sequence[OutboxRow]) -> None:
-        """Hand `rows` to the producer in their order, but for those that are refused at once.
+        """Hand `rows` to the producer in their order, but for those that are refused at once. `begin` comes before.
 
         Raises:
             KafkaException: the producer takes no more.
         """
-        self._rows, self._group, self._group_bytes = rows, [], 0
-        self._news, self.refusals, self.failures, self.failed = [], {}, [], set()
-        self.narrowed, self.too_large = False, set()
+        self._rows = rows
         produce, limits = producer.produce, self._limits
         examine = bool(limits) or not header_names_are_plain(rows)
         for fields in fields_of(rows):
@@ -124,6 +141,7 @@ class Records:
             except Exception as error:  # The client does not take what is in the row: no other row may wait for that.
                 fault = fault_of(OutboxRow(*fields)) or f"no record can be made of it: {type(error).__name__}: {error}"
                 self.refusals[id_] = Refusal(fault)
+        self._has_met_bad_rows = self._has_met_bad_rows or bool(self.refusals)
 
     def _make_room(self, producer: Producer, row: OutboxRow) -> None:
         """Before a record of a limited topic: send what is there first, where both would be too much together."""

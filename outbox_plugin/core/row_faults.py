@@ -1,17 +1,38 @@
 """What is wrong with a row that cannot become a Kafka record, whoever wrote it.
 
 Postgres lets a TEXT[] hold nested arrays, NULLs and empty texts, and an ALTER TABLE can let NULL into any column. A row
-like that is a bad row: this file says in one sentence why. It is asked about a row only when something is known to be
-wrong in a batch, because a row of the hot path has a few microseconds.
+like that is a bad row: this file says in one sentence why. `fault_of` is asked about a row only where a quick look at
+the batch has found that something is wrong in it, because a row of the hot path has a few microseconds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
+from operator import eq
 from typing import Any
 
 from outbox_plugin.core.row import OutboxRow, TooLarge, column
+
+_VALUES = frozenset({str, bytes, type(None)})
+
+
+def faults_of(rows: Sequence[OutboxRow]) -> dict[int, str]:
+    """Why rows of a batch cannot become records, by their ids; quick where none is bad."""
+    if _are_plain(rows):
+        return {}
+    return {row.id: fault for row in rows if (fault := fault_of(row)) is not None}
+
+
+def _are_plain(rows: Sequence[OutboxRow]) -> bool:
+    """Whether `fault_of` would find nothing; quick, as it looks at one column of all rows at a time."""
+    if not set(map(type, column(rows, "value"))) <= _VALUES or set(map(type, column(rows, "key"))) - {str}:
+        return False
+    try:
+        same = all(map(eq, map(len, column(rows, "header_keys")), map(len, column(rows, "header_values"))))
+    except TypeError:  # NULL in place of an array.
+        return False
+    return same and None not in column(rows, "create_time") and header_names_are_plain(rows)
 
 
 def header_names_are_plain(rows: Sequence[OutboxRow]) -> bool:

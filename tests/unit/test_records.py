@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from outbox_plugin.adapters.records import Records
 from outbox_plugin.core.row import OutboxRow, Rows
-from outbox_plugin.core.row_faults import fault_of
+from outbox_plugin.core.row_faults import fault_of, faults_of
 from outbox_plugin.errors import SchemaMissing, TopicsAway
 
 QUIET = logging.getLogger("outbox_plugin.tests.librdkafka")
@@ -73,6 +73,7 @@ class FailedDelivery:
 def handed_over(producer: Unreachable, rows: list[OutboxRow]) -> Records:
     producer.taken.clear()
     records = Records(lambda _: None)
+    records.begin()
     records.hand_over(producer, Rows([tuple(row) for row in rows]))  # type: ignore[arg-type]
     return records
 
@@ -88,6 +89,7 @@ def test_whatever_rows_postgres_holds_the_good_ones_go_and_the_bad_ones_are_name
     rows.insert(place, GOOD)
     records = handed_over(producer, rows)
     bad = {row.id: fault for row in rows if (fault := fault_of(row))}
+    assert faults_of(Rows([tuple(row) for row in rows])) == bad
     assert {id_: refusal.reason for id_, refusal in records.refusals.items()} == bad
     assert [(taken[0], taken[1], taken[2]) for taken in producer.taken] == [
         (row.topic, row.value, row.key) for row in rows if row.id not in bad

@@ -1,0 +1,89 @@
+"""Transactions that fail, on a producer without a broker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from outbox_plugin import Settings
+from outbox_plugin.adapters.kafka import Names
+from outbox_plugin.adapters.kafka_log import KafkaLog
+from outbox_plugin.adapters.topics import Judgement, Topics
+from outbox_plugin.core.progress import Identity, ProgressRecord
+from outbox_plugin.core.row import OutboxRow
+from outbox_plugin.core.shards import Slice
+from outbox_plugin.core.signing import Signer
+from outbox_plugin.errors import LogUnavailable, RowsRefused
+
+PROGRESS = ProgressRecord(Identity("incarnation", "place"), "leader", 1, ())
+GOOD = OutboxRow(1, 5, "orders", "k", "v", [], [], 9)
+BAD = GOOD._replace(id=2, header_keys=["a"])
+DOWN = KafkaException(KafkaError(KafkaError._TRANSPORT))
+
+
+class Producer:
+    """It counts the transactions that it begins."""
+
+    def __init__(self) -> None:
+        self.transactions = 0
+        self.begins: Callable[[], object] = lambda: None
+
+    def begin_transaction(self) -> None:
+        self.begins()
+        self.transactions += 1
+
+    def produce(self, *_: Any, **__: Any) -> None:
+        """It goes nowhere."""
+
+    def purge(self) -> None:
+        """Nothing is kept."""
+
+    def flush(self, _: float) -> int:
+        return 0
+
+    def __len__(self) -> int:
+        return 0
+
+    def commit_transaction(self, _: float) -> None:
+        """It is committed at once."""
+
+
+@pytest.fixture
+def producer() -> Producer:
+    return Producer()
+
+
+@pytest.fixture
+def log(producer: Producer, monkeypatch: pytest.MonkeyPatch) -> KafkaLog:
+    settings = Settings(dsn="postgresql://nowhere/none", bootstrap_servers="127.0.0.1:1")
+    log = KafkaLog(settings, Names.of(settings), Slice(0, 1), Signer(b"s" * 32), lambda: True, lambda _: None)
+    monkeypatch.setattr(log, "_producer", producer)
+    monkeypatch.setattr(Topics, "judge", lambda *_: Judgement())
+    return log
+
+
+def test_a_transaction_that_cannot_begin_says_nothing_of_the_last_ones_rows(log: KafkaLog, producer: Producer) -> None:
+    with pytest.raises(RowsRefused):
+        log.publish([GOOD, BAD], PROGRESS)
+
+    def fail() -> None:
+        raise DOWN
+
+    producer.begins = fail
+    with pytest.raises(LogUnavailable):
+        log.publish([GOOD], PROGRESS)
+
+
+def test_only_the_first_bad_row_costs_a_transaction(log: KafkaLog, producer: Producer) -> None:
+    """The next ones are refused before one begins; the producer stays as it is."""
+    with pytest.raises(RowsRefused):
+        log.publish([GOOD, BAD], PROGRESS)
+    assert log.publish([GOOD], PROGRESS)
+    assert (producer.transactions, log.in_doubt) == (2, False)
+    with pytest.raises(RowsRefused) as refused:
+        log.publish([GOOD, BAD, BAD._replace(id=3, header_keys=None)], PROGRESS)  # type: ignore[arg-type]
+    assert refused.value.refusals.keys() == {2, 3}
+    assert (producer.transactions, log.in_doubt) == (2, False)
