@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import signal
 import sys
@@ -17,7 +16,6 @@ from outbox_plugin.printable import printable
 
 if TYPE_CHECKING:
     from outbox_plugin.settings import Settings
-    from outbox_plugin.status import Status
 
 # Commands that live with what they start; imported on use, because each needs an extra of its own or much time.
 _ELSEWHERE = {
@@ -30,6 +28,7 @@ _ELSEWHERE = {
     "pause": "outbox_plugin.operate.command:pause",
     "replay": "outbox_plugin.operate.command:replay",
     "resume": "outbox_plugin.operate.command:resume",
+    "status": "outbox_plugin.status_view:status",
     "verify": "outbox_plugin.verify:verify",
 }
 
@@ -100,53 +99,6 @@ def harvest(adopt: bool) -> None:
     look_for_cycles_less_often()
     harvesters = [Harvester(settings, adopt=adopt) for settings in _settings().each()]
     run_together(harvesters, stop)
-
-
-@outbox.command()
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
-def status(as_json: bool) -> None:
-    """Show backlog, leader and troubles.
-
-    Exit code 1 when a server does not answer, or when something on the leader topic is ignored.
-    """
-    from outbox_plugin.status import read_status
-
-    found = {settings.table: read_status(settings) for settings in _settings().each()}
-    if as_json:
-        as_values = {table: status.to_json() for table, status in found.items()}
-        [*one] = as_values.values()
-        click.echo(json.dumps(one[0] if len(one) == 1 else as_values, indent=2))
-    for table, status in found.items() if not as_json else ():
-        click.echo((f"{table}\n" if len(found) > 1 else "") + _described(status))
-    ignored = any(shard.ignored_records for status in found.values() for shard in status.shards)
-    if ignored or any(status.errors for status in found.values()):
-        sys.exit(1)
-
-
-def _described(status: Status) -> str:
-    backlog = "unknown" if status.backlog is None else f"{status.backlog} rows"
-    oldest = "" if status.oldest_seconds is None else f", the oldest waits for {status.oldest_seconds:.1f} s"
-    lines = [f"backlog: {backlog}{oldest}"]
-    for shard in status.shards:
-        if shard.leader:
-            who = f"{shard.leader.instance} (pid {shard.leader.pid} on {shard.leader.host}) since {shard.leader.since}"
-            lines.append(f"shard {shard.shard}: led by {who}, term {shard.leader.leader_id}")
-            lines.append(f"  {shard.records_per_second:.0f} records/s, {shard.published} published since it started")
-            if shard.recovered:
-                lines.append(f"  {shard.recovered} rows were published by the leader before it, and not repeated")
-        else:
-            lines.append(f"shard {shard.shard}: no leader is heard")
-        if shard.paused:
-            lines.append("  paused: see `outbox resume`")
-        if shard.trouble:
-            lines.append(f"  trouble: {shard.trouble}")
-    if status.parked_keys:
-        first = status.parked[0]
-        why = f"topic {first.topic}, {first.lane.whose}: {first.reason}"
-        lines.append(f"parked: {status.parked_keys} ({why}); see `outbox parked`")
-    if status.dead_letters:
-        lines.append(f"dead letters: {status.dead_letters}; see `outbox dead-letters`")
-    return "\n".join(printable(line) for line in [*lines, *(f"error: {error}" for error in status.errors)])
 
 
 def _settings() -> Settings:

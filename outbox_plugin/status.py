@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -26,6 +27,7 @@ FRESH_SECONDS = 2.0  # A leader sends three heartbeats a second.
 IGNORED_SECONDS = 60.0  # For so long it is told that something stands on the leader topic which is ignored.
 _TAIL_RECORDS = 64
 _PARKED_LISTED = 100
+COUNTED_ROWS = 20_000  # More are estimated: to count ten million takes seconds, and the answer is old by then.
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,8 @@ class ShardStatus:
 class Status:
     """The outbox and its harvesters. `backlog` is None while Postgres is away; `errors` says which server is.
 
+    The rows of `backlog`, and of each shard's `lag_records`, are counted up to 20,000 in all. Where there are more,
+    `backlog_is_estimated`: how many ids the first of them span tells how many rows the other ids stand for.
     `parked_keys` counts the keys and topics that wait behind a bad row; `parked` has the first of them.
     """
 
@@ -75,6 +79,7 @@ class Status:
     parked_keys: int = 0
     parked: tuple[ParkedLane, ...] = ()
     dead_letters: int = 0
+    backlog_is_estimated: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The status as plain values."""
@@ -91,12 +96,20 @@ class _Heard:
 
 
 @dataclass(frozen=True, slots=True)
+class _Backlog:
+    """The rows that wait, and how many of them for each shard."""
+
+    rows: int
+    oldest_seconds: float | None
+    by_shard: tuple[int, ...]
+    is_estimated: bool
+
+
+@dataclass(frozen=True, slots=True)
 class _Table:
     """What Postgres says."""
 
-    backlog: int
-    oldest_seconds: float | None
-    lags: tuple[int, ...]  # By shard.
+    backlog: _Backlog
     paused: frozenset[int]
     parked: tuple[ParkedLane, ...]
     dead_letters: int
@@ -115,13 +128,22 @@ def read_status(settings: Settings, timeout_seconds: float = 5.0) -> Status:
     table, store_error = store.answer(deadline, "Postgres")
     records, log_error = log.answer(deadline, "Kafka")
     errors = tuple(error for error in (store_error, log_error) if error)
-    count = len(table.lags) if table else settings.shards
+    count = len(table.backlog.by_shard) if table else settings.shards
     heard = _heartbeats(settings, records or [], table.signer if table else None)
     shards = tuple(_shard_status(shard, heard.get(shard, _Heard()), table) for shard in range(count))
     if table is None:
         return Status(None, None, shards, errors)
-    listed = table.parked[:_PARKED_LISTED]
-    return Status(table.backlog, table.oldest_seconds, shards, errors, len(table.parked), listed, table.dead_letters)
+    backlog, listed = table.backlog, table.parked[:_PARKED_LISTED]
+    return Status(
+        backlog.rows,
+        backlog.oldest_seconds,
+        shards,
+        errors,
+        len(table.parked),
+        listed,
+        table.dead_letters,
+        backlog.is_estimated,
+    )
 
 
 def _shard_status(shard: int, heard: _Heard, table: _Table | None) -> ShardStatus:
@@ -138,7 +160,7 @@ def _shard_status(shard: int, heard: _Heard, table: _Table | None) -> ShardStatu
     return ShardStatus(
         shard=shard,
         leader=Leader(now.instance, now.host, now.pid, now.leader_id, now.since) if now else None,
-        lag_records=table.lags[shard] if table else 0,
+        lag_records=table.backlog.by_shard[shard] if table else 0,
         records_per_second=now.records_per_second if now else 0.0,
         published=now.published if now else 0,
         heartbeat_age_seconds=round(age, 3) if age is not None else None,
@@ -160,11 +182,11 @@ def _table(settings: Settings, seconds: float) -> _Table:
         def ask(noun: str, name: str, **values: object) -> list[tuple[Any, ...]]:
             return connection.execute(statement(noun, name, place), {"table": table, **values}).fetchall()
 
+        connection.execute(statement("window", "steer", table))
         connection.execute(statement("window", "give_up_after", table), {"milliseconds": int(seconds * 1000)})
         place = in_full(connection, table)
-        [(count, oldest)] = ask("window", "backlog")
         [(_, shards, _, paused, paused_shards)] = ask("control", "layout") or [(0, settings.shards, (), False, ())]
-        by_shard = {0: count} if shards == 1 else dict(ask("window", "backlog_by_shard", shards=shards))
+        earliest = [_Earliest(*row) for row in ask("window", "backlog", counted=COUNTED_ROWS, shards=shards)]
         parked = ask("control", "parked")
         [(letters,)] = ask("control", "count_dead_letters")
         signer, cannot_verify = None, None
@@ -174,14 +196,39 @@ def _table(settings: Settings, seconds: float) -> _Table:
         except (psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedTable) as error:
             cannot_verify = f"heartbeats cannot be verified: {one_line(error)}"
     return _Table(
-        count,
-        round(max(0.0, oldest), 3) if oldest is not None else None,
-        tuple(by_shard.get(shard, 0) for shard in range(shards)),
+        _backlog(earliest, shards, COUNTED_ROWS),
         frozenset(range(shards) if paused else paused_shards),
         tuple(ParkedLane(*lane) for lane in parked),
         letters,
         signer,
         cannot_verify,
+    )
+
+
+class _Earliest(NamedTuple):
+    """Of the earliest rows, those of one shard: a row of the query `backlog`."""
+
+    shard: int
+    rows: int
+    oldest_seconds: float
+    first_id: int
+    last_id: int
+    last_id_of_all: int
+
+
+def _backlog(earliest: Sequence[_Earliest], shards: int, counted: int) -> _Backlog:
+    """All rows that wait, from what was found of the first `counted` of them."""
+    if not earliest:
+        return _Backlog(0, None, (0,) * shards, is_estimated=False)
+    total = sum(each.rows for each in earliest)
+    first, last = min(each.first_id for each in earliest), max(each.last_id for each in earliest)
+    more = (earliest[0].last_id_of_all - first + 1) / (last - first + 1) if total == counted else 1.0
+    rows = {each.shard: round(each.rows * more) for each in earliest}
+    return _Backlog(
+        round(total * more),
+        round(max(0.0, *(each.oldest_seconds for each in earliest)), 3),
+        tuple(rows.get(shard, 0) for shard in range(shards)),
+        is_estimated=more > 1.0,
     )
 
 

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from outbox_plugin.dagster.checks import build_dead_letter_check, build_health_check, build_outbox_checks
     from outbox_plugin.dagster.component import OutboxComponent
     from outbox_plugin.dagster.jobs import build_outbox_jobs
-    from outbox_plugin.dagster.judgement import Limits
     from outbox_plugin.dagster.ranges import RangeConfig
     from outbox_plugin.dagster.resources import HarvesterResource, OutboxResource
     from outbox_plugin.dagster.runs import job_id
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from outbox_plugin.dagster.topic_position import build_position_job, build_topic_check
     from outbox_plugin.dagster.topic_sensor import build_topic_sensor
     from outbox_plugin.dagster.whole import build_outbox_definitions
+    from outbox_plugin.health_rules import Limits
 
 __all__ = [
     "HarvesterResource",
@@ -45,7 +45,7 @@ __all__ = [
 
 _HOME = {
     "HarvesterResource": "resources",
-    "Limits": "judgement",
+    "Limits": ".health_rules",
     "OutboxComponent": "component",
     "OutboxResource": "resources",
     "RangeConfig": "ranges",
@@ -69,7 +69,7 @@ def __getattr__(name: str) -> Any:
     """Import a public name where it lives (PEP 562)."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    return getattr(import_module(f".{_HOME[name]}", __name__), name)
 
 
 def __dir__() -> list[str]:

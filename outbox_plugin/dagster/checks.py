@@ -18,11 +18,11 @@ from dagster import (
 from outbox_plugin.core.verdict import SEQUENCE_HEADER, Verdict
 from outbox_plugin.dagster.assets import check_topic_names
 from outbox_plugin.dagster.health import metadata, result
-from outbox_plugin.dagster.judgement import Judgement, Limits, dead_letters, health, undrained
 from outbox_plugin.dagster.resources import OutboxResource
 from outbox_plugin.dagster.sensor import HEALTHY, NO_DEAD_LETTERS
 from outbox_plugin.errors import ServerRefused
 from outbox_plugin.event import IDEMPOTENCY_HEADER
+from outbox_plugin.health_rules import Judgement, Limits, dead_letters, health, undrained
 from outbox_plugin.schema.connection import connect, reported_as_refusal
 from outbox_plugin.schema.place import in_full
 from outbox_plugin.schema.statements import statement

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dagster import AssetCheckEvaluation, AssetCheckResult, AssetCheckSeverity, AssetKey, MetadataValue
 
 from outbox_plugin.dagster.daemon import Daemon
-from outbox_plugin.dagster.judgement import Judgement, troubles
+from outbox_plugin.health_rules import Judgement, troubles
 from outbox_plugin.printable import printable
 from outbox_plugin.status import ShardStatus, Status
 

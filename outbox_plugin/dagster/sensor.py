@@ -22,10 +22,10 @@ from outbox_plugin.dagster.assets import check_topic_names, topic_key
 from outbox_plugin.dagster.cursor import Cursor, Moved, Use
 from outbox_plugin.dagster.daemon import Daemon
 from outbox_plugin.dagster.health import Metadata, daemon_metadata, evaluation, metadata
-from outbox_plugin.dagster.judgement import Limits, dead_letters, health
 from outbox_plugin.dagster.resources import HarvesterResource
 from outbox_plugin.dagster.supervision import Decision, check_lease
 from outbox_plugin.dagster.topics import topic_ends
+from outbox_plugin.health_rules import Limits, dead_letters, health
 from outbox_plugin.printable import printable
 from outbox_plugin.status import read_status
 

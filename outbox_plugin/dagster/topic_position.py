@@ -23,10 +23,10 @@ from outbox_plugin.consuming.topics import topic_state
 from outbox_plugin.core.ranges import plan
 from outbox_plugin.dagster.assets import Emitter, emitter_key
 from outbox_plugin.dagster.health import result
-from outbox_plugin.dagster.judgement import Judgement
 from outbox_plugin.dagster.resources import OutboxResource
 from outbox_plugin.dagster.topic_sensor import CONSUMED_IN_FULL, SAYS_WHERE, in_full
 from outbox_plugin.errors import OutboxError, TopicReplaced
+from outbox_plugin.health_rules import Judgement
 
 
 class PositionConfig(Config):

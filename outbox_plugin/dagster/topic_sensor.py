@@ -28,10 +28,10 @@ from outbox_plugin.core.ranges import Planned, Position, TopicRange, TopicState,
 from outbox_plugin.dagster.assets import Emitter, check_topic_names, emitter_key
 from outbox_plugin.dagster.consumption import Bounds, Decision, Memory, decide
 from outbox_plugin.dagster.health import Metadata, evaluation
-from outbox_plugin.dagster.judgement import Judgement
 from outbox_plugin.dagster.ranges import CONSUMER_TAG, TOPIC_TAG, as_config
 from outbox_plugin.dagster.resources import OutboxResource
 from outbox_plugin.errors import InvalidSetting, TopicReplaced
+from outbox_plugin.health_rules import Judgement
 from outbox_plugin.printable import printable
 from outbox_plugin.settings import Settings
 

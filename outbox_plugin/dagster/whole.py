@@ -10,10 +10,10 @@ from dagster import AssetKey, Definitions
 from outbox_plugin.dagster.assets import Topic, build_harvester_asset, build_topic_assets
 from outbox_plugin.dagster.checks import build_dead_letter_check, build_health_check, build_outbox_checks
 from outbox_plugin.dagster.jobs import build_outbox_jobs
-from outbox_plugin.dagster.judgement import Limits
 from outbox_plugin.dagster.resources import HarvesterResource
 from outbox_plugin.dagster.sensor import build_harvester_sensor
 from outbox_plugin.dagster.supervision import check_lease
+from outbox_plugin.health_rules import Limits
 
 
 def build_outbox_definitions(

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import outbox_plugin
-from outbox_plugin import cli, harvester, operate, status
+from outbox_plugin import cli, harvester, health_rules, operate, status, status_view
 from outbox_plugin.core.lanes import BadRow, Lane, ParkedLane
 from outbox_plugin.core.row import OutboxRow
-from outbox_plugin.dagster import health, judgement
+from outbox_plugin.dagster import health
 from outbox_plugin.errors import Refusal
 from outbox_plugin.printable import logger_of, printable
 from outbox_plugin.relay.events import LanesHeld, RowsParked
@@ -72,7 +72,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> status.Status:
     shard = status.ShardStatus(0, status.Leader(EVIL, EVIL, 1, "id", "now"), 0, 0.0, 0, 0.1, EVIL)
     found = status.Status(1, 1.0, (shard,), (EVIL,), 1, (lane,), 0)
     letter = operate.DeadLetter(1, f"t{EVIL}", EVIL, EVIL, SINCE)
-    monkeypatch.setattr(status, "read_status", lambda *_: found)
+    monkeypatch.setattr(status_view, "read_status", lambda *_: found)
     monkeypatch.setattr(operate, "parked_lanes", lambda *_: [lane])
     monkeypatch.setattr(operate, "dead_letters", lambda *_: [letter])
     return found
@@ -91,7 +91,10 @@ def test_json_stays_exact(said: status.Status) -> None:
 
 
 def test_checks_explain_themselves_so(said: status.Status) -> None:
-    for judged in (judgement.health(said, judgement.Limits()), judgement.dead_letters(said, judgement.Limits())):
+    for judged in (
+        health_rules.health(said, health_rules.Limits()),
+        health_rules.dead_letters(said, health_rules.Limits()),
+    ):
         result = health.result(judged, {})
         assert result.description is not None
         assert result.description.isprintable()

@@ -151,12 +151,19 @@ AND (old.id::bigint, timestamptz_send(old.create_time)) = ANY (
 SELECT set_config('statement_timeout', %(milliseconds)s::text, true)
 
 -- name: backlog
--- How many rows wait, and for how many seconds the oldest has.
-SELECT count(*), extract(epoch FROM clock_timestamp() - min(create_time))::float8 FROM {outbox}
-
--- name: backlog_by_shard
--- How many rows wait for each shard.
-SELECT ((hashtextextended(coalesce(kafka_key, ''), 0) & 9223372036854775807) %% %(shards)s)::int, count(*) FROM {outbox} GROUP BY 1
+-- Of the earliest rows, at most `counted` of them: how many wait for each shard, for how many seconds the oldest has, the
+-- first and the last of their ids; and the last id of all rows. The cost does not grow with the rows behind them.
+WITH earliest AS MATERIALIZED (
+    SELECT id, create_time,
+           ((hashtextextended(coalesce(kafka_key, ''), 0) & 9223372036854775807) %% %(shards)s)::int AS shard
+    FROM {outbox}
+    ORDER BY id
+    LIMIT %(counted)s
+)
+SELECT shard, count(*), extract(epoch FROM clock_timestamp() - min(create_time))::float8, min(id), max(id),
+       (SELECT max(id) FROM {outbox})
+FROM earliest
+GROUP BY shard
 
 -- name: waiting
 -- How many rows wait, and the last of their ids; with `last`, only those up to it.

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from outbox_plugin.dagster.judgement import Limits, dead_letters, health, undrained
+from outbox_plugin.health_rules import Limits, dead_letters, health, undrained
 from outbox_plugin.status import Leader, ShardStatus, Status
 
 LEADER = Leader("instance", "host", 1, "term", "2026-01-01T00:00:00+00:00")

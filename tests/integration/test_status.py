@@ -1,0 +1,61 @@
+"""The backlog that `read_status` tells: counted while it is small, estimated at a bounded cost when it is large."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+
+from outbox_plugin import Settings, status
+from outbox_plugin.adapters.claim import Claim
+from outbox_plugin.schema.connection import connect
+from outbox_plugin.schema.migrate import migrate
+from outbox_plugin.status import read_status
+from tests.harvesting import insert
+
+pytestmark = pytest.mark.integration
+
+ROWS = 3_000
+
+
+@pytest.fixture(params=[1, 3])
+def filled(settings: Settings, request: pytest.FixtureRequest) -> Settings:
+    """An outbox with rows of many keys, split into as many shards."""
+    settings = settings.model_copy(update={"shards": request.param})
+    migrate(settings)
+    with closing(connect(settings)) as connection:
+        Claim(settings, connection).new_layout()
+    insert(settings, "t", [(f"key-{number}", "x") for number in range(ROWS)])
+    return settings
+
+
+def test_a_small_backlog_is_counted(filled: Settings) -> None:
+    found = read_status(filled)
+    assert (found.backlog, found.backlog_is_estimated) == (ROWS, False)
+    assert len(found.shards) == filled.shards
+    assert sum(shard.lag_records for shard in found.shards) == ROWS
+    assert found.oldest_seconds is not None
+
+
+def test_exactly_as_many_rows_as_are_counted_are_no_estimate(filled: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "COUNTED_ROWS", ROWS)
+    found = read_status(filled)
+    assert (found.backlog, found.backlog_is_estimated) == (ROWS, False)
+
+
+def test_a_large_backlog_is_estimated_by_its_ids(filled: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every other row is gone: the estimate must tell rows from ids."""
+    with closing(connect(filled)) as connection:
+        connection.execute("DELETE FROM outbox WHERE id % 2 = 0")
+    monkeypatch.setattr(status, "COUNTED_ROWS", 200)
+    found = read_status(filled)
+    assert found.backlog is not None
+    assert found.backlog_is_estimated
+    assert abs(found.backlog - ROWS // 2) <= ROWS // 100
+    assert abs(sum(shard.lag_records for shard in found.shards) - found.backlog) <= len(found.shards)
+
+
+def test_an_empty_outbox_has_no_backlog(settings: Settings) -> None:
+    migrate(settings)
+    found = read_status(settings)
+    assert (found.backlog, found.oldest_seconds, found.backlog_is_estimated) == (0, None, False)

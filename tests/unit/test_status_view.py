@@ -1,0 +1,76 @@
+"""`outbox status` as a check, and as what a terminal keeps showing."""
+
+from __future__ import annotations
+
+import io
+import time
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from outbox_plugin import status_view
+from outbox_plugin.cli import outbox
+from outbox_plugin.status import Leader, ShardStatus, Status
+from outbox_plugin.status_view import screen
+
+LEADER = Leader("h-1", "host-1", 17, "term-1", "2026-01-01T00:00:00+00:00")
+LED = ShardStatus(0, LEADER, 3, 1200.0, 5_000, 0.1, None)
+ALONE = ShardStatus(1, None, 4, 0.0, 0, None, None)
+WELL = Status(3, 1.0, (LED,), ())
+
+
+@pytest.fixture(autouse=True)
+def _settings_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTBOX_DSN", "postgresql://nowhere/db")
+    monkeypatch.setenv("OUTBOX_BOOTSTRAP_SERVERS", "nowhere:1")
+
+
+def asked(monkeypatch: pytest.MonkeyPatch, found: Status, *options: str) -> tuple[int, str]:
+    monkeypatch.setattr(status_view, "read_status", lambda _: found)
+    done = CliRunner().invoke(outbox, ["status", *options])
+    return done.exit_code, done.output
+
+
+def test_the_check_passes_where_all_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert asked(monkeypatch, WELL, "--check")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        (Status(3, 1.0, (LED, ALONE), ()), "shard 1 has no leader: see that"),
+        (Status(3, 31.0, (LED,), ()), "the oldest event has waited for 31 s"),
+    ],
+)
+def test_the_check_fails_with_the_reason(monkeypatch: pytest.MonkeyPatch, found: Status, why: str) -> None:
+    code, said = asked(monkeypatch, found, "--check")
+    assert (code, why in said) == (1, True)
+    assert asked(monkeypatch, found)[0] == 0  # Without the option it only tells.
+
+
+def test_the_check_takes_another_lag(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = Status(3, 31.0, (LED,), ())
+    assert asked(monkeypatch, late, "--check", "--lag-seconds", "60")[0] == 0
+
+
+def test_an_estimate_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, said = asked(monkeypatch, Status(4_000_000, 1.0, (LED,), (), backlog_is_estimated=True))
+    assert "backlog: about 4000000 rows" in said
+
+
+@pytest.mark.parametrize("options", [["--watch"], ["--watch", "--json"], ["--watch", "--check"]])
+def test_watching_without_a_terminal_is_refused(monkeypatch: pytest.MonkeyPatch, options: list[str]) -> None:
+    monkeypatch.setattr(status_view, "read_status", lambda _: pytest.fail("nothing is asked"))
+    done = CliRunner().invoke(outbox, ["status", *options])
+    assert done.exit_code != 0
+    assert "--watch" in str(done.exception)
+
+
+def test_a_terminal_shows_each_shard_and_what_is_wrong() -> None:
+    console = Console(width=150, record=True, file=io.StringIO())
+    found = {"outbox": Status(7, 1.0, (LED, ALONE), ("Kafka: does not answer",))}
+    console.print(screen(found, time.gmtime(0)))
+    shown = console.export_text()
+    for part in ("00:00:00", "backlog: 7 rows", "h-1 on host-1, pid 17", "1,200", "none is heard", "Kafka: does not"):
+        assert part in shown
