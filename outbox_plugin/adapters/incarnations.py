@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaException, TopicCollection
 
@@ -20,6 +20,13 @@ ASK_SECONDS = 5.0  # So often it is asked whether a topic was made anew; as ofte
 ANSWER_SECONDS = 10.0
 
 
+class Answer(NamedTuple):
+    """What Kafka says of topics: which were made anew since they were known, and of which it says the id at all."""
+
+    changed: set[str]
+    known: set[str]
+
+
 class Incarnations:
     """The ids of topics, as Kafka last said them (KIP-516)."""
 
@@ -30,39 +37,42 @@ class Incarnations:
         self._ask_at = 0.0
 
     def of(self, topic: str) -> str:
-        """The id of a topic; its name where Kafka knows none."""
-        return self._ids.get(topic, topic)
+        """The id of a topic; empty where Kafka has said none."""
+        return self._ids.get(topic, "")
 
     def known(self) -> dict[str, str]:
         """The ids of the topics that Kafka has said, by their names."""
         return dict(self._ids)
 
-    def look_up(self, topics: Iterable[str]) -> set[str]:
-        """Ask for these topics, and wait for the answer; returns those that were made anew since they were known."""
-        self._ask(topics)
-        for future in self._asked.values():
+    def look_up(self, topics: Iterable[str]) -> Answer:
+        """Ask for these topics, and wait for the answer. What `changed` has asked for is not disturbed."""
+        asked = self._ask(topics)
+        for future in asked.values():
             with suppress(KafkaException, TimeoutError):  # `_take_in` says so.
                 future.result(ANSWER_SECONDS + 1)
-        return self._take_in()
+        return self._take_in(asked)
 
     def changed(self, topics: Collection[str]) -> set[str]:
         """Those of the topics that were made anew. Waits for nothing: it asks, and a later call has the answer."""
         if self._asked:
-            return self._take_in() if all(future.done() for future in self._asked.values()) else set()
+            if not all(future.done() for future in self._asked.values()):
+                return set()
+            asked, self._asked = self._asked, {}
+            return self._take_in(asked).changed
         if topics and time.monotonic() >= self._ask_at:
-            self._ask(topics)
+            self._ask_at = time.monotonic() + ASK_SECONDS
+            self._asked = self._ask(topics)
         return set()
 
-    def _ask(self, topics: Iterable[str]) -> None:
-        self._ask_at = time.monotonic() + ASK_SECONDS
+    def _ask(self, topics: Iterable[str]) -> dict[str, Future[Any]]:
         names = sorted(set(topics))
-        self._asked = (
-            self._admin.describe_topics(TopicCollection(names), request_timeout=ANSWER_SECONDS) if names else {}
-        )
+        if not names:
+            return {}
+        return self._admin.describe_topics(TopicCollection(names), request_timeout=ANSWER_SECONDS)
 
-    def _take_in(self) -> set[str]:
-        changed = set()
-        for topic, future in self._asked.items():
+    def _take_in(self, asked: dict[str, Future[Any]]) -> Answer:
+        changed, known = set(), set()
+        for topic, future in asked.items():
             try:
                 found = str(future.result(0).topic_id)
             except (KafkaException, TimeoutError) as error:
@@ -71,5 +81,5 @@ class Incarnations:
             if self._ids.get(topic, found) != found:
                 changed.add(topic)
             self._ids[topic] = found
-        self._asked = {}
-        return changed
+            known.add(topic)
+        return Answer(changed, known)

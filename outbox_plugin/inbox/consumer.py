@@ -7,6 +7,7 @@ import inspect
 import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any, cast
@@ -42,6 +43,7 @@ MOST_HELD_BYTES = 64_000_000  # The same for the bytes of their keys, values and
 QUEUED_KILOBYTES = 16_384  # What librdkafka holds beside that. Its own default is 64 MB.
 COMMIT_SECONDS = 0.5
 HAND_OVER_SECONDS = 20.0
+SILENT_SECONDS = 0.2  # Before records are fetched again because Kafka did not say which incarnation they are of.
 _RESET, _FROM_THE_BEGINNING = "auto.offset.reset", {"earliest", "smallest", "beginning"}
 _WAITED_FOR = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._ALL_BROKERS_DOWN}
 _REFUSED = {
@@ -214,16 +216,39 @@ class Inbox(Background):
 
     def _add(self, consumer: Consumer, messages: Sequence[Message]) -> None:
         good = [message for message in messages if (error := message.error()) is None or self._noted(error)]
-        back = {cast(str, message.topic()) for message in good if self._goes_back(message)}
-        if back:
-            anew = self._incarnations.look_up(back)
-            self._begin_anew(consumer, anew)
-            good = [message for message in good if message.topic() not in anew]  # They come again.
-        self._board.add(self._received(message) for message in good)
+        at = [(cast(str, each.topic()), cast(int, each.partition()), cast(int, each.offset())) for each in good]
+        doubtful = {place[0] for place in at if self._goes_back(*place) or not self._incarnations.of(place[0])}
+        left_out = self._unconfirmed(consumer, doubtful, at)
+        received = [self._received(message) for message in good if message.topic() not in left_out]
+        # A name by the topic's id is right only if Kafka says that id after the record came.
+        unnamed = {record.topic for record in received if record.named_by_place} - doubtful
+        at = [(record.topic, record.partition, record.offset) for record in received]
+        left_out = self._unconfirmed(consumer, unnamed, at)
+        self._board.add(record for record in received if record.topic not in left_out)
 
-    def _goes_back(self, message: Message) -> bool:
+    def _unconfirmed(self, consumer: Consumer, topics: Collection[str], at: Sequence[tuple[str, int, int]]) -> set[str]:
+        """Ask for the ids of these topics; returns those whose records, which are `at` these offsets, come again."""
+        if not topics:
+            return set()
+        answer = self._incarnations.look_up(topics)
+        self._begin_anew(consumer, answer.changed)
+        silent = {*topics} - answer.known
+        if silent:
+            logger.warning("records of %s wait until Kafka says the id of the topic", ", ".join(sorted(silent)))
+            first: dict[Place, int] = {}
+            for topic, partition, offset in at:
+                if topic in silent:
+                    first.setdefault((topic, partition), offset)
+            for (topic, partition), offset in first.items():
+                self._next.pop((topic, partition), None)
+                with suppress(KafkaException):  # The partition is not ours any more.
+                    consumer.seek(TopicPartition(topic, partition, offset))
+            self._stop.wait(SILENT_SECONDS)
+        return answer.changed | silent
+
+    def _goes_back(self, topic: str, partition: int, offset: int) -> bool:
         """Whether a record comes before the one that came last of its partition: the topic may be another one."""
-        place, offset = (cast(str, message.topic()), cast(int, message.partition())), cast(int, message.offset())
+        place = topic, partition
         expected, self._next[place] = self._next.get(place, 0), offset + 1
         return offset < expected
 
@@ -259,6 +284,7 @@ class Inbox(Background):
             known.key,
             formerly=None if known.named else f"{topic}/{partition}/{offset}",
             unreadable_headers=found is None,
+            named_by_place=not (known.named or known.placed),
         )
 
     def _noted(self, error: KafkaError) -> bool:
@@ -282,7 +308,11 @@ class Inbox(Background):
         """Tell Kafka where to go on. Nothing rests on it: what is delivered again is left out."""
         if not reached:
             return
-        offsets = [TopicPartition(topic, partition, offset) for (topic, partition), offset in reached.items()]
+        # With the topic's id: in one that was made anew meanwhile, the offset means something else.
+        offsets = [
+            TopicPartition(topic, partition, offset, self._incarnations.of(topic))
+            for (topic, partition), offset in reached.items()
+        ]
         try:
             if wait:
                 consumer.commit(offsets=offsets, asynchronous=False)
@@ -292,13 +322,14 @@ class Inbox(Background):
             logger.info("offsets were not committed: %s", error.args[0].str())
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        self._incarnations.look_up(each.topic for each in partitions)
+        anew = self._incarnations.look_up(each.topic for each in partitions).changed
+        self._begin_anew(consumer, anew)  # What is ours already; what is new begins as the positions say.
         topic_ids = self._incarnations.known()
         found = starts(self._positions, consumer, partitions, topic_ids, self._stop)
         for each in partitions:
             place = (each.topic, each.partition)
             self._next.pop(place, None)
-            each.offset = found.get(place, each.offset)
+            each.offset = found.get(place, OFFSET_BEGINNING)  # Not the committed one, which may be another topic's.
         self._board.assign(((each.topic, each.partition) for each in partitions), topic_ids, found)
         consumer.incremental_assign(partitions)
         if self._paused:

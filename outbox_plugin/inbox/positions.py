@@ -5,8 +5,9 @@ group would begin its topics anew, and an event whose key is remembered no more 
 also writes its positions to its own database, about once a second, and when it ends.
 
 A position may lag: what was handled after it was written is known by its keys. Of the committed offset and our position
-the greater one counts, so that an operator can still pass records over. A position counts only in the topic, by its id,
-in which it was reached: one that was made anew has other records at the same offsets.
+the greater one counts, so that an operator can still pass records over. Either counts only in the topic, by its id, in
+which it was reached: one that was made anew has other records at the same offsets. With an offset, an inbox commits the
+topic's id as its metadata; an offset without metadata, as an operator sets it, counts in every topic of the name.
 """
 
 from __future__ import annotations
@@ -124,7 +125,11 @@ def starts(
         except KafkaException as error:
             logger.warning("the partitions that were assigned wait for Kafka: %s", error.args[0].str())
         else:
-            theirs = {(each.topic, each.partition): each.offset for each in committed if each.error is None}
+            theirs = {
+                (each.topic, each.partition): each.offset
+                for each in committed
+                if each.error is None and each.metadata in (None, "", topic_ids.get(each.topic))
+            }
             return _greater(((each.topic, each.partition) for each in partitions), theirs, ours)
         stop.wait(TROUBLE_SECONDS)
     return {}

@@ -30,6 +30,7 @@ class Received:
         dead_letter: the number of the dead letter that is being tried again; None on the usual way.
         formerly: what versions before this one remember of it, where that is something else; else None.
         unreadable_headers: the name of a header is not UTF-8, so `headers` is empty.
+        named_by_place: no header tells which event it is; its place in Kafka does.
     """
 
     topic: str
@@ -43,6 +44,7 @@ class Received:
     dead_letter: int | None = None
     formerly: str | None = field(default=None, compare=False)
     unreadable_headers: bool = False
+    named_by_place: bool = field(default=False, compare=False)
 
     @property
     def source(self) -> str:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import closing
+from typing import Any
 
 import pytest
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from outbox_plugin import Settings
+from outbox_plugin.adapters.incarnations import Incarnations
+from outbox_plugin.consuming.topics import topic_state
 from outbox_plugin.inbox import Inbox
 from tests.consuming import effects, make_effect_table, query, record_effect
 from tests.harvesting import create_topic
@@ -92,6 +98,98 @@ def test_so_has_one_that_was_made_anew_under_a_running_inbox(
         send(ready, topic, ["new"], *named)
         eventually(lambda: len(effects(ready)) == 3 + more, SOON)
     assert values(ready) == ["a", "b", "c", *["new"] * more]
+
+
+def test_an_event_without_a_name_has_its_effect_once_also_right_after_its_topic_was_made_anew(
+    ready: Settings, topic: str, group: str
+) -> None:
+    """The inbox reads on at the old offset; what it finds there must not be taken for events of the old topic."""
+    send(ready, topic, ["a", "b", "c"])
+    with Inbox(ready, group=group, topics=[topic], handler=record_effect):
+        eventually(lambda: len(effects(ready)) == 3, SOON)
+        make_anew(ready, topic)
+        send(ready, topic, [f"new {number}" for number in range(9)])
+        eventually(lambda: {f"new {number}" for number in range(9)} <= {*values(ready)}, SOON)
+        eventually(lambda: committed(ready, topic, group) == 9, SOON)
+    assert values(ready) == ["a", "b", "c", *(f"new {number}" for number in range(9))]
+
+
+def committed(settings: Settings, topic: str, group: str) -> int:
+    """The sum of the offsets that the group has committed."""
+    asked = [TopicPartition(topic, partition) for partition in range(3)]
+    with closing(Consumer({"bootstrap.servers": settings.bootstrap_servers, "group.id": group})) as consumer:
+        return sum(max(0, each.offset) for each in consumer.committed(asked, 20))
+
+
+def numbers(first: int, count: int) -> list[Headers]:
+    return [[("idempotency-key", f"{number}")] for number in range(first, first + count)]
+
+
+def spread(settings: Settings, topic: str, value: str, first: int, each: int) -> None:
+    """Send named events to all three partitions."""
+    producer = Producer({"bootstrap.servers": settings.bootstrap_servers})
+    for number, headers in enumerate(numbers(first, 3 * each)):
+        producer.produce(topic, value, "k", partition=number % 3, headers=headers)
+    assert producer.flush(30) == 0
+    producer.close()
+
+
+def test_a_topic_that_was_made_anew_while_partitions_move_is_read_from_its_beginning(
+    ready: Settings, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the partitions that do not move: here nothing but the move asks which incarnation there is."""
+    spread(ready, topic, "old", 0, 3)
+    with Inbox(ready, group=group, topics=[topic], handler=record_effect) as stays:
+        with Inbox(ready, group=group, topics=[topic], handler=record_effect) as leaves:
+            eventually(lambda: len(effects(ready)) == 9, SOON)
+            eventually(lambda: stays.partitions and leaves.partitions, SOON)
+            monkeypatch.setattr(Incarnations, "changed", lambda self, topics: set())
+            make_anew(ready, topic)
+            spread(ready, topic, "new", 100, 6)
+            eventually(lambda: values(ready).count("new") >= 9, SOON)
+        eventually(lambda: values(ready).count("new") == 18, SOON)
+    assert len(values(ready)) == 27
+
+
+def test_an_offset_that_was_committed_in_a_topic_that_is_gone_does_not_count(
+    ready: Settings, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of a process which ended before it noticed."""
+    spread(ready, topic, "old", 0, 3)
+    with Inbox(ready, group=group, topics=[topic], handler=record_effect):
+        eventually(lambda: len(effects(ready)) == 9, SOON)
+        monkeypatch.setattr(Incarnations, "changed", lambda self, topics: set())
+        make_anew(ready, topic)
+        spread(ready, topic, "new", 100, 6)
+        eventually(lambda: values(ready).count("new") == 9, SOON)
+    with Inbox(ready, group=group, topics=[topic], handler=record_effect):
+        eventually(lambda: values(ready).count("new") == 18, SOON)
+
+
+def test_a_record_waits_until_kafka_says_the_id_of_its_topic(
+    ready: Settings, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the topic's name alone, it would have its effect again once the id is known."""
+    silent, asked = [True], Incarnations._ask
+
+    def ask(self: Incarnations, topics: Iterable[str]) -> dict[str, Future[Any]]:
+        if not silent[0]:
+            return asked(self, topics)
+        futures: dict[str, Future[Any]] = {each: Future() for each in topics}
+        for future in futures.values():
+            future.set_exception(KafkaException("nobody answers"))
+        return futures
+
+    monkeypatch.setattr(Incarnations, "_ask", ask)
+    send(ready, topic, ["one", "two"])
+    with Inbox(ready, group=group, topics=[topic], handler=record_effect) as inbox:
+        eventually(lambda: inbox.partitions, SOON)
+        time.sleep(3)
+        assert values(ready) == []
+        silent[0] = False
+        eventually(lambda: values(ready) == ["one", "two"], SOON)
+    topic_id = topic_state(ready, topic).topic_id
+    assert {event.split("/")[0] for event, _, _ in effects(ready)} == {topic_id}
 
 
 def test_what_the_version_before_knew_by_its_place_is_left_out(ready: Settings, topic: str, group: str) -> None:
