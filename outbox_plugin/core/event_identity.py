@@ -58,8 +58,10 @@ def event_identity(headers: Headers, place: str) -> EventIdentity:
 
 def event_source(topic: str, headers: Headers) -> str:
     """What an idempotency key is unique in: the topic, and the type where the record has one."""
-    kind = next((value for name, value in headers if name == EVENT_TYPE_HEADER), None)
-    return f"{topic} {_kept(kind)}" if kind else topic
+    for name, value in headers:
+        if name == EVENT_TYPE_HEADER:
+            return f"{topic} {_kept(value)}" if value else topic
+    return topic
 
 
 def _kept(value: bytes) -> str:

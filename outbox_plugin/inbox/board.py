@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from outbox_plugin.inbox.lanes import Handled, Lanes, Position, Slice, Together
 from outbox_plugin.inbox.received import Place, Received
@@ -32,7 +32,7 @@ class Board:
         with self._changed:
             self._wakers.append(waker)
 
-    def add(self, records: Iterable[Received]) -> None:
+    def add(self, records: Collection[Received]) -> None:
         """Records have come."""
         with self._changed:
             for record in records:
@@ -63,6 +63,15 @@ class Board:
         """How many bytes these have."""
         with self._changed:
             return self._lanes.held_bytes
+
+    def wait_for_room(self, records: int, held_bytes: int, patience_seconds: float) -> bool:
+        """Wait until less than so many records, and so many bytes, are held; False if that takes longer."""
+
+        def has_room() -> bool:
+            return self._stopped or (self._lanes.held < records and self._lanes.held_bytes < held_bytes)
+
+        with self._changed:
+            return self._changed.wait_for(has_room, patience_seconds)
 
     def wait_and_take(self) -> list[Slice] | None:
         """Records to handle now, as soon as there are any; None once it is time to end."""

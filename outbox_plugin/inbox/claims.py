@@ -10,7 +10,7 @@ A handler has that transaction's connection for itself. What it may do to the tr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import psycopg
 from psycopg import sql
@@ -29,6 +29,10 @@ SETTLE_ATTEMPTS = 10
 SETTLE_SECONDS = 0.5
 
 
+class OneKeyOfTwoSources(Exception):
+    """Events that are to be claimed at once have one key, and are of two topics or types."""
+
+
 class Claims:
     """The claims of one consumer group."""
 
@@ -43,19 +47,30 @@ class Claims:
     async def claim(self, seat: Seat, records: Sequence[Received]) -> tuple[dict[str, str], Begun | None]:
         """Claim events: those that had not been handled, and the transaction; None if there are none.
 
-        Returns the keys, and of each the source. Events of one key and two sources cannot be claimed at once.
+        Returns the keys, and of each the source.
+
+        Raises:
+            OneKeyOfTwoSources: such events cannot be claimed at once.
         """
         records = await self._not_known_formerly(seat, records)
+        sources: dict[str, str] = {}
+        for record in records:
+            source = record.source
+            if sources.setdefault(record.idempotency_key, source) != source:
+                raise OneKeyOfTwoSources
+        if not sources:
+            return {}, None
         sign = seat.new_sign()
-        sources = {record.idempotency_key: record.source for record in records}
-        claimed: dict[str, object] = {
+        events: dict[str, object] = {
             "group": self._group,
-            "keys": [record.idempotency_key for record in records],
-            "sources": [record.source for record in records],
+            "keys": _text_array(sources),
+            "sources": _text_array(sources.values()),
+            "count": len(sources),
             "sign": sign,
         }
-        rows = await seat.fetch(self._claim, claimed)
-        return {row[0]: sources[row[0]] for row in rows}, Begun(rows[0][1], sign) if rows else None
+        [(count, keys, transaction_id)] = await seat.fetch(self._claim, events)
+        fresh = sources if count == len(sources) else {key: sources[key] for key in keys or ()}
+        return fresh, Begun(transaction_id, sign) if fresh else None
 
     async def _not_known_formerly(self, seat: Seat, records: Sequence[Received]) -> Sequence[Received]:
         """The events that no version before this one has handled, under the name that it gave them."""
@@ -128,3 +143,8 @@ class Claims:
                 await seat.rest(SETTLE_SECONDS)
             else:
                 return
+
+
+def _text_array(texts: Iterable[str]) -> str:
+    """An array for Postgres, in its own notation: psycopg would look at each element. No text may have a NUL."""
+    return '{"' + "\0".join(texts).replace("\\", r"\\").replace('"', r"\"").replace("\0", '","') + '"}'

@@ -41,6 +41,7 @@ POLL_RECORDS = 1_000
 MOST_HELD = 10_000  # Records in memory; beyond that the partitions pause until half of it is done.
 MOST_HELD_BYTES = 64_000_000  # The same for the bytes of their keys, values and headers.
 QUEUED_KILOBYTES = 16_384  # What librdkafka holds beside that. Its own default is 64 MB.
+ROOM_SECONDS = 0.5  # So long it waits for room before it pauses, which has librdkafka drop what it has fetched.
 COMMIT_SECONDS = 0.5
 HAND_OVER_SECONDS = 20.0
 SILENT_SECONDS = 0.2  # Before records are fetched again because Kafka did not say which incarnation they are of.
@@ -216,15 +217,17 @@ class Inbox(Background):
 
     def _add(self, consumer: Consumer, messages: Sequence[Message]) -> None:
         good = [message for message in messages if (error := message.error()) is None or self._noted(error)]
-        at = [(cast(str, each.topic()), cast(int, each.partition()), cast(int, each.offset())) for each in good]
+        polled = cast(list[Any], good)  # Whose stubs say that each of these may be missing; of a record none is.
+        at = [(each.topic(), each.partition(), each.offset()) for each in polled]
         doubtful = {place[0] for place in at if self._goes_back(*place) or not self._incarnations.of(place[0])}
         left_out = self._unconfirmed(consumer, doubtful, at)
         received = [self._received(message) for message in good if message.topic() not in left_out]
         # A name by the topic's id is right only if Kafka says that id after the record came.
-        unnamed = {record.topic for record in received if record.named_by_place} - doubtful
-        at = [(record.topic, record.partition, record.offset) for record in received]
-        left_out = self._unconfirmed(consumer, unnamed, at)
-        self._board.add(record for record in received if record.topic not in left_out)
+        if unnamed := {record.topic for record in received if record.named_by_place} - doubtful:
+            at = [(record.topic, record.partition, record.offset) for record in received]
+            left_out = self._unconfirmed(consumer, unnamed, at)
+            received = [record for record in received if record.topic not in left_out]
+        self._board.add(received)
 
     def _unconfirmed(self, consumer: Consumer, topics: Collection[str], at: Sequence[tuple[str, int, int]]) -> set[str]:
         """Ask for the ids of these topics; returns those whose records, which are `at` these offsets, come again."""
@@ -265,11 +268,8 @@ class Inbox(Background):
             consumer.seek(TopicPartition(topic, partition, OFFSET_BEGINNING))
 
     def _received(self, message: Message) -> Received:
-        topic, partition, offset = (
-            cast(str, message.topic()),
-            cast(int, message.partition()),
-            cast(int, message.offset()),
-        )
+        polled: Any = message  # Whose stubs say that each of these may be missing; of a record none is.
+        topic, partition, offset = polled.topic(), polled.partition(), polled.offset()
         found = readable_headers(message)
         headers = tuple(cast(Any, found) or ())
         known = event_identity(headers, f"{self._incarnations.of(topic)}/{partition}/{offset}")
@@ -277,9 +277,9 @@ class Inbox(Background):
             topic,
             partition,
             offset,
-            message.timestamp()[1],
-            message.key(),
-            message.value(),
+            polled.timestamp()[1],
+            polled.key(),
+            polled.value(),
             headers,
             known.key,
             formerly=None if known.named else f"{topic}/{partition}/{offset}",
@@ -298,8 +298,9 @@ class Inbox(Background):
         """Bound what is in memory, while polling goes on: it is what keeps us in the group."""
         full = max(self._board.held() / MOST_HELD, self._board.held_bytes() / MOST_HELD_BYTES)
         if not self._paused and full >= 1:
-            consumer.pause(consumer.assignment())
-            self._paused = True
+            if not self._board.wait_for_room(MOST_HELD, MOST_HELD_BYTES, ROOM_SECONDS):
+                consumer.pause(consumer.assignment())
+                self._paused = True
         elif self._paused and full < 0.5:
             consumer.resume(consumer.assignment())
             self._paused = False

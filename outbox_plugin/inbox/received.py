@@ -31,6 +31,7 @@ class Received:
         formerly: what versions before this one remember of it, where that is something else; else None.
         unreadable_headers: the name of a header is not UTF-8, so `headers` is empty.
         named_by_place: no header tells which event it is; its place in Kafka does.
+        size: how many bytes its key, value and headers have, as they came.
     """
 
     topic: str
@@ -45,17 +46,19 @@ class Received:
     formerly: str | None = field(default=None, compare=False)
     unreadable_headers: bool = False
     named_by_place: bool = field(default=False, compare=False)
+    size: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Count its bytes once: they are asked for whenever it is put somewhere else."""
+        size = len(self.key or b"") + len(self.value or b"")
+        for name, value in self.headers:
+            size += len(name) + len(value or b"")
+        self.size = size
 
     @property
     def source(self) -> str:
         """What its idempotency key is unique in: the topic, and the type where it has one."""
         return event_source(self.topic, self.headers)
-
-    @property
-    def size(self) -> int:
-        """How many bytes its key, value and headers have."""
-        body = len(self.key or b"") + len(self.value or b"")
-        return body + sum(len(name) + len(value or b"") for name, value in self.headers)
 
     @property
     def type(self) -> str:

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar
 
 import psycopg
 from psycopg.pq import PipelineStatus, TransactionStatus
@@ -28,7 +27,6 @@ from outbox_plugin.settings import Settings
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from psycopg.pq.abc import PGresult
     from psycopg.sql import SQL, Composed
 
 Handler = Callable[[psycopg.Connection[Any], Received], None]
@@ -39,7 +37,10 @@ Events = Received | list[Received]
 Row = tuple[Any, ...]
 T = TypeVar("T")
 _AnyConnection = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
-_SIGN = "application_name"
+_SIGN = b"application_name"
+# As plain numbers, which libpq gives: they are compared after each event.
+_ACTIVE, _IN_TRANSACTION = int(TransactionStatus.ACTIVE), int(TransactionStatus.INTRANS)
+_NO_PIPELINE = int(PipelineStatus.OFF)
 _MOST_NAME_CHARACTERS = 45  # Postgres cuts it off at 63 bytes; the rest is for a number.
 
 
@@ -120,7 +121,7 @@ class _Seat:
         return self._trusted and connection.autocommit and is_idle
 
     def _new_sign(self, connection: _AnyConnection) -> str:
-        name = (connection.info.parameter_status(_SIGN) or "")[:_MOST_NAME_CHARACTERS]
+        name = (connection.pgconn.parameter_status(_SIGN) or b"").decode("ascii", "replace")[:_MOST_NAME_CHARACTERS]
         self._number += 1
         self._noted.clear()
         return f"{name} #{self._number}"
@@ -145,7 +146,7 @@ class ThreadSeat(_Seat):
             self._connection.close()
         if self._connection is None or self._connection.closed:
             self._connection = connect(self._settings, purpose="outbox inbox")
-            self._connection.cursor_factory = cast(Any, partial(_NotingCursor, noted=self._noted))
+            self._connection.cursor_factory = _noting(self._noted)
             self._trusted = True
 
     @asynccontextmanager
@@ -213,7 +214,7 @@ class TaskSeat(_Seat):
             await self._connection.close()
         if self._connection is None or self._connection.closed:
             self._connection = await connect_async(self._settings, purpose="outbox inbox")
-            self._connection.cursor_factory = cast(Any, partial(_NotingAsyncCursor, noted=self._noted))
+            self._connection.cursor_factory = _noting_async(self._noted)
             self._trusted = True
 
     @asynccontextmanager
@@ -266,38 +267,32 @@ class TaskSeat(_Seat):
             await self._connection.close()
 
 
-class _NotingCursor(psycopg.Cursor[Any]):
-    """The handler's: it notes that a savepoint was made."""
+def _noting(noted: set[str]) -> type[psycopg.Cursor[Any]]:
+    """A kind of cursor for the handler of one seat, which notes that a savepoint was made."""
 
-    def __init__(self, *arguments: Any, noted: set[str], **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self._noted = noted
+    class NotingCursor(psycopg.Cursor[Any]):
+        def execute(self, *arguments: Any, **named: Any) -> Self:
+            super().execute(*arguments, **named)
+            for result in self._results:
+                if result.command_status == b"SAVEPOINT":
+                    noted.add("savepoint")
+            return self
 
-    def execute(self, *arguments: Any, **named: Any) -> Self:
-        """As psycopg's own."""
-        super().execute(*arguments, **named)
-        _note(self._results, self._noted)
-        return self
-
-
-class _NotingAsyncCursor(psycopg.AsyncCursor[Any]):
-    """As `_NotingCursor`, for asyncio."""
-
-    def __init__(self, *arguments: Any, noted: set[str], **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self._noted = noted
-
-    async def execute(self, *arguments: Any, **named: Any) -> Self:
-        """As psycopg's own."""
-        await super().execute(*arguments, **named)
-        _note(self._results, self._noted)
-        return self
+    return NotingCursor
 
 
-def _note(results: Sequence[PGresult], noted: set[str]) -> None:
-    for result in results:
-        if result.command_status == b"SAVEPOINT":
-            noted.add("savepoint")
+def _noting_async(noted: set[str]) -> type[psycopg.AsyncCursor[Any]]:
+    """As `_noting`, for asyncio."""
+
+    class NotingAsyncCursor(psycopg.AsyncCursor[Any]):
+        async def execute(self, *arguments: Any, **named: Any) -> Self:
+            await super().execute(*arguments, **named)
+            for result in self._results:
+                if result.command_status == b"SAVEPOINT":
+                    noted.add("savepoint")
+            return self
+
+    return NotingAsyncCursor
 
 
 class Begun(NamedTuple):
@@ -315,16 +310,18 @@ _LEFT_BUSY = "the handler left a statement, a COPY or a pipeline unfinished on i
 
 
 def _shows(connection: _AnyConnection, sign: str) -> bool:
-    in_transaction = connection.pgconn.transaction_status == TransactionStatus.INTRANS
-    return in_transaction and connection.info.parameter_status(_SIGN) == sign
+    """Asked after each event, so libpq is asked directly."""
+    pgconn = connection.pgconn
+    in_transaction = pgconn.transaction_status == _IN_TRANSACTION
+    return in_transaction and pgconn.parameter_status(_SIGN) == sign.encode()  # Of ASCII alone.
 
 
 def _is_busy(connection: _AnyConnection) -> bool:
-    return bool(connection.pgconn.transaction_status == TransactionStatus.ACTIVE) or _in_pipeline(connection)
+    return connection.pgconn.transaction_status == _ACTIVE or _in_pipeline(connection)
 
 
 def _in_pipeline(connection: _AnyConnection) -> bool:
-    return bool(connection.pgconn.pipeline_status != PipelineStatus.OFF)
+    return connection.pgconn.pipeline_status != _NO_PIPELINE
 
 
 def driven(work: Coroutine[Any, Any, T]) -> T:

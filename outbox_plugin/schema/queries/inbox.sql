@@ -1,23 +1,29 @@
 -- name: claim
--- Record that these events are handled in this transaction; returns those that had not been. An event that another
--- transaction is handling now is waited for. In one order, so that two that claim the same events cannot deadlock.
--- With each goes the id of this transaction, whose sign is set. Until it ends, the server looks whether the client's
--- machine is still there: one that has lost its power would keep the events from others for hours.
+-- Record that these events, each of another key, are handled in this transaction; returns how many had not been, and
+-- which, unless all of them. An event that another transaction is handling now is waited for. In one order, so that two
+-- that claim the same events cannot deadlock. With it goes the id of this transaction, whose sign is set. Until it ends,
+-- the server looks whether the client's machine is still there: one that has lost its power would keep the events from
+-- others for hours.
 WITH claimed AS (
     INSERT INTO {outbox_inbox} AS known (consumer_group, idempotency_key, sources)
     SELECT %(group)s, key, ARRAY[source]
-    FROM (SELECT DISTINCT key, source FROM unnest(%(keys)s::text[], %(sources)s::text[]) AS each (key, source)) AS event
+    FROM unnest(%(keys)s::text[], %(sources)s::text[]) AS each (key, source)
     ORDER BY key
     ON CONFLICT (consumer_group, idempotency_key) DO UPDATE
         SET sources = known.sources || excluded.sources, handled_at = now()
         WHERE NOT excluded.sources <@ known.sources
     RETURNING idempotency_key
+), counted AS MATERIALIZED (
+    SELECT count(*) AS events FROM claimed
 ), signed AS MATERIALIZED (
     SELECT pg_current_xact_id()::text AS transaction_id, set_config('application_name', %(sign)s, true),
            set_config('tcp_keepalives_idle', '5', true), set_config('tcp_keepalives_interval', '2', true),
            set_config('tcp_keepalives_count', '3', true), set_config('tcp_user_timeout', '10000', true)
 )
-SELECT idempotency_key, transaction_id FROM claimed CROSS JOIN signed
+SELECT events,
+       CASE WHEN events < %(count)s THEN (SELECT array_agg(idempotency_key) FROM claimed) END,
+       transaction_id
+FROM counted CROSS JOIN signed
 
 -- name: known_formerly
 -- Which of these were recorded as handled since they were written to Kafka, at a time in milliseconds since 1970. Before
