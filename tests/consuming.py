@@ -33,7 +33,8 @@ def produce(
     identities: list[str] | None = None,
 ) -> list[str]:
     """Send (key, value) records, each with an idempotency key of its own, or with those given; returns them."""
-    producer = Producer({"bootstrap.servers": settings.bootstrap_servers})
+    # A record that is sent again would else come behind those that were sent after it.
+    producer = Producer({"bootstrap.servers": settings.bootstrap_servers, "enable.idempotence": True})
     sent = []
     for number, (key, value) in enumerate(events):
         identity = identities[number] if identities else str(uuid.uuid4())
