@@ -11,17 +11,11 @@ All that decides is here; it runs nothing. Rules:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from outbox_plugin.inbox.lanes import Outcome, Slice
 from outbox_plugin.inbox.received import Received
 
-
-class Item(NamedTuple):
-    """A record, and the number of its slice."""
-
-    slice: int
-    record: Received
+Item = tuple[int, Received]  # The number of its slice, and a record. No class: there are many.
 
 
 class Halves:
@@ -34,29 +28,31 @@ class Halves:
         self._done = [0] * len(slices)
         self._stopped: dict[int, Outcome] = {}
         alone = [apart(each) for each in slices]
-        items = [Item(number, record) for number, each in enumerate(slices) for record in each.records]
-        together = [each for each in items if not alone[each.slice]]
+        items = [(number, record) for number, each in enumerate(slices) for record in each.records]
+        together = [each for each in items if not alone[each[0]]] if any(alone) else items
         # The next part is the last of these.
-        self._parts = [[each] for each in reversed(items) if alone[each.slice]] + ([together] if together else [])
+        self._parts = [[each] for each in reversed(items) if alone[each[0]]] if any(alone) else []
+        self._parts += [together] if together else []
         self._part: list[Item] = []
 
     def next(self) -> list[Item]:
         """The next part, which is not empty; an empty list when all are through."""
         self._part = []
         while self._parts and not self._part:
-            self._part = [each for each in self._parts.pop() if each.slice not in self._stopped]
+            self._part = [each for each in self._parts.pop() if each[0] not in self._stopped]
         return self._part
 
     def as_slice(self, item: Item) -> Slice:
         """A record as a slice of its own, with the failures that it has had."""
-        taken = self._slices[item.slice]
-        first = self._done[item.slice] == 0
-        return Slice(taken.lane, [item.record], taken.failures * first, taken.losses * first)
+        number, record = item
+        taken = self._slices[number]
+        first = self._done[number] == 0
+        return Slice(taken.lane, [record], taken.failures * first, taken.losses * first)
 
     def done(self) -> None:
         """The part has been handled."""
-        for each in self._part:
-            self._done[each.slice] += 1
+        for number, _ in self._part:
+            self._done[number] += 1
 
     def failed(self, *, deadlock: bool) -> None:
         """The part, of more than one record, was undone."""
@@ -69,7 +65,7 @@ class Halves:
         if outcome.done:
             self.done()
         else:
-            number = self._part[0].slice
+            number = self._part[0][0]
             self._stopped[number] = Outcome(self._done[number], outcome.again_in, outcome.counted, outcome.lost)
 
     def away(self, outcome: Callable[[int], Outcome]) -> None:

@@ -130,7 +130,7 @@ class Handling:
                 halves.single(await self._handle_slice(seat, halves.as_slice(part[0])))
             else:
                 try:
-                    await self._handle_batch(seat, [each.record for each in part])
+                    await self._handle_batch(seat, [record for _, record in part])
                 except Exception as error:
                     logger.debug("%d events handled together, and undone: %s", len(part), one_line(error))
                     seat.distrust()
@@ -243,8 +243,11 @@ class Handling:
 
 def _goes_alone(slices: list[Slice]) -> bool:
     """Whether a record among them must have a transaction of its own: it is a dead letter, or becomes one at once."""
-    records = (record for each in slices for record in each.records)
-    return any(record.dead_letter is not None or record.unreadable_headers for record in records)
+    for each in slices:
+        for record in each.records:
+            if record.dead_letter is not None or record.unreadable_headers:
+                return True
+    return False
 
 
 def _place(record: Received) -> str:

@@ -45,11 +45,14 @@ class _Assignment:
     open: bool = True  # Whether its records are handed out.
 
     def finish(self, offset: int) -> None:
-        self.done.add(offset)
+        if not self.pending or self.pending[0] != offset:
+            self.done.add(offset)
+            return
+        last = self.pending.popleft()
         while self.pending and self.pending[0] in self.done:
             last = self.pending.popleft()
             self.done.discard(last)
-            self.position = last + 1
+        self.position = last + 1
 
 
 @dataclass(slots=True, eq=False)
@@ -63,8 +66,7 @@ class Lane:
     losses: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
+class Slice(NamedTuple):
     """Some records of one lane, in their order, to be handled.
 
     The first has failed `failures` times, and `losses` times in a row its connection was lost while it was handled.
@@ -76,8 +78,7 @@ class Slice:
     losses: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What became of a slice: its first `done` records are done with.
 
     The next one failed, if `again_in` says in how many seconds to try it again; `counted`: that counts against it.
@@ -182,7 +183,11 @@ class Lanes:
         slices: list[Slice] = []
         while self._ready and limit > 0:
             lane = self._ready.popleft()
-            records = [lane.waiting.popleft() for _ in range(min(limit, len(lane.waiting)))]
+            if len(lane.waiting) <= limit:
+                records = list(lane.waiting)
+                lane.waiting.clear()
+            else:
+                records = [lane.waiting.popleft() for _ in range(limit)]
             limit -= len(records)
             self._waiting -= len(records)
             self._running += len(records)
@@ -199,7 +204,8 @@ class Lanes:
         lane, assignment = taken.lane, taken.lane.assignment
         assignment.running -= 1
         self._running -= len(taken.records)
-        self._retried.difference_update(each.dead_letter for each in taken.records if each.dead_letter)
+        if self._retried:
+            self._retried.difference_update(each.dead_letter for each in taken.records if each.dead_letter)
         for record in taken.records[: outcome.done]:
             self._bytes -= record.size
             if record.dead_letter is None:
@@ -208,9 +214,10 @@ class Lanes:
         if not assignment.open:
             self._bytes -= sum(record.size for record in rest)
             return
-        lane.waiting.extendleft(reversed(rest))
-        self._waiting += len(rest)
-        self._retried.update(each.dead_letter for each in rest if each.dead_letter)
+        if rest:
+            lane.waiting.extendleft(reversed(rest))
+            self._waiting += len(rest)
+            self._retried.update(each.dead_letter for each in rest if each.dead_letter)
         lane.failures = (0 if outcome.done else lane.failures) + outcome.counted
         lane.losses = (0 if outcome.done else lane.losses) + outcome.lost
         if outcome.again_in is not None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 
 from outbox_plugin import Settings
 from outbox_plugin.errors import InvalidSetting
@@ -144,6 +147,38 @@ def test_kill_9_in_the_middle_of_batches_neither_loses_nor_repeats_an_effect(
     assert sorted(event for event, _, _ in effects(ready)) == sorted(sent)
     assert values_by_key(ready) == {f"k{key}": [str(each) for each in range(key, 6_000, 50)] for key in range(50)}
     assert codes == [0, 0]
+
+
+def test_a_full_inbox_pauses_only_where_handlers_do_not_make_room(
+    ready: Settings, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is paused is fetched again: librdkafka drops it."""
+    pauses: list[float] = []
+    slow = threading.Event()
+
+    class Noting(Consumer):
+        def pause(self, partitions: list[TopicPartition]) -> None:
+            pauses.append(time.monotonic())
+            super().pause(partitions)
+
+    def handle(connection: psycopg.Connection[Any], events: list[Received]) -> None:
+        if slow.is_set():
+            eventually(lambda: pauses, SOON)
+        record_effects(connection, events)
+
+    monkeypatch.setattr("outbox_plugin.inbox.consumer.Consumer", Noting)
+    monkeypatch.setattr("outbox_plugin.inbox.consumer.MOST_HELD", 500)
+    monkeypatch.setattr("outbox_plugin.inbox.consumer.ROOM_SECONDS", 10.0)
+    sent = produce(ready, topic, [(f"k{each % 50}", str(each)) for each in range(5_000)])
+    with Inbox(ready, group=group, topics=[topic], handler=handle, batch_size=100):
+        eventually(lambda: len(effects(ready)) == 5_000, SOON)
+        assert pauses == []
+        monkeypatch.setattr("outbox_plugin.inbox.consumer.ROOM_SECONDS", 0.1)
+        slow.set()
+        sent += produce(ready, topic, [(f"k{each % 50}", str(each)) for each in range(2_000)])
+        eventually(lambda: len(effects(ready)) == 7_000, SOON)
+    assert pauses
+    assert sorted(event for event, _, _ in effects(ready)) == sorted(sent)
 
 
 def test_a_batch_of_nothing_is_refused(ready: Settings, topic: str, group: str) -> None:

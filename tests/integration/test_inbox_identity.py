@@ -16,7 +16,7 @@ from outbox_plugin import Settings
 from outbox_plugin.adapters.incarnations import Incarnations
 from outbox_plugin.consuming.topics import topic_state
 from outbox_plugin.inbox import Inbox
-from tests.consuming import effects, make_effect_table, query, record_effect
+from tests.consuming import effects, make_effect_table, query, record_effect, record_effects
 from tests.harvesting import create_topic
 from tests.support import eventually
 
@@ -75,6 +75,22 @@ def test_an_event_of_a_job_has_its_effect_once_though_it_has_no_key_of_its_own(
     assert sorted(event for event, _, value in effects(ready) if value == "x") == [
         f"job {job} {number}" for job in "ab" for number in "12"
     ]
+
+
+@pytest.mark.parametrize("together", [None, 100], ids=["one by one", "batches"])
+def test_an_idempotency_key_of_any_characters_is_one_event(
+    ready: Settings, topic: str, group: str, together: int | None
+) -> None:
+    keys = ['a","b', "a,b", '"', "\\", '\\"', "{}", "{a}", "NULL", "null", " ", "a\nb", "\x1f", "%s", "é", "\U0001f600"]
+    wanted: list[Headers] = [[("idempotency-key", key.encode()), ("event-type", key.encode())] for key in keys]
+    send(ready, topic, ["x", "x"], *wanted)
+    handler = record_effect if together is None else record_effects
+    with Inbox(ready, group=group, topics=[topic], handler=handler, batch_size=together):
+        send(ready, topic, ["end"])
+        eventually(lambda: "end" in values(ready), SOON)
+    assert sorted(event for event, _, value in effects(ready) if value == "x") == sorted(keys)
+    known = query(ready, "SELECT idempotency_key, sources FROM outbox_inbox WHERE idempotency_key = ANY (%s)", keys)
+    assert sorted(known) == sorted((key, [f"{topic} {key}"]) for key in keys)
 
 
 def test_a_topic_that_was_made_anew_while_no_inbox_ran_has_new_events(ready: Settings, topic: str, group: str) -> None:

@@ -25,15 +25,15 @@ def test_all_but_the_guilty_and_what_is_behind_it_is_handled_in_its_keys_order(s
     tries = 0
     while part := halves.next():
         tries += 1
-        bad = any(each.record.offset in guilty for each in part)
+        bad = any(record.offset in guilty for _, record in part)
         if len(part) > 1 and bad:
             halves.failed(deadlock=False)
         elif len(part) > 1:
             halves.done()
-            handled += [each.record for each in part]
+            handled += [record for _, record in part]
         else:
             halves.single(Outcome(0, again_in=1.0, counted=True) if bad else Outcome(1))
-            handled += [] if bad else [part[0].record]
+            handled += [] if bad else [part[0][1]]
     for taken, outcome in zip(slices, halves.outcomes(), strict=True):
         offsets = [each.offset for each in taken.records]
         first_bad = next((number for number, offset in enumerate(offsets) if offset in guilty), len(offsets))
@@ -53,7 +53,7 @@ def test_a_lane_that_has_failed_before_is_not_mixed_with_others() -> None:
     halves = Halves(slices, lambda each: each.records[0].key == b"a")
     parts = []
     while part := halves.next():
-        parts.append([each.record.offset for each in part])
+        parts.append([record.offset for _, record in part])
         if len(part) == 1:
             halves.single(Outcome(1))
         else:
