@@ -46,15 +46,18 @@ def kafka_jars(tell: Callable[[str], None]) -> Path:
     folder = cache_folder() / f"kafka-{KAFKA_VERSION}"
     if folder.exists():
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="kafka-") as scratch:
-        fresh = _resolve(Path(scratch), tell)
-        _verify(fresh)
-        try:
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix="kafka-") as scratch:
+            fresh = _resolve(Path(scratch), tell)
+            _verify(fresh)
             fresh.rename(folder)  # At once, so that nobody sees half of it.
-        except OSError:
-            if not folder.exists():  # Another process was faster.
-                raise
+    except OSError as error:
+        if not folder.exists():  # Else another process was faster.
+            raise JarsMissing(
+                f"Kafka's jars cannot be kept in {folder.parent} ({error.strerror}): let XDG_CACHE_HOME name a folder "
+                "that can be written to"
+            ) from None
     return folder
 
 

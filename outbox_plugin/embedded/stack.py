@@ -35,6 +35,10 @@ class StackInUse(UserError):
     """Another process runs its servers in this folder."""
 
 
+class FolderRefused(UserError):
+    """The folder cannot be written to, so no server can keep its data there."""
+
+
 def _be_silent(line: str) -> None:
     """Tell nobody."""
 
@@ -60,10 +64,17 @@ class EmbeddedStack:
 
         Raises:
             StackInUse: another process runs its servers here.
+            FolderRefused: the folder cannot be written to.
             ServerFailed: one of them does not start.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = self._locked()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = self._locked()
+        except OSError as error:
+            raise FolderRefused(
+                f"the servers cannot keep their data in {self.folder} ({error.strerror}): name a folder that can be "
+                "written to"
+            ) from None
         try:
             self._start_servers(self._lock)
         except BaseException:

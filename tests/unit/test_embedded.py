@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from outbox_plugin.embedded import java
 from outbox_plugin.embedded.cluster import java_hash
-from outbox_plugin.embedded.jars import JarsMissing, _reason, _verify, checksums
+from outbox_plugin.embedded.jars import JarsMissing, _reason, _verify, checksums, kafka_jars
 from outbox_plugin.embedded.java import java_home
-from outbox_plugin.embedded.server import free_port
+from outbox_plugin.embedded.server import ServerFailed, free_port
 from outbox_plugin.embedded.truststore import PASSWORD, system_bundle, write_trust_store
 
 READ_STORE = """
@@ -41,6 +43,39 @@ def test_java_reads_the_trust_store_that_we_write(tmp_path: Path) -> None:
     done = subprocess.run([java, str(program), str(store), PASSWORD], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) == bundle.read_text().count("BEGIN CERTIFICATE")
+
+
+@pytest.fixture
+def not_a_folder(tmp_path: Path) -> Path:
+    """A place where nothing can be made, not even by root."""
+    file = tmp_path / "file"
+    file.touch()
+    return file / "folder"
+
+
+def test_servers_whose_folder_cannot_be_written_to_say_so_in_a_line(not_a_folder: Path) -> None:
+    command = [sys.executable, "-m", "outbox_plugin", "dev", "--state-dir", str(not_a_folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    said = f"outbox: the servers cannot keep their data in {not_a_folder} (Not a directory): name a folder that can be"
+    assert done.stderr.startswith(said)
+    assert done.stderr.count("\n") == 1
+
+
+def test_jars_that_cannot_be_kept_are_missing_jars(not_a_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So `outbox dev` goes on with the mock broker, and says why."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(not_a_folder))
+    with pytest.raises(JarsMissing, match=r"cannot be kept in .*outbox-plugin \(Not a directory\): .*XDG_CACHE_HOME"):
+        kafka_jars(lambda _: None)
+
+
+def test_a_launcher_of_java_that_cannot_be_kept_is_said_in_a_line(
+    not_a_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(not_a_folder))
+    monkeypatch.setattr(java, "system_java_home", lambda: None)
+    with pytest.raises(ServerFailed, match=r"launcher of Java cannot be kept in .* \(Not a directory\)"):
+        java.spark_java_home()
 
 
 def test_a_jar_that_is_not_the_one_we_know_is_refused(tmp_path: Path) -> None:
