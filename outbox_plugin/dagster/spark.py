@@ -21,6 +21,7 @@ from outbox_plugin.dagster.resources import OutboxResource
 from outbox_plugin.dagster.runs import output_job_id
 from outbox_plugin.embedded.java import spark_java_home
 from outbox_plugin.schema.connection import connect, reported_as_refusal
+from outbox_plugin.schema.place import in_full
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.spark.session import spark_session
 
@@ -90,7 +91,8 @@ class OutboxIOManager(ConfigurableIOManager):
         obj.write.format("outbox").options(**options, **mine).mode("append").save()
         with reported_as_refusal(settings), connect(settings, purpose="outbox dagster") as connection:
             jobs = {"jobs": [name, *former_job_ids(name)]}
-            emitted = connection.execute(statement("staging", "emitted", settings.table), jobs).fetchall()
+            outbox = in_full(connection, settings.table)
+            emitted = connection.execute(statement("staging", "emitted", outbox), jobs).fetchall()
         context.add_output_metadata({"events": emitted[0][1] if emitted else 0, "outbox_job": name})
 
     def load_input(self, context: InputContext) -> None:  # noqa: ARG002

@@ -30,6 +30,7 @@ from outbox_plugin.inbox.seat import AsyncBatchHandler, AsyncHandler, BatchHandl
 from outbox_plugin.inbox.seats import TaskSeats, ThreadSeats
 from outbox_plugin.printable import logger_of
 from outbox_plugin.schema.connection import connect, one_line, reported_as_refusal
+from outbox_plugin.schema.place import in_full
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 
@@ -120,7 +121,7 @@ class Inbox(Background):
         self._board = Board(concurrency, batch_size)
         self._paused = False
         self._next: dict[Place, int] = {}
-        self._positions = Positions(settings, group)
+        self._positions: Positions
 
     @property
     def partitions(self) -> list[Place]:
@@ -142,8 +143,11 @@ class Inbox(Background):
             )
         Admin(self._settings).check_reachable()
         with reported_as_refusal(self._settings), connect(self._settings, purpose="outbox inbox (start)") as connection:
-            connection.execute(statement("inbox", "letters", self._settings.table), {"group": self._group, "limit": 0})
-            connection.execute(statement("inbox", "is_migrated", self._settings.table))
+            table = in_full(connection, self._settings.table)
+            self._settings = self._settings.model_copy(update={"table": table})
+            connection.execute(statement("inbox", "letters", table), {"group": self._group, "limit": 0})
+            connection.execute(statement("inbox", "is_migrated", table))
+            self._positions = Positions(self._settings, self._group)
             self._positions.read(connection, {})
 
     def _seats(self, loop: asyncio.AbstractEventLoop | None) -> ThreadSeats | TaskSeats:

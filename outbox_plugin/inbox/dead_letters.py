@@ -16,6 +16,7 @@ import psycopg
 
 from outbox_plugin.inbox.received import Place, Received
 from outbox_plugin.schema.connection import connect, reported_as_refusal
+from outbox_plugin.schema.place import in_full
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 
@@ -84,7 +85,8 @@ class DeadLetters:
 
     def _run(self, name: str, **values: object) -> Sequence[tuple[Any, ...]]:
         with reported_as_refusal(self._settings), connect(self._settings, purpose="outbox inbox") as connection:
-            return connection.execute(statement("inbox", name, self._settings.table), values).fetchall()
+            table = in_full(connection, self._settings.table)
+            return connection.execute(statement("inbox", name, table), values).fetchall()
 
 
 def to_retry(

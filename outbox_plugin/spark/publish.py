@@ -106,7 +106,7 @@ def publish_events(
     placed = {**values, "before": before, "earlier": staged.earlier}
     steer = "read_by_index" if staged.table.comes_in_order else "sort_in_memory"
     connection.execute(statement("staging", steer, staged.table.outbox))
-    _run(connection, staged, "publish_events", staged.table.outbox, staged.rows, placed, order=order, place=place)
+    _run(connection, staged, "publish_events", staged.table.outbox_name, staged.rows, placed, order=order, place=place)
     if staged.set_aside:
         _run(
             connection,
@@ -114,7 +114,7 @@ def publish_events(
             "set_aside",
             "outbox_dead_letter",
             staged.set_aside,
-            {**values, "table": staged.table.outbox},
+            {**values, "table": staged.table.outbox_name},
         )
 
 

@@ -30,6 +30,7 @@ from pyspark.sql.types import StructType
 from outbox_plugin.core.job_id import former_job_ids
 from outbox_plugin.schema.connection import connect_patiently, reported_as_refusal
 from outbox_plugin.schema.orphans import drop_orphans
+from outbox_plugin.schema.place import in_full
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 from outbox_plugin.spark.business import check_business_table
@@ -66,17 +67,18 @@ class _Sink:
     settings: Settings = field(repr=False)
     options: SinkOptions = field(repr=False)
     form: EventForm
+    outbox: str  # In full.
 
     def new_table(self) -> StagingTable:
         name = f"{PREFIX}{uuid.uuid4().hex}"
-        return StagingTable(self.settings.table, name, self.form, self.options.business_table)
+        return StagingTable(self.outbox, name, self.form, self.options.business_table, self.settings.table)
 
     def stage(self, batches: Iterator[pa.RecordBatch], table: StagingTable, job_id: str) -> Attempt:
         return StageTask(self.settings.dsn.get_secret_value(), table, self.options.set_aside, job_id)(batches)
 
     @contextmanager
     def connection(self) -> Iterator[_Connection]:
-        with reported_as_refusal(self.settings), connect_patiently(self.settings, purpose=COMMIT_PURPOSE) as connection:
+        with _connection(self.settings) as connection:
             yield connection
 
     def publish(self, claim: str, values: dict[str, Any], staged: Staged) -> None:
@@ -88,14 +90,14 @@ class _Sink:
         with self.connection() as connection:
             with connection.transaction():
                 for (before,) in connection.execute(
-                    statement("staging", claim, self.settings.table), {**values, "events": staged.rows}
+                    statement("staging", claim, self.outbox), {**values, "events": staged.rows}
                 ).fetchall():
                     if self.options.business_table:
                         publish_rows(connection, staged)
                     publish_events(connection, staged, values["job_id"], before)
                 staged.table.end_lease(connection)
             staged.table.drop(connection)
-            drop_orphans(connection, self.settings.table, values["job_id"])
+            drop_orphans(connection, self.outbox, values["job_id"])
 
     def drop(self, table: StagingTable) -> None:
         with self.connection() as connection:
@@ -109,8 +111,8 @@ class OutboxWriter(DataSourceArrowWriter):
         self._sink = sink
         self._table = sink.new_table()
         with sink.connection() as connection:
-            drop_orphans(connection, sink.settings.table, sink.options.job_id)
-            find = statement("staging", "find_job", sink.settings.table)
+            drop_orphans(connection, sink.outbox, sink.options.job_id)
+            find = statement("staging", "find_job", sink.outbox)
             self._again = bool(connection.execute(find, _named(sink.options.job_id)).fetchall())
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -201,6 +203,7 @@ class OutboxDataSource(DataSource):
         Raises:
             OptionWrong, EventColumnWrong, BusinessColumnWrong: what was asked cannot be done as asked.
             BusinessTableMissing: there is no business table of that name.
+            InvalidSetting, ServerRefused, SchemaMissing: the database is not named, or does not let us.
         """
         return OutboxStreamWriter(self._sink(schema, overwrite, streaming=True))
 
@@ -210,8 +213,15 @@ class OutboxDataSource(DataSource):
             raise OptionWrong('an outbox is only appended to: write with mode("append"), or outputMode("append")')
         settings = Settings(bootstrap_servers="none", **options.settings)  # Spark's part needs no Kafka.
         rows = row_form(schema, leave_out=EVENT_FIELDS) if options.business_table else None
-        sink = _Sink(settings, options, event_form(schema, options.topic, options.order_by, rows))
-        if options.business_table and rows:
-            with sink.connection() as connection:
-                check_business_table(connection, settings.table, options.business_table, rows)
-        return sink
+        form = event_form(schema, options.topic, options.order_by, rows)
+        with _connection(settings) as connection:
+            outbox = in_full(connection, settings.table)
+            if options.business_table and rows:
+                check_business_table(connection, outbox, options.business_table, rows)
+        return _Sink(settings, options, form, outbox)
+
+
+@contextmanager
+def _connection(settings: Settings) -> Iterator[_Connection]:
+    with reported_as_refusal(settings), connect_patiently(settings, purpose=COMMIT_PURPOSE) as connection:
+        yield connection

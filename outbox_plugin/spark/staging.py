@@ -48,12 +48,22 @@ class Attempt:
 
 @dataclass(frozen=True)
 class StagingTable:
-    """A table that the tasks of one job fill."""
+    """A table that the tasks of one job fill.
+
+    `outbox` is the outbox's name with its schema, so that every session means the same table by it; `known_as` is the
+    name that the user gave, by which the database knows it, where that is another one.
+    """
 
     outbox: str
     name: str
     form: EventForm | RowForm
     business: str | None = None
+    known_as: str | None = None
+
+    @property
+    def outbox_name(self) -> str:
+        """The outbox's name as the user gave it."""
+        return self.known_as or self.outbox
 
     @property
     def identifier(self) -> sql.Identifier:
@@ -158,9 +168,7 @@ class StageTask:
     def _prepare(self, connection: psycopg.Connection[tuple[Any, ...]]) -> Limits:
         if self.leased_for:
             self.table.create_leased(connection, self.leased_for)
-        found = connection.execute(
-            statement("staging", "limits", self.table.outbox), {"table": self.table.outbox}
-        ).fetchall()
+        found = connection.execute(statement("staging", "limits", self.table.outbox)).fetchall()
         characters = dict(found)
         return Limits(characters.get("kafka_key"), characters.get("kafka_value"))
 

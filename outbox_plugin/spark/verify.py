@@ -16,6 +16,7 @@ from pyspark.sql import functions as f
 from outbox_plugin.core.verdict import EXAMPLES, JOB_HEADER, SEQUENCE_HEADER, Verdict
 from outbox_plugin.event import EVENT_TYPE_HEADER, IDEMPOTENCY_HEADER
 from outbox_plugin.schema.connection import connect, reported_as_refusal
+from outbox_plugin.schema.place import in_full
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 from outbox_plugin.spark.kafka_source import read_topics, reported
@@ -161,7 +162,8 @@ def _find_gaps(spark: SparkSession, settings: Settings, seen: DataFrame, job: st
 def _emitted(settings: Settings, jobs: list[str]) -> dict[str, int]:
     """How many events each job, or each streaming query, has emitted, as far as the database knows."""
     with reported_as_refusal(settings), connect(settings, purpose="outbox verify") as connection:
-        return dict(connection.execute(statement("staging", "emitted", settings.table), {"jobs": jobs}).fetchall())
+        outbox = in_full(connection, settings.table)
+        return dict(connection.execute(statement("staging", "emitted", outbox), {"jobs": jobs}).fetchall())
 
 
 def _find_absent(seen: DataFrame, expected: DataFrame, verdict: Verdict) -> None:

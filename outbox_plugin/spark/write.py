@@ -17,6 +17,7 @@ from pyspark.sql import functions as f
 from outbox_plugin.core.job_id import check_job_id, former_job_ids
 from outbox_plugin.schema.connection import connect_patiently, reported_as_refusal
 from outbox_plugin.schema.orphans import drop_orphans
+from outbox_plugin.schema.place import in_full
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 from outbox_plugin.spark.business import check_business_table
@@ -177,21 +178,22 @@ class OutboxWrite:
         if not (self._business or self._events):
             raise OptionWrong("there is nothing to write: call `table`, `events` or both before `commit`")
         with reported_as_refusal(self._settings), connect_patiently(self._settings, purpose=PURPOSE) as connection:
-            drop_orphans(connection, self._settings.table, self._job_id)
-            find = statement("staging", "find_job", self._settings.table)
+            outbox = in_full(connection, self._settings.table)
+            drop_orphans(connection, outbox, self._job_id)
+            find = statement("staging", "find_job", outbox)
             if connection.execute(find, self._named).fetchall():
                 return JobCommitted(self._job_id, 0, 0, again=True)
-            with self._stage_all(connection) as (business, events), connection.transaction():
-                return self._publish(connection, business, events)
+            with self._stage_all(connection, outbox) as (business, events), connection.transaction():
+                return self._publish(connection, outbox, business, events)
 
     @contextmanager
-    def _stage_all(self, connection: _Connection) -> Iterator[tuple[Staged | None, Staged | None]]:
+    def _stage_all(self, connection: _Connection, outbox: str) -> Iterator[tuple[Staged | None, Staged | None]]:
         tables: list[StagingTable] = []
 
         def stage(rows: DataFrame, form: EventForm | RowForm, business: str | None, set_aside: bool) -> Staged:
-            table = StagingTable(self._settings.table, f"{PREFIX}{uuid.uuid4().hex}", form, business)
+            table = StagingTable(outbox, f"{PREFIX}{uuid.uuid4().hex}", form, business, self._settings.table)
             tables.append(table)
-            connection.execute(statement("staging", "own", self._settings.table), {"staging": table.name})
+            connection.execute(statement("staging", "own", outbox), {"staging": table.name})
             table.create(connection, self._job_id)
             task = StageTask(self._settings.dsn.get_secret_value(), table, set_aside)
             return accepted(table, map(_as_attempt, rows.mapInArrow(_Reported(task), _ATTEMPT).collect()))
@@ -201,7 +203,7 @@ class OutboxWrite:
             with self._evaluated() as (rows, emitted):
                 if self._business and rows is not None:
                     row, name = row_form(rows.schema), self._business[1]
-                    check_business_table(connection, self._settings.table, name, row)
+                    check_business_table(connection, outbox, name, row)
                     business = stage(rows, row, name, set_aside=False)
                 if self._events and emitted is not None:
                     _, form, set_aside = self._events
@@ -223,11 +225,13 @@ class OutboxWrite:
         with evaluated_once(rows, events) as both:
             yield both
 
-    def _publish(self, connection: _Connection, business: Staged | None, events: Staged | None) -> JobCommitted:
+    def _publish(
+        self, connection: _Connection, outbox: str, business: Staged | None, events: Staged | None
+    ) -> JobCommitted:
         emitted = events.rows if events else 0
         if self._claim and not self._claim(connection):
             return JobCommitted(self._job_id, 0, 0, again=True)
-        claim = statement("staging", "claim_job", self._settings.table)
+        claim = statement("staging", "claim_job", outbox)
         if not connection.execute(claim, {**self._named, "events": emitted}).fetchall():
             return JobCommitted(self._job_id, 0, 0, again=True)
         if business and self._business:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
+from pyspark.sql import SparkSession
 
 from outbox_plugin import Event, Harvester, Outbox, Settings, operate
 from outbox_plugin.errors import ServerRefused
-from outbox_plugin.inbox import Inbox
+from outbox_plugin.inbox import Inbox, Received, Retry
 from outbox_plugin.inbox.cleaning import Keep, clean
+from outbox_plugin.inbox.dead_letters import DeadLetters
 from outbox_plugin.schema.connection import connect
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.schema.orphans import drop_orphans
+from outbox_plugin.spark import OutboxWrite
 from outbox_plugin.spark.publish import Staged, publish_events
 from outbox_plugin.spark.staging import Attempt
 from outbox_plugin.status import read_status
@@ -158,6 +162,50 @@ def test_a_table_or_function_of_a_strangers_is_refused(unmigrated: Settings) -> 
             finally:
                 connection.execute(f"RESET ROLE; DROP OWNED BY {ROLE} CASCADE; DROP ROLE {ROLE}")
     migrate(unmigrated)
+
+
+@pytest.fixture
+def trapped(unmigrated: Settings) -> Settings:
+    """A view in the place of each of our tables, in a schema that comes before that of the outbox."""
+    dsn = unmigrated.dsn.get_secret_value()
+    migrate(unmigrated)
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        tables = connection.execute("SELECT tablename FROM pg_tables WHERE tablename LIKE 'outbox\\_%'").fetchall()
+        connection.execute("CREATE SCHEMA first")
+        for (table,) in tables:
+            connection.execute(f"CREATE VIEW first.{table} AS SELECT 1/0 AS trap")
+    settings = Settings(**{**unmigrated.model_dump(), "dsn": f"{dsn}?options=-csearch_path%3Dfirst,public"})
+    migrate(settings)
+    return settings
+
+
+def test_an_inbox_takes_no_table_of_a_schema_that_comes_first(trapped: Settings, topic: str, group: str) -> None:
+    make_effect_table(trapped)
+    produce(trapped, topic, [("a", "1"), ("b", "2")])
+    fails = [True]
+
+    def handle(connection: psycopg.Connection[Any], event: Received) -> None:
+        if event.key_text == "a" and fails:
+            raise ValueError("not now")
+        record_effect(connection, event)
+
+    with Inbox(trapped, group=group, topics=[topic], handler=handle, retry=Retry(attempts=1)):
+        eventually(lambda: len(DeadLetters(trapped).list()) == 1 and len(effects(trapped)) == 1, 30)
+        fails.clear()
+        DeadLetters(trapped).retry(None)
+        eventually(lambda: len(effects(trapped)) == 2, 30)
+
+
+@pytest.mark.spark
+def test_a_spark_write_takes_no_table_of_a_schema_that_comes_first(spark: SparkSession, trapped: Settings) -> None:
+    """In both ways of writing; the dead letter is known by the outbox's plain name."""
+    events = spark.createDataFrame([("k", "v"), ("k" * 101, "v")], "key string, value string")
+    OutboxWrite(trapped).events(events, topic="t", on_bad_row="deadLetter").commit()
+    options = {"dsn": trapped.dsn.get_secret_value(), "topic": "t", "onBadRow": "deadLetter"}
+    events.write.format("outbox").options(**options).mode("append").save()
+    assert len(operate.dead_letters(trapped)) == 2
+    with psycopg.connect(trapped.dsn.get_secret_value()) as connection:
+        assert connection.execute("SELECT count(*) FROM outbox").fetchall() == [(2,)]
 
 
 def test_what_comes_first_on_the_search_path_later_is_not_taken_for_ours(unmigrated: Settings, topic: str) -> None:
