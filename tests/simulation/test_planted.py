@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -34,7 +35,7 @@ from tests.simulation.plan import (
     Fault,
     Plan,
 )
-from tests.simulation.postgres import Database, Row, Store
+from tests.simulation.postgres import Database, Row, Service, Store
 from tests.simulation.schedule import run
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -272,6 +273,27 @@ ADOPTIONS = Plan(
 )
 
 
+def let_leaders_read_on_after_an_adoption(patch: pytest.MonkeyPatch) -> None:
+    adopt = Database.adopt
+
+    def without_another_layout(database: Database, service: Service) -> None:
+        number = database.layout.number
+        adopt(database, service)
+        database.layout = replace(database.layout, number=number)
+
+    patch.setattr(Database, "adopt", without_another_layout)
+
+
+# A leader that is paused while another group adopts the outbox, and goes on long before the last event is written: what
+# was written before an adoption may be repeated.
+ONE_ADOPTION = Plan(
+    harvesters=3,
+    writers=4,
+    writing=8.0,
+    keys=2,
+    faults=(Fault(PAUSE, 2.4, 2.0, 2), Fault(PAUSE, 2.5, 3.0, 1), Fault(OTHER_GROUP, 2.7, 0.5, 0)),
+)
+
 # Leaders that are killed before they purge, and a neighbour who writes to the control topics all the time.
 NEIGHBOUR = Plan(
     harvesters=2,
@@ -311,6 +333,7 @@ PLANTS: dict[Plant, Found] = {
     take_copies_for_originals: Found(("loss", "repeated"), NEIGHBOUR),
     leave_no_record_for_shards_of_before: Found(("repeated",), LATE_RESHARDING),
     read_before_the_layout_is_settled: Found(("repeated",), LATE_RESHARDING),
+    let_leaders_read_on_after_an_adoption: Found(("repeated", "order"), ONE_ADOPTION),
 }
 
 
@@ -332,6 +355,7 @@ RARE = {
     "commits": LATE_COMMITS,
     "returns": LATE_RETURNS,
     "resharding": LATE_RESHARDING,
+    "adoption": ONE_ADOPTION,
     "adoptions": ADOPTIONS,
     "leaderless": LEADERLESS,
 }
