@@ -31,8 +31,17 @@ class Spread:
 
     @property
     def patience(self) -> float:
-        """After so long, an unanswered claim is made again, and a free partition is anybody's."""
+        """After so long, an unanswered claim is made again."""
         return 2 * self._timing.interval
+
+    @property
+    def neglect(self) -> float:
+        """After so long, a free partition is anybody's.
+
+        It may be the share of one that died and is not stale yet. So even then nobody waits for more than three
+        intervals: the last holder is stale after two.
+        """
+        return self._timing.beat
 
     def wait_for(self, place: Place, now: float) -> None:
         """A claim on `place` was sent."""
@@ -79,7 +88,7 @@ class Spread:
         for holder in holders.values():
             if holder is not None:
                 held[holder] = held.get(holder, 0) + 1
-        neglected = {place for place in free if now - self._free_since[place] > self.patience}
+        neglected = {place for place in free if now - self._free_since[place] > self.neglect}
         if not self._avoid and not neglected:
             fair = len(holders) // max(1, len(held))
             left = ((place, left_by(place)) for place in free)

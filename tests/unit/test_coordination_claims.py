@@ -182,3 +182,12 @@ def test_what_one_avoids_and_nobody_takes_it_takes_back() -> None:
     holders = held_by(A, None)
     assert slow.next_plan(holders, {A: False}, lambda _: A, 1.0) == Plan()
     assert slow.next_plan(holders, {A: False}, lambda _: A, 22.0) == Plan(claim=(places(2)[1],))
+
+
+def test_a_free_partition_waits_for_nobody_whose_share_it_is_for_longer_than_half_an_interval() -> None:
+    """C has died a moment ago: it is not stale yet, and one that was stale for two intervals left a partition to it."""
+    timing = Timing(10)
+    spread, members = Spread(A, timing, None), {A: False, B: False, C: False}
+    holders = held_by(A, B, None)
+    assert spread.next_plan(holders, members, lambda _: None, 100.0) == Plan()
+    assert spread.next_plan(holders, members, lambda _: None, 105.1) == Plan(claim=(places(3)[2],))
