@@ -15,7 +15,7 @@ position, and so it is not asked for again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 
 from outbox_plugin.errors import RangeRefused, TopicReplaced
@@ -88,9 +88,8 @@ class TopicRange:
 
     def text(self) -> str:
         """The range in one line: `0:10-25, 1:7-9`."""
-        return ", ".join(
-            f"{partition}:{self.begin[partition]}-{self.end[partition]}" for partition in sorted(self.begin)
-        )
+        spans = [(each, self.begin[each], self.end[each]) for each in sorted(self.begin)]
+        return ", ".join(f"{each}:{begin}-{end}" for each, begin, end in spans if begin < end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +112,9 @@ class Planned:
 def plan(consumer: str, topic: str, position: Position | None, state: TopicState, max_offsets: int) -> Planned:
     """The next range: from the position, over at most `max_offsets` offsets that are still there.
 
-    A partition that the position does not know, as of a new consumer or a topic that was given more partitions, begins
-    with the first offset that is there.
+    A new consumer begins with the first offsets that are there. Its first range names all partitions, also those of
+    which it takes nothing. So a partition that the position does not know was added later: it begins at offset 0, and
+    what Kafka has deleted of it is lost.
 
     Raises:
         TopicReplaced: the topic is another one than the position speaks of.
@@ -122,7 +122,8 @@ def plan(consumer: str, topic: str, position: Position | None, state: TopicState
     if position is not None and position.topic_id != state.topic_id:
         raise TopicReplaced(consumer, topic, position.topic_id, state.topic_id)
     known = position.next_offsets if position else {}
-    begin = {partition: known.get(partition, first) for partition, first in state.first.items()}
+    is_new = not known
+    begin = {partition: known.get(partition, first if is_new else 0) for partition, first in state.first.items()}
     beyond = tuple(sorted(partition for partition, offset in begin.items() if offset > state.end[partition]))
     there = {
         partition: max(offset, state.first[partition]) for partition, offset in begin.items() if partition not in beyond
@@ -132,8 +133,9 @@ def plan(consumer: str, topic: str, position: Position | None, state: TopicState
     taken = shared(waiting, max_offsets)
     end = {partition: offset + taken[partition] for partition, offset in there.items()}
     moved = [partition for partition in sorted(end) if end[partition] > begin[partition]]
+    named = sorted(end) if is_new else moved
     found = TopicRange(
-        consumer, topic, state.topic_id, {each: begin[each] for each in moved}, {each: end[each] for each in moved}
+        consumer, topic, state.topic_id, {each: begin[each] for each in named}, {each: end[each] for each in named}
     )
     return Planned(found if moved else None, sum(waiting.values()), lost, beyond)
 
@@ -153,12 +155,15 @@ def shared(waiting: Mapping[int, int], most: int) -> dict[int, int]:
 def remaining(wanted: TopicRange, position: Position | None) -> TopicRange:
     """The part of `wanted` that has not been consumed; empty where all of it has been.
 
+    A partition of which `wanted` takes nothing stays in it where the position does not know it yet.
+
     Raises:
         TopicReplaced: the topic is another one than the position speaks of.
         RangeRefused: offsets between the position and the range's begin would never be consumed.
     """
+    keeps_empty = not wanted.backfill
     if position is None:
-        return _without_empty(wanted, wanted.begin)
+        return wanted if keeps_empty else _without_empty(wanted, wanted.begin)
     if position.topic_id != wanted.topic_id:
         raise TopicReplaced(wanted.consumer, wanted.topic, position.topic_id, wanted.topic_id)
     begin = {}
@@ -170,11 +175,11 @@ def remaining(wanted: TopicRange, position: Position | None) -> TopicRange:
                 f"at {first}: what lies between would never be consumed"
             )
         begin[partition] = min(max(first, reached), wanted.end[partition])
-    return _without_empty(wanted, begin)
+    return _without_empty(wanted, begin, wanted.begin.keys() - position.next_offsets if keeps_empty else frozenset())
 
 
-def _without_empty(wanted: TopicRange, begin: Offsets) -> TopicRange:
-    some = [partition for partition in begin if begin[partition] < wanted.end[partition]]
+def _without_empty(wanted: TopicRange, begin: Offsets, kept: Set[int] = frozenset()) -> TopicRange:
+    some = [partition for partition in begin if begin[partition] < wanted.end[partition] or partition in kept]
     return replace(wanted, begin={each: begin[each] for each in some}, end={each: wanted.end[each] for each in some})
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -261,6 +261,29 @@ def test_a_topic_that_is_widened_is_consumed_in_full(table: Settings, topic: str
     assert len(wanted.begin) > 3
     consume_range(table, wanted, add)
     assert values(table) == list(range(80))
+
+
+def test_what_kafka_deleted_of_a_new_partition_before_it_was_consumed_is_counted(table: Settings, topic: str) -> None:
+    produce(table, topic, [("key", str(number)) for number in range(20)])  # Two partitions of three hold nothing.
+    consume_range(table, next_range(table, topic), add)
+    position = read_position(table, CONSUMER, topic)
+    assert position is not None
+    assert len(position.next_offsets) == 3
+    admin = AdminClient({"bootstrap.servers": table.bootstrap_servers})
+    [future] = admin.create_partitions([NewPartitions(topic, 4)]).values()
+    future.result(20)
+    eventually(lambda: len(topic_state(table, topic).end) == 4, 20)
+    with closing(Producer({"bootstrap.servers": table.bootstrap_servers})) as producer:
+        for number in range(20, 30):
+            producer.produce(topic, str(number), "key", partition=3)
+        assert producer.flush(20) == 0
+    [future] = admin.delete_records([TopicPartition(topic, 3, 6)]).values()
+    future.result(20)
+    assert consume_range(table, next_range(table, topic), add).lost == 6
+    assert values(table) == [*range(20), *range(26, 30)]
+    position = read_position(table, CONSUMER, topic)
+    assert position is not None
+    assert position.lost == 6
 
 
 def test_a_backfill_consumes_again_and_once(table: Settings, topic: str) -> None:
