@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -168,15 +169,13 @@ class Admin:
             InvalidSetting: OUTBOX_KAFKA names a property that does not exist, or gives it a value it does not take.
         """
         self._settings = settings
-        self._problem: KafkaError | None = None
+        # Not a method: the client would keep this object alive, and it the client with its threads.
+        self._problems: deque[KafkaError] = deque(maxlen=1)
         try:
-            config: dict[str, Any] = {**client_config(settings), "error_cb": self._note}
+            config: dict[str, Any] = {**client_config(settings), "error_cb": self._problems.append}
             self.client = AdminClient(config)
         except KafkaException as error:
             raise refused_property(error) from None
-
-    def _note(self, error: KafkaError) -> None:
-        self._problem = error
 
     def check_reachable(self) -> None:
         """Raises ServerRefused unless a broker answers in time; the reason is the client's own."""
@@ -184,7 +183,7 @@ class Admin:
             self.client.list_topics(timeout=REACH_SECONDS)
         except KafkaException as error:
             self.client.poll(0)
-            problem = self._problem or error.args[0]
+            problem = self._problems[-1] if self._problems else error.args[0]
             raise ServerRefused(str(refusal(problem, self._settings))) from None
 
     def ensure_topics(self, names: Names, shards: int, *, progress: bool = True) -> None:

@@ -238,6 +238,8 @@ class KafkaLog:
         meaning = ended(error.args[0], "in a transaction", unpublished=unpublished)
         if not isinstance(meaning, LogUnavailable):
             raise meaning from error
+        if error.args[0].code() == KafkaError.INVALID_TIMESTAMP:  # Rows carry no time of their own.
+            raise LogUnavailable(f"Kafka: the clock of this machine and that of a broker differ: {error.args[0].str()}")
         self._open.purge()
         self._open.flush(_PATIENCE_SECONDS)  # For the reports of deliveries that failed; there is one for each by now.
         records = self._records

@@ -95,7 +95,9 @@ class PostgresOutbox:
             lanes = frozenset(Lane(topic, key, keyless) for topic, key, *_, keyless in parked.fetchall())
         if found is None or not found[0]:
             raise StoreUnavailable(f"Postgres: the table {self._settings.table!r} was dropped, truncated or made anew")
-        _, layout, paused, last_id = found
+        _, is_standby, layout, paused, last_id = found
+        if is_standby:
+            raise StoreUnavailable("Postgres: the server is a standby: its rows and locks are not those of the primary")
         if layout != self._layout.number:
             raise LayoutChanged("the outbox has another number of shards now")
         return Control(paused, lanes, Drawn(last_id, holders))

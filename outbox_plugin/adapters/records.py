@@ -22,7 +22,7 @@ _ANY_PARTITION, _NOW = -1, 0  # librdkafka's: it chooses.
 _SMALLER = {None: 65_536, 65_536: 4_096, 4_096: 0, 0: 0}  # Bytes of a topic that are sent together; 0: one record.
 _FORBIDDEN = {KafkaError.TOPIC_EXCEPTION, KafkaError.TOPIC_AUTHORIZATION_FAILED}
 _PURGED = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # Because another delivery failed.
-_INVALID = {KafkaError.INVALID_RECORD, KafkaError.INVALID_MSG, KafkaError.INVALID_TIMESTAMP}
+_INVALID = {KafkaError.INVALID_RECORD, KafkaError.INVALID_MSG}
 
 
 class Records:
@@ -164,13 +164,16 @@ class Records:
                 continue
             value = row.value.encode() if isinstance(row.value, str) else row.value
             ids.setdefault((row.topic, row.key.encode(), value), []).append(row.id)
+        # Our clock or the broker's is wrong, and no row. librdkafka calls a record of a larger batch invalid then.
+        clocks_differ = any(error.code() == KafkaError.INVALID_TIMESTAMP for error, *_ in news)
         for error, topic, key, value in news:
             concerned = ids.get((topic, key or b"", value), [])
             self._topics.forget(topic)  # It may have lost a leader: that is looked up before the next record.
             if error.code() not in _PURGED:
                 self.failures.append(error)
             self.failed.update(concerned)
-            if (refusal := self._refusal(error, topic)) is not None:
+            is_clock = clocks_differ and error.code() in _INVALID
+            if not is_clock and (refusal := self._refusal(error, topic)) is not None:
                 self.refusals |= dict.fromkeys(concerned, refusal)
         too_large = {topic for error, topic, *_ in news if error.code() == KafkaError.MSG_SIZE_TOO_LARGE}
         self.too_large |= too_large

@@ -68,14 +68,15 @@ class Topics:
         self._known.discard(topic)
 
     def without_leader(self, producer: Producer, topics: set[str]) -> bool:
-        """Whether one of `topics` has a partition that no broker leads now; such topics are no longer known."""
+        """Whether one of `topics` is gone, or has a partition that no broker leads now; it is no longer known then."""
         try:
             found = self._look_up(producer, list(topics), LOOK_UP_SECONDS)
         except LogUnavailable:
             return False
         leaderless = {topic for topic, metadata in found.items() if metadata and _without_leader(metadata)}
-        self._known -= leaderless
-        return bool(leaderless)
+        gone = {topic for topic, metadata in found.items() if metadata and _is_unknown(metadata)}
+        self._known -= leaderless | gone
+        return bool(leaderless | gone)
 
     def judge(self, producer: Producer, topics: set[str]) -> Judgement:
         """Which of `topics` may not be written to now. Waits for Kafka's answers, but never for a topic to appear.
@@ -158,6 +159,10 @@ class Topics:
 
 
 _NOTHING_WRONG = Judgement()
+
+
+def _is_unknown(found: TopicMetadata) -> bool:
+    return found.error is not None and found.error.code() in _UNKNOWN
 
 
 def _without_leader(found: TopicMetadata | None) -> str | None:

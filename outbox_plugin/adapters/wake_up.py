@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import threading
 from contextlib import suppress
 
 import psycopg
@@ -33,7 +34,8 @@ class PostgresWakeUp:
             except BaseException:
                 self._connection.close()
                 raise
-        self._interrupted, self._interrupt = os.pipe()
+        self._pipe: tuple[int, int] | None = os.pipe()  # To read from, and to write to.
+        self._pipe_lock = threading.Lock()  # A descriptor that is closed may be anybody's a moment later.
 
     def asleep(self) -> bool:
         """See `WakeUp.asleep`."""
@@ -44,16 +46,18 @@ class PostgresWakeUp:
         with reported():
             # Not select(): it raises ValueError for a descriptor above 1,023, which a large process reaches.
             poll = select.poll()
-            for descriptor in (self._connection.fileno(), self._interrupted):
+            interrupted = self._pipe[0] if self._pipe else -1
+            for descriptor in (self._connection.fileno(), interrupted):
                 poll.register(descriptor, select.POLLIN)
             ready = {descriptor for descriptor, _ in poll.poll(1000 * seconds)}
             heard = [notice.payload for notice in self._connection.notifies(timeout=0)]
-        return self._interrupted in ready or self._settings.table in heard
+        return interrupted in ready or self._settings.table in heard
 
     def interrupt(self) -> None:
         """See `WakeUp.interrupt`."""
-        with suppress(OSError):
-            os.write(self._interrupt, b"!")
+        with self._pipe_lock:
+            if self._pipe:
+                os.write(self._pipe[1], b"!")
 
     def awake(self) -> None:
         """See `WakeUp.awake`."""
@@ -67,9 +71,9 @@ class PostgresWakeUp:
 
     def close(self) -> None:
         """See `WakeUp.close`."""
-        if self._connection.closed:
-            return
         with suppress(psycopg.Error):
             self._connection.close()
-        os.close(self._interrupted)
-        os.close(self._interrupt)
+        with self._pipe_lock:
+            for descriptor in self._pipe or ():
+                os.close(descriptor)
+            self._pipe = None

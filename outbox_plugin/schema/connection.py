@@ -85,7 +85,9 @@ def _too_old(version: int) -> ServerRefused:
 
 def _options(settings: Settings, purpose: str, keepalive: dict[str, int]) -> dict[str, Any]:
     given = conninfo_to_dict(settings.dsn.get_secret_value())
-    return {"connect_timeout": CONNECT_TIMEOUT_SECONDS, "application_name": purpose, **keepalive, **given}
+    defaults = {"connect_timeout": CONNECT_TIMEOUT_SECONDS, "application_name": purpose, **keepalive}
+    # A role's or an environment's own encoding need not have every character of a row.
+    return {**defaults, **given, "client_encoding": "utf8"}
 
 
 def _prepare_to_probe(

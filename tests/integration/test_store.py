@@ -29,7 +29,7 @@ from outbox_plugin.errors import SchemaMissing, ServerRefused, StoreUnavailable
 from outbox_plugin.schema import connection as connection_module
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.schema.statements import statement
-from tests.harvesting import backlog, insert_numbered
+from tests.harvesting import backlog, insert, insert_numbered
 from tests.support import eventually
 
 pytestmark = pytest.mark.integration
@@ -64,6 +64,24 @@ def ids(store: WindowStore, in_flight: IdRanges = IdRanges()) -> list[int]:  # n
 def test_a_read_returns_the_earliest_rows_that_are_not_in_flight(store: WindowStore) -> None:
     assert [row.id for row in store.read(Wanted(3))] == [1, 2, 3]
     assert ids(store, IdRanges.of([1, 2, 5])) == [3, 4, 6, 7, 8, 9, 10]
+
+
+def test_the_largest_id_there_is_stops_no_other_row(settings: Settings, store: WindowStore) -> None:
+    """No range of ids ends behind it: a progress record that named it could not be read again."""
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        connection.execute("INSERT INTO outbox (id, kafka_topic, kafka_key) VALUES (9223372036854775807, 't', 'k')")
+    assert ids(store) == list(range(1, 11))
+
+
+def test_a_character_that_the_database_s_encoding_of_clients_lacks_is_read(settings: Settings) -> None:
+    insert(settings, "t", [("key", "12 €")])
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        [(name,)] = connection.execute("SELECT current_database()").fetchall()
+        connection.execute(
+            sql.SQL("ALTER DATABASE {} SET client_encoding = 'LATIN1'").format(sql.Identifier(str(name)))
+        )
+    with closing(WindowStore(settings, 0, LAYOUT)) as store:
+        assert store.read(Wanted(ALL))[-1].value == "12 €"
 
 
 def insert_many(settings: Settings) -> None:

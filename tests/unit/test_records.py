@@ -141,6 +141,16 @@ def test_what_failed_is_found_among_rows_of_which_some_are_bad(producer: Unreach
     assert records.refusals.keys() == {0, 1}
 
 
+def test_a_clock_that_is_off_is_no_rows_fault(producer: Unreachable) -> None:
+    """A topic bounds how far records' times may be from the broker's. A batch of several is told as invalid records."""
+    records = handed_over(producer, [GOOD])
+    for code in (KafkaError.INVALID_RECORD, KafkaError.INVALID_TIMESTAMP):
+        records.on_delivery(KafkaError(code), FailedDelivery())  # type: ignore[arg-type]
+    records.conclude()
+    assert not records.refusals
+    assert {error.code() for error in records.failures} == {KafkaError.INVALID_RECORD, KafkaError.INVALID_TIMESTAMP}
+
+
 class OneTopic(Unreachable):
     """Its one topic has such leaders; `asked` counts how often they were looked up."""
 

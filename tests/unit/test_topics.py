@@ -128,6 +128,15 @@ def test_a_topic_that_has_lost_a_leader_is_noticed_where_nothing_is_acknowledged
     assert told(topics, brokers, "orders", "payments") == (set(), {"orders"})
 
 
+def test_a_topic_that_was_deleted_is_noticed_where_nothing_is_acknowledged() -> None:
+    brokers = Brokers({"orders": [1], "payments": [1]})
+    topics = Topics(lambda _: None, brokers.clock)
+    told(topics, brokers, "orders", "payments")
+    brokers.topics["orders"] = MISSING
+    assert topics.without_leader(brokers, {"orders", "payments"})  # type: ignore[arg-type]
+    assert told(topics, brokers, "orders", "payments") == (set(), {"orders"})
+
+
 def test_a_topic_that_is_forgotten_is_looked_up_again() -> None:
     brokers = Brokers({"orders": [1], "payments": [1]})
     topics = Topics(lambda _: None, brokers.clock)

@@ -34,7 +34,7 @@ DECLARE earliest BINARY NO SCROLL CURSOR FOR
 FETCH ALL FROM earliest
 
 -- name: read_window
--- The earliest rows that are wanted; none once the table is not the one that the term began with, or its layout is not.
+-- The earliest rows that are wanted; never that of the largest bigint, which no range of ids can end behind. None once the table is not the one that the term began with, or its layout is not.
 -- Large values are left out, to be read apart: no number of rows bounds their bytes. The horizon of a row whose value was
 -- left out comes with a minus sign, since a value that is NULL is a tombstone.
 SELECT id, create_time, kafka_topic, kafka_key,
@@ -43,7 +43,7 @@ SELECT id, create_time, kafka_topic, kafka_key,
        CASE WHEN octet_length(kafka_value) > %(large)s THEN -(SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint)
             ELSE (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint) END
 FROM {outbox}
-WHERE id > (%(floor)s)::bigint
+WHERE id > (%(floor)s)::bigint AND id < 9223372036854775807
   {conditions}
 ORDER BY id
 LIMIT %(limit)s
@@ -53,7 +53,9 @@ LIMIT %(limit)s
 AND id <= (%(until)s)::bigint
 
 -- name: of_this_outbox
--- A condition of every read: the table is still the one that the term began with, and its layout is.
+-- A condition of every read: the table is still the one that the term began with, and its layout is. A standby shows rows
+-- that were purged a moment ago, and no lock of a writer: a pooler or proxy that leads there must not be believed.
+AND NOT pg_is_in_recovery()
 AND EXISTS (
     SELECT FROM {outbox_identity}
     WHERE table_name = %(table)s AND incarnation = %(incarnation)s AND layout = %(layout)s

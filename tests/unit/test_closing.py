@@ -1,0 +1,74 @@
+"""What is closed is gone: no descriptor, no client, and nothing is written to what took its place."""
+
+from __future__ import annotations
+
+import gc
+import os
+import weakref
+from typing import Any
+
+import psutil
+import psycopg
+import pytest
+
+from outbox_plugin import Settings
+from outbox_plugin.adapters import wake_up
+from outbox_plugin.adapters.kafka import Admin
+from outbox_plugin.adapters.wake_up import PostgresWakeUp
+
+SETTINGS = Settings(dsn="postgresql://nowhere/db", bootstrap_servers="127.0.0.1:1")
+
+
+class Gone:
+    """A connection whose server has gone. psycopg calls it closed once that was noticed."""
+
+    def __init__(self, *, closed: bool) -> None:
+        self.closed = closed
+
+    def execute(self, *_: Any) -> None: ...
+
+    def close(self) -> None:
+        raise psycopg.OperationalError("the server has gone")
+
+
+@pytest.fixture(params=[False, True])
+def alone(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> PostgresWakeUp:
+    """A wake-up whose server has gone."""
+    monkeypatch.setattr(wake_up, "connect", lambda *_, **__: Gone(closed=request.param))
+    monkeypatch.setattr(wake_up, "in_full", lambda *_: "outbox")
+    monkeypatch.setattr(wake_up, "statement", lambda *_: b"")
+    return PostgresWakeUp(SETTINGS, 0)
+
+
+def test_a_wake_up_whose_server_has_gone_keeps_no_descriptor(alone: PostgresWakeUp) -> None:
+    before = psutil.Process().num_fds()
+    alone.close()
+    assert psutil.Process().num_fds() == before - 2
+
+
+def test_a_wake_up_that_is_closed_writes_to_nobody(alone: PostgresWakeUp) -> None:
+    """The numbers of its descriptors are given to whoever opens something next."""
+    alone.close()
+    pipes = [os.pipe() for _ in range(4)]
+    try:
+        alone.interrupt()
+        alone.close()
+        for read, _ in pipes:
+            os.set_blocking(read, False)
+            with pytest.raises(BlockingIOError):
+                os.read(read, 1)
+    finally:
+        for descriptor in (each for pipe in pipes for each in pipe):
+            os.close(descriptor)
+
+
+def test_a_client_of_the_cluster_ends_with_the_last_reference_to_it() -> None:
+    """Not with the next collection of cycles, which a harvester hardly ever makes: each client has four threads."""
+    gc.disable()
+    try:
+        admin = Admin(SETTINGS)
+        gone = weakref.ref(admin)
+        del admin
+        assert gone() is None
+    finally:
+        gc.enable()
