@@ -23,7 +23,7 @@ from pydantic import BaseModel, Field
 from outbox_plugin.dagster.assets import Topic
 from outbox_plugin.dagster.resources import HarvesterResource, OutboxResource
 from outbox_plugin.dagster.topic_position import build_position_job, build_topic_check
-from outbox_plugin.dagster.topic_sensor import build_topic_sensor
+from outbox_plugin.dagster.topic_sensor import STUCK_SECONDS, build_topic_sensor
 from outbox_plugin.dagster.whole import build_outbox_definitions
 from outbox_plugin.event import TOPIC_PATTERN
 from outbox_plugin.health_rules import Limits
@@ -76,6 +76,9 @@ class ConsumerModel(Attributes):
         default=60.0, ge=0, description="A smaller range is requested when its first record has waited for as long."
     )
     interval_seconds: int = Field(default=30, ge=1, description="How often its sensor ticks.")
+    stuck_after_seconds: float = Field(
+        default=STUCK_SECONDS, gt=0, description="A run that takes longer, while records wait, turns the check red."
+    )
 
 
 class TopicModel(Attributes):
@@ -189,10 +192,15 @@ def _consumer(topic: str, model: ConsumerModel, resource_key: str) -> Definition
         interval_seconds=model.interval_seconds,
         max_records=model.max_records,
         max_wait_seconds=model.max_wait_seconds,
+        stuck_after_seconds=model.stuck_after_seconds,
     )
     return Definitions(
         sensors=[sensor],
-        asset_checks=[build_topic_check(topic, model.asset, resource_key=resource_key)],
+        asset_checks=[
+            build_topic_check(
+                topic, model.asset, resource_key=resource_key, stuck_after_seconds=model.stuck_after_seconds
+            )
+        ],
         jobs=[build_position_job(topic, model.asset, resource_key=resource_key)],
     )
 

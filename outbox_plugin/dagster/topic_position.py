@@ -1,5 +1,6 @@
 """The check that a topic is consumed in full, and the job that sets a consumer's position."""
 
+import time
 from collections.abc import Callable
 from typing import Literal
 
@@ -24,7 +25,7 @@ from outbox_plugin.core.ranges import plan
 from outbox_plugin.dagster.assets import Emitter, emitter_key
 from outbox_plugin.dagster.health import result
 from outbox_plugin.dagster.resources import OutboxResource
-from outbox_plugin.dagster.topic_sensor import CONSUMED_IN_FULL, SAYS_WHERE, in_full
+from outbox_plugin.dagster.topic_sensor import CONSUMED_IN_FULL, SAYS_WHERE, STUCK_SECONDS, in_full, unfinished_run
 from outbox_plugin.errors import OutboxError, TopicReplaced
 from outbox_plugin.health_rules import Judgement
 
@@ -37,10 +38,13 @@ class PositionConfig(Config):
     )
 
 
-def build_topic_check(topic: str, asset: Emitter, *, resource_key: str = "outbox") -> AssetChecksDefinition:
+def build_topic_check(
+    topic: str, asset: Emitter, *, resource_key: str = "outbox", stuck_after_seconds: float = STUCK_SECONDS
+) -> AssetChecksDefinition:
     """The check `consumed_in_full` of `asset`: Kafka deleted nothing of `topic` before it was consumed.
 
-    The sensor of `build_topic_sensor` evaluates it on each tick, and Dagster can run it.
+    It fails, too, while records wait for a run that has gone on for longer than `stuck_after_seconds`, as one whose
+    process was killed does. The sensor of `build_topic_sensor` evaluates it on each tick, and Dagster can run it.
     """
     key = emitter_key(asset)
 
@@ -58,7 +62,9 @@ def build_topic_check(topic: str, asset: Emitter, *, resource_key: str = "outbox
             planned = plan(consumer, topic, position, topic_state(settings, topic), 1)
         except TopicReplaced as error:
             return result(Judgement(False, str(error), True, SAYS_WHERE), {})
-        return result(in_full(position, planned), {"lag_offsets": MetadataValue.int(planned.lag)})
+        run = unfinished_run(context.instance, consumer, topic, time.time(), but=context.run.run_id)
+        judged = in_full(position, planned, run, stuck_after_seconds)
+        return result(judged, {"lag_offsets": MetadataValue.int(planned.lag)})
 
     return consumed_in_full
 

@@ -2,6 +2,7 @@
 
 import time
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from dagster import (
     AssetKey,
@@ -40,6 +41,7 @@ ANSWER_SECONDS = 1.5
 RETRY_SECONDS = 600.0  # For as long, a failed run that Dagster has promised to retry is waited for.
 CONSUMED_IN_FULL = "consumed_in_full"
 WILL_RETRY_TAG, RETRIED_BY_TAG = "dagster/will_retry", "dagster/auto_retry_run_id"
+STUCK_SECONDS = 3600.0
 _UNFINISHED = [each for each in DagsterRunStatus if each.name not in ("SUCCESS", "FAILURE", "CANCELED")]
 
 
@@ -52,6 +54,7 @@ def build_topic_sensor(
     interval_seconds: int = 30,
     max_records: int = 100_000,
     max_wait_seconds: float = 60.0,
+    stuck_after_seconds: float = STUCK_SECONDS,
     default_status: DefaultSensorStatus = DefaultSensorStatus.RUNNING,
 ) -> SensorDefinition:
     """A sensor that has `asset` consume `topic`: it requests a run for each new range of offsets.
@@ -72,6 +75,7 @@ def build_topic_sensor(
         interval_seconds: how often it ticks at most.
         max_records: how many offsets a range has at most. Offsets count records, and marks of Kafka's transactions.
         max_wait_seconds: a smaller range is requested when its first record has been seen waiting for as long.
+        stuck_after_seconds: a run that takes longer turns the check red. It is still waited for, as it may commit.
         default_status: whether it runs from the start.
 
     Raises:
@@ -98,7 +102,7 @@ def build_topic_sensor(
         resource: OutboxResource = getattr(context.resources, resource_key)
         now, memory = time.time(), Memory.parse(context.cursor)
         # Runs before the position: what one has committed that is finished now is seen in the position then.
-        unfinished = unfinished_run(context.instance, consumer, topic, now)
+        run = unfinished_run(context.instance, consumer, topic, now)
         try:
             position, state = _asked(resource.settings(), consumer, topic)
             planned = plan(consumer, topic, position, state, max_records)
@@ -107,8 +111,8 @@ def build_topic_sensor(
             replaced = isinstance(error, TopicReplaced)
             stopped = [evaluation(Judgement(False, str(error), True, SAYS_WHERE), key, CONSUMED_IN_FULL)]
             return SensorResult(skip_reason=str(error), asset_events=stopped if replaced else [], cursor=context.cursor)
-        decision = decide(memory, position, planned, unfinished, bounds, now)
-        judged = in_full(position, planned)
+        decision = decide(memory, position, planned, run.explanation if run else None, bounds, now)
+        judged = in_full(position, planned, run, stuck_after_seconds)
         if not judged.passed:
             context.log.warning(printable(judged.explanation))
         return SensorResult(
@@ -124,6 +128,11 @@ def build_topic_sensor(
     return consume_topic
 
 
+FREES_IT = (
+    "see whether the run's process is there; where it is gone, terminate the run in Dagster, and its range is "
+    "requested again; with run_monitoring in dagster.yaml, Dagster ends such runs by itself; where runs may take as "
+    "long, raise stuck_after_seconds"
+)
 SAYS_WHERE = "run the job that sets the consumer's position, at the beginning or the end of the topic as it is now"
 
 
@@ -147,16 +156,29 @@ def _asked(settings: Settings, consumer: str, topic: str) -> tuple[Position | No
     return position[0], state
 
 
-def unfinished_run(instance: DagsterInstance, consumer: str, topic: str, now: float) -> str | None:
-    """What to say of a run of the consumer that may still commit; None where there is none."""
+class UnfinishedRun(NamedTuple):
+    """A run of the consumer that may still commit: what to say of it, and for how long it has run, or been queued."""
+
+    explanation: str
+    seconds: float = 0.0
+
+
+def unfinished_run(
+    instance: DagsterInstance, consumer: str, topic: str, now: float, but: str | None = None
+) -> UnfinishedRun | None:
+    """The run of the consumer that may still commit, other than the run `but`; None where there is none."""
     tags = {CONSUMER_TAG: consumer, TOPIC_TAG: topic}
-    running = instance.get_run_records(RunsFilter(tags=tags, statuses=_UNFINISHED), limit=1)
+    running = instance.get_run_records(RunsFilter(tags=tags, statuses=_UNFINISHED), limit=2)
     for record in running:
-        status, seconds = record.dagster_run.status.value.lower(), now - _seconds(record.create_timestamp)
-        return f"the run {record.dagster_run.run_id} is {status}, {max(0.0, seconds):.0f} s after it was requested"
+        run, requested_at = record.dagster_run, _seconds(record.create_timestamp)
+        if run.run_id == but:
+            continue
+        waited = max(0.0, now - requested_at)
+        said = f"the run {run.run_id} is {run.status.value.lower()}, {waited:.0f} s after it was requested"
+        return UnfinishedRun(said, max(0.0, now - (record.start_time or requested_at)))
     last = instance.get_run_records(RunsFilter(tags=tags), limit=1)
     if last and _will_be_retried(last[0].dagster_run) and now - (last[0].end_time or 0.0) < RETRY_SECONDS:
-        return f"the run {last[0].dagster_run.run_id} failed, and Dagster will retry it"
+        return UnfinishedRun(f"the run {last[0].dagster_run.run_id} failed, and Dagster will retry it")
     return None
 
 
@@ -178,8 +200,10 @@ def _request(wanted: TopicRange, op: str, key: AssetKey) -> RunRequest:
     )
 
 
-def in_full(position: Position | None, planned: Planned) -> Judgement:
-    """Whether nothing was lost before it was consumed."""
+def in_full(
+    position: Position | None, planned: Planned, run: UnfinishedRun | None = None, stuck_after_seconds: float = 0.0
+) -> Judgement:
+    """Whether nothing was lost before it was consumed, and nothing waits for a run that does not end."""
     lost = position.lost if position else 0
     wrong = []
     if planned.lost:
@@ -189,6 +213,9 @@ def in_full(position: Position | None, planned: Planned) -> Judgement:
     if planned.beyond:
         said = ", ".join(map(str, planned.beyond))
         wrong.append(f"partition {said} ends before the position: a broker has just taken over, or has lost records")
+    if run and planned.range and run.seconds > stuck_after_seconds:
+        said = f"{planned.lag} offsets wait: {run.explanation}, and the position does not move"
+        return Judgement(False, "; ".join([said, *wrong]), True, FREES_IT)
     if wrong:
         return Judgement(
             False,

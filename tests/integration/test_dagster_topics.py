@@ -14,6 +14,8 @@ from dagster import (
     AssetCheckEvaluation,
     AssetKey,
     AssetObservation,
+    DagsterEvent,
+    DagsterEventType,
     DagsterInstance,
     Definitions,
     EnvVar,
@@ -96,6 +98,15 @@ class Shop:
             instance=instance or self.instance,
             raise_on_error=False,
         )
+
+    def evaluated(self) -> AssetCheckEvaluation:
+        """The check, as Dagster runs it."""
+        config = {"consumer": "x", "topic": "x", "topic_id": "x", "begin": {}, "end": {}}
+        done = self.definitions.resolve_implicit_global_asset_job_def().execute_in_process(
+            instance=self.instance, run_config={"ops": {"totals": {"config": config}}}, raise_on_error=False
+        )
+        [evaluation] = done.get_asset_check_evaluations()
+        return evaluation
 
     def consume(self) -> int:
         """Tick and run until nothing is requested; how many runs there were."""
@@ -182,6 +193,30 @@ def test_one_range_is_in_flight_also_where_two_sensors_ask(shop: Shop) -> None:
     assert shop.tick() == []
     assert "1 runs from this position ended without effect" in shop.skipped
     assert len(second.tick()) == 1
+
+
+def test_a_run_whose_process_was_killed_is_waited_for_and_told_of(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without run_monitoring, Dagster leaves it as started."""
+    produce(shop.settings, shop.topic, numbered(0, 100))
+    [request] = shop.tick()
+    job = shop.definitions.resolve_implicit_global_asset_job_def()
+    killed = shop.instance.create_run_for_job(job, run_config=request.run_config, tags=request.tags)
+    for began in (DagsterEventType.RUN_STARTING, DagsterEventType.RUN_START):
+        shop.instance.report_dagster_event(DagsterEvent(began.value, job.name), killed.run_id)
+    assert shop.tick() == []
+    at_first = shop.check
+    assert at_first.passed  # It may be at work.
+    an_hour_later(monkeypatch)
+    assert shop.tick() == []
+    late = shop.check
+    assert not late.passed
+    assert f"the run {killed.run_id} is started" in (late.description or "")
+    assert "terminate the run" in str(late.metadata["what_to_do"].value)
+    assert not shop.evaluated().passed
+    shop.instance.report_run_canceled(shop.instance.get_run_by_id(killed.run_id) or killed)
+    shop.cursor = None
+    assert len(shop.tick()) == 1
+    assert shop.check.passed
 
 
 def test_a_failed_range_is_requested_again_and_nothing_is_left_out(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,14 +318,7 @@ def test_a_topic_made_anew_stops_the_sensor_until_the_position_is_set(shop: Shop
 def test_the_check_that_dagster_runs_agrees(shop: Shop) -> None:
     produce(shop.settings, shop.topic, numbered(0, 20))
     shop.consume()
-    result = shop.definitions.resolve_implicit_global_asset_job_def().execute_in_process(
-        instance=shop.instance,
-        run_config={
-            "ops": {"totals": {"config": {"consumer": "x", "topic": "x", "topic_id": "x", "begin": {}, "end": {}}}}
-        },
-        raise_on_error=False,
-    )
-    [evaluation] = result.get_asset_check_evaluations()
+    evaluation = shop.evaluated()
     assert evaluation.passed
     assert evaluation.metadata["lag_offsets"].value == 0
 
