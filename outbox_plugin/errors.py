@@ -84,6 +84,11 @@ class HandlerMisuse(UserError):
     """A handler did with the inbox's transaction what is not the handler's to do."""
 
 
+RAISED_ROLLBACK = (
+    "the handler raised psycopg.Rollback: raise an exception of your own to fail, or roll back to a savepoint within it"
+)
+
+
 class RangeRefused(UserError):
     """A range of offsets cannot be consumed as it is; nothing was written."""
 

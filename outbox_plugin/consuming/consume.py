@@ -13,15 +13,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
+from psycopg.rows import tuple_row
 
 from outbox_plugin.consuming.positions import advance, lock, read_position
 from outbox_plugin.consuming.records import read_records
 from outbox_plugin.consuming.topics import topic_state
 from outbox_plugin.core.ranges import Readable, TopicRange, readable, remaining
-from outbox_plugin.errors import HandlerMisuse
+from outbox_plugin.errors import RAISED_ROLLBACK, HandlerMisuse
 from outbox_plugin.inbox.received import Received
 from outbox_plugin.printable import logger_of
 from outbox_plugin.schema.connection import connect_patiently, one_line, reported_as_refusal
+from outbox_plugin.schema.place import in_full
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 
@@ -98,7 +100,8 @@ def consume_range(settings: Settings, wanted: TopicRange, handler: Handler) -> C
     Raises:
         RangeMoved, RecordsVanished: run it again.
         RangeRefused, TopicReplaced: it cannot be consumed.
-        HandlerMisuse: the handler ended the transaction, or went on after a failed statement; run it again.
+        HandlerMisuse: the handler ended the transaction, went on after a failed statement, raised psycopg.Rollback, or
+            removed the position; run it again.
         LogUnavailable, ServerRefused, SchemaMissing: a server is away, or does not let us.
         Exception: whatever the handler raises, and psycopg.Error if the commit fails; nothing has had an effect.
     """
@@ -109,12 +112,13 @@ def consume_range(settings: Settings, wanted: TopicRange, handler: Handler) -> C
     confirm_topic(settings, there.range)
     with closing(_connected(settings)) as connection, connection.transaction():
         with reported_as_refusal(settings):
-            is_ours = lock(connection, settings.table, rest)
+            table = in_full(connection, settings.table)  # The handler may change the search_path.
+            is_ours = lock(connection, table, rest)
         if not is_ours:
             return Consumed(rest, 0, again=True)
         if records:
             _handle(settings, connection, handler, records)
-        advance(connection, settings.table, rest, there.lost)
+        advance(connection, table, rest, there.lost)
     return Consumed(rest, len(records), there.lost)
 
 
@@ -130,29 +134,33 @@ def _handle(
     records: Sequence[Received],
 ) -> None:
     """Run the handler; raises HandlerMisuse unless the connection is still in the transaction that was begun."""
-    [begun] = connection.execute(_TRANSACTION).fetchone() or [None]
-    handler(connection, records)
+    ours = psycopg.Cursor(connection, row_factory=tuple_row)  # The handler may change what the connection makes.
+    [begun] = ours.execute(_TRANSACTION).fetchone() or [None]
     try:
-        [present] = connection.execute(_TRANSACTION).fetchone() or [None]
+        handler(connection, records)
+    except psycopg.Rollback as error:  # psycopg would end the transaction, and raise nothing.
+        raise HandlerMisuse(RAISED_ROLLBACK) from error
+    try:
+        [present] = ours.execute(_TRANSACTION).fetchone() or [None]
     except psycopg.errors.InFailedSqlTransaction:
         raise HandlerMisuse(
             "the handler went on after a failed statement: let the error through, or use a savepoint"
         ) from None
     if present != begun:
-        _roll_back_prepared(settings, connection, begun)
+        _roll_back_prepared(settings, ours, begun)
         raise HandlerMisuse(
             "the handler ended the transaction that the range is consumed in: what it has committed stays, and is "
             "written again when the range is run again; let it write, and return"
         )
 
 
-def _roll_back_prepared(settings: Settings, connection: psycopg.Connection[tuple[Any, ...]], begun: str | None) -> None:
+def _roll_back_prepared(settings: Settings, cursor: psycopg.Cursor[tuple[Any, ...]], begun: str | None) -> None:
     """Roll the transaction back if the handler has prepared it: it would keep the position locked."""
-    connection.execute("ROLLBACK")  # Whatever the handler has begun since.
+    cursor.execute("ROLLBACK")  # Whatever the handler has begun since.
     try:
-        for [roll_back] in connection.execute(
+        for [roll_back] in cursor.execute(
             statement("inbox", "roll_back_prepared", settings.table), {"id": begun}
         ).fetchall():
-            connection.execute(roll_back)
+            cursor.execute(roll_back)
     except psycopg.Error as error:
         logger.warning("a transaction that a handler has prepared could not be rolled back: %s", one_line(error))

@@ -10,7 +10,7 @@ import psycopg
 
 from outbox_plugin.consuming.topics import topic_state
 from outbox_plugin.core.ranges import Position, TopicRange, remaining
-from outbox_plugin.errors import OutboxError, RangeRefused
+from outbox_plugin.errors import HandlerMisuse, OutboxError, RangeRefused
 from outbox_plugin.schema.connection import connect, reported_as_refusal
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
@@ -83,11 +83,19 @@ def advance(connection: _Connection, table: str, wanted: TopicRange, lost: int =
         table: the outbox, beside which positions are kept.
         wanted: what is consumed.
         lost: how many of its offsets Kafka had deleted.
+
+    Raises:
+        HandlerMisuse: a handler has removed the position meanwhile.
     """
     key = _key(wanted.consumer, wanted.topic, wanted.backfill)
-    connection.execute(
+    moved = psycopg.Cursor(connection).execute(
         statement("position", "advance", table), {**key, "next_offsets": _text(wanted.end), "lost": lost}
     )
+    if moved.rowcount != 1:
+        raise HandlerMisuse(
+            f"the position of {wanted.name} was locked, and is not there any more: the handler must not write to "
+            "outbox_consumer_position"
+        )
 
 
 def set_position(settings: Settings, consumer: str, topic: str, where: Where) -> str:

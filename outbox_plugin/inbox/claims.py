@@ -21,7 +21,6 @@ from outbox_plugin.inbox.seat import Begun, Seat
 from outbox_plugin.printable import logger_of
 from outbox_plugin.schema.connection import one_line
 from outbox_plugin.schema.statements import statement
-from outbox_plugin.settings import Settings
 
 logger = logger_of("outbox_plugin.inbox")
 
@@ -36,13 +35,13 @@ class OneKeyOfTwoSources(Exception):
 class Claims:
     """The claims of one consumer group."""
 
-    def __init__(self, settings: Settings, group: str) -> None:
+    def __init__(self, table: str, group: str) -> None:
         self._group = group
         self._claim, self._known_formerly, self._became, self._unclaim, self._lock_letter, self._mark = (
-            statement("inbox", name, settings.table)
+            statement("inbox", name, table)
             for name in ("claim", "known_formerly", "became", "unclaim", "lock_letter", "mark")
         )
-        self._roll_back = statement("inbox", "roll_back_prepared", settings.table)
+        self._roll_back = statement("inbox", "roll_back_prepared", table)
 
     async def claim(self, seat: Seat, records: Sequence[Received]) -> tuple[dict[str, str], Begun | None]:
         """Claim events: those that had not been handled, and the transaction; None if there are none.
@@ -127,6 +126,7 @@ class Claims:
         """
         if begun is None:
             return
+        seat.distrust()  # What the handler has done to the session stays if it has committed.
         events: dict[str, object] = {"group": self._group, "keys": [*fresh], "sources": [*fresh.values()]}
         for _ in range(SETTLE_ATTEMPTS):
             try:

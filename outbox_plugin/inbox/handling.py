@@ -22,7 +22,6 @@ from outbox_plugin.printable import logger_of
 from outbox_plugin.schema.connection import one_line
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.watched import NoAnswer
-from outbox_plugin.settings import Settings
 
 logger = logger_of("outbox_plugin.inbox")
 
@@ -48,16 +47,24 @@ class Handling:
     """Carries out slices of lanes for one consumer group."""
 
     def __init__(
-        self, settings: Settings, group: str, retry: Retry, jitter: Callable[[], float], *, in_batches: bool = False
+        self, table: str, group: str, retry: Retry, jitter: Callable[[], float], *, in_batches: bool = False
     ) -> None:
-        """`in_batches`: the handler takes a list of events, in their keys' order."""
+        """Nothing is connected yet.
+
+        Args:
+            table: the outbox with its schema: a handler may change the search_path.
+            group: the consumer group.
+            retry: how often a failing record is tried, and how long it waits between.
+            jitter: a random number from 0 to 1.
+            in_batches: the handler takes a list of events, in their keys' order.
+        """
         self._group = group
         self._in_batches = in_batches
         self._retry = retry
         self._jitter = jitter
-        self._claims = Claims(settings, group)
+        self._claims = Claims(table, group)
         self._bury, self._bury_again, self._remove_letter = (
-            statement("inbox", name, settings.table) for name in ("bury", "bury_again", "remove_letter")
+            statement("inbox", name, table) for name in ("bury", "bury_again", "remove_letter")
         )
 
     async def handle(self, seat: Seat, slices: list[Slice]) -> Handled:
@@ -209,7 +216,9 @@ class Handling:
                     committed = await self._claims.has_ended(seat, begun)
                     fresh.clear()
                     if record.dead_letter is not None:
-                        await seat.fetch(self._remove_letter, {"id": record.dead_letter})
+                        removed = await seat.fetch(self._remove_letter, {"id": record.dead_letter})
+                        if not (removed or committed):
+                            raise HandlerMisuse("the dead letter was locked, and the handler has removed it")
         except Exception as error:
             if begun is None:
                 raise _NotClaimed from error

@@ -19,7 +19,7 @@ import psycopg
 from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg.rows import tuple_row
 
-from outbox_plugin.errors import HandlerMisuse
+from outbox_plugin.errors import RAISED_ROLLBACK, HandlerMisuse
 from outbox_plugin.inbox.received import Received
 from outbox_plugin.schema.connection import connect, connect_async
 from outbox_plugin.settings import Settings
@@ -68,7 +68,7 @@ class Seat(Protocol):
         """Run the handler with an event, or a list of events, as it takes them.
 
         Raises:
-            HandlerMisuse: it let out what is no Exception, or left the connection unusable.
+            HandlerMisuse: it let out what is no Exception, or psycopg.Rollback, or left the connection unusable.
         """
         ...
 
@@ -168,6 +168,8 @@ class ThreadSeat(_Seat):
         assert self._connection is not None  # noqa: S101
         try:
             self._handler(self._connection, events)
+        except psycopg.Rollback as error:  # psycopg would end the transaction, and raise nothing.
+            raise HandlerMisuse(RAISED_ROLLBACK) from error
         except Exception:
             raise
         except BaseException as error:  # SystemExit, CancelledError, …: they are to end the handler, not this thread.
@@ -237,6 +239,8 @@ class TaskSeat(_Seat):
         assert self._connection is not None  # noqa: S101
         try:
             await self._handler(self._connection, events)
+        except psycopg.Rollback as error:
+            raise HandlerMisuse(RAISED_ROLLBACK) from error
         except (Exception, GeneratorExit, KeyboardInterrupt):
             raise
         except BaseException as error:
