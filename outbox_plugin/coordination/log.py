@@ -64,6 +64,7 @@ LOGGER = logger_of(__name__)
 TOPIC = "__marshal"
 CATCH_UP_SECONDS = 60.0
 CLOSE_SECONDS = 5.0
+MOST_READ = 50_000  # Messages at once: more than one who holds 10,000 partitions sends between two reads.
 END: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 _LATE = {KafkaError._MSG_TIMED_OUT, KafkaError.REQUEST_TIMED_OUT, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
 
@@ -230,7 +231,7 @@ class CoordinationLog:
 
     def _consume(self, wait_seconds: float) -> Iterator[Record]:
         found = self._reader.consume(1, wait_seconds) or []
-        found += self._reader.consume(5_000, 0) if found else []
+        found += self._reader.consume(MOST_READ, 0) if found else []
         for record in found:
             if (error := record.error()) is None:
                 yield record

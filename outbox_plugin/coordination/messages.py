@@ -87,6 +87,7 @@ Message = Heartbeat | ClaimingPartition | ReleasingPartition | ClaimingMessages 
 _TYPES: dict[str, type[Message]] = {
     each.__name__: each for each in (Heartbeat, ClaimingPartition, ReleasingPartition, ClaimingMessages, ReleaseGroup)
 }
+_FIELDS = {each: tuple(field.name for field in fields(each)) for each in _TYPES.values()}
 _WITH_OFFSET = frozenset({"Heartbeat", "ReleasingPartition", "ClaimingMessages"})
 _NAMES = ("type", *(field.name for field in fields(_Message)))
 _COMMON = len(_NAMES)
@@ -98,17 +99,17 @@ def encode(message: Message) -> bytes:
     Raises:
         MalformedMessage: a field holds what the wire form cannot carry, and no other instance would take.
     """
-    parts = [type(message).__name__, *(str(getattr(message, field.name)) for field in fields(message))]
+    values = {name: getattr(message, name) for name in _FIELDS[type(message)]}
+    parts = [type(message).__name__, *map(str, values.values())]
     if isinstance(message, ReleaseGroup) and message.expires is None:
         parts.pop()
     try:
         body = "/".join(parts).encode()
     except UnicodeEncodeError:
         raise MalformedMessage("message", "is no text that UTF-8 can carry") from None
-    for field in fields(message):
-        value = getattr(message, field.name)
+    for name, value in values.items():
         if isinstance(value, str) and "/" in value:
-            raise MalformedMessage(field.name, f"contains `/`, which parts the fields (given: {value!r})")
+            raise MalformedMessage(name, f"contains `/`, which parts the fields (given: {value!r})")
     decode(body)
     return body
 

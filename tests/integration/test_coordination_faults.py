@@ -16,7 +16,8 @@ from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, Config
 from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
-from outbox_plugin.coordination import Admin, Consumer
+from outbox_plugin.coordination import Admin, Consumer, Heartbeat
+from outbox_plugin.coordination.log import CoordinationLog, kafka_settings
 from outbox_plugin.errors import OutboxError, UserError
 from tests.integration.test_coordination import INTERVAL, PARTITIONS, Running, held, orders, start, write
 from tests.support import eventually
@@ -253,6 +254,28 @@ def test_many_partitions_are_held_soon(bootstrap_servers: str, group: str, clust
         finally:
             stop.set()
             poller.join(20)
+
+
+def test_as_much_is_read_at_once_as_one_sends_who_holds_very_many_partitions(
+    bootstrap_servers: str, group: str
+) -> None:
+    """Who reads less between two heartbeats than it sends falls behind what it says, until all its claims are stale."""
+    sent = 10_000
+    log = CoordinationLog(kafka_settings(bootstrap_servers, None), f"{group}-claims", group)
+    with closing(log):
+        assert list(log.follow([0], log.log_time())) == []
+
+        def are_read_at_once() -> bool:
+            for number in range(sent):
+                log.send(Heartbeat(0, 0, "run-1", "one", group, "orders", number, 0), 0)
+            log.flush()
+            most = 0
+            while found := len(log.read(1.0)):
+                most = max(most, found)
+                time.sleep(0.5)  # More arrives meanwhile than is asked for at once.
+            return most > sent / 2 + 1
+
+        eventually(are_read_at_once, 30)
 
 
 def test_kafkas_own_store_knows_what_is_done(
