@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from operator import methodcaller
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._acl import AclOperation
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewPartitions, NewTopic
@@ -159,6 +160,14 @@ def bounds(consumer: Consumer, partition: TopicPartition) -> tuple[int, int]:
             time.sleep(0.05)
 
 
+def _may_be_written(answer: Future[Any]) -> bool:
+    try:
+        operations = answer.result(REQUEST_TIMEOUT_SECONDS).authorized_operations
+    except (KafkaException, TimeoutError):
+        return True
+    return operations is None or bool({AclOperation.WRITE, AclOperation.ALL} & set(operations))
+
+
 class Admin:
     """The few things that are asked of the cluster itself."""
 
@@ -229,6 +238,15 @@ class Admin:
         except KafkaException as error:
             if error.args[0].code() not in _DONE_BY_ANOTHER:
                 raise
+
+    def writable(self, topics: Collection[str]) -> set[str]:
+        """Those of `topics` that we may write to, or of which Kafka does not say."""
+        asked = self.client.describe_topics(
+            TopicCollection(sorted(topics)),
+            include_authorized_operations=True,
+            request_timeout=REQUEST_TIMEOUT_SECONDS,
+        )
+        return {topic for topic, answer in asked.items() if _may_be_written(answer)}
 
     def keep_progress(self, names: Names) -> str | None:
         """See that the progress topic never expires, as one would that somebody else, or the broker, has made.

@@ -244,6 +244,8 @@ class KafkaLog:
         self._open.flush(_PATIENCE_SECONDS)  # For the reports of deliveries that failed; there is one for each by now.
         records = self._records
         records.conclude()
+        if error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:  # Kafka does not say which topic it means.
+            records.refuse_forbidden_topics(self._settings)
         if records.refusals:
             raise RowsRefused(records.refusals) from error
         if self._names.progress_topic in records.too_large and self._largest_progress > _SMALLEST_PROGRESS_BYTES:

@@ -11,10 +11,12 @@ from collections.abc import Callable, Sequence
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from outbox_plugin.adapters.kafka import Admin
 from outbox_plugin.adapters.topics import Judgement, Topics
 from outbox_plugin.core.row import OutboxRow, TooLarge, column, fields_of
 from outbox_plugin.core.row_faults import fault_of, faults_of, header_names_are_plain
 from outbox_plugin.errors import Refusal, RowsRefused, SchemaMissing, TopicsAway
+from outbox_plugin.settings import Settings
 
 _ANSWER_SECONDS = 10.0
 _POLL_SECONDS = 0.5
@@ -182,6 +184,19 @@ class Records:
                 self._limits[topic] = _SMALLER[self._limits.get(topic)]
                 self.narrowed = True
         self.failed -= self.refusals.keys()
+
+    def refuse_forbidden_topics(self, settings: Settings) -> None:
+        """Refuse the last rows whose topics we may not write to.
+
+        To describe a topic, less is needed than to write to it, so it looks well. The first transaction that touches
+        it fails as a whole.
+        """
+        topics = set(column(self._rows, "topic"))
+        forbidden = {
+            topic: Refusal(f"topic {topic}: we may describe it, but not write to it", whole_topic=True)
+            for topic in topics - Admin(settings).writable(topics)
+        }
+        self.refusals |= refused_by_topic(self._rows, Judgement(forbidden))
 
     def _refusal(self, error: KafkaError, topic: str) -> Refusal | None:
         if error.code() in _FORBIDDEN:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 import pytest
+from confluent_kafka import KafkaException
 
 from outbox_plugin import Settings
 from outbox_plugin.bench.fleet import END_SECONDS
@@ -74,8 +75,20 @@ def test_partitions_change_their_leaders(cluster: EmbeddedCluster, settings: Set
             cluster.restart(first)
             for topic in [running.topic, *OWN_TOPICS[settings.delivery]]:
                 cluster.elect_preferred(topic.format(group=settings.group))
-            assert cluster.leader(running.topic, partition) is first
+            eventually(partial(leads_again, cluster, running.topic, partition, first), 30)
             running.flows()
+
+
+def leads_again(cluster: EmbeddedCluster, topic: str, partition: int, node: ClusterNode) -> bool:
+    return elected(cluster, topic) and cluster.leader(topic, partition) is node
+
+
+def elected(cluster: EmbeddedCluster, topic: str) -> bool:
+    """Ask for the preferred leaders: a replica that is not in sync yet is not elected, so ask again."""
+    with suppress(KafkaException):
+        cluster.elect_preferred(topic)
+        return True
+    return False
 
 
 @pytest.mark.parametrize(("what", "suffix"), [("transactional id", "-0"), ("group", "-leader")])
@@ -92,8 +105,8 @@ def test_a_coordinator_moves(
         running.flows()
         cluster.restart(first)
         running.flows()
-        cluster.elect_preferred("__transaction_state" if what == "transactional id" else "__consumer_offsets")
-        assert cluster.coordinator(what, settings.group + suffix) is first
+        topic = "__transaction_state" if what == "transactional id" else "__consumer_offsets"
+        eventually(lambda: elected(cluster, topic) and cluster.coordinator(what, settings.group + suffix) is first, 30)
         running.flows()
 
 
