@@ -1,4 +1,8 @@
-"""`make demo`: real servers, the Dagster UI with this code location, the Spark asset, and its events arriving."""
+"""`make demo`: real servers, the Dagster UI with this code location, and events there and back again.
+
+A Spark asset writes flights and their events; the harvester relays them; the asset `carrier_delays` consumes them with
+Spark, and its check compares the delays that came by way of Kafka with the flights.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +21,14 @@ import psycopg
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
-from dagster import DagsterEventType, DagsterInstance, DagsterRunStatus
+from dagster import AssetCheckEvaluation, DagsterEventType, DagsterInstance, DagsterRunStatus, RunsFilter
 from dagster_graphql import DagsterGraphQLClient
 from rich.console import Console
 from rich.table import Table
 
 from outbox_plugin.core.verdict import Verdict
 from outbox_plugin.dagster.daemon import Daemon
+from outbox_plugin.dagster.ranges import CONSUMER_TAG
 from outbox_plugin.embedded.server import GuardedServer, free_port
 from outbox_plugin.embedded.stack import DEFAULT_STATE_DIR, EmbeddedStack
 from outbox_plugin.errors import OutboxError
@@ -33,9 +38,11 @@ from outbox_plugin.status import read_status
 from outbox_plugin.verification import verify_topic
 
 CHECKOUT = Path(__file__).resolve().parent.parent
-TOPIC = "departures"
+TOPIC, CONSUMER = "departures", "carrier_delays"
 PREFERRED_PORT = 3000
-RUN_SECONDS, START_SECONDS, STOP_SECONDS = 900.0, 120.0, 30.0
+RUN_SECONDS, CONSUMED_SECONDS, START_SECONDS, STOP_SECONDS = 900.0, 900.0, 120.0, 30.0
+# Of Spark's Kafka source: the version of its companion that every registry has.
+PACKAGES = "org.apache.spark:spark-sql-kafka-0-10_2.13,org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0"
 console = Console(highlight=False)
 
 
@@ -52,6 +59,7 @@ class Shown:
     verdict: Verdict
     run_status: DagsterRunStatus
     checks: dict[str, bool]
+    differences: str | None
     seconds: float
 
     @property
@@ -59,7 +67,7 @@ class Shown:
         """Whether everything is as promised."""
         complete = 0 < self.events == self.verdict.records and self.verdict.in_order
         succeeded = self.run_status is DagsterRunStatus.SUCCESS
-        return complete and succeeded and bool(self.checks) and all(self.checks.values())
+        return complete and succeeded and self.differences is None and bool(self.checks) and all(self.checks.values())
 
 
 def main() -> int:
@@ -94,6 +102,7 @@ def _servers() -> Iterator[Settings]:
         endpoints = opened.enter_context(stack)
         os.environ["OUTBOX_DSN"] = endpoints.dsn
         os.environ["OUTBOX_BOOTSTRAP_SERVERS"] = endpoints.bootstrap_servers
+        os.environ.setdefault("OUTBOX_SPARK_PACKAGES", PACKAGES)
         settings = Settings()
         line.say("migrating")
         migrate(settings)
@@ -164,9 +173,42 @@ def _show(settings: Settings, ui: str) -> Shown:
         line.say("reading the topic as a consumer would")
         verdict = verify_topic(settings, TOPIC, job=run_id)
         checks = _checks(instance, run_id)
+        differences = _round_trip(settings, instance, run_id, line)
         seconds = time.monotonic() - began
         line.done(f"run {run_id}: {run_status.value}")
-    return Shown(rows, events, verdict, run_status, checks, seconds)
+    return Shown(rows, events, verdict, run_status, checks, differences, seconds)
+
+
+def _round_trip(settings: Settings, instance: DagsterInstance, run_id: str, line: _Line) -> str | None:
+    """Wait until the sensor has had Spark consume all events of the run; what the check that compares them says then.
+
+    Returns:
+        None where it passed; else what it says is wrong.
+    """
+    deadline = time.monotonic() + CONSUMED_SECONDS
+    said = "no range was consumed"
+    while time.monotonic() < deadline:
+        for found in _comparisons(instance, run_id):
+            if found.passed:
+                return None
+            said = found.description or ""
+        line.say(f"from Kafka by Spark into the table of delays: {_consumed(settings, run_id):,} events so far")
+        time.sleep(0.3)
+    return said
+
+
+def _consumed(settings: Settings, run_id: str) -> int:
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection, suppress(psycopg.errors.UndefinedTable):
+        row = connection.execute("SELECT sum(flights)::bigint FROM carrier_delay WHERE job = %s", (run_id,)).fetchone()
+        return (row and row[0]) or 0
+    return 0  # Before the first range.
+
+
+def _comparisons(instance: DagsterInstance, run_id: str) -> list[AssetCheckEvaluation]:
+    """What the check said of the run's events, the latest first."""
+    runs = instance.get_run_records(RunsFilter(tags={CONSUMER_TAG: CONSUMER}), limit=10)
+    evaluations = [each for run in runs for each in _evaluations(instance, run.dagster_run.run_id)]
+    return [each for each in evaluations if (job := each.metadata.get("job")) is not None and job.value == run_id]
 
 
 def _follow(settings: Settings, instance: DagsterInstance, run_id: str, line: _Line) -> DagsterRunStatus:
@@ -198,9 +240,12 @@ def _written(settings: Settings, run_id: str) -> tuple[int, int]:
 
 
 def _checks(instance: DagsterInstance, run_id: str) -> dict[str, bool]:
+    return {evaluation.check_name: evaluation.passed for evaluation in _evaluations(instance, run_id)}
+
+
+def _evaluations(instance: DagsterInstance, run_id: str) -> list[AssetCheckEvaluation]:
     logs = instance.all_logs(run_id, of_type=DagsterEventType.ASSET_CHECK_EVALUATION)
-    evaluations = [log.dagster_event.asset_check_evaluation_data for log in logs if log.dagster_event]
-    return {evaluation.check_name: evaluation.passed for evaluation in evaluations}
+    return [log.dagster_event.asset_check_evaluation_data for log in logs if log.dagster_event]
 
 
 def _summarise(shown: Shown) -> None:
@@ -213,6 +258,7 @@ def _summarise(shown: Shown) -> None:
         ("records relayed", f"{shown.verdict.records:,}"),
         ("duplicates", f"{shown.verdict.duplicates:,}"),
         ("order violations", f"{shown.verdict.order_violations:,}"),
+        ("delays per carrier, there and back", "agree" if shown.differences is None else shown.differences),
         ("seconds", f"{shown.seconds:.1f}"),
         *((f"check {name}", "passed" if passed else "FAILED") for name, passed in shown.checks.items()),
     ):
