@@ -79,10 +79,10 @@ def verify_topic(settings: Settings, topic: str, *, job: str | None = None, time
         settings,
         group_id=f"{settings.group}-verification",  # Required by the client; nothing is committed to it.
         enable_auto_commit=False,
-        enable_partition_eof=True,
         isolation_level="read_committed",
-        auto_offset_reset="earliest",
     )
+    # Tuning must not let it pass over records, nor keep from it where a partition ends.
+    config |= {"auto.offset.reset": "earliest", "enable.partition.eof": True}
     try:
         with closing(Consumer(config)) as consumer:
             found = consumer.list_topics(topic, timeout=10).topics[topic]

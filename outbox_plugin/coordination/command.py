@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from datetime import UTC, datetime
+from typing import Any
 
 import click
 from rich import box
@@ -22,11 +24,24 @@ WIDTH = 400  # Where no terminal says how wide it is: nothing is folded.
 NUMBERS = ("partition", "offset", "lag", "behind", "heard")
 
 
+class _Seconds(click.FloatRange):
+    """A finite number of seconds, of at least 1."""
+
+    def __init__(self) -> None:
+        super().__init__(min=1)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds = float(super().convert(value, param, ctx))
+        if not math.isfinite(seconds):
+            self.fail(f"expected a finite number of seconds (given: {value})", param, ctx)
+        return seconds
+
+
 @click.group()
 @click.option("--coordination-topic", default=TOPIC, show_default=True, help="Where the consumers talk.")
 @click.option(
     "--heartbeat-interval",
-    type=click.FloatRange(min=1),
+    type=_Seconds(),
     default=HEARTBEAT_INTERVAL_SECONDS,
     show_default=True,
     help="Seconds, as the consumers have it.",
@@ -57,7 +72,7 @@ def list_(admin: Admin, group: str | None, as_json: bool) -> None:
 
 @consumers.command()
 @click.argument("group")
-@click.option("--seconds", type=click.FloatRange(min=1), help="Resume by itself then; else only `resume` ends it.")
+@click.option("--seconds", type=_Seconds(), help="Resume by itself then; else only `resume` ends it.")
 @click.pass_obj
 def pause(admin: Admin, group: str, seconds: float | None) -> None:
     """Have all of GROUP release what they hold, and stay released."""

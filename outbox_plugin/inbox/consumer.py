@@ -15,7 +15,7 @@ from typing import Any, cast
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from outbox_plugin.adapters.incarnations import Incarnations
-from outbox_plugin.adapters.kafka import Admin, client_config, readable_headers, refusal
+from outbox_plugin.adapters.kafka import Admin, client_config, readable_headers, refusal, refused_property
 from outbox_plugin.background import Background
 from outbox_plugin.core.event_identity import event_identity
 from outbox_plugin.errors import InvalidSetting, OutboxError, ServerRefused
@@ -176,7 +176,10 @@ class Inbox(Background):
         )
         # What our callbacks rest on; tuning must not take it away.
         config |= {"partition.assignment.strategy": "cooperative-sticky", "enable.auto.offset.store": False}
-        consumer = Consumer(config)
+        try:
+            consumer = Consumer(config)
+        except KafkaException as error:
+            raise refused_property(error) from None
         consumer.subscribe(self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
         return consumer
 

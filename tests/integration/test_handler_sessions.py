@@ -143,3 +143,36 @@ def test_claims_are_taken_back_wherever_a_handler_that_commits_and_fails_leaves_
     [sent] = produce(ready, topic, [("a", "1")])
     with Inbox(ready, group=group, topics=[topic], handler=handle, retry=AT_ONCE):
         eventually(lambda: letters(ready) == [sent], SOON)
+
+
+NOTE = """
+CREATE FUNCTION note_commit() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO effect (event, key, value) VALUES ('dead letter', '', current_setting('synchronous_commit'));
+    RETURN NULL;
+END $$
+"""
+
+
+def test_the_commit_of_effects_is_durable_whatever_the_default(ready: Settings, topic: str, group: str) -> None:
+    """Kafka's offset moves after it: what a crash undid would not come again."""
+    seen: list[str] = []
+
+    def handle(connection: psycopg.Connection[Any], event: Received) -> None:
+        seen.extend(value for (value,) in connection.execute("SHOW synchronous_commit").fetchall())
+        if event.dead_letter is None:
+            raise RuntimeError("not at first")
+
+    query(
+        ready,
+        "DO $$ BEGIN EXECUTE format('ALTER DATABASE %%I SET synchronous_commit = off', current_database()); END $$",
+    )
+    query(ready, NOTE)
+    query(ready, "CREATE TRIGGER note AFTER INSERT ON outbox_inbox_dead_letter EXECUTE FUNCTION note_commit()")
+    [sent] = produce(ready, topic, [("a", "1")])
+    with Inbox(ready, group=group, topics=[topic], handler=handle, retry=AT_ONCE):
+        eventually(lambda: letters(ready) == [sent], SOON)
+        DeadLetters(ready).retry(None)
+        eventually(lambda: letters(ready) == [], SOON)
+    assert seen == ["on", "on"]
+    assert [value for _, _, value in effects(ready)] == ["on"]

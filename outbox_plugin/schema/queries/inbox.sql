@@ -3,7 +3,7 @@
 -- which, unless all of them. An event that another transaction is handling now is waited for. In one order, so that two
 -- that claim the same events cannot deadlock. With it goes the id of this transaction, whose sign is set. Until it ends,
 -- the server looks whether the client's machine is still there: one that has lost its power would keep the events from
--- others for hours.
+-- others for hours. The commit is durable, whatever the session's default: Kafka's offset moves after it.
 WITH claimed AS (
     INSERT INTO {outbox_inbox} AS known (consumer_group, idempotency_key, sources)
     SELECT %(group)s, key, ARRAY[source]
@@ -18,7 +18,8 @@ WITH claimed AS (
 ), signed AS MATERIALIZED (
     SELECT pg_current_xact_id()::text AS transaction_id, set_config('application_name', %(sign)s, true),
            set_config('tcp_keepalives_idle', '5', true), set_config('tcp_keepalives_interval', '2', true),
-           set_config('tcp_keepalives_count', '3', true), set_config('tcp_user_timeout', '10000', true)
+           set_config('tcp_keepalives_count', '3', true), set_config('tcp_user_timeout', '10000', true),
+           set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, true)
 )
 SELECT events,
        CASE WHEN events < %(count)s THEN (SELECT array_agg(idempotency_key) FROM claimed) END,
@@ -61,6 +62,7 @@ RETURNING idempotency_key
 
 -- name: bury
 -- Give an event up: recorded as handled, and kept with the reason, unless it has been handled meanwhile.
+-- Durable like `claim`.
 WITH claimed AS (
     INSERT INTO {outbox_inbox} AS known (consumer_group, idempotency_key, sources)
     VALUES (%(group)s, %(idempotency_key)s, ARRAY[%(source)s::text])
@@ -68,24 +70,27 @@ WITH claimed AS (
         SET sources = known.sources || excluded.sources, handled_at = now()
         WHERE NOT excluded.sources <@ known.sources
     RETURNING idempotency_key
+), durable AS MATERIALIZED (
+    SELECT set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, true)
 )
 INSERT INTO {outbox_inbox_dead_letter} (consumer_group, idempotency_key, kafka_topic, kafka_partition, kafka_offset,
     kafka_timestamp, kafka_key, kafka_value, kafka_header_keys, kafka_header_values, error, attempts)
 SELECT %(group)s, idempotency_key, %(topic)s, %(partition)s, %(offset)s, %(timestamp)s, %(key)s::bytea,
        %(value)s::bytea, %(header_keys)s::text[], %(header_values)s::bytea[], %(error)s, %(attempts)s
-FROM claimed
+FROM claimed CROSS JOIN durable
 ON CONFLICT DO NOTHING
 RETURNING id
 
 -- name: lock_letter
 -- A row, if the dead letter is still there and still to be tried again; locked until its effect is committed. With it
--- goes the id of this transaction, whose sign is set.
+-- goes the id of this transaction, whose sign is set. Durable like `claim`.
 WITH locked AS MATERIALIZED (
     SELECT id FROM {outbox_inbox_dead_letter} WHERE id = %(id)s AND retry_at IS NOT NULL FOR UPDATE
 )
 SELECT id, pg_current_xact_id()::text, set_config('application_name', %(sign)s, true),
        set_config('tcp_keepalives_idle', '5', true), set_config('tcp_keepalives_interval', '2', true),
-       set_config('tcp_keepalives_count', '3', true), set_config('tcp_user_timeout', '10000', true)
+       set_config('tcp_keepalives_count', '3', true), set_config('tcp_user_timeout', '10000', true),
+       set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, true)
 FROM locked
 
 -- name: remove_letter
