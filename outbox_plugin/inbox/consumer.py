@@ -129,13 +129,12 @@ class Inbox(Background):
         return self._board.places()
 
     def _prepare(self, loop: asyncio.AbstractEventLoop | None) -> Callable[[], None]:
-        table = self._check()
+        self._check()
         self._incarnations = Incarnations(self._settings)
-        seats = self._seats(table, loop)
+        seats = self._seats(loop)
         return partial(self._consume, self._consumer(), seats)
 
-    def _check(self) -> str:
-        """See that an inbox can run; returns the outbox with its schema."""
+    def _check(self) -> None:
         start = self._settings.kafka.get(_RESET, "earliest")
         if start not in _FROM_THE_BEGINNING:
             raise InvalidSetting(
@@ -150,10 +149,9 @@ class Inbox(Background):
             connection.execute(statement("inbox", "is_migrated", table))
             self._positions = Positions(self._settings, self._group)
             self._positions.read(connection, {})
-            return in_full(connection, self._settings.table)
 
-    def _seats(self, table: str, loop: asyncio.AbstractEventLoop | None) -> ThreadSeats | TaskSeats:
-        handling = Handling(table, self._group, self._retry, random.random, in_batches=self._in_batches)
+    def _seats(self, loop: asyncio.AbstractEventLoop | None) -> ThreadSeats | TaskSeats:
+        handling = Handling(self._settings.table, self._group, self._retry, random.random, in_batches=self._in_batches)
         handler = self._handler
         if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None)):  # noqa: B004
             awaited = cast(Callable[[Any, Any], Awaitable[None]], handler)

@@ -8,9 +8,10 @@ that publishes what the accepted attempts staged, records the job or the stream'
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -28,6 +29,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from outbox_plugin.core.job_id import former_job_ids
+from outbox_plugin.errors import UserError
 from outbox_plugin.schema.connection import connect_patiently, reported_as_refusal
 from outbox_plugin.schema.orphans import drop_orphans
 from outbox_plugin.schema.place import in_full
@@ -41,6 +43,10 @@ from outbox_plugin.spark.staging import PREFIX, Attempt, StageTask, StagingTable
 
 _Connection = psycopg.Connection[tuple[Any, ...]]
 COMMIT_PURPOSE = "outbox spark commit"
+
+
+class CheckpointTooOld(UserError):
+    """A stream's checkpoint was set back to before what the stream has published."""
 
 
 def register(spark: SparkSession) -> None:
@@ -81,17 +87,23 @@ class _Sink:
         with _connection(self.settings) as connection:
             yield connection
 
-    def publish(self, claim: str, values: dict[str, Any], staged: Staged) -> None:
+    def publish(
+        self, claim: str, values: dict[str, Any], staged: Staged, check_repeat: Callable[[_Connection], None]
+    ) -> None:
         """All at once, unless it has been; then remove the staging table.
 
         `claim` names the statement that records the job, or the batch of the stream, unless it is recorded already, and
-        says how many events of it there have been before.
+        says how many events of it there have been before. `check_repeat` runs where it is recorded already.
         """
         with self.connection() as connection:
             with connection.transaction():
-                for (before,) in connection.execute(
+                connection.execute(statement("probe", "watch_client", self.outbox))
+                claimed = connection.execute(
                     statement("staging", claim, self.outbox), {**values, "events": staged.rows}
-                ).fetchall():
+                ).fetchall()
+                if not claimed:
+                    check_repeat(connection)
+                for (before,) in claimed:
                     if self.options.business_table:
                         publish_rows(connection, staged)
                     publish_events(connection, staged, values["job_id"], before)
@@ -131,7 +143,7 @@ class OutboxWriter(DataSourceArrowWriter):
         """
         if not self._again:
             staged = accepted(self._table, [said.attempt for said in _said(messages) if said.attempt])
-            self._sink.publish("claim_job", _named(self._sink.options.job_id), staged)
+            self._sink.publish("claim_job", _named(self._sink.options.job_id), staged, lambda _: None)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002
         """Remove what was staged."""
@@ -163,11 +175,23 @@ class OutboxStreamWriter(DataSourceStreamArrowWriter):
         Raises:
             InvalidEvent: a row would be refused by the outbox or by Kafka; nothing is written.
             StagingLost: Postgres crashed meanwhile.
+            CheckpointTooOld: a later batch of the query has been published; nothing is written.
         """
         said = _said(messages)
         for table, query_id in {(each.table, each.query_id) for each in said if each.table}:
             staged = accepted(table, [each.attempt for each in said if each.attempt])
-            self._sink.publish("claim_batch", {"job_id": query_id, "batch_id": batchId}, staged)
+            batch = {"job_id": query_id, "batch_id": batchId}
+            self._sink.publish("claim_batch", batch, staged, partial(self._check_repeat, batch))
+
+    def _check_repeat(self, batch: dict[str, Any], connection: _Connection) -> None:
+        """See that a batch which is not published now was the last one; Spark repeats no other."""
+        [(last,)] = connection.execute(statement("staging", "last_batch", self._sink.outbox), batch).fetchall()
+        if last > batch["batch_id"]:
+            raise CheckpointTooOld(
+                f"the checkpoint is older than what was emitted: batch {batch['batch_id']} of the query "
+                f"{batch['job_id']} comes after its batch {last}, and would be dropped; nothing was written: use the "
+                "present checkpoint, or a new one"
+            )
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
         """Remove what was staged."""

@@ -229,6 +229,7 @@ class OutboxWrite:
         self, connection: _Connection, outbox: str, business: Staged | None, events: Staged | None
     ) -> JobCommitted:
         emitted = events.rows if events else 0
+        connection.execute(statement("probe", "watch_client", self._settings.table))
         if self._claim and not self._claim(connection):
             return JobCommitted(self._job_id, 0, 0, again=True)
         claim = statement("staging", "claim_job", outbox)

@@ -176,3 +176,16 @@ def test_the_commit_of_effects_is_durable_whatever_the_default(ready: Settings, 
         eventually(lambda: letters(ready) == [], SOON)
     assert seen == ["on", "on"]
     assert [value for _, _, value in effects(ready)] == ["on"]
+
+
+def test_the_server_notices_the_loss_of_a_machine_that_holds_a_position(ready: Settings, topic: str) -> None:
+    names = ("tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_keepalives_count", "tcp_user_timeout")
+    seen: list[str] = []
+
+    def handle(connection: psycopg.Connection[Any], records: Sequence[Received]) -> None:
+        for name in names:
+            seen.extend(value for (value,) in connection.execute(f"SHOW {name}".encode()).fetchall())
+
+    produce(ready, topic, numbered(0, 3))
+    consume_range(ready, next_range(ready, topic), handle)
+    assert seen == ["5", "2", "3", "10000"]

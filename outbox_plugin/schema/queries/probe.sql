@@ -7,3 +7,9 @@ SELECT pg_catalog.pg_backend_pid(),
        current_setting('application_name'),
        (SELECT bool_or(NOT starts_with(coalesce(state, 'hidden'), 'idle') AND coalesce(wait_event, '') <> 'ClientWrite')
         FROM pg_catalog.pg_stat_activity WHERE starts_with(application_name, %(name)s))
+
+-- name: watch_client
+-- Until the transaction ends, the server looks whether the client's machine is still there: one that has lost its power
+-- would keep what the transaction has locked for hours.
+SELECT set_config('tcp_keepalives_idle', '5', true), set_config('tcp_keepalives_interval', '2', true),
+       set_config('tcp_keepalives_count', '3', true), set_config('tcp_user_timeout', '10000', true)

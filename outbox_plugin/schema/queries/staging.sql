@@ -107,6 +107,10 @@ ON CONFLICT (query_id) DO UPDATE
     WHERE stream.batch_id < excluded.batch_id
 RETURNING events - %(events)s
 
+-- name: last_batch
+-- The last batch of the stream that was committed.
+SELECT batch_id FROM {outbox_stream} WHERE query_id = %(job_id)s
+
 -- name: business_columns
 -- The columns of a business table: whether each is of bytes, and whether it is null where an INSERT does not name it.
 SELECT attname, 'pg_catalog.bytea'::regtype = ANY (ARRAY[atttypid, typbasetype]),
