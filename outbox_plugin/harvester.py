@@ -54,6 +54,7 @@ from outbox_plugin.relay.runtime import Threads
 from outbox_plugin.relay.shard import OpenRelay, Relay, Shard
 from outbox_plugin.relay.supervisor import Supervisor
 from outbox_plugin.schema.connection import connect, reported, reported_as_refusal
+from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 
 logger = logger_of("outbox_plugin.harvester")
@@ -141,6 +142,8 @@ class Harvester(Background):
             closing(self._connect()) as connection,
             connection.transaction(force_rollback=not keep),
         ):
+            # Every takeover waits for the row that a claim locks: as long as this process is stopped, say.
+            connection.execute(statement("window", "not_idle_for_ever", settings.table))
             claim = Claim(settings, connection)
             identity = claim.outbox(adopt=self._adopt)
             claim.delivery(adopt=self._adopt)

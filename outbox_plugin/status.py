@@ -68,7 +68,8 @@ class Status:
     """The outbox and its harvesters. `backlog` is None while Postgres is away; `errors` says which server is.
 
     The rows of `backlog`, and of each shard's `lag_records`, are counted up to 20,000 in all. Where there are more,
-    `backlog_is_estimated`: how many ids the first of them span tells how many rows the other ids stand for.
+    `backlog_is_estimated`: how many ids the later half of them span tells how many rows the other ids stand for. A few
+    old rows, such as parked ones, say nothing of those.
     `parked_keys` counts the keys and topics that wait behind a bad row; `parked` has the first of them.
     """
 
@@ -182,7 +183,7 @@ def _table(settings: Settings, seconds: float) -> _Table:
         def ask(noun: str, name: str, **values: object) -> list[tuple[Any, ...]]:
             return connection.execute(statement(noun, name, place), {"table": table, **values}).fetchall()
 
-        connection.execute(statement("window", "steer", table))
+        connection.execute(statement("window", "walk_by_id", table))
         connection.execute(statement("window", "give_up_after", table), {"milliseconds": int(seconds * 1000)})
         place = in_full(connection, table)
         [(_, shards, _, paused, paused_shards)] = ask("control", "layout") or [(0, settings.shards, (), False, ())]
@@ -210,8 +211,8 @@ class _Earliest(NamedTuple):
 
     shard: int
     rows: int
-    oldest_seconds: float
-    first_id: int
+    oldest_seconds: float | None  # None where no row says when it was created.
+    middle_id: int | None  # Of the earliest rows of all shards, as the next one; None where they are few.
     last_id: int
     last_id_of_all: int
 
@@ -220,16 +221,23 @@ def _backlog(earliest: Sequence[_Earliest], shards: int, counted: int) -> _Backl
     """All rows that wait, from what was found of the first `counted` of them."""
     if not earliest:
         return _Backlog(0, None, (0,) * shards, is_estimated=False)
-    total = sum(each.rows for each in earliest)
-    first, last = min(each.first_id for each in earliest), max(each.last_id for each in earliest)
-    more = (earliest[0].last_id_of_all - first + 1) / (last - first + 1) if total == counted else 1.0
-    rows = {each.shard: round(each.rows * more) for each in earliest}
+    total, ages = sum(each.rows for each in earliest), [each.oldest_seconds for each in earliest]
+    behind = _behind(earliest[0], counted) if total == counted else 0.0
+    rows = {each.shard: round(each.rows * (1 + behind / total)) for each in earliest}
     return _Backlog(
-        round(total * more),
-        round(max(0.0, *(each.oldest_seconds for each in earliest)), 3),
+        round(total + behind),
+        round(max((0.0, *known)), 3) if (known := [age for age in ages if age is not None]) else None,
         tuple(rows.get(shard, 0) for shard in range(shards)),
-        is_estimated=more > 1.0,
+        is_estimated=behind > 0,
     )
+
+
+def _behind(one: _Earliest, counted: int) -> float:
+    """About how many rows there are behind the first `counted` ones."""
+    if one.middle_id is None or one.last_id <= one.middle_id:
+        return 0.0
+    rows_per_id = (counted - 1 - counted // 2) / (one.last_id - one.middle_id)
+    return (one.last_id_of_all - one.last_id) * rows_per_id
 
 
 def _last_records(settings: Settings, deadline: float) -> list[tuple[LeaderRecord, float]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
@@ -24,7 +24,7 @@ from outbox_plugin.core.repeats import RETRY_BACKOFF_MS, may_have_been_repeated
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Slice
 from outbox_plugin.core.signing import Signer, Slot
-from outbox_plugin.errors import LogUnavailable, RowsRefused, TransactionStuck
+from outbox_plugin.errors import Away, LogUnavailable, RowsRefused, TopicsAway, TransactionStuck
 from outbox_plugin.settings import Settings
 
 COMMIT_TIMEOUT_SECONDS = 30.0
@@ -33,6 +33,7 @@ _PATIENCE_SECONDS = 0.5  # How long a blocking call waits before it looks whethe
 _FLUSH_SECONDS = 0.1
 STUCK_SECONDS = 5.0  # For so long a transaction that was decided may take to end, where nothing is wrong.
 STALLED_SECONDS = 1.0  # No acknowledgement for so long: look whether partitions have a leader.
+CLOCK_SECONDS = 5.0  # So long a topic is left alone that does not take what our clock says.
 _RECORD_BYTES = 1_000  # What a progress record takes beside its value, generously.
 _SMALLEST_PROGRESS_BYTES = 2_000
 _LINGER_MS = 5  # Batches fill while a window is handed over; a flush, and so a commit, cuts it short.
@@ -51,6 +52,11 @@ def producer_config(settings: Settings, **ours: Any) -> dict[str, Any]:
         delivery_report_only_error=True,
         **ours,
     )
+
+
+# Kafka does not say which topic it means; and where it has failed the transaction before all rows were handed over, the
+# client says no more than that.
+_MAY_BE_FORBIDDEN = {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError._STATE}
 
 
 class KafkaLog:
@@ -238,13 +244,13 @@ class KafkaLog:
         meaning = ended(error.args[0], "in a transaction", unpublished=unpublished)
         if not isinstance(meaning, LogUnavailable):
             raise meaning from error
-        if error.args[0].code() == KafkaError.INVALID_TIMESTAMP:  # Rows carry no time of their own.
-            raise LogUnavailable(f"Kafka: the clock of this machine and that of a broker differ: {error.args[0].str()}")
         self._open.purge()
         self._open.flush(_PATIENCE_SECONDS)  # For the reports of deliveries that failed; there is one for each by now.
         records = self._records
+        if error.args[0].code() == KafkaError.INVALID_TIMESTAMP:  # Rows carry no time of their own.
+            self._blame_the_clock(records.refused_topics(), error)
         records.conclude()
-        if error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:  # Kafka does not say which topic it means.
+        if error.args[0].code() in _MAY_BE_FORBIDDEN:
             records.refuse_forbidden_topics(self._settings)
         if records.refusals:
             raise RowsRefused(records.refusals) from error
@@ -256,6 +262,12 @@ class KafkaLog:
         if records.failures:
             raise LogUnavailable(f"Kafka, delivering: {records.failures[0].str()}") from error
         raise meaning from error
+
+    def _blame_the_clock(self, topics: set[str], error: KafkaException) -> NoReturn:
+        reason = f"the clock of this machine and that of a broker differ: {error.args[0].str()}"
+        if not topics or self._names.progress_topic in topics:
+            raise LogUnavailable(f"Kafka: {reason}") from error
+        raise TopicsAway({topic: Away(reason, CLOCK_SECONDS) for topic in topics}) from error
 
     def close(self) -> None:
         """See `Log.close`.

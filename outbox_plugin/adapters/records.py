@@ -185,6 +185,10 @@ class Records:
                 self.narrowed = True
         self.failed -= self.refusals.keys()
 
+    def refused_topics(self) -> set[str]:
+        """The topics of which a broker has refused records for what they are, since the last `conclude`."""
+        return {topic for error, topic, *_ in self._news if error.code() in {*_INVALID, KafkaError.INVALID_TIMESTAMP}}
+
     def refuse_forbidden_topics(self, settings: Settings) -> None:
         """Refuse the last rows whose topics we may not write to.
 

@@ -55,6 +55,25 @@ def test_a_large_backlog_is_estimated_by_its_ids(filled: Settings, monkeypatch: 
     assert abs(sum(shard.lag_records for shard in found.shards) - found.backlog) <= len(found.shards)
 
 
+def test_old_rows_and_the_largest_id_say_nothing_of_how_many_rows_there_are(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as rows that are parked; one of them does not even say when it was created."""
+    migrate(settings)
+    insert(settings, "t", [("parked", "x")])
+    with closing(connect(settings)) as connection:
+        connection.execute("SELECT setval(pg_get_serial_sequence('outbox', 'id'), 5000000)")
+        connection.execute("ALTER TABLE outbox ALTER create_time DROP NOT NULL")
+        connection.execute("UPDATE outbox SET create_time = NULL")
+        connection.execute("INSERT INTO outbox (id, kafka_topic, kafka_key) VALUES (9223372036854775807, 't', 'k')")
+    assert read_status(settings).oldest_seconds is None
+    insert(settings, "t", [(f"key-{number}", "x") for number in range(ROWS)])
+    monkeypatch.setattr(status, "COUNTED_ROWS", 200)
+    found = read_status(settings)
+    assert found.backlog is not None
+    assert abs(found.backlog - ROWS) <= ROWS // 100
+
+
 def test_an_empty_outbox_has_no_backlog(settings: Settings) -> None:
     migrate(settings)
     found = read_status(settings)

@@ -84,6 +84,16 @@ def test_a_character_that_the_database_s_encoding_of_clients_lacks_is_read(setti
         assert store.read(Wanted(ALL))[-1].value == "12 €"
 
 
+def test_a_standby_is_not_read(store: WindowStore) -> None:
+    """A pooler may lead to one: an empty answer would be taken for rows that are not there.
+
+    A session that may not write stands for it: both refuse to be given the right to.
+    """
+    store._reader.execute("SET default_transaction_read_only = on")
+    with pytest.raises(StoreUnavailable):
+        store.read(Wanted(ALL))
+
+
 def insert_many(settings: Settings) -> None:
     """As many as come in masses, of each kind: with some headers, one or none, with a value, a large one or none."""
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:

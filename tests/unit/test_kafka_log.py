@@ -9,14 +9,14 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from outbox_plugin import Settings
-from outbox_plugin.adapters.kafka import Names
+from outbox_plugin.adapters.kafka import Admin, Names
 from outbox_plugin.adapters.kafka_log import KafkaLog
 from outbox_plugin.adapters.topics import Judgement, Topics
 from outbox_plugin.core.progress import Identity, ProgressRecord
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Slice
 from outbox_plugin.core.signing import Signer
-from outbox_plugin.errors import LogUnavailable, RowsRefused
+from outbox_plugin.errors import LogUnavailable, RowsRefused, TopicsAway
 
 PROGRESS = ProgressRecord(Identity("incarnation", "place"), "leader", 1, ())
 GOOD = OutboxRow(1, 5, "orders", "k", "v", [], [], 9)
@@ -74,6 +74,36 @@ def test_a_transaction_that_cannot_begin_says_nothing_of_the_last_ones_rows(log:
 
     producer.begins = fail
     with pytest.raises(LogUnavailable):
+        log.publish([GOOD], PROGRESS)
+
+
+@pytest.mark.parametrize("code", [KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError._STATE])
+def test_a_topic_that_may_not_be_written_to_is_found(
+    log: KafkaLog, producer: Producer, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """Also where the transaction has failed before all rows were handed over: the client says no more than that."""
+    monkeypatch.setattr(Admin, "writable", lambda *_: {"orders"})
+
+    def fail(topic: str, *_: Any, **__: Any) -> None:
+        if topic == "secret":
+            raise KafkaException(KafkaError(code))
+
+    monkeypatch.setattr(producer, "produce", fail)
+    monkeypatch.setattr(producer, "commit_transaction", lambda _: fail("secret"))
+    with pytest.raises(RowsRefused) as refused:
+        log.publish([GOOD, GOOD._replace(id=2, topic="secret")], PROGRESS)
+    assert refused.value.refusals.keys() == {2}
+
+
+def test_a_topic_that_does_not_take_what_our_clock_says_is_left_alone(log: KafkaLog, producer: Producer) -> None:
+    wrong = KafkaError(KafkaError.INVALID_TIMESTAMP)
+
+    def fail(_: float) -> None:
+        log._records._news.append((wrong, "orders", b"k", b"v"))
+        raise KafkaException(wrong)
+
+    producer.commit_transaction = fail  # type: ignore[method-assign]
+    with pytest.raises(TopicsAway, match="orders: the clock"):
         log.publish([GOOD], PROGRESS)
 
 

@@ -66,7 +66,7 @@ SELECT 'row level security, without a policy that lets this role delete rows,'
 WHERE row_security_active(to_regclass({quoted_outbox})::oid) AND NOT EXISTS (
     SELECT FROM pg_policy
     WHERE polrelid = to_regclass({quoted_outbox}) AND polpermissive AND polcmd::text = ANY (ARRAY['*', 'd'])
-      AND EXISTS (SELECT FROM unnest(polroles) AS role WHERE CASE role WHEN 0 THEN true ELSE pg_has_role(role, 'USAGE') END)
+      AND EXISTS (SELECT FROM unnest(polroles) AS role WHERE CASE WHEN role = 0 THEN true ELSE pg_has_role(role, 'USAGE') END)
 )
 
 -- name: isolation

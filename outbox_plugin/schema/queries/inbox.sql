@@ -19,7 +19,7 @@ WITH claimed AS (
     SELECT pg_current_xact_id()::text AS transaction_id, set_config('application_name', %(sign)s, true),
            set_config('tcp_keepalives_idle', '5', true), set_config('tcp_keepalives_interval', '2', true),
            set_config('tcp_keepalives_count', '3', true), set_config('tcp_user_timeout', '10000', true),
-           set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, true)
+           set_config('synchronous_commit', CASE WHEN current_setting('synchronous_commit') = 'remote_apply' THEN 'remote_apply' ELSE 'on' END, true)
 )
 SELECT events,
        CASE WHEN events < %(count)s THEN (SELECT array_agg(idempotency_key) FROM claimed) END,
@@ -71,7 +71,7 @@ WITH claimed AS (
         WHERE NOT excluded.sources <@ known.sources
     RETURNING idempotency_key
 ), durable AS MATERIALIZED (
-    SELECT set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, true)
+    SELECT set_config('synchronous_commit', CASE WHEN current_setting('synchronous_commit') = 'remote_apply' THEN 'remote_apply' ELSE 'on' END, true)
 )
 INSERT INTO {outbox_inbox_dead_letter} (consumer_group, idempotency_key, kafka_topic, kafka_partition, kafka_offset,
     kafka_timestamp, kafka_key, kafka_value, kafka_header_keys, kafka_header_values, error, attempts)
@@ -90,7 +90,7 @@ WITH locked AS MATERIALIZED (
 SELECT id, pg_current_xact_id()::text, set_config('application_name', %(sign)s, true),
        set_config('tcp_keepalives_idle', '5', true), set_config('tcp_keepalives_interval', '2', true),
        set_config('tcp_keepalives_count', '3', true), set_config('tcp_user_timeout', '10000', true),
-       set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, true)
+       set_config('synchronous_commit', CASE WHEN current_setting('synchronous_commit') = 'remote_apply' THEN 'remote_apply' ELSE 'on' END, true)
 FROM locked
 
 -- name: remove_letter

@@ -1,12 +1,19 @@
+-- name: walk_by_id
+-- For the transaction: walk the primary key. To the planner a table that was nearly empty when it was last analysed looks
+-- as if scanning or sorting all of it were cheaper, just when a burst has filled it.
+SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
+       set_config('enable_sort', 'off', true), set_config('jit', 'off', true)
+
 -- name: steer
--- For the transaction of the read: walk the primary key. To the planner a table that was nearly empty when it was last
--- analysed looks as if scanning or sorting all of it were cheaper, just when a burst has filled it. A role's time-out
+-- For the transaction of a read: walk the primary key, as `walk_by_id` does. A role's time-out
 -- would cancel a long read, and the same read of every later term: `schema.silence` says what ends our waits. A read whose
 -- rows are not received keeps its lock of the table: whoever alters the table would wait for it, and everybody else behind
--- them. TCP ends it.
+-- them. TCP ends it. A standby shows rows that were purged a moment ago, and no lock of a writer: a pooler or proxy may lead
+-- to one, where it is an error to ask for the right to write.
 SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
        set_config('enable_sort', 'off', true), set_config('jit', 'off', true),
-       set_config('statement_timeout', '0', true), set_config('tcp_user_timeout', '2000', true)
+       set_config('statement_timeout', '0', true), set_config('tcp_user_timeout', '2000', true),
+       set_config('transaction_read_only', 'off', true)
 
 -- name: durable
 -- For the transaction, whatever the session's default. By itself: joined to what deletes, it doubles what a row costs.
@@ -20,6 +27,10 @@ SELECT set_config('synchronous_commit', 'off', true), set_config('statement_time
 -- name: not_idle_for_long
 -- For the transaction: while it waits for our next statement, the next leader may wait for its locks. Milliseconds.
 SELECT set_config('idle_in_transaction_session_timeout', '2000', true)
+
+-- name: not_idle_for_ever
+-- The same for what nobody waits for at once.
+SELECT set_config('idle_in_transaction_session_timeout', '10000', true)
 
 -- name: snapshot
 -- Which transactions have ended.
@@ -53,9 +64,7 @@ LIMIT %(limit)s
 AND id <= (%(until)s)::bigint
 
 -- name: of_this_outbox
--- A condition of every read: the table is still the one that the term began with, and its layout is. A standby shows rows
--- that were purged a moment ago, and no lock of a writer: a pooler or proxy that leads there must not be believed.
-AND NOT pg_is_in_recovery()
+-- A condition of every read: the table is still the one that the term began with, and its layout is.
 AND EXISTS (
     SELECT FROM {outbox_identity}
     WHERE table_name = %(table)s AND incarnation = %(incarnation)s AND layout = %(layout)s
@@ -153,17 +162,20 @@ AND (old.id::bigint, timestamptz_send(old.create_time)) = ANY (
 SELECT set_config('statement_timeout', %(milliseconds)s::text, true)
 
 -- name: backlog
--- Of the earliest rows, at most `counted` of them: how many wait for each shard, for how many seconds the oldest has, the
--- first and the last of their ids; and the last id of all rows. The cost does not grow with the rows behind them.
+-- Of the earliest rows, at most `counted` of them: how many wait for each shard, and for how many seconds the oldest has;
+-- the ids of the middle one and of the last one of them all; and the last id of all rows, but for the largest there is,
+-- which is never read. The cost does not grow with the rows behind them.
 WITH earliest AS MATERIALIZED (
     SELECT id, create_time,
            ((hashtextextended(coalesce(kafka_key, ''), 0) & 9223372036854775807) %% %(shards)s)::int AS shard
     FROM {outbox}
+    WHERE id < 9223372036854775807
     ORDER BY id
     LIMIT %(counted)s
 )
-SELECT shard, count(*), extract(epoch FROM clock_timestamp() - min(create_time))::float8, min(id), max(id),
-       (SELECT max(id) FROM {outbox})
+SELECT shard, count(*), extract(epoch FROM clock_timestamp() - min(create_time))::float8,
+       (SELECT id FROM earliest ORDER BY id OFFSET %(counted)s / 2 LIMIT 1), (SELECT max(id) FROM earliest),
+       (SELECT max(id) FROM {outbox} WHERE id < 9223372036854775807)
 FROM earliest
 GROUP BY shard
 
