@@ -12,7 +12,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, cast
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from outbox_plugin.adapters.incarnations import Incarnations
 from outbox_plugin.adapters.kafka import Admin, client_config, readable_headers, refusal, refused_property
@@ -204,12 +204,15 @@ class Inbox(Background):
             positions = self._board.positions()
             reached = self._board.hand_over(self._board.places(), HAND_OVER_SECONDS)
             self._commit(consumer, reached, wait=True)
-            consumer.close()
-            seats.join()
-            housekeeping.join()
-            self._positions.write_last(
-                {place: at._replace(next_offset=reached.get(place, at.next_offset)) for place, at in positions.items()}
-            )
+            try:
+                # While the partitions are still ours: later, their next owner may have written greater ones.
+                if housekeeping.join():
+                    self._positions.write_last(
+                        {place: at._replace(next_offset=reached.get(place, at[1])) for place, at in positions.items()}
+                    )
+            finally:
+                consumer.close()
+                seats.join()
 
     def _take_in(self, consumer: Consumer) -> None:
         """Add what has come. The first is added before a rebalance that the second call may bring."""
@@ -330,15 +333,22 @@ class Inbox(Background):
             logger.info("offsets were not committed: %s", error.args[0].str())
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        anew = self._incarnations.look_up(each.topic for each in partitions).changed
-        self._begin_anew(consumer, anew)  # What is ours already; what is new begins as the positions say.
-        topic_ids = self._incarnations.known()
-        found = starts(self._positions, consumer, partitions, topic_ids, self._stop)
+        def look_up() -> dict[str, str]:
+            answer = self._incarnations.look_up(each.topic for each in partitions)
+            self._begin_anew(consumer, answer.changed)  # What is ours already; what is new begins as `starts` says.
+            return {topic: self._incarnations.of(topic) for topic in answer.known}
+
+        found = starts(self._positions, consumer, partitions, look_up, self._stop)
+        if found is None:  # It stops, and handles no record of these, wherever they begin.
+            for each in partitions:
+                each.offset = OFFSET_END
+            consumer.incremental_assign(partitions)
+            return
         for each in partitions:
             place = (each.topic, each.partition)
             self._next.pop(place, None)
             each.offset = found.get(place, OFFSET_BEGINNING)  # Not the committed one, which may be another topic's.
-        self._board.assign(((each.topic, each.partition) for each in partitions), topic_ids, found)
+        self._board.assign(((each.topic, each.partition) for each in partitions), self._incarnations.known(), found)
         consumer.incremental_assign(partitions)
         if self._paused:
             consumer.pause(partitions)

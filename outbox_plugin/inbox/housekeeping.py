@@ -49,9 +49,10 @@ class Housekeeping:
         self._stop.set()
         threading.Thread(target=self._cancel, name="outbox-inbox-cancel", daemon=True).start()
 
-    def join(self) -> None:
-        """Wait until it has ended, but not for a database that does not let it end."""
+    def join(self) -> bool:
+        """Wait until it has ended, but not for a database that does not let it end; says whether it has."""
         self._thread.join(END_SECONDS)
+        return not self._thread.is_alive()
 
     def _cancel(self) -> None:
         """Again and again: a request that comes between two statements cancels none."""

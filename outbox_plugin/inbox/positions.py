@@ -7,13 +7,15 @@ also writes its positions to its own database, about once a second, and when it 
 A position may lag: what was handled after it was written is known by its keys. Of the committed offset and our position
 the greater one counts, so that an operator can still pass records over. Either counts only in the topic, by its id, in
 which it was reached: one that was made anew has other records at the same offsets. With an offset, an inbox commits the
-topic's id as its metadata; an offset without metadata, as an operator sets it, counts in every topic of the name.
+topic's id as its metadata; an offset with other metadata or none, as an operator or another consumer sets it, counts in
+every topic of the name.
 """
 
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -32,6 +34,7 @@ logger = logger_of("outbox_plugin.inbox")
 LOCK_MILLISECONDS = 1_000  # A stop waits no longer than that for somebody's lock on the table.
 ANSWER_SECONDS = 10.0
 TROUBLE_SECONDS = 1.0
+_TOPIC_ID = re.compile(r"[A-Za-z0-9_+/-]{22}(==)?")  # 16 bytes in Base64, of either alphabet.
 
 
 class Positions:
@@ -100,24 +103,25 @@ def starts(
     positions: Positions,
     consumer: Consumer,
     partitions: Sequence[TopicPartition],
-    topic_ids: Mapping[str, str],
+    look_up: Callable[[], Mapping[str, str]],
     stop: threading.Event,
-) -> dict[Place, int]:
-    """Where to go on in `partitions`, for those where the group has been before.
+) -> dict[Place, int] | None:
+    """Where to go on in `partitions`, for those where the group has been before; None: `stop` was set first.
 
-    Waits until Postgres and Kafka have answered: to go on without them could repeat what is forgotten.
+    Waits until Postgres and Kafka have answered for every partition: to go on without them could repeat what is
+    forgotten. Where that takes longer than `max.poll.interval.ms`, Kafka gives the partitions to another member.
 
     Args:
         positions: the group's own.
         consumer: a member of the group, which knows its committed offsets.
         partitions: those that were assigned.
-        topic_ids: the ids of their topics, where Kafka has said them.
-        stop: set where nothing will be handled any more; then the answer is empty.
+        look_up: asks Kafka for the ids of their topics; returns those that it has said now.
+        stop: set where nothing will be handled any more.
     """
-    wanted = {each.topic: topic_ids[each.topic] for each in partitions if each.topic in topic_ids}
     while not stop.is_set():
+        topic_ids = look_up()
         try:
-            ours = positions.read_now(wanted)
+            ours = positions.read_now(topic_ids)
             asked = [TopicPartition(each.topic, each.partition) for each in partitions]
             committed = consumer.committed(asked, ANSWER_SECONDS)
         except psycopg.Error as error:
@@ -125,14 +129,26 @@ def starts(
         except KafkaException as error:
             logger.warning("the partitions that were assigned wait for Kafka: %s", error.args[0].str())
         else:
-            theirs = {
-                (each.topic, each.partition): each.offset
-                for each in committed
-                if each.error is None and each.metadata in (None, "", topic_ids.get(each.topic))
-            }
-            return _greater(((each.topic, each.partition) for each in partitions), theirs, ours)
+            silent = {each.topic for each in partitions} - topic_ids.keys()
+            silent |= {each.topic for each in committed if each.error is not None}
+            if not silent:
+                theirs = {
+                    (each.topic, each.partition): each.offset
+                    for each in committed
+                    if _counts_in(topic_ids[each.topic], each.metadata)
+                }
+                return _greater(((each.topic, each.partition) for each in partitions), theirs, ours)
+            logger.warning(
+                "the partitions that were assigned wait until Kafka says the ids and the committed offsets of %s",
+                ", ".join(sorted(silent)),
+            )
         stop.wait(TROUBLE_SECONDS)
-    return {}
+    return None
+
+
+def _counts_in(topic_id: str, metadata: str | None) -> bool:
+    """Whether an offset that was committed with this metadata counts in the topic: it names no other topic's id."""
+    return metadata == topic_id or _TOPIC_ID.fullmatch(metadata or "") is None
 
 
 def _greater(places: Iterable[Place], theirs: Mapping[Place, int], ours: Mapping[Place, int]) -> dict[Place, int]:

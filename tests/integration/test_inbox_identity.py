@@ -186,7 +186,7 @@ def test_a_record_waits_until_kafka_says_the_id_of_its_topic(
     ready: Settings, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the topic's name alone, it would have its effect again once the id is known."""
-    silent, asked = [True], Incarnations._ask
+    silent, asked = [False], Incarnations._ask
 
     def ask(self: Incarnations, topics: Iterable[str]) -> dict[str, Future[Any]]:
         if not silent[0]:
@@ -197,9 +197,10 @@ def test_a_record_waits_until_kafka_says_the_id_of_its_topic(
         return futures
 
     monkeypatch.setattr(Incarnations, "_ask", ask)
-    send(ready, topic, ["one", "two"])
     with Inbox(ready, group=group, topics=[topic], handler=record_effect) as inbox:
         eventually(lambda: inbox.partitions, SOON)
+        silent[0] = True
+        send(ready, topic, ["one", "two"])
         time.sleep(3)
         assert values(ready) == []
         silent[0] = False
