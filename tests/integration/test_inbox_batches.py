@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import sys
 import threading
@@ -146,7 +147,7 @@ def test_kill_9_in_the_middle_of_batches_neither_loses_nor_repeats_an_effect(
         codes = [process.wait(30) for process in running]
     assert sorted(event for event, _, _ in effects(ready)) == sorted(sent)
     assert values_by_key(ready) == {f"k{key}": [str(each) for each in range(key, 6_000, 50)] for key in range(50)}
-    assert codes == [0, 0]
+    assert set(codes) <= {0, -signal.SIGTERM}  # The latter: it was told to end before it had begun.
 
 
 def test_a_full_inbox_pauses_only_where_handlers_do_not_make_room(
