@@ -154,6 +154,13 @@ def drained(settings: Settings, seconds: float = DRAIN_SECONDS) -> None:
     eventually(lambda: backlog(settings) == 0, seconds)
 
 
+def members(settings: Settings) -> list[str]:
+    """Who has joined the leader group."""
+    admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
+    [described] = admin.describe_consumer_groups([Names.of(settings).leader_group]).values()
+    return [each.member_id for each in described.result(20).members]
+
+
 def named_by_progress(settings: Settings) -> int:
     """How many rows the last progress record names; 0 while there is none."""
     with suppress(LogUnavailable, TopicMissing):

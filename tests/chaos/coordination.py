@@ -41,7 +41,7 @@ from tests.chaos.coordination_referee import (
     held,
     judge,
 )
-from tests.chaos.coordination_worker import HOLD_SECONDS
+from tests.chaos.coordination_worker import HOLD_INTERVALS
 from tests.support import eventually
 
 PROMPT_SECONDS = 0.3
@@ -239,7 +239,7 @@ def _disturb(
                 case "hold":
                     worker.hold()
                     found.holds += 1
-                    worker.wakes = time.monotonic() + HOLD_SECONDS + 1
+                    worker.wakes = time.monotonic() + HOLD_INTERVALS * plan.interval + 1
                 case _:
                     worker.terminate()
                     found.terminations += 1

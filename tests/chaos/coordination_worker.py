@@ -22,7 +22,7 @@ from outbox_plugin.coordination.consumer import Guarantee
 from outbox_plugin.coordination.events import ClaimEvent, ClaimGained
 
 RECORD = struct.Struct("<HQd")  # Partition, offset, and when it was handed out.
-HOLD_SECONDS = 7.0
+HOLD_INTERVALS = 7 / 3  # Longer than others wait for the heartbeat of one that lives.
 right_time, right_monotonic = time.time, time.monotonic
 
 
@@ -63,7 +63,7 @@ def work(bootstrap_servers: str, topic: str, guarantee: Guarantee, client: str, 
             os.write(records, RECORD.pack(message.partition(), message.offset(), right_time()))
             if to_hold:
                 to_hold.clear()
-                ctypes.PyDLL(None).usleep(int(HOLD_SECONDS * 1e6))  # PyDLL lets nobody else run meanwhile.
+                ctypes.PyDLL(None).usleep(int(HOLD_INTERVALS * interval * 1e6))  # PyDLL lets nobody else run meanwhile.
             consumer.commit(message)
 
 

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.chaos]
 def test_promises_hold_while_instances_are_killed_and_stopped(
     bootstrap_servers: str, tmp_path: Path, guarantee: Guarantee
 ) -> None:
-    plan = Plan(guarantee, instances=4, partitions=8, records=40_000, seconds=20, interval=2)
+    plan = Plan(guarantee, instances=4, partitions=8, records=40_000, seconds=30, interval=4)
     found = run(plan, bootstrap_servers, tmp_path)
     assert broken_promises(guarantee, found) == []
     assert found.kills + found.stops + found.holds > 3

@@ -10,7 +10,6 @@ from pathlib import Path
 import psycopg
 import pytest
 from confluent_kafka import Consumer
-from confluent_kafka.admin import AdminClient
 
 from outbox_plugin import Harvester, Settings
 from tests.harvesting import (
@@ -23,6 +22,7 @@ from tests.harvesting import (
     harvesters,
     insert,
     insert_numbered,
+    members,
 )
 from tests.support import eventually
 
@@ -92,14 +92,8 @@ def test_it_takes_turns_with_whoever_else_is_in_the_leader_group(settings: Setti
         eventually(lambda: another.poll(0.1) is None and another.assignment(), 60)
         with Harvester(settings):
             insert(settings, topic, [("k", "1")])
-            eventually(lambda: another.poll(0.1) is not None or members(settings, shared["leader_group"]) == 2, 60)
+            eventually(lambda: another.poll(0.1) is not None or len(members(settings)) == 2, 60)
             assert backlog(settings) == 1
             another.close()
             drained(settings)
     assert by_key(consume(settings, topic)) == {"k": ["1"]}
-
-
-def members(settings: Settings, group: str) -> int:
-    admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
-    [described] = admin.describe_consumer_groups([group]).values()
-    return len(described.result(20).members)

@@ -12,12 +12,10 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from confluent_kafka.admin import AdminClient
 from psycopg.conninfo import conninfo_to_dict
 
 from outbox_plugin import Settings
 from outbox_plugin.adapters.claim import Claim
-from outbox_plugin.adapters.kafka import Names
 from outbox_plugin.adapters.marked_store import MarkedStore
 from outbox_plugin.adapters.wake_up import PostgresWakeUp
 from outbox_plugin.adapters.window_store import WindowStore
@@ -39,6 +37,7 @@ from tests.harvesting import (
     harvesters,
     insert,
     insert_numbered,
+    members,
 )
 from tests.support import PATIENCE, eventually
 
@@ -276,10 +275,3 @@ def test_a_leader_whose_path_to_postgres_is_stuck_makes_room(
         firsts = [list(dict.fromkeys(values)) for values in by_key(records).values()]
         assert all(values == sorted(values, key=lambda each: int(each or -1)) for values in firsts)
         assert {int(value or -1) for values in firsts for value in values} == {*range(3_000)}
-
-
-def members(settings: Settings) -> list[str]:
-    """Who has joined the leader group."""
-    admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
-    [future] = admin.describe_consumer_groups([Names.of(settings).leader_group]).values()
-    return [each.member_id for each in future.result(10).members]

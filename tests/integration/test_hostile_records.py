@@ -28,6 +28,7 @@ from tests.harvesting import (
     environment,
     harvesters,
     insert_numbered,
+    members,
     run_outbox,
 )
 from tests.support import eventually
@@ -76,6 +77,14 @@ def spoken(bodies: Iterable[Body]) -> list[tuple[Body, Heartbeat]]:
     return [(body, beat) for body in bodies if (beat := Heartbeat.parse(body[1])) is not None]
 
 
+def everybody_listens(settings: Settings, count: int) -> None:
+    """Wait until so many harvesters have joined, and two more heartbeats have been written."""
+    topic = Names.of(settings).leader_topic
+    eventually(lambda: len(members(settings)) == count, 60)
+    heard = len(records(settings, topic))
+    eventually(lambda: len(records(settings, topic)) >= heard + 2, 60)
+
+
 def test_nobody_without_the_secret_takes_a_leaders_place(settings: Settings, topic: str, tmp_path: Path) -> None:
     """By a heartbeat of a layout to come, of a challenger, of a foreign outbox, or by a resignation; signed anyhow."""
     names = Names.of(settings)
@@ -115,6 +124,7 @@ def test_copies_of_heartbeats_disturb_nobody_who_heard_them(settings: Settings, 
     with harvesters(settings, tmp_path, 3) as three:
         eventually(lambda: any(each.leads() for each in three), 60)
         [first] = [each for each in three if each.leads()]
+        everybody_listens(settings, 3)
         assert first.terminate() == 0
         eventually(lambda: any(each.leads() for each in three if each is not first), 60)
         copies = records(settings, names.leader_topic)
