@@ -13,6 +13,8 @@ from pathlib import Path
 import psutil
 import psycopg
 import pytest
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 from psycopg import sql
 
 from outbox_plugin.dagster.daemon import Daemon
@@ -22,6 +24,11 @@ from outbox_plugin.settings import Settings
 from tests.harvesting import create_topic
 from tests.support import PATIENCE, eventually
 
+# Every run has the same examples, and may take its time. `pytest --hypothesis-profile default` looks for others.
+hypothesis_settings.register_profile(
+    "gate", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+hypothesis_settings.load_profile("gate")
 RESOURCE_TRACKER = "multiprocessing.resource_tracker"  # Python's own, of whoever has used a pool; it ends with us.
 
 

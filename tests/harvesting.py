@@ -27,7 +27,7 @@ from outbox_plugin.core.shards import Slice
 from outbox_plugin.core.signing import Signer
 from outbox_plugin.errors import LogUnavailable, TopicMissing
 from outbox_plugin.settings import Settings
-from tests.support import eventually
+from tests.support import PATIENCE, eventually
 
 DRAIN_SECONDS = 60.0
 
@@ -50,7 +50,8 @@ def environment(settings: Settings) -> dict[str, str]:
 def run_outbox(*arguments: str, env: Mapping[str, str], seconds: float = 60) -> subprocess.CompletedProcess[str]:
     """Run `outbox` to its end."""
     command = [sys.executable, "-m", "outbox_plugin", *arguments]
-    return subprocess.run(command, env=dict(env), capture_output=True, text=True, timeout=seconds, check=False)
+    limit = seconds * PATIENCE
+    return subprocess.run(command, env=dict(env), capture_output=True, text=True, timeout=limit, check=False)
 
 
 class HarvesterProcess:
@@ -82,13 +83,13 @@ class HarvesterProcess:
     def kill(self) -> None:
         """kill -9."""
         self._process.kill()
-        self._process.wait(10)
+        self._process.wait(10 * PATIENCE)
 
     def terminate(self, seconds: float = 30) -> int:
         """SIGTERM; returns the exit code."""
         self._process.send_signal(signal.SIGCONT)
         self._process.terminate()
-        return self._process.wait(seconds)
+        return self._process.wait(seconds * PATIENCE)
 
     @property
     def alive(self) -> bool:
@@ -114,8 +115,8 @@ def create_topic(settings: Settings, topic: str, partitions: int = 3) -> str:
     """Make `topic`, and wait until the broker shows it."""
     admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
     [future] = admin.create_topics([NewTopic(topic, num_partitions=partitions)]).values()
-    future.result(20)
-    eventually(lambda: topic in admin.list_topics(timeout=10).topics, 20)
+    future.result(20 * PATIENCE)
+    eventually(lambda: topic in admin.list_topics(timeout=10 * PATIENCE).topics, 20)
     return topic
 
 
@@ -158,7 +159,7 @@ def members(settings: Settings) -> list[str]:
     """Who has joined the leader group."""
     admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
     [described] = admin.describe_consumer_groups([Names.of(settings).leader_group]).values()
-    return [each.member_id for each in described.result(20).members]
+    return [each.member_id for each in described.result(20 * PATIENCE).members]
 
 
 def named_by_progress(settings: Settings) -> int:
@@ -207,12 +208,12 @@ def consume(settings: Settings, topic: str) -> list[Record]:
         "enable.partition.eof": True,
     }
     records: list[Record] = []
-    deadline = time.monotonic() + DRAIN_SECONDS
+    deadline = time.monotonic() + DRAIN_SECONDS * PATIENCE
     with closing(Consumer(config)) as consumer:
         unread = set(consumer.list_topics(topic, timeout=20).topics[topic].partitions)
         consumer.subscribe([topic])
         while unread:
-            assert time.monotonic() < deadline, f"{topic} was not read to its end in {DRAIN_SECONDS} s"
+            assert time.monotonic() < deadline, f"{topic} was not read to its end in {DRAIN_SECONDS * PATIENCE:.0f} s"
             for message in consumer.consume(10_000, 0.2):
                 partition = message.partition()
                 assert partition is not None

@@ -54,7 +54,7 @@ class KafkaProxy:
         listening = threading.Event()
         self._thread = thread = threading.Thread(target=self._run, args=(listening,), name="kafka-proxy", daemon=True)
         thread.start()
-        assert listening.wait(10)
+        assert listening.wait(90)
         try:
             yield self
         finally:

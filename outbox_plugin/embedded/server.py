@@ -18,7 +18,7 @@ import psutil
 
 from outbox_plugin.errors import OutboxError
 
-START_SECONDS = 60.0
+START_SECONDS = 180.0  # One that ends is noticed at once. On a busy machine, the start of Java alone takes long.
 _LOWEST_PORT = 15_000  # Servers of other kinds are found below.
 
 

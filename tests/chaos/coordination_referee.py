@@ -16,11 +16,9 @@ from confluent_kafka import TopicPartition
 from outbox_plugin.coordination import ClaimingPartition, Heartbeat, decode
 from outbox_plugin.coordination.consumer import Guarantee
 from outbox_plugin.coordination.messages import coordination_partition
-from tests.support import PATIENCE
 
 RECORDS = np.dtype([("partition", "<u2"), ("offset", "<u8"), ("at", "<f8")])
-RESUME_SECONDS = 2.0 * PATIENCE
-SILENT_INTERVALS = 3 * PATIENCE
+SETTLE_SECONDS = 2.0  # After which a process that has begun is disturbed again.
 
 
 @dataclass(frozen=True)
@@ -35,6 +33,8 @@ class Plan:
     interval: float = 3.0
     seed: int = 1
     added: int = 8  # Partitions that the topic gets when half of the records are written; 0: none.
+    resume_seconds: float = 2.0  # A process that comes back in time has its claims so soon.
+    silent_intervals: float = 3.0  # For so long a partition may stand still after a fault.
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Findings:
     resumed: list[float] = field(default_factory=list)  # Seconds from Consumer(…) until all its claims were back.
     not_resumed: int = 0
     longest_silence: float = 0.0  # Of a partition with records, since the last fault of its holder.
-    silences: int = 0  # Of more than SILENT_INTERVALS.
+    silences: int = 0  # Of more than the plan's intervals.
     seconds: float = 0.0
 
 
@@ -274,7 +274,7 @@ def _judge_restarts(
 ) -> None:
     """How long a process that came back took to have all that its client held when it was killed.
 
-    Only where it came back in time: two seconds later, what it held was not stale yet.
+    Only where it came back in time: when it should have them, what it held was not stale yet.
     """
     stale = _stale_at(plan, log, runs)
     for before, after in prompt:
@@ -282,7 +282,7 @@ def _judge_restarts(
         wanted = {
             partition
             for partition, gained in held(before).items()
-            if stale[log[gained].instance, gained] > up + RESUME_SECONDS
+            if stale[log[gained].instance, gained] > up + plan.resume_seconds
         }
         back = {term.partition: term.told for term in sorted(_terms(after), key=lambda term: -term.told)}
         if wanted and wanted <= back.keys():
@@ -335,7 +335,7 @@ def _judge_silence(
             struck = [at for at, client in strikes if begin < at < end and _holder(takes[partition], at) == client]
             silence = end - max([begin, *struck])
             found.longest_silence = max(found.longest_silence, silence)
-            found.silences += silence > SILENT_INTERVALS * plan.interval
+            found.silences += silence > plan.silent_intervals * plan.interval
 
 
 def silences(
@@ -366,16 +366,16 @@ def _holder(takes: list[tuple[float, str]], at: float) -> str:
     return max(((taken, client) for taken, client in takes if taken <= at), default=(0.0, ""))[1]
 
 
-def broken_promises(guarantee: str, found: Findings) -> list[str]:
+def broken_promises(plan: Plan, found: Findings) -> list[str]:
     """What must not be, and is."""
     wrong = {
-        "lost": found.lost if guarantee == "at-least-once" else 0,
-        "repeated": found.repeated if guarantee == "at-most-once" else 0,
+        "lost": found.lost if plan.guarantee == "at-least-once" else 0,
+        "repeated": found.repeated if plan.guarantee == "at-most-once" else 0,
         "out of order": found.out_of_order,
         "two live holders": found.two_holders,
         "silent for too long": found.silences,
         "not resumed": found.not_resumed,
-        "resumed late": sum(seconds > RESUME_SECONDS for seconds in found.resumed),
+        "resumed late": sum(seconds > plan.resume_seconds for seconds in found.resumed),
     }
     return [f"{name}: {count}" for name, count in wrong.items() if count]
 

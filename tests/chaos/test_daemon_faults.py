@@ -151,7 +151,7 @@ class DagsterDev:
             self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait(90)
         kill([left for left in tree if left.pid not in self.alive()])
         self.process = None
 
@@ -251,7 +251,7 @@ def test_dagster_dev_is_killed(dev: DagsterDev, settled: Report) -> None:
     assert dev.process is not None
     tree = dev.parts()
     dev.process.kill()
-    dev.process.wait(10)
+    dev.process.wait(90)
     try:
         eventually(lambda: not dev.alive(), 180)  # Dagster's code servers go on for 45 s before they miss it.
         settled("kill -9 of dagster dev, once its code servers have ended", 0)

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.chaos
 
 
 def test_a_killed_harvester_is_started_again_and_owes_nothing(settings: Settings, tmp_path: Path) -> None:
-    fleet = Fleet(settings, 1, tmp_path, restart_seconds=1.0)
+    fleet = Fleet(settings, 1, tmp_path, restart_seconds=5.0)
     with fleet.running():
         eventually(lambda: fleet.leader() == 0, 60)
         fleet.kill(0)

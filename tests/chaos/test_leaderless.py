@@ -36,7 +36,7 @@ def create_on(cluster: EmbeddedCluster, topic: str) -> str:
     node = cluster.nodes[-1].node
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
     [made] = admin.create_topics([NewTopic(topic, num_partitions=1, replica_assignment=[[node]])]).values()
-    made.result(20)
+    made.result(60)
     cluster.wait_in_sync()
     return topic
 

@@ -48,8 +48,8 @@ def test_postgres_and_kafka_killed_and_started_again(
         eventually(lambda: read_status(settings).shards[0].published > 0, 60)
 
         own_servers.postgres.kill()
-        eventually(lambda: "Postgres" in (read_status(settings, 2).shards[0].trouble or ""), 60)
-        status = read_status(settings, 2)
+        eventually(lambda: "Postgres" in (read_status(settings, 10).shards[0].trouble or ""), 60)
+        status = read_status(settings, 10)
         assert status.backlog is None
         assert "Postgres" in status.errors[0]
         assert harvester.alive
@@ -62,7 +62,7 @@ def test_postgres_and_kafka_killed_and_started_again(
         insert_numbered(settings, TOPIC, 20_000, 20_000)
         kafka.kill()
         insert_numbered(settings, TOPIC, 40_000, 20_000)
-        status = read_status(settings, 2)
+        status = read_status(settings, 10)
         assert status.backlog is not None
         assert "Kafka" in status.errors[0]
         eventually(lambda: "leading no more" in harvester.log.split("leading as")[-1], 60)

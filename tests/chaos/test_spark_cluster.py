@@ -72,7 +72,7 @@ class Cluster:
     def kill(self, process: psutil.Popen) -> None:
         """A machine that is lost: the worker, its executors and their Pythons."""
         kill_tree(process)
-        process.wait(20)
+        process.wait(90)
 
     def stop(self) -> None:
         for process in reversed(self._processes):

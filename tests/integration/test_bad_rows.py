@@ -86,7 +86,7 @@ def test_a_row_larger_than_its_topic_takes_is_found_among_many(either: Settings,
     topic = f"{group}-narrow"
     admin = AdminClient({"bootstrap.servers": either.bootstrap_servers})
     [made] = admin.create_topics([NewTopic(topic, num_partitions=1, config={"max.message.bytes": "20000"})]).values()
-    made.result(20)
+    made.result(60)
     small = [(f"k{number % 7}", str(number)) for number in range(3_000)]
     insert(either, topic, [*small[:2_000], ("k3", "x" * 50_000), *small[2_000:]])
     with Harvester(either):

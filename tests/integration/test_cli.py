@@ -120,7 +120,7 @@ def test_migrate_twice_and_by_two_at_once(settings: Settings) -> None:
         )
         for _ in range(3)
     ]
-    said = [command.communicate(timeout=60)[0] for command in commands]
+    said = [command.communicate(timeout=180)[0] for command in commands]
     assert [command.returncode for command in commands] == [0, 0, 0]
     assert sorted("applied to outbox: 0001" in line for line in said) == [False, False, True]
     assert "up to date" in run_outbox("migrate", env=environment(settings)).stdout
@@ -146,7 +146,7 @@ def test_status_in_the_form_that_was_promised(settings: Settings, group: str) ->
         assert set(leader) == {"instance", "host", "pid", "leader_id", "since"}
         assert f"pid {harvester.pid}" in run_outbox("status", env=environment(settings)).stdout
         harvester.send_signal(signal.SIGINT)
-        assert harvester.wait(30) == 0
+        assert harvester.wait(90) == 0
     finally:
         harvester.kill()
         harvester.wait()

@@ -29,7 +29,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluste
 @pytest.fixture(scope="module")
 def topic(cluster: EmbeddedCluster) -> str:
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
-    admin.create_topics([NewTopic("replicated", num_partitions=NODES)])["replicated"].result(20)
+    admin.create_topics([NewTopic("replicated", num_partitions=NODES)])["replicated"].result(60)
     cluster.wait_in_sync()
     return "replicated"
 
@@ -47,7 +47,7 @@ def send(cluster: EmbeddedCluster, topic: str) -> None:
 
 def test_topics_are_replicated_and_led_by_all(cluster: EmbeddedCluster, topic: str) -> None:
     send(cluster, topic)
-    found = AdminClient({"bootstrap.servers": cluster.bootstrap_servers}).list_topics(timeout=10).topics
+    found = AdminClient({"bootstrap.servers": cluster.bootstrap_servers}).list_topics(timeout=30).topics
     for name in (topic, "__transaction_state"):
         assert {len(each.replicas) for each in found[name].partitions.values()} == {NODES}
     assert {cluster.leader(topic, each).node for each in range(NODES)} == {1, 2, 3}
@@ -72,7 +72,7 @@ def test_coordinators_are_found_where_kafka_has_them(cluster: EmbeddedCluster, t
         with closing(Consumer({"bootstrap.servers": cluster.bootstrap_servers, "group.id": group})) as consumer:
             consumer.subscribe([topic])
             eventually(lambda: consumer.poll(0.1) is None and consumer.assignment(), 30)
-            described = admin.describe_consumer_groups([group])[group].result(20)
+            described = admin.describe_consumer_groups([group])[group].result(60)
             assert described.coordinator.id == cluster.coordinator("group", group).node
 
 
@@ -100,8 +100,8 @@ def test_clients_of_a_proxy_are_sent_to_proxies_only(tmp_path: Path) -> None:
             proxy.target = node.listen_behind(proxy.port)
         stack.enter_context(own)
         admin = AdminClient({"bootstrap.servers": f"127.0.0.1:{proxies[0].port}"})
-        eventually(lambda: len(admin.list_topics(timeout=10).brokers) == NODES, 30)
-        brokers = admin.list_topics(timeout=10).brokers.values()
+        eventually(lambda: len(admin.list_topics(timeout=30).brokers) == NODES, 30)
+        brokers = admin.list_topics(timeout=30).brokers.values()
         assert {broker.port for broker in brokers} == {proxy.port for proxy in proxies}
 
 

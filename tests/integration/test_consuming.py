@@ -213,7 +213,7 @@ def test_records_that_kafka_has_deleted_are_counted(table: Settings, topic: str)
     wanted = next_range(table, topic, 20)  # Requested, but not yet run.
     admin = AdminClient({"bootstrap.servers": table.bootstrap_servers})
     [future] = admin.delete_records([TopicPartition(topic, 0, 24)]).values()
-    future.result(20)
+    future.result(60)
     assert planned(table, topic).lost == 14
     done = consume_range(table, wanted, add)
     assert (done.lost, done.records) == (14, 3)
@@ -234,8 +234,8 @@ def test_a_topic_made_anew_stops_the_consumer_until_it_is_told_where_to_begin(ta
     consume_range(table, old, add)
     admin = AdminClient({"bootstrap.servers": table.bootstrap_servers})
     [future] = admin.delete_topics([topic]).values()
-    future.result(20)
-    eventually(lambda: topic not in admin.list_topics(timeout=10).topics, 20)
+    future.result(60)
+    eventually(lambda: topic not in admin.list_topics(timeout=30).topics, 20)
     create_topic(table, topic, 1)
     produce(table, topic, numbered(10, 15))
     with pytest.raises(TopicReplaced, match="made anew"):
@@ -254,7 +254,7 @@ def test_a_topic_that_is_widened_is_consumed_in_full(table: Settings, topic: str
     consume_range(table, next_range(table, topic), add)
     admin = AdminClient({"bootstrap.servers": table.bootstrap_servers})
     [future] = admin.create_partitions([NewPartitions(topic, 6)]).values()
-    future.result(20)
+    future.result(60)
     eventually(lambda: len(topic_state(table, topic).end) == 6, 20)
     produce(table, topic, [(f"key-{number}", str(number)) for number in range(20, 80)])
     wanted = next_range(table, topic)
@@ -271,14 +271,14 @@ def test_what_kafka_deleted_of_a_new_partition_before_it_was_consumed_is_counted
     assert len(position.next_offsets) == 3
     admin = AdminClient({"bootstrap.servers": table.bootstrap_servers})
     [future] = admin.create_partitions([NewPartitions(topic, 4)]).values()
-    future.result(20)
+    future.result(60)
     eventually(lambda: len(topic_state(table, topic).end) == 4, 20)
     with closing(Producer({"bootstrap.servers": table.bootstrap_servers})) as producer:
         for number in range(20, 30):
             producer.produce(topic, str(number), "key", partition=3)
         assert producer.flush(20) == 0
     [future] = admin.delete_records([TopicPartition(topic, 3, 6)]).values()
-    future.result(20)
+    future.result(60)
     assert consume_range(table, next_range(table, topic), add).lost == 6
     assert values(table) == [*range(20), *range(26, 30)]
     position = read_position(table, CONSUMER, topic)
@@ -398,6 +398,6 @@ def test_a_run_that_is_killed_half_way_has_no_effect_and_leaves_no_hole(table: S
         assert killed.stdout.readline() == "half-way\n"
         with started(0) as second:  # Beside the first one: it waits for its transaction.
             os.kill(killed.pid, signal.SIGKILL)
-            out, _ = second.communicate(timeout=60)
+            out, _ = second.communicate(timeout=180)
     assert out.split() == ["half-way", "100"]
     assert values(table) == list(range(100))

@@ -33,8 +33,8 @@ def bootstrap_servers(strict: str) -> str:
 def delete_topic(settings: Settings, topic: str) -> None:
     admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
     [future] = admin.delete_topics([topic]).values()
-    future.result(20)
-    eventually(lambda: topic not in admin.list_topics(timeout=10).topics, 20)
+    future.result(60)
+    eventually(lambda: topic not in admin.list_topics(timeout=30).topics, 20)
 
 
 def test_a_progress_topic_that_would_expire_is_made_to_stay(settings: Settings) -> None:
@@ -42,10 +42,10 @@ def test_a_progress_topic_that_would_expire_is_made_to_stay(settings: Settings) 
     admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
     topic = Names.of(settings).progress_topic
     [made] = admin.create_topics([NewTopic(topic, num_partitions=1, config={"cleanup.policy": "delete"})]).values()
-    made.result(20)
+    made.result(60)
     with Harvester(settings):
         [asked] = admin.describe_configs([ConfigResource(ResourceType.TOPIC, topic)]).values()
-        assert asked.result(20)["cleanup.policy"].value == "compact"
+        assert asked.result(60)["cleanup.policy"].value == "compact"
 
 
 @pytest.mark.parametrize("which", ["leader_topic", "progress_topic"])

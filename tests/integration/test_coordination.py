@@ -30,8 +30,8 @@ def orders(bootstrap_servers: str, group: str) -> str:
     """An empty topic with six partitions."""
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     [made] = admin.create_topics([NewTopic(f"{group}-orders", num_partitions=PARTITIONS)]).values()
-    made.result(20)
-    eventually(lambda: f"{group}-orders" in admin.list_topics(timeout=10).topics, 20)
+    made.result(60)
+    eventually(lambda: f"{group}-orders" in admin.list_topics(timeout=30).topics, 20)
     return f"{group}-orders"
 
 
@@ -77,7 +77,7 @@ class Running:
 
     def end(self, *, release: bool = True) -> None:
         self.consumer.stop()
-        self._thread.join(20)
+        self._thread.join(90)
         self.consumer.close(release=release)
 
 
@@ -151,7 +151,7 @@ def test_a_race_for_claims_is_decided_by_the_log(start: Callable[..., Running], 
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(90)
     eventually(lambda: held(*running) == [2, 2, 2], 20)
     write(range(600))
     eventually(lambda: sum(len(each.seen) for each in running) >= 600, 20)

@@ -74,7 +74,7 @@ def test_a_pause_ends_by_itself(
 ) -> None:
     one = start("one")
     eventually(lambda: held(one) == [PARTITIONS], 20)
-    admin.pause(group, seconds=2)
+    admin.pause(group, seconds=2 * INTERVAL)  # It returns when all have stopped, which is sooner.
     assert held(one) == [0]
     eventually(lambda: held(one) == [PARTITIONS], 20)
 

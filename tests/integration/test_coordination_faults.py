@@ -34,14 +34,14 @@ def cluster(bootstrap_servers: str) -> AdminClient:
 def make(cluster: AdminClient, topic: str, partitions: int, **config: str) -> None:
     wanted = NewTopic(topic, num_partitions=partitions, config={k.replace("_", "."): v for k, v in config.items()})
     [made] = cluster.create_topics([wanted]).values()
-    made.result(20)
-    eventually(lambda: topic in cluster.list_topics(timeout=10).topics, 20)
+    made.result(60)
+    eventually(lambda: topic in cluster.list_topics(timeout=30).topics, 20)
 
 
 def delete(cluster: AdminClient, topic: str) -> None:
     [deleted] = cluster.delete_topics([topic]).values()
-    deleted.result(20)
-    eventually(lambda: topic not in cluster.list_topics(timeout=10).topics, 20)
+    deleted.result(60)
+    eventually(lambda: topic not in cluster.list_topics(timeout=30).topics, 20)
 
 
 def hold_the_interpreter(seconds: float) -> None:
@@ -120,7 +120,7 @@ def test_a_pause_and_a_position_outlive_what_kafka_forgets(
     admin.set_position(group, {(orders, 0): 7})
     first.end()
     [forgotten] = cluster.delete_consumer_groups([group]).values()
-    forgotten.result(20)
+    forgotten.result(60)
     _forget_the_log(cluster, f"{group}-claims")
     second = start("two")
     time.sleep(2 * INTERVAL)  # That nothing happens can only be waited for.
@@ -137,7 +137,7 @@ def _forget_the_log(cluster: AdminClient, topic: str) -> None:
 
     partitions = range(len(cluster.list_topics(topic, timeout=10).topics[topic].partitions))
     for deleted in cluster.delete_records([TopicPartition(topic, each, -1) for each in partitions]).values():
-        deleted.result(20)
+        deleted.result(60)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_a_coordination_topic_that_becomes_compacted_is_noticed(
     policy = ConfigEntry("cleanup.policy", "compact", incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.TOPIC, f"{group}-claims", incremental_configs=[policy])
     [altered] = cluster.incremental_alter_configs([resource]).values()
-    altered.result(20)
+    altered.result(60)
     eventually(lambda: first.trouble is not None, 30)
     assert "cleanup.policy" in str(first.trouble)
 
@@ -188,8 +188,8 @@ def test_a_coordination_topic_that_is_widened_has_no_second_holder(
     first = start("one", guarantee="at-most-once")
     eventually(lambda: held(first) == [PARTITIONS], 30)
     [widened] = cluster.create_partitions([NewPartitions(f"{group}-claims", 31)]).values()
-    widened.result(20)
-    eventually(lambda: len(cluster.list_topics(timeout=10).topics[f"{group}-claims"].partitions) == 31, 20)
+    widened.result(60)
+    eventually(lambda: len(cluster.list_topics(timeout=30).topics[f"{group}-claims"].partitions) == 31, 20)
     second = start("two", guarantee="at-most-once")
     write(range(240))
     eventually(lambda: len(first.seen) + len(second.seen) >= 240 and held(first, second) == [3, 3], 30)
@@ -253,7 +253,7 @@ def test_many_partitions_are_held_soon(bootstrap_servers: str, group: str, clust
             print(f"1,000 partitions were held after {time.monotonic() - began:.1f} s")
         finally:
             stop.set()
-            poller.join(20)
+            poller.join(90)
 
 
 def test_as_much_is_read_at_once_as_one_sends_who_holds_very_many_partitions(

@@ -262,7 +262,7 @@ def test_the_reference_location_loads_as_the_ui_would_load_it(settings: Settings
         "OUTBOX_DSN": settings.dsn.get_secret_value(),
         "OUTBOX_BOOTSTRAP_SERVERS": settings.bootstrap_servers,
     }
-    done = subprocess.run(command, cwd=CHECKOUT, env=env, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, cwd=CHECKOUT, env=env, capture_output=True, text=True, check=False, timeout=400)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "All code locations passed validation" in done.stderr + done.stdout
 

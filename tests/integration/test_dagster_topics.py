@@ -283,7 +283,7 @@ def test_what_kafka_deleted_is_passed_over_and_the_check_fails_until_that_is_ack
     produce(shop.settings, shop.topic, numbered(60, 30))
     futures = admin.delete_records([TopicPartition(shop.topic, each, -1) for each in range(3)])
     for future in futures.values():
-        future.result(20)
+        future.result(60)
     produce(shop.settings, shop.topic, numbered(90, 10))
     assert len(shop.tick()) == 1
     assert not shop.check.passed

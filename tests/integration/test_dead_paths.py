@@ -168,7 +168,7 @@ def test_a_marking_that_is_not_received_does_not_keep_its_rows_from_the_next_lea
         assert new.mark(new_id, Wanted(10))
         assert time.monotonic() - began < 4.0 * PATIENCE
         proxy.restore()
-        marking.join(30)
+        marking.join(90)
 
 
 def test_a_read_that_is_not_received_does_not_keep_others_from_the_table(
@@ -187,7 +187,7 @@ def test_a_read_that_is_not_received_does_not_keep_others_from_the_table(
             migration.execute("ALTER TABLE outbox ADD COLUMN note INT")
         assert time.monotonic() - began < 4.0 * PATIENCE
         proxy.restore()
-        reading.join(30)
+        reading.join(90)
 
 
 def test_a_transaction_that_a_leader_left_open_does_not_keep_the_next_one_out(settings: Settings) -> None:

@@ -63,7 +63,7 @@ def marking(store: MarkedStore) -> Iterator[None]:
     try:
         yield
     finally:
-        thread.join(30)
+        thread.join(90)
     assert not thread.is_alive()
 
 
@@ -131,7 +131,7 @@ def stopped_while_marking(settings: Settings, old: MarkedStore) -> Iterator[None
     woken = threading.Event()
 
     def wait(*_: object) -> None:
-        woken.wait(30)
+        woken.wait(90)
         raise psycopg.OperationalError("stopped")
 
     old.lead(OLD)
@@ -157,7 +157,7 @@ def test_a_stopped_leader_keeps_no_rows_from_its_successor_where_no_time_out_of_
             mark.start()
             mark.join(4)
             kept = len(found)
-        mark.join(30)
+        mark.join(90)
         assert kept
 
 

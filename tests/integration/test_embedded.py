@@ -43,7 +43,7 @@ def test_dev_prints_how_to_reach_real_servers_and_comes_back_after_a_kill(tmp_pa
     with psycopg.connect(endpoints["dsn"]) as connection:
         connection.execute("CREATE TABLE kept AS SELECT 1")
         assert connection.info.server_version >= 180000
-    brokers = AdminClient({"bootstrap.servers": endpoints["bootstrap_servers"]}).list_topics(timeout=10).brokers
+    brokers = AdminClient({"bootstrap.servers": endpoints["bootstrap_servers"]}).list_topics(timeout=30).brokers
     assert len(brokers) == 1
     servers = psutil.Process(first.pid).children(recursive=True)
     first.kill()
@@ -57,7 +57,7 @@ def test_dev_prints_how_to_reach_real_servers_and_comes_back_after_a_kill(tmp_pa
         assert connection.execute("SELECT * FROM kept").fetchall() == [(1,)]
     servers = psutil.Process(second.pid).children(recursive=True)
     second.send_signal(signal.SIGINT)
-    printed, told = second.communicate(timeout=60)
+    printed, told = second.communicate(timeout=180)
     assert second.returncode == 0
     assert f"export OUTBOX_DSN={endpoints['dsn']}" in printed
     assert str(conninfo_to_dict(endpoints["dsn"])["password"]) not in told
@@ -72,7 +72,7 @@ def test_a_folder_serves_one_at_a_time(servers: EmbeddedStack) -> None:
 
 def test_a_mock_broker_answers_where_kafka_cannot_be_had() -> None:
     mock = MockKafka()
-    assert AdminClient({"bootstrap.servers": mock.bootstrap_servers}).list_topics(timeout=10).brokers
+    assert AdminClient({"bootstrap.servers": mock.bootstrap_servers}).list_topics(timeout=30).brokers
     mock.stop()
 
 

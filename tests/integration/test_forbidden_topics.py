@@ -51,7 +51,7 @@ def let_only_describe(settings: Settings, topic: str) -> None:
     ]
     admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
     for made in admin.create_acls(rules).values():
-        made.result(20)
+        made.result(60)
     eventually(lambda: Admin(settings).writable({topic}) == set(), 20)
 
 

@@ -106,7 +106,7 @@ def started() -> Iterator[list[subprocess.Popen[bytes]]]:
     yield running
     for process in running:
         process.send_signal(signal.SIGINT)
-        process.wait(60)
+        process.wait(180)
 
 
 def test_the_quick_start_leads_to_events_in_kafka(project: Project, started: list[subprocess.Popen[bytes]]) -> None:

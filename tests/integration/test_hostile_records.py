@@ -31,7 +31,7 @@ from tests.harvesting import (
     members,
     run_outbox,
 )
-from tests.support import eventually
+from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration
 
@@ -57,7 +57,7 @@ def records(settings: Settings, topic: str) -> list[Body]:
         "auto.offset.reset": "earliest",
     }
     found: list[Body] = []
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 30 * PATIENCE
     with closing(Consumer(config)) as consumer:
         partition = TopicPartition(topic, 0, 0)
         _, end = consumer.get_watermark_offsets(partition, timeout=20)

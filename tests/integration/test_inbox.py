@@ -259,13 +259,13 @@ def test_kill_9_in_the_middle_neither_loses_nor_repeats_an_effect(ready: Setting
         for number, enough in enumerate((200, 1_200)):
             eventually(lambda enough=enough: len(effects(ready)) >= enough, 60)  # type: ignore[misc]
             running[number % 2].kill()
-            running[number % 2].wait(10)
+            running[number % 2].wait(90)
             running[number % 2] = _worker(command, ready)
         eventually(lambda: len(effects(ready)) >= 3_000, 60)
     finally:
         for process in running:
             process.terminate()
-        codes = [process.wait(30) for process in running]
+        codes = [process.wait(90) for process in running]
     assert sorted(event for event, _, _ in effects(ready)) == sorted(sent)
     assert values_by_key(ready) == {f"k{key}": [str(each) for each in range(key, 3_000, 50)] for key in range(50)}
     assert set(codes) <= {0, -signal.SIGTERM}  # The latter: it was told to end before it had begun.

@@ -138,13 +138,13 @@ def test_kill_9_in_the_middle_of_batches_neither_loses_nor_repeats_an_effect(
         for number, enough in enumerate((200, 2_500)):
             eventually(lambda enough=enough: len(effects(ready)) >= enough, SOON)  # type: ignore[misc]
             running[number].kill()
-            running[number].wait(10)
+            running[number].wait(90)
             running[number] = worker()
         eventually(lambda: len(effects(ready)) >= 6_000, SOON)
     finally:
         for process in running:
             process.terminate()
-        codes = [process.wait(30) for process in running]
+        codes = [process.wait(90) for process in running]
     assert sorted(event for event, _, _ in effects(ready)) == sorted(sent)
     assert values_by_key(ready) == {f"k{key}": [str(each) for each in range(key, 6_000, 50)] for key in range(50)}
     assert set(codes) <= {0, -signal.SIGTERM}  # The latter: it was told to end before it had begun.
@@ -169,7 +169,7 @@ def test_a_full_inbox_pauses_only_where_handlers_do_not_make_room(
 
     monkeypatch.setattr("outbox_plugin.inbox.consumer.Consumer", Noting)
     monkeypatch.setattr("outbox_plugin.inbox.consumer.MOST_HELD", 500)
-    monkeypatch.setattr("outbox_plugin.inbox.consumer.ROOM_SECONDS", 10.0)
+    monkeypatch.setattr("outbox_plugin.inbox.consumer.ROOM_SECONDS", 60.0)
     sent = produce(ready, topic, [(f"k{each % 50}", str(each)) for each in range(5_000)])
     with Inbox(ready, group=group, topics=[topic], handler=handle, batch_size=100):
         eventually(lambda: len(effects(ready)) == 5_000, SOON)

@@ -50,9 +50,9 @@ def make_anew(settings: Settings, topic: str) -> None:
     def deleted() -> bool:
         try:
             [future] = admin.delete_topics([topic]).values()
-            future.result(10)
+            future.result(30)
         except KafkaException:
-            return topic not in admin.list_topics(timeout=10).topics
+            return topic not in admin.list_topics(timeout=30).topics
         return False
 
     eventually(deleted, SOON)

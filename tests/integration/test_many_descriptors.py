@@ -40,9 +40,9 @@ def test_a_writer_wakes_a_leader_whose_descriptors_are_above_1023(settings: Sett
         assert not wake_up.wait(0.01)
         with psycopg.connect(settings.dsn.get_secret_value()) as connection:
             connection.execute("SELECT pg_notify('outbox', %s)", (settings.table,))
-        assert wake_up.wait(10)
+        assert wake_up.wait(90)
         wake_up.interrupt()
-        assert wake_up.wait(10)
+        assert wake_up.wait(90)
 
 
 @pytest.mark.usefixtures("_many_descriptors")

@@ -60,5 +60,5 @@ def test_others_go_on_while_it_waits_and_it_goes_on_after_them(
                 other.execute("SELECT FROM outbox_identity")
             assert time.monotonic() - began < 3 * PATIENCE
         holder.rollback()
-        migration.join(30)
+        migration.join(90)
     assert applied == ["0006_pre_leaders"]

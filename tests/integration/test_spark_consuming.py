@@ -151,7 +151,7 @@ def test_deleted_records_are_counted_also_where_none_is_left(spark: SparkSession
     def delete(*upto: int) -> int:
         before = topic_state(shop, topic).first
         futures = admin.delete_records([TopicPartition(topic, n, offset) for n, offset in enumerate(upto)])
-        return int(sum(future.result(20).low_watermark for future in futures.values()) - sum(before.values()))
+        return int(sum(future.result(60).low_watermark for future in futures.values()) - sum(before.values()))
 
     deleted = delete(5, 7, 0)
     done = consume_range_with_spark(spark, shop, wanted, totals(shop))

@@ -44,5 +44,5 @@ def test_a_record_is_no_larger_than_the_topic_takes(settings: Settings, topic: s
     admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
     small = {"cleanup.policy": "compact", "max.message.bytes": "100000"}
     [made] = admin.create_topics([NewTopic(Names.of(settings).progress_topic, 1, config=small)]).values()
-    made.result(20)
+    made.result(60)
     drains_in_one_term(settings, topic)

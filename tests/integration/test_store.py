@@ -389,7 +389,7 @@ def test_a_statement_of_a_term_outlasts_the_roles_timeout(
                         "AND waitstart < clock_timestamp() - interval '500 ms'"
                     )
                     eventually(lambda: working.done() or connection.execute(waited).fetchone() == (1,), 20)
-                return working.result(20)
+                return working.result(60)
 
             if isinstance(store, MarkedStore):
                 while_locked(partial(store.lead, leader))
@@ -523,6 +523,6 @@ def test_a_row_that_somebody_changes_while_it_is_marked_is_not_left_out(settings
             )
             eventually(lambda: connection.execute(locks).fetchone() == (1,), 20)
         changing.commit()
-        rows = marking.result(20)
+        rows = marking.result(60)
     assert [row.id for row in rows][:3] == [1, 2, 3]
     assert rows[1].value == "changed"

@@ -89,7 +89,7 @@ def test_a_term_does_not_remember_its_dead_letters() -> None:
     term.start()
     eventually(lambda: not store.rows, 30)
     relay.stop()
-    term.join(30)
+    term.join(90)
     kept = {name: len(each) for name, each in vars(relay).items() if isinstance(each, set | dict | list | deque)}
     assert max(kept.values()) <= 100, kept
 

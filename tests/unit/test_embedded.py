@@ -55,7 +55,7 @@ def not_a_folder(tmp_path: Path) -> Path:
 
 def test_servers_whose_folder_cannot_be_written_to_say_so_in_a_line(not_a_folder: Path) -> None:
     command = [sys.executable, "-m", "outbox_plugin", "dev", "--state-dir", str(not_a_folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     said = f"outbox: the servers cannot keep their data in {not_a_folder} (Not a directory): name a folder that can be"
     assert done.stderr.startswith(said)

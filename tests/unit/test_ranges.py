@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox_plugin.core.ranges import Position, TopicRange, TopicState, plan, readable, remaining, shared
@@ -116,7 +116,6 @@ def test_a_range_that_makes_no_sense_is_refused(begin: dict[int, int], end: dict
         TopicRange("totals", "orders", ID, begin, end)
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.integers(0, 9), st.integers(0, 100)), st.integers(1, 200))
 def test_a_bound_is_shared_and_not_wasted(waiting: dict[int, int], most: int) -> None:
     taken = shared(waiting, most)
@@ -157,7 +156,6 @@ class World:
         self.position = Position(ID, {**known, **rest.end})
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_each_offset_has_its_effect_once_or_is_counted_as_lost(data: st.DataObject) -> None:
     world = World()

@@ -25,7 +25,7 @@ class IdleRelay:
         """Nothing is left to recover."""
 
     def run(self) -> None:
-        assert self._stopped.wait(30)
+        assert self._stopped.wait(90)
 
     def stop(self) -> None:
         self._stopped.set()
