@@ -37,22 +37,25 @@ class _Assignment:
     place: Place
     topic_id: str | None = None  # Of the topic that its offsets belong to; None: Kafka has not said.
     lanes: dict[bytes, Lane] = field(default_factory=dict)
-    pending: deque[int] = field(default_factory=deque)  # Offsets that were added, from the first that is not done.
-    done: set[int] = field(default_factory=set)  # Offsets among them that are.
-    position: int | None = None  # Where to go on; None: nobody has been here, and nothing was added yet.
+    # Offsets that were added and are not done, in their order; to each, the place after the one that was added before.
+    undone: dict[int, int] = field(default_factory=dict)
+    end: int | None = None  # After the last that was added, or where it begins; None: nobody has been here.
     told: int | None = None  # What was last said to be committable.
     running: int = 0  # Lanes of it that are being handled.
     open: bool = True  # Whether its records are handed out.
 
+    @property
+    def position(self) -> int | None:
+        """Where to go on; None: nobody has been here, and nothing was added yet."""
+        return next(iter(self.undone.values()), self.end)
+
+    def add(self, offset: int) -> None:
+        self.undone[offset] = offset if self.end is None else self.end
+        self.end = offset + 1
+
     def finish(self, offset: int) -> None:
-        if not self.pending or self.pending[0] != offset:
-            self.done.add(offset)
-            return
-        last = self.pending.popleft()
-        while self.pending and self.pending[0] in self.done:
-            last = self.pending.popleft()
-            self.done.discard(last)
-        self.position = last + 1
+        """Nothing is remembered of it, however long a record before it takes."""
+        self.undone.pop(offset, None)
 
 
 @dataclass(slots=True, eq=False)
@@ -150,7 +153,7 @@ class Lanes:
         """
         for place in places:
             topic_id, start = (topic_ids or {}).get(place[0]), (starts or {}).get(place)
-            self._assignments[place] = _Assignment(place, topic_id, position=start)
+            self._assignments[place] = _Assignment(place, topic_id, end=start)
 
     def add(self, record: Received) -> None:
         """A record has come. One of a partition that is not ours is left to its owner."""
@@ -162,9 +165,9 @@ class Lanes:
                 return
             self._retried.add(record.dead_letter)
         else:
-            if assignment.position is None:
-                assignment.position = assignment.told = record.offset
-            assignment.pending.append(record.offset)
+            if assignment.end is None:
+                assignment.told = record.offset
+            assignment.add(record.offset)
         # Without a key there is no order to keep: a lane of its own, by a name that no key has within a partition.
         key = b"k" + record.key if record.key is not None else b"n%d" % record.offset
         lane = assignment.lanes.get(key)
@@ -234,16 +237,16 @@ class Lanes:
         for place, assignment in self._assignments.items():
             if places is not None and place not in places:
                 continue
-            if assignment.position is not None and assignment.position != assignment.told:
-                changed[place] = assignment.told = assignment.position
+            if (position := assignment.position) is not None and position != assignment.told:
+                changed[place] = assignment.told = position
         return changed
 
     def positions(self) -> dict[Place, Position]:
         """Up to where partitions are done, for those of a topic whose id is known."""
         return {
-            place: Position(assignment.topic_id, assignment.position)
+            place: Position(assignment.topic_id, position)
             for place, assignment in self._assignments.items()
-            if assignment.topic_id is not None and assignment.position is not None
+            if assignment.topic_id is not None and (position := assignment.position) is not None
         }
 
     def close(self, places: Iterable[Place]) -> None:

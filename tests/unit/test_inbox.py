@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from datetime import UTC, datetime
 
@@ -47,6 +48,20 @@ def test_a_partition_is_done_up_to_its_first_record_that_is_not() -> None:
     assert board.committable() == {}
     board.finish(three, Outcome(1), 0.0)
     assert board.committable() == {PLACE: 10}
+
+
+def test_what_is_done_behind_a_record_that_takes_long_takes_no_memory() -> None:
+    """A handler may take an hour, while millions of records of other keys go by."""
+    board, end = lanes(record(0, "slow")), 3_000
+    slow = board.take(1, 0.0)
+    before = len(pickle.dumps(board))
+    for offset in range(1, end):
+        board.add(record(offset, "fast"))
+        board.finish(board.take(1, 0.0)[0], Outcome(1), 0.0)
+    assert len(pickle.dumps(board)) < before + 100
+    assert board.committable() == {}
+    board.finish(slow[0], Outcome(1), 0.0)
+    assert board.committable() == {PLACE: end}
 
 
 def test_asking_for_one_partition_leaves_the_others_to_be_told() -> None:
