@@ -64,14 +64,16 @@ class Housekeeping:
             self._thread.join(0.1)
 
     def _live(self) -> None:
+        """Until it is stopped, whatever goes wrong: nobody would notice that nothing is cleaned or tried again."""
         while not self._stop.is_set():
             try:
                 with closing(connect(self._settings, purpose="outbox inbox (housekeeping)")) as connection:
                     self._connection = connection
                     self._keep_house(connection)
-            except psycopg.Error as error:
+            except Exception as error:
                 if not self._stop.is_set():
-                    logger.warning("housekeeping waits for Postgres: %s", one_line(error))
+                    waits = "waits for Postgres" if isinstance(error, psycopg.Error) else "failed, and is tried again"
+                    logger.warning("housekeeping %s: %s", waits, one_line(error))
                 self._stop.wait(TROUBLE_SECONDS)
             finally:
                 self._connection = None
