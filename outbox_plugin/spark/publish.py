@@ -118,6 +118,20 @@ def publish_events(
         )
 
 
+def digest_events(connection: psycopg.Connection[tuple[Any, ...]], staged: Staged) -> str:
+    """What tells the staged events from others: how many they are, and a sum over their topics, keys and values.
+
+    Raises:
+        StagingLost: not all of them are there any more.
+    """
+    query = statement("staging", "digest_staged", staged.table.outbox, staging=staged.table.identifier)
+    with _lost_if_dropped():
+        [(there, total)] = connection.execute(query, {"attempts": staged.ids}).fetchall()
+    if there != (expected := staged.rows + staged.set_aside):
+        raise _lost(expected, there)
+    return f"{there}:{total}"
+
+
 def publish_rows(
     connection: psycopg.Connection[tuple[Any, ...]],
     staged: Staged,

@@ -11,7 +11,6 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import psycopg
@@ -38,7 +37,7 @@ from outbox_plugin.settings import Settings
 from outbox_plugin.spark.business import check_business_table
 from outbox_plugin.spark.columns import EVENT_FIELDS, EventForm, event_form, row_form
 from outbox_plugin.spark.options import OptionWrong, SinkOptions, sink_options
-from outbox_plugin.spark.publish import Staged, accepted, publish_events, publish_rows
+from outbox_plugin.spark.publish import Staged, accepted, digest_events, publish_events, publish_rows
 from outbox_plugin.spark.staging import PREFIX, Attempt, StageTask, StagingTable
 
 _Connection = psycopg.Connection[tuple[Any, ...]]
@@ -88,21 +87,27 @@ class _Sink:
             yield connection
 
     def publish(
-        self, claim: str, values: dict[str, Any], staged: Staged, check_repeat: Callable[[_Connection], None]
+        self,
+        claim: str,
+        values: dict[str, Any],
+        staged: Staged,
+        check_repeat: Callable[[_Connection, dict[str, Any]], None] | None = None,
     ) -> None:
         """All at once, unless it has been; then remove the staging table.
 
         `claim` names the statement that records the job, or the batch of the stream, unless it is recorded already, and
-        says how many events of it there have been before. `check_repeat` runs where it is recorded already.
+        says how many events of it there have been before. `check_repeat` runs where it is recorded already; it is given
+        the values with a digest of the events, which tells them from others.
         """
         with self.connection() as connection:
             with connection.transaction():
                 connection.execute(statement("probe", "watch_client", self.outbox))
-                claimed = connection.execute(
-                    statement("staging", claim, self.outbox), {**values, "events": staged.rows}
-                ).fetchall()
-                if not claimed:
-                    check_repeat(connection)
+                named = {**values, "events": staged.rows}
+                if check_repeat:
+                    named["digest"] = digest_events(connection, staged)
+                claimed = connection.execute(statement("staging", claim, self.outbox), named).fetchall()
+                if check_repeat and not claimed:
+                    check_repeat(connection, named)
                 for (before,) in claimed:
                     if self.options.business_table:
                         publish_rows(connection, staged)
@@ -143,7 +148,7 @@ class OutboxWriter(DataSourceArrowWriter):
         """
         if not self._again:
             staged = accepted(self._table, [said.attempt for said in _said(messages) if said.attempt])
-            self._sink.publish("claim_job", _named(self._sink.options.job_id), staged, lambda _: None)
+            self._sink.publish("claim_job", _named(self._sink.options.job_id), staged)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002
         """Remove what was staged."""
@@ -175,22 +180,34 @@ class OutboxStreamWriter(DataSourceStreamArrowWriter):
         Raises:
             InvalidEvent: a row would be refused by the outbox or by Kafka; nothing is written.
             StagingLost: Postgres crashed meanwhile.
-            CheckpointTooOld: a later batch of the query has been published; nothing is written.
+            CheckpointTooOld: a later batch of the query, or this one with other events, has been published; nothing is
+                written.
         """
         said = _said(messages)
         for table, query_id in {(each.table, each.query_id) for each in said if each.table}:
             staged = accepted(table, [each.attempt for each in said if each.attempt])
             batch = {"job_id": query_id, "batch_id": batchId}
-            self._sink.publish("claim_batch", batch, staged, partial(self._check_repeat, batch))
+            self._sink.publish("claim_batch", batch, staged, self._check_repeat)
 
-    def _check_repeat(self, batch: dict[str, Any], connection: _Connection) -> None:
-        """See that a batch which is not published now was the last one; Spark repeats no other."""
-        [(last,)] = connection.execute(statement("staging", "last_batch", self._sink.outbox), batch).fetchall()
+    def _check_repeat(self, connection: _Connection, batch: dict[str, Any]) -> None:
+        """See that a batch which is not published now was the last one, with the same events; Spark repeats no other.
+
+        With a checkpoint that was set back by one batch, Spark puts other rows under the number of the last one.
+        """
+        last_batch = statement("staging", "last_batch", self._sink.outbox)
+        [(last, is_same)] = connection.execute(last_batch, batch).fetchall()
         if last > batch["batch_id"]:
             raise CheckpointTooOld(
                 f"the checkpoint is older than what was emitted: batch {batch['batch_id']} of the query "
                 f"{batch['job_id']} comes after its batch {last}, and would be dropped; nothing was written: use the "
                 "present checkpoint, or a new one"
+            )
+        if not is_same:
+            raise CheckpointTooOld(
+                f"batch {last} of the query {batch['job_id']} was emitted with other events than it has now, which "
+                "would be dropped; nothing was written: if the checkpoint was set back, use the present one, or a new "
+                "one; if the query makes other keys or values each time it runs, set the column digest of its row in "
+                "outbox_stream to NULL"
             )
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803

@@ -101,15 +101,17 @@ RETURNING 0
 
 -- name: claim_batch
 -- One row, if the batch of the stream has not been committed before: how many events the batches before it emitted.
-INSERT INTO {outbox_stream} AS stream (query_id, batch_id, events) VALUES (%(job_id)s, %(batch_id)s, %(events)s)
+INSERT INTO {outbox_stream} AS stream (query_id, batch_id, events, digest)
+VALUES (%(job_id)s, %(batch_id)s, %(events)s, %(batch_id)s::text || ':' || %(digest)s::text)
 ON CONFLICT (query_id) DO UPDATE
-    SET batch_id = excluded.batch_id, events = stream.events + excluded.events, committed_at = now()
+    SET batch_id = excluded.batch_id, events = stream.events + excluded.events, committed_at = now(), digest = excluded.digest
     WHERE stream.batch_id < excluded.batch_id
 RETURNING events - %(events)s
 
 -- name: last_batch
--- The last batch of the stream that was committed.
-SELECT batch_id FROM {outbox_stream} WHERE query_id = %(job_id)s
+-- The last batch of the stream that was committed, and whether it had these events; a version before may not have said.
+SELECT batch_id, coalesce(digest = (batch_id::text || ':' || %(digest)s::text) OR NOT starts_with(digest, batch_id::text || ':'), true)
+FROM {outbox_stream} WHERE query_id = %(job_id)s
 
 -- name: business_columns
 -- The columns of a business table: whether each is of bytes, and whether it is null where an INSERT does not name it.
@@ -117,6 +119,12 @@ SELECT attname, 'pg_catalog.bytea'::regtype = ANY (ARRAY[atttypid, typbasetype])
        NOT (atthasdef OR attidentity <> '' OR typdefault IS NOT NULL)
 FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid
 WHERE attrelid = to_regclass(%(business)s) AND attnum > 0 AND NOT attisdropped
+
+-- name: digest_staged
+-- How many rows the attempts have staged, and a sum over what they are, in whatever order. Headers are left out: they may
+-- say when and by whom an event was made.
+SELECT count(*), coalesce(sum(hash_record_extended(ROW(kafka_topic, kafka_key, kafka_value), 0)), 0)::text
+FROM {staging} WHERE outbox_attempt = ANY (%(attempts)s::uuid[])
 
 -- name: count_staged
 -- How many rows the attempts have staged.
