@@ -138,8 +138,11 @@ def _handle(
     [begun] = ours.execute(_TRANSACTION).fetchone() or [None]
     try:
         handler(connection, records)
-    except psycopg.Rollback as error:  # psycopg would end the transaction, and raise nothing.
-        raise HandlerMisuse(RAISED_ROLLBACK) from error
+    except BaseException as error:
+        _roll_back_prepared(settings, ours, begun)
+        if isinstance(error, psycopg.Rollback):  # psycopg would end the transaction, and raise nothing.
+            raise HandlerMisuse(RAISED_ROLLBACK) from error
+        raise
     try:
         [present] = ours.execute(_TRANSACTION).fetchone() or [None]
     except psycopg.errors.InFailedSqlTransaction:
@@ -156,8 +159,8 @@ def _handle(
 
 def _roll_back_prepared(settings: Settings, cursor: psycopg.Cursor[tuple[Any, ...]], begun: str | None) -> None:
     """Roll the transaction back if the handler has prepared it: it would keep the position locked."""
-    cursor.execute("ROLLBACK")  # Whatever the handler has begun since.
     try:
+        cursor.execute("ROLLBACK")  # Whatever the handler has begun since.
         for [roll_back] in cursor.execute(
             statement("inbox", "roll_back_prepared", settings.table), {"id": begun}
         ).fetchall():

@@ -337,6 +337,19 @@ def test_a_range_whose_handler_commits_and_then_fails_is_consumed_again(table: S
     assert values(table) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("begins", [(), ("BEGIN",)])
+def test_what_a_handler_has_prepared_before_it_failed_does_not_keep_the_position_locked(
+    table: Settings, topic: str, begins: tuple[str, ...]
+) -> None:
+    produce(table, topic, numbered(0, 3))
+    wanted = next_range(table, topic)
+    with pytest.raises(psycopg.errors.UndefinedTable):
+        consume_range(table, wanted, _handler("PREPARE TRANSACTION 'its own'", *begins, "SELECT * FROM not_there"))
+    assert query(table, "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()") == []
+    assert consume_range(table, wanted, add).records == 3
+    assert values(table) == [0, 1, 2]
+
+
 def test_a_handler_that_goes_on_after_a_failed_statement_is_told_so(table: Settings, topic: str) -> None:
     def handle(connection: psycopg.Connection[Any], records: Sequence[Received]) -> None:
         with suppress(psycopg.errors.UndefinedTable):
