@@ -42,7 +42,8 @@ RETRY_SECONDS = 600.0  # For as long, a failed run that Dagster has promised to 
 CONSUMED_IN_FULL = "consumed_in_full"
 WILL_RETRY_TAG, RETRIED_BY_TAG = "dagster/will_retry", "dagster/auto_retry_run_id"
 STUCK_SECONDS = 3600.0
-_UNFINISHED = [each for each in DagsterRunStatus if each.name not in ("SUCCESS", "FAILURE", "CANCELED")]
+LAUNCH_SECONDS = 600.0  # For as long, a run is waited for that was made and not launched: who should, may be gone.
+_UNFINISHED = [each for each in DagsterRunStatus if each.name not in ("NOT_STARTED", "SUCCESS", "FAILURE", "CANCELED")]
 
 
 def build_topic_sensor(
@@ -166,10 +167,21 @@ class UnfinishedRun(NamedTuple):
 def unfinished_run(
     instance: DagsterInstance, consumer: str, topic: str, now: float, but: str | None = None
 ) -> UnfinishedRun | None:
-    """The run of the consumer that may still commit, other than the run `but`; None where there is none."""
+    """The run of the consumer that may still commit, other than the run `but`; None where there is none.
+
+    A run that is launched after all, when it is not waited for any more, finds what is left of its range.
+    """
     tags = {CONSUMER_TAG: consumer, TOPIC_TAG: topic}
     running = instance.get_run_records(RunsFilter(tags=tags, statuses=_UNFINISHED), limit=2)
-    for record in running:
+    made = instance.get_run_records(
+        RunsFilter(
+            tags=tags,
+            statuses=[DagsterRunStatus.NOT_STARTED],
+            created_after=datetime.fromtimestamp(now - LAUNCH_SECONDS, UTC),
+        ),
+        limit=2,
+    )
+    for record in [*running, *made]:
         run, requested_at = record.dagster_run, _seconds(record.create_timestamp)
         if run.run_id == but:
             continue

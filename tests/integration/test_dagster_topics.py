@@ -195,6 +195,25 @@ def test_one_range_is_in_flight_also_where_two_sensors_ask(shop: Shop) -> None:
     assert len(second.tick()) == 1
 
 
+def test_a_run_that_nobody_launches_does_not_hold_up_its_range_for_ever(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who made it was killed before it was launched; Dagster leaves it as not started."""
+    produce(shop.settings, shop.topic, numbered(0, 100))
+    [request] = shop.tick()
+    job = shop.definitions.resolve_implicit_global_asset_job_def()
+    left = shop.instance.create_run_for_job(job, run_config=request.run_config, tags=request.tags)
+    assert shop.tick() == []
+    assert f"the run {left.run_id} is not_started" in shop.skipped
+    an_hour_later(monkeypatch)
+    [again] = shop.tick()
+    assert shop.run(again).success
+    late = shop.metadata(shop.run(request))  # It is launched after all.
+    assert (late["records"], late["consumed_before"]) == (0, True)
+    shop.consume()
+    assert values(shop.settings) == list(range(100))
+
+
 def test_a_run_whose_process_was_killed_is_waited_for_and_told_of(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without run_monitoring, Dagster leaves it as started."""
     produce(shop.settings, shop.topic, numbered(0, 100))
