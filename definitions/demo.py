@@ -29,6 +29,7 @@ from rich.table import Table
 from outbox_plugin.core.verdict import Verdict
 from outbox_plugin.dagster.daemon import Daemon
 from outbox_plugin.dagster.ranges import CONSUMER_TAG
+from outbox_plugin.embedded.kafka import EmbeddedKafka, MockKafka
 from outbox_plugin.embedded.server import GuardedServer, free_port
 from outbox_plugin.embedded.stack import DEFAULT_STATE_DIR, EmbeddedStack
 from outbox_plugin.errors import OutboxError
@@ -43,6 +44,7 @@ PREFERRED_PORT = 3000
 RUN_SECONDS, CONSUMED_SECONDS, START_SECONDS, STOP_SECONDS = 900.0, 900.0, 120.0, 30.0
 # Of Spark's Kafka source: the version of its companion that every registry has.
 PACKAGES = "org.apache.spark:spark-sql-kafka-0-10_2.13,org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0"
+NO_ROUND_TRIP = "not shown: Spark cannot consume from the mock broker"
 console = Console(highlight=False)
 
 
@@ -79,9 +81,9 @@ def main() -> int:
     os.chdir(CHECKOUT)
     try:
         with ExitStack() as opened:
-            settings = opened.enter_context(_servers())
+            settings, kafka = opened.enter_context(_servers())
             ui = opened.enter_context(_dagster(settings))
-            shown = _show(settings, ui)
+            shown = _show(settings, ui, is_mock=isinstance(kafka, MockKafka))
             _summarise(shown)
             if not once:
                 console.print(f"The Dagster UI stays up at [bold]{ui}[/bold] until Ctrl-C.")
@@ -95,7 +97,7 @@ def main() -> int:
 
 
 @contextmanager
-def _servers() -> Iterator[Settings]:
+def _servers() -> Iterator[tuple[Settings, EmbeddedKafka | MockKafka]]:
     """Postgres and Kafka, migrated, with the topic; this process's environment names them."""
     with _Line("starting Postgres and Kafka") as line, ExitStack() as opened:
         stack = EmbeddedStack(CHECKOUT / DEFAULT_STATE_DIR, line.say)
@@ -110,7 +112,7 @@ def _servers() -> Iterator[Settings]:
         line.done(f"Postgres and Kafka run; {stack.folder / 'endpoints.json'} says how to reach them")
         running = opened.pop_all()
     with running:
-        yield settings
+        yield settings, stack.kafka
 
 
 def _create_topic(settings: Settings) -> None:
@@ -161,7 +163,7 @@ def _end_harvester(daemon: Daemon) -> None:
         time.sleep(0.1)
 
 
-def _show(settings: Settings, ui: str) -> Shown:
+def _show(settings: Settings, ui: str, *, is_mock: bool) -> Shown:
     """Materialize the asset as a user would in the UI, and follow its events to the topic."""
     began = time.monotonic()
     host, port = ui.removeprefix("http://").split(":")
@@ -173,7 +175,7 @@ def _show(settings: Settings, ui: str) -> Shown:
         line.say("reading the topic as a consumer would")
         verdict = verify_topic(settings, TOPIC, job=run_id)
         checks = _checks(instance, run_id)
-        differences = _round_trip(settings, instance, run_id, line)
+        differences = NO_ROUND_TRIP if is_mock else _round_trip(settings, instance, run_id, line)
         seconds = time.monotonic() - began
         line.done(f"run {run_id}: {run_status.value}")
     return Shown(rows, events, verdict, run_status, checks, differences, seconds)
