@@ -12,6 +12,7 @@ from outbox_plugin import Settings
 from outbox_plugin.bench.namespace import Namespace
 from outbox_plugin.bench.takeover import FAULTS, NO_KAFKA, NO_POSTGRES
 from tests.harvesting import environment, run_outbox
+from tests.support import PATIENCE
 
 pytestmark = pytest.mark.chaos
 
@@ -25,8 +26,8 @@ def test_it_measures_every_fault(settings: Settings, delivery: str) -> None:
     report = json.loads(done.stdout)
     measured = [fault for fault in FAULTS if Namespace.unavailable() is None or fault not in (NO_KAFKA, NO_POSTGRES)]
     assert list(report["silences"]) == measured
-    assert 0.5 < report["silences"]["kill -9"][0] < 10  # A standby waits for a second of silence.
-    assert all(0 < seconds < 10 for [seconds] in report["silences"].values()), report
+    assert report["silences"]["kill -9"][0] > 0.5  # A standby waits for a second of silence.
+    assert all(0 < seconds < 10 * PATIENCE for [seconds] in report["silences"].values()), report
     if Namespace.unavailable() is None:
         assert "outbox-" not in subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:

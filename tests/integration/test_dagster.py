@@ -32,8 +32,8 @@ from outbox_plugin.dagster.daemon import Daemon
 from outbox_plugin.dagster.supervision import Decision
 from outbox_plugin.status import read_status
 from tests.harvesting import backlog, create_topic, drained, insert_numbered
-from tests.supervising import HARVESTER, daemons, reported, resources
-from tests.support import eventually
+from tests.supervising import HARVESTER, Ticks, daemons, reported, resources
+from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration
 
@@ -65,9 +65,15 @@ def test_a_killed_daemon_is_replaced(daemon: Daemon, settings: Settings, group: 
     drained(settings)
 
 
+def renewed(daemon: Daemon) -> Daemon:
+    """The daemon, with its lease as after another tick: on a busy machine, a short one runs out while it starts."""
+    daemon.lease.touch()
+    return daemon
+
+
 def test_a_daemon_whose_lease_runs_out_hands_over_and_ends(daemon: Daemon) -> None:
     daemon.keep_alive(3.0, time.time())
-    eventually(lambda: "leading as" in (daemon.log.read_text() if daemon.log.exists() else ""), 30)
+    eventually(lambda: renewed(daemon).log.exists() and "leading as" in daemon.log.read_text(), 30)
     eventually(lambda: not daemon.running, 30)
     log = daemon.log.read_text()
     assert log.index("the lease has run out") < log.index("handed over")
@@ -102,7 +108,7 @@ def test_a_daemon_with_other_settings_makes_room_for_ours(daemon: Daemon, settin
     assert before.folder == daemon.folder
     now = time.time()
     before.keep_alive(3.0, now)
-    eventually(lambda: before.pid, 30)
+    eventually(lambda: renewed(before).pid, 30)
     old = before.pid
     assert old is not None
     assert (before.outdated, daemon.outdated) == (False, True)
@@ -117,7 +123,7 @@ def test_a_daemon_with_other_settings_makes_room_for_ours(daemon: Daemon, settin
 
 def test_a_daemon_that_ended_as_it_should_is_started_again_at_once(daemon: Daemon) -> None:
     daemon.keep_alive(1.0, time.time())
-    eventually(lambda: daemon.pid, 30)
+    eventually(lambda: renewed(daemon).pid, 30)
     eventually(lambda: not daemon.running, 30)
     assert daemon.keep_alive(60.0, time.time()) is Decision.START
 
@@ -152,9 +158,9 @@ def test_a_tick_with_unreachable_servers_ends_soon_and_says_so(daemon: Daemon, s
     with socket.create_server(("127.0.0.1", 0)) as silent:
         dsn = SecretStr(f"postgresql://127.0.0.1:{silent.getsockname()[1]}/shop")
         away = settings.model_copy(update={"dsn": dsn, "bootstrap_servers": "127.0.0.1:1"})
-        began = time.monotonic()
-        _, check = reported(away)
-        assert time.monotonic() - began < 4.0  # 2 s are promised; the rest is for a busy machine.
+        ticks = Ticks(resources(away)[1])
+        _, check = ticks.tick()
+        assert ticks.seconds < 2.0 * PATIENCE
     assert check.passed is False
     explanation = str(check.metadata["explanation"].value)
     assert "Postgres did not answer in time" in explanation

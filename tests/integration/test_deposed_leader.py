@@ -29,7 +29,7 @@ from outbox_plugin.schema.connection import connect
 from outbox_plugin.schema.migrate import migrate
 from tests.harvesting import insert
 from tests.roles import as_role, let_in
-from tests.support import eventually
+from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration
 
@@ -131,7 +131,7 @@ def stopped_while_marking(settings: Settings, old: MarkedStore) -> Iterator[None
     woken = threading.Event()
 
     def wait(*_: object) -> None:
-        woken.wait(90)
+        woken.wait(600)
         raise psycopg.OperationalError("stopped")
 
     old.lead(OLD)
@@ -150,12 +150,12 @@ def test_a_stopped_leader_keeps_no_rows_from_its_successor_where_no_time_out_of_
         with stopped_while_marking(by_socket, old):
             lead = threading.Thread(target=new.lead, args=(NEW,))
             lead.start()
-            lead.join(4)
+            lead.join(30 * PATIENCE)
             assert not lead.is_alive()
             found: list[int] = []
             mark = threading.Thread(target=lambda: found.extend(column(new.mark(NEW, Wanted(100)), "id")))
             mark.start()
-            mark.join(4)
+            mark.join(30 * PATIENCE)
             kept = len(found)
         mark.join(90)
         assert kept

@@ -249,8 +249,11 @@ def test_a_server_that_only_the_handler_talks_to_is_its_own_affair(
         eventually(lambda: letters(ready) == sent, SOON)
 
 
-def test_handlers_that_share_rows_do_not_deadlock_by_the_batch(ready: Settings, topic: str, group: str) -> None:
+def test_handlers_that_share_rows_do_not_deadlock_by_the_batch(
+    ready: Settings, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each locks one of 20 rows, so one by one none could; a batch locks many, in the order of its events."""
+    monkeypatch.setattr("outbox_plugin.inbox.lanes.ALONE_SECONDS", 3_600.0)  # Longer than the test.
     deadlocks: list[float] = []
 
     def handle(connection: psycopg.Connection[Any], event: Received) -> None:

@@ -61,7 +61,7 @@ def test_a_paused_outbox_rests_until_it_is_resumed_whoever_leads(either: Setting
         drained(either)
         assert run_outbox("pause", env=env).stdout == "paused outbox\n"
         assert read_status(either).shards[0].paused
-        time.sleep(2 * CONTROL_IDLE_SECONDS)  # A leader asks for orders as often as that.
+        time.sleep(5 * CONTROL_IDLE_SECONDS)  # A leader asks for orders as often as that.
         insert(either, topic, [("k", "2")])
         assert stays(either, 1)
     with Harvester(either):
@@ -77,7 +77,7 @@ def test_one_shard_can_be_paused(settings: Settings, topic: str) -> None:
     two = settings.model_copy(update={"shards": 2})
     with Harvester(two):
         operate.pause(two, 1)
-        time.sleep(2 * CONTROL_IDLE_SECONDS)
+        time.sleep(5 * CONTROL_IDLE_SECONDS)
         insert_numbered(two, topic, 0, 100)
         eventually(lambda: read_status(two).shards[0].lag_records == 0, 30)
         waiting = backlog(two)

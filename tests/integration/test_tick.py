@@ -22,6 +22,14 @@ from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration
 
+STATUS_SECONDS = "outbox_plugin.dagster.sensor.STATUS_SECONDS"
+
+
+@pytest.fixture
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tick waits for servers that answer, however busy the machine is."""
+    monkeypatch.setattr(STATUS_SECONDS, 30.0)
+
 
 def observing(settings: Settings) -> HarvesterResource:
     outbox, _ = resources(settings)
@@ -45,6 +53,7 @@ def test_a_harvester_that_runs_elsewhere_counts(daemon: Daemon, settings: Settin
     assert not daemons(daemon)
 
 
+@pytest.mark.usefixtures("_patient")
 def test_a_takeover_is_counted_and_what_the_daemon_uses_is_measured(daemon: Daemon, settings: Settings) -> None:
     ticks = Ticks(resources(settings)[1])
     eventually(lambda: ticks.tick()[1].passed, 60)
@@ -62,6 +71,7 @@ def test_a_takeover_is_counted_and_what_the_daemon_uses_is_measured(daemon: Daem
     assert ticks.tick()[0].metadata["takeovers"].value == 1
 
 
+@pytest.mark.usefixtures("_patient")
 def test_topics_are_told_of_when_they_move_and_when_they_stop(daemon: Daemon, settings: Settings, group: str) -> None:
     topic = create_topic(settings, f"{group}-events")
     sensor = build_harvester_sensor(HARVESTER, topics=[topic, f"{group}-not-there"])
@@ -93,6 +103,7 @@ def test_topics_are_told_of_when_they_move_and_when_they_stop(daemon: Daemon, se
     assert told() == []
 
 
+@pytest.mark.usefixtures("_patient")
 def test_a_lag_is_first_a_warning_and_then_an_error(daemon: Daemon, settings: Settings, group: str) -> None:
     insert_numbered(settings, create_topic(settings, f"{group}-events"), 0, 1)
 
@@ -105,6 +116,7 @@ def test_a_lag_is_first_a_warning_and_then_an_error(daemon: Daemon, settings: Se
     assert severity(Limits(lag_warn_seconds=0.001, lag_error_seconds=0.002)) is AssetCheckSeverity.ERROR
 
 
+@pytest.mark.usefixtures("_patient")
 def test_ticks_cost_little_and_leave_nothing_behind(settings: Settings, topic: str) -> None:
     report = benchmark.tick(settings, [topic], 200, print)
     assert report.median_seconds < 0.3 * PATIENCE
@@ -114,7 +126,7 @@ def test_ticks_cost_little_and_leave_nothing_behind(settings: Settings, topic: s
 
 @pytest.mark.parametrize("how", ["closed", "silent", "unroutable name"])
 def test_a_tick_with_unreachable_servers_ends_within_two_seconds_and_says_so(
-    how: str, daemon: Daemon, settings: Settings
+    how: str, daemon: Daemon, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A closed port refuses at once; a silent one takes the connection and never says a word."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -124,9 +136,13 @@ def test_a_tick_with_unreachable_servers_ends_within_two_seconds_and_says_so(
             update={"dsn": SecretStr(f"postgresql://{host}:{port}/shop"), "bootstrap_servers": f"{host}:{port}"}
         )
         ticks = Ticks(observing(away), build_harvester_sensor(HARVESTER, topics=["one", "two"]))
+        with monkeypatch.context() as impatient:
+            impatient.setattr(STATUS_SECONDS, 0.1)
+            ticks.tick()
+        own = ticks.seconds  # What a tick takes on this machine, as busy as it is, when it hardly waits.
         for _ in range(2):
             _, check = ticks.tick()
-            assert ticks.seconds < 2.0 * PATIENCE
+            assert ticks.seconds < 2.0 + 4 * own
             assert check.passed is False
             explanation = str(check.metadata["explanation"].value)
             assert "Postgres" in explanation

@@ -114,8 +114,8 @@ def test_what_is_held_to_the_server_is_delivered_late(client: socket.socket, ech
 def test_what_is_held_to_the_client_has_reached_the_server(client: socket.socket, echo: Echo, proxy: Proxy) -> None:
     proxy.hold("to client")
     client.sendall(b"later")
+    eventually(lambda: echo.received == b"hellolater", 5)
     assert silent(client)
-    assert echo.received == b"hellolater"
     proxy.restore()
     assert client.recv(100) == b"later"
 
