@@ -136,12 +136,15 @@ class Harvester(Background):
         Returns who it is, its terms, its layout, and how many ids a session draws ahead. Where `keep` is False, the
         database forgets the claim: what Kafka refuses must not have changed who harvests the outbox.
         """
+        with reported_as_refusal(self._settings):
+            try:
+                return self._claim_once(keep=keep)
+            except psycopg.errors.IdleInTransactionSessionTimeout:  # This process was stopped in the middle.
+                return self._claim_once(keep=keep)
+
+    def _claim_once(self, *, keep: bool) -> tuple[Identity, Terms, Layout, int]:
         settings = self._settings
-        with (
-            reported_as_refusal(settings),
-            closing(self._connect()) as connection,
-            connection.transaction(force_rollback=not keep),
-        ):
+        with closing(self._connect()) as connection, connection.transaction(force_rollback=not keep):
             # Every takeover waits for the row that a claim locks: as long as this process is stopped, say.
             connection.execute(statement("window", "not_idle_for_ever", settings.table))
             claim = Claim(settings, connection)

@@ -155,10 +155,10 @@ def drained(settings: Settings, seconds: float = DRAIN_SECONDS) -> None:
     eventually(lambda: backlog(settings) == 0, seconds)
 
 
-def members(settings: Settings) -> list[str]:
-    """Who has joined the leader group."""
+def members(settings: Settings, group: str | None = None) -> list[str]:
+    """Who has joined a group; without a name, the leader group."""
     admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
-    [described] = admin.describe_consumer_groups([Names.of(settings).leader_group]).values()
+    [described] = admin.describe_consumer_groups([group or Names.of(settings).leader_group]).values()
     return [each.member_id for each in described.result(20 * PATIENCE).members]
 
 

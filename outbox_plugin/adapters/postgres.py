@@ -20,10 +20,10 @@ from outbox_plugin.core.lanes import BadRow, Lane
 from outbox_plugin.core.pace import MANY_ROWS
 from outbox_plugin.core.ports import Control, Wanted
 from outbox_plugin.core.progress import Identity
-from outbox_plugin.core.row import Rows, TooLarge
+from outbox_plugin.core.row import Rows
 from outbox_plugin.core.shards import Layout
 from outbox_plugin.errors import Fenced, LayoutChanged, StoreUnavailable
-from outbox_plugin.schema.connection import connect, reported
+from outbox_plugin.schema.connection import IS_STANDBY, connect, reported
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 
@@ -97,7 +97,7 @@ class PostgresOutbox:
             raise StoreUnavailable(f"Postgres: the table {self._settings.table!r} was dropped, truncated or made anew")
         _, is_standby, layout, paused, last_id = found
         if is_standby:
-            raise StoreUnavailable("Postgres: the server is a standby: its rows and locks are not those of the primary")
+            raise StoreUnavailable(IS_STANDBY)
         if layout != self._layout.number:
             raise LayoutChanged("the outbox has another number of shards now")
         return Control(paused, lanes, Drawn(last_id, holders))
@@ -105,7 +105,9 @@ class PostgresOutbox:
     def snapshot(self) -> str:
         """See `Outbox.snapshot`."""
         with reported():
-            [(snapshot,)] = self._reader.execute(self._statement("window", "snapshot")).fetchall()
+            [(snapshot, is_standby)] = self._reader.execute(self._statement("window", "snapshot")).fetchall()
+        if is_standby:
+            raise StoreUnavailable(IS_STANDBY)
         return str(snapshot)
 
     def lead(self, leader_id: str) -> None:
@@ -243,7 +245,7 @@ class PostgresOutbox:
         self._reader.pgconn.send_query(self._message)
         *_, found = self._reader.wait(generators.execute(self._reader.pgconn))
         if found.status != ExecStatus.TUPLES_OK:
-            raise psycopg.DatabaseError(found.get_error_message(self._reader.info.encoding))
+            raise psycopg.errors.error_from_result(found, self._reader.info.encoding)
         if not found.ntuples:
             return Rows(())
         transformer = Transformer(self._looks)
@@ -262,11 +264,14 @@ class PostgresOutbox:
             self._reads.execute(bound(self._looks, query, {**self._values, **values}), binary=True)
         return Rows(self._reads.fetchall())
 
-    def _values_of(self, ids: Sequence[int]) -> dict[int, str | bytes | TooLarge]:
-        """The values of rows, which may be large; of a row that has vanished, nothing."""
+    def _of_rows(self, name: str, ids: Sequence[int]) -> dict[int, Any]:
+        """What the statement `name` says of each of these rows; of a row that has vanished, nothing.
+
+        In one transaction with `steer`, as every read: a standby would say of rows that it lacks that they vanished.
+        """
         with self._reader.pipeline():
             self._reader.execute(self._statement("window", "steer"))
-            found = self._reader.execute(*self._query("window", "values", ids=ids), binary=True)
+            found = self._reader.execute(*self._query("window", name, ids=ids), binary=True)
         return dict(found.fetchall())
 
     def _deleted(self, first: Sequence[str], queries: Sequence[Query]) -> list[int]:

@@ -138,9 +138,7 @@ class WindowStore(PostgresOutbox):
         A row that somebody has deleted since is not part of the read: without its value it would be a tombstone.
         """
         with reported():
-            sizes: dict[int, int] = dict(
-                self._reader.execute(*self._query("window", "large_values", ids=left_out)).fetchall()
-            )
+            sizes: dict[int, int] = self._of_rows("large_values", left_out)
             large: list[int] = []
             values: dict[int, str | bytes | TooLarge] = {}
             last_id, total = rows[-1].id, 0
@@ -153,7 +151,7 @@ class WindowStore(PostgresOutbox):
                     last_id = id_ - 1
                     break
                 large.append(id_)
-            values |= self._values_of(large) if large else {}
+            values |= self._of_rows("values", large) if large else {}
         return [
             row._replace(value=values[row.id], horizon=-row.horizon) if _value_was_left_out(row) else row
             for row in rows

@@ -136,6 +136,12 @@ def _no_connection(seconds: float) -> psycopg.OperationalError:
     return psycopg.errors.ConnectionTimeout(f"no connection within {seconds:.0f} s")
 
 
+IS_STANDBY = (
+    "Postgres: the server is a standby, or the role's transactions are read-only: rows and locks there are not those "
+    "of the primary"
+)
+
+
 @contextmanager
 def reported() -> Iterator[None]:
     """Turn psycopg's errors into ours, for a harvester that lives on.
@@ -145,6 +151,8 @@ def reported() -> Iterator[None]:
     """
     try:
         yield
+    except psycopg.errors.ActiveSqlTransaction as error:  # What a standby says when a read asks for the right to write.
+        raise StoreUnavailable(IS_STANDBY) from error
     except psycopg.Error as error:
         raise StoreUnavailable(f"Postgres: {one_line(error)}") from error
 

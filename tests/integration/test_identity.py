@@ -11,7 +11,9 @@ import pytest
 from pydantic import SecretStr
 
 from outbox_plugin import Harvester, Settings
+from outbox_plugin.adapters.claim import Claim
 from outbox_plugin.adapters.kafka import Admin
+from outbox_plugin.core.takeover import Terms
 from outbox_plugin.embedded.postgres import EmbeddedPostgres, _as_seen_by_server, _run
 from outbox_plugin.errors import ForeignOutbox, InvalidSetting, LogUnavailable, SchemaMissing, ServerRefused
 from outbox_plugin.relay.events import HarvestEvent, TermFinished
@@ -321,3 +323,30 @@ def test_ids_that_are_drawn_ahead_are_said_out_loud(settings: Settings) -> None:
         connection.execute("ALTER SEQUENCE outbox_id_seq CACHE 20")
     with Harvester(settings):
         eventually(lambda: "drawn 20 at a time" in (read_status(settings).shards[0].trouble or ""), 30)
+
+
+def test_a_start_that_is_stopped_in_its_transaction_begins_it_again(
+    settings: Settings, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Postgres ends the session then, as others may wait for what it has locked."""
+    stopped: list[int] = []
+    terms = Claim.terms
+
+    def stopped_once(claim: Claim) -> Terms:
+        if not stopped:
+            stopped.append(claim._connection.info.backend_pid)
+            claim._connection.execute("SET LOCAL idle_in_transaction_session_timeout = 50")
+            eventually(lambda: not is_there(settings, stopped[0]), 30)
+        return terms(claim)
+
+    monkeypatch.setattr(Claim, "terms", stopped_once)
+    insert_numbered(settings, topic, 0, 10)
+    with Harvester(settings):
+        drained(settings)
+    assert stopped
+
+
+def is_there(settings: Settings, pid: int) -> bool:
+    """Whether Postgres still has this session."""
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        return bool(connection.execute("SELECT FROM pg_stat_activity WHERE pid = %s", (pid,)).fetchall())

@@ -12,6 +12,8 @@ from confluent_kafka.admin import AdminClient
 from outbox_plugin import Settings
 from outbox_plugin.errors import SchemaMissing
 from outbox_plugin.inbox import Inbox
+from outbox_plugin.inbox.lanes import Position
+from outbox_plugin.inbox.positions import Positions
 from tests.consuming import effects, make_effect_table, produce, query, record_effect
 from tests.integration.test_inbox_identity import make_anew, send, values
 from tests.support import PATIENCE, eventually
@@ -96,6 +98,17 @@ def test_a_running_inbox_writes_its_positions(ready: Settings, topic: str, group
             produce(ready, topic, events(30))
             eventually(lambda number=number: len(effects(ready)) == 30 * number, SOON)  # type: ignore[misc]
             eventually(lambda: positions(ready) == ends(ready, topic), 5.0)
+
+
+def test_a_position_only_advances(ready: Settings, topic: str, group: str) -> None:
+    """Who has lost the partition may write late what its next owner has passed."""
+    late, owner = Positions(ready, group), Positions(ready, group)
+    with psycopg.connect(ready.dsn.get_secret_value()) as connection:
+        owner.write(connection, {(topic, 0): Position("id", 7)})
+        late.write(connection, {(topic, 0): Position("id", 5)})
+        assert owner.read(connection, {topic: "id"}) == {(topic, 0): 7}
+        late.write(connection, {(topic, 0): Position("another id", 1)})
+        assert owner.read(connection, {topic: "another id"}) == {(topic, 0): 1}
 
 
 def test_positions_in_a_topic_that_was_made_anew_are_not_those_in_the_old_one(

@@ -90,7 +90,25 @@ def test_a_standby_is_not_read(store: WindowStore) -> None:
     A session that may not write stands for it: both refuse to be given the right to.
     """
     store._reader.execute("SET default_transaction_read_only = on")
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailable, match="is a standby"):
+        store.read(Wanted(ALL))
+
+
+def test_a_standby_is_not_asked_for_the_sizes_of_values_that_a_read_left_out(
+    store: WindowStore, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may lack a row that the primary has: rows of its key behind it would be published before it."""
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        connection.execute("UPDATE outbox SET kafka_value = repeat('x', 3000000) WHERE id = 2")
+    read = store._rows_of
+
+    def then_a_standby(*arguments: Any) -> Any:
+        rows = read(*arguments)
+        store._reader.execute("SET default_transaction_read_only = on")
+        return rows
+
+    monkeypatch.setattr(store, "_rows_of", then_a_standby)
+    with pytest.raises(StoreUnavailable, match="is a standby"):
         store.read(Wanted(ALL))
 
 

@@ -158,8 +158,9 @@ DELETE FROM {outbox_inbox_dead_letter} WHERE ctid = ANY (ARRAY(
 SELECT sources FROM {outbox_inbox} LIMIT 0
 
 -- name: patience
--- Wait for the locks of others for so many milliseconds at most, until this transaction ends.
-SELECT set_config('lock_timeout', %(milliseconds)s::text, true)
+-- Wait for the locks of others for so many milliseconds at most, until this transaction ends, and for no standby: a
+-- position may lag.
+SELECT set_config('lock_timeout', %(milliseconds)s::text, true), set_config('synchronous_commit', 'off', true)
 
 -- name: positions
 -- How far a group has handled the partitions of these topics. A topic that was made anew has another id, and no row.
@@ -170,6 +171,7 @@ WHERE consumer_group = %(group)s
 
 -- name: move_positions
 -- Write how far a group has handled these partitions. In one order, so that two who write the same cannot deadlock.
+-- A position only advances: who has lost a partition may write late what its next owner has passed.
 INSERT INTO {outbox_inbox_position} AS known (consumer_group, kafka_topic, kafka_partition, topic_id, next_offset)
 SELECT %(group)s, topic, number, id, next_offset
 FROM unnest(%(topics)s::text[], %(partitions)s::int[], %(topic_ids)s::text[], %(next_offsets)s::bigint[])
@@ -177,4 +179,4 @@ FROM unnest(%(topics)s::text[], %(partitions)s::int[], %(topic_ids)s::text[], %(
 ORDER BY topic, number
 ON CONFLICT (consumer_group, kafka_topic, kafka_partition) DO UPDATE
     SET topic_id = excluded.topic_id, next_offset = excluded.next_offset, moved_at = clock_timestamp()
-    WHERE known.topic_id <> excluded.topic_id OR known.next_offset <> excluded.next_offset
+    WHERE known.topic_id <> excluded.topic_id OR known.next_offset < excluded.next_offset

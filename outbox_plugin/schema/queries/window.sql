@@ -33,8 +33,8 @@ SELECT set_config('idle_in_transaction_session_timeout', '2000', true)
 SELECT set_config('idle_in_transaction_session_timeout', '10000', true)
 
 -- name: snapshot
--- Which transactions have ended.
-SELECT pg_current_snapshot()::text
+-- Which transactions have ended, and whether a standby says so.
+SELECT pg_current_snapshot()::text, pg_is_in_recovery()
 
 -- name: open_in_binary
 -- Put before a query: in the simple protocol, only a cursor's rows come in binary.
