@@ -9,7 +9,7 @@ import psycopg
 from outbox_plugin.adapters.kafka import largest_record_bytes
 from outbox_plugin.adapters.postgres import PostgresOutbox
 from outbox_plugin.core.ports import Control, Wanted
-from outbox_plugin.core.row import OutboxRow, TooLarge, column
+from outbox_plugin.core.row import OutboxRow, RecordLimit, column
 from outbox_plugin.core.window import BYTES_PER_WINDOW
 from outbox_plugin.errors import Fenced, StoreUnavailable
 from outbox_plugin.schema.connection import one_line, reported
@@ -85,12 +85,13 @@ class MarkedStore(PostgresOutbox):
         """See `MarkedStore.mark`."""
         conditions, values = self._conditions(wanted)
         conditions = *conditions, "of_this_leader"
-        largest = largest_record_bytes(self._settings)
-        values |= {"leader_id": leader_id, "delivered": DELIVERED, "bytes": BYTES_PER_WINDOW, "largest": largest}
+        limit = RecordLimit(largest_record_bytes(self._settings))
+        values |= {"leader_id": leader_id, "delivered": DELIVERED, "bytes": BYTES_PER_WINDOW}
+        values |= {"largest": limit.value, "largest_headers": limit.headers}
         marking = self._statement("mark", "begin_marking"), self._statement("mark", "mark", conditions)
         with reported():
             rows = self._rows_of(marking, marking, values).sorted()
-        return _without_too_large(rows, largest) if any(column(rows, "create_time")) else rows
+        return _without_too_large(rows, limit) if any(column(rows, "create_time")) else rows
 
     def delete(self, leader_id: str, ids: Sequence[int]) -> int:
         """See `MarkedStore.delete`."""
@@ -109,11 +110,14 @@ class MarkedStore(PostgresOutbox):
             self._purger.execute(*self._query("mark", "reset", ids=list(ids), leader_id=leader_id))
 
 
-def _without_too_large(rows: Sequence[OutboxRow], largest: int) -> list[OutboxRow]:
-    """The `rows`; of those whose values were left out for their size, `create_time` has the size."""
+def _without_too_large(rows: Sequence[OutboxRow], limit: RecordLimit) -> list[OutboxRow]:
+    """The `rows`; of those of which something was left out for its size, `create_time` has the size."""
 
     def known(row: OutboxRow) -> OutboxRow:
         size = row.create_time
-        return row._replace(value=TooLarge(size, largest), create_time=0) if size else row
+        stands_for = limit.too_large(size, -size) if size else None
+        if stands_for is None:
+            return row
+        return row._replace(value=stands_for, header_keys=[], header_values=[], create_time=0)
 
     return [known(row) for row in rows]

@@ -197,7 +197,13 @@ class PostgresOutbox:
         key = f"{noun}.{name}", conditions
         if key not in self._composed:
             parts = [statement("window", condition, self._table) for condition in conditions]
-            composed = statement(noun, name, self._table, conditions=sql.SQL("\n  ").join(parts))
+            composed = statement(
+                noun,
+                name,
+                self._table,
+                conditions=sql.SQL("\n  ").join(parts),
+                header_bytes=sql.SQL("({})").format(statement("window", "header_bytes", self._table)),
+            )
             self._composed[key] = composed.as_bytes(self._reader)
         return self._composed[key]
 
@@ -264,7 +270,7 @@ class PostgresOutbox:
             self._reads.execute(bound(self._looks, query, {**self._values, **values}), binary=True)
         return Rows(self._reads.fetchall())
 
-    def _of_rows(self, name: str, ids: Sequence[int]) -> dict[int, Any]:
+    def _of_rows(self, name: str, ids: Sequence[int]) -> dict[int, tuple[Any, ...]]:
         """What the statement `name` says of each of these rows; of a row that has vanished, nothing.
 
         In one transaction with `steer`, as every read: a standby would say of rows that it lacks that they vanished.
@@ -272,7 +278,7 @@ class PostgresOutbox:
         with self._reader.pipeline():
             self._reader.execute(self._statement("window", "steer"))
             found = self._reader.execute(*self._query("window", name, ids=ids), binary=True)
-        return dict(found.fetchall())
+        return {id_: tuple(said) for id_, *said in found.fetchall()}
 
     def _deleted(self, first: Sequence[str], queries: Sequence[Query]) -> list[int]:
         """How many rows each of `queries` deletes, with one round trip and one commit.

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from outbox_plugin.adapters.kafka import Admin
 from outbox_plugin.adapters.topics import Judgement, Topics
-from outbox_plugin.core.row import OutboxRow, TooLarge, column, fields_of
+from outbox_plugin.core.row import OutboxRow, TooLarge, column, fields_of, length_of
 from outbox_plugin.core.row_faults import fault_of, faults_of, header_names_are_plain
 from outbox_plugin.errors import Refusal, RowsRefused, SchemaMissing, TopicsAway
 from outbox_plugin.settings import Settings
@@ -147,7 +147,7 @@ class Records:
 
     def _make_room(self, producer: Producer, row: OutboxRow) -> None:
         """Before a record of a limited topic: send what is there first, where both would be too much together."""
-        size = 1 + len(row.key) + len(row.value or "")
+        size = 1 + length_of(row)
         if self._group and self._group_bytes + size > self._limits[row.topic]:
             producer.flush(_ANSWER_SECONDS)
             self.conclude()
@@ -160,23 +160,27 @@ class Records:
         news, self._news = self._news, []
         if not news:
             return
-        ids: dict[tuple[str, bytes, bytes | None], list[int]] = {}
+        rows: dict[tuple[str, bytes, bytes | None], list[OutboxRow]] = {}
         for row in self._rows:
             if row.id in self.refusals or row.key is None or isinstance(row.value, TooLarge):
                 continue
             value = row.value.encode() if isinstance(row.value, str) else row.value
-            ids.setdefault((row.topic, row.key.encode(), value), []).append(row.id)
+            rows.setdefault((row.topic, row.key.encode(), value), []).append(row)
         # Our clock or the broker's is wrong, and no row. librdkafka calls a record of a larger batch invalid then.
         clocks_differ = any(error.code() == KafkaError.INVALID_TIMESTAMP for error, *_ in news)
         for error, topic, key, value in news:
-            concerned = ids.get((topic, key or b"", value), [])
+            concerned = self._concerned(rows.get((topic, key or b"", value), []))
             self._topics.forget(topic)  # It may have lost a leader: that is looked up before the next record.
             if error.code() not in _PURGED:
                 self.failures.append(error)
-            self.failed.update(concerned)
+            self.failed.update(row.id for row in concerned)
             is_clock = clocks_differ and error.code() in _INVALID
-            if not is_clock and (refusal := self._refusal(error, topic)) is not None:
-                self.refusals |= dict.fromkeys(concerned, refusal)
+            if is_clock or (refusal := self._refusal(error, topic)) is None:
+                continue
+            if refusal.whole_topic or all(_headers(row) == _headers(concerned[0]) for row in concerned):
+                self.refusals |= {row.id: refusal for row in concerned}
+            else:
+                self._limits[topic], self.narrowed = 0, True
         too_large = {topic for error, topic, *_ in news if error.code() == KafkaError.MSG_SIZE_TOO_LARGE}
         self.too_large |= too_large
         for topic in too_large.intersection(row.topic for row in self._rows):  # A progress record has no smaller group.
@@ -184,6 +188,14 @@ class Records:
                 self._limits[topic] = _SMALLER[self._limits.get(topic)]
                 self.narrowed = True
         self.failed -= self.refusals.keys()
+
+    def _concerned(self, alike: list[OutboxRow]) -> list[OutboxRow]:
+        """Which of the rows that are `alike` a failed delivery was of; it has no headers to tell them apart by.
+
+        Where the last group has one row of the topic, it was that one.
+        """
+        alone = [row for row in self._group if alike and row.topic == alike[0].topic]
+        return alone if len(alone) == 1 and alone[0] in alike else alike
 
     def refused_topics(self) -> set[str]:
         """The topics of which a broker has refused records for what they are, since the last `conclude`."""
@@ -220,6 +232,10 @@ def refused_by_topic(rows: Sequence[OutboxRow], verdict: Judgement) -> dict[int,
     return (
         {row.id: verdict.refused[row.topic] for row in rows if row.topic in verdict.refused} if verdict.refused else {}
     )
+
+
+def _headers(row: OutboxRow) -> tuple[list[str], list[str]]:
+    return row.header_keys, row.header_values
 
 
 def _refused_at_once(error: KafkaError, topic: str) -> Refusal | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import psycopg
 
@@ -11,7 +12,7 @@ from outbox_plugin.adapters.kafka import largest_record_bytes
 from outbox_plugin.adapters.postgres import PostgresOutbox, Query
 from outbox_plugin.core.ports import Control, Wanted
 from outbox_plugin.core.progress import Publication
-from outbox_plugin.core.row import OutboxRow, TooLarge, column
+from outbox_plugin.core.row import OutboxRow, RecordLimit, column
 from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.core.takeover import Terms
 from outbox_plugin.core.window import BYTES_PER_WINDOW
@@ -31,7 +32,7 @@ class WindowStore(PostgresOutbox):
         super().__init__(settings, shard, layout)
         self._history = History(settings) if settings.retention else None
         self._slice = Slice(shard, layout.shards)
-        self._largest_bytes = largest_record_bytes(settings)
+        self._limit = RecordLimit(largest_record_bytes(settings))
         try:
             self._keep_days()
         except BaseException:
@@ -124,38 +125,38 @@ class WindowStore(PostgresOutbox):
         while True:
             with reported():
                 rows = self._rows_of((opened + b" " + query, fetched), (query,), values)
-            left_out = [row.id for row in rows if _value_was_left_out(row)] if None in column(rows, "value") else []
+            left_out = [row.id for row in rows if _was_left_out(row)] if None in column(rows, "value") else []
             if not left_out:
                 return rows
-            if whole := self._with_values(rows, left_out):
+            if whole := self._whole(rows, left_out):
                 return whole  # Else all of them have vanished, and what is behind them was not read yet.
 
-    def _with_values(self, rows: Sequence[OutboxRow], left_out: list[int]) -> Sequence[OutboxRow]:
-        """The first of `rows`, as many as may be in memory together, with the values that were `left_out`.
+    def _whole(self, rows: Sequence[OutboxRow], left_out: list[int]) -> Sequence[OutboxRow]:
+        """The first of `rows`, as many as may be in memory together, with the values and headers that were `left_out`.
 
-        A value that is larger than any record is never read: it may have hundreds of megabytes.
+        A value, or headers, that are larger than any record are never read: they may have hundreds of megabytes.
 
         A row that somebody has deleted since is not part of the read: without its value it would be a tombstone.
         """
         with reported():
-            sizes: dict[int, int] = self._of_rows("large_values", left_out)
+            sizes = self._of_rows("large_rows", left_out)
             large: list[int] = []
-            values: dict[int, str | bytes | TooLarge] = {}
+            parts: dict[int, tuple[Any, ...]] = {}  # The value, and the two arrays of headers.
             last_id, total = rows[-1].id, 0
-            for id_, size in sizes.items():
-                if size > self._largest_bytes:
-                    values[id_] = TooLarge(size, self._largest_bytes)
+            for id_, (value, headers) in sizes.items():
+                if (too_large := self._limit.too_large(value, headers)) is not None:
+                    parts[id_] = too_large, [], []
                     continue
-                total += size
+                total += value + headers
                 if large and total > BYTES_PER_WINDOW:
                     last_id = id_ - 1
                     break
                 large.append(id_)
-            values |= self._of_rows("values", large) if large else {}
+            parts |= self._of_rows("left_out", large) if large else {}
         return [
-            row._replace(value=values[row.id], horizon=-row.horizon) if _value_was_left_out(row) else row
+            OutboxRow._make((*row[:4], *parts[row.id], -row.horizon)) if _was_left_out(row) else row
             for row in rows
-            if row.id <= last_id and (not _value_was_left_out(row) or row.id in values)
+            if row.id <= last_id and (not _was_left_out(row) or row.id in parts)
         ]
 
     def purge(self, publications: Sequence[Publication]) -> int:
@@ -213,6 +214,6 @@ class WindowStore(PostgresOutbox):
         return self._statement("window", name, (condition,)), {**self._values, **values}
 
 
-def _value_was_left_out(row: OutboxRow) -> bool:
-    """Whether a read left the value of `row` out: see the statement `read_window`."""
+def _was_left_out(row: OutboxRow) -> bool:
+    """Whether a read left the value and the headers of `row` out: see the statement `read_window`."""
     return row.horizon < 0

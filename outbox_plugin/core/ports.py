@@ -30,7 +30,10 @@ class Wanted:
 
     @property
     def large_bytes(self) -> int:
-        """Values up to it need no count: `limit` of them are in bounds. Larger ones are counted, and read apart."""
+        """Rows whose value and arrays of headers have at most so many bytes each are in bounds, `limit` of them.
+
+        Larger ones are counted, and read apart.
+        """
         return 2 * BYTES_PER_WINDOW // self.limit
 
 

@@ -11,16 +11,39 @@ from typing import Any, NamedTuple, overload
 
 @dataclass(frozen=True, slots=True)
 class TooLarge:
-    """Stands for a value that no record can hold, and that is therefore not read.
+    """Stands for the value of a row that no record can hold: its value, or its headers, were therefore not read.
 
     It is neither text nor bytes, so that no client takes it for a value, and it is not None, which is a tombstone.
     """
 
     size: int  # Bytes.
     limit: int
+    what: str = "the value has"
 
     def __len__(self) -> int:
         return 0  # What it takes in memory, as far as that counts.
+
+
+@dataclass(frozen=True, slots=True)
+class RecordLimit:
+    """How large a record may be, as far as that can be seen in the database without reading the row."""
+
+    value: int  # Bytes, of a record or of a value alone.
+
+    @property
+    def headers(self) -> int:
+        """What both arrays of headers may take in the database, in bytes.
+
+        A header takes 3 bytes in a record at least, and 13 at most in the database beside what its two texts have. So
+        arrays that take five times as much as a record may have do not fit into one.
+        """
+        return 5 * self.value
+
+    def too_large(self, value: int, headers: int) -> TooLarge | None:
+        """What stands for a row whose value and headers take so many bytes; None where it is to be read."""
+        if value > self.value:
+            return TooLarge(value, self.value)
+        return TooLarge(headers, self.value, "the headers have") if headers > self.headers else None
 
 
 class OutboxRow(NamedTuple):
@@ -81,3 +104,9 @@ def fields_of(rows: Sequence[OutboxRow]) -> Sequence[tuple[Any, ...]]:
 def column(rows: Sequence[OutboxRow], field: str) -> Iterator[Any]:
     """That field of each row."""
     return map(itemgetter(OutboxRow._fields.index(field)), fields_of(rows))
+
+
+def length_of(row: OutboxRow) -> int:
+    """How much a record of `row` has beside its topic, about: in characters where it is text, in bytes otherwise."""
+    texts = (each for array in (row.header_keys, row.header_values) if isinstance(array, list) for each in array)
+    return len(row.key or "") + len(row.value or "") + sum(len(text) for text in texts if isinstance(text, str | list))

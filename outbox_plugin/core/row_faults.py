@@ -64,7 +64,7 @@ def _column_fault(row: OutboxRow) -> str | None:
             return f"{name} is a {type(text).__name__}; expected a text"
     value: Any = row.value
     if isinstance(value, TooLarge):
-        return f"the value has {value.size:,} bytes; larger than the client's message.max.bytes of {value.limit:,}"
+        return f"{value.what} {value.size:,} bytes; larger than the client's message.max.bytes of {value.limit:,}"
     if not isinstance(value, str | bytes | None):
         return f"kafka_value is a {type(value).__name__}; expected a text, bytes or NULL"
     return None

@@ -101,6 +101,25 @@ def test_a_row_larger_than_its_topic_takes_is_found_among_many(either: Settings,
     assert sum(map(len, seen.values())) == 3_001
 
 
+def test_rows_that_differ_from_one_that_is_too_large_in_its_headers_alone_are_not_taken_for_it(
+    either: Settings, group: str
+) -> None:
+    """A delivery that fails is reported without its headers."""
+    settings = either.model_copy(update={"bad_rows": "dead-letter"})
+    topic = f"{group}-narrow"
+    admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
+    [made] = admin.create_topics([NewTopic(topic, num_partitions=1, config={"max.message.bytes": "20000"})]).values()
+    made.result(20)
+    insert(settings, topic, [("k", "same"), ("k", "same")])
+    mend(settings, "kafka_header_keys = '{h}', kafka_header_values = ARRAY[repeat('x', 50000)] WHERE id = 2")
+    insert(settings, topic, [("k", "same"), ("k", "last")])
+    with Harvester(settings):
+        drained(settings)
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        assert connection.execute("SELECT kafka_header_keys FROM outbox_dead_letter").fetchall() == [(["h"],)]
+    assert by_key(consume(settings, topic)) == {"k": ["same", "same", "last"]}
+
+
 @pytest.mark.parametrize("missing", ["not there", "never-made"])
 def test_a_topic_that_is_not_to_be_had_waits_as_a_whole(settings: Settings, strict: str, missing: str) -> None:
     settings = settings.model_copy(update={"bootstrap_servers": strict})

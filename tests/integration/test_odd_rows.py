@@ -197,3 +197,25 @@ def test_a_value_that_no_record_can_hold_is_not_read(either: Settings, topic: st
         operate.release(either)
         drained(either)
     assert by_key(consume(either, topic)) == {"good": ["1", None, "x" * 900_000], "bad": ["1", "2", "3"]}
+
+
+@pytest.mark.parametrize("storage", ["EXTENDED", "EXTERNAL"])
+def test_headers_that_no_record_can_hold_are_not_read(either: Settings, topic: str, storage: str) -> None:
+    """Compressed in the database or as they are: they are measured before they are read, as values are."""
+    for column in ("kafka_header_keys", "kafka_header_values"):
+        run_sql(either, f"ALTER TABLE outbox ALTER COLUMN {column} SET STORAGE {storage}")
+    insert(either, topic, [("good", "1"), ("bad", "1")])
+    headers = "ARRAY['h'], ARRAY[repeat('x', 250000000)]"
+    run_sql(either, f"{ROW} (%s, 'bad', '2', {headers}), (%s, 'worse', '1', {headers})", topic, topic)
+    insert(either, topic, [("bad", "3"), ("good", "2")])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with Harvester(either):
+        eventually(lambda: backlog(either) == 3, 60)
+        lanes = {lane.key: lane.reason for lane in operate.parked_lanes(either)}
+        assert lanes.keys() == {"bad", "worse"}
+        assert all("the headers have 250,000" in reason for reason in lanes.values())
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 150_000  # KiB.
+        run_sql(either, "UPDATE outbox SET kafka_header_values = '{x}' WHERE kafka_header_keys = '{h}'")
+        operate.release(either)
+        drained(either)
+    assert by_key(consume(either, topic)) == {"good": ["1", "2"], "bad": ["1", "2", "3"], "worse": ["1"]}

@@ -153,6 +153,35 @@ def test_large_values_are_read_a_few_at_a_time_and_whole(store: WindowStore, set
     assert [(row.id, row.value) for row in second] == [(7, "G" * 3_000_000), (8, None), (9, "9"), (10, "10")]
 
 
+LARGE_HEADERS = "UPDATE outbox SET kafka_header_keys = ARRAY['h', NULL], kafka_header_values = ARRAY[{}, NULL] "
+
+
+@pytest.mark.parametrize("texts", ["repeat(chr(64 + id::int), 3000000)", "repeat(md5(id::text), 93750)"])
+@pytest.mark.parametrize("storage", ["EXTENDED", "EXTERNAL"])
+def test_large_headers_are_read_and_marked_a_few_at_a_time_and_whole(
+    settings: Settings, texts: str, storage: str
+) -> None:
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        connection.execute(f"ALTER TABLE outbox ALTER COLUMN kafka_header_values SET STORAGE {storage}")
+        connection.execute(LARGE_HEADERS.format(texts) + "WHERE id BETWEEN 2 AND 7")
+        connection.execute("UPDATE outbox SET kafka_value = NULL WHERE id IN (3, 8)")
+        written = connection.execute(
+            "SELECT id, kafka_value, kafka_header_keys, kafka_header_values FROM outbox ORDER BY id"
+        ).fetchall()
+    with closing(WindowStore(with_room(settings), 0, LAYOUT)) as store:
+        reads: list[Sequence[OutboxRow]] = []
+        while len(seen := [row.id for rows in reads for row in rows]) < len(written):
+            reads.append(store.read(Wanted(ALL, in_flight=IdRanges.of(seen))))
+    leader = str(uuid.uuid4())
+    with closing(MarkedStore(with_room(settings), 0, LAYOUT)) as marks:
+        marks.lead(leader)
+        marked = [marks.mark(leader, Wanted(ALL)) for _ in range(4)]
+    assert [[row.id for row in rows] for rows in reads] == [[1, 2, 3], [4, 5], [6, 7, 8, 9, 10]]
+    assert [[row.id for row in rows] for rows in marked] == [[1, 2, 3, 4], [5, 6, 7], [8, 9, 10], []]
+    for rows in (reads, marked):
+        assert [(row.id, row.value, row.header_keys, row.header_values) for part in rows for row in part] == written
+
+
 @pytest.mark.parametrize("vanished", ["id = 3", "id <= 4", "id <= 10"])
 def test_a_row_that_vanishes_before_its_large_value_is_read_is_no_tombstone(
     store: WindowStore, settings: Settings, monkeypatch: pytest.MonkeyPatch, vanished: str

@@ -34,8 +34,9 @@ SELECT pg_terminate_backend(%(pid)s)
 -- name: mark
 -- Give the earliest rows that do not carry the leader's id that id, nor the one of rows that cannot be deleted; as many as have so many bytes together, and no row
 -- after one that was left out. By their ids, not by their places in the table: a row that somebody changes meanwhile has
--- another place then, would be left out, and rows behind it would overtake it. A value that is larger than any record is
--- not read; its size stands in the place of the time of creation, which this delivery does not look at.
+-- another place then, would be left out, and rows behind it would overtake it. A value, or headers, that are larger than any
+-- record are not read; their size stands in the place of the time of creation, which this delivery does not look at: of the
+-- headers, with a minus sign.
 UPDATE {outbox} AS marked
 SET leader_id = %(leader_id)s
 WHERE id = ANY (ARRAY(
@@ -43,7 +44,8 @@ WHERE id = ANY (ARRAY(
     FROM (
         SELECT id, sum(size) OVER (ORDER BY id ROWS UNBOUNDED PRECEDING) - size AS before
         FROM (
-            SELECT id, CASE WHEN octet_length(kafka_value) <= %(largest)s THEN octet_length(kafka_value) ELSE 0 END AS size
+            SELECT id, CASE WHEN octet_length(kafka_value) <= %(largest)s THEN octet_length(kafka_value) ELSE 0 END
+                       + CASE WHEN {header_bytes} <= %(largest_headers)s THEN {header_bytes} ELSE 0 END AS size
             FROM {outbox}
             WHERE id > (%(floor)s)::bigint
               AND (leader_id IS NULL OR (leader_id <> %(leader_id)s AND leader_id <> %(delivered)s))
@@ -55,10 +57,12 @@ WHERE id = ANY (ARRAY(
     WHERE before < %(bytes)s
 )) AND (leader_id IS NULL OR (leader_id <> %(leader_id)s AND leader_id <> %(delivered)s))
 RETURNING marked.id,
-          CASE WHEN octet_length(kafka_value) > %(largest)s THEN octet_length(kafka_value)::bigint ELSE 0::bigint END,
+          CASE WHEN octet_length(kafka_value) > %(largest)s THEN octet_length(kafka_value)::bigint
+               WHEN {header_bytes} > %(largest_headers)s THEN -{header_bytes} ELSE 0::bigint END,
           kafka_topic, kafka_key,
           CASE WHEN octet_length(kafka_value) <= %(largest)s THEN kafka_value END,
-          kafka_header_keys, kafka_header_values, 0::bigint
+          CASE WHEN {header_bytes} <= %(largest_headers)s THEN kafka_header_keys END,
+          CASE WHEN {header_bytes} <= %(largest_headers)s THEN kafka_header_values END, 0::bigint
 
 -- name: delete
 -- Delete what was delivered, unless another leader has marked it since.

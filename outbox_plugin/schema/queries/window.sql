@@ -46,18 +46,28 @@ FETCH ALL FROM earliest
 
 -- name: read_window
 -- The earliest rows that are wanted; never that of the largest bigint, which no range of ids can end behind. None once the table is not the one that the term began with, or its layout is not.
--- Large values are left out, to be read apart: no number of rows bounds their bytes. The horizon of a row whose value was
--- left out comes with a minus sign, since a value that is NULL is a tombstone.
+-- The value and the headers of a large row are left out, to be read apart: no number of rows bounds their bytes. The horizon
+-- of such a row comes with a minus sign, since a value that is NULL is a tombstone. A compressed array counts as large: Postgres
+-- does not say what it has inside without looking.
 SELECT id, create_time, kafka_topic, kafka_key,
-       CASE WHEN octet_length(kafka_value) <= %(large)s THEN kafka_value END,
-       kafka_header_keys, kafka_header_values,
-       CASE WHEN octet_length(kafka_value) > %(large)s THEN -(SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint)
+       CASE WHEN is_large THEN NULL ELSE kafka_value END,
+       CASE WHEN is_large THEN NULL ELSE kafka_header_keys END,
+       CASE WHEN is_large THEN NULL ELSE kafka_header_values END,
+       CASE WHEN is_large THEN -(SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint)
             ELSE (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint) END
-FROM {outbox}
-WHERE id > (%(floor)s)::bigint AND id < 9223372036854775807
-  {conditions}
+FROM (
+    SELECT id, create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values,
+           octet_length(kafka_value) > %(large)s
+           OR pg_column_size(kafka_header_keys) > %(large)s OR pg_column_size(kafka_header_values) > %(large)s
+           OR pg_column_compression(kafka_header_keys) IS NOT NULL
+           OR pg_column_compression(kafka_header_values) IS NOT NULL AS is_large
+    FROM {outbox}
+    WHERE id > (%(floor)s)::bigint AND id < 9223372036854775807
+      {conditions}
+    ORDER BY id
+    LIMIT %(limit)s
+) AS earliest
 ORDER BY id
-LIMIT %(limit)s
 
 -- name: up_to
 -- A condition of a read.
@@ -92,13 +102,20 @@ AND (kafka_key IS NULL OR NOT (
     (kafka_topic, kafka_key) = ANY (SELECT * FROM unnest(%(parked_key_topics)s::text[], %(parked_keys)s::text[]))
 ))
 
--- name: large_values
--- How large the values are that a read left out; nothing of a row that has vanished since.
-SELECT id, coalesce(octet_length(kafka_value), 0) FROM {outbox} WHERE id = ANY (%(ids)s) ORDER BY id
+-- name: header_bytes
+-- What the headers of a row take, as an expression. Their arrays are looked into only where they are compressed.
+CASE WHEN pg_column_compression(kafka_header_keys) IS NULL AND pg_column_compression(kafka_header_values) IS NULL
+     THEN coalesce(pg_column_size(kafka_header_keys), 0)::bigint + coalesce(pg_column_size(kafka_header_values), 0)
+     ELSE octet_length(record_send(ROW(kafka_header_keys)))::bigint + octet_length(record_send(ROW(kafka_header_values)))
+END
 
--- name: values
--- Values that a read left out.
-SELECT id, kafka_value FROM {outbox} WHERE id = ANY (%(ids)s)
+-- name: large_rows
+-- How large the values and the headers are that a read left out; nothing of a row that has vanished since.
+SELECT id, coalesce(octet_length(kafka_value), 0), {header_bytes} FROM {outbox} WHERE id = ANY (%(ids)s) ORDER BY id
+
+-- name: left_out
+-- What a read left out of rows.
+SELECT id, kafka_value, kafka_header_keys, kafka_header_values FROM {outbox} WHERE id = ANY (%(ids)s)
 
 -- name: purge
 -- Delete what was published, and nothing else that has such an id by now: a condition proves each row.
