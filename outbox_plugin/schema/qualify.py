@@ -56,7 +56,8 @@ def qualified(text: str) -> str:
     What stands between dollar quotes, such as a function's body, is left as it is.
 
     Raises:
-        ValueError: a character that none of our statements has, or an operator that cannot be named in full.
+        ValueError: a character that none of our statements has, an operator that cannot be named in full, or a
+            backslash in a text, which means what the session's `standard_conforming_strings` says.
     """
     tokens = _tokens(text)
     assignments = _Assignments()
@@ -67,6 +68,10 @@ def qualified(text: str) -> str:
             continue
         if token.word in _WITHOUT_A_SCHEMA or (token.word == "DISTINCT" and before.word in ("IS", "NOT")):
             raise ValueError(f"{token.text} names an operator, and takes no schema: write = ANY (…), >=, or the like")
+        if before.word == "CASE" and token.word != "WHEN":
+            raise ValueError("CASE with a value names the operator =, and takes no schema: write CASE WHEN … = …")
+        if token.kind == "literal" and token.text.startswith("'") and "\\" in token.text:
+            raise ValueError(f"a backslash in {token.text} depends on the session's standard_conforming_strings")
         assigns = assignments.take(token, before)
         if token.kind == "operator" and not assigns and not (token.text == "*" and before.word in _BEFORE_A_STAR):
             space = " " if place and tokens[place - 1].kind == "word" else ""

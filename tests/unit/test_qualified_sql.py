@@ -66,6 +66,8 @@ def unqualified(tree: Any) -> list[str]:
     spread = {id(call) for node in nodes(tree) for call in several_unnested(node)}
     for node in nodes(tree):
         kind = type(node).__name__
+        if kind == "CaseExpr" and node.arg is not None:
+            found.append("CASE with a value")
         if kind == "A_Expr" and len(node.name) == 1:
             found.append(f"{node.kind.name} {texts(node.name)}")
         elif kind == "SubLink" and node.subLinkType.name in ("ANY_SUBLINK", "ALL_SUBLINK"):
@@ -188,3 +190,23 @@ def test_what_is_no_sql_of_ours_is_refused() -> None:
 def test_an_operator_that_takes_no_schema_is_refused(condition: str) -> None:
     with pytest.raises(ValueError, match="names an operator, and takes no schema"):
         qualified(f"SELECT {condition}")
+
+
+@pytest.mark.parametrize(
+    "kind", ["CASE x WHEN 1 THEN 2 END", "CASE lower(x) WHEN 'a' THEN 2 END", "CASE (x) WHEN 1 THEN 2 END"]
+)
+def test_a_case_that_compares_a_value_is_refused(kind: str) -> None:
+    """It would look its operator up on the search_path."""
+    with pytest.raises(ValueError, match="CASE with a value names the operator ="):
+        qualified(f"SELECT {kind}")
+
+
+def test_a_text_that_depends_on_a_setting_is_refused() -> None:
+    with pytest.raises(ValueError, match="depends on the session's standard_conforming_strings"):
+        qualified("SELECT split_part(x, '\\000', 2)")
+
+
+def test_the_bodies_of_our_functions_depend_on_no_setting_of_texts() -> None:
+    for name, function in functions().items():
+        [body] = [each.arg for each in function.options if each.defname == "as"]
+        assert not any("\\" in part.sval for part in body), name

@@ -30,14 +30,14 @@ DROP TRIGGER IF EXISTS outbox_wake_up ON {outbox}
 
 -- name: shards_of_trigger
 -- For how many shards writers wake their leaders; no row where they wake none.
-SELECT split_part(encode(tgargs, 'escape'), '\000', 2)::int FROM pg_trigger
+SELECT split_part(encode(tgargs, 'escape'), chr(92) || '000', 2)::int FROM pg_trigger
 WHERE tgrelid = to_regclass({quoted_outbox}) AND tgname = 'outbox_wake_up' AND tgnargs = 2
 
 -- name: wakes_up
 -- Whether writers wake the leader of a shard: the trigger's arguments are the table's name and a number of shards.
 SELECT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = to_regclass({quoted_outbox}) AND tgname = 'outbox_wake_up'
                                          AND tgenabled <> 'D' AND tgnargs = 2
-                                         AND split_part(encode(tgargs, 'escape'), '\000', 2)::int > %(shard)s)
+                                         AND split_part(encode(tgargs, 'escape'), chr(92) || '000', 2)::int > %(shard)s)
 
 -- name: listen
 -- Hear of rows and of orders.
