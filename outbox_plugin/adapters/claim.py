@@ -30,8 +30,8 @@ class Claim:
         With `adopt`, our group replaces the one that the database remembers.
 
         Raises:
-            SchemaMissing: the table, one of its columns, our trigger, or our own tables are missing, or no row of the
-                table can be deleted.
+            SchemaMissing: the table, one of its columns, our trigger, or our own tables are missing, its ids need not
+                be unique, or no row of the table can be deleted.
             InvalidSetting: the table is known by another name.
             ForeignOutbox: see `group`.
             ServerRefused: our transactions are isolated otherwise than we need.
@@ -52,6 +52,11 @@ class Claim:
             )
         if missing := [column for (column,) in self._ask("identity", "columns")]:
             raise SchemaMissing(f"the table {settings.table!r} lacks the column(s) {', '.join(missing)}")
+        if not self._ask("identity", "unique_ids"):
+            raise SchemaMissing(
+                f"the table {settings.table!r} lets two rows have the same id, so one could be deleted for the other: "
+                f"ALTER TABLE {settings.table} ADD PRIMARY KEY (id)"
+            )
         self._check_isolation()
         for (keeper,) in self._ask("identity", "kept_rows"):
             raise SchemaMissing(

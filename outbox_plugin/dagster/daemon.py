@@ -27,7 +27,7 @@ from pathlib import Path
 from psycopg.conninfo import conninfo_to_dict
 
 from outbox_plugin.dagster.supervision import Decision, Seen, decide, recent
-from outbox_plugin.errors import OutboxError
+from outbox_plugin.errors import InvalidSetting, OutboxError
 from outbox_plugin.harvester import Harvester, look_for_cycles_less_often
 from outbox_plugin.settings import Settings
 
@@ -97,14 +97,24 @@ class Daemon:
         return None
 
     def keep_alive(self, lease_seconds: float, now: float) -> Decision:
-        """Renew the lease, and start the daemon if it is not there; never waits. `now`: seconds since the epoch."""
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.lease.touch()
-        starts = self._starts()
-        decision = decide(Seen(self.running, starts, now))
-        if decision is Decision.START:
-            (self.folder / "starts.json").write_text(json.dumps([*recent(starts, now), now]))
-            self._start(lease_seconds)
+        """Renew the lease, and start the daemon if it is not there; never waits. `now`: seconds since the epoch.
+
+        Raises:
+            InvalidSetting: its folder cannot be written to.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.lease.touch()
+            starts = self._starts()
+            decision = decide(Seen(self.running, starts, now))
+            if decision is Decision.START:
+                (self.folder / "starts.json").write_text(json.dumps([*recent(starts, now), now]))
+                self._start(lease_seconds)
+        except OSError as error:
+            raise InvalidSetting(
+                f"XDG_STATE_HOME: the harvester's daemon keeps its lease and its log in {self.folder}, which cannot be "
+                f"written to: {error.strerror or error}"
+            ) from error
         return decision
 
     def release(self) -> None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import psycopg
+from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, timeout_from_conninfo
 
 from outbox_plugin.errors import SchemaMissing, ServerRefused, StoreUnavailable
@@ -33,6 +34,8 @@ def connect(
 ) -> psycopg.Connection[tuple[Any, ...]]:
     """A connection in autocommit mode that works behind a transaction-mode pooler: nothing is prepared.
 
+    No time-out of a role's or a database's ends its session for being idle; but for what the DSN itself asks.
+
     A statement on it waits for as long as the server works on it, but ends within about 2 seconds where the way to the
     server is dead; see `silence`.
 
@@ -40,7 +43,7 @@ def connect(
         settings: their DSN names the server; what it says of time-outs and keepalives goes before ours.
         purpose: the session's `application_name`.
         own_name: make that a name of its own, by which a probe finds the session behind a pooler. Not where the name is
-            changed while statements run.
+            changed while statements run. Such a session's transactions may also take as long as they need.
 
     Raises:
         psycopg.Error: as psycopg says it; see `reported` and `reported_as_refusal`.
@@ -53,12 +56,13 @@ def connect(
     connection = _connected(WatchedConnection[tuple[Any, ...]], options)
     _prepare_to_probe(connection, settings, options)
     connection.probe_name = options["application_name"] if own_name else None
-    return connection
+    return _kept(connection, settings, options, takes_long=own_name)
 
 
 def connect_patiently(settings: Settings, *, purpose: str = "outbox") -> psycopg.Connection[tuple[Any, ...]]:
     """As `connect`, for a long transaction that would have to be done again as a whole: TCP alone ends its waits."""
-    return _connected(psycopg.Connection[tuple[Any, ...]], _options(settings, purpose, _PATIENT))
+    options = _options(settings, purpose, _PATIENT)
+    return _kept(_connected(psycopg.Connection[tuple[Any, ...]], options), settings, options)
 
 
 async def connect_async(settings: Settings, *, purpose: str = "outbox") -> psycopg.AsyncConnection[tuple[Any, ...]]:
@@ -73,7 +77,42 @@ async def connect_async(settings: Settings, *, purpose: str = "outbox") -> psyco
         await connection.close()
         raise _too_old(version)
     _prepare_to_probe(connection, settings, options)
+    try:
+        for query in _keeping(connection, settings, options):
+            await connection.execute(query, {"pid": connection.info.backend_pid})
+    except BaseException:
+        await connection.close()
+        raise
     return connection
+
+
+def _kept(connection: C, settings: Settings, options: dict[str, Any], *, takes_long: bool = False) -> C:
+    """`connection`, which no time-out of a role's or a database's ends any more; see `_keeping`."""
+    try:
+        for query in _keeping(connection, settings, options, takes_long=takes_long):
+            connection.execute(query, {"pid": connection.info.backend_pid})
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _keeping(
+    connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any],
+    settings: Settings,
+    options: dict[str, Any],
+    *,
+    takes_long: bool = False,
+) -> list[sql.Composed]:
+    """The statements that keep a session, but for what the DSN says of time-outs itself."""
+    since = {"stay_idle": ("idle_session_timeout", 14)}
+    if takes_long:
+        since["take_long"] = ("transaction_timeout", 17)
+    return [
+        statement("probe", name, settings.table)
+        for name, (time_out, version) in since.items()
+        if connection.info.server_version >= version * 10_000 and time_out not in str(options.get("options", ""))
+    ]
 
 
 def _too_old(version: int) -> ServerRefused:

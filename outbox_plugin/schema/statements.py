@@ -48,7 +48,10 @@ def statement(noun: str, name: str, table: str, **parts: sql.Composable) -> sql.
     Raises:
         KeyError: there is no statement of that name.
     """
-    return compose(_statements(noun)[name], table, **parts)
+    text = _statements(noun)[name]
+    if "{id_sequence}" in text:
+        parts = {**parts, "id_sequence": compose(_statements("identity")["id_sequence"], table)}
+    return compose(text, table, **parts)
 
 
 def check_name(table: str, known_as: Sequence[tuple[Any, ...]]) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from outbox_plugin.dagster.daemon import Daemon
 from outbox_plugin.dagster.supervision import Decision, Seen, check_lease, decide
 from outbox_plugin.errors import InvalidSetting
+from outbox_plugin.settings import Settings
 
 
 def test_a_daemon_that_runs_is_left_alone() -> None:
@@ -41,3 +45,13 @@ def test_a_lease_outlives_a_tick_that_is_missed(interval: int, shortest: int) ->
     check_lease(shortest, interval)
     with pytest.raises(InvalidSetting, match=f"lease_seconds: expected {shortest} or more"):
         check_lease(shortest - 0.1, interval)
+
+
+def test_a_folder_that_cannot_be_written_to_is_named_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    daemon = Daemon.of(Settings(dsn="postgresql://nowhere/none", bootstrap_servers="127.0.0.1:1"))
+    with pytest.raises(InvalidSetting, match=r"^XDG_STATE_HOME: .*, which cannot be written to: Not a directory$"):
+        daemon.keep_alive(60.0, 0.0)

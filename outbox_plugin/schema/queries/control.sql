@@ -7,7 +7,7 @@ SELECT known.incarnation = %(incarnation)s AND known.table_oid = to_regclass({qu
        known.paused OR %(shard)s = ANY (known.paused_shards),
        coalesce((SELECT pg_sequence_last_value(seqrelid)
                  FROM pg_sequence
-                 WHERE seqrelid = pg_get_serial_sequence({quoted_outbox}, 'id')::regclass AND seqcache = 1
+                 WHERE seqrelid = {id_sequence} AND seqcache = 1
                    AND has_sequence_privilege(seqrelid, 'USAGE, SELECT')), 0)
 FROM {outbox_identity} AS known
 WHERE known.table_name = %(table)s
@@ -16,7 +16,7 @@ WHERE known.table_name = %(table)s
 -- The transactions that may have drawn an id and not ended: who draws one holds this lock from before it to the end.
 SELECT DISTINCT virtualtransaction
 FROM pg_locks
-WHERE locktype = 'relation' AND relation = pg_get_serial_sequence({quoted_outbox}, 'id')::regclass
+WHERE locktype = 'relation' AND relation = {id_sequence}
   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
   AND granted AND mode <> 'AccessShareLock' AND (pid IS NULL OR pid <> pg_backend_pid())
 

@@ -57,6 +57,13 @@ WHERE NOT EXISTS (
     WHERE attrelid = to_regclass({quoted_outbox}) AND attname = needed AND NOT attisdropped
 )
 
+-- name: unique_ids
+-- One row where no two rows can have the same id.
+SELECT FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attnum = indkey[0]
+WHERE indrelid = to_regclass({quoted_outbox}) AND attname = 'id'
+  AND indisunique AND indisvalid AND indnkeyatts = 1 AND indpred IS NULL
+LIMIT 1
+
 -- name: kept_rows
 -- What keeps us from deleting any row without an error: a rule, or row level security without a policy for us.
 SELECT format('the rule %%s', rulename) FROM pg_rewrite
@@ -75,7 +82,26 @@ SELECT current_setting('default_transaction_isolation')
 
 -- name: sequence_cache
 -- How many ids a session draws ahead. Above 1, a later transaction can get a smaller id.
-SELECT seqcache FROM pg_sequence WHERE seqrelid = pg_get_serial_sequence({quoted_outbox}, 'id')::regclass
+SELECT seqcache FROM pg_sequence WHERE seqrelid = {id_sequence}
+
+-- name: id_sequence
+-- The sequence that ids are drawn from, as an expression: the one of GENERATED AS IDENTITY, or else the one of a default that
+-- is nextval and nothing more. A sequence that merely belongs to the column, as an earlier default's does, is not it.
+coalesce(
+    (SELECT drawn.objid
+     FROM pg_attribute AS col
+     JOIN pg_depend AS drawn ON drawn.refobjid = col.attrelid AND drawn.refobjsubid = col.attnum
+     WHERE col.attrelid = to_regclass({quoted_outbox}) AND col.attname = 'id' AND col.attidentity <> ''
+       AND drawn.refclassid = 'pg_class'::regclass AND drawn.classid = 'pg_class'::regclass AND drawn.deptype = 'i'),
+    (SELECT drawn.refobjid
+     FROM pg_attribute AS col
+     JOIN pg_attrdef AS preset ON preset.adrelid = col.attrelid AND preset.adnum = col.attnum
+     JOIN pg_depend AS drawn ON drawn.classid = 'pg_attrdef'::regclass AND drawn.objid = preset.oid
+     JOIN pg_class AS found ON found.oid = drawn.refobjid AND found.relkind = 'S'
+     WHERE col.attrelid = to_regclass({quoted_outbox}) AND col.attname = 'id'
+       AND drawn.refclassid = 'pg_class'::regclass
+       AND pg_get_expr(preset.adbin, preset.adrelid) ~ '^nextval[(]''([^'']|'''')*''::regclass[)]$')
+)
 
 -- name: identity_tables
 -- The tables that say which outboxes there are, in all schemas that we may read. A stranger's table is left out: its

@@ -13,3 +13,12 @@ SELECT pg_catalog.pg_backend_pid(),
 -- would keep what the transaction has locked for hours.
 SELECT set_config('tcp_keepalives_idle', '5', true), set_config('tcp_keepalives_interval', '2', true),
        set_config('tcp_keepalives_count', '3', true), set_config('tcp_user_timeout', '10000', true)
+
+-- name: stay_idle
+-- A role's time-out would end a session of ours that has nothing to do. Not behind a pooler, which shares its sessions with
+-- others, and makes up process ids.
+SELECT set_config('idle_session_timeout', '0', false) WHERE pg_backend_pid() = %(pid)s
+
+-- name: take_long
+-- The same for a transaction that takes long; for Postgres 17 and later ones.
+SELECT set_config('transaction_timeout', '0', false) WHERE pg_backend_pid() = %(pid)s
