@@ -129,21 +129,30 @@ class Proxy:
             with self._listening_socket:
                 self._passing = {each: asyncio.Event() for each in DIRECTIONS}
                 self._restore()
-                accepting = self._loop.create_task(self._accept())
+                self._loop.add_reader(self._listening_socket, self._accept)
                 self._loop.call_soon(self._listening.set)
                 self._loop.run_forever()
-                accepting.cancel()
+                self._loop.remove_reader(self._listening_socket)
             self._cut()
             self._loop.run_until_complete(_ended(asyncio.all_tasks(self._loop)))
         finally:
             self._loop.close()
 
-    async def _accept(self) -> None:
-        while True:
-            client, _ = await self._loop.sock_accept(self._listening_socket)
+    def _accept(self) -> None:
+        """Take a connection that has come. In one step: a task that is cancelled half-way would forget its socket."""
+        with suppress(BlockingIOError, ConnectionAbortedError):
+            client, _ = self._listening_socket.accept()
             link = _Link(client)
             self._links.add(link)
             link.task = self._loop.create_task(self._serve(link))
+            link.task.add_done_callback(lambda task: self._close(link, task))
+
+    def _close(self, link: _Link, task: asyncio.Task[None]) -> None:
+        """Its task has ended; one that was cancelled before it began has run nothing of its own."""
+        if task.cancelled():
+            link.reset_on_close()
+        self._links.discard(link)
+        link.close()
 
     async def _serve(self, link: _Link) -> None:
         try:
@@ -155,9 +164,6 @@ class Proxy:
                 await asyncio.Event().wait()
         except* (OSError, asyncio.CancelledError):
             link.reset_on_close()
-        finally:
-            self._links.discard(link)
-            link.close()
 
     async def _pump(self, link: _Link, source: socket.socket, sink: socket.socket, direction: Direction) -> None:
         while True:

@@ -177,15 +177,16 @@ def test_a_restart_goes_on_with_its_claims_at_once(
 ) -> None:
     """The first run dies: nothing is released, and nobody takes its claims, as it has hardly gone."""
     write(range(600))
-    others = start("other")
-    first = start("one")
-    eventually(lambda: held(others, first) == [3, 3], 20)
+    interval = 2 * INTERVAL
+    others = start("other", heartbeat_interval_seconds=interval)
+    first = start("one", heartbeat_interval_seconds=interval)
+    eventually(lambda: held(others, first) == [3, 3], 40)
     claims = set(first.consumer.claims)
     first.end(release=False)
     began = time.monotonic()
-    again = start("one")
-    eventually(lambda: set(again.consumer.claims) == claims, 2)
-    assert time.monotonic() - began < 2
+    again = start("one", heartbeat_interval_seconds=interval)
+    eventually(lambda: set(again.consumer.claims) == claims, 40)
+    assert time.monotonic() - began < interval, "it waited for nobody's heartbeat"
     assert held(others) == [3]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import threading
 from collections.abc import Iterator
@@ -183,6 +184,21 @@ def test_a_server_that_is_away_is_a_reset(proxy: Proxy, echo: Echo) -> None:
     proxy.target = 1
     with pytest.raises(ConnectionResetError), socket.create_connection(("127.0.0.1", proxy.port), timeout=5) as client:
         client.recv(100)
+
+
+def test_a_connection_that_comes_as_the_proxy_ends_is_reset(echo: Echo) -> None:
+    """It is accepted, and ended before it was served: its sockets are closed all the same."""
+    proxy = Proxy(echo.port)
+    proxy.start()
+    go_on = threading.Event()
+    proxy._loop.call_soon_threadsafe(go_on.wait, 60)
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=5) as client:
+        proxy._loop.call_soon_threadsafe(proxy._loop.stop)
+        go_on.set()
+        proxy._thread.join()
+        with pytest.raises(ConnectionResetError):
+            client.recv(100)
+    gc.collect()  # A socket that was forgotten says so now, and fails the test.
 
 
 def test_stop_is_safe_to_call_twice(echo: Echo) -> None:
