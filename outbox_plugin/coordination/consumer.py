@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Literal, Self, get_args
 
@@ -33,6 +33,7 @@ FOLLOW_SECONDS = 0.05  # Between two looks at what we hold.
 GATHER_SECONDS = 0.005  # For more than one record, once there is one;
 PROMISED_GATHER_SECONDS = 0.05  # longer where each batch takes a promise, which costs about as much.
 PROMISE_SECONDS = 5.0
+LEAST_PROMISE_SECONDS = 1.0  # So long a promise is waited for also where `poll` has less time; most take milliseconds.
 
 
 def _nothing(_: ClaimEvent) -> None:
@@ -140,7 +141,8 @@ class Consumer:
     def poll(self, timeout_seconds: float = 1.0) -> Message | None:
         """The next record; None when none came in time, as always while the group is paused.
 
-        At most once, it counts as consumed before it is returned.
+        At most once, it counts as consumed before it is returned. For the log to say so, it may take about a second
+        longer than `timeout_seconds`, and some more where Kafka is away.
 
         Raises:
             OutboxError: what is wrong cannot be mended by waiting.
@@ -156,7 +158,7 @@ class Consumer:
                 return message
             if now > deadline:
                 return None
-            self._fetch(min(FOLLOW_SECONDS, max(0.0, deadline - now)))
+            self._fetch(min(FOLLOW_SECONDS, max(0.0, deadline - now)), deadline)
         return None
 
     def __iter__(self) -> Iterator[Message]:
@@ -211,11 +213,16 @@ class Consumer:
             self._reader.incremental_assign([At(*place, held[place].position) for place in new])
             self._assigned.update((place, held[place]) for place in new)
 
-    def _fetch(self, wait_seconds: float) -> None:
+    def _fetch(self, wait_seconds: float, deadline: float) -> None:
         """Take in what has arrived; at most once, only what the log has promised us."""
-        if len(self._fetched) >= BATCH:  # It waits for the log to say that we still hold it.
+        if len(self._fetched) < BATCH:
+            self._take_in(wait_seconds)
+        elif not self._at_most_once or not self._unpromised():  # It waits for the log to say that we still hold it.
             time.sleep(wait_seconds)
-            return
+        if self._at_most_once and (unpromised := self._unpromised()):
+            self._promise(unpromised, deadline)
+
+    def _take_in(self, wait_seconds: float) -> None:
         first = self._reader.poll(wait_seconds)
         gather_seconds = PROMISED_GATHER_SECONDS if self._at_most_once else GATHER_SECONDS
         for message in [] if first is None else [first, *self._reader.consume(BATCH - 1, gather_seconds)]:
@@ -226,19 +233,19 @@ class Consumer:
             place = Place(message.topic() or "", message.partition() or 0)
             if (claim := self._assigned.get(place)) is not None:
                 self._fetched.add(place, claim, message.offset() or 0, message)
-        if self._at_most_once and self._fetched:
-            self._promise()
 
-    def _promise(self) -> None:
-        """Have the log say that what was fetched is ours; again and again, as long as we hold any of it."""
-        while self._fetched and not self._stopped:
-            self._instance.promise(self._fetched.ends(), PROMISE_SECONDS)
-            held = self._instance.claims()
-            for place, (claim, _) in self._fetched.ends().items():
-                if held.get(place) is not claim:
-                    self._fetched.forget(place)
-            if all(end <= claim.promised for claim, end in self._fetched.ends().values()):
-                return
+    def _promise(self, unpromised: Mapping[Place, tuple[Claim, int]], deadline: float) -> None:
+        """Have the log say that this is ours; what it does not say in time, it is asked again, while we hold it."""
+        left = deadline - time.monotonic()
+        self._instance.promise(unpromised, min(PROMISE_SECONDS, max(left, LEAST_PROMISE_SECONDS)))
+        held = self._instance.claims()
+        for place, (claim, _) in self._fetched.ends().items():
+            if held.get(place) is not claim:
+                self._fetched.forget(place)
+
+    def _unpromised(self) -> dict[Place, tuple[Claim, int]]:
+        """The claims of which the log has not said all that was fetched to be ours, with where that ends."""
+        return {place: (claim, end) for place, (claim, end) in self._fetched.ends().items() if end > claim.promised}
 
 
 def _check(

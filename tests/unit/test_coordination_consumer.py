@@ -1,12 +1,16 @@
-"""What a consumer cannot be asked for, said in one line before anything is connected."""
+"""What a consumer cannot be asked for, said in one line before anything is connected; and how long a `poll` takes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from outbox_plugin.coordination import Admin, Consumer
+from outbox_plugin.coordination import Admin, Consumer, consumer
+from outbox_plugin.coordination.claims import Claim, Place
+from outbox_plugin.coordination.fetched import Answer, Fetched
 from outbox_plugin.errors import InvalidSetting, ServerRefused, UserError
 from tests.harvesting import run_outbox
 
@@ -60,3 +64,56 @@ def test_the_command_line_says_so_in_one_line() -> None:
     assert said.returncode == 2
     assert said.stderr.count("\n") == 1
     assert said.stderr.startswith("outbox: Kafka, as OUTBOX_BOOTSTRAP_SERVERS names it (127.0.0.1:1)")
+
+
+class UnansweredInstance:
+    """It holds two partitions; the log answers for the second, and for the first once it `answers`."""
+
+    def __init__(self) -> None:
+        self.held = {Place("silent", 0): Claim(0), Place("orders", 0): Claim(0)}
+        self.answers = False
+        self.now = 0.0
+
+    def claims(self) -> dict[Place, Claim]:
+        return dict(self.held)
+
+    def promise(self, claims: Mapping[Place, tuple[Claim, int]], wait_seconds: float) -> None:
+        assert self.now < 100, "it asks again and again"
+        for place, (claim, end) in claims.items():
+            if self.answers or place.topic == "orders":
+                claim.promise(end)
+            else:
+                self.now += wait_seconds
+
+    def may_hand_out(self, place: Place, claim: Claim, offset: int) -> Answer:
+        return Answer.YES if offset < claim.promised else Answer.NOT_YET
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_at_most_once_a_poll_ends_though_the_log_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a partition of the coordination topic has no leader: only what is talked about there waits."""
+    instance, polling = UnansweredInstance(), object.__new__(Consumer)
+    monkeypatch.setattr(consumer, "time", SimpleNamespace(monotonic=lambda: instance.now, sleep=instance.pass_time))
+    records: dict[Place, Any] = {place: SimpleNamespace(topic=place.topic) for place in instance.held}
+    fetched: Fetched[Any] = Fetched()
+    for place, claim in instance.held.items():
+        fetched.add(place, claim, 0, records[place])
+    state: dict[str, Any] = {
+        "_stopped": False,
+        "_followed": float("inf"),
+        "_at_most_once": True,
+        "_assigned": instance.held,
+        "_instance": instance,
+        "_reader": SimpleNamespace(poll=instance.pass_time),
+        "_fetched": fetched,
+    }
+    vars(polling).update(state)
+    orders, silent = records[Place("orders", 0)], records[Place("silent", 0)]
+    assert polling.poll(60.0) is orders
+    began = instance.now
+    assert polling.poll(2.5) is None
+    assert instance.now - began <= 2.5 + consumer.FOLLOW_SECONDS + consumer.LEAST_PROMISE_SECONDS
+    instance.answers = True
+    assert polling.poll(2.5) is silent
