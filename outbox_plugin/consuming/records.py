@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Generator
 from contextlib import closing
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -38,10 +39,19 @@ def read_records(settings: Settings, wanted: TopicRange, seconds: float = READ_S
         LogUnavailable: Kafka does not answer, or it takes longer than `seconds`.
         ServerRefused: we may not read.
     """
+    return list(_records(settings, wanted, seconds))
+
+
+def first_record(settings: Settings, wanted: TopicRange, seconds: float = READ_SECONDS) -> Received | None:
+    """One of the records of `wanted`, or None where it has none. It takes and raises what `read_records` does."""
+    with closing(_records(settings, wanted, seconds)) as records:
+        return next(records, None)
+
+
+def _records(settings: Settings, wanted: TopicRange, seconds: float) -> Generator[Received]:
     unread = {partition for partition, first in wanted.begin.items() if first < wanted.end[partition]}
     if not unread:
-        return []
-    found: list[Received] = []
+        return
     deadline = time.monotonic() + seconds
     config = client_config(
         settings,
@@ -62,10 +72,9 @@ def read_records(settings: Settings, wanted: TopicRange, seconds: float = READ_S
                         unread.discard(message.partition() or 0)
                         consumer.incremental_unassign([TopicPartition(wanted.topic, message.partition() or 0)])
                     if message.error() is None and (message.offset() or 0) < wanted.end[message.partition() or 0]:
-                        found.append(_received(message, wanted.topic_id))
+                        yield _received(message, wanted.topic_id)
     except KafkaException as error:
         raise refusal(error.args[0], settings) from error
-    return found
 
 
 def _ends(message: Message, wanted: TopicRange) -> bool:

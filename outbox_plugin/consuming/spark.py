@@ -11,7 +11,8 @@ checkpoint is older than the position, or was lost, records before the position 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
 import psycopg
@@ -21,13 +22,17 @@ from pyspark.sql import functions as f
 
 from outbox_plugin.consuming.consume import Consumed, begin_range, confirm_topic
 from outbox_plugin.consuming.positions import RangeMoved, claim, read_position
+from outbox_plugin.consuming.records import first_record
 from outbox_plugin.consuming.topics import topic_state
-from outbox_plugin.core.ranges import TopicRange, remaining
+from outbox_plugin.core.ranges import TopicRange, TopicState, remaining
 from outbox_plugin.errors import RangeRefused
+from outbox_plugin.printable import logger_of
 from outbox_plugin.schema.connection import connect_patiently, reported_as_refusal
 from outbox_plugin.settings import Settings
 from outbox_plugin.spark.kafka_source import read_offsets
 from outbox_plugin.spark.write import OutboxWrite
+
+logger = logger_of("outbox_plugin.consuming")
 
 Write = Callable[[DataFrame], OutboxWrite]
 _Claim = Callable[[psycopg.Connection[tuple[object, ...]]], bool]
@@ -74,29 +79,35 @@ def foreach_batch(settings: Settings, consumer: str, write: Write) -> Callable[[
 
     The source must read `read_committed`, as a harvester that was killed leaves records of an aborted transaction
     behind, and begin at the earliest offsets, as a stream that has lost its checkpoint would pass over records
-    otherwise. The stream must be stateless: a record that an operator keeps for a later batch counts as consumed.
+    otherwise. The stream must be stateless: a record that an operator keeps for a later batch counts as consumed. Where
+    it begins behind the position, what Kafka has deleted in between counts as lost, and a warning names a record that
+    is passed over.
 
     Example:
         source = spark.readStream.format("kafka").option("subscribe", "orders")
         source = source.option("kafka.isolation.level", "read_committed").option("startingOffsets", "earliest")
         source.load().writeStream.foreachBatch(foreach_batch(settings, "totals", write)).start()
     """
+    left_at: dict[tuple[str, int], int] = {}  # By topic id and partition: where this stream has moved the position to.
 
     def consume(batch: DataFrame, batch_id: int) -> None:  # noqa: ARG001 - Spark's signature.
         kept = batch.persist(StorageLevel.MEMORY_AND_DISK)
         try:
-            ranges = [rest for each in _ranges(settings, consumer, kept) if (rest := _rest(settings, each)).offsets]
-            if ranges:
-                claims = [(each, 0) for each in ranges]
-                write(_within(kept, ranges)).only_if(claimed(settings, claims)).commit()
+            claims = []
+            for spanned, state in _ranges(settings, consumer, kept):
+                if (rest := _rest(settings, spanned)).offsets:
+                    claims.append((rest, _lost_before(settings, rest, spanned, state, left_at)))
+            if claims:
+                write(_within(kept, [rest for rest, _ in claims])).only_if(claimed(settings, claims)).commit()
+                left_at.update(((rest.topic_id, each), end) for rest, _ in claims for each, end in rest.end.items())
         finally:
             kept.unpersist()
 
     return consume
 
 
-def _ranges(settings: Settings, consumer: str, batch: DataFrame) -> list[TopicRange]:
-    """What a batch spans, by topic."""
+def _ranges(settings: Settings, consumer: str, batch: DataFrame) -> list[tuple[TopicRange, TopicState]]:
+    """What a batch spans, by topic, and where the topic begins and ends."""
     if missing := {"topic", "partition", "offset"} - set(batch.columns):
         raise RangeRefused(f"{consumer}: the batch lacks the columns {', '.join(sorted(missing))} of the Kafka source")
     spans = batch.groupBy("topic", "partition").agg(f.min("offset").alias("begin"), f.max("offset").alias("last"))
@@ -104,10 +115,8 @@ def _ranges(settings: Settings, consumer: str, batch: DataFrame) -> list[TopicRa
     for row in spans.collect():
         begin, end = found.setdefault(row["topic"], ({}, {}))
         begin[row["partition"]], end[row["partition"]] = row["begin"], row["last"] + 1
-    return [
-        TopicRange(consumer, topic, topic_state(settings, topic).topic_id, begin, end)
-        for topic, (begin, end) in sorted(found.items())
-    ]
+    states = {topic: topic_state(settings, topic) for topic in sorted(found)}
+    return [(TopicRange(consumer, topic, state.topic_id, *found[topic]), state) for topic, state in states.items()]
 
 
 def _rest(settings: Settings, spanned: TopicRange) -> TopicRange:
@@ -117,6 +126,36 @@ def _rest(settings: Settings, spanned: TopicRange) -> TopicRange:
     begin = {each: min(first, known.get(each, first)) for each, first in spanned.begin.items()}
     whole = TopicRange(spanned.consumer, spanned.topic, spanned.topic_id, begin, spanned.end)
     return remaining(whole, position)
+
+
+def _lost_before(
+    settings: Settings,
+    rest: TopicRange,
+    spanned: TopicRange,
+    state: TopicState,
+    left_at: Mapping[tuple[str, int], int],
+) -> int:
+    """How many offsets Kafka has deleted between the position and the first records of a batch.
+
+    Warns where a record is there in between, and the stream has not moved the position there itself: it began too late,
+    or a filter of its own leaves the record out.
+    """
+    lost, begin, end = 0, {}, {}
+    for partition, position in rest.begin.items():
+        first = max(position, spanned.begin[partition])
+        there = min(max(position, state.first.get(partition, 0)), first)
+        lost += there - position
+        if left_at.get((rest.topic_id, partition)) != position:
+            begin[partition], end[partition] = there, first
+    if skipped := first_record(settings, replace(rest, begin=begin, end=end)):
+        logger.warning(
+            "%s: the stream passes over the record at offset %d of partition %d, which has had no effect: unless it is "
+            "to leave that out, begin it at the earliest offsets",
+            rest.name,
+            skipped.offset,
+            skipped.partition,
+        )
+    return lost
 
 
 def _within(batch: DataFrame, ranges: list[TopicRange]) -> DataFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -195,13 +196,14 @@ class Stream:
         add_packages(spark, PACKAGES)
         self._spark, self._settings, self._topic, self._folder = spark, settings, topic, folder
         self.checkpoint = "checkpoint-1"
+        self.starting_offsets = "earliest"
 
     def run(self, consume: Callable[[DataFrame, int], None], most: int = 40) -> None:
         options = {
             "kafka.bootstrap.servers": self._settings.bootstrap_servers,
             "kafka.isolation.level": "read_committed",
             "subscribe": self._topic,
-            "startingOffsets": "earliest",
+            "startingOffsets": self.starting_offsets,
             "maxOffsetsPerTrigger": str(most),
         }
         records = self._spark.readStream.format("kafka").options(**options).load()
@@ -232,6 +234,29 @@ def test_a_stream_that_dies_after_a_commit_and_loses_its_checkpoint_has_each_eff
     produce(shop, topic, numbered(100, 50))
     stream.run(consume, 70)
     assert seen(shop) == expected(150)
+
+
+def test_a_stream_that_begins_behind_the_position_says_what_it_passes_over(
+    spark: SparkSession, shop: Settings, topic: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    produce(shop, topic, numbered(0, 60))
+    stream = Stream(spark, shop, topic, tmp_path)
+    stream.run(foreach_batch(shop, CONSUMER, totals(shop)))
+    assert "passes over" not in caplog.text
+    there = topic_state(shop, topic).end
+    produce(shop, topic, numbered(60, 90))
+    admin = AdminClient({"bootstrap.servers": shop.bootstrap_servers})
+    [deleted] = admin.delete_records([TopicPartition(topic, 0, there[0] + 2)]).values()
+    deleted.result(30)
+    stream.checkpoint = "checkpoint-2"
+    stream.starting_offsets = json.dumps({topic: {"0": there[0] + 2, "1": there[1] + 1, "2": there[2]}})
+    stream.run(foreach_batch(shop, CONSUMER, totals(shop)), 10)
+    [said] = [each.getMessage() for each in caplog.records if "passes over" in each.getMessage()]
+    assert f"the record at offset {there[1]} of partition 1" in said
+    position = read_position(shop, CONSUMER, topic)
+    assert position is not None
+    assert position.lost == 2
+    assert seen(shop)[0] == 150 - 3
 
 
 def test_a_batch_that_fails_before_its_commit_comes_again(
