@@ -44,7 +44,7 @@ PREFERRED_PORT = 3000
 RUN_SECONDS, CONSUMED_SECONDS, START_SECONDS, STOP_SECONDS = 900.0, 900.0, 120.0, 30.0
 # Of Spark's Kafka source: the version of its companion that every registry has.
 PACKAGES = "org.apache.spark:spark-sql-kafka-0-10_2.13,org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0"
-NO_ROUND_TRIP = "not shown: Spark cannot consume from the mock broker"
+NO_ROUND_TRIP = "not shown: the mock broker does not say where a topic ends"
 console = Console(highlight=False)
 
 
