@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from confluent_kafka import KafkaException, Producer
 
 from outbox_plugin.adapters.kafka import ended, refused_property
-from outbox_plugin.adapters.kafka_log import producer_config
+from outbox_plugin.adapters.kafka_log import off_clock, producer_config
 from outbox_plugin.adapters.records import Records, refused_by_topic
 from outbox_plugin.core.ports import Sent
 from outbox_plugin.core.row import OutboxRow, column
@@ -47,6 +48,36 @@ class AcknowledgingLog:
         if refused or away:
             rows = [row for row in rows if row.id not in refused and row.topic not in away]
         confirm()  # To look topics up may have taken long.
+        self._deliver(producer, rows)
+        refused |= self._records.refusals
+        failed, off = self._records.failed, self._records.off_clock
+        for row in self._doubtful(rows):
+            if row.topic not in off:
+                confirm()
+                self._deliver(producer, [row])
+                off |= self._records.off_clock
+            if row.topic in off or row.id not in self._records.refusals:
+                del refused[row.id]
+                failed |= {row.id} if row.topic in off else self._records.failed
+        away |= {topic: off_clock(error) for topic, error in off.items()}
+        return Sent(set(column(rows, "id")) - refused.keys() - failed, refused, away)
+
+    def _doubtful(self, rows: Sequence[OutboxRow]) -> list[OutboxRow]:
+        """Those of `rows` that a broker called invalid in a batch of several.
+
+        It may be our clock that is wrong: librdkafka says so only of a record that was alone in its batch.
+        """
+        records_of = Counter(column(rows, "topic"))
+        return [row for row in rows if row.id in self._records.invalid and records_of[row.topic] > 1]
+
+    def _deliver(self, producer: Producer, rows: Sequence[OutboxRow]) -> None:
+        """Send `rows` and wait; the records say what became of each.
+
+        Raises:
+            LogUnavailable: Kafka does not acknowledge them in time, or waiting makes no sense any more.
+        """
+        if not self._wanted():
+            raise LogUnavailable("Kafka: what was sent is no longer wanted")
         self._records.begin()
         try:
             self._records.hand_over(producer, rows)
@@ -54,8 +85,6 @@ class AcknowledgingLog:
         except KafkaException as error:
             raise LogUnavailable(str(ended(error.args[0], "delivering", unpublished=False))) from error
         self._records.conclude()
-        refused |= self._records.refusals
-        return Sent(set(column(rows, "id")) - refused.keys() - self._records.failed, refused, away)
 
     def _flush(self, producer: Producer) -> None:
         deadline = time.monotonic() + 2 * DELIVERY_TIMEOUT_MS / 1000

@@ -54,6 +54,11 @@ def producer_config(settings: Settings, **ours: Any) -> dict[str, Any]:
     )
 
 
+def off_clock(error: str) -> Away:
+    """What becomes of a topic of which a broker says that our records' time is wrong: rows carry none of their own."""
+    return Away(f"the clock of this machine and that of a broker differ: {error}", CLOCK_SECONDS)
+
+
 # Kafka does not say which topic it means; and where it has failed the transaction before all rows were handed over, the
 # client says no more than that.
 _MAY_BE_FORBIDDEN = {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError._STATE}
@@ -264,10 +269,10 @@ class KafkaLog:
         raise meaning from error
 
     def _blame_the_clock(self, topics: set[str], error: KafkaException) -> NoReturn:
-        reason = f"the clock of this machine and that of a broker differ: {error.args[0].str()}"
+        away = off_clock(error.args[0].str())
         if not topics or self._names.progress_topic in topics:
-            raise LogUnavailable(f"Kafka: {reason}") from error
-        raise TopicsAway({topic: Away(reason, CLOCK_SECONDS) for topic in topics}) from error
+            raise LogUnavailable(f"Kafka: {away.reason}") from error
+        raise TopicsAway(dict.fromkeys(topics, away)) from error
 
     def close(self) -> None:
         """See `Log.close`.

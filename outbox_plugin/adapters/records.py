@@ -45,6 +45,8 @@ class Records:
         self.failed: set[int] = set()
         self.narrowed = False
         self.too_large: set[str] = set()  # Topics.
+        self.invalid: set[int] = set()  # Rows that are refused because a broker calls their records invalid.
+        self.off_clock: dict[str, str] = {}  # What a broker says of our clock, by the topic.
 
     def on_delivery(self, error: KafkaError | None, message: Message) -> None:
         """For the producer's delivery reports."""
@@ -108,6 +110,7 @@ class Records:
         self._rows, self._group, self._group_bytes = (), [], 0
         self._news, self.refusals, self.failures, self.failed = [], {}, [], set()
         self.narrowed, self.too_large = False, set()
+        self.invalid, self.off_clock = set(), {}
 
     def hand_over(self, producer: Producer, rows: Sequence[OutboxRow]) -> None:
         """Hand `rows` to the producer in their order, but for those that are refused at once. `begin` comes before.
@@ -167,18 +170,20 @@ class Records:
             value = row.value.encode() if isinstance(row.value, str) else row.value
             rows.setdefault((row.topic, row.key.encode(), value), []).append(row)
         # Our clock or the broker's is wrong, and no row. librdkafka calls a record of a larger batch invalid then.
-        clocks_differ = any(error.code() == KafkaError.INVALID_TIMESTAMP for error, *_ in news)
+        of_clock = [(topic, error.str()) for error, topic, *_ in news if error.code() == KafkaError.INVALID_TIMESTAMP]
+        self.off_clock |= dict(of_clock)
         for error, topic, key, value in news:
             concerned = self._concerned(rows.get((topic, key or b"", value), []))
             self._topics.forget(topic)  # It may have lost a leader: that is looked up before the next record.
             if error.code() not in _PURGED:
                 self.failures.append(error)
             self.failed.update(row.id for row in concerned)
-            is_clock = clocks_differ and error.code() in _INVALID
+            is_clock = of_clock and error.code() in _INVALID
             if is_clock or (refusal := self._refusal(error, topic)) is None:
                 continue
             if refusal.whole_topic or all(_headers(row) == _headers(concerned[0]) for row in concerned):
                 self.refusals |= {row.id: refusal for row in concerned}
+                self.invalid.update(row.id for row in concerned if error.code() in _INVALID)
             else:
                 self._limits[topic], self.narrowed = 0, True
         too_large = {topic for error, topic, *_ in news if error.code() == KafkaError.MSG_SIZE_TOO_LARGE}

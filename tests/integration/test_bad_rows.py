@@ -7,6 +7,8 @@ import json
 import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewTopic
 
 from outbox_plugin import Harvester, Settings, operate
@@ -118,6 +120,44 @@ def test_rows_that_differ_from_one_that_is_too_large_in_its_headers_alone_are_no
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:
         assert connection.execute("SELECT kafka_header_keys FROM outbox_dead_letter").fetchall() == [(["h"],)]
     assert by_key(consume(settings, topic)) == {"k": ["same", "same", "last"]}
+
+
+def allow_age(settings: Settings, topic: str, milliseconds: int) -> None:
+    """Let the topic's brokers refuse records that are older, by their own clock."""
+    entry = ConfigEntry(
+        "message.timestamp.before.max.ms", str(milliseconds), incremental_operation=AlterConfigOpType.SET
+    )
+    admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
+    [changed] = admin.incremental_alter_configs(
+        [ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])]
+    ).values()
+    changed.result(20)
+
+
+def test_a_broker_that_finds_our_clock_wrong_refuses_no_row(either: Settings, group: str) -> None:
+    """It refuses the batch, and librdkafka calls each of several records invalid: the topic waits."""
+    topic, other = create_topic(either, f"{group}-late", 1), create_topic(either, f"{group}-other")
+    allow_age(either, topic, 0)
+    inserted = 0
+
+    def is_held() -> bool:
+        nonlocal inserted
+        if backlog(either) == 0:  # Nothing is too old if it arrives within the same millisecond.
+            insert(either, topic, [(f"k{key}", str(inserted)) for key in range(20)])
+            inserted += 1
+        return "the clock of this machine" in (read_status(either).shards[0].trouble or "")
+
+    with Harvester(either):
+        eventually(is_held, 60)
+        insert(either, other, [("k", "flows")])
+        eventually(lambda: by_key(consume(either, other)) == {"k": ["flows"]}, 60)
+        assert operate.parked_lanes(either) == []
+        allow_age(either, topic, 86_400_000)
+        drained(either)
+    seen = by_key(consume(either, topic))
+    assert {key: list(dict.fromkeys(values)) for key, values in seen.items()} == {
+        f"k{key}": [str(number) for number in range(inserted)] for key in range(20)
+    }
 
 
 @pytest.mark.parametrize("missing", ["not there", "never-made"])
