@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import psycopg
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from outbox_plugin.adapters.kafka import Names, client_config, content, refusal
+from outbox_plugin.adapters.kafka import Names, content, own_config, refusal
 from outbox_plugin.asking import Asked
 from outbox_plugin.core.heartbeat import Heartbeat, is_goharvests
 from outbox_plugin.core.heartbeat_codec import HeartbeatCodec, LeaderRecord
@@ -245,13 +245,14 @@ def _last_records(settings: Settings, deadline: float) -> list[tuple[LeaderRecor
     names = Names.of(settings)
     found: list[tuple[LeaderRecord, float]] = []
     problem: list[KafkaError] = []
-    config = client_config(
+    config = own_config(
         settings,
         group_id=names.leader_group,  # Required by the client; it joins nothing.
         enable_auto_commit=False,
         enable_partition_eof=True,
         auto_offset_reset="latest",
         fetch_wait_max_ms=20,
+        fetch_min_bytes=1,
     )
     try:
         with closing(Consumer({**config, "error_cb": problem.append})) as consumer:

@@ -50,6 +50,8 @@ _NOT_LET_IN = {
 }
 _DONE_BY_ANOTHER = {KafkaError.TOPIC_ALREADY_EXISTS, KafkaError.INVALID_PARTITIONS}
 
+_OTHER_NAMES = {"linger.ms": "queue.buffering.max.ms", "message.timeout.ms": "delivery.timeout.ms"}  # librdkafka's.
+
 UNKNOWN_TOPIC = {KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART}
 _NO_LEADER_YET = {*UNKNOWN_TOPIC, KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE}
 
@@ -88,6 +90,18 @@ def client_config(settings: Settings, **ours: Any) -> dict[str, Any]:
         **named,
         **settings.kafka,
     }
+
+
+def own_config(settings: Settings, **required: Any) -> dict[str, Any]:
+    """The configuration of a client for our own topics, whose work rests on what is `required` (written as in
+    `client_config`; None: the property may not be set at all).
+
+    The user's properties hold, too, where they say how to reach Kafka. Their tuning is meant for events and inboxes.
+    """
+    named = {name.replace("_", "."): value for name, value in required.items()}
+    ours = named.keys() | {_OTHER_NAMES[name] for name in named.keys() & _OTHER_NAMES.keys()}
+    theirs = {name: value for name, value in client_config(settings).items() if name not in ours}
+    return theirs | {name: value for name, value in named.items() if value is not None}
 
 
 def largest_record_bytes(settings: Settings) -> int:

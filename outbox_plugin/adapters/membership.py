@@ -12,7 +12,7 @@ from contextlib import suppress
 from confluent_kafka import OFFSET_END, Consumer, KafkaException, Message, Producer, TopicPartition
 
 from outbox_plugin.adapters.incarnations import Incarnations
-from outbox_plugin.adapters.kafka import UNKNOWN_TOPIC, Names, client_config, content, refusal
+from outbox_plugin.adapters.kafka import UNKNOWN_TOPIC, Names, content, own_config, refusal, refused_property
 from outbox_plugin.core.heartbeat import Heartbeat, is_goharvests
 from outbox_plugin.core.heartbeat_codec import HeartbeatCodec, LeaderRecord
 from outbox_plugin.core.signing import Signer
@@ -38,6 +38,9 @@ class Membership:
             shards: how many there are.
             signer: signs what is sent, and verifies what is heard.
             instance: the name under which this harvester sends heartbeats; no other one ever does.
+
+        Raises:
+            InvalidSetting: OUTBOX_KAFKA holds something that librdkafka does not take.
         """
         self._topic = names.leader_topic
         self._progress_topic = names.progress_topic
@@ -50,30 +53,37 @@ class Membership:
         # be shared with goharvest, whose client knows the older assignors alone.
         self._sticky = settings.delivery == "exactly-once"
         self._incarnations = Incarnations(settings) if settings.delivery == "exactly-once" else None
-        self._member = Consumer(
-            client_config(
-                settings,
-                group_id=names.leader_group,
-                enable_auto_commit=False,
-                auto_offset_reset="latest",
-                partition_assignment_strategy="cooperative-sticky" if self._sticky else "range,roundrobin",
-                session_timeout_ms=SESSION_TIMEOUT_MS,
-                heartbeat_interval_ms=500,
-                topic_metadata_refresh_interval_ms=5_000,
-            )
-        )
-        self._listener = Consumer(
-            client_config(
-                settings,
-                group_id=names.leader_group,  # Required by the client; it joins nothing.
-                enable_auto_commit=False,
-                auto_offset_reset="latest",
-                fetch_wait_max_ms=100,
-            )
-        )
-        self._sender = Producer(client_config(settings, enable_idempotence=True, linger_ms=0, message_timeout_ms=3_000))
+        try:
+            self._member, self._listener, self._sender = self._clients(names)
+        except KafkaException as error:
+            raise refused_property(error) from None
         self._listener.assign([TopicPartition(self._topic, shard, OFFSET_END) for shard in range(shards)])
         self._member.subscribe([self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked)
+
+    def _clients(self, names: Names) -> tuple[Consumer, Consumer, Producer]:
+        settings = self._settings
+        times = {"session.timeout.ms": SESSION_TIMEOUT_MS, "heartbeat.interval.ms": 500}  # A broker may ask for more.
+        member = own_config(
+            settings,
+            group_id=names.leader_group,
+            group_instance_id=None,  # All harvesters have the same properties, and would take it from each other.
+            group_protocol="classic",
+            enable_auto_commit=False,
+            auto_offset_reset="latest",
+            partition_assignment_strategy="cooperative-sticky" if self._sticky else "range,roundrobin",
+            topic_metadata_refresh_interval_ms=5_000,
+        )
+        listener = own_config(
+            settings,
+            group_id=names.leader_group,  # Required by the client; it joins nothing.
+            group_instance_id=None,
+            enable_auto_commit=False,
+            auto_offset_reset="latest",
+            fetch_wait_max_ms=100,
+            fetch_min_bytes=1,
+        )
+        sender = own_config(settings, enable_idempotence=True, linger_ms=0, message_timeout_ms=3_000)
+        return Consumer(times | member), Consumer(listener), Producer(sender)
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         if self._sticky:

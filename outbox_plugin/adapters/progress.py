@@ -12,8 +12,8 @@ from outbox_plugin.adapters.kafka import (
     UNKNOWN_TOPIC,
     Names,
     bounds,
-    client_config,
     content,
+    own_config,
     refusal,
 )
 from outbox_plugin.core.last_progress import LastProgress, LogRecord, Reader
@@ -55,13 +55,14 @@ def read_progress(
     slot = Slot("progress", names.progress_topic, slice_.number)
     reader = Reader(signer, slot, slice_.name.encode(), accepts_unsigned)
     partition = TopicPartition(names.progress_topic, slice_.number)
-    config = client_config(
+    config = own_config(
         settings,
         group_id=names.leader_group,  # Required by the client; nothing is committed to it.
         enable_auto_commit=False,
         enable_partition_eof=True,
         auto_offset_reset="earliest",
         fetch_wait_max_ms=20,
+        fetch_min_bytes=1,
     )
     try:
         with (

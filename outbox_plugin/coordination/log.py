@@ -28,7 +28,7 @@ from outbox_plugin.adapters.kafka import (
     UNKNOWN_TOPIC,
     Admin,
     bounds,
-    client_config,
+    own_config,
     refusal,
     refused_property,
 )
@@ -105,15 +105,16 @@ class CoordinationLog:
         self._closed = False
         try:
             self._writer = Producer(  # First, as it connects while we look around.
-                client_config(settings, enable_idempotence=True, linger_ms=0, message_timeout_ms=5_000)
+                own_config(settings, enable_idempotence=True, linger_ms=0, message_timeout_ms=5_000)
             )
             self._reader = Consumer(
-                client_config(
+                own_config(
                     settings,
                     group_id=group_id,  # For its committed offsets; it joins nothing.
                     enable_auto_commit=False,
                     auto_offset_reset="earliest",
                     fetch_wait_max_ms=50,
+                    fetch_min_bytes=1,
                 )
             )
         except KafkaException as error:

@@ -190,3 +190,25 @@ def test_two_harvesters_relay_each_row_once(settings: Settings, topic: str) -> N
         eventually(lambda: backlog(settings) == 0, 60)
     values = [int(record.value or 0) for record in consume(settings, topic)]
     assert sorted(values) == list(range(1, 20_001))
+
+
+FOR_INBOXES = {
+    "linger.ms": "3000",
+    "fetch.min.bytes": "1000000",
+    "fetch.wait.max.ms": "4000",
+    "enable.partition.eof": "false",
+    "auto.offset.reset": "latest",
+    "partition.assignment.strategy": "range",
+    "group.instance.id": "the-same-for-all",
+}
+
+
+def test_properties_that_are_meant_for_an_inbox_do_not_stop_a_harvester(settings: Settings, topic: str) -> None:
+    """Progress is read to its end, heartbeats are neither sent nor heard late, and each harvester is a member."""
+    tuned = settings.model_copy(update={"kafka": FOR_INBOXES})
+    for number in range(2):  # The second one finds a progress record.
+        insert(settings, topic, [("k", str(number))])
+        with Harvester(tuned):
+            drained(settings)
+            eventually(lambda: read_status(tuned).shards[0].leader is not None, 30)
+    assert by_key(consume(settings, topic)) == {"k": ["0", "1"]}

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from outbox_plugin import Settings, verification
+from outbox_plugin.adapters.kafka import own_config
 from outbox_plugin.coordination.command import pause
 from outbox_plugin.errors import InvalidSetting
 from outbox_plugin.inbox import Inbox
@@ -39,6 +40,22 @@ def test_no_property_lets_a_verification_pass_over_records(monkeypatch: pytest.M
     with pytest.raises(Stop):
         verify_topic(settings(auto_offset_reset="latest", enable_partition_eof="false"), "t")
     assert (given[0]["auto.offset.reset"], given[0]["enable.partition.eof"]) == ("earliest", True)
+
+
+def test_tuning_for_events_and_inboxes_does_not_reach_clients_of_our_own() -> None:
+    theirs = settings(
+        linger_ms="5000",
+        queue_buffering_max_ms="5000",
+        delivery_timeout_ms="1",
+        fetch_min_bytes="1000000",
+        group_instance_id="one-of-all",
+        ssl_ca_location="/ca.pem",
+    )
+    config = own_config(theirs, linger_ms=0, message_timeout_ms=3_000, fetch_min_bytes=1, group_instance_id=None)
+    named = {name: config.get(name) for name in ("linger.ms", "message.timeout.ms", "fetch.min.bytes")}
+    assert named == {"linger.ms": 0, "message.timeout.ms": 3_000, "fetch.min.bytes": 1}
+    assert config["ssl.ca.location"] == "/ca.pem"
+    assert not config.keys() & {"queue.buffering.max.ms", "delivery.timeout.ms", "group.instance.id"}
 
 
 @pytest.mark.parametrize("seconds", ["inf", "nan", "-inf", "0"])
