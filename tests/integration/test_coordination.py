@@ -17,7 +17,7 @@ from outbox_plugin.coordination import Consumer
 from outbox_plugin.coordination.claims import Place
 from outbox_plugin.coordination.events import ClaimEvent, ClaimLost
 from outbox_plugin.errors import OutboxError
-from tests.support import eventually
+from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration
 
@@ -204,7 +204,7 @@ def test_a_claim_that_falls_behind_is_left_to_others(
     fast = start("fast")
     eventually(lambda: held(slow, fast) == [3, 3], 20)
     wrote = 0
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 90 * PATIENCE
     while not behind and time.monotonic() < deadline:
         write(range(wrote, wrote + 60))
         wrote += 60

@@ -20,7 +20,7 @@ from outbox_plugin.coordination import Admin, Consumer, Heartbeat
 from outbox_plugin.coordination.log import CoordinationLog, kafka_settings
 from outbox_plugin.errors import OutboxError, UserError
 from tests.integration.test_coordination import INTERVAL, PARTITIONS, Running, held, orders, start, write
-from tests.support import eventually
+from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration
 __all__ = ["orders", "start", "write"]  # Fixtures.
@@ -63,7 +63,7 @@ def test_nothing_is_lost_by_handlers_that_hold_the_interpreter(
         coordination_topic=f"{group}-claims",
         heartbeat_interval_seconds=1,
     ) as consumer:
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 90 * PATIENCE
         while len(seen) < 240 and time.monotonic() < deadline:
             message = consumer.poll(1)
             if message is None:

@@ -26,7 +26,7 @@ from outbox_plugin.inbox.dead_letters import DeadLetters
 from outbox_plugin.schema.connection import connect
 from tests.consuming import effects, make_effect_table, produce, query, record_effect, values_by_key
 from tests.harvesting import environment, members, run_outbox
-from tests.support import eventually
+from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration
 
@@ -98,7 +98,7 @@ def test_keys_are_handled_side_by_side_and_one_key_is_not(ready: Settings, topic
     meeting = threading.Barrier(3)
 
     def handle(connection: psycopg.Connection[Any], event: Received) -> None:
-        meeting.wait(SOON)  # Only passed by three at once.
+        meeting.wait(SOON * PATIENCE)  # Only passed by three at once.
         record_effect(connection, event)
 
     produce(ready, topic, [("a", "1"), ("b", "1"), ("c", "1"), ("a", "2"), ("b", "2"), ("c", "2")])
@@ -140,7 +140,7 @@ def test_async_handlers_run_in_the_callers_event_loop(ready: Settings, topic: st
         assert loops == {asyncio.get_running_loop()}
 
     produce(ready, topic, [(f"k{each % 10}", "") for each in range(200)])
-    asyncio.run(asyncio.wait_for(live(), SOON))
+    asyncio.run(asyncio.wait_for(live(), SOON * PATIENCE))
     assert len(effects(ready)) == 200
 
 
@@ -234,12 +234,12 @@ def test_a_rebalance_in_mid_handler_neither_loses_nor_repeats_an_effect(
     def slow(connection: psycopg.Connection[Any], event: Received) -> None:
         record_effect(connection, event)
         working.release()
-        assert go_on.wait(SOON)
+        assert go_on.wait(SOON * PATIENCE)
 
     sent = produce(ready, topic, [(f"k{each % 20}", str(each)) for each in range(60)])
     with Inbox(ready, group=group, topics=[topic], handler=slow, concurrency=3) as first:
         for _ in range(3):
-            assert working.acquire(timeout=SOON)
+            assert working.acquire(timeout=SOON * PATIENCE)
         with Inbox(ready, group=group, topics=[topic], handler=record_effect) as second:
             if patience < 1:
                 eventually(lambda: second.partitions, SOON)  # While the first still handles.
@@ -395,7 +395,7 @@ def test_handlers_that_deadlock_over_rows_they_share_are_tried_again_and_not_bla
         for number in (0, 1) if event.key == b"a" else (1, 0):
             connection.execute("UPDATE shared SET times = times + 1 WHERE number = %s", (number,))
             if not met.is_set():
-                both.wait(SOON)
+                both.wait(SOON * PATIENCE)
                 met.set()
 
     query(ready, "CREATE TABLE shared AS SELECT number, 0 AS times FROM generate_series(0, 1) AS number")

@@ -21,7 +21,7 @@ from outbox_plugin.inbox.dead_letters import DeadLetters
 from tests.consuming import effects, make_effect_table, produce, query, record_effects, values_by_key
 from tests.harvesting import environment, members
 from tests.integration.test_inbox_faults import letters, numbered
-from tests.support import eventually
+from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration
 
@@ -119,7 +119,7 @@ def test_an_async_handler_takes_batches_too(ready: Settings, topic: str, group: 
                 await asyncio.sleep(0.05)
 
     sent = numbered(ready, topic, {3, 30})
-    asyncio.run(asyncio.wait_for(live(), SOON))
+    asyncio.run(asyncio.wait_for(live(), SOON * PATIENCE))
     assert letters(ready) == sorted([sent[3], sent[30]])
 
 

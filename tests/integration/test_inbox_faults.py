@@ -100,7 +100,7 @@ def test_what_an_async_handler_lets_out_too(ready: Settings, topic: str, group: 
                 await asyncio.sleep(0.02)
 
     sent = numbered(ready, topic, {3, 30})
-    asyncio.run(asyncio.wait_for(live(), SOON))
+    asyncio.run(asyncio.wait_for(live(), SOON * PATIENCE))
     assert letters(ready) == sorted([sent[3], sent[30]])
 
 
@@ -279,14 +279,14 @@ def test_an_inbox_that_stops_leaves_its_partitions_to_others_though_a_handler_go
     def slow(connection: psycopg.Connection[Any], event: Received) -> None:
         record_effect(connection, event)
         working.set()
-        assert go_on.wait(2 * SOON)
+        assert go_on.wait(2 * SOON * PATIENCE)
 
     sent = produce(ready, topic, [(f"k{each}", "1") for each in range(10)])
     first = Inbox(ready, group=group, topics=[topic], handler=slow, concurrency=1)
     first.start()
     stopping = threading.Thread(target=first.stop)
     try:
-        assert working.wait(SOON)
+        assert working.wait(SOON * PATIENCE)
         with Inbox(ready, group=group, topics=[topic], handler=record_effect) as second:
             stopping.start()
             eventually(lambda: len(second.partitions) == 3, SOON)
@@ -296,7 +296,7 @@ def test_an_inbox_that_stops_leaves_its_partitions_to_others_though_a_handler_go
     finally:
         go_on.set()
         first.stop()
-    stopping.join(SOON)
+    stopping.join(SOON * PATIENCE)
     assert sorted(event for event, _, _ in effects(ready)) == sorted(sent)
 
 
@@ -307,7 +307,7 @@ def test_large_records_are_held_up_to_a_bound_of_bytes(
     go_on = threading.Event()
 
     def handle(connection: psycopg.Connection[Any], event: Received) -> None:
-        assert go_on.wait(SOON)
+        assert go_on.wait(SOON * PATIENCE)
         connection.execute("INSERT INTO effect (event) VALUES (%s)", (event.idempotency_key,))
 
     producer = Producer({"bootstrap.servers": ready.bootstrap_servers})

@@ -21,7 +21,7 @@ from outbox_plugin.verification import verify_topic
 from tests.consuming import effects, make_effect_table, query, record_effect, record_effects
 from tests.harvesting import create_topic
 from tests.raw_headers import produce_raw
-from tests.support import eventually
+from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration
 
@@ -45,7 +45,7 @@ def test_such_headers_are_noticed_however_often_they_are_read(settings: Settings
     with closing(Consumer({"bootstrap.servers": settings.bootstrap_servers, "group.id": "test"})) as consumer:
         consumer.assign([TopicPartition(topic, 0, 0)])
         found: list[bool] = []
-        deadline = time.monotonic() + SOON
+        deadline = time.monotonic() + SOON * PATIENCE
         while len(found) < 33 and time.monotonic() < deadline:
             found += [readable_headers(message) is None for message in consumer.consume(100, 0.2)]
     assert found == [False, True, False] + [True] * 30
