@@ -67,6 +67,8 @@ class AcknowledgingLog:
 
         It may be our clock that is wrong: librdkafka says so only of a record that was alone in its batch.
         """
+        if not self._records.invalid:
+            return []
         records_of = Counter(column(rows, "topic"))
         return [row for row in rows if row.id in self._records.invalid and records_of[row.topic] > 1]
 

@@ -88,6 +88,7 @@ class Consumer:
         self._at_most_once = guarantee == "at-most-once"
         self._assigned: dict[Place, Claim] = {}
         self._fetched: Fetched[Message] = Fetched()
+        self._asked: dict[Place, tuple[Claim, int]] = {}  # What the log was asked to promise last.
         self._followed = float("-inf")
         self._stopped = False
         self._log = CoordinationLog(self._settings, coordination_topic, group_id)
@@ -244,8 +245,17 @@ class Consumer:
                 self._fetched.forget(place)
 
     def _unpromised(self) -> dict[Place, tuple[Claim, int]]:
-        """The claims of which the log has not said all that was fetched to be ours, with where that ends."""
-        return {place: (claim, end) for place, (claim, end) in self._fetched.ends().items() if end > claim.promised}
+        """The claims of which the log has not said all that was fetched to be ours, and up to where it is to say so.
+
+        Where it has not answered yet, that stays as it was, also if more was fetched since: its answer may come late.
+        """
+        asked: dict[Place, tuple[Claim, int]] = {}
+        for place, (claim, end) in self._fetched.ends().items():
+            if end > claim.promised:
+                before = self._asked.get(place, (claim, 0))
+                asked[place] = before if before[0] is claim and before[1] > claim.promised else (claim, end)
+        self._asked = asked
+        return asked
 
 
 def _check(

@@ -108,5 +108,6 @@ def column(rows: Sequence[OutboxRow], field: str) -> Iterator[Any]:
 
 def length_of(row: OutboxRow) -> int:
     """How much a record of `row` has beside its topic, about: in characters where it is text, in bytes otherwise."""
-    texts = (each for array in (row.header_keys, row.header_values) if isinstance(array, list) for each in array)
-    return len(row.key or "") + len(row.value or "") + sum(len(text) for text in texts if isinstance(text, str | list))
+    arrays = (array for array in (row.header_keys, row.header_values) if isinstance(array, list))
+    parts = (row.key, row.value, *(each for array in arrays for each in array))
+    return sum(len(part) for part in parts if isinstance(part, str | bytes | list | TooLarge))

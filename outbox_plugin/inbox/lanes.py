@@ -50,7 +50,7 @@ class _Assignment:
         return next(iter(self.undone.values()), self.end)
 
     def add(self, offset: int) -> None:
-        self.undone[offset] = offset if self.end is None else self.end
+        self.undone.setdefault(offset, offset if self.end is None else min(self.end, offset))  # It may come again.
         self.end = offset + 1
 
     def finish(self, offset: int) -> None:

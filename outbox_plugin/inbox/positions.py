@@ -69,7 +69,7 @@ class Positions:
     def write(self, connection: psycopg.Connection[Any], positions: Mapping[Place, Position]) -> None:
         """Write all positions, if any of them has changed since they were last written.
 
-        What is written only advances: another process, which had a partition before, may write late.
+        All, as another process, which had a partition before, may have written late.
 
         Raises:
             psycopg.Error: as psycopg says it.

@@ -613,4 +613,9 @@ def test_a_table_in_which_two_rows_can_have_one_id_is_refused(settings: Settings
         with pytest.raises(SchemaMissing, match=r"^the table 'outbox' lets two rows have the same id.*ADD PRIMARY KEY"):
             WindowStore(settings, 0, LAYOUT)
         connection.execute("CREATE UNIQUE INDEX ON outbox (id)")
+        connection.execute(
+            "CREATE TABLE by_day (id BIGINT, create_time TIMESTAMPTZ, PRIMARY KEY (id, create_time)) "
+            "PARTITION BY RANGE (create_time)"
+        )
+        assert connection.execute(statement("identity", "unique_ids", "by_day")).fetchall()  # It can say no more.
     WindowStore(settings, 0, LAYOUT).close()

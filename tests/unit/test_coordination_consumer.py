@@ -108,6 +108,7 @@ def test_at_most_once_a_poll_ends_though_the_log_does_not_answer(monkeypatch: py
         "_instance": instance,
         "_reader": SimpleNamespace(poll=instance.pass_time),
         "_fetched": fetched,
+        "_asked": {},
     }
     vars(polling).update(state)
     orders, silent = records[Place("orders", 0)], records[Place("silent", 0)]
@@ -117,3 +118,36 @@ def test_at_most_once_a_poll_ends_though_the_log_does_not_answer(monkeypatch: py
     assert instance.now - began <= 2.5 + consumer.FOLLOW_SECONDS + consumer.LEAST_PROMISE_SECONDS
     instance.answers = True
     assert polling.poll(2.5) is silent
+
+
+class SlowInstance:
+    """It holds one partition. Three asks after it was asked, the log answers, if the same is asked still."""
+
+    def __init__(self) -> None:
+        self.held = {Place("orders", 0): Claim(0)}
+        self.asked: list[int] = []
+
+    def claims(self) -> dict[Place, Claim]:
+        return dict(self.held)
+
+    def promise(self, claims: Mapping[Place, tuple[Claim, int]], _: float) -> None:
+        for claim, end in claims.values():
+            if end in self.asked[:-2]:
+                claim.promise(end)
+            self.asked.append(end)
+
+
+def test_what_was_fetched_is_promised_by_a_log_that_answers_late_while_more_comes() -> None:
+    instance, fetching = SlowInstance(), object.__new__(Consumer)
+    [(place, claim)] = instance.held.items()
+    fetched: Fetched[Any] = Fetched()
+    coming = iter(range(100))
+
+    def take_in(_: float) -> None:
+        fetched.add(place, claim, next(coming), SimpleNamespace())
+
+    state = {"_at_most_once": True, "_instance": instance, "_fetched": fetched, "_asked": {}, "_take_in": take_in}
+    vars(fetching).update(state)
+    for _ in range(10):
+        fetching._fetch(0.0, 0.0)
+    assert claim.promised > 0

@@ -64,6 +64,19 @@ def test_what_is_done_behind_a_record_that_takes_long_takes_no_memory() -> None:
     assert board.committable() == {PLACE: end}
 
 
+def test_a_record_that_comes_again_while_it_is_not_done_moves_no_offset() -> None:
+    """As where the partition was cut, and is read anew from before it."""
+    board = lanes(record(95, "a"), record(96, "b"))
+    failed, done = board.take(2, 0.0)
+    board.finish(failed, Outcome(0, again_in=60.0, counted=True), 0.0)
+    board.finish(done, Outcome(1), 0.0)
+    board.add(record(95, "a"))
+    board.add(record(97, "c"))
+    [last] = board.take(2, 0.0)
+    board.finish(last, Outcome(1), 0.0)
+    assert board.committable().get(PLACE, 95) == 95
+
+
 def test_asking_for_one_partition_leaves_the_others_to_be_told() -> None:
     board = lanes(record(5, "a"), record(6, "b"))
     for taken in board.take(9, 0.0):

@@ -58,10 +58,12 @@ WHERE NOT EXISTS (
 )
 
 -- name: unique_ids
--- One row where no two rows can have the same id.
+-- One row where no two rows can have the same id. A partitioned table may be unable to say so: its unique indexes hold
+-- what it is partitioned by.
 SELECT FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attnum = indkey[0]
+JOIN pg_class ON pg_class.oid = indrelid
 WHERE indrelid = to_regclass({quoted_outbox}) AND attname = 'id'
-  AND indisunique AND indisvalid AND indnkeyatts = 1 AND indpred IS NULL
+  AND indisunique AND indisvalid AND (indnkeyatts = 1 OR relkind = 'p') AND indpred IS NULL
 LIMIT 1
 
 -- name: kept_rows

@@ -171,7 +171,7 @@ WHERE consumer_group = %(group)s
 
 -- name: move_positions
 -- Write how far a group has handled these partitions. In one order, so that two who write the same cannot deadlock.
--- A position only advances: who has lost a partition may write late what its next owner has passed.
+-- A position may go back: after an unclean election of a leader, the partition ends before where it was.
 INSERT INTO {outbox_inbox_position} AS known (consumer_group, kafka_topic, kafka_partition, topic_id, next_offset)
 SELECT %(group)s, topic, number, id, next_offset
 FROM unnest(%(topics)s::text[], %(partitions)s::int[], %(topic_ids)s::text[], %(next_offsets)s::bigint[])
@@ -179,4 +179,4 @@ FROM unnest(%(topics)s::text[], %(partitions)s::int[], %(topic_ids)s::text[], %(
 ORDER BY topic, number
 ON CONFLICT (consumer_group, kafka_topic, kafka_partition) DO UPDATE
     SET topic_id = excluded.topic_id, next_offset = excluded.next_offset, moved_at = clock_timestamp()
-    WHERE known.topic_id <> excluded.topic_id OR known.next_offset < excluded.next_offset
+    WHERE known.topic_id <> excluded.topic_id OR known.next_offset <> excluded.next_offset
