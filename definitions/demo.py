@@ -30,7 +30,8 @@ from outbox_plugin.core.verdict import Verdict
 from outbox_plugin.dagster.daemon import Daemon
 from outbox_plugin.dagster.ranges import CONSUMER_TAG
 from outbox_plugin.embedded.kafka import EmbeddedKafka, MockKafka
-from outbox_plugin.embedded.server import GuardedServer, free_port
+from outbox_plugin.embedded.ports import free_port
+from outbox_plugin.embedded.server import GuardedServer
 from outbox_plugin.embedded.stack import DEFAULT_STATE_DIR, EmbeddedStack
 from outbox_plugin.errors import OutboxError
 from outbox_plugin.schema.migrate import migrate

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from outbox_plugin.embedded.kafka import EmbeddedKafka
-from outbox_plugin.embedded.server import free_port
+from outbox_plugin.embedded.ports import free_port
 
 # Kafka's protocol guide, "Api Keys".
 PRODUCE, INIT_PRODUCER_ID, ADD_PARTITIONS, END_TXN = 0, 22, 24, 26

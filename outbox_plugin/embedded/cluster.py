@@ -15,7 +15,8 @@ from confluent_kafka.admin import AdminClient
 
 from outbox_plugin.adapters.kafka import LIBRARY_LOGGER
 from outbox_plugin.embedded.kafka import KafkaNode
-from outbox_plugin.embedded.server import START_SECONDS, ServerFailed, free_port
+from outbox_plugin.embedded.ports import free_port
+from outbox_plugin.embedded.server import START_SECONDS, ServerFailed
 
 NODES = 3
 # A dead broker is noticed after three seconds, not nine; two in-sync replicas suffice, so any one node may be away.
@@ -73,8 +74,6 @@ class ClusterNode(KafkaNode):
         Returns the port that the proxy is to forward to.
         """
         port = free_port()
-        while port in {self.port, *self._proxied, *self._controllers.values()}:
-            port = free_port()
         self._proxied[port] = proxy_port
         return port
 

@@ -13,7 +13,8 @@ from confluent_kafka.admin import AdminClient
 
 from outbox_plugin.embedded.jars import kafka_jars
 from outbox_plugin.embedded.java import java_home
-from outbox_plugin.embedded.server import EmbeddedServer, GuardedServer, ServerFailed, free_port
+from outbox_plugin.embedded.ports import free_port
+from outbox_plugin.embedded.server import EmbeddedServer, GuardedServer, ServerFailed
 
 _CLUSTER_ID = "b3V0Ym94LWVtYmVkZGVkMQ"  # Any 16 bytes; clusters are told apart by their ports.
 _PROPERTIES = """process.roles=broker,controller

@@ -17,7 +17,8 @@ from pathlib import Path
 import psycopg
 
 from outbox_plugin.embedded.guard import UNPRIVILEGED_USER, unprivileged
-from outbox_plugin.embedded.server import EmbeddedServer, GuardedServer, ServerFailed, free_port, write_private
+from outbox_plugin.embedded.ports import free_port
+from outbox_plugin.embedded.server import EmbeddedServer, GuardedServer, ServerFailed, write_private
 
 SUPERUSER = "postgres"
 _SETTINGS = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -19,7 +18,6 @@ import psutil
 from outbox_plugin.errors import OutboxError
 
 START_SECONDS = 180.0  # One that ends is noticed at once. On a busy machine, the start of Java alone takes long.
-_LOWEST_PORT = 15_000  # Servers of other kinds are found below.
 
 
 class ServerFailed(OutboxError):
@@ -151,33 +149,6 @@ class EmbeddedServer(ABC):
         """Stop it; safe to call twice."""
         if self._server is not None:
             self._server.stop()
-
-
-def free_port(preferred: int | None = None) -> int:
-    """A TCP port of 127.0.0.1 that nobody listens on: `preferred` if it is one.
-
-    It is below the ports that the kernel gives to outgoing connections: otherwise one of them, even a client's attempt
-    to reach the very server, could take the port of a server while it is down.
-    """
-    candidates = [preferred] if preferred else []
-    candidates += random.sample(range(_LOWEST_PORT, _lowest_outgoing_port()), 100)
-    for port in candidates:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return int(probe.getsockname()[1])
-    raise ServerFailed("no free TCP port on 127.0.0.1")
-
-
-def _lowest_outgoing_port() -> int:
-    try:
-        lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    except (OSError, ValueError):
-        lowest = 32_768  # Linux' own default; the BSDs begin higher.
-    return lowest if lowest > _LOWEST_PORT + 1_000 else 65_536
 
 
 def accepts_connections(port: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -13,7 +14,8 @@ from outbox_plugin.embedded import java
 from outbox_plugin.embedded.cluster import java_hash
 from outbox_plugin.embedded.jars import JarsMissing, _reason, _verify, checksums, kafka_jars
 from outbox_plugin.embedded.java import java_home
-from outbox_plugin.embedded.server import ServerFailed, free_port
+from outbox_plugin.embedded.ports import free_port
+from outbox_plugin.embedded.server import ServerFailed
 from outbox_plugin.embedded.truststore import PASSWORD, system_bundle, write_trust_store
 
 READ_STORE = """
@@ -125,3 +127,19 @@ def test_a_port_is_not_one_that_an_outgoing_connection_could_take() -> None:
         taken.bind(("127.0.0.1", port))
         taken.listen()
         assert free_port(port) != port
+
+
+GIVE_PORTS = "from outbox_plugin.embedded.ports import free_port; print([free_port() for _ in range(150)]); input()"
+
+
+def test_a_port_is_given_once_to_whoever_asks_for_as_long_as_it_lives() -> None:
+    asking = [
+        subprocess.Popen([sys.executable, "-c", GIVE_PORTS], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for _ in range(4)
+    ]
+    try:
+        given = [ports for each in asking if each.stdout for ports in json.loads(each.stdout.readline())]
+    finally:
+        for each in asking:
+            each.communicate("\n")
+    assert len(given) == len(set(given)) == 600
