@@ -120,8 +120,21 @@ def _verify(folder: Path) -> None:
 
 
 def _ivy() -> Path:
-    spec = find_spec("pyspark")
-    found = sorted(Path(spec.origin).parent.joinpath("jars").glob("ivy-*.jar")) if spec and spec.origin else []
+    found = _shipped_with_spark("ivy-*.jar")
     if not found:
         raise JarsMissing("there is no pyspark here, whose Ivy fetches Kafka: install outbox-plugin[embedded]")
     return found[-1]
+
+
+def logging_jars() -> list[Path]:
+    """What lets Kafka log its errors: Spark's logging, which must stand before Kafka's own jars; none without pyspark.
+
+    Kafka's jars hold slf4j without anything that writes, so a broker that cannot start would not say why.
+    """
+    wanted = ("slf4j-api-*.jar", "log4j-slf4j2-impl-*.jar", "log4j-api-*.jar", "log4j-core-*.jar")
+    return [jar for pattern in wanted for jar in _shipped_with_spark(pattern)]
+
+
+def _shipped_with_spark(pattern: str) -> list[Path]:
+    spec = find_spec("pyspark")
+    return sorted(Path(spec.origin).parent.joinpath("jars").glob(pattern)) if spec and spec.origin else []

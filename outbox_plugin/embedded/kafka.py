@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
-from outbox_plugin.embedded.jars import kafka_jars
+from outbox_plugin.embedded.jars import kafka_jars, logging_jars
 from outbox_plugin.embedded.java import java_home
 from outbox_plugin.embedded.ports import free_port
 from outbox_plugin.embedded.server import EmbeddedServer, GuardedServer, ServerFailed
@@ -76,7 +77,8 @@ class KafkaNode(EmbeddedServer):
         self.port = free_port(self.port)
         data, properties = self.folder / "data", self.folder / "server.properties"
         properties.write_text(self.properties(self.port, str(data).replace("\\", "\\\\")))
-        java = [str(java_home() / "bin" / "java"), *self.java_options, "-cp", f"{jars}/*"]
+        classpath = os.pathsep.join([*map(str, logging_jars()), f"{jars}/*"])
+        java = [str(java_home() / "bin" / "java"), *self.java_options, "-cp", classpath]
         if not (data / "meta.properties").exists():
             self._format([*java, "kafka.tools.StorageTool", "format", "-t", _CLUSTER_ID, "-c", str(properties)])
         self._server = GuardedServer(

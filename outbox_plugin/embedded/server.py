@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ import psutil
 
 from outbox_plugin.errors import OutboxError
 
+_STACK_FRAME = re.compile(r"\s+(at |\.\.\. )")  # Of Java.
 START_SECONDS = 180.0  # One that ends is noticed at once. On a busy machine, the start of Java alone takes long.
 
 
@@ -69,7 +71,8 @@ class GuardedServer:
             time.sleep(0.05)
 
     def _last_words(self) -> str:
-        return " | ".join(self._log.read_text(errors="replace").strip().splitlines()[-5:])
+        lines = self._log.read_text(errors="replace").strip().splitlines()
+        return " | ".join([line for line in lines if not _STACK_FRAME.match(line)][-5:])
 
     @property
     def pid(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,8 @@ from confluent_kafka.admin import AdminClient
 from psycopg.conninfo import conninfo_to_dict
 
 from outbox_plugin.embedded.java import java_home, spark_java_home
-from outbox_plugin.embedded.kafka import MockKafka
+from outbox_plugin.embedded.kafka import EmbeddedKafka, MockKafka
+from outbox_plugin.embedded.server import ServerFailed
 from outbox_plugin.embedded.stack import EmbeddedStack, StackInUse
 from tests.processes import runs
 from tests.support import eventually
@@ -91,3 +93,13 @@ def test_java_comes_from_the_wheel_where_the_system_has_none(tmp_path: Path) -> 
     said = subprocess.run(command, capture_output=True, text=True, check=True, env={**env, "PATH": os.environ["PATH"]})
     assert "version" in said.stderr
     assert (spark_java_home() / "bin" / "java").exists()
+
+
+def test_kafka_says_why_it_cannot_start(tmp_path: Path) -> None:
+    kafka = EmbeddedKafka(tmp_path, print)
+    kafka.launch()
+    try:
+        with socket.create_server(("127.0.0.1", kafka.port or 0)), pytest.raises(ServerFailed, match="already in use"):
+            kafka.wait()
+    finally:
+        kafka.stop()
