@@ -17,6 +17,7 @@ from dagster import (
     DagsterEvent,
     DagsterEventType,
     DagsterInstance,
+    DagsterRun,
     Definitions,
     EnvVar,
     ExecuteInProcessResult,
@@ -89,6 +90,11 @@ class Shop:
             self.seconds = time.monotonic() - began
         self.cursor = self.ticked.cursor
         return list(self.ticked.run_requests or [])
+
+    def create_run(self, request: RunRequest) -> DagsterRun:
+        """The run that was requested, which nobody launches."""
+        job = self.definitions.resolve_implicit_global_asset_job_def()
+        return self.instance.create_run_for_job(job, run_config=request.run_config, tags=request.tags)
 
     def run(self, request: RunRequest, instance: DagsterInstance | None = None) -> ExecuteInProcessResult:
         """As a run of the request's, and as one that is executed again."""
@@ -184,8 +190,7 @@ def test_a_lost_cursor_changes_nothing(shop: Shop) -> None:
 def test_one_range_is_in_flight_also_where_two_sensors_ask(shop: Shop) -> None:
     produce(shop.settings, shop.topic, numbered(0, 100))
     [request] = shop.tick()
-    job = shop.definitions.resolve_implicit_global_asset_job_def()
-    waits = shop.instance.create_run_for_job(job, run_config=request.run_config, tags=request.tags)
+    waits = shop.create_run(request)
     assert shop.tick() == []
     assert f"the run {waits.run_id} is not_started" in shop.skipped
     second = Shop(shop.settings, shop.topic, shop.instance, 40)
@@ -202,8 +207,7 @@ def test_a_run_that_nobody_launches_does_not_hold_up_its_range_for_ever(
     """Who made it was killed before it was launched; Dagster leaves it as not started."""
     produce(shop.settings, shop.topic, numbered(0, 100))
     [request] = shop.tick()
-    job = shop.definitions.resolve_implicit_global_asset_job_def()
-    left = shop.instance.create_run_for_job(job, run_config=request.run_config, tags=request.tags)
+    left = shop.create_run(request)
     assert shop.tick() == []
     assert f"the run {left.run_id} is not_started" in shop.skipped
     an_hour_later(monkeypatch)
@@ -219,10 +223,9 @@ def test_a_run_whose_process_was_killed_is_waited_for_and_told_of(shop: Shop, mo
     """Without run_monitoring, Dagster leaves it as started."""
     produce(shop.settings, shop.topic, numbered(0, 100))
     [request] = shop.tick()
-    job = shop.definitions.resolve_implicit_global_asset_job_def()
-    killed = shop.instance.create_run_for_job(job, run_config=request.run_config, tags=request.tags)
+    killed = shop.create_run(request)
     for began in (DagsterEventType.RUN_STARTING, DagsterEventType.RUN_START):
-        shop.instance.report_dagster_event(DagsterEvent(began.value, job.name), killed.run_id)
+        shop.instance.report_dagster_event(DagsterEvent(began.value, killed.job_name), killed.run_id)
     assert shop.tick() == []
     at_first = shop.check
     assert at_first.passed  # It may be at work.
