@@ -249,7 +249,7 @@ class EmbeddedCluster:
         elected = admin.elect_leaders(ElectionType.PREFERRED, partitions).result(20)
         for error in elected.values():
             if error is not None and error.code() != KafkaError.ELECTION_NOT_NEEDED:
-                raise error
+                raise KafkaException(error)
 
     def _admin(self) -> AdminClient:
         config: dict[str, Any] = {"bootstrap.servers": self.bootstrap_servers, "logger": LIBRARY_LOGGER}
