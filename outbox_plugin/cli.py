@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import sys
 import threading
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -61,11 +61,16 @@ def _not_installed(command: str, module: str) -> click.Command:
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="outbox-plugin")
-def outbox() -> None:
+@click.pass_context
+def outbox(context: click.Context) -> None:
     """A transactional outbox for Postgres and Kafka.
 
     Settings come from the environment (OUTBOX_DSN, OUTBOX_BOOTSTRAP_SERVERS, …) or a .env file.
     """
+    from outbox_plugin import logs
+    from outbox_plugin.settings import LogSettings
+
+    logs.configure(LogSettings(), logs.to_stderr(), "INFO" if context.invoked_subcommand == "harvest" else "WARNING")
 
 
 @outbox.command()
@@ -92,7 +97,6 @@ def harvest(adopt: bool) -> None:
     from outbox_plugin.background import run_together
     from outbox_plugin.harvester import Harvester, look_for_cycles_less_often
 
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -116,8 +120,19 @@ def main() -> None:
     except click.Abort:
         sys.exit(130)
     except click.ClickException as error:
-        click.echo(f"outbox: {printable(error.format_message())}", err=True)
+        _refuse(error.format_message())
         sys.exit(2)
     except OutboxError as error:
-        click.echo(f"outbox: {printable(str(error))}", err=True)
+        _refuse(str(error))
         sys.exit(error.exit_code)
+
+
+def _refuse(message: str) -> None:
+    """Say on standard error why the command ends: as an event of the log, where that is JSON."""
+    from outbox_plugin import logs
+
+    if logs.is_json():
+        logs.logger.error("%s", message)
+        return
+    with suppress(OSError):  # Nobody reads it, or the disk is full: the exit code tells.
+        click.echo(f"outbox: {printable(message)}", err=True)

@@ -289,6 +289,7 @@ class Harvester(Background):
         return open_relay
 
     def _observe(self, event: HarvestEvent) -> None:
+        of_shard: dict[str, object] = {"shard": event.shard}  # Where a log's line names what it is about.
         match event:
             case TermBegan():
                 self._adopted.add(event.shard)
@@ -297,28 +298,35 @@ class Harvester(Background):
                     event.shard,
                     event.leader_id,
                     event.recovered,
+                    extra={**of_shard, "leader": event.leader_id, "term": event.term},
                 )
-            case TermFinished(reason=None):
-                logger.info("shard %d: handed over", event.shard)
             case TermFinished():
-                logger.warning("shard %d: leading no more: %s", event.shard, event.reason)
+                leader = {**of_shard, "leader": event.leader_id}
+                if event.reason is None:
+                    logger.info("shard %d: handed over", event.shard, extra=leader)
+                else:
+                    logger.warning("shard %d: leading no more: %s", event.shard, event.reason, extra=leader)
             case RowsParked() | RowsBuried():
                 done = "waits" if isinstance(event, RowsParked) else "is a dead letter"
                 for bad in event.bad:
-                    whose = f"topic {bad.row.topic}, key {bad.row.key}"
-                    logger.warning("row %d (%s) %s: %s", bad.row.id, whose, done, bad.refusal.reason)
+                    row, reason = bad.row, bad.refusal.reason
+                    whose = f"topic {row.topic}, key {row.key}"
+                    named = {**of_shard, "topic": row.topic, "key": row.key}
+                    logger.warning("row %d (%s) %s: %s", row.id, whose, done, reason, extra=named)
             case GenerationRaised():
                 logger.warning(
                     "shard %d: a transaction that touched a partition without a leader cannot end yet; going on with "
                     "generation %d of the transactional id",
                     event.shard,
                     event.generation,
+                    extra=of_shard,
                 )
             case RecordsIgnored():
-                logger.warning("shard %d: %s", event.shard, event.told())
+                logger.warning("shard %d: %s", event.shard, event.told(), extra=of_shard)
             case LanesHeld():
                 for lane in event.lanes:
-                    logger.warning("shard %d: %s", event.shard, event.told(lane))
+                    named = {**of_shard, "topic": lane.topic, "key": lane.key}
+                    logger.warning("shard %d: %s", event.shard, event.told(lane), extra=named)
             case _:
                 pass
         self._observe_too(event)

@@ -17,6 +17,8 @@ from outbox_plugin.errors import InvalidSetting
 
 Delivery = Literal["exactly-once", "at-least-once"]
 BadRows = Literal["park", "dead-letter"]
+LogFormat = Literal["text", "json"]
+LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 
 # What the promises rest on; tuning must not take it away.
 LOAD_BEARING_PROPERTIES = {
@@ -41,7 +43,31 @@ _GROUP = re.compile(r"[A-Za-z0-9._-]{1,200}")
 _DAYS = re.compile(r"([1-9]\d{0,4})d")
 
 
-class Settings(BaseSettings):
+class LogSettings(BaseSettings):
+    """How our own processes write their log: `outbox …`, and the harvester that Dagster's daemon runs.
+
+    Raises:
+        InvalidSetting: in one line, which setting is wrong, what was given and what is allowed.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="OUTBOX_", env_file=".env", extra="ignore", frozen=True)
+
+    log_format: Annotated[LogFormat, Field(description="The form of a log's line.")] = "text"
+    log_level: Annotated[
+        LogLevel | None,
+        Field(description="The least severe events that are logged; unset, a harvester's INFO, another's WARNING."),
+    ] = None
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise InvalidSetting(_one_line(error)) from None
+        except ValueError as error:  # A complex value in the environment that is no JSON.
+            raise InvalidSetting(str(error).replace("\n", " ")) from None
+
+
+class Settings(LogSettings):
     """The outbox's settings, checked when made.
 
     Example: `Settings(dsn="postgresql://app@db/shop", bootstrap_servers="kafka:9092")`.
@@ -49,8 +75,6 @@ class Settings(BaseSettings):
     Raises:
         InvalidSetting: in one line, which setting is wrong, what was given and what is allowed. A secret is not shown.
     """
-
-    model_config = SettingsConfigDict(env_prefix="OUTBOX_", env_file=".env", extra="ignore", frozen=True)
 
     dsn: Annotated[SecretStr, Field(description="Postgres URI of the database that holds the outbox.")]
     bootstrap_servers: Annotated[str, Field(min_length=1, description="Kafka brokers, host:port, comma separated.")]
@@ -84,13 +108,8 @@ class Settings(BaseSettings):
         str, Field(description="Maven coordinates of Spark's Kafka source; without a version, that of Spark itself.")
     ] = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 
-    def __init__(self, **values: Any) -> None:
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            raise InvalidSetting(_one_line(error)) from None
-        except ValueError as error:  # A complex value in the environment that is no JSON.
-            raise InvalidSetting(str(error).replace("\n", " ")) from None
+    def __init__(self, **values: Any) -> None:  # Else a type checker expects the values as they are in the end.
+        super().__init__(**values)
 
     @field_validator("dsn")
     @classmethod
@@ -145,9 +164,10 @@ class Settings(BaseSettings):
         if not self.outboxes:
             return (self,)
         ours = {name: getattr(self, name) for name in self.model_fields_set - {"outboxes"}}
+        of_the_process = {"outboxes", *LogSettings.model_fields}
         found = []
         for number, own in enumerate(self.outboxes):
-            if unknown := own.keys() - type(self).model_fields.keys() | own.keys() & {"outboxes"}:
+            if unknown := own.keys() - type(self).model_fields.keys() | own.keys() & of_the_process:
                 raise InvalidSetting(f"OUTBOX_OUTBOXES: number {number} has {min(unknown)!r}, which is no setting")
             try:
                 found.append(Settings(**{**ours, "outboxes": [], **own}))

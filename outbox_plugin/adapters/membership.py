@@ -133,6 +133,7 @@ class Membership:
                 self._topic,
                 record.offset,
                 record.shard,
+                extra={"topic": self._topic, "shard": record.shard},
             )
 
     def stranger(self) -> Heartbeat | None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -26,13 +25,17 @@ from pathlib import Path
 
 from psycopg.conninfo import conninfo_to_dict
 
+from outbox_plugin import logs
 from outbox_plugin.dagster.supervision import Decision, Seen, decide, recent
 from outbox_plugin.errors import InvalidSetting, OutboxError
 from outbox_plugin.harvester import Harvester, look_for_cycles_less_often
+from outbox_plugin.printable import logger_of
 from outbox_plugin.settings import Settings
 
+logger = logger_of("outbox_plugin.daemon")
+
 LEASE_CHECK_SECONDS = 0.5
-LOG_BYTES = 10_000_000
+LOG_BYTES = 10_000_000  # Of the log; there is as much again in the older one beside it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +134,7 @@ class Daemon:
             return ()
 
     def _start(self, lease_seconds: float) -> None:
-        if self.log.exists() and self.log.stat().st_size > LOG_BYTES:
-            self.log.replace(self.log.with_suffix(".log.1"))
+        self._bound_log()
         with self.log.open("ab") as log:
             child = subprocess.Popen(
                 [sys.executable, "-m", "outbox_plugin.dagster.daemon", str(self.folder), str(lease_seconds)],
@@ -146,23 +148,33 @@ class Daemon:
         # Somebody must take note of its end, or it stays as a zombie for as long as the code server lives.
         threading.Thread(target=child.wait, name="harvester-daemon-reaper", daemon=True).start()
 
+    def _bound_log(self) -> None:
+        """Begin a new log where the last one is too large: daemons that cannot even start fill it with their errors.
+
+        A daemon that runs does this itself, and goes on writing to its own log: so only while there is none.
+        """
+        with (self.folder / "lock").open("ab") as lock, suppress(BlockingIOError, FileNotFoundError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if self.log.stat().st_size > LOG_BYTES:
+                self.log.replace(self.log.with_name(f"{self.log.name}.1"))
+
 
 def main(folder: Path, lease_seconds: float) -> int:
     """Be the daemon in `folder`; returns the exit code. Does nothing where one runs already."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     if not _taken(lock):
         return 0
     stop = threading.Event()
     try:
         daemon = Daemon(Settings(), folder)
+        logs.configure(daemon.settings, logs.to_file(daemon.log, LOG_BYTES), "INFO")
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()} {daemon.lease.name}".encode(), 0)
         threading.Thread(target=_watch_lease, args=(daemon.lease, lease_seconds, stop), daemon=True).start()
         look_for_cycles_less_often()
         Harvester(daemon.settings).run(stop)
     except OutboxError as error:
-        logging.error("%s", error)
+        logger.error("%s", error)
         return error.exit_code
     finally:
         os.ftruncate(lock, 0)
@@ -190,7 +202,7 @@ def _watch_lease(lease: Path, lease_seconds: float, stop: threading.Event) -> No
         except FileNotFoundError:
             age = lease_seconds + 1
         if age > lease_seconds:
-            logging.info("the lease has run out: nobody asks for this harvester any more")
+            logger.info("the lease has run out: nobody asks for this harvester any more")
             stop.set()
 
 

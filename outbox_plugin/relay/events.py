@@ -20,10 +20,14 @@ class HarvestEvent:
 
 @dataclass(frozen=True, slots=True)
 class TermBegan(HarvestEvent):
-    """This harvester leads; `recovered` rows that the last leader had published have been deleted."""
+    """This harvester leads; `recovered` rows that the last leader had published have been deleted.
+
+    `term` is the number of the term, where terms are numbered: in exactly-once delivery.
+    """
 
     leader_id: str
     recovered: int
+    term: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

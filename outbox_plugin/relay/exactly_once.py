@@ -115,7 +115,7 @@ class ExactlyOnce:
         if not self._log.publish((), self._progress(0, ())):
             raise LogUnavailable("Kafka does not take the term's first record")
         self._store.recorded(self._terms.number)
-        self._observe(TermBegan(self._shard, self._leader_id, recovered + rows))
+        self._observe(TermBegan(self._shard, self._leader_id, recovered + rows, self._terms.number))
 
     def _wait_for_settled_layout(self) -> bool:
         """Wait until shard 0 has recovered the slices of earlier layouts; False when the term is to end."""

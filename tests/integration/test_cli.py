@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -16,7 +19,7 @@ from psycopg.conninfo import make_conninfo
 from outbox_plugin import Settings
 from outbox_plugin.embedded.ports import free_port
 from outbox_plugin.schema.migrate import migrate
-from tests.harvesting import backlog, create_topic, drained, environment, insert_numbered, run_outbox
+from tests.harvesting import backlog, create_topic, drained, environment, harvesters, insert_numbered, run_outbox
 from tests.support import eventually
 
 pytestmark = pytest.mark.integration
@@ -108,6 +111,37 @@ def test_a_missing_setting(settings: Settings) -> None:
     done = run_outbox("harvest", env=env)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "OUTBOX_DSN is not set" in done.stderr
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_harvester_logs_one_event_on_a_line(settings: Settings, group: str, tmp_path: Path, form: str) -> None:
+    migrate(settings)
+    topic = create_topic(settings, f"{group}-events")
+    with psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection:
+        connection.execute(
+            "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values) "
+            "VALUES (%s, E'k\\x1b[2J\\n2', 'the value', '{a}', '{}')",
+            (topic,),
+        )
+    logged = settings.model_copy(update={"log_format": form})
+    with harvesters(logged, tmp_path) as [harvester]:
+        eventually(lambda: "header keys" in harvester.log, 60)
+        assert harvester.terminate() == 0
+        lines = harvester.log.splitlines()
+    assert all(line.isprintable() for line in lines)
+    assert "the value" not in harvester.log
+    if form == "text":
+        assert all(re.match(r"\d{4}-\d\d-\d\d [\d:]{8},\d{3} (INFO|WARNING) ", line) for line in lines)
+        return
+    led, parked, ended = [
+        next(event for event in map(json.loads, lines) if said in event["message"])
+        for said in ("leading as", "waits", "handed over")
+    ]
+    assert (led["level"], led["logger"], led["shard"]) == ("INFO", "outbox_plugin.harvester", 0)
+    assert led["term"] >= 1
+    assert led["leader"] == ended["leader"]
+    assert (parked["level"], parked["topic"], parked["key"]) == ("WARNING", topic, "k\x1b[2J\n2")
+    assert datetime.fromisoformat(led["timestamp"]) <= datetime.now(UTC)
 
 
 def test_migrate_twice_and_by_two_at_once(settings: Settings) -> None:

@@ -28,7 +28,7 @@ from pydantic import SecretStr
 
 from outbox_plugin import Event, Outbox, Settings
 from outbox_plugin.dagster import OutboxResource, build_outbox_checks
-from outbox_plugin.dagster.daemon import Daemon
+from outbox_plugin.dagster.daemon import LOG_BYTES, Daemon
 from outbox_plugin.dagster.supervision import Decision
 from outbox_plugin.status import read_status
 from tests.harvesting import backlog, create_topic, drained, insert_numbered
@@ -78,6 +78,26 @@ def test_a_daemon_whose_lease_runs_out_hands_over_and_ends(daemon: Daemon) -> No
     log = daemon.log.read_text()
     assert log.index("the lease has run out") < log.index("handed over")
     assert "Traceback" not in log
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_the_log_of_a_daemon_that_runs_is_bounded(daemon: Daemon, form: str) -> None:
+    """The log is nearly full when it starts: it begins a new one by itself, and writes to nothing but that."""
+    logged = Daemon.of(daemon.settings.model_copy(update={"log_format": form}))
+    logged.folder.mkdir(parents=True, exist_ok=True)
+    logged.log.write_bytes(b"x" * (LOG_BYTES - 10) + b"\n")
+    older = logged.log.with_name("harvester.log.1")
+    logged.keep_alive(3.0, time.time())
+    eventually(lambda: older.exists() and "leading as" in renewed(logged).log.read_text(), 30)
+    assert logged.pid is not None
+    opened = {Path(f"/proc/{logged.pid}/fd/{number}").resolve() for number in (1, 2)}
+    assert opened == {logged.log.resolve()}
+    eventually(lambda: not logged.running, 30)
+    assert older.stat().st_size == LOG_BYTES - 9
+    assert logged.log.stat().st_size < 10_000
+    lines = logged.log.read_text().splitlines()
+    assert "the lease has run out" in lines[-2]
+    assert all(line.startswith("{") == (form == "json") for line in lines)
 
 
 def test_the_daemon_outlives_the_process_that_started_it(daemon: Daemon, settings: Settings) -> None:

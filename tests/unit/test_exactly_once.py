@@ -338,5 +338,5 @@ def test_what_happens_is_told() -> None:
     faults = Faults(None)
     term = ExactlyOnce(7, "leader", Store(rows, faults), Log(Kafka(), faults), Threads(), told.append)
     live(term, lambda: not rows)
-    assert told[0] == TermBegan(7, "leader", 0)
+    assert told[0] == TermBegan(7, "leader", 0, term=1)
     assert sum(event.rows for event in told if isinstance(event, WindowPurged)) == ROWS
