@@ -1,4 +1,4 @@
-"""A standalone Spark master and two workers, with the package shipped as the README says: each row is there once."""
+"""A standalone Spark master and two workers, with the package shipped as the docs say: each row is there once."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package as an archive, made as the README says, but without what it needs."""
+    """The package as an archive, made as the docs say, but without what it needs."""
     folder = tmp_path_factory.mktemp("shipped")
     pip = [sys.executable, "-m", "pip", "--quiet", "install", "--no-deps", "--no-build-isolation"]
     subprocess.run([*pip, "--target", folder / "packages", CHECKOUT], check=True, cwd=folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -29,6 +28,7 @@ from outbox_plugin.dagster import (
     build_topic_assets,
 )
 from outbox_plugin.errors import InvalidSetting
+from tests.documents import blocks
 
 pytestmark = [  # Dagster's own calls.
     pytest.mark.filterwarnings("ignore:`parse_obj_as` is deprecated"),
@@ -154,8 +154,8 @@ def test_an_asset_that_consumes_a_topic_gets_a_sensor_a_check_and_a_job() -> Non
 
 
 def test_the_component_of_the_page_loads() -> None:
-    text = (Path(__file__).resolve().parents[2] / "docs" / "consuming.md").read_text(encoding="utf-8")
-    [block] = [each for each in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "attributes:" in each]
+    page = blocks("how-to/consume-in-dagster-and-spark.md", "yaml")
+    [block] = [each.text for each in page if "attributes:" in each.text]
     definitions = loaded(yaml.safe_load(block)["attributes"])
     assert definitions.resolve_sensor_def("customer_totals_of_orders")
 

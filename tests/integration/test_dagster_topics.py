@@ -379,7 +379,8 @@ def test_the_page_shows_an_asset_that_consumes(
         monkeypatch.setenv(name, value)
     query(settings, "CREATE TABLE customer_total (customer TEXT PRIMARY KEY, orders BIGINT)")
     names: dict[str, Any] = {}
-    text = blocks("consuming.md", "python")[0].text.replace('"orders", customer_totals', f'"{topic}", customer_totals')
+    page = blocks("how-to/consume-in-dagster-and-spark.md", "python")
+    text = page[0].text.replace('"orders", customer_totals', f'"{topic}", customer_totals')
     exec(compile(text, "consuming.md", "exec"), names)
     definitions: Definitions = names["definitions"]
     Definitions.validate_loadable(definitions)

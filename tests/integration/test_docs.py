@@ -1,10 +1,9 @@
-"""What the pages under docs/ and the README show, runs."""
+"""What the pages of the checkout show, runs."""
 
 from __future__ import annotations
 
 import ast
 import re
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -15,17 +14,17 @@ from confluent_kafka import Producer
 from outbox_plugin import Settings
 from outbox_plugin.inbox import Inbox, Received
 from tests.consuming import query
+from tests.documents import DOCS, PAGES, blocks_of, name_of
 from tests.support import eventually
 
-CHECKOUT = Path(__file__).resolve().parents[2]
-PAGES = [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").glob("*.md"))]
+INBOX = DOCS / "how-to" / "handle-each-event-once.md"
 
 
 def blocks(language: str) -> list[ParameterSet]:
     found = []
     for page in PAGES:
-        texts = re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-        found += [pytest.param(text, id=f"{page.relative_to(CHECKOUT)}-{number}") for number, text in enumerate(texts)]
+        texts = [block.text for block in blocks_of(page, language)]
+        found += [pytest.param(text, id=f"{name_of(page)}-{number}") for number, text in enumerate(texts)]
     return found
 
 
@@ -44,12 +43,11 @@ def test_sql_runs(settings: Settings, block: str) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("page", ["docs/inbox.md", "README.md"])
 def test_a_consumer_in_another_language_shares_its_group_with_inboxes(
-    settings: Settings, topic: str, group: str, page: str
+    settings: Settings, topic: str, group: str
 ) -> None:
     """By the very statement that the page prints: it hides no event, and repeats none."""
-    text = (CHECKOUT / page).read_text(encoding="utf-8")
+    text = INBOX.read_text(encoding="utf-8")
     [printed] = re.findall(r"(INSERT INTO outbox_inbox .*?);", text, re.DOTALL)
     claim = printed.replace("billing", group).replace("the header idempotency-key", "known")
     claim = claim.replace("orders OrderPlaced", f"{topic} OrderPlaced")
@@ -70,9 +68,3 @@ def test_a_consumer_in_another_language_shares_its_group_with_inboxes(
         eventually(lambda: ("new", "OrderPlaced") in seen, 30)
     assert seen == [("known", "OrderPaid"), ("new", "OrderPlaced")]
     assert query(settings, claim.replace("'known'", "'new'")) == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(CHECKOUT)) for page in PAGES])
-def test_links_lead_somewhere(page: Path) -> None:
-    links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8"))
-    assert [link for link in links if not (page.parent / link).exists()] == []

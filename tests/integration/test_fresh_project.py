@@ -113,7 +113,7 @@ def test_the_quick_start_leads_to_events_in_kafka(project: Project, started: lis
     """Every block of the page, in its order: commands are run, files are written, and `dg dev` runs beside."""
     create_topic(project.settings, "orders")
     said = ""
-    for block in blocks("quick-start.md"):
+    for block in blocks("tutorials/dagster-project.md"):
         if block.language == "yaml":
             assert block.file
             assert yaml.safe_load((project.folder / block.file).read_text()) == yaml.safe_load(block.text)

@@ -1,4 +1,4 @@
-"""The roles of `docs/production.md` may do what they need, and no more."""
+"""The roles of `docs/how-to/secure.md` may do what they need, and no more."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.integration
 @pytest.fixture
 def roles(settings: Settings) -> Iterator[dict[str, Settings]]:
     """The outbox as each role sees it; with names of the test's own, as roles are the server's."""
-    [block] = blocks("production.md", "sql")
+    [block] = blocks("how-to/secure.md", "sql")
     suffix = uuid.uuid4().hex[:8]
     names = {role: f"{role}_{suffix}" for role in ("outbox_writer", "outbox_harvester", "outbox_spark")}
     text = block.text
