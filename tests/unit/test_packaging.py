@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 import outbox_plugin
 import outbox_plugin.coordination
@@ -83,3 +87,25 @@ def test_the_wheel_holds_the_package_alone_and_works_in_an_empty_venv(tmp_path: 
     dev = subprocess.run([outbox, "dev"], capture_output=True, text=True, check=False, cwd=tmp_path, env=env)
     assert (dev.returncode, dev.stderr.count("\n")) == (2, 1)
     assert "outbox-plugin[all]" in dev.stderr
+
+
+def test_the_page_of_versions_says_what_the_package_needs_and_what_is_locked() -> None:
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    groups = {"": project["dependencies"], **project["optional-dependencies"]}
+    needed = {
+        (parsed.name, str(parsed.specifier), extra)
+        for extra, requirements in groups.items()
+        for parsed in map(Requirement, requirements)
+        if extra != "all"
+    }
+    page = (CHECKOUT / "docs" / "reference" / "supported-versions.md").read_text(encoding="utf-8")
+    lock = (CHECKOUT / "requirements.lock").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w-]+)` \| (.*?) ?\| `([^`]+)` \| ([\d.]+) \|$", page, re.MULTILINE)
+    listed = {
+        (name, str(SpecifierSet(range_)), extra)
+        for name, extras, range_, _ in rows
+        for extra in extras.replace("`", "").split(", ")
+    }
+    assert listed == needed
+    for name, _, _, version in rows:
+        assert re.search(rf"^{name}(\[[\w,]+\])?=={re.escape(version)}[ \\]", lock, re.MULTILINE), name
