@@ -56,6 +56,7 @@ from outbox_plugin.relay.supervisor import Supervisor
 from outbox_plugin.schema.connection import connect, reported, reported_as_refusal
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
+from outbox_plugin.weaknesses import warn_of_weaknesses
 
 logger = logger_of("outbox_plugin.harvester")
 
@@ -112,6 +113,7 @@ class Harvester(Background):
 
     def _check(self) -> tuple[Identity, Layout, str | None]:
         """Everything that a user can mend, looked at before anything is touched; also a note for the status."""
+        warn_of_weaknesses(self._settings)
         admin = Admin(self._settings)
         admin.check_reachable()
         identity, terms, layout, ahead = self._claim(keep=False)

@@ -33,6 +33,7 @@ from outbox_plugin.schema.connection import connect, one_line, reported_as_refus
 from outbox_plugin.schema.place import in_full
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
+from outbox_plugin.weaknesses import warn_of_weaknesses
 
 logger = logger_of("outbox_plugin.inbox")
 
@@ -141,6 +142,7 @@ class Inbox(Background):
                 f"OUTBOX_KAFKA: {_RESET}={start} would let an inbox pass over events; "
                 "to start at the end, set the group's offsets there before it starts"
             )
+        warn_of_weaknesses(self._settings)
         Admin(self._settings).check_reachable()
         with reported_as_refusal(self._settings), connect(self._settings, purpose="outbox inbox (start)") as connection:
             table = in_full(connection, self._settings.table)
