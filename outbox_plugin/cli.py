@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from outbox_plugin.errors import OutboxError, UserError
+from outbox_plugin.extras import what_to_install
 from outbox_plugin.printable import printable
 
 if TYPE_CHECKING:
@@ -46,17 +47,26 @@ class _Commands(click.Group):
         try:
             command: click.Command = getattr(import_module(module), name)
         except ModuleNotFoundError as error:
-            return _not_installed(cmd_name, error.name or module)
+            if (hint := what_to_install(f"`outbox {cmd_name}`", error)) is None:
+                raise
+            return _not_installed(cmd_name, hint)
         return command
 
 
-def _not_installed(command: str, module: str) -> click.Command:
-    """Stands for a command whose extra is not installed: it is listed, and says what it needs."""
+def _not_installed(command: str, hint: str) -> click.Command:
+    """Stands for a command whose extra is not installed: it is listed, and says what it needs, whatever it is given."""
 
     def refuse(**_: object) -> None:
-        raise UserError(f"`outbox {command}` needs the module {module}: install outbox-plugin[all]")
+        raise UserError(hint)
 
-    return click.Command(command, callback=refuse, help="Needs outbox-plugin[all].", add_help_option=False)
+    return click.Command(
+        command,
+        callback=refuse,
+        params=[click.Argument(["anything"], nargs=-1, type=click.UNPROCESSED)],
+        context_settings={"ignore_unknown_options": True},
+        help=f"Not installed: {hint.partition(': ')[2]}.",
+        add_help_option=False,
+    )
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -125,6 +135,11 @@ def main() -> None:
     except OutboxError as error:
         _refuse(str(error))
         sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        if (hint := what_to_install("this command", error)) is None:
+            raise
+        _refuse(hint)
+        sys.exit(UserError.exit_code)
 
 
 def _refuse(message: str) -> None:

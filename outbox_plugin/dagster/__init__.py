@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from outbox_plugin.extras import hinted
+
 if TYPE_CHECKING:
     from outbox_plugin.dagster.assets import Topic, build_harvester_asset, build_topic_assets
     from outbox_plugin.dagster.checks import build_dead_letter_check, build_health_check, build_outbox_checks
@@ -69,7 +71,10 @@ def __getattr__(name: str) -> Any:
     """Import a public name where it lives (PEP 562)."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_HOME[name]}", __name__), name)
+    try:
+        return getattr(import_module(f".{_HOME[name]}", __name__), name)
+    except ModuleNotFoundError as error:
+        raise hinted(__name__, error) from None
 
 
 def __dir__() -> list[str]:

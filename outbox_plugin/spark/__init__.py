@@ -5,8 +5,13 @@ attempts that it accepted, one per partition, whatever was retried or speculated
 those attempts, business rows and events together, in one transaction that also records the job's id.
 """
 
-from outbox_plugin.spark.sink import register
-from outbox_plugin.spark.verify import verify
-from outbox_plugin.spark.write import JobCommitted, OutboxWrite
+from outbox_plugin.extras import hinted
+
+try:
+    from outbox_plugin.spark.sink import register
+    from outbox_plugin.spark.verify import verify
+    from outbox_plugin.spark.write import JobCommitted, OutboxWrite
+except ModuleNotFoundError as error:
+    raise hinted(__name__, error) from None
 
 __all__ = ["JobCommitted", "OutboxWrite", "register", "verify"]

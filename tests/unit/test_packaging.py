@@ -86,7 +86,7 @@ def test_the_wheel_holds_the_package_alone_and_works_in_an_empty_venv(tmp_path: 
     assert "backlog: unknown" in status.stdout
     dev = subprocess.run([outbox, "dev"], capture_output=True, text=True, check=False, cwd=tmp_path, env=env)
     assert (dev.returncode, dev.stderr.count("\n")) == (2, 1)
-    assert "outbox-plugin[all]" in dev.stderr
+    assert "outbox-plugin[embedded]" in dev.stderr
 
 
 def test_the_page_of_versions_says_what_the_package_needs_and_what_is_locked() -> None:

