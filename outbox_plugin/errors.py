@@ -135,7 +135,7 @@ class OutcomeUnknown(TermEnded):
 
 
 class LayoutChanged(TermEnded):
-    """The outbox has another number of shards now."""
+    """The outbox has another number of shards, or another group, now: a harvester asks which, and acts on it."""
 
 
 class TopicMissing(TermEnded):

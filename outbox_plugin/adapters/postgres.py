@@ -22,7 +22,7 @@ from outbox_plugin.core.ports import Control, Wanted
 from outbox_plugin.core.progress import Identity
 from outbox_plugin.core.row import Rows
 from outbox_plugin.core.shards import Layout
-from outbox_plugin.errors import Fenced, LayoutChanged, StoreUnavailable
+from outbox_plugin.errors import Fenced, ForeignOutbox, LayoutChanged, StoreUnavailable
 from outbox_plugin.schema.connection import IS_STANDBY, connect, reported
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
@@ -41,8 +41,8 @@ class PostgresOutbox:
 
         Raises:
             StoreUnavailable: Postgres does not let us.
-            LayoutChanged: the outbox has another layout by now.
-            SchemaMissing, ForeignOutbox: see `Claim.outbox`.
+            LayoutChanged: the outbox has another layout, or another group harvests it, by now.
+            SchemaMissing: the outbox is not known, or its table is not as it must be.
         """
         self._settings = settings
         self._composed: dict[tuple[str, tuple[str, ...]], bytes] = {}
@@ -50,7 +50,10 @@ class PostgresOutbox:
             self._reader = opened.enter_context(closing(connect(settings, purpose="outbox harvester", own_name=True)))
             claim = Claim(settings, self._reader)
             self._table = claim.in_full
-            self._identity, self._layout = claim.outbox(), claim.layout()
+            try:
+                self._identity, self._layout = claim.outbox(), claim.layout()
+            except ForeignOutbox as adopted:  # For this term alone; whoever begins again asks whether it is for good.
+                raise LayoutChanged(str(adopted)) from None
             if self._layout.number != layout.number:
                 raise LayoutChanged(f"the outbox has {self._layout.shards} shards now")
             self._values: dict[str, object] = {

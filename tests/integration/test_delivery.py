@@ -18,6 +18,7 @@ from tests.harvesting import (
     environment,
     harvesters,
     insert_numbered,
+    members,
     run_outbox,
 )
 from tests.support import eventually
@@ -44,6 +45,26 @@ def test_a_paused_leader_of_another_group_publishes_nothing_more(
     said = adopt_from_a_paused_leader(old, new, topic, tmp_path, f"the group '{old.group}' harvests the outbox")
     assert f"the group '{new.group}' harvests the outbox" in said
     assert_exactly_once_in_order(consume(settings, topic), 0, 500)
+
+
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
+def test_the_stand_bys_of_a_group_end_when_another_group_adopts_its_outbox(
+    settings: Settings, topic: str, tmp_path: Path, delivery: Delivery
+) -> None:
+    """A stand-by's first term begins after the adoption: it never sees the outbox's layout change."""
+    old = settings.model_copy(update={"delivery": delivery})
+    new = old.model_copy(update={"group": f"{old.group}-new"})
+    migrate(old)
+    with harvesters(old, tmp_path / "old", 2) as running:
+        eventually(lambda: read_status(old).shards[0].leader, 30)
+        eventually(lambda: len(members(old)) == 2, 30)
+        with harvesters(new, tmp_path / "new", arguments=("--adopt",)):
+            for each in running:
+                eventually(lambda each=each: not each.alive, 60)  # type: ignore[misc]
+                assert f"the group '{new.group}' harvests the outbox" in each.log
+            insert_numbered(new, topic, 0, 100)
+            drained(new)
+    assert_exactly_once_in_order(consume(settings, topic), 0, 100)
 
 
 def adopt_from_a_paused_leader(old: Settings, new: Settings, topic: str, folder: Path, refusal: str) -> str:
