@@ -85,11 +85,16 @@ def outbox(context: click.Context) -> None:
 
 @outbox.command()
 @click.option("--wake-up/--no-wake-up", default=None, help="Install, or remove, the trigger that wakes harvesters.")
-def migrate(wake_up: bool | None) -> None:
+@click.option("--sql", "as_sql", is_flag=True, help="Print the SQL for somebody else to run, and change nothing.")
+def migrate(wake_up: bool | None, as_sql: bool) -> None:
     """Create or upgrade the outbox's tables; safe to run twice, and by two at once."""
     from outbox_plugin.schema.migrate import migrate
+    from outbox_plugin.schema.script import migration_sql
 
     for settings in _settings().each():
+        if as_sql:
+            click.echo(migration_sql(settings, wake_up=wake_up))
+            continue
         applied = migrate(settings, wake_up=wake_up)
         done = f"applied to {settings.table}: {', '.join(applied)}" if applied else f"{settings.table} is up to date"
         click.echo(done)

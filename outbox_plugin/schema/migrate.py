@@ -103,7 +103,7 @@ def _migrate(
         run("trust_nobody")
         run("create_ledger")
         known = migrations()
-        _refuse_strangers(connection, table)
+        refuse_strangers(connection, table)
         run("forget_dropped_table")
         applied = set(run("applied"))
         pending = {name: text for name, text in known.items() if name not in applied}
@@ -112,10 +112,10 @@ def _migrate(
             run("record", name=name)
         if not run("notices_truncation"):
             run("notice_truncation")
-        _wake_up(connection, settings, table, install=wake_up)
-        _refuse_strangers(connection, table)
         check_name(settings.table, connection.execute(statement("identity", "known_as", table)).fetchall())
         run("identify")
+        _wake_up(connection, settings, table, install=wake_up)  # It asks for the shards of an outbox that is known.
+        refuse_strangers(connection, table)
         run("make_secret")
         if run("may_make_staging_schema"):
             run("make_staging_schema")
@@ -125,37 +125,52 @@ def _migrate(
     return list(pending)
 
 
-def _refuse_strangers(connection: psycopg.Connection[tuple[Any, ...]], table: str) -> None:
+def refuse_strangers(connection: psycopg.Connection[tuple[Any, ...]], table: str) -> None:
     """Make sure that nothing which is called like ours can run the code of somebody who may only create there.
 
     Raises:
         ServerRefused: something does; the message says what, and whose it is.
     """
-    schema, _, _ = table.rpartition(".")
-    values = {"names": _names(table), "schema": schema}
-    found = connection.execute(statement("migrate", "strangers", table), values).fetchall()
+    found = connection.execute(statement("migrate", "strangers", table), strangers_of(table)).fetchall()
     if found:
         raise ServerRefused(
             f"Postgres: {found[0][0]}, who could have it run anything as you: drop it, or give it to another owner"
         )
 
 
+def strangers_of(table: str) -> dict[str, object]:
+    """The values of the statement that finds strangers among what is called like ours."""
+    schema, _, _ = table.rpartition(".")
+    return {"names": _names(table), "schema": schema}
+
+
+def wake_up_function(table: str, shards: int) -> sql.Composed:
+    """The statement that makes the function by which writers wake the leaders of so many shards."""
+    awake = [statement("wake_up", "awake", table, shard=sql.Literal(shard)) for shard in range(shards)]
+    return statement("wake_up", "create_function", table, all_awake=sql.SQL(" AND ").join(awake))
+
+
+def wake_up_trigger(settings: Settings, table: str, shards: int) -> sql.Composed:
+    """The statement that makes the trigger which calls that function."""
+    parts = {"table_name": sql.Literal(settings.table), "shards": sql.Literal(shards)}
+    return statement("wake_up", "create_trigger", table, **parts)
+
+
 def _wake_up(
     connection: psycopg.Connection[tuple[Any, ...]], settings: Settings, table: str, *, install: bool | None
 ) -> None:
-    def ask(query: str, **parts: sql.Composable) -> psycopg.Cursor[tuple[Any, ...]]:
-        values = {"table": settings.table, "shards": settings.shards}
-        return connection.execute(statement("wake_up", query, table, **parts), values)
+    def ask(query: sql.Composed) -> psycopg.Cursor[tuple[Any, ...]]:
+        return connection.execute(query, {"table": settings.table, "shards": settings.shards})
 
     if install is False:
-        ask("drop_trigger")
+        ask(statement("wake_up", "drop_trigger", table))
         return
     # A trigger that stays as it is has the function of this version, too.
-    for (shards,) in ask("shards" if install else "shards_of_trigger").fetchall():
-        awake = [statement("wake_up", "awake", table, shard=sql.Literal(shard)) for shard in range(shards)]
-        ask("create_function", all_awake=sql.SQL(" AND ").join(awake))
+    query = "shards" if install else "shards_of_trigger"
+    for (shards,) in ask(statement("wake_up", query, table)).fetchall():
+        ask(wake_up_function(table, shards))
         if install:
-            ask("create_trigger", table_name=sql.Literal(settings.table), shards=sql.Literal(shards))
+            ask(wake_up_trigger(settings, table, shards))
 
 
 def migrations() -> dict[str, str]:

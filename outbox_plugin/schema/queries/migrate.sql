@@ -59,6 +59,10 @@ CREATE TABLE IF NOT EXISTS {outbox_migration} (
 -- A table that was dropped is migrated from the start.
 DELETE FROM {outbox_migration} WHERE table_name = %(table)s AND to_regclass({quoted_outbox}) IS NULL
 
+-- name: exists
+-- Whether the outbox is there.
+SELECT 1 WHERE to_regclass({quoted_outbox}) IS NOT NULL
+
 -- name: applied
 -- The migrations that this table has seen.
 SELECT name FROM {outbox_migration} WHERE table_name = %(table)s
@@ -86,6 +90,14 @@ ON CONFLICT (table_name) DO UPDATE
     SET table_oid = excluded.table_oid, incarnation = excluded.incarnation, since = now()
     WHERE known.table_oid <> excluded.table_oid
 
+-- name: is_identified
+-- Whether the outbox is the one that it was.
+SELECT 1 FROM {outbox_identity} WHERE table_name = %(table)s AND table_oid = to_regclass({quoted_outbox})::oid
+
+-- name: has_secret
+-- Whether the outbox has its secret.
+SELECT 1 FROM {outbox_secret} WHERE table_name = %(table)s
+
 -- name: make_secret
 -- Every outbox has a secret of its own, of 244 random bits; it is made here, so that no log of statements holds it.
 INSERT INTO {outbox_secret} (table_name, secret)
@@ -107,6 +119,10 @@ ALTER TABLE {outbox} SET (fillfactor = 45)
 -- Whether there is no schema for Spark's staging tables, and we may make it.
 SELECT 1
 WHERE to_regnamespace('outbox_staging') IS NULL AND has_database_privilege(current_database(), 'CREATE')
+
+-- name: has_staging_schema
+-- Whether there is a schema for Spark's staging tables.
+SELECT 1 WHERE to_regnamespace('outbox_staging') IS NOT NULL
 
 -- name: make_staging_schema
 -- Spark's jobs make their staging tables here, so none of them needs the right to create where the outbox lives.

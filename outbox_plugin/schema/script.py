@@ -1,0 +1,133 @@
+"""The SQL by which `outbox migrate` would bring an outbox's tables up to date, for a DBA who runs it by hand.
+
+What is there is looked at in a transaction that may only read, so nothing is changed and no table is locked. The SQL is
+one transaction, and each of its statements may find its work done already: it may be run late, or twice, or after
+another `outbox migrate`. Staging tables whose Spark jobs are gone are left to the next job, as one may come to life
+before the SQL is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from outbox_plugin.schema.connection import connect_patiently, reported_as_refusal
+from outbox_plugin.schema.migrate import (
+    migrations,
+    refuse_strangers,
+    strangers_of,
+    wake_up_function,
+    wake_up_trigger,
+)
+from outbox_plugin.schema.place import in_full
+from outbox_plugin.schema.statements import check_name, compose, statement
+from outbox_plugin.settings import Settings
+
+_NOT_THERE_YET = (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn)
+
+
+def migration_sql(settings: Settings, *, wake_up: bool | None = None) -> str:
+    """The SQL that `migrate` would run now for these arguments; a comment where all is up to date. Runs nothing.
+
+    Raises:
+        ServerRefused: the database cannot be reached, or has something that is called like ours and belongs to a role
+            that nobody need trust.
+        InvalidSetting: the table has been migrated by another name of it.
+    """
+    with reported_as_refusal(settings), connect_patiently(settings) as connection, connection.transaction():
+        connection.execute("SET TRANSACTION READ ONLY")
+        table = in_full(connection, settings.table)
+        connection.execute(statement("migrate", "trust_nobody", table))
+        refuse_strangers(connection, table)
+        written = list(_Script(connection, settings, table).lines(wake_up))
+    if not written:
+        return f"-- {settings.table} is up to date"
+    return "\n\n".join(written)
+
+
+class _Script:
+    """Writes the statements, in the order in which `migrate` runs them."""
+
+    def __init__(self, connection: psycopg.Connection[tuple[Any, ...]], settings: Settings, table: str) -> None:
+        self._connection = connection
+        self._cursor = psycopg.ClientCursor(connection)
+        self._settings = settings
+        self._table = table
+        self._values = {"table": settings.table}
+
+    def lines(self, wake_up: bool | None) -> Iterator[str]:
+        """Comments and statements; none where there is nothing to do."""
+        there = bool(self._ask("migrate", "exists"))
+        applied = {row[0] for row in self._ask("migrate", "applied")} if there else set()
+        check_name(self._settings.table, self._ask("identity", "known_as"))
+        pending = {name: text for name, text in migrations().items() if name not in applied}
+        rest = [
+            *([] if self._ask("migrate", "notices_truncation") else [self._write("migrate", "notice_truncation")]),
+            *self._wake_up(wake_up),
+            *([] if self._ask("migrate", "is_identified") else [self._write("migrate", "identify")]),
+            *([] if self._ask("migrate", "has_secret") else [self._write("migrate", "make_secret")]),
+            *([] if self._ask("migrate", "has_staging_schema") else [self._write("migrate", "make_staging_schema")]),
+            *self._make_room(there=there),
+        ]
+        if not pending and not rest:
+            return
+        yield f"-- Migrates {self._settings.table}: {', '.join(pending) or 'no migration is pending'}."
+        yield "BEGIN;"
+        for name in ("wait_a_little", "lock", "trust_nobody", "create_ledger", "forget_dropped_table"):
+            yield self._write("migrate", name)
+        for name, text in pending.items():
+            yield f"-- {name}\n{_ended(compose(text, self._table).as_string(self._connection).strip())}"
+            yield self._with_values(statement("migrate", "record", self._table), name=name)
+        yield from rest
+        yield self._refuse_strangers()
+        yield "COMMIT;"
+
+    def _wake_up(self, install: bool | None) -> list[str]:
+        """As `migrate` does; without `install`, the function of a trigger that is there is brought up to date."""
+        if install is False:
+            return [self._write("wake_up", "drop_trigger")]
+        found = self._ask("wake_up", "shards" if install else "shards_of_trigger")
+        if install and not found:
+            found = [(self._settings.shards,)]
+        written = []
+        for (shards,) in found:
+            written.append(self._with_values(wake_up_function(self._table, shards)))
+            if install:
+                written.append(self._with_values(wake_up_trigger(self._settings, self._table, shards)))
+        return written
+
+    def _make_room(self, *, there: bool) -> list[str]:
+        if self._settings.delivery != "at-least-once" or (there and not self._ask("migrate", "may_make_room")):
+            return []
+        return [self._write("migrate", "make_room")]
+
+    def _refuse_strangers(self) -> str:
+        """A block that fails, and everything with it, where a function that was replaced belongs to a stranger."""
+        found = self._cursor.mogrify(statement("migrate", "strangers", self._table), strangers_of(self._table))
+        return (
+            "DO $check$\nDECLARE stranger pg_catalog.text;\nBEGIN\n"
+            f"FOR stranger IN\n{found}\nLOOP RAISE EXCEPTION '%', stranger; END LOOP;\nEND $check$;"
+        )
+
+    def _ask(self, noun: str, name: str) -> list[tuple[Any, ...]]:
+        """What a statement that only reads finds; nothing where a table or column of ours is not there yet."""
+        values = {**self._values, "shards": self._settings.shards}
+        try:
+            with self._connection.transaction():
+                return self._connection.execute(statement(noun, name, self._table), values).fetchall()
+        except _NOT_THERE_YET:
+            return []
+
+    def _write(self, noun: str, name: str) -> str:
+        return self._with_values(statement(noun, name, self._table))
+
+    def _with_values(self, query: sql.Composed, **values: object) -> str:
+        return _ended(self._cursor.mogrify(query, {**self._values, **values}))
+
+
+def _ended(text: str) -> str:
+    """`text` with a semicolon at its end, which no comment swallows."""
+    return text if text.endswith(";") else f"{text};" if not text.splitlines()[-1].startswith("--") else f"{text}\n;"
