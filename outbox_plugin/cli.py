@@ -107,7 +107,12 @@ def migrate(wake_up: bool | None, as_sql: bool) -> None:
     help="Take over a group whose outbox is gone for good, or an outbox whose group runs no more; change the delivery; "
     "go on where the last progress record is lost, though rows may come twice.",
 )
-def harvest(adopt: bool) -> None:
+@click.option(
+    "--listen",
+    metavar="[HOST:]PORT",
+    help="Serve /metrics, /readyz and /livez there, as OUTBOX_LISTEN does; without a host, on 127.0.0.1.",
+)
+def harvest(adopt: bool, listen: str | None) -> None:
     """Relay the outbox to Kafka until SIGTERM or SIGINT; then hand over."""
     from outbox_plugin.background import run_together
     from outbox_plugin.harvester import Harvester, look_for_cycles_less_often
@@ -116,14 +121,15 @@ def harvest(adopt: bool) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     look_for_cycles_less_often()
-    harvesters = [Harvester(settings, adopt=adopt) for settings in _settings().each()]
+    harvesters = [Harvester(settings, adopt=adopt) for settings in _settings(listen=listen).each()]
     run_together(harvesters, stop)
 
 
-def _settings() -> Settings:
+def _settings(**given: str | None) -> Settings:
+    """The environment's settings; those that are `given`, and not None, go before it."""
     from outbox_plugin.settings import Settings
 
-    return Settings()
+    return Settings(**{name: value for name, value in given.items() if value is not None})
 
 
 def main() -> None:

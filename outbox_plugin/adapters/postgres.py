@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any
 
@@ -219,13 +219,7 @@ class PostgresOutbox:
             values["until"] = wanted.span.until
         if wanted.parked:
             names.append("not_parked")
-            keys = [lane for lane in wanted.parked if lane.key is not None]
-            values |= {
-                "parked_topics": [lane.topic for lane in wanted.parked if lane.whole_topic],
-                "parked_keyless": [lane.topic for lane in wanted.parked if lane.keyless],
-                "parked_key_topics": [lane.topic for lane in keys],
-                "parked_keys": [lane.key for lane in keys],
-            }
+            values |= parked_lanes(wanted.parked)
         return tuple(names), values
 
     def _rows_of(self, few: tuple[bytes, ...], many: tuple[bytes, ...], values: dict[str, object]) -> Rows:
@@ -308,6 +302,17 @@ class PostgresOutbox:
         """See `Outbox.close`."""
         with suppress(psycopg.Error):
             self._opened.close()
+
+
+def parked_lanes(lanes: Collection[Lane]) -> dict[str, object]:
+    """The values of the condition `not_parked`."""
+    keys = [lane for lane in lanes if lane.key is not None]
+    return {
+        "parked_topics": [lane.topic for lane in lanes if lane.whole_topic],
+        "parked_keyless": [lane.topic for lane in lanes if lane.keyless],
+        "parked_key_topics": [lane.topic for lane in keys],
+        "parked_keys": [lane.key for lane in keys],
+    }
 
 
 def bound(cursor: psycopg.ClientCursor[Any], query: bytes, values: dict[str, object]) -> bytes:

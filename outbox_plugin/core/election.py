@@ -85,6 +85,7 @@ class Election:
         self._former: str | None = None  # Our last term's; what it said may still arrive, and is nobody's word.
         self._other: str | None = None
         self._other_heard_at: float | None = None
+        self.leader_heard_at: float | None = None  # When another harvester was last heard to lead; never forgotten.
         self._vacant_since: float | None = None  # The leader has resigned; perhaps we were it.
         self._challenger: str | None = None
         self._answered: set[str] = set()  # Challengers that this term has proved itself against.
@@ -116,8 +117,10 @@ class Election:
                 self._vacated(now)
         elif heartbeat.phase in ("candidate", "leader"):
             self._other, self._other_heard_at, self._vacant_since = heartbeat.leader_id, now, None
-            if heartbeat.phase == "leader" and heartbeat.leader_id not in self._answered:
-                self._challenger = heartbeat.leader_id
+            if heartbeat.phase == "leader":
+                self.leader_heard_at = now
+                if heartbeat.leader_id not in self._answered:
+                    self._challenger = heartbeat.leader_id
 
     def woke(self, now: float) -> None:
         """We were stopped for long: what we own may be another's by now, so take it that somebody leads, and listen."""

@@ -49,9 +49,10 @@ class Window:
         """Leave out all rows of `lanes`: they are held back, and will be read again."""
         self._keep(lanes.let_through(self.rows))
 
-    def published(self) -> None:
-        """Its rows have been handed over: to purge them, `publication` is enough."""
-        self.rows = ()
+    def published(self) -> Sequence[OutboxRow]:
+        """Its rows have been handed over: to purge them, `publication` is enough. Returns the rows."""
+        rows, self.rows = self.rows, ()
+        return rows
 
     def bury(self, bad: Sequence[BadRow]) -> None:
         """Leave out the bad rows alone: they are dead letters."""
@@ -159,12 +160,15 @@ class Windows:
         self._read.insert(1, rest := window.halve())
         return rest
 
-    def published(self, window: Window) -> None:
-        """The transaction of `window`, the next one to publish, is committed; or it has no rows left to publish."""
+    def published(self, window: Window) -> Sequence[OutboxRow]:
+        """The transaction of `window`, the next one to publish, is committed; or it has no rows left to publish.
+
+        Returns its rows, which it keeps no longer.
+        """
         self.to_name(window)
         self._read.pop(0)
         self._published.append(window)
-        window.published()
+        return window.published()
 
     def purged(self, windows: Iterable[Window]) -> None:
         """The deletion of the rows of `windows` is durable: the next progress record need not name them."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 from outbox_plugin.core.floor import Span
 from outbox_plugin.core.held import HeldLanes
@@ -18,13 +20,14 @@ from outbox_plugin.core.pace import (
     Backoff,
 )
 from outbox_plugin.core.ports import AcknowledgingLog, MarkedStore, WakeUp, Wanted
-from outbox_plugin.core.row import OutboxRow, column
+from outbox_plugin.core.row import OutboxRow, Rows, column, fields_of
 from outbox_plugin.errors import Away, Refusal
 from outbox_plugin.relay.events import (
     LanesHeld,
     Observer,
     RowsBuried,
     RowsParked,
+    RowsRead,
     TermBegan,
     WindowPublished,
     WindowPurged,
@@ -34,6 +37,7 @@ from outbox_plugin.relay.looks import Looks
 from outbox_plugin.relay.rest import Rest
 from outbox_plugin.relay.runtime import Runtime
 from outbox_plugin.relay.stages import Stages
+from outbox_plugin.relay.timed import took
 from outbox_plugin.settings import BadRows
 
 MARKS_AHEAD = 1
@@ -143,6 +147,7 @@ class AtLeastOnce:
     def _mark_wanted(self, wanted: Wanted) -> Sequence[OutboxRow]:
         asked_at = self._runtime.now()
         rows = self._store.mark(self._marking_id, wanted)
+        self._observe(RowsRead(self._shard, len(rows), self._runtime.now() - asked_at))
         if rows:
             self._confirmed_at = asked_at
         return rows
@@ -178,8 +183,8 @@ class AtLeastOnce:
             while (work := self._to_send()) is not None:
                 mark_id, rows, marked_at = work
                 if mark_id == self._mark_id:
-                    self._send(mark_id, rows)
-                    self._observe(WindowPublished(self._shard, len(rows), self._runtime.now() - marked_at))
+                    sent = self._send(mark_id, rows)
+                    self._observe(WindowPublished(self._shard, len(sent), self._runtime.now() - marked_at, sent))
         finally:
             with self._lock:
                 self._sender_done = True
@@ -197,15 +202,21 @@ class AtLeastOnce:
             self._may_mark.notify_all()
             return work
 
-    def _send(self, mark_id: str, rows: Sequence[OutboxRow]) -> None:
-        """Send the rows, round by round; a key's next record goes when its last one is delivered."""
+    def _send(self, mark_id: str, rows: Sequence[OutboxRow]) -> Sequence[OutboxRow]:
+        """Send the rows, round by round; a key's next record goes when its last one is delivered.
+
+        Returns those that were delivered.
+        """
+        delivered: list[tuple[Any, ...]] = []
         pending = deque(rounds(rows))
         while pending and not self._stages.stopping:
             round_ = pending.popleft()
             sent = self._log.send(round_, self._confirm)
             self._to_be_purged([id_ for id_ in column(round_, "id") if id_ in sent.delivered])
             if len(sent.delivered) == len(round_):
+                delivered += fields_of(round_)
                 continue
+            delivered += [fields for fields in fields_of(round_) if fields[0] in sent.delivered]
             refused, done = sent.refused, sent.delivered
             if self._bury and refused:
                 refused = self._dead_letter([BadRow(row, refused[row.id]) for row in round_ if row.id in refused])
@@ -219,7 +230,8 @@ class AtLeastOnce:
                 )
                 self._force_remark(mark_id, verdict.reset)
                 self._stages.rest(self._failures.wait() if failed else 0.0)
-                return
+                break
+        return Rows(delivered)
 
     def _confirm(self) -> None:
         """See that we still lead, unless that was seen just now."""
@@ -279,12 +291,12 @@ class AtLeastOnce:
     def _purge(self) -> None:
         while (work := self._to_purge()) is not None:
             mark_id, ids = work
-            self._store.delete(mark_id, ids)
+            seconds = took(self._runtime, partial(self._store.delete, mark_id, ids))
             with self._lock:
                 del self._delivered[: len(ids)]
                 self._may_send.notify_all()
             self._failures.succeeded()
-            self._observe(WindowPurged(self._shard, len(ids)))
+            self._observe(WindowPurged(self._shard, len(ids), seconds))
 
     def _to_purge(self) -> tuple[str, list[int]] | None:
         """Waits for delivered rows, and a little for more; None when the sender has ended and all have been purged."""

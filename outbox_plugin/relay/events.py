@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from outbox_plugin.core.heartbeat import Phase
 from outbox_plugin.core.lanes import BadRow, Lane
+from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.errors import Away
 
 WORTH_SAYING_SECONDS = 0.5
@@ -16,6 +18,32 @@ class HarvestEvent:
     """Something happened in `shard`."""
 
     shard: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardStepped(HarvestEvent):
+    """The supervisor looks after the shard; told every half second at most.
+
+    `leader_heard_at` is when another harvester was last heard to lead, in seconds of the runtime's clock.
+    """
+
+    phase: Phase
+    leader_heard_at: float | None
+    trouble: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class BeginsAgain(HarvestEvent):
+    """All shards of the outbox are given up, and are taken up anew once that is possible; this one stands for all."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TakeoverBegan(HarvestEvent):
+    """This harvester is a candidate, and leads as soon as `TermBegan` follows."""
+
+    leader_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +70,36 @@ class RecordsIgnored(HarvestEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class WindowPublished(HarvestEvent):
-    """A window of `rows` has been committed to Kafka, `seconds` after it was read."""
+class RowsRead(HarvestEvent):
+    """A read of the outbox has returned `rows` rows, perhaps none, after `seconds`."""
 
     rows: int
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class WindowPurged(HarvestEvent):
-    """The `rows` of a window have been deleted, durably."""
+class TransactionEnded(HarvestEvent):
+    """A Kafka transaction has taken `seconds`. `error_type` names what ended it; None where it is committed."""
+
+    seconds: float
+    error_type: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class WindowPublished(HarvestEvent):
+    """A window of `rows` has been committed to Kafka, `seconds` after it was read; `records` are its rows."""
 
     rows: int
+    seconds: float
+    records: Sequence[OutboxRow]
+
+
+@dataclass(frozen=True, slots=True)
+class WindowPurged(HarvestEvent):
+    """The `rows` of windows have been deleted, durably, which took `seconds`."""
+
+    rows: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +139,14 @@ class GenerationRaised(HarvestEvent):
 
 @dataclass(frozen=True, slots=True)
 class TermFinished(HarvestEvent):
-    """This harvester leads the shard no more; `reason` is None after a stop that was asked for."""
+    """This harvester leads the shard no more; `reason` is None after a stop that was asked for.
+
+    `error_type` names the exception that ended the term; None where no exception did.
+    """
 
     leader_id: str
     reason: str | None
+    error_type: str | None
 
 
 def held_topics(shard: int, topics: Mapping[str, Away]) -> Iterator[LanesHeld]:

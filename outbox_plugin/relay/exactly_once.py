@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
+from functools import partial
 
 from outbox_plugin.core.lanes import BadRow, Lane, first_bad_rows, without
 from outbox_plugin.core.pace import CLEAR_PROGRESS_SECONDS, PURGE_REST_SECONDS, PURGE_ROWS, RETRY_ASIDE_SECONDS
@@ -41,6 +42,7 @@ from outbox_plugin.relay.events import (
 from outbox_plugin.relay.intake import Intake
 from outbox_plugin.relay.runtime import Runtime
 from outbox_plugin.relay.stages import Stages
+from outbox_plugin.relay.timed import TimedLog, took
 from outbox_plugin.settings import BadRows
 
 Proved = Callable[[], None]
@@ -70,6 +72,7 @@ class ExactlyOnce:
         self._leader_id = leader_id
         self._store = store
         self._log = log
+        self._timed_log = TimedLog(shard, log, runtime, observe)
         self._runtime = runtime
         self._observe = observe
         self._bad_rows = bad_rows
@@ -81,7 +84,7 @@ class ExactlyOnce:
         self._may_publish = self._stages.condition()
         self._may_purge = self._stages.condition()
         self._has_purged = self._stages.condition()
-        self._intake = Intake(store, self._windows, self._stages, wake_up)
+        self._intake = Intake(shard, store, self._windows, self._stages, wake_up, observe)
         self._read: deque[tuple[Window, float]] = deque()
         self._published: list[Window] = []
         self._publishing = False
@@ -255,11 +258,11 @@ class ExactlyOnce:
             except TopicsAway as away:
                 self._hold(away.topics)
         with self._lock:
-            self._windows.published(window)
+            rows = self._windows.published(window)
             self._published.append(window)
             if len(self._published) == 1 or self._purge_is_due():
                 self._may_purge.notify_all()
-        self._observe(WindowPublished(self._shard, window.size, self._runtime.now() - read_at))
+        self._observe(WindowPublished(self._shard, len(rows), self._runtime.now() - read_at, rows))
 
     def _fitting_progress(self, window: Window, read_at: float) -> ProgressRecord | None:
         """The record for `window`, so small that Kafka takes it; None when the term is to end.
@@ -287,7 +290,7 @@ class ExactlyOnce:
             self._replace_producer()
         self._outcome_unknown = self._outcome_unknown or bool(rows)
         try:
-            committed = self._log.publish(rows, progress)
+            committed = self._timed_log.publish(rows, progress)
         except (RowsRefused, TopicsAway, LogUnavailable):
             self._outcome_unknown = False
             raise
@@ -377,12 +380,12 @@ class ExactlyOnce:
 
     def _purge_windows(self) -> None:
         while windows := self._to_purge():
-            self._store.purge([window.publication for window in windows])
+            seconds = took(self._runtime, partial(self._store.purge, [window.publication for window in windows]))
             with self._lock:
                 self._windows.purged(windows)
                 self._may_read.notify_all()
                 self._has_purged.notify_all()
-            self._observe(WindowPurged(self._shard, rows_in(windows)))
+            self._observe(WindowPurged(self._shard, rows_in(windows), seconds))
 
     def _to_purge(self) -> list[Window]:
         """Waits for published windows, and a little for more; none when the publisher has ended and all are purged."""

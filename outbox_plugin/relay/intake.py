@@ -10,6 +10,7 @@ from outbox_plugin.core.portion import Portion
 from outbox_plugin.core.ports import OutboxStore, WakeUp, Wanted
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.window import Windows
+from outbox_plugin.relay.events import Observer, RowsRead
 from outbox_plugin.relay.looks import Looks
 from outbox_plugin.relay.rest import Rest
 from outbox_plugin.relay.stages import Stages
@@ -18,12 +19,22 @@ from outbox_plugin.relay.stages import Stages
 class Intake:
     """Reads the windows of one term; its `read` is called by one thread."""
 
-    def __init__(self, store: OutboxStore, windows: Windows, stages: Stages, wake_up: WakeUp | None) -> None:
+    def __init__(
+        self,
+        shard: int,
+        store: OutboxStore,
+        windows: Windows,
+        stages: Stages,
+        wake_up: WakeUp | None,
+        observe: Observer,
+    ) -> None:
+        self._shard = shard
+        self._observe = observe
         self._store = store
         self._windows = windows
         self._stages = stages
         self._rest = Rest(stages, wake_up)
-        self._looks = Looks(store, stages.runtime, self._wanted, store.read)
+        self._looks = Looks(store, stages.runtime, self._wanted, self._read_wanted)
         self._portion = Portion()
         self._paused = False
         self.many = False  # Whether the last read brought so much that the next is worth an early start.
@@ -66,6 +77,12 @@ class Intake:
         self.many = len(rows) >= min(MANY_ROWS, self._portion.rows)
         if rows:
             self._portion.learned(rows)
+        return rows
+
+    def _read_wanted(self, wanted: Wanted) -> Sequence[OutboxRow]:
+        began = self._stages.runtime.now()
+        rows = self._store.read(wanted)
+        self._observe(RowsRead(self._shard, len(rows), self._stages.runtime.now() - began))
         return rows
 
     def _wanted(self, span: Span) -> Wanted:

@@ -16,6 +16,8 @@ from outbox_plugin.relay.events import (
     LanesHeld,
     Observer,
     RecordsIgnored,
+    ShardStepped,
+    TakeoverBegan,
     TermBegan,
     TermFinished,
     WindowPublished,
@@ -26,6 +28,7 @@ CALM_SECONDS = 5.0  # A term that has lasted as long has got over what ended the
 WAITING_INTERVAL = 1.0
 HELD_SHOWN_SECONDS = 1.0  # A lane that is held back again at once is shown without a gap.
 IGNORED_SHOWN_SECONDS = 60.0
+STEPS_TOLD_SECONDS = 0.5
 
 
 class Relay(Protocol):
@@ -160,7 +163,7 @@ class Shard:
         self._rated = 0.0, 0
         self._held = "", 0.0  # What was held back last, and until when that is shown.
         self._ignored = "", 0.0  # Which records were ignored last, and until when that is shown.
-        self._heartbeat_at = -1e9
+        self._heartbeat_at = self._told_at = -1e9
         self._last = template
 
     def step(self, now: float) -> None:
@@ -176,6 +179,7 @@ class Shard:
                 self._term.take_over()
         self._act(self.election.tick(now), now)
         self._beat(now)
+        self._tell(now)
 
     def _act(self, action: Action, now: float) -> None:
         match action:
@@ -184,6 +188,7 @@ class Shard:
                 self.election.began(self._term.leader_id, now)
                 self._last = replace(self._last, leader_id=self._term.leader_id, since=self._wall_clock())
                 self._heartbeat_at = -1e9
+                self._forward(TakeoverBegan(self.number, self._term.leader_id))
             case Action.PROVE if self._term is not None:
                 self._term.prove()
             case Action.STEP_DOWN if self._term is not None and not self._term.stopping:
@@ -209,7 +214,8 @@ class Shard:
         self.election.ended(now, by_another=replaced, retry_after=retry_after)
         if not replaced:
             self._send(replace(self._last, phase="resigned", trouble=self._trouble))
-        self._forward(TermFinished(self.number, term.leader_id, reason))
+        error_type = type(error).__name__ if error is not None else None
+        self._forward(TermFinished(self.number, term.leader_id, reason, error_type))
 
     def _observe(self, event: HarvestEvent) -> None:
         if isinstance(event, WindowPublished):
@@ -230,7 +236,7 @@ class Shard:
             self._trouble = None
         listens = leading or self.election.unheard  # For heartbeats of our own.
         interval = self._heartbeat_interval if listens else WAITING_INTERVAL
-        phase: Phase = self._term.phase if self._term is not None and leading else "waiting"
+        phase = self._phase
         due = now - self._heartbeat_at >= interval or (leading and phase != self._last.phase)
         if not due or not (listens or self._trouble):
             return
@@ -240,10 +246,23 @@ class Shard:
             phase=phase,
             published=self._published,
             records_per_second=self._rate(now),
-            trouble=self._trouble or _shown(self._held, now) or _shown(self._ignored, now) or self._note,
+            trouble=self._shown_trouble(now),
             recovered=self._recovered,
         )
         self._send(self._last)
+
+    @property
+    def _phase(self) -> Phase:
+        return self._term.phase if self._term is not None and not self._term.stopping else "waiting"
+
+    def _shown_trouble(self, now: float) -> str | None:
+        return self._trouble or _shown(self._held, now) or _shown(self._ignored, now) or self._note
+
+    def _tell(self, now: float) -> None:
+        if now - self._told_at >= STEPS_TOLD_SECONDS:
+            self._told_at = now
+            trouble = self._shown_trouble(now)
+            self._forward(ShardStepped(self.number, self._phase, self.election.leader_heard_at, trouble))
 
     def _rate(self, now: float) -> float:
         """Records per second since about a second ago."""

@@ -24,7 +24,14 @@ from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.core.takeover import Terms
 from outbox_plugin.errors import Fenced, ForeignOutbox, LogUnavailable, OutcomeUnknown, StoreUnavailable
 from outbox_plugin.relay import exactly_once
-from outbox_plugin.relay.events import HarvestEvent, TermBegan, WindowPurged
+from outbox_plugin.relay.events import (
+    HarvestEvent,
+    RowsRead,
+    TermBegan,
+    TransactionEnded,
+    WindowPublished,
+    WindowPurged,
+)
 from outbox_plugin.relay.exactly_once import ExactlyOnce
 from outbox_plugin.relay.runtime import Threads
 from tests.support import eventually
@@ -339,4 +346,7 @@ def test_what_happens_is_told() -> None:
     term = ExactlyOnce(7, "leader", Store(rows, faults), Log(Kafka(), faults), Threads(), told.append)
     live(term, lambda: not rows)
     assert told[0] == TermBegan(7, "leader", 0, term=1)
+    assert sum(len(event.records) for event in told if isinstance(event, WindowPublished)) == ROWS
+    assert {event.error_type for event in told if isinstance(event, TransactionEnded)} == {None}
+    assert sum(event.rows for event in told if isinstance(event, RowsRead)) == ROWS
     assert sum(event.rows for event in told if isinstance(event, WindowPurged)) == ROWS

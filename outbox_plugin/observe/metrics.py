@@ -1,0 +1,189 @@
+"""What happens in harvesters, as metrics of Prometheus.
+
+One registry serves all harvesters of a process; the label `group` tells their outboxes apart. Everything is counted by
+the window or the transaction, and no row is looked at but for its topic.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter as Tally
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from outbox_plugin.core.progress import LATEST_TIME
+from outbox_plugin.core.readiness import Readiness, Ready
+from outbox_plugin.core.row import OutboxRow, column
+from outbox_plugin.observe.table import Table
+from outbox_plugin.relay.events import (
+    HarvestEvent,
+    LanesHeld,
+    RecordsIgnored,
+    RowsBuried,
+    RowsParked,
+    RowsRead,
+    TakeoverBegan,
+    TermBegan,
+    TermFinished,
+    TransactionEnded,
+    WindowPublished,
+    WindowPurged,
+)
+
+MOST_TOPICS = 200  # Of an outbox; what is sent to further ones is counted together, as `OTHER_TOPICS`.
+OTHER_TOPICS = "other"
+NO_ERROR = "none"  # What ended a term was no error: a stop, or another harvester's right to lead.
+_STATEMENT_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+_DELAY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600)
+_TAKEOVER_BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+_POSTGRES_EPOCH = 946_684_800  # 2000-01-01 UTC, in seconds since 1970.
+_GROUP, _SHARD = ["group"], ["group", "shard"]
+
+
+class HarvesterMetrics:
+    """The metrics of all harvesters of a registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, what: str, *labels: str) -> Counter:
+            return Counter(f"outbox_{name}", what, [*_GROUP, *labels], registry=registry)
+
+        def gauge(name: str, what: str, labels: list[str]) -> Gauge:
+            return Gauge(f"outbox_{name}", what, labels, registry=registry)
+
+        def seconds(name: str, what: str, buckets: Sequence[float]) -> Histogram:
+            return Histogram(f"outbox_{name}_seconds", what, _GROUP, buckets=buckets, registry=registry)
+
+        self.sent = counter("sent_messages", "Records committed to Kafka, by topic.", "messaging_destination_name")
+        self.transactions = seconds(
+            "transaction_duration", "Kafka transactions that were committed.", _STATEMENT_BUCKETS
+        )
+        self.failed = counter(
+            "failed_transactions", "Kafka transactions that were not committed, or of unknown outcome.", "error_type"
+        )
+        self.delay = seconds(
+            "delivery_delay", "From the creation of a window's first row to its commit in Kafka.", _DELAY_BUCKETS
+        )
+        self.reads = seconds("read_duration", "Reads of the outbox, also those that find nothing.", _STATEMENT_BUCKETS)
+        self.purges = seconds("purge_duration", "Deletions of published rows.", _STATEMENT_BUCKETS)
+        self.purged = counter("purged_rows", "Rows deleted after they were published.")
+        self.recovered = counter("recovered_rows", "Rows deleted that the last leader had published.")
+        self.takeovers = seconds(
+            "takeover_duration", "From being a candidate to leading, of takeovers that succeeded.", _TAKEOVER_BUCKETS
+        )
+        self.terms_ended = counter("ended_terms", "Terms that ended, by the error that ended them.", "error_type")
+        self.parked = counter("parked_rows", "Rows that Kafka refused, and whose keys wait.")
+        self.dead_lettered = counter("dead_lettered_rows", "Rows that Kafka refused, and that became dead letters.")
+        self.holds = counter("held_topics", "Times that a topic or key was held back, to be tried again.")
+        self.ignored = counter("ignored_records", "Progress records that no harvester of the outbox has signed.")
+        self.is_leader = gauge("is_leader", "Harvesters of this process that lead the shard: 0 or 1.", _SHARD)
+        self.ready = gauge("ready", "Harvesters of this process that are ready, as /readyz says.", _SHARD)
+        self.waiting = gauge("waiting_rows", "Rows to be sent; at most 10,000 of all shards are counted.", _SHARD)
+        self.oldest = gauge("oldest_row_age_seconds", "Age of the oldest row that is to be sent, else 0.", _SHARD)
+        self.parked_keys = gauge("parked_keys", "Keys and topics that wait behind a row that Kafka refused.", _GROUP)
+        self.dead_letters = gauge("dead_letters", "Dead letters; at most 10,000 are counted.", _GROUP)
+        self.answered_at = gauge(
+            "table_answer_timestamp_seconds", "When Postgres last said how many rows, keys and letters wait.", _GROUP
+        )
+
+    def clear_gauges(self) -> None:
+        """Forget what is shown anew by each scrape, of shards and outboxes that there may be no more."""
+        for each in (self.is_leader, self.ready, self.waiting, self.oldest, self.parked_keys, self.dead_letters):
+            each.clear()
+        self.answered_at.clear()
+
+
+class GroupMetrics:
+    """The part of one harvester, or of all that share its group in this process. Any thread may call."""
+
+    def __init__(self, metrics: HarvesterMetrics, group: str) -> None:
+        self._all = metrics
+        self._group = group
+        self._topics: dict[str, Counter] = {}
+        self._candidates: dict[int, float] = {}
+        self._transactions = metrics.transactions.labels(group)
+        self._delay = metrics.delay.labels(group)
+        self._reads = metrics.reads.labels(group)
+        self._purges = metrics.purges.labels(group)
+        self._purged = metrics.purged.labels(group)
+
+    def observe(self, event: HarvestEvent) -> None:
+        """Count what happens. What happens often comes first."""
+        match event:
+            case RowsRead():
+                self._reads.observe(event.seconds)
+            case WindowPublished():
+                self._published(event)
+            case TransactionEnded(error_type=None):
+                self._transactions.observe(event.seconds)
+            case TransactionEnded():
+                self._all.failed.labels(self._group, event.error_type).inc()
+            case WindowPurged():
+                self._purges.observe(event.seconds)
+                self._purged.inc(event.rows)
+            case _:
+                self._observe_rare(event)
+
+    def _observe_rare(self, event: HarvestEvent) -> None:
+        match event:
+            case TakeoverBegan():
+                self._candidates[event.shard] = time.monotonic()
+            case TermBegan():
+                self._all.recovered.labels(self._group).inc(event.recovered)
+                if (began := self._candidates.pop(event.shard, None)) is not None:
+                    self._all.takeovers.labels(self._group).observe(time.monotonic() - began)
+            case TermFinished():
+                self._candidates.pop(event.shard, None)
+                self._all.terms_ended.labels(self._group, event.error_type or NO_ERROR).inc()
+            case RowsParked():
+                self._all.parked.labels(self._group).inc(len(event.bad))
+            case RowsBuried():
+                self._all.dead_lettered.labels(self._group).inc(len(event.bad))
+            case LanesHeld():
+                self._all.holds.labels(self._group).inc(len(event.lanes))
+            case RecordsIgnored():
+                self._all.ignored.labels(self._group).inc(event.count)
+            case _:
+                pass
+
+    def _published(self, event: WindowPublished) -> None:
+        if not event.rows:
+            return
+        for topic, count in _by_topic(event.records):
+            self._of_topic(topic).inc(count)
+        created = event.records[0].create_time
+        if abs(created) <= LATEST_TIME:  # It may be infinite.
+            self._delay.observe(max(0.0, time.time() - _POSTGRES_EPOCH - created / 1e6))
+
+    def _of_topic(self, topic: str) -> Counter:
+        if topic not in self._topics:
+            shown = topic if len(self._topics) < MOST_TOPICS else OTHER_TOPICS
+            if shown == OTHER_TOPICS:
+                return self._all.sent.labels(self._group, OTHER_TOPICS)
+            self._topics[topic] = self._all.sent.labels(self._group, topic)
+        return self._topics[topic]
+
+    def show_table(self, table: Table, answered_at: float) -> None:
+        """Show what Postgres has said, `answered_at` in seconds since 1970."""
+        self._all.answered_at.labels(self._group).set(answered_at)
+        self._all.parked_keys.labels(self._group).set(table.parked_keys)
+        if table.dead_letters is not None:
+            self._all.dead_letters.labels(self._group).set(table.dead_letters)
+        for shard in range(table.shards) if table.waiting is not None else ():
+            waiting = table.waiting.get(shard) if table.waiting else None
+            self._all.waiting.labels(self._group, shard).set(waiting.rows if waiting else 0)
+            age = (waiting.oldest_seconds if waiting else None) or 0.0
+            self._all.oldest.labels(self._group, shard).set(max(0.0, age))
+
+    def show_shard(self, shard: int, *, leads: bool, readiness: Readiness) -> None:
+        """Show what one harvester does for a shard."""
+        self._all.is_leader.labels(self._group, shard).inc(leads)
+        self._all.ready.labels(self._group, shard).inc(isinstance(readiness, Ready))
+
+
+def _by_topic(records: Sequence[OutboxRow]) -> list[tuple[str, int]]:
+    """How many records each topic has; quickest where all have the same one."""
+    topics = list(column(records, "topic"))
+    if topics.count(topics[0]) == len(topics):
+        return [(topics[0], len(topics))]
+    return list(Tally(topics).items())

@@ -1,0 +1,135 @@
+"""One address of a process, shared by all that run in it with the same OUTBOX_LISTEN."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from outbox_plugin.core.readiness import NotReady, Readiness
+from outbox_plugin.observe.metrics import HarvesterMetrics
+from outbox_plugin.observe.server import Answer, HttpServer
+from outbox_plugin.printable import printable
+
+# Prometheus' text form that every version of it reads.
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Member(Protocol):
+    """What is served: a harvester, say. Any thread may call, and nothing may wait for a server."""
+
+    @property
+    def name(self) -> str:
+        """What it is, in a line of an answer."""
+        ...
+
+    def is_alive(self) -> bool:
+        """Whether it runs, so that nothing would be won by starting the process anew."""
+        ...
+
+    def readiness(self) -> Mapping[int, Readiness]:
+        """Whether it does what it should, shard by shard."""
+        ...
+
+    def show_gauges(self) -> None:
+        """Set the gauges that tell how it is now."""
+        ...
+
+
+class Port:
+    """The server of an address, and its members. Made by `join`."""
+
+    def __init__(self, host: str, port: int) -> None:
+        """Bind the address.
+
+        Raises:
+            InvalidSetting: it cannot be had.
+        """
+        self._registry = CollectorRegistry()
+        self._scraping = threading.Lock()
+        self._members: tuple[Member, ...] = ()
+        self.uses = 0  # How often it was joined, and not left.
+        self.metrics = HarvesterMetrics(self._registry)
+        pages = {"/metrics": self._metrics, "/readyz": self._ready, "/livez": self._live}
+        self._server = HttpServer(host, port, pages)
+
+    def add(self, member: Member) -> None:
+        """Serve what it has to say."""
+        self._members = (*self._members, member)
+
+    def remove(self, member: Member) -> None:
+        """Serve it no more."""
+        self._members = tuple(each for each in self._members if each is not member)
+
+    def close(self) -> None:
+        """Free the address."""
+        self._server.close()
+
+    def _metrics(self) -> Answer:
+        with self._scraping:
+            self.metrics.clear_gauges()
+            for member in self._members:
+                member.show_gauges()
+            return Answer(generate_latest(self._registry).decode(), content_type=METRICS_TYPE)
+
+    def _ready(self) -> Answer:
+        lines, all_are_ready = [], bool(self._members)
+        for member in self._members:
+            for shard, verdict in member.readiness().items():
+                is_ready = not isinstance(verdict, NotReady)
+                all_are_ready = all_are_ready and is_ready
+                told = printable(" ".join(verdict.reason.split()))
+                lines.append(f"{member.name}, shard {shard}: {'ready' if is_ready else 'not ready'}: {told}")
+        return _answer(lines, is_well=all_are_ready)
+
+    def _live(self) -> Answer:
+        alive = [(member.name, member.is_alive()) for member in self._members]
+        lines = [f"{name}: {'alive' if is_alive else 'not alive'}" for name, is_alive in alive]
+        return _answer(lines, is_well=all(is_alive for _, is_alive in alive))
+
+
+def _answer(lines: list[str], *, is_well: bool) -> Answer:
+    return Answer("".join(f"{line}\n" for line in lines), HTTPStatus.OK if is_well else HTTPStatus.SERVICE_UNAVAILABLE)
+
+
+_ports: dict[tuple[str, int], Port] = {}
+_joining = threading.Lock()
+
+
+def join(host: str, port: int) -> Port:
+    """The port of this process at that address, opened where nobody has; `leave` it afterwards.
+
+    Raises:
+        InvalidSetting: the address cannot be had.
+    """
+    with _joining:
+        if (host, port) not in _ports:
+            _ports[host, port] = Port(host, port)
+        found = _ports[host, port]
+        found.uses += 1
+        return found
+
+
+def leave(port: Port, member: Member) -> None:
+    """Serve `member` no more, and close the port where it was the last one."""
+    with _joining:
+        port.remove(member)
+        port.uses -= 1
+        if not port.uses:
+            for address in [address for address, each in _ports.items() if each is port]:
+                del _ports[address]
+            port.close()
+
+
+def _forget_ports() -> None:
+    """A fork has no threads that serve them, and opens its own."""
+    global _joining
+    _joining = threading.Lock()
+    _ports.clear()
+
+
+os.register_at_fork(after_in_child=_forget_ports)

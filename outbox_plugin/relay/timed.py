@@ -1,0 +1,43 @@
+"""What a term asks of the servers, with the time that it took told to the observer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from outbox_plugin.core.ports import Log
+from outbox_plugin.core.progress import ProgressRecord
+from outbox_plugin.core.row import OutboxRow
+from outbox_plugin.relay.events import Observer, TransactionEnded
+from outbox_plugin.relay.runtime import Runtime
+
+TRIED_AGAIN = "TriedAgain"  # What `Log.publish` means by False.
+
+
+def took(runtime: Runtime, call: Callable[[], object]) -> float:
+    """Make `call`; returns how many seconds it has taken."""
+    began = runtime.now()
+    call()
+    return runtime.now() - began
+
+
+class TimedLog:
+    """`Log.publish`, timed."""
+
+    def __init__(self, shard: int, log: Log, runtime: Runtime, observe: Observer) -> None:
+        self._shard = shard
+        self._log = log
+        self._now = runtime.now
+        self._observe = observe
+
+    def publish(self, rows: Sequence[OutboxRow], progress: ProgressRecord) -> bool:
+        """See `Log.publish`."""
+        began, error_type = self._now(), None
+        try:
+            committed = self._log.publish(rows, progress)
+            error_type = None if committed else TRIED_AGAIN
+        except Exception as error:
+            error_type = type(error).__name__
+            raise
+        finally:
+            self._observe(TransactionEnded(self._shard, self._now() - began, error_type))
+        return committed

@@ -1,0 +1,199 @@
+"""The port for operators, of real harvesters: metrics, and whether they are ready."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from psycopg.conninfo import conninfo_to_dict
+
+from outbox_plugin import Harvester, Settings
+from outbox_plugin.bench.proxy import DIRECTIONS, Proxy
+from outbox_plugin.embedded.ports import free_port
+from outbox_plugin.operate import pause, resume
+from tests.harvesting import HarvesterProcess, drained, environment, harvesters, insert, insert_numbered, run_outbox
+from tests.support import PATIENCE, eventually
+
+pytestmark = pytest.mark.integration
+
+HOST = "127.0.0.1"
+
+
+def listening(settings: Settings) -> Settings:
+    """The settings, with a port of its own."""
+    return settings.model_copy(update={"listen": str(free_port())})
+
+
+def get(settings: Settings, path: str) -> tuple[int, str]:
+    """The answer; 0 where there is none."""
+    with (
+        suppress(OSError, HTTPException),
+        closing(HTTPConnection(HOST, int(settings.listen or 0), timeout=30 * PATIENCE)) as connection,
+    ):
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    return 0, ""
+
+
+def ready(settings: Settings) -> str:
+    """The line of the only shard, where the harvester is ready."""
+    status, said = get(settings, "/readyz")
+    return said if status == 200 else ""
+
+
+def not_ready(settings: Settings) -> str:
+    """The same where it is not."""
+    status, said = get(settings, "/readyz")
+    return said if status == 503 else ""
+
+
+def metrics(settings: Settings) -> dict[tuple[str, ...], float]:
+    """Values by the sample's name and what its labels say beside the group."""
+    found = {}
+    for family in text_string_to_metric_families(get(settings, "/metrics")[1]):
+        for sample in family.samples:
+            labels = [value for name, value in sample.labels.items() if name != "group"]
+            if sample.labels["group"] == settings.group:
+                found[(sample.name, *labels)] = sample.value
+    return found
+
+
+@pytest.fixture
+def proxy(settings: Settings) -> Iterator[Proxy]:
+    """A way to Postgres that can be made to go wrong."""
+    with Proxy(int(str(conninfo_to_dict(settings.dsn.get_secret_value())["port"]))) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def through(settings: Settings, proxy: Proxy) -> Settings:
+    """Settings whose DSN leads through the proxy."""
+    dsn = settings.dsn.get_secret_value().replace(f":{proxy.target}/", f":{proxy.port}/")
+    return settings.model_copy(update={"dsn": type(settings.dsn)(dsn)})
+
+
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
+def test_what_was_sent_is_shown(settings: Settings, topic: str, delivery: str) -> None:
+    ours = listening(settings.model_copy(update={"delivery": delivery}))
+    with Harvester(ours):
+        insert_numbered(ours, topic, 1, 500)
+        drained(ours)
+        eventually(lambda: metrics(ours).get(("outbox_purged_rows_total",)) == 500, 20)
+        eventually(lambda: ready(ours), 20)
+        found = metrics(ours)
+        assert get(ours, "/readyz") == (200, f"group {ours.group}, shard 0: ready: leads\n")
+        assert get(ours, "/livez") == (200, f"group {ours.group}: alive\n")
+    assert found["outbox_sent_messages_total", topic] == 500
+    assert found["outbox_is_leader", "0"] == found["outbox_ready", "0"] == 1
+    assert found[("outbox_takeover_duration_seconds_count",)] == 1
+    assert found[("outbox_delivery_delay_seconds_count",)] >= 1
+    assert found[("outbox_read_duration_seconds_count",)] >= 1
+    assert found[("outbox_purge_duration_seconds_count",)] >= 1
+    assert (found[("outbox_transaction_duration_seconds_count",)] >= 1) is (delivery == "exactly-once")
+    assert get(ours, "/livez") == (0, "")
+    assert not [each.name for each in threading.enumerate() if each.name.startswith("outbox-")]
+
+
+def test_rows_that_wait_are_shown_and_a_paused_leader_is_ready(settings: Settings, topic: str) -> None:
+    ours = listening(settings)
+    pause(ours)
+    insert(ours, topic, [("key", "value")] * 3)
+    with Harvester(ours):
+        eventually(lambda: metrics(ours).get(("outbox_waiting_rows", "0")) == 3, 30)
+        eventually(lambda: "leads, paused" in ready(ours), 30)
+        assert metrics(ours)["outbox_oldest_row_age_seconds", "0"] > 0
+        resume(ours)
+        drained(ours)
+        eventually(lambda: metrics(ours).get(("outbox_waiting_rows", "0")) == 0, 30)
+
+
+def test_bad_rows_are_shown(settings: Settings, topic: str) -> None:
+    ours = listening(settings)
+    insert(ours, "__forbidden", [("key", "value")])
+    insert(ours, topic, [("key", "value")])
+    with Harvester(ours):
+        eventually(lambda: metrics(ours).get(("outbox_parked_keys",)) == 1, 30)
+        found = metrics(ours)
+        assert found[("outbox_parked_rows_total",)] == 1
+        assert found["outbox_failed_transactions_total", "RowsRefused"] >= 1
+        eventually(lambda: metrics(ours)["outbox_waiting_rows", "0"] == 0, 30)  # What is parked waits for an operator.
+
+
+def test_a_stand_by_is_ready_and_is_scraped_while_it_takes_over(settings: Settings, tmp_path: Path) -> None:
+    first, second = listening(settings), listening(settings)
+    leader = HarvesterProcess(first, tmp_path / "first.log")
+    try:
+        eventually(lambda: "leads" in ready(first), 60)
+        with Harvester(second):
+            eventually(lambda: "stands by" in ready(second), 60)
+            assert metrics(second)["outbox_is_leader", "0"] == 0
+            with ThreadPoolExecutor(20) as scrapers:
+                leader.kill()
+                scrapes = scrapers.map(lambda _: metrics(second)["outbox_is_leader", "0"], range(200))
+                eventually(lambda: "leads" in ready(second), 60)
+                assert set(scrapes) <= {0, 1}
+            assert metrics(second)["outbox_is_leader", "0"] == 1
+    finally:
+        leader.kill()
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_who_cannot_reach_postgres_is_not_ready_until_it_can(
+    settings: Settings, through: Settings, proxy: Proxy, leads: bool
+) -> None:
+    ours, other = listening(through), listening(settings)
+    with Harvester(ours if leads else other) as _:
+        eventually(lambda: "leads" in ready(ours if leads else other), 60)
+        with Harvester(other if leads else ours) as _:
+            eventually(lambda: ready(ours) and ready(other), 60)
+            proxy.hold(*DIRECTIONS)
+            eventually(lambda: "not ready: Postgres: " in not_ready(ours), 60)
+            assert get(ours, "/livez")[0] == 200
+            eventually(lambda: "leads" in ready(other), 60)
+            proxy.restore()
+            eventually(lambda: "stands by" in ready(ours), 60)
+
+
+def test_who_was_stopped_and_cannot_reach_kafka_says_so(settings: Settings, tmp_path: Path) -> None:
+    """A process that was stopped knows at first nothing of what happened since."""
+    ours = listening(settings)
+    with harvesters(ours, tmp_path) as [leader]:
+        eventually(lambda: "leads" in ready(ours), 60)
+        leader.signal(signal.SIGSTOP)
+        with socket.create_connection((HOST, int(ours.listen or 0))), Harvester(settings):
+            leader.signal(signal.SIGCONT)
+            eventually(lambda: "ready: stands by" in ready(ours) or "ready: leads" in ready(ours), 60)
+        eventually(lambda: "ready: leads" in ready(ours), 60)
+
+
+def test_a_taken_port_is_one_line_and_nothing_is_relayed(settings: Settings, topic: str) -> None:
+    insert(settings, topic, [("key", "value")])
+    with socket.create_server((HOST, free_port())) as other:
+        port = other.getsockname()[1]
+        done = run_outbox("harvest", "--listen", str(port), env=environment(settings))
+    assert done.returncode == 2
+    assert done.stderr == f"outbox: OUTBOX_LISTEN: cannot listen on {HOST}:{port}: another program listens there\n"
+    assert done.stdout == ""
+
+
+def test_two_outboxes_of_a_process_share_the_port(settings: Settings) -> None:
+    first = listening(settings)
+    second = first.model_copy(update={"group": f"{settings.group}-2"})
+    with Harvester(first):
+        eventually(lambda: ready(first), 60)
+        with pytest.raises(Exception, match=r"OUTBOX_GROUP|--adopt"), Harvester(second):
+            pass
+        assert get(first, "/readyz") == (200, f"group {first.group}, shard 0: ready: leads\n")
+        with Harvester(first):
+            eventually(lambda: ready(first).count("stands by") == 1, 60)
+            assert metrics(first)["outbox_is_leader", "0"] == 1
+    assert get(first, "/readyz") == (0, "")
