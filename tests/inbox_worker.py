@@ -1,14 +1,16 @@
 """An inbox as a process that can be killed: `python -m tests.inbox_worker <group> <topic> <milliseconds> [<batch>]`.
 
-Each event, or batch of so many, takes so many milliseconds.
+Each event, or batch of so many, takes so many milliseconds. It prints a line once SIGTERM makes it end in good order.
 """
 
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import psycopg
@@ -16,6 +18,24 @@ import psycopg
 from outbox_plugin.inbox import Inbox, Received
 from outbox_plugin.settings import Settings
 from tests.consuming import record_effect, record_effects
+from tests.documents import CHECKOUT
+from tests.harvesting import environment
+
+
+def start_worker(settings: Settings, group: str, topic: str, *arguments: str) -> subprocess.Popen[bytes]:
+    """Start one, without waiting."""
+    command = [sys.executable, "-m", "tests.inbox_worker", group, topic, *arguments]
+    return subprocess.Popen(command, env=environment(settings), cwd=CHECKOUT, stdout=subprocess.PIPE)
+
+
+def end_workers(running: Iterable[subprocess.Popen[bytes]]) -> list[int]:
+    """End them in good order, each as soon as it can do so; returns their exit codes."""
+    for worker in running:
+        assert worker.stdout is not None
+        worker.stdout.readline()
+        worker.terminate()
+        worker.communicate(timeout=90)
+    return [worker.returncode for worker in running]
 
 
 def main() -> None:
@@ -23,6 +43,7 @@ def main() -> None:
     group, topic, milliseconds, *batch = sys.argv[1:]
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    print("ready", flush=True)
 
     def handle(connection: psycopg.Connection[Any], event: Received) -> None:
         record_effect(connection, event)

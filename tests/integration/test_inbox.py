@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,7 +23,8 @@ from outbox_plugin.inbox.cleaning import Keep, clean
 from outbox_plugin.inbox.dead_letters import DeadLetters
 from outbox_plugin.schema.connection import connect
 from tests.consuming import effects, make_effect_table, produce, query, record_effect, values_by_key
-from tests.harvesting import environment, members, run_outbox
+from tests.harvesting import environment, run_outbox
+from tests.inbox_worker import end_workers, start_worker
 from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration
@@ -251,28 +250,26 @@ def test_a_rebalance_in_mid_handler_neither_loses_nor_repeats_an_effect(
 
 
 def test_kill_9_in_the_middle_neither_loses_nor_repeats_an_effect(ready: Settings, topic: str, group: str) -> None:
-    command = [sys.executable, "-m", "tests.inbox_worker", group, topic, "2"]
-    running = [_worker(command, ready) for _ in range(2)]
+    running = [start_worker(ready, group, topic, "2") for _ in range(2)]
     try:
         sent = produce(ready, topic, [(f"k{each % 50}", str(each)) for each in range(3_000)])
         for number, enough in enumerate((200, 1_200)):
             eventually(lambda enough=enough: len(effects(ready)) >= enough, 60)  # type: ignore[misc]
             running[number % 2].kill()
-            running[number % 2].wait(90)
-            running[number % 2] = _worker(command, ready)
+            running[number % 2].communicate(timeout=90)
+            running[number % 2] = start_worker(ready, group, topic, "2")
         eventually(lambda: len(effects(ready)) >= 3_000, 60)
-        eventually(lambda: len(members(ready, group)) == 2, 60)  # Else one might be told to end before it has begun.
     finally:
-        for process in running:
-            process.terminate()
-        codes = [process.wait(90) for process in running]
+        codes = end_workers(running)
     assert sorted(event for event, _, _ in effects(ready)) == sorted(sent)
     assert values_by_key(ready) == {f"k{key}": [str(each) for each in range(key, 3_000, 50)] for key in range(50)}
     assert codes == [0, 0]
 
 
-def _worker(command: list[str], settings: Settings) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(command, env=environment(settings), cwd=CHECKOUT)
+def test_an_inbox_that_is_told_to_end_while_it_starts_ends_in_good_order(
+    ready: Settings, topic: str, group: str
+) -> None:
+    assert end_workers([start_worker(ready, group, topic, "2")]) == [0]
 
 
 def test_a_session_that_postgres_ends_costs_nothing(ready: Settings, topic: str, group: str) -> None:

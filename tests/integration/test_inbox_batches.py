@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -19,7 +17,7 @@ from outbox_plugin.errors import InvalidSetting
 from outbox_plugin.inbox import Inbox, Received, Retry
 from outbox_plugin.inbox.dead_letters import DeadLetters
 from tests.consuming import effects, make_effect_table, produce, query, record_effects, values_by_key
-from tests.harvesting import environment, members
+from tests.inbox_worker import end_workers, start_worker
 from tests.integration.test_inbox_faults import letters, numbered
 from tests.support import PATIENCE, eventually
 
@@ -126,25 +124,17 @@ def test_an_async_handler_takes_batches_too(ready: Settings, topic: str, group: 
 def test_kill_9_in_the_middle_of_batches_neither_loses_nor_repeats_an_effect(
     ready: Settings, topic: str, group: str
 ) -> None:
-    command = [sys.executable, "-m", "tests.inbox_worker", group, topic, "2", "200"]
-
-    def worker() -> subprocess.Popen[bytes]:
-        return subprocess.Popen(command, env=environment(ready), cwd=CHECKOUT)
-
-    running = [worker(), worker()]
+    running = [start_worker(ready, group, topic, "2", "200") for _ in range(2)]
     try:
         sent = produce(ready, topic, [(f"k{each % 50}", str(each)) for each in range(6_000)])
         for number, enough in enumerate((200, 2_500)):
             eventually(lambda enough=enough: len(effects(ready)) >= enough, SOON)  # type: ignore[misc]
             running[number].kill()
-            running[number].wait(90)
-            running[number] = worker()
+            running[number].communicate(timeout=90)
+            running[number] = start_worker(ready, group, topic, "2", "200")
         eventually(lambda: len(effects(ready)) >= 6_000, SOON)
-        eventually(lambda: len(members(ready, group)) == 2, 60)  # Else one might be told to end before it has begun.
     finally:
-        for process in running:
-            process.terminate()
-        codes = [process.wait(90) for process in running]
+        codes = end_workers(running)
     assert sorted(event for event, _, _ in effects(ready)) == sorted(sent)
     assert values_by_key(ready) == {f"k{key}": [str(each) for each in range(key, 6_000, 50)] for key in range(50)}
     assert codes == [0, 0]
