@@ -1,17 +1,13 @@
-"""The documentation as tests read it: its blocks, and the reference that is made from docstrings."""
+"""The documentation as tests read it: its pages, their blocks and their links."""
 
 from __future__ import annotations
 
-import inspect
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import outbox_plugin.dagster
+from typing import NamedTuple
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 DOCS = CHECKOUT / "docs"
-REFERENCE = DOCS / "reference" / "dagster.md"
 PAGES = [*sorted(CHECKOUT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?:)([^)]+)\)")
@@ -70,36 +66,3 @@ def anchors(page: Path) -> set[str]:
     prose = _BLOCK.sub("", page.read_text(encoding="utf-8"))
     headings = re.findall(r"^#+ (.+)$", prose, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-def reference() -> str:
-    """The page of every public name, from its signature and docstring."""
-    parts = [
-        "# Dagster: every public name",
-        "",
-        "Made from the docstrings of `outbox_plugin.dagster`: `python -m tests.documents`.",
-    ]
-    for name in outbox_plugin.dagster.__all__:
-        parts += ["", *_described(name, getattr(outbox_plugin.dagster, name))]
-    return "\n".join(parts) + "\n"
-
-
-def _described(name: str, thing: Any) -> list[str]:
-    said = [f"## {name}", ""]
-    fields = getattr(thing, "model_fields", None)
-    if fields is None:
-        signature = re.sub(r"\b(?:[a-z_]\w*\.)+([A-Za-z_]\w*)", r"\1", str(inspect.signature(thing)))
-        signature = re.sub(r"(: |-> )'([^']*)'", r"\1\2", signature)  # Annotations are texts; so are some defaults.
-        said += ["```text", f"{name}{signature}", "```", ""]
-    headed = re.sub(r"^(Raises:|Example:)$", r"\1\n", inspect.getdoc(thing) or "", flags=re.MULTILINE)
-    said += [re.sub(r"^    ", "- ", headed, flags=re.MULTILINE)]
-    if fields is not None:
-        said += ["", "| field | default | |", "|---|---|---|"]
-        for field, each in fields.items():
-            default = "" if each.is_required() else f"`{each.default!r}`"
-            said.append(f"| `{field}` | {default} | {each.description or ''} |")
-    return said
-
-
-if __name__ == "__main__":
-    REFERENCE.write_text(reference(), encoding="utf-8")

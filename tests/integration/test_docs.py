@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import ast
+import asyncio
 import re
+import signal
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -11,13 +15,28 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 from confluent_kafka import Producer
 
-from outbox_plugin import Settings
+from outbox_plugin import Event, Settings
 from outbox_plugin.inbox import Inbox, Received
-from tests.consuming import query
-from tests.documents import DOCS, PAGES, blocks_of, name_of
+from tests.consuming import produce, query
+from tests.documents import CHECKOUT, DOCS, PAGES, blocks_of, name_of
 from tests.support import eventually
 
+pytestmark = [  # Dagster's own calls.
+    pytest.mark.filterwarnings("ignore:`parse_obj_as` is deprecated"),
+    pytest.mark.filterwarnings("ignore:.* is currently in beta"),
+]
+
 INBOX = DOCS / "how-to" / "handle-each-event-once.md"
+RUN_BY_THEMSELVES = [
+    DOCS / "how-to" / "declare-in-dagster.md",
+    DOCS / "reference" / "coordination-protocol.md",
+    DOCS / "reference" / "event.md",
+]
+TABLES = """
+CREATE TABLE account (id INT PRIMARY KEY, customer TEXT NOT NULL, balance INT NOT NULL, orders INT NOT NULL);
+CREATE TABLE orders_by_customer (customer TEXT PRIMARY KEY, orders BIGINT NOT NULL);
+CREATE TABLE shipment (customer TEXT NOT NULL);
+"""
 
 
 def blocks(language: str) -> list[ParameterSet]:
@@ -28,11 +47,124 @@ def blocks(language: str) -> list[ParameterSet]:
     return found
 
 
-@pytest.mark.parametrize("block", blocks("python"))
-def test_python_compiles_and_imports_what_is_there(block: str) -> None:
-    for each in ast.walk(ast.parse(block)):
-        if isinstance(each, ast.ImportFrom) and (each.module or "").startswith("outbox_plugin"):
-            exec(compile(ast.Module([each], []), "docs", "exec"), {})
+@pytest.fixture
+def reader(settings: Settings, topic: str, group: str, monkeypatch: pytest.MonkeyPatch) -> Reader:
+    """Somebody who has named the servers, made the tables, and pastes block after block."""
+    for name, value in settings.environment().items():
+        monkeypatch.setenv(name, value)
+    query(settings, TABLES)
+    query(settings, "INSERT INTO account VALUES (17, 'ann', 10, 0)")
+    return Reader(settings, topic, group)
+
+
+class Reader:
+    """Runs blocks of a page one after the other in one namespace, with the names that a page calls the reader's own."""
+
+    def __init__(self, settings: Settings, topic: str, group: str) -> None:
+        self.settings, self.topic, self.group = settings, topic, group
+        self.names: dict[str, Any] = {}
+
+    def paste(self, text: str) -> None:
+        """Run a block, with a topic and a group that are this test's alone, and a connection that is open."""
+        names = (("billing", self.group), ("shipping", self.group))
+        for lists in ('topics=["orders"]', 'Consumer(["orders"]'):
+            text = text.replace(lists, lists.replace("orders", self.topic))
+        for given, ours in names:
+            text = re.sub(rf'(group|group_id)="{given}"', rf'\1="{ours}"', text)
+        with psycopg.connect(self.settings.dsn.get_secret_value()) as self.names["connection"]:
+            exec(compile(text, "docs", "exec", dont_inherit=True), self.names)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("page", RUN_BY_THEMSELVES, ids=name_of)
+def test_python_runs(reader: Reader, page: Path) -> None:
+    """Blocks that need nothing but what the page says."""
+    for block in blocks_of(page, "python"):
+        reader.paste(block.text)
+
+
+@pytest.mark.integration
+def test_python_of_the_readme_emits(reader: Reader) -> None:
+    [block] = blocks_of(CHECKOUT / "README.md", "python")
+    reader.paste(block.text)
+    assert query(reader.settings, "SELECT kafka_topic, kafka_key FROM outbox") == [("accounts", "17")]
+    assert query(reader.settings, "SELECT balance FROM account") == [(5,)]
+
+
+@pytest.mark.integration
+def test_python_of_emit_emits(reader: Reader) -> None:
+    class OutOfStock(Exception):
+        """What the reader's own code raises."""
+
+    def add_gift(_: object, listener: Any) -> None:
+        listener.occurred(Event(topic="gifts", key="17", value=None))
+        raise OutOfStock
+
+    placed = Event(topic="orders", key="17", type="OrderPlaced", value={})
+    order = SimpleNamespace(place=lambda listener: listener.occurred(placed))
+    reader.names.update(OutOfStock=OutOfStock, add_gift=add_gift, placed=placed, order=order)
+    for block in blocks_of(DOCS / "how-to" / "emit-events.md", "python"):
+        reader.paste(block.text)
+    assert query(reader.settings, "SELECT kafka_topic FROM outbox ORDER BY id") == [
+        ("accounts",),
+        ("orders",),
+        ("orders",),
+    ]
+
+
+@pytest.mark.integration
+def test_python_of_the_inbox_handles(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    produce(reader.settings, reader.topic, [("ann", "{}")])
+
+    def pause() -> None:
+        eventually(lambda: query(reader.settings, "SELECT kafka_topic FROM outbox") == [("invoices",)], 60)
+
+    monkeypatch.setattr(signal, "pause", pause)
+    single, batch = blocks_of(INBOX, "python")
+    reader.paste(single.text)
+    assert query(reader.settings, "SELECT orders FROM account") == [(1,)]
+    reader.paste(batch.text)
+    received = SimpleNamespace(key_text="ann")
+    with psycopg.connect(reader.settings.dsn.get_secret_value()) as connection:
+        reader.names["handle"](connection, [received, received])
+    assert query(reader.settings, "SELECT * FROM orders_by_customer") == [("ann", 2)]
+
+
+@pytest.mark.integration
+def test_python_of_the_web_server_relays_and_handles(reader: Reader) -> None:
+    [block] = blocks_of(DOCS / "how-to" / "embed-in-a-web-server.md", "python")
+    reader.paste(block.text)
+
+    async def live() -> None:
+        async with reader.names["lifespan"](reader.names["app"]):
+            produce(reader.settings, reader.topic, [("ann", "{}")])
+            shipped = partial(query, reader.settings, "SELECT customer FROM shipment")
+            await asyncio.to_thread(eventually, lambda: shipped() == [("ann",)], 60)
+
+    asyncio.run(live())
+
+
+@pytest.mark.integration
+def test_python_of_coordination_consumes(reader: Reader) -> None:
+    handled: list[Any] = []
+
+    def handle(record: Any) -> None:
+        handled.append(record)
+        reader.names["orders"].stop()
+
+    produce(reader.settings, reader.topic, [("ann", "{}")])
+    reader.names["handle"] = handle
+    [block] = blocks_of(DOCS / "how-to" / "consume-without-rebalances.md", "python")
+    reader.paste(block.text)
+    assert len(handled) == 1
+
+
+def test_every_page_with_python_is_run_somewhere() -> None:
+    """By the tests above, by those of Spark's sink and streams, or, as a whole, by `test_fresh_project.py`."""
+    run = {CHECKOUT / "README.md", INBOX, DOCS / "tutorials" / "dagster-project.md", *RUN_BY_THEMSELVES}
+    run |= {DOCS / "how-to" / name for name in ("emit-events.md", "embed-in-a-web-server.md", "emit-from-spark.md")}
+    run |= {DOCS / "how-to" / name for name in ("consume-without-rebalances.md", "consume-in-dagster-and-spark.md")}
+    assert {page for page in PAGES if blocks_of(page, "python")} == run
 
 
 @pytest.mark.integration

@@ -27,6 +27,7 @@ from outbox_plugin.spark import OutboxWrite
 from outbox_plugin.spark.kafka_source import add_packages
 from outbox_plugin.spark.options import OptionWrong
 from tests.consuming import produce, query
+from tests.documents import blocks
 from tests.sparking import PACKAGES, failing, outbox_rows, staging_tables
 from tests.support import eventually
 
@@ -290,3 +291,23 @@ def test_a_stream_of_a_topic_that_was_made_anew_stops(
     assert seen(shop) == expected(20)
     set_position(shop, CONSUMER, topic, "beginning")
     eventually(lambda: read_position(shop, CONSUMER, topic) is not None, 5)
+
+
+@pytest.mark.filterwarnings("ignore:.* is currently in beta")  # Dagster's own call.
+def test_the_blocks_of_the_page_consume(
+    spark: SparkSession, shop: Settings, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in shop.environment().items():
+        monkeypatch.setenv(name, value)
+    add_packages(spark, PACKAGES)
+    produce(shop, topic, numbered(0, 20))
+    *declarations, stream = blocks("how-to/consume-in-dagster-and-spark.md", "python")
+    for block in declarations:
+        exec(compile(block.text, "docs", "exec", dont_inherit=True), {})
+    text = stream.text.replace('servers": "…"', f'servers": "{shop.bootstrap_servers}"')
+    text = text.replace('"subscribe": "orders"', f'"subscribe": "{topic}"').replace("…", str(tmp_path / "checkpoint"))
+    exec(compile(text, "docs", "exec", dont_inherit=True), {"spark": spark, "add": totals(shop)})
+    for running in spark.streams.active:
+        running.processAllAvailable()
+        running.stop()
+    assert seen(shop) == expected(20)

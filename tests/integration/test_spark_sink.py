@@ -16,6 +16,7 @@ from pyspark.sql import functions as f
 
 from outbox_plugin import Settings
 from outbox_plugin.schema.migrate import migrate
+from tests.documents import blocks
 from tests.sparking import (
     count,
     events_of,
@@ -276,3 +277,28 @@ def test_a_password_is_not_shown(spark: SparkSession, settings: Settings) -> Non
     with pytest.raises(PySparkException) as caught:
         save(settings, numbers(spark, 1))
     assert password not in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:.* is currently in beta")  # Dagster's own call.
+def test_the_blocks_of_the_page_write(
+    spark: SparkSession, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch, a stream, and rows with their events."""
+    for name, value in settings.environment().items():
+        monkeypatch.setenv(name, value)
+    execute(settings, "CREATE TABLE orders (customer TEXT, placed_at TIMESTAMPTZ)")
+    orders = spark.sql("SELECT 'ann' AS key, '{}' AS value, current_timestamp() AS placed_at")
+    orders.write.parquet(str(tmp_path / "source"))
+    new_orders = spark.readStream.schema(orders.schema).parquet(str(tmp_path / "source")).select("key", "value")
+    rows = spark.sql("SELECT 'ann' AS customer, current_timestamp() AS placed_at")
+    names = {"spark": spark, "orders": orders, "new_orders": new_orders, "rows": rows}
+    # The session's environment is of before the test.
+    own = f'format("outbox").option("dsn", "{settings.dsn.get_secret_value()}")'
+    for block in blocks("how-to/emit-from-spark.md", "python"):
+        text = block.text.replace("…", str(tmp_path / "checkpoint")).replace('format("outbox")', own)
+        exec(compile(text, "docs", "exec", dont_inherit=True), names)
+        for stream in spark.streams.active:
+            stream.processAllAvailable()
+            stream.stop()
+    assert count(settings, "outbox") == 3
+    assert count(settings, "orders") == 1

@@ -5,9 +5,13 @@ The blocks of the first project are run by `tests/integration/test_fresh_project
 
 from __future__ import annotations
 
+import re
+import shlex
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 from dagster import Definitions
@@ -15,8 +19,10 @@ from dagster._core.instance.config import dagster_instance_config_schema
 from dagster._core.test_utils import instance_for_test
 from dagster.components.testing import create_defs_folder_sandbox
 
-from outbox_plugin.dagster import OutboxComponent
-from tests.documents import PAGES, REFERENCE, Block, blocks, blocks_of, dead_links, linked_pages, name_of, reference
+from outbox_plugin.cli import outbox
+from outbox_plugin.dagster import OutboxComponent, RangeConfig
+from tests import reference
+from tests.documents import PAGES, Block, blocks, blocks_of, dead_links, linked_pages, name_of
 
 pytestmark = [  # Dagster's own calls.
     pytest.mark.filterwarnings("ignore:`parse_obj_as` is deprecated"),
@@ -35,8 +41,9 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAFKA_PASSWORD", "secret")
 
 
-def test_the_reference_is_that_of_the_code() -> None:
-    assert REFERENCE.read_text(encoding="utf-8") == reference(), "run `python -m tests.documents`"
+@pytest.mark.parametrize(("page", "text"), reference.pages().items(), ids=lambda each: getattr(each, "name", ""))
+def test_the_reference_is_that_of_the_code(page: Path, text: str) -> None:
+    assert page.read_text(encoding="utf-8") == text, "run `python -m tests.reference`"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -63,7 +70,7 @@ def test_declarations_are_there() -> None:
 @pytest.mark.parametrize("block", DECLARATIONS)
 def test_declarations_load(block: Block) -> None:
     names: dict[str, Any] = {}
-    exec(compile(block.text, "declare-in-dagster.md", "exec"), names)
+    exec(compile(block.text, "declare-in-dagster.md", "exec", dont_inherit=True), names)
     assert isinstance(names["definitions"], Definitions)
     Definitions.validate_loadable(names["definitions"])
 
@@ -82,3 +89,41 @@ def test_the_instance_is_configured_as_dagster_has_it() -> None:
     assert given.keys() <= dagster_instance_config_schema().keys()
     with instance_for_test(overrides=given) as instance:
         assert instance.get_settings("freshness") == given["freshness"]
+
+
+def test_the_range_of_a_backfill_is_a_configuration() -> None:
+    [block] = [block for block in YAML if block.text.startswith("ops:")]
+    [config] = [op["config"] for op in yaml.safe_load(block.text)["ops"].values()]
+    assert RangeConfig(**config).range().backfill == config["backfill"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_are_those_of_the_program(page: Path) -> None:
+    """Lines of `outbox` in a shell's block can be parsed; options that prose names are there."""
+    for line in shell_lines(page):
+        words = shlex.split(line, comments=True)
+        if words and Path(words[0]).name == "outbox":
+            command, arguments = found_command([word for word in words[1:] if word != "&"])
+            command.make_context(command.name, arguments)
+        if words[:2] == ["python", "-m"]:
+            assert find_spec(words[2]), line
+    for text in re.findall(r"`outbox ([^`]+)`", page.read_text(encoding="utf-8")):
+        command, arguments = found_command(text.replace("…", "").split())
+        known = {option for parameter in command.params for option in [*parameter.opts, *parameter.secondary_opts]}
+        assert set(re.findall(r"--[a-z-]+", " ".join(arguments))) <= known, text
+
+
+def shell_lines(page: Path) -> list[str]:
+    return [line for block in blocks_of(page, "sh") for line in block.text.splitlines()]
+
+
+def found_command(words: list[str]) -> tuple[click.Command, list[str]]:
+    """The command that the first words name, and the words after them."""
+    command: click.Command = outbox
+    while isinstance(command, click.Group) and words:
+        found = command.get_command(click.Context(command), words[0])
+        assert found or words[0].startswith("-"), words
+        if found is None:
+            break
+        command, words = found, words[1:]
+    return command, words
