@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import signal
+import subprocess
+import sys
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +22,8 @@ from confluent_kafka import Producer
 from outbox_plugin import Event, Settings
 from outbox_plugin.inbox import Inbox, Received
 from tests.consuming import produce, query
-from tests.documents import CHECKOUT, DOCS, PAGES, blocks_of, name_of
+from tests.documents import CHECKOUT, DOCS, PAGES, blocks, blocks_of, name_of
+from tests.harvesting import drained, environment, harvesters, run_outbox
 from tests.support import eventually
 
 pytestmark = [  # Dagster's own calls.
@@ -39,7 +44,7 @@ CREATE TABLE shipment (customer TEXT NOT NULL);
 """
 
 
-def blocks(language: str) -> list[ParameterSet]:
+def each_block(language: str) -> list[ParameterSet]:
     found = []
     for page in PAGES:
         texts = [block.text for block in blocks_of(page, language)]
@@ -159,16 +164,46 @@ def test_python_of_coordination_consumes(reader: Reader) -> None:
     assert len(handled) == 1
 
 
+@pytest.mark.integration
+def test_the_first_event_is_read(settings: Settings, topic: str, group: str, tmp_path: Path) -> None:
+    """The page from beginning to end, with the test's servers and a topic of the test's own."""
+    env = {**environment(settings), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    said = ""
+    with ExitStack() as running:
+        for block in blocks("tutorials/first-event.md"):
+            text = block.text.replace('"purchases"', f'"{topic}"').replace("first-reader", group)
+            if block.file:
+                (tmp_path / block.file).write_text(text)
+            elif "outbox harvest" in text:
+                assert text == "outbox migrate\noutbox harvest\n"
+                assert run_outbox("migrate", env=env).returncode == 0
+                running.enter_context(harvesters(settings, tmp_path / "logs"))
+            elif text.startswith("python "):
+                command = [sys.executable, *text.split()[1:]]
+                said = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True).stdout
+        drained(settings)
+        assert "backlog" in run_outbox("status", env=env).stdout
+    [printed] = [block.text for block in blocks("tutorials/first-event.md") if block.language == "text"]
+    assert shown(said) == shown(printed)
+
+
+def shown(text: str) -> list[str]:
+    """What a page prints: the first line as it is, then the headers' names."""
+    first, *headers = text.splitlines()
+    return [first, *(line.split(" ")[0] for line in headers)]
+
+
 def test_every_page_with_python_is_run_somewhere() -> None:
     """By the tests above, by those of Spark's sink and streams, or, as a whole, by `test_fresh_project.py`."""
-    run = {CHECKOUT / "README.md", INBOX, DOCS / "tutorials" / "dagster-project.md", *RUN_BY_THEMSELVES}
+    run = {CHECKOUT / "README.md", INBOX, *RUN_BY_THEMSELVES}
+    run |= {DOCS / "tutorials" / name for name in ("dagster-project.md", "first-event.md")}
     run |= {DOCS / "how-to" / name for name in ("emit-events.md", "embed-in-a-web-server.md", "emit-from-spark.md")}
     run |= {DOCS / "how-to" / name for name in ("consume-without-rebalances.md", "consume-in-dagster-and-spark.md")}
     assert {page for page in PAGES if blocks_of(page, "python")} == run
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("block", blocks("sql"))
+@pytest.mark.parametrize("block", each_block("sql"))
 def test_sql_runs(settings: Settings, block: str) -> None:
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:
         connection.execute(block.encode())
