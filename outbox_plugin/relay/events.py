@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from outbox_plugin.core.heartbeat import Phase
 from outbox_plugin.core.lanes import BadRow, Lane
@@ -91,7 +91,7 @@ class WindowPublished(HarvestEvent):
 
     rows: int
     seconds: float
-    records: Sequence[OutboxRow]
+    records: Sequence[OutboxRow] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
