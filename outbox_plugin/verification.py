@@ -3,49 +3,90 @@
 Judged as a `read_committed` consumer sees them, by the headers that the write side puts there: `idempotency-key` names
 an event, `outbox-sequence` is its place within the job that `outbox-job` names (see `core.event_identity`). Records
 without them are only counted.
+
+This reads the records one by one, in this process, which remembers about 90 bytes of each, and 120 of each key of a
+job. So `MOST_RECORDS` take half a gigabyte to one; Spark judges more (`spark.verify`).
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
+from hashlib import blake2b
+from itertools import islice
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from outbox_plugin.adapters.kafka import client_config, readable_headers, refusal
+from outbox_plugin.adapters.kafka import bounds, client_config, readable_headers, refusal
 from outbox_plugin.core.event_identity import event_identity, event_source
+from outbox_plugin.core.places import Places
 from outbox_plugin.core.verdict import EXAMPLES, JOB_HEADER, SEQUENCE_HEADER, Verdict
 from outbox_plugin.errors import LogUnavailable, ServerRefused
+from outbox_plugin.schema.emitted import emitted
 from outbox_plugin.settings import Settings
 
-_BATCH = 10_000
+MOST_RECORDS = 5_000_000
+SILENCE_SECONDS = 60.0
+_BATCH = 1_000
+_QUEUED_KILOBYTES = 16_384  # Of records that are fetched ahead; librdkafka's own default is 64 MB.
 _SEQUENCE = re.compile("[0-9]{1,18}")
+
+Advance = Callable[[int], None]  # Told how many offsets have been passed since it was last called.
 
 
 class Verifier:
-    """Judges records one by one, each partition's in the order of its offsets. Pure: it reads nothing itself."""
+    """Judges records one by one, each partition's in the order of its offsets. Pure: it reads nothing itself.
+
+    Of an event and of a key it remembers a hash of 128 bits, in which no two of some millions agree.
+    """
 
     def __init__(self, job: str | None = None) -> None:
         """With `job`, only that job's records count."""
         self.verdict = Verdict()
         self._job = job
-        self._seen: set[tuple[str, str]] = set()
-        self._last: dict[tuple[bytes, str], int] = {}
+        self._seen: set[int] = set()
+        self._last: dict[int, int] = {}
+        self._places: defaultdict[str, Places] = defaultdict(Places)
 
-    def see(self, where: str, key: bytes, headers: Iterable[tuple[str, bytes | str | None]]) -> None:
-        """Judge one record; `where` tells a reader where it is."""
+    @property
+    def jobs(self) -> list[str]:
+        """The jobs that have been seen, and the one that is asked for."""
+        return sorted({*self._places, *([self._job] if self._job else [])})
+
+    def see(
+        self,
+        where: str,
+        key: bytes,
+        headers: Iterable[tuple[str, bytes | str | None]],
+        partition: tuple[str, int] = ("", 0),
+    ) -> None:
+        """Judge one record.
+
+        Args:
+            where: tells a reader where the record is.
+            key: the record's key.
+            headers: the record's, in their order.
+            partition: topic and partition. An event is another one in another topic, and only the records of one
+                partition have an order.
+        """
         pairs = [(name, value.encode() if isinstance(value, str) else value) for name, value in headers]
         named = {name: _text(value) for name, value in pairs}
         job = named.get(JOB_HEADER, "")
         if self._job is not None and job != self._job:
             return
+        topic, number = partition
         verdict = self.verdict
         verdict.records += 1
+        sequence = named.get(SEQUENCE_HEADER)
+        place = int(sequence) if sequence is not None and _SEQUENCE.fullmatch(sequence) else None
+        if job and place is not None:
+            self._places[job].add(place)
         known = event_identity(pairs, where)
         if known.named or known.placed:
-            event = (known.key, event_source("", pairs))
+            event = _hash(known.key, event_source(topic, pairs))
             if event in self._seen:
                 verdict.duplicates += 1
                 if len(verdict.example_duplicates) < EXAMPLES:
@@ -54,16 +95,24 @@ class Verifier:
             self._seen.add(event)
         else:
             verdict.unnamed += 1
-        sequence = named.get(SEQUENCE_HEADER)
-        if sequence is not None and _SEQUENCE.fullmatch(sequence):
-            place = int(sequence)
-            if self._last.get((key, job), -1) > place:
-                verdict.order_violations += 1
-                if len(verdict.example_violations) < EXAMPLES:
-                    verdict.example_violations.append(f"key {key.decode(errors='replace')} at {where}")
-            self._last[key, job] = place
-        else:
+        if place is None:
             verdict.unplaced += 1
+            return
+        lane = _hash(topic, str(number), job, key)
+        if self._last.get(lane, -1) > place:
+            verdict.order_violations += 1
+            if len(verdict.example_violations) < EXAMPLES:
+                verdict.example_violations.append(f"key {key.decode(errors='replace')} at {where}")
+        self._last[lane] = place
+
+    def miss(self, emitted: dict[str, int]) -> None:
+        """Count as missing what the jobs have emitted, and what leaves a gap among their places."""
+        for job in sorted({*self._places, *emitted}):
+            places = self._places[job]
+            whole = max(places.last, emitted.get(job, 0))
+            self.verdict.missing += whole - len(places)
+            room = EXAMPLES - len(self.verdict.example_missing)
+            self.verdict.example_missing += [f"{job} {place}" for place in islice(places.missing(whole), room)]
 
 
 def verify_topic(settings: Settings, topic: str, *, job: str | None = None, timeout_seconds: float = 300.0) -> Verdict:
@@ -75,39 +124,86 @@ def verify_topic(settings: Settings, topic: str, *, job: str | None = None, time
     """
     verifier = Verifier(job)
     deadline = time.monotonic() + timeout_seconds
+    _read(settings, topic, verifier, lambda _: deadline, lambda _: None)
+    return verifier.verdict
+
+
+def verify_topics(
+    settings: Settings, topics: Sequence[str], *, job: str | None = None, advance: Advance = lambda _: None
+) -> Verdict:
+    """Read `topics` from their beginning to their present end, and judge them, as `outbox_plugin.spark.verify` does.
+
+    Args:
+        settings: where Kafka is, and the database that knows how many events a job emitted.
+        topics: all that the jobs emitted to; what went elsewhere counts as missing.
+        job: judge only this job's records, or this streaming query's.
+        advance: is called, after each batch, with the number of offsets that were passed.
+
+    Raises:
+        LogUnavailable: Kafka does not answer, or falls silent for a minute.
+        ServerRefused: there is no such topic, or we may not read it; or Postgres does not let us look.
+    """
+    verifier = Verifier(job)
+    for topic in dict.fromkeys(topics):
+        _read(settings, topic, verifier, lambda heard_at: heard_at + SILENCE_SECONDS, advance)
+    if jobs := verifier.jobs:
+        verifier.miss(emitted(settings, jobs))
+    return verifier.verdict
+
+
+def _read(
+    settings: Settings, topic: str, verifier: Verifier, deadline: Callable[[float], float], advance: Advance
+) -> None:
+    """Show `verifier` the records of `topic`, up to the ends that its partitions have now.
+
+    `deadline` says, by when something was heard last, until when more is waited for; both of `time.monotonic()`.
+    """
     config = client_config(
         settings,
         group_id=f"{settings.group}-verification",  # Required by the client; nothing is committed to it.
         enable_auto_commit=False,
         isolation_level="read_committed",
+        queued_max_messages_kbytes=_QUEUED_KILOBYTES,
     )
     # Tuning must not let it pass over records, nor keep from it where a partition ends.
     config |= {"auto.offset.reset": "earliest", "enable.partition.eof": True}
+    began = heard_at = time.monotonic()
     try:
         with closing(Consumer(config)) as consumer:
             found = consumer.list_topics(topic, timeout=10).topics[topic]
             if found.error is not None:
                 raise ServerRefused(f"the topic {topic} cannot be read: {found.error.str()}")
-            partitions = found.partitions
-            consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
-            unread = set(partitions)
-            while unread:
-                if time.monotonic() > deadline:
-                    raise LogUnavailable(f"{topic} was not read to its end within {timeout_seconds:.0f} s")
+            ends = {number: bounds(consumer, TopicPartition(topic, number)) for number in found.partitions}
+            consumer.assign([TopicPartition(topic, number, first) for number, (first, _) in ends.items()])
+            at = {number: first for number, (first, end) in ends.items() if first < end}  # Of those not read yet.
+            while at:
+                if time.monotonic() > deadline(heard_at):
+                    seconds = time.monotonic() - began
+                    raise LogUnavailable(f"{topic} was not read to its end within {seconds:.0f} s")
+                passed = 0
                 for message in consumer.consume(_BATCH, 0.2):
-                    error = message.error()
-                    if error is None:
+                    error, number, offset = message.error(), message.partition() or 0, message.offset() or 0
+                    if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                        if not error.retriable():
+                            raise KafkaException(error)
+                        continue
+                    heard_at = time.monotonic()
+                    if number not in at:  # Written since.
+                        continue
+                    end = ends[number][1]
+                    if error is None and offset < end:
                         key = message.key() or b""
-                        where = f"{topic}/{message.partition()} offset {message.offset()}"
+                        where = f"{topic}/{number} offset {offset}"
                         headers = readable_headers(message) or []
-                        verifier.see(where, key if isinstance(key, bytes) else key.encode(), headers)
-                    elif error.code() == KafkaError._PARTITION_EOF:
-                        unread.discard(message.partition() or 0)
-                    elif not error.retriable():
-                        raise KafkaException(error)
+                        verifier.see(where, key if isinstance(key, bytes) else key.encode(), headers, (topic, number))
+                    reached = offset + 1 if error is None and offset + 1 < end else end
+                    passed += reached - at[number]
+                    at[number] = reached
+                    if reached == end:
+                        del at[number]
+                advance(passed)
     except KafkaException as error:
         raise refusal(error.args[0], settings) from error
-    return verifier.verdict
 
 
 def records_in(settings: Settings, topics: Iterable[str]) -> int:
@@ -127,6 +223,16 @@ def records_in(settings: Settings, topics: Iterable[str]) -> int:
     except KafkaException as error:
         raise refusal(error.args[0], settings) from error
     return sum(last - first for first, last in filter(None, bounds))
+
+
+def _hash(*parts: str | bytes) -> int:
+    """Of the parts and where each ends."""
+    hashed = blake2b(digest_size=16)
+    for part in parts:
+        data = part.encode(errors="surrogatepass") if isinstance(part, str) else part
+        hashed.update(b"%d:" % len(data))
+        hashed.update(data)
+    return int.from_bytes(hashed.digest())
 
 
 def _text(value: bytes | str | None) -> str:

@@ -15,9 +15,7 @@ from pyspark.sql import functions as f
 
 from outbox_plugin.core.verdict import EXAMPLES, JOB_HEADER, SEQUENCE_HEADER, Verdict
 from outbox_plugin.event import EVENT_TYPE_HEADER, IDEMPOTENCY_HEADER
-from outbox_plugin.schema.connection import connect, reported_as_refusal
-from outbox_plugin.schema.place import in_full
-from outbox_plugin.schema.statements import statement
+from outbox_plugin.schema.emitted import emitted
 from outbox_plugin.settings import Settings
 from outbox_plugin.spark.kafka_source import read_topics, reported
 
@@ -146,10 +144,10 @@ def _find_gaps(spark: SparkSession, settings: Settings, seen: DataFrame, job: st
     places = seen.where("place > 0 AND job <> ''").select("job", "place")
     each = places.distinct().groupBy("job").agg(f.max("place").alias("last"), f.count("*").alias("places"))
     found = {row.job: (row.last, row.places) for row in each.collect()}
-    emitted = _emitted(settings, sorted({*found, *([job] if job else [])}))
-    for name in sorted({*found, *emitted}):
+    known = emitted(settings, sorted({*found, *([job] if job else [])}))
+    for name in sorted({*found, *known}):
         last, present = found.get(name, (0, 0))
-        whole = max(last, emitted.get(name, 0))
+        whole = max(last, known.get(name, 0))
         if whole == present:
             continue
         verdict.missing += whole - present
@@ -157,13 +155,6 @@ def _find_gaps(spark: SparkSession, settings: Settings, seen: DataFrame, job: st
             gaps = spark.range(1, whole + 1).withColumnRenamed("id", "place")
             lost = gaps.join(places.where(f.col("job") == name), "place", "left_anti").orderBy("place").limit(room)
             verdict.example_missing += [f"{name} {row.place}" for row in lost.collect()]
-
-
-def _emitted(settings: Settings, jobs: list[str]) -> dict[str, int]:
-    """How many events each job, or each streaming query, has emitted, as far as the database knows."""
-    with reported_as_refusal(settings), connect(settings, purpose="outbox verify") as connection:
-        outbox = in_full(connection, settings.table)
-        return dict(connection.execute(statement("staging", "emitted", outbox), {"jobs": jobs}).fetchall())
 
 
 def _find_absent(seen: DataFrame, expected: DataFrame, verdict: Verdict) -> None:

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import NamedTuple
 
-import psycopg
 import pytest
-from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
 from outbox_plugin import Settings
@@ -16,45 +12,15 @@ from outbox_plugin.errors import InvalidSetting, ServerRefused
 from outbox_plugin.spark import verify
 from outbox_plugin.spark.kafka_source import add_packages
 from tests.harvesting import environment, run_outbox
+from tests.planting import ALL, EVENTS, KEYS, Planted, plant
 from tests.sparking import PACKAGES
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
-
-EVENTS, KEYS = 600, 20
-
-
-class Planted(NamedTuple):
-    """A record as a test writes it; its place is its number, and names it."""
-
-    place: int
-    named: bool = True
-    aborted: bool = False
-
-
-ALL = [Planted(place) for place in range(1, EVENTS + 1)]
 
 
 @pytest.fixture
 def connected(settings: Settings) -> Settings:
     return settings.model_copy(update={"spark_packages": PACKAGES})
-
-
-def plant(settings: Settings, topic: str, records: Sequence[Planted], job: str = "j") -> None:
-    """Each in a transaction of the aborted, or of the committed, in the order given."""
-    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
-        connection.execute("INSERT INTO outbox_job (job_id, events) VALUES (%s, %s)", (job, EVENTS))
-    config = {"bootstrap.servers": settings.bootstrap_servers, "transactional.id": f"{settings.group}-plant"}
-    producer = Producer(dict(config))
-    producer.init_transactions(30)
-    for aborted in (True, False):
-        producer.begin_transaction()
-        for record in records:
-            if record.aborted is aborted:
-                headers = [("outbox-job", job.encode()), ("outbox-sequence", str(record.place).encode())]
-                named = [("idempotency-key", f"event-{record.place}".encode())] if record.named else []
-                producer.produce(topic, b"v", f"key-{record.place % KEYS}", headers=[*named, *headers])
-        (producer.abort_transaction if aborted else producer.commit_transaction)(30)
-    producer.close()
 
 
 def test_all_is_well(spark: SparkSession, connected: Settings, topic: str) -> None:
@@ -126,7 +92,7 @@ def test_a_package_that_is_not_to_be_had_is_said(spark: SparkSession) -> None:
 def test_the_command_says_what_is_wrong_and_ends_with_1(connected: Settings, topic: str) -> None:
     plant(connected, topic, ALL[1:])
     env = {**environment(connected), "OUTBOX_SPARK_PACKAGES": PACKAGES}
-    done = run_outbox("verify", topic, "--json", env=env, seconds=240)
+    done = run_outbox("verify", topic, "--json", "--master", "local[2]", env=env, seconds=240)
     assert done.returncode == 1, done.stderr[-2000:]
     said = json.loads(done.stdout)
     assert (said["records"], said["missing"], said["complete"]) == (EVENTS - 1, 1, False)

@@ -73,6 +73,7 @@ def test_a_command_whose_extra_is_missing_names_it(command: str) -> None:
         "inbox retry 1",
         "consumers list",
         "consumers set-position g orders 0=1",
+        "verify orders --json",
     ],
 )
 def test_every_other_command_gets_as_far_as_its_servers(command: str) -> None:
@@ -84,7 +85,7 @@ def test_every_other_command_gets_as_far_as_its_servers(command: str) -> None:
 
 
 def test_what_a_command_imports_only_when_it_runs_is_said_likewise() -> None:
-    done = outbox("verify", "orders", "--json")
+    done = outbox("verify", "orders", "--json", "--master", "local[2]")
     assert done.stderr == "outbox: this command needs the module pyarrow: install outbox-plugin[spark]\n"
     assert (done.returncode, done.stdout) == (2, "")
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outbox_plugin.core.places import Places
 from outbox_plugin.core.verdict import Verdict
 from outbox_plugin.verification import Verifier
 
@@ -68,3 +74,55 @@ def test_records_of_others_are_only_counted() -> None:
     verifier.see("t/0 offset 0", b"", [])
     verifier.see("t/0 offset 1", b"", [("something", None)])
     assert verifier.verdict == Verdict(2, unnamed=2, unplaced=2)
+
+
+def test_records_of_two_partitions_have_no_order() -> None:
+    verifier = Verifier()
+    for partition, place in ((0, b"2"), (1, b"1")):
+        verifier.see("where", b"k", [("outbox-job", b"j"), ("outbox-sequence", place)], ("t", partition))
+    assert verifier.verdict.in_order
+
+
+def test_an_event_of_another_topic_is_another_one() -> None:
+    verifier = Verifier()
+    for topic in ("orders", "payments"):
+        verifier.see("where", b"k", [("idempotency-key", b"7")], (topic, 0))
+    assert verifier.verdict.duplicates == 0
+
+
+def test_what_is_missing_is_known_by_its_place_and_by_what_was_emitted() -> None:
+    verifier = Verifier()
+    for place in (1, 2, 4, 5):
+        headers = [("outbox-job", b"j"), ("outbox-sequence", b"%d" % place)]
+        verifier.see(f"t/0 offset {place}", b"k", headers)
+    verifier.miss({"j": 7, "unseen": 1})
+    assert verifier.verdict.missing == 4
+    assert verifier.verdict.example_missing == ["j 3", "j 6", "j 7"]
+
+
+@given(st.sets(st.integers(1, 2_000)), st.integers(0, 2_100))
+def test_places_are_a_set_of_numbers(numbers: set[int], last: int) -> None:
+    places = Places()
+    for number in numbers:
+        places.add(number)
+    places.add(0)
+    assert (len(places), places.last) == (len(numbers), max(numbers, default=0))
+    assert list(places.missing(last)) == [number for number in range(1, last + 1) if number not in numbers]
+
+
+def test_a_record_takes_little_memory() -> None:
+    """Some millions fit, whatever their keys and places are."""
+    verifier = Verifier()
+    tracemalloc.start()
+    try:
+        for number in range(20_000):
+            headers = [
+                ("idempotency-key", b"event-%d" % number + b"x" * 900),
+                ("outbox-job", b"j"),
+                ("outbox-sequence", b"%d" % (number * 10**12 + 1)),
+            ]
+            verifier.see(f"t/0 offset {number}", b"key-%d" % number + b"x" * 900, headers)
+        used, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert used / 20_000 < 500

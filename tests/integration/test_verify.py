@@ -1,0 +1,150 @@
+"""`outbox verify` without Spark: what it finds is what Spark finds (see `test_spark_verify`)."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import psycopg
+import pytest
+from confluent_kafka import Producer
+
+from outbox_plugin import Settings
+from outbox_plugin.errors import ServerRefused
+from outbox_plugin.verification import verify_topics
+from tests.harvesting import create_topic, environment, run_outbox
+from tests.planting import ALL, EVENTS, KEYS, Planted, plant
+
+pytestmark = pytest.mark.integration
+
+
+def test_all_is_well(settings: Settings, topic: str) -> None:
+    """Records of an aborted transaction are not there for a `read_committed` consumer."""
+    plant(settings, topic, [*ALL, *(Planted(place, aborted=True) for place in (1, 5, 7))])
+    passed: list[int] = []
+    verdict = verify_topics(settings, [topic, topic], advance=passed.append)
+    assert (verdict.records, verdict.complete, verdict.missing) == (EVENTS, True, 0)
+    assert (verdict.unnamed, verdict.unplaced) == (0, 0)
+    assert sum(passed) >= EVENTS
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_one_duplicated_record_is_found(settings: Settings, topic: str, named: bool) -> None:
+    plant(settings, topic, [*(Planted(each.place, named) for each in ALL), Planted(7, named)])
+    verdict = verify_topics(settings, [topic])
+    assert (verdict.records, verdict.duplicates, verdict.order_violations) == (EVENTS + 1, 1, 0)
+    assert (verdict.missing, verdict.in_order) == (0, False)
+
+
+def test_one_swapped_pair_is_found(settings: Settings, topic: str) -> None:
+    swapped = [*ALL]
+    swapped[100], swapped[100 + KEYS] = swapped[100 + KEYS], swapped[100]
+    plant(settings, topic, swapped)
+    verdict = verify_topics(settings, [topic])
+    assert (verdict.duplicates, verdict.order_violations, verdict.missing) == (0, 1, 0)
+
+
+@pytest.mark.parametrize("lost", [1, 300, EVENTS])
+def test_one_lost_record_is_found(settings: Settings, topic: str, lost: int) -> None:
+    """Also the last one, which leaves no gap: the database knows how many there were."""
+    plant(settings, topic, [each for each in ALL if each.place != lost])
+    verdict = verify_topics(settings, [topic])
+    assert (verdict.records, verdict.missing, verdict.complete) == (EVENTS - 1, 1, False)
+    assert verdict.example_missing == [f"j {lost}"]
+
+
+def test_a_job_that_emitted_to_two_topics_is_whole_with_both(settings: Settings, topic: str, group: str) -> None:
+    other = create_topic(settings, f"{group}-other")
+    plant(settings, topic, ALL[::2])
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        connection.execute("DELETE FROM outbox_job")
+    plant(settings, other, ALL[1::2])
+    assert verify_topics(settings, [topic, other], job="j").complete
+    assert verify_topics(settings, [topic], job="j").missing == EVENTS // 2
+    assert verify_topics(settings, [topic], job="another").records == 0
+
+
+def test_a_topic_that_is_not_there(settings: Settings) -> None:
+    with pytest.raises(ServerRefused, match="the topic nowhere cannot be read"):
+        verify_topics(settings, ["nowhere"])
+
+
+def test_what_others_write_meanwhile_is_not_waited_for(settings: Settings, topic: str) -> None:
+    """The end is the one that a partition has when it is begun; a writer may be faster than the reader for ever."""
+    plant(settings, topic, ALL)
+    producer = Producer({"bootstrap.servers": settings.bootstrap_servers})
+
+    def write_more(_: int) -> None:
+        for number in range(100):
+            producer.produce(topic, b"v", f"key-{number}", partition=0)
+        producer.flush(30)
+
+    verdict = verify_topics(settings, [topic], advance=write_more)
+    assert (verdict.records, verdict.complete) == (EVENTS, True)
+
+
+def test_hostile_records_are_only_counted(settings: Settings, topic: str) -> None:
+    """Places of 18 digits take no memory of that size; what is no place, no name or no text is not believed."""
+    producer = Producer({"bootstrap.servers": settings.bootstrap_servers})
+    for sequence in (b"9" * 18, b"-1", b"0", b"\xff", b"9" * 19, b"", b"1e9"):
+        producer.produce(topic, b"v", b"\xff\x00", headers=[("outbox-job", b"\xff"), ("outbox-sequence", sequence)])
+    producer.produce(topic, None, None, headers=[("idempotency-key", b"")])
+    assert producer.flush(30) == 0
+    verdict = verify_topics(settings, [topic])
+    assert (verdict.records, verdict.duplicates) == (8, 0)
+    assert verdict.missing == 10**18 - 1 - 1
+    assert verdict.example_missing == ["\\xff 1", "\\xff 2", "\\xff 3"]
+
+
+def test_the_command_says_what_is_wrong_and_ends_with_1(settings: Settings, topic: str) -> None:
+    plant(settings, topic, ALL[1:])
+    done = run_outbox("verify", topic, "--json", env=environment(settings))
+    said = json.loads(done.stdout)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert (said["records"], said["missing"], said["complete"]) == (EVENTS - 1, 1, False)
+
+
+def test_the_command_shows_how_far_it_is_where_somebody_looks(settings: Settings, topic: str) -> None:
+    plant(settings, topic, ALL)
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "outbox_plugin", "verify", topic]
+    env = {**environment(settings), "TERM": "xterm", "COLUMNS": "80"}
+    try:
+        done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=theirs, text=True, check=False)
+        shown = os.read(ours, 100_000).decode()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[0] == f"records: {EVENTS}"
+    assert "records" in shown
+
+
+def test_the_command_says_what_it_does_not_judge_without_spark(settings: Settings, topic: str, tmp_path: Path) -> None:
+    plant(settings, topic, ALL)
+    script = (
+        "import sys\n"
+        "sys.modules['pyspark'] = None\n"
+        "from outbox_plugin import cli, verify\n"
+        "verify.SPARK_RECORDS, verify.MOST_RECORDS = 10, int(sys.argv.pop())\n"
+        "cli.main()\n"
+    )
+    command = [sys.executable, "-c", script, "verify", topic]
+    for most, code in ((EVENTS - 1, 2), (10 * EVENTS, 0)):
+        done = subprocess.run(
+            [*command, str(most)], env=environment(settings), capture_output=True, text=True, check=False
+        )
+        assert done.returncode == code, done.stderr
+        assert ("install outbox-plugin[spark]" in done.stderr) == (code == 2)
+        assert done.stderr.count("\n") == (code == 2)
+
+
+def test_the_command_ends_with_2_where_a_server_is_away(settings: Settings, topic: str) -> None:
+    plant(settings, topic, ALL)
+    for away in ({"OUTBOX_BOOTSTRAP_SERVERS": "127.0.0.1:1"}, {"OUTBOX_DSN": "postgresql://127.0.0.1:1/x"}):
+        done = run_outbox("verify", topic, env={**environment(settings), **away})
+        assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, "")
