@@ -58,10 +58,11 @@ class HttpServer:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
             family, *_, address = found[0]
             self._listener = _Listener(family, address, pages)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # A name with an empty part, say, is no text for the look-up.
             where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            taken = error.errno == errno.EADDRINUSE
-            why = "another program listens there" if taken else error.strerror or str(error)
+            why = getattr(error, "strerror", None) or str(error)
+            if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+                why = "another program listens there"
             raise InvalidSetting(f"OUTBOX_LISTEN: cannot listen on {where}: {why}") from None
         self._thread = threading.Thread(
             target=self._listener.serve_forever, args=(_POLL_SECONDS,), name="outbox-http", daemon=True

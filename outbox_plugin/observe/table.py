@@ -16,9 +16,8 @@ import psycopg
 
 from outbox_plugin.adapters.postgres import parked_lanes
 from outbox_plugin.core.lanes import Lane
-from outbox_plugin.errors import OutboxError
 from outbox_plugin.printable import logger_of
-from outbox_plugin.schema.connection import connect, reported
+from outbox_plugin.schema.connection import connect, one_line, reported
 from outbox_plugin.schema.place import in_full
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
@@ -84,11 +83,12 @@ class TableLooks:
                         self._found(look(connection, self._settings.table, table))
                         has_failed = False
                         self._closed.wait(LOOK_SECONDS)
-            except OutboxError as error:
+            except Exception as error:  # Whatever it is, the next look may succeed.
+                reason = one_line(error)
                 if not has_failed:
-                    logger.warning("the outbox cannot be looked at for metrics and /readyz: %s", error)
+                    logger.warning("the outbox cannot be looked at for metrics and /readyz: %s", reason)
                 has_failed = True
-                self._failed(str(error))
+                self._failed(reason)
             self._closed.wait(LOOK_SECONDS)
 
 

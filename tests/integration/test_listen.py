@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from functools import partial
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from outbox_plugin import Harvester, Settings
 from outbox_plugin.bench.proxy import DIRECTIONS, Proxy
+from outbox_plugin.embedded.kafka import EmbeddedKafka
 from outbox_plugin.embedded.ports import free_port
 from outbox_plugin.operate import pause, resume
 from tests.harvesting import HarvesterProcess, drained, environment, harvesters, insert, insert_numbered, run_outbox
@@ -54,6 +57,10 @@ def not_ready(settings: Settings) -> str:
     """The same where it is not."""
     status, said = get(settings, "/readyz")
     return said if status == 503 else ""
+
+
+def hears_no_leader(settings: Settings) -> bool:
+    return "no leader has been heard" in not_ready(settings)
 
 
 def metrics(settings: Settings) -> dict[tuple[str, ...], float]:
@@ -163,7 +170,34 @@ def test_who_cannot_reach_postgres_is_not_ready_until_it_can(
             eventually(lambda: "stands by" in ready(ours), 60)
 
 
-def test_who_was_stopped_and_cannot_reach_kafka_says_so(settings: Settings, tmp_path: Path) -> None:
+@pytest.fixture
+def kafka(tmp_path: Path) -> Iterator[EmbeddedKafka]:
+    """A broker of the test's own."""
+    kafka = EmbeddedKafka(tmp_path / "kafka", print)
+    kafka.launch()
+    kafka.wait()
+    yield kafka
+    kafka.stop()
+
+
+def test_who_cannot_reach_kafka_is_not_ready_until_it_can(settings: Settings, kafka: EmbeddedKafka) -> None:
+    elsewhere = settings.model_copy(update={"bootstrap_servers": kafka.bootstrap_servers})
+    leader, stand_by = listening(elsewhere), listening(elsewhere)
+    with Harvester(leader):
+        eventually(lambda: "leads" in ready(leader), 60)
+        with Harvester(stand_by):
+            eventually(lambda: "stands by" in ready(stand_by), 60)
+            os.kill(kafka.pid, signal.SIGSTOP)
+            try:
+                for each in (leader, stand_by):
+                    eventually(partial(hears_no_leader, each), 60)
+                    assert get(each, "/livez")[0] == 200
+            finally:
+                os.kill(kafka.pid, signal.SIGCONT)
+            eventually(lambda: ready(leader) and ready(stand_by), 60)
+
+
+def test_who_was_stopped_becomes_ready_again(settings: Settings, tmp_path: Path) -> None:
     """A process that was stopped knows at first nothing of what happened since."""
     ours = listening(settings)
     with harvesters(ours, tmp_path) as [leader]:

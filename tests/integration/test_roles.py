@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import timedelta
 
 import psycopg
@@ -11,6 +12,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from outbox_plugin import Event, Harvester, Outbox, Settings
+from outbox_plugin.observe.table import look
+from outbox_plugin.schema.connection import connect
+from outbox_plugin.schema.place import in_full
 from outbox_plugin.spark import OutboxWrite
 from outbox_plugin.status import read_status
 from tests.documents import blocks
@@ -74,6 +78,15 @@ def test_a_harvester_relays_and_parks(
     assert count(settings, "outbox_history") == (2 if retention else 0)
     with psycopg.connect(dsn) as connection:
         assert connection.execute("SELECT to_regclass('old') IS NULL").fetchall() == [(retention is not None,)]
+
+
+def test_a_harvester_may_look_at_what_its_metrics_show(roles: dict[str, Settings], topic: str) -> None:
+    harvester = roles["outbox_harvester"]
+    insert(roles["outbox_writer"], topic, [("key", "value")])
+    with closing(connect(harvester)) as connection:
+        found = look(connection, harvester.table, in_full(connection, harvester.table))
+    assert found.waiting is not None
+    assert (found.waiting[0].rows, found.parked_keys, found.dead_letters) == (1, 0, 0)
 
 
 @pytest.mark.spark

@@ -214,6 +214,8 @@ def test_an_address_that_cannot_be_had_is_one_line() -> None:
         HttpServer("203.0.113.1", 9, {})
     with pytest.raises(InvalidSetting, match=r"cannot listen on no-such-host.invalid:9"):
         HttpServer("no-such-host.invalid", 9, {})
+    with pytest.raises(InvalidSetting, match=r"cannot listen on a\.\.b:9"):
+        HttpServer("a..b", 9, {})
     assert not of_ours()
 
 
