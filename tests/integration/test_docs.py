@@ -210,6 +210,22 @@ def test_sql_runs(settings: Settings, block: str) -> None:
 
 
 @pytest.mark.integration
+def test_every_table_and_column_is_listed(settings: Settings) -> None:
+    page = (DOCS / "reference" / "tables-and-topics.md").read_text(encoding="utf-8")
+    tables, columns = re.split("^### The outbox table$", page.split("## In Kafka")[0], flags=re.MULTILINE)
+    there = query(settings, "SELECT relname FROM pg_class WHERE relkind IN ('r', 'p') AND relname LIKE 'outbox%%'")
+    assert {name for (name,) in there} == first_cells(tables) - {"OUTBOX_TABLE"}
+    there = query(settings, "SELECT attname FROM pg_attribute WHERE attrelid = 'outbox'::regclass AND attnum > 0")
+    assert {name for (name,) in there} == first_cells(columns)
+
+
+def first_cells(table: str) -> set[str]:
+    """What the first cells of a page's table name."""
+    cells = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    return {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+
+
+@pytest.mark.integration
 def test_a_consumer_in_another_language_shares_its_group_with_inboxes(
     settings: Settings, topic: str, group: str
 ) -> None:
