@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from outbox_plugin.adapters.kafka import Admin
 from outbox_plugin.adapters.topics import Judgement, Topics
-from outbox_plugin.core.row import OutboxRow, TooLarge, column, fields_of, length_of
+from outbox_plugin.core.row import OutboxRow, TooLarge, column, fields_of, length_of, topics_of
 from outbox_plugin.core.row_faults import fault_of, faults_of, header_names_are_plain
 from outbox_plugin.errors import Refusal, RowsRefused, SchemaMissing, TopicsAway
 from outbox_plugin.settings import Settings
@@ -91,7 +91,7 @@ class Records:
             LogUnavailable: Kafka does not answer.
             SchemaMissing: one is no text. No lane can wait for a row without a topic, so the table is to be mended.
         """
-        topics = set(column(rows, "topic"))
+        topics = set(topics_of(rows))
         if not all(isinstance(topic, str) for topic in topics):
             bad = next(row for row in rows if not isinstance(row.topic, str))
             raise SchemaMissing(f"row {bad.id}: {fault_of(bad)}; the column kafka_topic must be a TEXT, NOT NULL")

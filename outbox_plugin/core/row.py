@@ -70,11 +70,19 @@ class Rows(Sequence[OutboxRow]):
     A busy harvester handles hundreds of thousands in a second, and looks at nearly none of them: see `fields_of`.
     """
 
-    __slots__ = ("fields",)
+    __slots__ = ("_topics", "fields")
 
     def __init__(self, fields: Sequence[tuple[Any, ...]]) -> None:
         """`fields`: those of `OutboxRow`, in their order, as a plain tuple for each row."""
         self.fields = fields
+        self._topics: frozenset[Any] | None = None
+
+    @property
+    def topics(self) -> frozenset[Any]:
+        """The topics of the rows, looked for once."""
+        if self._topics is None:
+            self._topics = frozenset(column(self, "topic"))
+        return self._topics
 
     @overload
     def __getitem__(self, index: int) -> OutboxRow: ...
@@ -104,6 +112,11 @@ def fields_of(rows: Sequence[OutboxRow]) -> Sequence[tuple[Any, ...]]:
 def column(rows: Sequence[OutboxRow], field: str) -> Iterator[Any]:
     """That field of each row."""
     return map(itemgetter(OutboxRow._fields.index(field)), fields_of(rows))
+
+
+def topics_of(rows: Sequence[OutboxRow]) -> frozenset[Any]:
+    """The topics of `rows`; quick to come by where they are a read's, and were asked for them before."""
+    return rows.topics if isinstance(rows, Rows) else frozenset(column(rows, "topic"))
 
 
 def length_of(row: OutboxRow) -> int:

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from outbox_plugin.core.progress import LATEST_TIME
 from outbox_plugin.core.readiness import Readiness, Ready
-from outbox_plugin.core.row import OutboxRow, column
+from outbox_plugin.core.row import OutboxRow, column, topics_of
 from outbox_plugin.observe.table import Table
 from outbox_plugin.relay.events import (
     HarvestEvent,
@@ -183,7 +183,5 @@ class GroupMetrics:
 
 def _by_topic(records: Sequence[OutboxRow]) -> list[tuple[str, int]]:
     """How many records each topic has; quickest where all have the same one."""
-    topics = list(column(records, "topic"))
-    if topics.count(topics[0]) == len(topics):
-        return [(topics[0], len(topics))]
-    return list(Tally(topics).items())
+    topics = topics_of(records)
+    return [(*topics, len(records))] if len(topics) == 1 else list(Tally(column(records, "topic")).items())

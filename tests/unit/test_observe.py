@@ -17,7 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from outbox_plugin.core.readiness import NotReady, Readiness, Ready
-from outbox_plugin.core.row import OutboxRow
+from outbox_plugin.core.row import Rows
 from outbox_plugin.embedded.ports import free_port
 from outbox_plugin.errors import InvalidSetting
 from outbox_plugin.observe import server as http
@@ -356,8 +356,8 @@ def member() -> Iterator[tuple[Fake, Callable[[], dict[tuple[str, ...], float]]]
         leave(fake.port, fake)
 
 
-def rows(*topics: str) -> list[OutboxRow]:
-    return [OutboxRow(id_, 0, topic, "k", "v", [], [], 1) for id_, topic in enumerate(topics)]
+def rows(*topics: str) -> Rows:
+    return Rows([(id_, 0, topic, "k", "v", [], [], 1) for id_, topic in enumerate(topics)])
 
 
 def test_what_happens_is_counted() -> None:
