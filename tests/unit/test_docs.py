@@ -23,7 +23,7 @@ from dagster.components.testing import create_defs_folder_sandbox
 from outbox_plugin.cli import outbox
 from outbox_plugin.dagster import OutboxComponent, RangeConfig
 from tests import reference
-from tests.documents import DOCS, PAGES, Block, blocks, blocks_of, dead_links, linked_pages, name_of
+from tests.documents import CHECKOUT, DOCS, PAGES, Block, blocks, blocks_of, dead_links, linked_pages, name_of
 
 pytestmark = [  # Dagster's own calls.
     pytest.mark.filterwarnings("ignore:`parse_obj_as` is deprecated"),
@@ -137,3 +137,13 @@ def found_command(words: list[str]) -> tuple[click.Command, list[str]]:
             break
         command, words = found, words[1:]
     return command, words
+
+
+def test_the_lines_that_stop_a_harvester_are_those_of_the_code() -> None:
+    page = (DOCS / "how-to" / "troubleshoot.md").read_text(encoding="utf-8").split("## A harvester does not start")[1]
+    cells = re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
+    code = "".join(path.read_text(encoding="utf-8") for path in (CHECKOUT / "outbox_plugin").rglob("*.py"))
+    said = re.sub(r"[`'\"]|f\"", "", re.sub(r'"\s*\n\s*f?"', "", code))
+    quoted = [part for cell in cells for line in re.findall(r"`(.*?)`", cell) for part in line.split("…")]
+    assert len(quoted) > 7
+    assert [part for part in quoted if part.strip() not in said] == []
