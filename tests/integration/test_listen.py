@@ -91,6 +91,7 @@ def through(settings: Settings, proxy: Proxy) -> Settings:
 @pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
 def test_what_was_sent_is_shown(settings: Settings, topic: str, delivery: str) -> None:
     ours = listening(settings.model_copy(update={"delivery": delivery}))
+    threads_before = set(threading.enumerate())
     with Harvester(ours):
         insert_numbered(ours, topic, 1, 500)
         drained(ours)
@@ -101,13 +102,14 @@ def test_what_was_sent_is_shown(settings: Settings, topic: str, delivery: str) -
         assert get(ours, "/livez") == (200, f"group {ours.group}: alive\n")
     assert found["outbox_sent_messages_total", topic] == 500
     assert found["outbox_is_leader", "0"] == found["outbox_ready", "0"] == 1
-    assert found[("outbox_takeover_duration_seconds_count",)] == 1
+    assert found[("outbox_takeover_duration_seconds_count",)] >= 1  # More where a busy machine ends a term.
     assert found[("outbox_delivery_delay_seconds_count",)] >= 1
     assert found[("outbox_read_duration_seconds_count",)] >= 1
     assert found[("outbox_purge_duration_seconds_count",)] >= 1
     assert (found[("outbox_transaction_duration_seconds_count",)] >= 1) is (delivery == "exactly-once")
     assert get(ours, "/livez") == (0, "")
-    assert not [each.name for each in threading.enumerate() if each.name.startswith("outbox-")]
+    left = set(threading.enumerate()) - threads_before
+    assert not [each.name for each in left if each.name.startswith("outbox-")]
 
 
 def test_rows_that_wait_are_shown_and_a_paused_leader_is_ready(settings: Settings, topic: str) -> None:
