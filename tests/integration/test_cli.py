@@ -20,7 +20,7 @@ from outbox_plugin import Settings
 from outbox_plugin.embedded.ports import free_port
 from outbox_plugin.schema.migrate import migrate
 from tests.harvesting import backlog, create_topic, drained, environment, harvesters, insert_numbered, run_outbox
-from tests.support import eventually
+from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration
 
@@ -142,6 +142,35 @@ def test_a_harvester_logs_one_event_on_a_line(settings: Settings, group: str, tm
     assert led["leader"] == ended["leader"]
     assert (parked["level"], parked["topic"], parked["key"]) == ("WARNING", topic, "k\x1b[2J\n2")
     assert datetime.fromisoformat(led["timestamp"]) <= datetime.now(UTC)
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+@pytest.mark.parametrize("log", ["a full disk", "a pipe that nobody reads", "closed"])
+def test_a_harvester_whose_log_cannot_be_written_relays_and_hands_over(
+    settings: Settings, group: str, form: str, log: str
+) -> None:
+    migrate(settings)
+    topic = create_topic(settings, f"{group}-events")
+    read, unread = os.pipe()
+    os.close(read)
+    full = os.open("/dev/full", os.O_WRONLY)
+    harvest = [sys.executable, "-m", "outbox_plugin", "harvest"]
+    harvester = subprocess.Popen(
+        ["/bin/sh", "-c", 'exec "$@" 2>&-', "sh", *harvest] if log == "closed" else harvest,
+        env=environment(settings.model_copy(update={"log_format": form})),
+        stderr={"a full disk": full, "a pipe that nobody reads": unread}.get(log),
+    )
+    try:
+        insert_numbered(settings, topic, 0, 100)
+        eventually(lambda: harvester.poll() is not None or backlog(settings) == 0, 60)
+        harvester.terminate()
+        assert harvester.wait(60 * PATIENCE) == 0
+        assert backlog(settings) == 0
+    finally:
+        harvester.kill()
+        harvester.wait()
+        os.close(full)
+        os.close(unread)
 
 
 def test_migrate_twice_and_by_two_at_once(settings: Settings) -> None:
