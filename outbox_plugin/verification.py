@@ -187,10 +187,10 @@ def _read(
                         if not error.retriable():
                             raise KafkaException(error)
                         continue
-                    heard_at = time.monotonic()
-                    if number not in at:  # Written since.
-                        continue
                     end = ends[number][1]
+                    if number not in at or (error is not None and offset < end):  # Written since; or a leader lags.
+                        continue
+                    heard_at = time.monotonic()
                     if error is None and offset < end:
                         key = message.key() or b""
                         where = f"{topic}/{number} offset {offset}"
@@ -217,7 +217,7 @@ def records_in(settings: Settings, topics: Iterable[str]) -> int:
         with closing(Consumer(config)) as consumer:
             bounds = [
                 consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=10)
-                for topic in topics
+                for topic in dict.fromkeys(topics)
                 for partition in consumer.list_topics(topic, timeout=10).topics[topic].partitions
             ]
     except KafkaException as error:

@@ -47,41 +47,58 @@ def _judged(settings: Settings, topics: tuple[str, ...], job: str | None, master
     """Judged in this process, or through Spark: where a master is named, or there are many records.
 
     Raises:
-        UserError: a server cannot be reached, or there are too many records and Spark is not installed.
+        UserError: a server cannot be reached, there are too many records and Spark cannot be had, or there is no Java
+            for the Spark whose master is named.
         LogUnavailable: Kafka is away.
     """
     if not master:
         Admin(settings).check_reachable()
     records = None if master else records_in(settings, topics)
-    if records is None or (records > SPARK_RECORDS and _spark_is_installed()):
+    if records is None or (records > SPARK_RECORDS and _spark_can_be_had()):
         return _judged_by_spark(settings, topics, job, master or "local[*]")
     if records > MOST_RECORDS:
         raise UserError(
             f"the topics hold up to {records:,} records, and no more than {MOST_RECORDS:,} are judged without Spark: "
-            "install outbox-plugin[spark]"
+            "install outbox-plugin[spark], and Java 17 or newer"
         )
     with _progress(records) as advance:
         return verify_topics(settings, topics, job=job, advance=advance)
 
 
-def _spark_is_installed() -> bool:
+def _spark_can_be_had() -> bool:
     try:
         import pandas  # noqa: F401
         import pyarrow  # noqa: F401
         import pyspark  # noqa: F401
-    except ModuleNotFoundError:
+
+        _java_home()
+    except (ModuleNotFoundError, ServerRefused):
         return False
     return True
+
+
+def _java_home() -> str:
+    """Of a Java that Spark can start on.
+
+    Raises:
+        ServerRefused: there is none; exit code 1 is for what is wrong in a topic.
+    """
+    from outbox_plugin.embedded.java import spark_java_home
+    from outbox_plugin.embedded.server import ServerFailed
+
+    try:
+        return str(spark_java_home())
+    except ServerFailed as error:
+        raise ServerRefused(str(error)) from None
 
 
 def _judged_by_spark(settings: Settings, topics: tuple[str, ...], job: str | None, master: str) -> Verdict:
     import pyarrow  # noqa: F401 Else a user without the extra learns it late.
 
-    from outbox_plugin.embedded.java import spark_java_home
     from outbox_plugin.spark.session import spark_session
     from outbox_plugin.spark.verify import verify
 
-    with spark_session(master, java_home=str(spark_java_home())) as spark:
+    with spark_session(master, java_home=_java_home()) as spark:
         return verify(spark, settings, topics, job=job)
 
 

@@ -24,7 +24,7 @@ def warn_of_weaknesses(settings: Settings, *, postgres: bool = True) -> None:
 
 def kafka_weaknesses(settings: Settings) -> Iterator[str]:
     """What weakens the connections to Kafka, a line each."""
-    kafka = {name: value.strip().lower() for name, value in settings.kafka.items()}
+    kafka = {name: str(value).strip().lower() for name, value in settings.kafka.items()}
     if kafka.get("enable.ssl.certificate.verification") in _FALSE:
         yield (
             "OUTBOX_KAFKA: enable.ssl.certificate.verification=false: whoever stands between us and Kafka can pose as "

@@ -39,8 +39,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A developer's own OUTBOX_… variables and .env file must not decide a test."""
-    for name in [name for name in os.environ if name.startswith("OUTBOX_")]:
+    """A developer's own OUTBOX_… and libpq variables, and .env file, must not decide a test."""
+    for name in [name for name in os.environ if name.startswith(("OUTBOX_", "PG"))]:
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from typing import NamedTuple
 
 import psycopg
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 from outbox_plugin import Settings
+from outbox_plugin.adapters.kafka import bounds, client_config
+from tests.support import eventually
 
 EVENTS, KEYS = 600, 20
 
@@ -25,7 +28,7 @@ ALL = [Planted(place) for place in range(1, EVENTS + 1)]
 
 
 def plant(settings: Settings, topic: str, records: Sequence[Planted], job: str = "j") -> None:
-    """Each in a transaction of the aborted, or of the committed, in the order given."""
+    """Each in a transaction of the aborted, or of the committed, in the order given; all can be read on return."""
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:
         connection.execute("INSERT INTO outbox_job (job_id, events) VALUES (%s, %s)", (job, EVENTS))
     config = {"bootstrap.servers": settings.bootstrap_servers, "transactional.id": f"{settings.group}-plant"}
@@ -40,3 +43,13 @@ def plant(settings: Settings, topic: str, records: Sequence[Planted], job: str =
                 producer.produce(topic, b"v", f"key-{record.place % KEYS}", headers=[*named, *headers])
         (producer.abort_transaction if aborted else producer.commit_transaction)(30)
     producer.close()
+    # A commit is answered before each partition shows it.
+    eventually(lambda: _ends(settings, topic, "read_committed") == _ends(settings, topic, "read_uncommitted"), 30)
+
+
+def _ends(settings: Settings, topic: str, isolation: str) -> list[int]:
+    """How far each partition can be read."""
+    config = client_config(settings, group_id=f"{settings.group}-plant", isolation_level=isolation)
+    with closing(Consumer(config)) as consumer:
+        partitions = consumer.list_topics(topic, timeout=30).topics[topic].partitions
+        return [bounds(consumer, TopicPartition(topic, each))[1] for each in partitions]

@@ -57,6 +57,8 @@ def _reserve(port: int) -> bool:
             fcntl.lockf(_reservations(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
         except (BlockingIOError, PermissionError):  # Another process has it; POSIX allows both errors.
             return False
+        except OSError:  # A file system without locks.
+            pass
         _RESERVED.add(port)
         return True
 
@@ -68,7 +70,7 @@ def _reservations() -> int:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return os.open(folder / "ports", os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError:  # Where nothing can be kept, other processes do not see what this one reserves.
+    except OSError:  # Where nothing can be kept, as where nothing can be locked, other processes see no reservations.
         return os.dup(tempfile.TemporaryFile().fileno())
 
 

@@ -16,8 +16,9 @@ import psycopg
 
 from outbox_plugin.adapters.postgres import parked_lanes
 from outbox_plugin.core.lanes import Lane
+from outbox_plugin.errors import StoreUnavailable
 from outbox_plugin.printable import logger_of
-from outbox_plugin.schema.connection import connect, one_line, reported
+from outbox_plugin.schema.connection import IS_STANDBY, connect, one_line, reported
 from outbox_plugin.schema.place import in_full
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
@@ -97,6 +98,7 @@ def look(connection: Connection, table: str, place: str) -> Table:
 
     Raises:
         psycopg.Error: whatever Postgres says.
+        StoreUnavailable: it is a standby, on which nobody could take over.
     """
 
     def ask(noun: str, name: str, *, conditions: str | None = None, **values: object) -> list[tuple[Any, ...]]:
@@ -107,6 +109,9 @@ def look(connection: Connection, table: str, place: str) -> Table:
             connection.execute(statement("window", "give_up_after", place), {"milliseconds": STATEMENT_MILLISECONDS})
             return connection.execute(query, {"table": table, **values}).fetchall()
 
+    [(_, is_standby)] = ask("window", "snapshot")
+    if is_standby:
+        raise StoreUnavailable(IS_STANDBY)
     [(_, shards, _, paused, paused_shards)] = ask("control", "layout") or [(0, 1, (), False, ())]
     parked = [Lane(topic, key, keyless) for topic, key, *_, keyless in ask("control", "parked")]
     letters, waiting = None, None

@@ -32,6 +32,7 @@ class Watch:
         self._begins_again: str | None = None
         self._postgres_at: float | None = None
         self._postgres_error: str | None = None
+        self._found_nothing: set[int] = set()  # Shards whose leader has read, and found nothing, since the last look.
 
     def observe(self, event: HarvestEvent) -> None:
         """Take note of what happens."""
@@ -42,6 +43,8 @@ class Watch:
                     self._stepped(event, now)
                 case RowsRead():  # It says so, too, of a harvester that holds the last connection that Postgres allows.
                     self._postgres_at, self._postgres_error = now, None
+                    if not event.rows:
+                        self._found_nothing.add(event.shard)
                 case TermBegan():
                     self._moved(event.shard, now)
                 case WindowPublished() if event.rows:
@@ -67,14 +70,16 @@ class Watch:
         """Postgres has answered.
 
         Args:
-            waiting: the shards that have rows to send; None where the answer took too long to be had.
+            waiting: the shards that have rows to send; None where the answer took too long to be had. Then the leaders'
+                own reads count: behind an old snapshot, the entries of millions of purged rows are slow to pass.
             paused: the shards that an operator has paused.
         """
         now = self._now()
         with self._lock:
             self._postgres_at, self._postgres_error = now, None
+            found_nothing, self._found_nothing = self._found_nothing, set()
             for shard, facts in self._shards.items():
-                moved = shard in paused or (waiting is not None and shard not in waiting)
+                moved = shard in paused or (shard in found_nothing if waiting is None else shard not in waiting)
                 known = replace(facts, paused=shard in paused)
                 self._shards[shard] = replace(known, moved_at=now) if moved else known
 

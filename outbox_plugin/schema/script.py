@@ -1,9 +1,8 @@
 """The SQL by which `outbox migrate` would bring an outbox's tables up to date, for a DBA who runs it by hand.
 
 What is there is looked at in a transaction that may only read, so nothing is changed and no table is locked. The SQL is
-one transaction, and each of its statements may find its work done already: it may be run late, or twice, or after
-another `outbox migrate`. Staging tables whose Spark jobs are gone are left to the next job, as one may come to life
-before the SQL is run.
+one transaction: where somebody has migrated since it was printed, it fails as a whole and changes nothing. Staging
+tables whose Spark jobs are gone are left to the next job, as one may come to life before the SQL is run.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from outbox_plugin.printable import printable
 from outbox_plugin.schema.connection import connect_patiently, reported_as_refusal
 from outbox_plugin.schema.migrate import (
     migrations,
@@ -69,26 +69,34 @@ class _Script:
             *self._wake_up(wake_up),
             *([] if self._ask("migrate", "is_identified") else [self._write("migrate", "identify")]),
             *([] if self._ask("migrate", "has_secret") else [self._write("migrate", "make_secret")]),
-            *([] if self._ask("migrate", "has_staging_schema") else [self._write("migrate", "make_staging_schema")]),
             *self._make_room(there=there),
         ]
-        if not pending and not rest:
+        if not pending and not rest and not self._ask("migrate", "may_make_staging_schema"):
             return
-        yield f"-- Migrates {self._settings.table}: {', '.join(pending) or 'no migration is pending'}."
+        yield f"-- Migrates {self._place()}: {', '.join(pending) or 'no migration is pending'}."
         yield "BEGIN;"
-        for name in ("wait_a_little", "lock", "trust_nobody", "create_ledger", "forget_dropped_table"):
+        for name in ("wait_a_little", "lock", "trust_nobody", "create_ledger"):
             yield self._write("migrate", name)
+        yield self._refuse_strangers()
+        yield self._write("migrate", "forget_dropped_table")
         for name, text in pending.items():
             yield f"-- {name}\n{_ended(compose(text, self._table).as_string(self._connection).strip())}"
             yield self._with_values(statement("migrate", "record", self._table), name=name)
         yield from rest
+        if not self._ask("migrate", "has_staging_schema"):
+            yield self._make_staging_schema()
         yield self._refuse_strangers()
         yield "COMMIT;"
+
+    def _place(self) -> str:
+        [(database,)] = self._connection.execute("SELECT pg_catalog.current_database()").fetchall()
+        return printable(f"{self._settings.table} in the database {database}")
 
     def _wake_up(self, install: bool | None) -> list[str]:
         """As `migrate` does; without `install`, the function of a trigger that is there is brought up to date."""
         if install is False:
-            return [self._write("wake_up", "drop_trigger")]
+            installed = self._ask("wake_up", "shards_of_trigger")
+            return [self._write("wake_up", "drop_trigger")] if installed else []
         found = self._ask("wake_up", "shards" if install else "shards_of_trigger")
         if install and not found:
             found = [(self._settings.shards,)]
@@ -104,13 +112,22 @@ class _Script:
             return []
         return [self._write("migrate", "make_room")]
 
+    def _make_staging_schema(self) -> str:
+        """A block that makes it if whoever runs it may; Spark's jobs can do without."""
+        allowed = self._cursor.mogrify(statement("migrate", "may_make_staging_schema", self._table))
+        make = self._cursor.mogrify(statement("migrate", "make_staging_schema", self._table))
+        return self._block(f"BEGIN\nIF EXISTS (\n{allowed}\n) THEN\n{make};\nEND IF;\nEND")
+
     def _refuse_strangers(self) -> str:
-        """A block that fails, and everything with it, where a function that was replaced belongs to a stranger."""
+        """A block that fails, and all with it, where something that is called like ours belongs to a stranger."""
         found = self._cursor.mogrify(statement("migrate", "strangers", self._table), strangers_of(self._table))
-        return (
-            "DO $check$\nDECLARE stranger pg_catalog.text;\nBEGIN\n"
-            f"FOR stranger IN\n{found}\nLOOP RAISE EXCEPTION '%', stranger; END LOOP;\nEND $check$;"
+        return self._block(
+            "DECLARE stranger pg_catalog.text;\nBEGIN\n"
+            f"FOR stranger IN\n{found}\nLOOP RAISE EXCEPTION '%', stranger; END LOOP;\nEND"
         )
+
+    def _block(self, body: str) -> str:
+        return sql.SQL("DO {};").format(sql.Literal(body)).as_string(self._connection)
 
     def _ask(self, noun: str, name: str) -> list[tuple[Any, ...]]:
         """What a statement that only reads finds; nothing where a table or column of ours is not there yet."""

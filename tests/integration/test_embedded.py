@@ -18,6 +18,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from outbox_plugin.embedded.java import java_home, spark_java_home
 from outbox_plugin.embedded.kafka import EmbeddedKafka, MockKafka
+from outbox_plugin.embedded.ports import free_port
 from outbox_plugin.embedded.server import ServerFailed
 from outbox_plugin.embedded.stack import EmbeddedStack, StackInUse
 from tests.processes import runs
@@ -95,11 +96,14 @@ def test_java_comes_from_the_wheel_where_the_system_has_none(tmp_path: Path) -> 
     assert (spark_java_home() / "bin" / "java").exists()
 
 
-def test_kafka_says_why_it_cannot_start(tmp_path: Path) -> None:
+def test_kafka_says_why_it_cannot_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kafka = EmbeddedKafka(tmp_path, print)
-    kafka.launch()
-    try:
-        with socket.create_server(("127.0.0.1", kafka.port or 0)), pytest.raises(ServerFailed, match="already in use"):
-            kafka.wait()
-    finally:
-        kafka.stop()
+    kafka.port = free_port()
+    monkeypatch.setattr("outbox_plugin.embedded.kafka.free_port", lambda preferred=None: preferred or free_port())
+    with socket.create_server(("127.0.0.1", kafka.port)):
+        kafka.launch()
+        try:
+            with pytest.raises(ServerFailed, match="already in use"):
+                kafka.wait()
+        finally:
+            kafka.stop()

@@ -74,6 +74,22 @@ def metrics(settings: Settings) -> dict[tuple[str, ...], float]:
     return found
 
 
+def shown(settings: Settings, *names: str) -> float | None:
+    """One value; None where it is not shown."""
+    return metrics(settings).get(names)
+
+
+def new_threads(before: set[threading.Thread]) -> set[threading.Thread]:
+    """Those that have been started since, and have not ended."""
+    return set(threading.enumerate()) - before
+
+
+def deleted(settings: Settings) -> float:
+    """Published rows that are gone: after their purge, or by the leader of the next term."""
+    found = metrics(settings)
+    return sum(found.get((f"outbox_{how}_rows_total",), 0) for how in ("purged", "recovered"))
+
+
 @pytest.fixture
 def proxy(settings: Settings) -> Iterator[Proxy]:
     """A way to Postgres that can be made to go wrong."""
@@ -95,21 +111,20 @@ def test_what_was_sent_is_shown(settings: Settings, topic: str, delivery: str) -
     with Harvester(ours):
         insert_numbered(ours, topic, 1, 500)
         drained(ours)
-        eventually(lambda: metrics(ours).get(("outbox_purged_rows_total",)) == 500, 20)
-        eventually(lambda: ready(ours), 20)
+        eventually(lambda: deleted(ours) >= 500, 20)
+        eventually(lambda: get(ours, "/readyz") == (200, f"group {ours.group}, shard 0: ready: leads\n"), 20)
+        eventually(lambda: shown(ours, "outbox_is_leader", "0") == shown(ours, "outbox_ready", "0") == 1, 20)
         found = metrics(ours)
-        assert get(ours, "/readyz") == (200, f"group {ours.group}, shard 0: ready: leads\n")
         assert get(ours, "/livez") == (200, f"group {ours.group}: alive\n")
-    assert found["outbox_sent_messages_total", topic] == 500
-    assert found["outbox_is_leader", "0"] == found["outbox_ready", "0"] == 1
+    sent = found["outbox_sent_messages_total", topic]
+    assert sent == 500 or (delivery == "at-least-once" and sent > 500)
     assert found[("outbox_takeover_duration_seconds_count",)] >= 1  # More where a busy machine ends a term.
     assert found[("outbox_delivery_delay_seconds_count",)] >= 1
     assert found[("outbox_read_duration_seconds_count",)] >= 1
     assert found[("outbox_purge_duration_seconds_count",)] >= 1
     assert (found[("outbox_transaction_duration_seconds_count",)] >= 1) is (delivery == "exactly-once")
     assert get(ours, "/livez") == (0, "")
-    left = set(threading.enumerate()) - threads_before
-    assert not [each.name for each in left if each.name.startswith("outbox-")]
+    eventually(lambda: not any(each.name.startswith("outbox-") for each in new_threads(threads_before)), 10)
 
 
 def test_rows_that_wait_are_shown_and_a_paused_leader_is_ready(settings: Settings, topic: str) -> None:
@@ -119,7 +134,7 @@ def test_rows_that_wait_are_shown_and_a_paused_leader_is_ready(settings: Setting
     with Harvester(ours):
         eventually(lambda: metrics(ours).get(("outbox_waiting_rows", "0")) == 3, 30)
         eventually(lambda: "leads, paused" in ready(ours), 30)
-        assert metrics(ours)["outbox_oldest_row_age_seconds", "0"] > 0
+        eventually(lambda: (shown(ours, "outbox_oldest_row_age_seconds", "0") or 0) > 0, 30)
         resume(ours)
         drained(ours)
         eventually(lambda: metrics(ours).get(("outbox_waiting_rows", "0")) == 0, 30)
@@ -134,7 +149,7 @@ def test_bad_rows_are_shown(settings: Settings, topic: str) -> None:
         found = metrics(ours)
         assert found[("outbox_parked_rows_total",)] == 1
         assert found["outbox_failed_transactions_total", "RowsRefused"] >= 1
-        eventually(lambda: metrics(ours)["outbox_waiting_rows", "0"] == 0, 30)  # What is parked waits for an operator.
+        eventually(lambda: shown(ours, "outbox_waiting_rows", "0") == 0, 30)  # What is parked waits for an operator.
 
 
 def test_a_stand_by_is_ready_and_is_scraped_while_it_takes_over(settings: Settings, tmp_path: Path) -> None:
@@ -144,13 +159,13 @@ def test_a_stand_by_is_ready_and_is_scraped_while_it_takes_over(settings: Settin
         eventually(lambda: "leads" in ready(first), 60)
         with Harvester(second):
             eventually(lambda: "stands by" in ready(second), 60)
-            assert metrics(second)["outbox_is_leader", "0"] == 0
+            eventually(lambda: shown(second, "outbox_is_leader", "0") == 0, 30)
             with ThreadPoolExecutor(20) as scrapers:
                 leader.kill()
-                scrapes = scrapers.map(lambda _: metrics(second)["outbox_is_leader", "0"], range(200))
+                scrapes = scrapers.map(lambda _: shown(second, "outbox_is_leader", "0"), range(200))
                 eventually(lambda: "leads" in ready(second), 60)
-                assert set(scrapes) <= {0, 1}
-            assert metrics(second)["outbox_is_leader", "0"] == 1
+                assert set(scrapes) <= {0, 1, None}
+            eventually(lambda: shown(second, "outbox_is_leader", "0") == 1, 30)
     finally:
         leader.kill()
 
@@ -169,7 +184,7 @@ def test_who_cannot_reach_postgres_is_not_ready_until_it_can(
             assert get(ours, "/livez")[0] == 200
             eventually(lambda: "leads" in ready(other), 60)
             proxy.restore()
-            eventually(lambda: "stands by" in ready(ours), 60)
+            eventually(lambda: ready(ours), 60)
 
 
 @pytest.fixture
@@ -228,8 +243,8 @@ def test_two_outboxes_of_a_process_share_the_port(settings: Settings) -> None:
         eventually(lambda: ready(first), 60)
         with pytest.raises(Exception, match=r"OUTBOX_GROUP|--adopt"), Harvester(second):
             pass
-        assert get(first, "/readyz") == (200, f"group {first.group}, shard 0: ready: leads\n")
+        eventually(lambda: get(first, "/readyz") == (200, f"group {first.group}, shard 0: ready: leads\n"), 60)
         with Harvester(first):
             eventually(lambda: ready(first).count("stands by") == 1, 60)
-            assert metrics(first)["outbox_is_leader", "0"] == 1
+            eventually(lambda: shown(first, "outbox_is_leader", "0") == 1, 30)
     assert get(first, "/readyz") == (0, "")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import psycopg
 import pytest
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pydantic import SecretStr
 
 from outbox_plugin import Event, Outbox, Settings
@@ -137,7 +137,8 @@ def test_the_command_prints_and_changes_nothing(unmigrated: Settings) -> None:
     was = schema(unmigrated)
     done = run_outbox("migrate", "--sql", env=environment(unmigrated))
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("-- Migrates outbox: 0001_pre_outbox, ")
+    database = conninfo_to_dict(unmigrated.dsn.get_secret_value())["dbname"]
+    assert done.stdout.startswith(f"-- Migrates outbox in the database {database}: 0001_pre_outbox, ")
     assert done.stdout.endswith("COMMIT;\n")
     assert schema(unmigrated) == was
     execute(unmigrated, done.stdout)
@@ -163,6 +164,49 @@ def test_a_role_that_may_only_look_can_print_it(unmigrated: Settings) -> None:
         assert run_with_psql(unmigrated, script).returncode == 0
     finally:
         execute(unmigrated, "DROP ROLE only_looks")
+
+
+def test_what_a_stranger_makes_after_it_was_printed_is_refused_before_it_runs_code_of_theirs(
+    unmigrated: Settings,
+) -> None:
+    script = migration_sql(unmigrated)
+    execute(unmigrated, "CREATE ROLE stranger")
+    try:
+        execute(
+            unmigrated,
+            "CREATE TABLE outbox_migration (table_name TEXT, name TEXT, applied_at TIMESTAMPTZ DEFAULT now());"
+            "CREATE FUNCTION trap() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN RAISE EXCEPTION 'a trap has run as %', current_user; END $$;"
+            "CREATE TRIGGER trap AFTER DELETE ON outbox_migration EXECUTE FUNCTION trap();"
+            "ALTER TABLE outbox_migration OWNER TO stranger",
+        )
+        assert "the table outbox_migration belongs to the role stranger" in run_with_psql(unmigrated, script).stderr
+    finally:
+        execute(unmigrated, "DROP TABLE outbox_migration; DROP ROLE stranger")
+
+
+def test_who_may_not_make_a_schema_migrates_without_one(unmigrated: Settings) -> None:
+    """The schema for Spark's staging tables is not needed by all."""
+    execute(unmigrated, "CREATE ROLE owns LOGIN PASSWORD 'x'; CREATE SCHEMA sales AUTHORIZATION owns")
+    try:
+        given = make_conninfo(unmigrated.dsn.get_secret_value(), user="owns", password="x")
+        owning = unmigrated.model_copy(update={"dsn": SecretStr(given), "table": "sales.outbox"})
+        assert run_with_psql(owning, migration_sql(owning)).stderr == ""
+        assert migration_sql(owning) == "-- sales.outbox is up to date"
+        assert "CREATE SCHEMA outbox_staging" not in schema(unmigrated)
+    finally:
+        execute(unmigrated, "DROP OWNED BY owns; DROP ROLE owns")
+
+
+def test_two_outboxes_of_a_database_are_printed_at_once(unmigrated: Settings, twin: Settings) -> None:
+    tables = [{"table": f"{name}.outbox"} for name in ("sales", "stock")]
+    for settings in (unmigrated, twin):
+        execute(settings, "CREATE SCHEMA sales; CREATE SCHEMA stock")
+    scripts = [migration_sql(unmigrated.model_copy(update=each)) for each in tables]
+    assert run_with_psql(unmigrated, "\n".join(scripts)).stderr == ""
+    for each in tables:
+        migrate(twin.model_copy(update=each))
+    assert schema(unmigrated).partition("[(")[0] == schema(twin).partition("[(")[0]
 
 
 def test_a_table_in_another_schema_with_a_long_name(unmigrated: Settings, twin: Settings) -> None:

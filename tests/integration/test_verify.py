@@ -7,7 +7,8 @@ import os
 import pty
 import subprocess
 import sys
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import psycopg
 import pytest
@@ -113,22 +114,46 @@ def test_the_command_shows_how_far_it_is_where_somebody_looks(settings: Settings
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "outbox_plugin", "verify", topic]
     env = {**environment(settings), "TERM": "xterm", "COLUMNS": "80"}
-    try:
-        done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=theirs, text=True, check=False)
-        shown = os.read(ours, 100_000).decode()
-    finally:
-        os.close(ours)
-        os.close(theirs)
+    with ThreadPoolExecutor(1) as reader:
+        shown = reader.submit(all_of, ours)  # A terminal that nobody reads holds up who writes to it.
+        try:
+            done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=theirs, text=True, check=False)
+        finally:
+            os.close(theirs)
+    os.close(ours)
     assert done.returncode == 0
     assert done.stdout.splitlines()[0] == f"records: {EVENTS}"
-    assert "records" in shown
+    assert "records" in shown.result()
 
 
-def test_the_command_says_what_it_does_not_judge_without_spark(settings: Settings, topic: str, tmp_path: Path) -> None:
+def all_of(terminal: int) -> str:
+    """What is written to a terminal until its other end is closed."""
+    shown = b""
+    with suppress(OSError):  # So Linux says that it is.
+        while more := os.read(terminal, 10_000):
+            shown += more
+    return shown.decode(errors="replace")
+
+
+def test_the_command_says_what_it_does_not_judge_without_spark(settings: Settings, topic: str) -> None:
     plant(settings, topic, ALL)
+    _judges_without_spark(settings, topic, "sys.modules['pyspark'] = None\n")
+
+
+def test_the_command_needs_no_java_where_it_can_do_without_spark(settings: Settings, topic: str) -> None:
+    plant(settings, topic, ALL)
+    _judges_without_spark(
+        settings,
+        topic,
+        "from outbox_plugin.embedded import java, server\n"
+        "def no_java(): raise server.ServerFailed('no Java 17 or newer')\n"
+        "java.spark_java_home = no_java\n",
+    )
+
+
+def _judges_without_spark(settings: Settings, topic: str, without: str) -> None:
     script = (
-        "import sys\n"
-        "sys.modules['pyspark'] = None\n"
+        f"import sys\n{without}"
         "from outbox_plugin import cli, verify\n"
         "verify.SPARK_RECORDS, verify.MOST_RECORDS = 10, int(sys.argv.pop())\n"
         "cli.main()\n"

@@ -147,6 +147,18 @@ def test_rows_that_nobody_can_see_may_wait_too() -> None:
     assert isinstance(harvest.verdict(), NotReady)
 
 
+def test_reads_that_find_nothing_count_where_a_look_takes_too_long() -> None:
+    """Behind an old snapshot, millions of purged rows are slow to pass by who begins at the first."""
+    harvest = leader()
+    for _ in range(10):
+        harvest.happens(RowsRead(0, 0, 0.001))
+        harvest.goes_on(30, leads=True, waiting=None)
+    assert harvest.verdict() == Ready("leads")
+    harvest.happens(RowsRead(0, 1, 0.001))
+    harvest.goes_on(61, leads=True, waiting=None)
+    assert isinstance(harvest.verdict(), NotReady)
+
+
 @pytest.mark.parametrize("known", [{"waiting": set()}, {"waiting": {1}}, {"waiting": {0}, "paused": True}])
 def test_a_leader_that_has_nothing_to_send_is_ready(known: dict[str, Any]) -> None:
     harvest = leader()

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import tracemalloc
+from types import SimpleNamespace
 
+import pytest
+from confluent_kafka import TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outbox_plugin import Settings, verification
 from outbox_plugin.core.places import Places
 from outbox_plugin.core.verdict import Verdict
-from outbox_plugin.verification import Verifier
+from outbox_plugin.errors import LogUnavailable
+from outbox_plugin.verification import Verifier, verify_topics
 
 
 def judged(*records: tuple[str, str, str, str], job: str | None = None) -> Verdict:
@@ -126,3 +131,44 @@ def test_a_record_takes_little_memory() -> None:
     finally:
         tracemalloc.stop()
     assert used / 20_000 < 500
+
+
+class SilentPartition:
+    """A Kafka where one partition is written without end, and another one never answers."""
+
+    def __init__(self, config: object) -> None:
+        self._offset = 0
+
+    def list_topics(self, topic: str, timeout: float) -> SimpleNamespace:
+        return SimpleNamespace(topics={topic: SimpleNamespace(error=None, partitions={0: None, 1: None})})
+
+    def get_watermark_offsets(self, partition: TopicPartition, timeout: float) -> tuple[int, int]:
+        return 0, 1
+
+    def assign(self, partitions: list[TopicPartition]) -> None:
+        """Nothing is to be done."""
+
+    def consume(self, most: int, seconds: float) -> list[SimpleNamespace]:
+        self._offset += 1
+        return [
+            SimpleNamespace(
+                error=lambda: None,
+                partition=lambda: 0,
+                offset=lambda: self._offset - 1,
+                key=lambda: b"k",
+                headers=list,
+            )
+        ]
+
+    def close(self) -> None:
+        """Nothing is to be done."""
+
+
+def test_a_partition_that_is_silent_is_given_up_also_beside_one_that_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(verification, "Consumer", SilentPartition)
+    monkeypatch.setattr(verification, "SILENCE_SECONDS", 0.2)
+    settings = Settings(dsn="postgresql://db/x", bootstrap_servers="kafka:9092")
+    with pytest.raises(LogUnavailable, match="was not read to its end"):
+        verify_topics(settings, ["orders"])
