@@ -126,6 +126,7 @@ def configure(settings: LogSettings, handler: logging.Handler, default: LogLevel
     as_json = settings.log_format == "json"
     handler.setFormatter(JsonFormatter() if as_json else TextFormatter())
     logging.basicConfig(level=settings.log_level or default, handlers=[handler])
+    logging.getLogger("py4j").setLevel(logging.INFO)  # At DEBUG, it logs passwords among all that Spark is told.
     if as_json:
         logging.captureWarnings(capture=True)
         sys.excepthook = lambda *uncaught: logger.critical("ends by an unexpected error", exc_info=uncaught)

@@ -16,6 +16,7 @@ from outbox_plugin.embedded.server import ServerFailed, cache_folder
 _LOWEST_PORT = 15_000  # Servers of other kinds are found below.
 _RESERVED: set[int] = set()  # By this process.
 _RESERVING = threading.Lock()
+os.register_at_fork(after_in_child=_RESERVED.clear)  # The locks are its parent's.
 
 
 def free_port(preferred: int | None = None) -> int:
@@ -57,7 +58,7 @@ def _reserve(port: int) -> bool:
             fcntl.lockf(_reservations(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
         except (BlockingIOError, PermissionError):  # Another process has it; POSIX allows both errors.
             return False
-        except OSError:  # A file system without locks.
+        except OSError:  # A file system without locks: no other process sees it.
             pass
         _RESERVED.add(port)
         return True
@@ -66,11 +67,11 @@ def _reserve(port: int) -> bool:
 @cache
 def _reservations() -> int:
     """A file with a byte for each port, which is locked by the process that has the port, for as long as it lives."""
-    folder = cache_folder()
     try:
+        folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
         return os.open(folder / "ports", os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError:  # Where nothing can be kept, as where nothing can be locked, other processes see no reservations.
+    except (OSError, RuntimeError):  # There is no home, or nothing can be kept there: no other process sees them.
         return os.dup(tempfile.TemporaryFile().fileno())
 
 

@@ -251,6 +251,21 @@ def test_a_full_disk_loses_lines_and_nothing_else(tmp_path: Path) -> None:
     assert "INFO and after\n" in path.read_text()
 
 
+def test_what_spark_is_told_is_not_logged_at_any_level() -> None:
+    """It holds passwords, in clear."""
+    script = """
+import logging
+from outbox_plugin import logs
+from outbox_plugin.settings import LogSettings
+logs.configure(LogSettings(log_level="DEBUG"), logging.StreamHandler(), "INFO")
+logging.getLogger("py4j.clientserver").debug("password=hunter2")
+logging.getLogger("outbox_plugin").debug("seen")
+"""
+    said = run(script, stderr=subprocess.PIPE).stderr
+    assert b"seen" in said
+    assert b"hunter2" not in said
+
+
 def test_the_text_form_is_what_it_was() -> None:
     noted = record("shard %d: handed over", 0)
     line = logs.TextFormatter().format(noted)
