@@ -24,6 +24,7 @@ _ELSEWHERE = {
     "consumers": "outbox_plugin.coordination.command:consumers",
     "dead-letters": "outbox_plugin.operate.command:dead_letters",
     "dev": "outbox_plugin.embedded.command:dev",
+    "grants": "outbox_plugin.access.command:grants",
     "inbox": "outbox_plugin.inbox.command:inbox",
     "parked": "outbox_plugin.operate.command:parked",
     "pause": "outbox_plugin.operate.command:pause",

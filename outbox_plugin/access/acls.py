@@ -1,0 +1,85 @@
+"""A role's rights in Kafka, as commands that an administrator runs. No I/O.
+
+The resource types, operations and pattern types are those of Kafka's `kafka-acls.sh` (Kafka documentation,
+"Authorization and ACLs").
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from outbox_plugin.access.roles import Role
+from outbox_plugin.adapters.kafka import Names
+from outbox_plugin.errors import UserError
+from outbox_plugin.settings import Settings
+
+PREFIX_MARK = "*"  # At the end of a topic or group, it stands for all names that begin alike.
+
+
+class Acl(NamedTuple):
+    """A right to use one resource, or all whose names begin with `name`."""
+
+    resource: str  # As an option of kafka-acls.sh: topic, group or transactional-id.
+    name: str
+    operations: tuple[str, ...]
+    prefixed: bool = False
+
+    def command(self, principal: str) -> str:
+        """The shell command that adds it for `principal`, such as `User:outbox`."""
+        pattern = ["--resource-pattern-type", "prefixed"] if self.prefixed else []
+        operations = [part for operation in self.operations for part in ("--operation", operation)]
+        arguments = ["--allow-principal", principal, *operations, f"--{self.resource}", self.name, *pattern]
+        return f'kafka-acls.sh --bootstrap-server "$BOOTSTRAP_SERVERS" --add {shlex.join(arguments)}'
+
+
+def kafka_acls(settings: Settings, role: Role, topics: Sequence[str] = (), groups: Sequence[str] = ()) -> list[Acl]:
+    """What `role` needs in Kafka; nothing for the roles that use Postgres alone.
+
+    Args:
+        settings: name the outbox's group and its delivery.
+        role: what the program or the person does.
+        topics: the topics of the events, each by its name or, with a `*` at its end, by how the names begin.
+        groups: the inboxes' consumer groups, written alike; used by the role inbox alone.
+
+    Raises:
+        UserError: the role needs topics or groups, and none is given.
+    """
+    names = Names.of(settings)
+    match role:
+        case Role.HARVESTER:
+            return [*_of(role, "topic", topics, "Write", "Describe"), *_own(settings, names)]
+        case Role.INBOX:
+            return [*_of(role, "topic", topics, "Read", "Describe"), *_of(role, "group", groups, "Read")]
+        case Role.MONITOR:
+            heartbeats = Acl("topic", names.leader_topic, ("Read", "Describe"))
+            return [heartbeats, *(_acl("topic", topic, "Read", "Describe") for topic in topics)]
+        case Role.OPERATOR:
+            return [Acl("topic", names.leader_topic, ("Read", "Describe"))]
+        case _:
+            return []
+
+
+def _own(settings: Settings, names: Names) -> list[Acl]:
+    """What a harvester needs for its election and its progress records. Alter adds partitions for more shards."""
+    topic = ("Read", "Write", "Describe", "Create", "Alter")
+    election = [Acl("topic", names.leader_topic, topic), Acl("group", names.leader_group, ("Read",))]
+    if settings.delivery == "at-least-once":
+        return election
+    return [
+        *election,
+        Acl("topic", names.progress_topic, (*topic, "DescribeConfigs", "AlterConfigs")),
+        Acl("transactional-id", f"{names.group}-", ("Write", "Describe"), prefixed=True),
+    ]
+
+
+def _of(role: Role, resource: str, names: Sequence[str], *operations: str) -> list[Acl]:
+    if not names:
+        raise UserError(f"grants: the role {role} needs --{resource}, once for each {resource} (a name, or prefix*)")
+    return [_acl(resource, name, *operations) for name in names]
+
+
+def _acl(resource: str, name: str, *operations: str) -> Acl:
+    prefixed = name.endswith(PREFIX_MARK) and name != PREFIX_MARK
+    return Acl(resource, name.removesuffix(PREFIX_MARK) if prefixed else name, operations, prefixed)

@@ -1,0 +1,57 @@
+"""A role's rights in Postgres, as SQL that the owner of the tables runs."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import psycopg
+from psycopg import sql
+
+from outbox_plugin.access.roles import Role
+from outbox_plugin.errors import ServerRefused
+from outbox_plugin.schema.connection import connect, reported_as_refusal
+from outbox_plugin.schema.place import in_full
+from outbox_plugin.schema.statements import statement
+from outbox_plugin.settings import Settings
+
+
+def postgres_grants(settings: Settings, role: Role, database_role: str) -> str:
+    """The SQL that gives `database_role`, which exists already, what `role` needs for the outbox of `settings`.
+
+    It reads the catalog to name the schema and the sequence in full, and changes nothing.
+
+    Args:
+        settings: name the server and the outbox, which has been migrated.
+        role: what the program or the person does.
+        database_role: the role of Postgres that gets the rights.
+
+    Raises:
+        ServerRefused: the database cannot be reached, or its outbox has not been migrated.
+    """
+    with reported_as_refusal(settings), closing(connect(settings, purpose="outbox grants")) as connection:
+        table = in_full(connection, settings.table)
+        if not connection.execute(statement("migrate", "exists", table)).fetchall():
+            raise ServerRefused(f"Postgres: there is no outbox {table}; run `outbox migrate` first")
+        sequence = connection.execute(statement("grants", "sequence", table)).fetchone()
+        if sequence is None:
+            raise ServerRefused(f"Postgres: the ids of {table} are drawn from no sequence of its own; grant by hand")
+        return _written(connection, table, role, database_role, sequence)
+
+
+def _written(
+    connection: psycopg.Connection[tuple[object, ...]],
+    table: str,
+    role: Role,
+    database_role: str,
+    sequence: tuple[object, ...],
+) -> str:
+    schema = table.rpartition(".")[0]
+    composed = statement(
+        "grants",
+        role.value,
+        table,
+        role=sql.Identifier(database_role),
+        schema=sql.Identifier(schema),
+        sequence=sql.Identifier(*map(str, sequence)),
+    )
+    return composed.as_string(connection)
