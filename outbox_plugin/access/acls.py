@@ -51,12 +51,11 @@ def kafka_acls(settings: Settings, role: Role, topics: Sequence[str] = (), group
         case Role.HARVESTER:
             return [*_of(role, "topic", topics, "Write", "Describe"), *_own(settings, names)]
         case Role.INBOX:
-            return [*_of(role, "topic", topics, "Read", "Describe"), *_of(role, "group", groups, "Read")]
-        case Role.MONITOR:
+            consumed = [*_of(role, "topic", topics, "Read", "Describe"), *_of(role, "group", groups, "Read")]
+            return [*consumed, _readers(names)]
+        case Role.MONITOR | Role.OPERATOR:
             heartbeats = Acl("topic", names.leader_topic, ("Read", "Describe"))
-            return [heartbeats, *(_acl("topic", topic, "Read", "Describe") for topic in topics)]
-        case Role.OPERATOR:
-            return [Acl("topic", names.leader_topic, ("Read", "Describe"))]
+            return [heartbeats, _readers(names), *(_acl("topic", topic, "Read", "Describe") for topic in topics)]
         case _:
             return []
 
@@ -72,6 +71,11 @@ def _own(settings: Settings, names: Names) -> list[Acl]:
         Acl("topic", names.progress_topic, (*topic, "DescribeConfigs", "AlterConfigs")),
         Acl("transactional-id", f"{names.group}-", ("Write", "Describe"), prefixed=True),
     ]
+
+
+def _readers(names: Names) -> Acl:
+    """Our own readers join no group, but the client looks for the coordinator of the one that it has to be given."""
+    return Acl("group", f"{names.group}-", ("Describe",), prefixed=True)
 
 
 def _of(role: Role, resource: str, names: Sequence[str], *operations: str) -> list[Acl]:

@@ -63,7 +63,9 @@ def grant(settings: Settings) -> Iterator[Grant]:
         return Settings(**{**settings.model_dump(), "dsn": as_role(dsn, names[-1])})
 
     with psycopg.connect(dsn) as connection:  # As where an administrator trusts nobody by default.
-        connection.execute("REVOKE ALL ON SCHEMA public FROM PUBLIC")
+        connection.execute(
+            "REVOKE ALL ON SCHEMA public FROM PUBLIC; REVOKE ALL ON ALL FUNCTIONS IN SCHEMA public FROM PUBLIC"
+        )
     yield make
     with psycopg.connect(dsn) as connection:
         for name in names:

@@ -13,7 +13,14 @@ from outbox_plugin.schema.migrate import migrations
 from outbox_plugin.schema.qualify import qualified
 
 NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
-PARTS = {"table_name": "'t'", "shards": "1", "value_type": "pg_catalog.text", "conditions": ""}
+PARTS = {
+    "table_name": "'t'",
+    "shards": "1",
+    "value_type": "pg_catalog.text",
+    "conditions": "",
+    "role": "a_role",
+    "schema": "a_schema",
+}
 
 
 def statements() -> dict[str, str]:

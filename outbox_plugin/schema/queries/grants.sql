@@ -3,7 +3,12 @@
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT INSERT ON {outbox} TO {role};
 GRANT USAGE ON SEQUENCE {sequence} TO {role};
-GRANT EXECUTE ON FUNCTION {outbox_emit}(TEXT, TEXT, JSONB, JSONB) TO {role};
+GRANT EXECUTE ON FUNCTION {outbox_emit}(pg_catalog.text, pg_catalog.text, pg_catalog.jsonb, pg_catalog.jsonb) TO {role};
+GRANT EXECUTE ON FUNCTION {outbox_bytes}(pg_catalog.text), {outbox_bytes}(pg_catalog.bytea) TO {role};
+GRANT EXECUTE ON FUNCTION
+    {outbox_value}(pg_catalog.text, pg_catalog.text), {outbox_value}(pg_catalog.text, pg_catalog.bytea),
+    {outbox_value}(pg_catalog.bytea, pg_catalog.text), {outbox_value}(pg_catalog.bytea, pg_catalog.bytea)
+TO {role};
 
 -- name: harvester
 -- Relays events, in either delivery, and parks or dead-letters those that Kafka refuses. Who can read outbox_secret can sign
@@ -16,6 +21,7 @@ GRANT SELECT ON {outbox_secret} TO {role};
 GRANT SELECT, INSERT ON {outbox_parked} TO {role};
 GRANT SELECT, INSERT ON {outbox_dead_letter} TO {role};
 GRANT USAGE ON SEQUENCE {outbox_dead_letter_id_seq} TO {role};
+GRANT EXECUTE ON FUNCTION {outbox_bytes}(pg_catalog.text), {outbox_bytes}(pg_catalog.bytea) TO {role};
 -- For OUTBOX_RETENTION only.
 GRANT SELECT, INSERT ON {outbox_history} TO {role};
 GRANT EXECUTE ON FUNCTION {outbox_history_days}(INTERVAL) TO {role};
@@ -41,6 +47,11 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON {outbox_staging} TO {role};
 GRANT SELECT, INSERT, UPDATE ON {outbox_job} TO {role};
 GRANT SELECT, INSERT, UPDATE, DELETE ON {outbox_stream} TO {role};
 GRANT USAGE, CREATE ON SCHEMA outbox_staging TO {role};
+GRANT EXECUTE ON FUNCTION
+    {outbox_value}(pg_catalog.text, pg_catalog.text), {outbox_value}(pg_catalog.text, pg_catalog.bytea),
+    {outbox_value}(pg_catalog.bytea, pg_catalog.text), {outbox_value}(pg_catalog.bytea, pg_catalog.bytea)
+TO {role};
+GRANT EXECUTE ON FUNCTION {outbox_bytes}(pg_catalog.text), {outbox_bytes}(pg_catalog.bytea) TO {role};
 
 -- name: operator
 -- Pauses, resumes, releases parked keys, retries or discards dead letters, replays kept events, and sees the status.
@@ -55,6 +66,10 @@ GRANT SELECT ON {outbox_history} TO {role};
 GRANT SELECT ON {outbox_inbox} TO {role};
 GRANT SELECT, UPDATE, DELETE ON {outbox_inbox_dead_letter} TO {role};
 GRANT SELECT, INSERT, UPDATE ON {outbox_consumer_position} TO {role};
+GRANT EXECUTE ON FUNCTION
+    {outbox_value}(pg_catalog.text, pg_catalog.text), {outbox_value}(pg_catalog.text, pg_catalog.bytea),
+    {outbox_value}(pg_catalog.bytea, pg_catalog.text), {outbox_value}(pg_catalog.bytea, pg_catalog.bytea)
+TO {role};
 
 -- name: monitor
 -- Sees the status, and verifies what Spark's jobs have emitted. Without outbox_secret it could not tell the harvesters' heartbeats
