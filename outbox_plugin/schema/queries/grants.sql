@@ -15,7 +15,7 @@ TO {role};
 -- heartbeats and progress records.
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT SELECT, UPDATE, DELETE ON {outbox} TO {role};
-GRANT SELECT, USAGE ON SEQUENCE {sequence} TO {role};
+GRANT SELECT ON SEQUENCE {sequence} TO {role};
 GRANT SELECT, UPDATE ON {outbox_identity} TO {role};
 GRANT SELECT ON {outbox_secret} TO {role};
 GRANT SELECT, INSERT ON {outbox_parked} TO {role};
