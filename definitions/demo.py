@@ -19,8 +19,7 @@ from pathlib import Path
 
 import psycopg
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic
 from dagster import AssetCheckEvaluation, DagsterEventType, DagsterInstance, DagsterRunStatus, RunsFilter
 from dagster_graphql import DagsterGraphQLClient
 from rich.console import Console

@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 import psycopg
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic
 from psycopg import sql
 
 from outbox_plugin.adapters.claim import Claim

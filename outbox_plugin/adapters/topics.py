@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from confluent_kafka import KafkaError, KafkaException, Producer
-from confluent_kafka.admin._metadata import TopicMetadata
+from confluent_kafka.admin import TopicMetadata
 
 from outbox_plugin.core.pace import Backoff
 from outbox_plugin.errors import Away, LogUnavailable, Refusal

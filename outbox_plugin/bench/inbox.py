@@ -18,8 +18,7 @@ from typing import Any
 
 import psycopg
 from confluent_kafka import Consumer, Message, Producer
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic
 from psycopg import sql
 
 from outbox_plugin.adapters.kafka import client_config

@@ -9,8 +9,7 @@ from statistics import median
 from typing import Any, Protocol
 
 import psycopg
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic
 from psycopg import sql
 
 from outbox_plugin.adapters.kafka import client_config

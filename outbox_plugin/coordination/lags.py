@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from confluent_kafka import Consumer, KafkaException
 from confluent_kafka import TopicPartition as At
-from confluent_kafka.admin._listoffsets import OffsetSpec
+from confluent_kafka.admin import OffsetSpec
 
 from outbox_plugin.adapters.kafka import REQUEST_TIMEOUT_SECONDS, client_config
 from outbox_plugin.coordination.claims import Place

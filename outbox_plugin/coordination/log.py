@@ -19,7 +19,7 @@ from confluent_kafka import (
 )
 from confluent_kafka import Message as Record
 from confluent_kafka import TopicPartition as At
-from confluent_kafka.admin._listoffsets import ListOffsetsResultInfo, OffsetSpec
+from confluent_kafka.admin import ListOffsetsResultInfo, OffsetSpec
 from pydantic import SecretStr
 
 from outbox_plugin.adapters.kafka import (

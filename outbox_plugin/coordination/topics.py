@@ -8,11 +8,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._config import ConfigResource
-from confluent_kafka.admin._resource import ResourceType
-from confluent_kafka.admin._topic import TopicDescription
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType, TopicDescription
 
 from outbox_plugin.adapters.kafka import REQUEST_TIMEOUT_SECONDS, UNKNOWN_TOPIC, refusal
 from outbox_plugin.coordination.member import TopicForm

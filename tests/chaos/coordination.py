@@ -23,8 +23,7 @@ from typing import Any
 import click
 import numpy as np
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewPartitions, NewTopic
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from outbox_plugin.coordination import Admin
 from outbox_plugin.embedded.stack import EmbeddedStack

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING
 import click
 import numpy as np
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from outbox_plugin.embedded.stack import EmbeddedStack, Endpoints
 from outbox_plugin.schema.migrate import migrate

@@ -8,8 +8,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from outbox_plugin import Harvester, Settings
 from outbox_plugin.embedded.cluster import EmbeddedCluster

@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.admin import NewTopic
 
 from outbox_plugin import Harvester, Settings, operate
 from outbox_plugin.access.acls import kafka_acls

@@ -9,8 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from outbox_plugin.bench.proxy import Proxy
 from outbox_plugin.embedded.cluster import NODES, ClusterNode, EmbeddedCluster

@@ -15,8 +15,7 @@ from typing import Any
 import psycopg
 import pytest
 from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewPartitions
+from confluent_kafka.admin import AdminClient, NewPartitions
 
 from outbox_plugin import Settings
 from outbox_plugin.consuming import Received, TopicRange, consume_range, set_position

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Message, Producer
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from outbox_plugin.coordination import Consumer
 from outbox_plugin.coordination.claims import Place

@@ -11,10 +11,15 @@ from contextlib import closing
 import pytest
 from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
-from confluent_kafka.admin._resource import ResourceType
-from confluent_kafka.cimpl import NewPartitions, NewTopic
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    ResourceType,
+)
 
 from outbox_plugin.coordination import Admin, Consumer, Heartbeat
 from outbox_plugin.coordination.log import CoordinationLog, kafka_settings

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import psycopg
 import pytest
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from outbox_plugin import Harvester, Settings
 from outbox_plugin.adapters.kafka import Names
