@@ -16,17 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from outbox_plugin.adapters.acknowledging_log import AcknowledgingLog
-from outbox_plugin.adapters.claim import Claim
-from outbox_plugin.adapters.kafka import Admin, Names
-from outbox_plugin.adapters.kafka_log import KafkaLog
-from outbox_plugin.adapters.marked_store import MarkedStore
-from outbox_plugin.adapters.membership import Membership
+from outbox_plugin.adapters.kafka_acknowledging_log import KafkaAcknowledgingLog
+from outbox_plugin.adapters.kafka_admin import KafkaAdmin
+from outbox_plugin.adapters.kafka_membership import KafkaMembership
+from outbox_plugin.adapters.kafka_names import KafkaNames
+from outbox_plugin.adapters.kafka_transactional_log import KafkaTransactionalLog
 from outbox_plugin.adapters.postgres import PostgresOutbox
-from outbox_plugin.adapters.progress import read_progress
+from outbox_plugin.adapters.postgres_marked_store import PostgresMarkedStore
+from outbox_plugin.adapters.postgres_wake_up import PostgresWakeUp
+from outbox_plugin.adapters.postgres_window_store import PostgresWindowStore
+from outbox_plugin.adapters.progress_reader import read_progress
+from outbox_plugin.adapters.registration import Registration
 from outbox_plugin.adapters.reserved_topics import ReservedTopics
-from outbox_plugin.adapters.wake_up import PostgresWakeUp
-from outbox_plugin.adapters.window_store import WindowStore
 from outbox_plugin.background import Background
 from outbox_plugin.core.election import Election, Timing
 from outbox_plugin.core.heartbeat import Heartbeat
@@ -114,7 +115,7 @@ class Harvester(Background):
         self._observe_too = observe
         self._adopt = adopt
         self._adopted: set[int] = set()  # The shards that this process has led since it adopted the outbox.
-        self._names = Names.of(settings)
+        self._names = KafkaNames.of(settings)
         self._exactly_once = settings.delivery == "exactly-once"
         self._runtime = Threads()
         self._signer: Signer
@@ -161,7 +162,7 @@ class Harvester(Background):
     def _check(self) -> tuple[Identity, Layout, str | None]:
         """Everything that a user can mend, looked at before anything is touched; also a note for the status."""
         warn_of_weaknesses(self._settings)
-        admin = Admin(self._settings)
+        admin = KafkaAdmin(self._settings)
         admin.check_reachable()
         identity, terms, layout, ahead = self._claim(keep=False)
         self._check_kafka(admin, identity, terms, layout)
@@ -196,14 +197,14 @@ class Harvester(Background):
         with closing(self._connect()) as connection, connection.transaction(force_rollback=not keep):
             # Every takeover waits for the row that a claim locks: as long as this process is stopped, say.
             connection.execute(statement("window", "not_idle_for_ever", settings.table))
-            claim = Claim(settings, connection)
-            identity = claim.outbox(adopt=self._adopt)
-            claim.delivery(adopt=self._adopt)
-            self._signer, terms = claim.signer(), claim.terms()
+            registration = Registration(settings, connection)
+            identity = registration.outbox(adopt=self._adopt)
+            registration.delivery(adopt=self._adopt)
+            self._signer, terms = registration.signer(), registration.terms()
             self._is_new = terms.number == 0
-            return identity, terms, claim.new_layout(), claim.ids_drawn_ahead()
+            return identity, terms, registration.new_layout(), registration.ids_drawn_ahead()
 
-    def _check_kafka(self, admin: Admin, identity: Identity, terms: Terms, layout: Layout) -> None:
+    def _check_kafka(self, admin: KafkaAdmin, identity: Identity, terms: Terms, layout: Layout) -> None:
         """See that the group's topics are there, and that its progress records are of this outbox."""
         try:
             admin.ensure_topics(self._names, layout.shards, progress=self._exactly_once)
@@ -244,12 +245,12 @@ class Harvester(Background):
         while not self._stop.wait(pace.wait(random.random())):  # noqa: S311 - not for secrets.
             try:
                 with reported(), closing(self._connect()) as connection:
-                    claim = Claim(self._settings, connection)
-                    claim.group()
-                    claim.delivery()
-                    self._signer = claim.signer()
-                    layout = claim.layout()
-                admin = Admin(self._settings)
+                    registration = Registration(self._settings, connection)
+                    registration.group()
+                    registration.delivery()
+                    self._signer = registration.signer()
+                    layout = registration.layout()
+                admin = KafkaAdmin(self._settings)
                 admin.ensure_topics(self._names, layout.shards, progress=self._exactly_once)
                 note = admin.keep_progress(self._names) if self._exactly_once else None
             except (ServerUnavailable, ServerRefused) as error:  # Somebody else may make the topic.
@@ -265,7 +266,7 @@ class Harvester(Background):
     def _supervisor(self, identity: Identity, layout: Layout, note: str | None) -> Supervisor:
         host, pid = socket.gethostname(), os.getpid()
         instance = f"{host}-{pid}-{uuid.uuid4().hex[:12]}"
-        membership = Membership(self._settings, self._names, layout.shards, self._signer, instance)
+        membership = KafkaMembership(self._settings, self._names, layout.shards, self._signer, instance)
         timing = Timing(spread=random.uniform(0.0, 0.3))  # noqa: S311 - not for secrets.
         shards = [
             Shard(
@@ -308,13 +309,13 @@ class Harvester(Background):
                     return opened.enter_context(closing(PostgresWakeUp(settings, shard))) if store.wakes_up else None
 
                 if not self._exactly_once:
-                    marks = opened.enter_context(closing(MarkedStore(settings, shard, layout)))
+                    marks = opened.enter_context(closing(PostgresMarkedStore(settings, shard, layout)))
                     yield AtLeastOnce(
                         shard,
                         leader_id,
                         marks,
                         opened.enter_context(
-                            closing(AcknowledgingLog(settings, wanted, ReservedTopics(settings, marks.groups)))
+                            closing(KafkaAcknowledgingLog(settings, wanted, ReservedTopics(settings, marks.groups)))
                         ),
                         self._runtime,
                         observe,
@@ -322,9 +323,11 @@ class Harvester(Background):
                         bad_rows=settings.bad_rows,
                     )
                     return
-                store = opened.enter_context(closing(WindowStore(settings, shard, layout)))
+                store = opened.enter_context(closing(PostgresWindowStore(settings, shard, layout)))
                 reserved = ReservedTopics(settings, store.groups)
-                log = KafkaLog(settings, self._names, Slice(shard, layout.shards), self._signer, wanted, reserved)
+                log = KafkaTransactionalLog(
+                    settings, self._names, Slice(shard, layout.shards), self._signer, wanted, reserved
+                )
                 yield ExactlyOnce(
                     shard,
                     leader_id,

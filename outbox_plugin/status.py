@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 import psycopg
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from outbox_plugin.adapters.kafka import Names, content, own_config, refusal
-from outbox_plugin.asking import Asked
+from outbox_plugin.adapters.kafka_clients import content, own_config, refusal
+from outbox_plugin.adapters.kafka_names import KafkaNames
 from outbox_plugin.core.heartbeat import Heartbeat, is_goharvests
 from outbox_plugin.core.heartbeat_codec import HeartbeatCodec, LeaderRecord
 from outbox_plugin.core.lanes import ParkedLane
 from outbox_plugin.core.signing import Signer
+from outbox_plugin.deadline import DeadlineFuture
 from outbox_plugin.errors import ServerRefused
 from outbox_plugin.schema.connection import connect, one_line, reported_as_refusal
 from outbox_plugin.schema.place import in_full
@@ -124,10 +125,10 @@ def read_status(settings: Settings, timeout_seconds: float = 5.0) -> Status:
     Returns within about `timeout_seconds`.
     """
     deadline = time.monotonic() + timeout_seconds
-    store = Asked(lambda: _table(settings, timeout_seconds))
-    log = Asked(lambda: _last_records(settings, deadline))
-    table, store_error = store.answer(deadline, "Postgres")
-    records, log_error = log.answer(deadline, "Kafka")
+    store = DeadlineFuture(lambda: _table(settings, timeout_seconds))
+    log = DeadlineFuture(lambda: _last_records(settings, deadline))
+    table, store_error = store.result(deadline, "Postgres")
+    records, log_error = log.result(deadline, "Kafka")
     errors = tuple(error for error in (store_error, log_error) if error)
     count = len(table.backlog.by_shard) if table else settings.shards
     heard = _heartbeats(settings, records or [], table.signer if table else None)
@@ -242,7 +243,7 @@ def _behind(one: _Earliest, counted: int) -> float:
 
 def _last_records(settings: Settings, deadline: float) -> list[tuple[LeaderRecord, float]]:
     """The last records of every shard's partition of the leader topic, each with its age in seconds."""
-    names = Names.of(settings)
+    names = KafkaNames.of(settings)
     found: list[tuple[LeaderRecord, float]] = []
     problem: list[KafkaError] = []
     config = own_config(
@@ -287,7 +288,7 @@ def _heartbeats(
     settings: Settings, records: list[tuple[LeaderRecord, float]], signer: Signer | None
 ) -> dict[int, _Heard]:
     """What was heard last of every shard. Without a signer, heartbeats are taken unverified."""
-    codec = HeartbeatCodec(Names.of(settings).leader_topic, signer) if signer else None
+    codec = HeartbeatCodec(KafkaNames.of(settings).leader_topic, signer) if signer else None
     heard: dict[int, _Heard] = {}
     for record, age in records:
         of_shard = heard.setdefault(record.shard, _Heard())

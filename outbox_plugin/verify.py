@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outbox_plugin.adapters.kafka import Admin
+from outbox_plugin.adapters.kafka_admin import KafkaAdmin
 from outbox_plugin.errors import LogUnavailable, ServerRefused, UserError
 from outbox_plugin.printable import printable
 from outbox_plugin.settings import Settings
@@ -52,7 +52,7 @@ def _judged(settings: Settings, topics: tuple[str, ...], job: str | None, master
         LogUnavailable: Kafka is away.
     """
     if not master:
-        Admin(settings).check_reachable()
+        KafkaAdmin(settings).check_reachable()
     records = None if master else records_in(settings, topics)
     if records is None or (records > SPARK_RECORDS and _spark_can_be_had()):
         return _judged_by_spark(settings, topics, job, master or "local[*]")

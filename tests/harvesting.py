@@ -18,9 +18,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka.admin import AdminClient, NewTopic
 from psycopg import sql
 
-from outbox_plugin.adapters.claim import Claim
-from outbox_plugin.adapters.kafka import Names
-from outbox_plugin.adapters.progress import read_progress
+from outbox_plugin.adapters.kafka_names import KafkaNames
+from outbox_plugin.adapters.progress_reader import read_progress
+from outbox_plugin.adapters.registration import Registration
 from outbox_plugin.core.progress import ProgressRecord
 from outbox_plugin.core.shards import Slice
 from outbox_plugin.core.signing import Signer
@@ -157,7 +157,7 @@ def drained(settings: Settings, seconds: float = DRAIN_SECONDS) -> None:
 def members(settings: Settings, group: str | None = None) -> list[str]:
     """Who has joined a group; without a name, the leader group."""
     admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
-    [described] = admin.describe_consumer_groups([group or Names.of(settings).leader_group]).values()
+    [described] = admin.describe_consumer_groups([group or KafkaNames.of(settings).leader_group]).values()
     return [each.member_id for each in described.result(20 * PATIENCE).members]
 
 
@@ -172,12 +172,12 @@ def named_by_progress(settings: Settings) -> int:
 def signer_of(settings: Settings) -> Signer:
     """Whoever may read the secret can sign."""
     with psycopg.connect(settings.dsn.get_secret_value()) as connection, closing(connection):
-        return Claim(settings, connection).signer()
+        return Registration(settings, connection).signer()
 
 
 def last_progress(settings: Settings, *, to_the_end: bool = False) -> ProgressRecord | None:
     """The last committed progress record of the only shard."""
-    names = Names.of(settings)
+    names = KafkaNames.of(settings)
     return read_progress(settings, names, Slice(0, 1), signer_of(settings), to_the_end=to_the_end).record
 
 

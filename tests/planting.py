@@ -10,7 +10,7 @@ import psycopg
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from outbox_plugin import Settings
-from outbox_plugin.adapters.kafka import bounds, client_config
+from outbox_plugin.adapters.kafka_clients import bounds, client_config
 from tests.support import eventually
 
 EVENTS, KEYS = 600, 20

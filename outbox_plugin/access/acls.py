@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from outbox_plugin.access.roles import Role
-from outbox_plugin.adapters.kafka import Names
+from outbox_plugin.adapters.kafka_names import KafkaNames
 from outbox_plugin.errors import UserError
 from outbox_plugin.settings import Settings
 
@@ -46,7 +46,7 @@ def kafka_acls(settings: Settings, role: Role, topics: Sequence[str] = (), group
     Raises:
         UserError: the role needs topics or groups, and none is given.
     """
-    names = Names.of(settings)
+    names = KafkaNames.of(settings)
     match role:
         case Role.HARVESTER:
             return [*_of(role, "topic", topics, "Write", "Describe"), *_own(settings, names)]
@@ -60,7 +60,7 @@ def kafka_acls(settings: Settings, role: Role, topics: Sequence[str] = (), group
             return []
 
 
-def _own(settings: Settings, names: Names) -> list[Acl]:
+def _own(settings: Settings, names: KafkaNames) -> list[Acl]:
     """What a harvester needs for its election and its progress records. Alter adds partitions for more shards."""
     topic = ("Read", "Write", "Describe", "Create", "Alter")
     election = [Acl("topic", names.leader_topic, topic), Acl("group", names.leader_group, ("Read",))]
@@ -73,7 +73,7 @@ def _own(settings: Settings, names: Names) -> list[Acl]:
     ]
 
 
-def _readers(names: Names) -> Acl:
+def _readers(names: KafkaNames) -> Acl:
     """Our own readers join no group, but the client looks for the coordinator of the one that it has to be given."""
     return Acl("group", f"{names.group}-", ("Describe",), prefixed=True)
 

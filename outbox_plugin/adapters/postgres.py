@@ -13,8 +13,8 @@ from psycopg.adapt import Transformer
 from psycopg.pq import ExecStatus
 from psycopg.types.numeric import Int8BinaryLoader
 
-from outbox_plugin.adapters.claim import Claim
-from outbox_plugin.adapters.refusals import concerns_all_rows, is_refusal, storable
+from outbox_plugin.adapters.registration import Registration
+from outbox_plugin.adapters.sql_refusals import concerns_all_rows, is_refusal, storable
 from outbox_plugin.core.floor import Drawn
 from outbox_plugin.core.lanes import BadRow, Lane
 from outbox_plugin.core.pace import MANY_ROWS
@@ -48,10 +48,10 @@ class PostgresOutbox:
         self._composed: dict[tuple[str, tuple[str, ...]], bytes] = {}
         with reported(), ExitStack() as opened:
             self._reader = opened.enter_context(closing(connect(settings, purpose="outbox harvester", own_name=True)))
-            claim = Claim(settings, self._reader)
-            self._table = claim.in_full
+            registration = Registration(settings, self._reader)
+            self._table = registration.in_full
             try:
-                self._identity, self._layout = claim.outbox(), claim.layout()
+                self._identity, self._layout = registration.outbox(), registration.layout()
             except ForeignOutbox as adopted:  # For this term alone; whoever begins again asks whether it is for good.
                 raise LayoutChanged(str(adopted)) from None
             if self._layout.number != layout.number:
@@ -63,7 +63,7 @@ class PostgresOutbox:
                 "shards": layout.shards,
                 "shard": shard,
             }
-            self.wakes_up = claim.wakes_up(shard)
+            self.wakes_up = registration.wakes_up(shard)
             self._purger = opened.enter_context(
                 closing(connect(settings, purpose="outbox harvester (purge)", own_name=True))
             )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from outbox_plugin.adapters.kafka import LEADER_SUFFIX, PROGRESS_SUFFIX, Names
+from outbox_plugin.adapters.kafka_names import LEADER_SUFFIX, PROGRESS_SUFFIX, KafkaNames
 from outbox_plugin.event import KAFKAS_OWN
 from outbox_plugin.settings import Settings
 
@@ -24,7 +24,7 @@ class ReservedTopics:
             groups: returns the groups of all outboxes that the database knows now. It is asked only about a name that
                 could be one of theirs, as other outboxes may come while this one is harvested.
         """
-        names = Names.of(settings)
+        names = KafkaNames.of(settings)
         self._ours = {names.leader_topic, names.progress_topic}
         self._groups = groups
 

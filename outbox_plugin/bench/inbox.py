@@ -21,7 +21,7 @@ from confluent_kafka import Consumer, Message, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from psycopg import sql
 
-from outbox_plugin.adapters.kafka import client_config
+from outbox_plugin.adapters.kafka_clients import client_config
 from outbox_plugin.bench.scratch import PATIENCE_SECONDS, Tell, median_ratio, scratch_outbox
 from outbox_plugin.inbox import Inbox, Received
 from outbox_plugin.inbox.lanes import MOST_TOGETHER

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from outbox_plugin.adapters.kafka import client_config
+from outbox_plugin.adapters.kafka_clients import client_config
 from outbox_plugin.bench.judge import Seen
 from outbox_plugin.errors import LogUnavailable
 from outbox_plugin.settings import Settings

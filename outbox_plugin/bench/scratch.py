@@ -12,7 +12,7 @@ import psycopg
 from confluent_kafka.admin import AdminClient, NewTopic
 from psycopg import sql
 
-from outbox_plugin.adapters.kafka import client_config
+from outbox_plugin.adapters.kafka_clients import client_config
 from outbox_plugin.errors import LogUnavailable
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.settings import Settings

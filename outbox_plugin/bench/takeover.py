@@ -18,7 +18,8 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from psycopg.conninfo import conninfo_to_dict
 
-from outbox_plugin.adapters.kafka import Names, client_config
+from outbox_plugin.adapters.kafka_clients import client_config
+from outbox_plugin.adapters.kafka_names import KafkaNames
 from outbox_plugin.bench.fleet import Fleet
 from outbox_plugin.bench.namespace import Namespace
 from outbox_plugin.bench.proxy import DIRECTIONS, Proxy
@@ -145,7 +146,7 @@ class _Bench:
         self.writer = Writer(settings, topic, STEADY, seed=1)
         self.reader = LiveReader(settings, topic)
         self._admin = AdminClient(client_config(settings))
-        self._group = Names.of(settings).leader_group
+        self._group = KafkaNames.of(settings).leader_group
         self._members: frozenset[str] = frozenset()
 
     @classmethod

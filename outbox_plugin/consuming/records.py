@@ -8,7 +8,7 @@ from contextlib import closing
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from outbox_plugin.adapters.kafka import client_config, readable_headers, refusal
+from outbox_plugin.adapters.kafka_clients import client_config, readable_headers, refusal
 from outbox_plugin.core.event_identity import event_identity
 from outbox_plugin.core.ranges import TopicRange
 from outbox_plugin.errors import LogUnavailable, OutboxError

@@ -11,7 +11,8 @@ from typing import Any
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from outbox_plugin.adapters.kafka import UNKNOWN_TOPIC, Admin, refusal
+from outbox_plugin.adapters.kafka_admin import KafkaAdmin
+from outbox_plugin.adapters.kafka_clients import UNKNOWN_TOPIC, refusal
 from outbox_plugin.core.ranges import TopicState
 from outbox_plugin.errors import LogUnavailable, ServerRefused
 from outbox_plugin.settings import Settings
@@ -34,7 +35,7 @@ def topic_state(settings: Settings, topic: str, seconds: float = ANSWER_SECONDS)
         ServerRefused: there is no such topic, or we may not look.
     """
     deadline = time.monotonic() + seconds
-    admin = Admin(settings).client
+    admin = KafkaAdmin(settings).client
     while True:
         try:
             return _asked(admin, topic, deadline)

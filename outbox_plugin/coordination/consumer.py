@@ -12,7 +12,7 @@ import confluent_kafka
 from confluent_kafka import KafkaException, Message
 from confluent_kafka import TopicPartition as At
 
-from outbox_plugin.adapters.kafka import client_config, refusal, refused_property
+from outbox_plugin.adapters.kafka_clients import client_config, refusal, refused_property
 from outbox_plugin.coordination.claims import Claim, Place
 from outbox_plugin.coordination.events import ClaimEvent
 from outbox_plugin.coordination.fetched import Fetched

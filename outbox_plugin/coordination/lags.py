@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, KafkaException
 from confluent_kafka import TopicPartition as At
 from confluent_kafka.admin import OffsetSpec
 
-from outbox_plugin.adapters.kafka import REQUEST_TIMEOUT_SECONDS, client_config
+from outbox_plugin.adapters.kafka_clients import REQUEST_TIMEOUT_SECONDS, client_config
 from outbox_plugin.coordination.claims import Place
 from outbox_plugin.coordination.log import END, CoordinationLog, KafkaSettings
 from outbox_plugin.coordination.world import Key, Row

@@ -22,11 +22,11 @@ from confluent_kafka import TopicPartition as At
 from confluent_kafka.admin import ListOffsetsResultInfo, OffsetSpec
 from pydantic import SecretStr
 
-from outbox_plugin.adapters.kafka import (
+from outbox_plugin.adapters.kafka_admin import KafkaAdmin
+from outbox_plugin.adapters.kafka_clients import (
     REACH_SECONDS,
     REQUEST_TIMEOUT_SECONDS,
     UNKNOWN_TOPIC,
-    Admin,
     bounds,
     own_config,
     refusal,
@@ -119,7 +119,7 @@ class CoordinationLog:
             )
         except KafkaException as error:
             raise refused_property(error) from None
-        admin = Admin(settings)
+        admin = KafkaAdmin(settings)
         self._admin = admin.client
         try:
             admin.check_reachable()

@@ -10,7 +10,7 @@ from contextlib import suppress
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType, TopicDescription
 
-from outbox_plugin.adapters.kafka import REQUEST_TIMEOUT_SECONDS, UNKNOWN_TOPIC, refusal
+from outbox_plugin.adapters.kafka_clients import REQUEST_TIMEOUT_SECONDS, UNKNOWN_TOPIC, refusal
 from outbox_plugin.coordination.member import TopicForm
 from outbox_plugin.errors import LogUnavailable, UserError
 from outbox_plugin.settings import Settings

@@ -17,7 +17,6 @@ from dagster import (
     sensor,
 )
 
-from outbox_plugin.asking import Asked
 from outbox_plugin.dagster.assets import check_topic_names, topic_key
 from outbox_plugin.dagster.cursor import Cursor, Moved, Use
 from outbox_plugin.dagster.daemon import Daemon
@@ -25,6 +24,7 @@ from outbox_plugin.dagster.health import Metadata, daemon_metadata, evaluation, 
 from outbox_plugin.dagster.resources import HarvesterResource
 from outbox_plugin.dagster.supervision import Decision, check_lease
 from outbox_plugin.dagster.topics import topic_ends
+from outbox_plugin.deadline import DeadlineFuture
 from outbox_plugin.health_rules import Limits, dead_letters, health
 from outbox_plugin.printable import printable
 from outbox_plugin.status import read_status
@@ -71,7 +71,7 @@ def build_harvester_sensor(
         harvester: HarvesterResource = getattr(context.resources, resource_key)
         settings = harvester.settings()
         deadline = time.monotonic() + STATUS_SECONDS
-        ends = Asked(lambda: topic_ends(settings, topics, deadline)) if topics else None
+        ends = DeadlineFuture(lambda: topic_ends(settings, topics, deadline)) if topics else None
         daemon = Daemon.of(settings)
         if harvester.mode == "supervise":
             check_lease(harvester.lease_seconds, interval_seconds)
@@ -82,7 +82,7 @@ def build_harvester_sensor(
         judged = health(status, bounds, now - before.troubled_since if before.troubled_since else 0.0)
         if not judged.passed:
             context.log.warning(printable(judged.explanation))
-        found, _ = ends.answer(deadline, "Kafka") if ends else (None, None)  # If it is away, the status says so.
+        found, _ = ends.result(deadline, "Kafka") if ends else (None, None)  # If it is away, the status says so.
         cursor, told = before.moved(found or {}, now)
         use = _use_of(daemon)
         cursor, cpu_percent = cursor.used(use, now)

@@ -22,7 +22,6 @@ from dagster import (
     sensor,
 )
 
-from outbox_plugin.asking import Asked
 from outbox_plugin.consuming.positions import read_position
 from outbox_plugin.consuming.topics import topic_state
 from outbox_plugin.core.ranges import Planned, Position, TopicRange, TopicState, plan
@@ -31,6 +30,7 @@ from outbox_plugin.dagster.consumption import Bounds, Decision, Memory, decide
 from outbox_plugin.dagster.health import Metadata, evaluation
 from outbox_plugin.dagster.ranges import CONSUMER_TAG, TOPIC_TAG, as_config
 from outbox_plugin.dagster.resources import OutboxResource
+from outbox_plugin.deadline import DeadlineFuture
 from outbox_plugin.errors import InvalidSetting, TopicReplaced
 from outbox_plugin.health_rules import Judgement
 from outbox_plugin.printable import printable
@@ -148,10 +148,10 @@ def _asked(settings: Settings, consumer: str, topic: str) -> tuple[Position | No
         _NotAnswered: one of them did not say.
     """
     deadline = time.monotonic() + ANSWER_SECONDS
-    in_kafka = Asked(lambda: topic_state(settings, topic, ANSWER_SECONDS))
-    in_postgres = Asked(lambda: (read_position(settings, consumer, topic),))
-    position, no_position = in_postgres.answer(deadline, "Postgres")
-    state, no_state = in_kafka.answer(deadline, "Kafka")
+    in_kafka = DeadlineFuture(lambda: topic_state(settings, topic, ANSWER_SECONDS))
+    in_postgres = DeadlineFuture(lambda: (read_position(settings, consumer, topic),))
+    position, no_position = in_postgres.result(deadline, "Postgres")
+    state, no_state = in_kafka.result(deadline, "Kafka")
     if position is None or state is None:
         raise _NotAnswered("; ".join(problem for problem in (no_position, no_state) if problem))
     return position[0], state

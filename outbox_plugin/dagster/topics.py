@@ -8,7 +8,7 @@ from contextlib import closing
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from outbox_plugin.adapters.kafka import client_config, refusal
+from outbox_plugin.adapters.kafka_clients import client_config, refusal
 from outbox_plugin.errors import LogUnavailable
 from outbox_plugin.settings import Settings
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 from confluent_kafka import ElectionType, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from outbox_plugin.adapters.kafka import LIBRARY_LOGGER
+from outbox_plugin.adapters.kafka_clients import LIBRARY_LOGGER
 from outbox_plugin.embedded.kafka import KafkaNode
 from outbox_plugin.embedded.ports import free_port
 from outbox_plugin.embedded.server import START_SECONDS, ServerFailed

@@ -14,8 +14,9 @@ from typing import Any, cast
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from outbox_plugin.adapters.incarnations import Incarnations
-from outbox_plugin.adapters.kafka import Admin, client_config, readable_headers, refusal, refused_property
+from outbox_plugin.adapters.kafka_admin import KafkaAdmin
+from outbox_plugin.adapters.kafka_clients import client_config, readable_headers, refusal, refused_property
+from outbox_plugin.adapters.topic_ids import TopicIds
 from outbox_plugin.background import Background
 from outbox_plugin.core.event_identity import event_identity
 from outbox_plugin.errors import InvalidSetting, OutboxError, ServerRefused
@@ -131,7 +132,7 @@ class Inbox(Background):
 
     def _prepare(self, loop: asyncio.AbstractEventLoop | None) -> Callable[[], None]:
         self._check()
-        self._incarnations = Incarnations(self._settings)
+        self._topic_ids = TopicIds(self._settings)
         seats = self._seats(loop)
         return partial(self._consume, self._consumer(), seats)
 
@@ -143,7 +144,7 @@ class Inbox(Background):
                 "to start at the end, set the group's offsets there before it starts"
             )
         warn_of_weaknesses(self._settings)
-        Admin(self._settings).check_reachable()
+        KafkaAdmin(self._settings).check_reachable()
         with reported_as_refusal(self._settings), connect(self._settings, purpose="outbox inbox (start)") as connection:
             table = in_full(connection, self._settings.table)
             self._settings = self._settings.model_copy(update={"table": table})
@@ -194,7 +195,7 @@ class Inbox(Background):
                     raise OutboxError(f"a handler's worker has ended: {one_line(seats.error)}") from seats.error
                 self._take_in(consumer)
                 self._hold_back(consumer)
-                self._begin_anew(consumer, self._incarnations.changed({topic for topic, _ in self._board.places()}))
+                self._begin_anew(consumer, self._topic_ids.recreated({topic for topic, _ in self._board.places()}))
                 if time.monotonic() - committed_at > COMMIT_SECONDS:
                     self._commit(consumer, self._board.committable(), wait=False)
                     committed_at = time.monotonic()
@@ -231,7 +232,7 @@ class Inbox(Background):
         good = [message for message in messages if (error := message.error()) is None or self._noted(error)]
         polled = cast(list[Any], good)  # Whose stubs say that each of these may be missing; of a record none is.
         at = [(each.topic(), each.partition(), each.offset()) for each in polled]
-        doubtful = {place[0] for place in at if self._goes_back(*place) or not self._incarnations.of(place[0])}
+        doubtful = {place[0] for place in at if self._goes_back(*place) or not self._topic_ids.of(place[0])}
         left_out = self._unconfirmed(consumer, doubtful, at)
         received = [self._received(message) for message in good if message.topic() not in left_out]
         # A name by the topic's id is right only if Kafka says that id after the record came.
@@ -245,8 +246,8 @@ class Inbox(Background):
         """Ask for the ids of these topics; returns those whose records, which are `at` these offsets, come again."""
         if not topics:
             return set()
-        answer = self._incarnations.look_up(topics)
-        self._begin_anew(consumer, answer.changed)
+        answer = self._topic_ids.look_up(topics)
+        self._begin_anew(consumer, answer.recreated)
         silent = {*topics} - answer.known
         if silent:
             logger.warning("records of %s wait until Kafka says the id of the topic", ", ".join(sorted(silent)))
@@ -259,7 +260,7 @@ class Inbox(Background):
                 with suppress(KafkaException):  # The partition is not ours any more.
                     consumer.seek(TopicPartition(topic, partition, offset))
             self._stop.wait(SILENT_SECONDS)
-        return answer.changed | silent
+        return answer.recreated | silent
 
     def _goes_back(self, topic: str, partition: int, offset: int) -> bool:
         """Whether a record comes before the one that came last of its partition: the topic may be another one."""
@@ -274,7 +275,7 @@ class Inbox(Background):
             return
         logger.warning("the topic %s was made anew, and is read from its beginning", ", ".join(sorted(topics)))
         self._board.hand_over(places, HAND_OVER_SECONDS)
-        self._board.assign(places, self._incarnations.known())
+        self._board.assign(places, self._topic_ids.known())
         for topic, partition in places:
             self._next.pop((topic, partition), None)
             consumer.seek(TopicPartition(topic, partition, OFFSET_BEGINNING))
@@ -284,7 +285,7 @@ class Inbox(Background):
         topic, partition, offset = polled.topic(), polled.partition(), polled.offset()
         found = readable_headers(message)
         headers = tuple(cast(Any, found) or ())
-        known = event_identity(headers, f"{self._incarnations.of(topic)}/{partition}/{offset}")
+        known = event_identity(headers, f"{self._topic_ids.of(topic)}/{partition}/{offset}")
         return Received(
             topic,
             partition,
@@ -323,7 +324,7 @@ class Inbox(Background):
             return
         # With the topic's id: in one that was made anew meanwhile, the offset means something else.
         offsets = [
-            TopicPartition(topic, partition, offset, self._incarnations.of(topic))
+            TopicPartition(topic, partition, offset, self._topic_ids.of(topic))
             for (topic, partition), offset in reached.items()
         ]
         try:
@@ -336,9 +337,9 @@ class Inbox(Background):
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         def look_up() -> dict[str, str]:
-            answer = self._incarnations.look_up(each.topic for each in partitions)
-            self._begin_anew(consumer, answer.changed)  # What is ours already; what is new begins as `starts` says.
-            return {topic: self._incarnations.of(topic) for topic in answer.known}
+            answer = self._topic_ids.look_up(each.topic for each in partitions)
+            self._begin_anew(consumer, answer.recreated)  # What is ours already; what is new begins as `starts` says.
+            return {topic: self._topic_ids.of(topic) for topic in answer.known}
 
         found = starts(self._positions, consumer, partitions, look_up, self._stop)
         if found is None:  # It stops, and handles no record of these, wherever they begin.
@@ -350,7 +351,7 @@ class Inbox(Background):
             place = (each.topic, each.partition)
             self._next.pop(place, None)
             each.offset = found.get(place, OFFSET_BEGINNING)  # Not the committed one, which may be another topic's.
-        self._board.assign(((each.topic, each.partition) for each in partitions), self._incarnations.known(), found)
+        self._board.assign(((each.topic, each.partition) for each in partitions), self._topic_ids.known(), found)
         consumer.incremental_assign(partitions)
         if self._paused:
             consumer.pause(partitions)

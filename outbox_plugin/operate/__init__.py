@@ -1,4 +1,4 @@
-"""What an operator orders: pause and resume, bad rows released or retried, kept rows emitted again."""
+"""What an operator commands: pause and resume, release or retry bad rows, emit kept rows again."""
 
 from outbox_plugin.core.lanes import ParkedLane
 from outbox_plugin.operate.bad_rows import (

@@ -10,7 +10,7 @@ import psycopg
 
 from outbox_plugin.core.lanes import ParkedLane
 from outbox_plugin.errors import UserError
-from outbox_plugin.operate.ordering import Orders, asking, ordering
+from outbox_plugin.operate.operator_transaction import OperatorTransaction, notifying_transaction, operator_transaction
 from outbox_plugin.schema.connection import one_line
 from outbox_plugin.settings import Settings
 
@@ -40,30 +40,30 @@ def parked_lanes(settings: Settings) -> list[ParkedLane]:
     """The lanes that wait.
 
     Raises:
-        SchemaMissing, ServerRefused: see `ordering`.
+        SchemaMissing, ServerRefused: see `notifying_transaction`.
     """
-    with asking(settings) as orders:
-        return [ParkedLane(*row) for row in orders.run("control", "parked")]
+    with operator_transaction(settings) as transaction:
+        return [ParkedLane(*row) for row in transaction.run("control", "parked")]
 
 
 def release(settings: Settings, *, topic: str | None = None, key: str | None = None) -> list[ParkedLane]:
     """Let parked lanes go on, in their order: of a topic, of a key, or all. A row that is still bad parks again.
 
     Raises:
-        SchemaMissing, ServerRefused: see `ordering`.
+        SchemaMissing, ServerRefused: see `notifying_transaction`.
     """
-    with ordering(settings) as orders:
-        return [ParkedLane(*row) for row in orders.run("control", "release", topic=topic, key=key)]
+    with notifying_transaction(settings) as transaction:
+        return [ParkedLane(*row) for row in transaction.run("control", "release", topic=topic, key=key)]
 
 
 def dead_letters(settings: Settings) -> list[DeadLetter]:
     """The dead letters, earliest first.
 
     Raises:
-        SchemaMissing, ServerRefused: see `ordering`.
+        SchemaMissing, ServerRefused: see `notifying_transaction`.
     """
-    with asking(settings) as orders:
-        return [DeadLetter(*row) for row in orders.run("control", "dead_letters")]
+    with operator_transaction(settings) as transaction:
+        return [DeadLetter(*row) for row in transaction.run("control", "dead_letters")]
 
 
 def retry_dead_letters(settings: Settings, ids: Sequence[int] | None = None) -> int:
@@ -75,21 +75,21 @@ def retry_dead_letters(settings: Settings, ids: Sequence[int] | None = None) -> 
 
     Raises:
         DeadLetterAltered: one of `ids` cannot be emitted as it was; no dead letter has become a row.
-        SchemaMissing, ServerRefused: see `ordering`.
+        SchemaMissing, ServerRefused: see `notifying_transaction`.
     """
-    with ordering(settings) as orders:
-        chosen = orders.run("control", "dead_letters_to_retry", ids=None if ids is None else list(ids)).fetchall()
+    with notifying_transaction(settings) as transaction:
+        chosen = transaction.run("control", "dead_letters_to_retry", ids=None if ids is None else list(ids)).fetchall()
         left = {id_: reason for id_, altered, reason in chosen if altered}
         fit = [id_ for id_, altered, _ in chosen if not altered]
         try:
-            with orders.savepoint():
-                retried = _retry(orders, fit)
+            with transaction.savepoint():
+                retried = _retry(transaction, fit)
         except _NOT_AS_IT_WAS:
             retried = 0
             for id_ in fit:  # One by one, to know which.
                 try:
-                    with orders.savepoint():
-                        retried += _retry(orders, [id_])
+                    with transaction.savepoint():
+                        retried += _retry(transaction, [id_])
                 except _NOT_AS_IT_WAS as error:
                     left[id_] = one_line(error)
         if left and ids is not None:
@@ -102,15 +102,15 @@ def retry_dead_letters(settings: Settings, ids: Sequence[int] | None = None) -> 
         return retried
 
 
-def _retry(orders: Orders, ids: Sequence[int]) -> int:
-    return orders.run("control", "retry_dead_letters", ids=ids).rowcount
+def _retry(transaction: OperatorTransaction, ids: Sequence[int]) -> int:
+    return transaction.run("control", "retry_dead_letters", ids=ids).rowcount
 
 
 def discard_dead_letters(settings: Settings, ids: Sequence[int] | None = None) -> int:
     """Forget dead letters; all where `ids` is None. Returns how many.
 
     Raises:
-        SchemaMissing, ServerRefused: see `ordering`.
+        SchemaMissing, ServerRefused: see `notifying_transaction`.
     """
-    with ordering(settings) as orders:
-        return orders.run("control", "discard_dead_letters", ids=None if ids is None else list(ids)).rowcount
+    with notifying_transaction(settings) as transaction:
+        return transaction.run("control", "discard_dead_letters", ids=None if ids is None else list(ids)).rowcount

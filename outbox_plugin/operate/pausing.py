@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outbox_plugin.errors import InvalidSetting, SchemaMissing
-from outbox_plugin.operate.ordering import ordering
+from outbox_plugin.operate.operator_transaction import notifying_transaction
 from outbox_plugin.settings import Settings
 
 
@@ -12,7 +12,7 @@ def pause(settings: Settings, shard: int | None = None) -> None:
 
     Raises:
         InvalidSetting: there is no such shard.
-        SchemaMissing, ServerRefused: see `ordering`.
+        SchemaMissing, ServerRefused: see `notifying_transaction`.
     """
     _order(settings, "pause", shard)
 
@@ -22,14 +22,14 @@ def resume(settings: Settings, shard: int | None = None) -> None:
 
     Raises:
         InvalidSetting: there is no such shard.
-        SchemaMissing, ServerRefused: see `ordering`.
+        SchemaMissing, ServerRefused: see `notifying_transaction`.
     """
     _order(settings, "resume", shard)
 
 
 def _order(settings: Settings, name: str, shard: int | None) -> None:
-    with ordering(settings) as orders:
-        found = orders.run("control", name, shard=shard).fetchone()
+    with notifying_transaction(settings) as transaction:
+        found = transaction.run("control", name, shard=shard).fetchone()
         if found is None:
             raise SchemaMissing(f"there is no outbox table {settings.table!r}; run `outbox migrate` first")
         if shard is not None and not 0 <= shard < found[0]:

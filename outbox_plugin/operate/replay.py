@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from outbox_plugin.operate.ordering import ordering
+from outbox_plugin.operate.operator_transaction import notifying_transaction
 from outbox_plugin.settings import Settings
 
 REPLAY_HEADER = "outbox-replay"
@@ -23,7 +23,7 @@ def replay(
     Each carries a header `outbox-replay` with the id that it had. They follow whatever waits in the outbox now.
 
     Raises:
-        SchemaMissing, ServerRefused: see `ordering`.
+        SchemaMissing, ServerRefused: see `notifying_transaction`.
     """
-    with ordering(settings) as orders:
-        return orders.run("history", "replay", topic=topic, key=key, since=since, until=until).rowcount
+    with notifying_transaction(settings) as transaction:
+        return transaction.run("history", "replay", topic=topic, key=key, since=since, until=until).rowcount

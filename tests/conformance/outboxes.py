@@ -8,8 +8,8 @@ from typing import Protocol
 
 import psycopg
 
-from outbox_plugin.adapters.marked_store import MarkedStore as PostgresMarkedStore
-from outbox_plugin.adapters.window_store import WindowStore
+from outbox_plugin.adapters.postgres_marked_store import PostgresMarkedStore
+from outbox_plugin.adapters.postgres_window_store import PostgresWindowStore
 from outbox_plugin.core.ports import MarkedStore, OutboxStore
 from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.errors import StoreUnavailable
@@ -90,7 +90,7 @@ class RealOutbox:
         migrate(self._settings)
 
     def windows(self, shard: int = 0, layout: Layout = FIRST) -> OutboxStore:
-        return self._opened.enter_context(closing(WindowStore(self._settings, shard, layout)))
+        return self._opened.enter_context(closing(PostgresWindowStore(self._settings, shard, layout)))
 
     def marks(self) -> MarkedStore:
         return self._opened.enter_context(closing(PostgresMarkedStore(self._settings, 0, FIRST)))

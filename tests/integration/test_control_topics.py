@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
 from outbox_plugin import Harvester, Settings
-from outbox_plugin.adapters.kafka import Names
+from outbox_plugin.adapters.kafka_names import KafkaNames
 from outbox_plugin.relay.events import HarvestEvent, TermFinished
 from tests.harvesting import (
     assert_exactly_once_in_order,
@@ -37,7 +37,7 @@ def delete_topic(settings: Settings, topic: str) -> None:
 def test_a_progress_topic_that_would_expire_is_made_to_stay(settings: Settings) -> None:
     """As one that the broker made by itself, or somebody who did not know better."""
     admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
-    topic = Names.of(settings).progress_topic
+    topic = KafkaNames.of(settings).progress_topic
     [made] = admin.create_topics([NewTopic(topic, num_partitions=1, config={"cleanup.policy": "delete"})]).values()
     made.result(60)
     with Harvester(settings):
@@ -52,7 +52,7 @@ def test_a_control_topic_that_is_deleted_is_made_anew(settings: Settings, which:
     with Harvester(settings, observe=events.append):
         insert_numbered(settings, topic, 1, 10)
         drained(settings)
-        delete_topic(settings, getattr(Names.of(settings), which))
+        delete_topic(settings, getattr(KafkaNames.of(settings), which))
         insert_numbered(settings, topic, 11, 10)
         eventually(lambda: any(isinstance(event, TermFinished) for event in events), 60)
         insert_numbered(settings, topic, 21, 10)
@@ -63,7 +63,7 @@ def test_a_control_topic_that_is_deleted_is_made_anew(settings: Settings, which:
 def test_a_progress_topic_that_somebody_makes_anew_under_a_leader_is_noticed(settings: Settings) -> None:
     """The leader's records would not count there: a successor would find none where one is expected."""
     topic = create_topic(settings, f"{settings.group}-events")
-    progress = Names.of(settings).progress_topic
+    progress = KafkaNames.of(settings).progress_topic
     events: list[HarvestEvent] = []
     with Harvester(settings, observe=events.append):
         insert_numbered(settings, topic, 1, 10)

@@ -15,10 +15,10 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from outbox_plugin import Settings
-from outbox_plugin.adapters.claim import Claim
-from outbox_plugin.adapters.marked_store import MarkedStore
-from outbox_plugin.adapters.wake_up import PostgresWakeUp
-from outbox_plugin.adapters.window_store import WindowStore
+from outbox_plugin.adapters.postgres_marked_store import PostgresMarkedStore
+from outbox_plugin.adapters.postgres_wake_up import PostgresWakeUp
+from outbox_plugin.adapters.postgres_window_store import PostgresWindowStore
+from outbox_plugin.adapters.registration import Registration
 from outbox_plugin.bench.proxy import DIRECTIONS, Direction, Proxy
 from outbox_plugin.core.ports import Wanted
 from outbox_plugin.core.shards import Layout
@@ -157,7 +157,10 @@ def test_a_marking_that_is_not_received_does_not_keep_its_rows_from_the_next_lea
     old_id, new_id = str(uuid.uuid4()), str(uuid.uuid4())
     insert(settings, "t", [(f"key-{number}", "x" * 900_000) for number in range(9)])
     layout = layout_of(settings)
-    with closing(MarkedStore(through, 0, layout)) as old, closing(MarkedStore(settings, 0, layout)) as new:
+    with (
+        closing(PostgresMarkedStore(through, 0, layout)) as old,
+        closing(PostgresMarkedStore(settings, 0, layout)) as new,
+    ):
         old.lead(old_id)
         proxy.hold("to client")
         marking = threading.Thread(target=lambda: mark_in_vain(old, old_id))
@@ -176,7 +179,10 @@ def test_a_read_that_is_not_received_does_not_keep_others_from_the_table(
 ) -> None:
     """While it lasts, whoever alters the table waits for its lock, and everybody else behind them."""
     insert(settings, "t", [(f"key-{number}", "x" * 1_000) for number in range(10_000)])
-    with closing(WindowStore(through, 0, layout_of(settings))) as store, closing(connect(settings)) as migration:
+    with (
+        closing(PostgresWindowStore(through, 0, layout_of(settings))) as store,
+        closing(connect(settings)) as migration,
+    ):
         store.lead(str(uuid.uuid4()))
         proxy.hold("to client")
         reading = threading.Thread(target=lambda: read_in_vain(store))
@@ -193,7 +199,10 @@ def test_a_read_that_is_not_received_does_not_keep_others_from_the_table(
 def test_a_transaction_that_a_leader_left_open_does_not_keep_the_next_one_out(settings: Settings) -> None:
     """As of a leader whose path dies between two statements."""
     layout = layout_of(settings)
-    with closing(MarkedStore(settings, 0, layout)) as old, closing(MarkedStore(settings, 0, layout)) as new:
+    with (
+        closing(PostgresMarkedStore(settings, 0, layout)) as old,
+        closing(PostgresMarkedStore(settings, 0, layout)) as new,
+    ):
         old.lead(str(uuid.uuid4()))
         began = time.monotonic()
         with pytest.raises(StoreUnavailable):
@@ -201,25 +210,25 @@ def test_a_transaction_that_a_leader_left_open_does_not_keep_the_next_one_out(se
         assert time.monotonic() - began < 4.0 * PATIENCE
 
 
-def lead_beside_an_open_transaction(old: MarkedStore, new: MarkedStore) -> None:
+def lead_beside_an_open_transaction(old: PostgresMarkedStore, new: PostgresMarkedStore) -> None:
     with old._purging():
         old._execute("lead")
         new.lead(str(uuid.uuid4()))
 
 
-def mark_in_vain(store: MarkedStore, leader_id: str) -> None:
+def mark_in_vain(store: PostgresMarkedStore, leader_id: str) -> None:
     with pytest.raises(StoreUnavailable):
         store.mark(leader_id, Wanted(10))
 
 
-def read_in_vain(store: WindowStore) -> None:
+def read_in_vain(store: PostgresWindowStore) -> None:
     with pytest.raises(StoreUnavailable):
         store.read(Wanted(10_000))
 
 
 def layout_of(settings: Settings) -> Layout:
     with closing(connect(settings)) as connection:
-        return Claim(settings, connection).layout()
+        return Registration(settings, connection).layout()
 
 
 def waits_of_sessions(settings: Settings) -> list[str | None]:

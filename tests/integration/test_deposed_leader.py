@@ -16,8 +16,8 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from outbox_plugin import Settings
-from outbox_plugin.adapters.claim import Claim
-from outbox_plugin.adapters.marked_store import MarkedStore
+from outbox_plugin.adapters.postgres_marked_store import PostgresMarkedStore
+from outbox_plugin.adapters.registration import Registration
 from outbox_plugin.core.lanes import Lane
 from outbox_plugin.core.ports import Wanted
 from outbox_plugin.core.row import column
@@ -44,11 +44,11 @@ def settings(settings: Settings) -> Settings:
 
 def layout_of(settings: Settings) -> Layout:
     with closing(connect(settings)) as connection:
-        return Claim(settings, connection).layout()
+        return Registration(settings, connection).layout()
 
 
 @contextmanager
-def marking(store: MarkedStore) -> Iterator[None]:
+def marking(store: PostgresMarkedStore) -> Iterator[None]:
     """The old leader marks rows, for as long as it takes; at the end it is done, or its session was ended."""
 
     def mark() -> None:
@@ -80,8 +80,8 @@ def test_a_slow_mark_of_a_leader_that_was_replaced_takes_no_mark_from_its_succes
     insert(settings, "t", [(FIRST_KEY, "1"), (OTHER_KEY, "2"), (OTHER_KEY, "3")])
     layout = layout_of(settings)
     with (
-        closing(MarkedStore(settings, 0, layout)) as old,
-        closing(MarkedStore(settings, 0, layout)) as new,
+        closing(PostgresMarkedStore(settings, 0, layout)) as old,
+        closing(PostgresMarkedStore(settings, 0, layout)) as new,
         psycopg.connect(settings.dsn.get_secret_value()) as somebody,
     ):
         old.lead(OLD)
@@ -125,7 +125,7 @@ def by_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Setti
 
 
 @contextmanager
-def stopped_while_marking(settings: Settings, old: MarkedStore) -> Iterator[None]:
+def stopped_while_marking(settings: Settings, old: PostgresMarkedStore) -> Iterator[None]:
     """The old leader is stopped while it is sent the rows that it marks: it receives nothing any more."""
     insert(settings, "t", [(f"key-{number}", "x" * 900_000) for number in range(9)])
     woken = threading.Event()
@@ -146,7 +146,10 @@ def stopped_while_marking(settings: Settings, old: MarkedStore) -> Iterator[None
 
 def test_a_stopped_leader_keeps_no_rows_from_its_successor_where_no_time_out_of_tcp_helps(by_socket: Settings) -> None:
     layout = layout_of(by_socket)
-    with closing(MarkedStore(by_socket, 0, layout)) as old, closing(MarkedStore(by_socket, 0, layout)) as new:
+    with (
+        closing(PostgresMarkedStore(by_socket, 0, layout)) as old,
+        closing(PostgresMarkedStore(by_socket, 0, layout)) as new,
+    ):
         with stopped_while_marking(by_socket, old):
             lead = threading.Thread(target=new.lead, args=(NEW,))
             lead.start()
@@ -172,8 +175,8 @@ def test_a_session_that_may_not_be_ended_is_named(by_socket: Settings) -> None:
     others = by_socket.model_copy(update={"dsn": type(by_socket.dsn)(as_role(dsn, role))})
     layout = layout_of(by_socket)
     with (
-        closing(MarkedStore(by_socket, 0, layout)) as old,
-        closing(MarkedStore(others, 0, layout)) as new,
+        closing(PostgresMarkedStore(by_socket, 0, layout)) as old,
+        closing(PostgresMarkedStore(others, 0, layout)) as new,
         stopped_while_marking(by_socket, old),
         pytest.raises(StoreUnavailable, match=r"session \d+ of the last leader"),
     ):
@@ -183,7 +186,7 @@ def test_a_session_that_may_not_be_ended_is_named(by_socket: Settings) -> None:
 def test_a_term_leaves_nothing_set_in_its_session(settings: Settings) -> None:
     """Behind a pooler in transaction mode, it is the session of others too."""
     insert(settings, "t", [("k", "1")])
-    with closing(MarkedStore(settings, 0, layout_of(settings))) as store:
+    with closing(PostgresMarkedStore(settings, 0, layout_of(settings))) as store:
         before = changed_settings(store)
         store.lead(OLD)
         assert store.mark(OLD, Wanted(100))
@@ -191,6 +194,6 @@ def test_a_term_leaves_nothing_set_in_its_session(settings: Settings) -> None:
         assert changed_settings(store) == before
 
 
-def changed_settings(store: MarkedStore) -> list[tuple[object, ...]]:
+def changed_settings(store: PostgresMarkedStore) -> list[tuple[object, ...]]:
     query = "SELECT pg_backend_pid(), name, setting FROM pg_settings WHERE source = 'session' ORDER BY name"
     return [row for each in (store._reader, store._purger) for row in each.execute(query).fetchall()]

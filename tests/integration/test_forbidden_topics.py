@@ -16,7 +16,7 @@ from confluent_kafka.admin import (
 )
 
 from outbox_plugin import Harvester, Settings, operate
-from outbox_plugin.adapters.kafka import Admin
+from outbox_plugin.adapters.kafka_admin import KafkaAdmin
 from outbox_plugin.embedded.kafka import EmbeddedKafka
 from tests.harvesting import backlog, consume, create_topic, insert
 from tests.support import eventually
@@ -57,7 +57,7 @@ def let_only_describe(settings: Settings, topic: str) -> None:
     admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
     for made in admin.create_acls(rules).values():
         made.result(60)
-    eventually(lambda: Admin(settings).writable({topic}) == set(), 20)
+    eventually(lambda: KafkaAdmin(settings).writable({topic}) == set(), 20)
 
 
 def test_rows_of_other_topics_leave(either: Settings, group: str, tmp_path: Path) -> None:

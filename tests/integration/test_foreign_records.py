@@ -9,7 +9,7 @@ from subprocess import CompletedProcess
 import pytest
 from confluent_kafka import Producer
 
-from outbox_plugin.adapters.kafka import Names
+from outbox_plugin.adapters.kafka_names import KafkaNames
 from outbox_plugin.settings import Settings
 from outbox_plugin.status import read_status
 from tests.harvesting import (
@@ -48,7 +48,7 @@ def write(settings: Settings, topic: str, key: bytes | None, bodies: list[bytes]
 
 
 def test_malformed_heartbeats_disturb_no_harvester_and_are_told(settings: Settings, topic: str, tmp_path: Path) -> None:
-    names = Names.of(settings)
+    names = KafkaNames.of(settings)
     told: list[CompletedProcess[str]] = []
 
     def disturb() -> None:

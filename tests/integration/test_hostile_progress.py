@@ -10,9 +10,10 @@ import psycopg
 import pytest
 
 from outbox_plugin import Harvester
-from outbox_plugin.adapters.claim import Claim
-from outbox_plugin.adapters.kafka import Admin, Names
-from outbox_plugin.adapters.kafka_log import KafkaLog
+from outbox_plugin.adapters.kafka_admin import KafkaAdmin
+from outbox_plugin.adapters.kafka_names import KafkaNames
+from outbox_plugin.adapters.kafka_transactional_log import KafkaTransactionalLog
+from outbox_plugin.adapters.registration import Registration
 from outbox_plugin.core.progress import ProgressRecord, Publication
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Slice
@@ -56,10 +57,10 @@ def all_rows(settings: Settings) -> Publication:
 def forged(settings: Settings, copies: list[Body]) -> list[Body]:
     """Records that name all rows there are, with whatever in the place of a signature; and others that are none."""
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:
-        identity = Claim(settings, connection).outbox()
+        identity = Registration(settings, connection).outbox()
     progress = ProgressRecord(identity, "attacker", 0, (all_rows(settings),), 0, 2**60, 1, -1).encode()
     key, value, headers = copies[-1]
-    slot = Slot("progress", Names.of(settings).progress_topic, 0)
+    slot = Slot("progress", KafkaNames.of(settings).progress_topic, 0)
     by_another = Signer(b"x" * 32).sign(slot, b"0", progress)
     return [
         (b"0", progress, []),
@@ -78,7 +79,7 @@ def forged(settings: Settings, copies: list[Body]) -> list[Body]:
 
 
 def test_a_forged_record_deletes_nothing(settings: Settings, topic: str, tmp_path: Path) -> None:
-    names = Names.of(settings)
+    names = KafkaNames.of(settings)
     with harvesters(settings, tmp_path / "first") as [first]:
         insert_numbered(settings, topic, 0, 10)
         drained(settings)
@@ -94,7 +95,7 @@ def test_a_forged_record_deletes_nothing(settings: Settings, topic: str, tmp_pat
 @pytest.mark.parametrize("order", ["ascending", "descending"])
 def test_copies_do_not_hide_the_last_record(settings: Settings, topic: str, tmp_path: Path, order: str) -> None:
     """All that ever stood in the topic is written again behind it, many times: more than a read's tail."""
-    names = Names.of(settings)
+    names = KafkaNames.of(settings)
     for round_ in range(20):
         with Harvester(settings):
             insert_numbered(settings, topic, round_, 1)
@@ -115,7 +116,7 @@ def test_copies_do_not_hide_the_last_record(settings: Settings, topic: str, tmp_
 
 def test_an_attack_that_does_not_cease_costs_no_row(settings: Settings, topic: str, tmp_path: Path) -> None:
     """Leaders are killed one after the other, while somebody writes whatever stands in the control topics again."""
-    names = Names.of(settings)
+    names = KafkaNames.of(settings)
     over = threading.Event()
     rng = random.Random(7)
 
@@ -148,15 +149,15 @@ def test_an_attack_that_does_not_cease_costs_no_row(settings: Settings, topic: s
 
 def test_a_copy_of_a_record_that_was_never_committed_deletes_nothing(settings: Settings, topic: str) -> None:
     """A leader dies in a transaction, and somebody writes its record again before the next leader reads."""
-    names = Names.of(settings)
+    names = KafkaNames.of(settings)
     progress_topic = names.progress_topic
     with Harvester(settings):
         insert_numbered(settings, topic, 0, 10)
         drained(settings)
     insert_numbered(settings, topic, 10, ROWS)
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:
-        identity = Claim(settings, connection).outbox()
-    log = KafkaLog(settings, names, Slice(0, 1), signer_of(settings), lambda: True, lambda _: None)
+        identity = Registration(settings, connection).outbox()
+    log = KafkaTransactionalLog(settings, names, Slice(0, 1), signer_of(settings), lambda: True, lambda _: None)
     log.fence(0)
     log.read_progress(fenced=True)
     log._open.begin_transaction()
@@ -173,7 +174,7 @@ def test_a_deleted_record_of_rows_in_flight_is_missed(settings: Settings, topic:
     """The rows would be published again; that is for an operator to decide."""
     insert_numbered(settings, topic, 0, ROWS)
     publish_but_kill_before_the_purge(settings, tmp_path)
-    delete_topic(settings, Names.of(settings).progress_topic)
+    delete_topic(settings, KafkaNames.of(settings).progress_topic)
     refused = run_outbox("harvest", env=environment(settings))
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     assert "the progress topic lacks the last record of the shard 0" in refused.stderr
@@ -191,13 +192,13 @@ def test_a_topic_that_is_deleted_after_a_clean_stop_is_made_anew(settings: Setti
         with Harvester(settings):
             insert_numbered(settings, topic, round_ * 10, 10)
             drained(settings)
-        delete_topic(settings, Names.of(settings).progress_topic)
+        delete_topic(settings, KafkaNames.of(settings).progress_topic)
     assert_exactly_once_in_order(consume(settings, topic), 0, 20)
 
 
 def test_a_record_of_a_version_that_did_not_sign_counts_once(settings: Settings, topic: str, tmp_path: Path) -> None:
     """An outbox that was harvested before it was migrated: its last record is believed, as there is no other."""
-    names = Names.of(settings)
+    names = KafkaNames.of(settings)
     insert_numbered(settings, topic, 0, ROWS)
     publish_but_kill_before_the_purge(settings, tmp_path)
     record = last_progress(settings, to_the_end=True)
@@ -207,7 +208,7 @@ def test_a_record_of_a_version_that_did_not_sign_counts_once(settings: Settings,
         connection.execute("ALTER TABLE outbox_identity DROP COLUMN term, DROP COLUMN recorded, DROP COLUMN unsigned")
         connection.execute("DELETE FROM outbox_migration WHERE name >= '0042' AND name < '0044'")
     migrate(settings)
-    Admin(settings).ensure_topics(names, 1)
+    KafkaAdmin(settings).ensure_topics(names, 1)
     unsigned: Body = (b"0", ProgressRecord(record.identity, "old", 0, record.publications).encode(), [])
     write(settings, names.progress_topic, [unsigned])
     with Harvester(settings):

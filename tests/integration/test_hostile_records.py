@@ -15,7 +15,8 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from outbox_plugin import Harvester
-from outbox_plugin.adapters.kafka import Names, content
+from outbox_plugin.adapters.kafka_clients import content
+from outbox_plugin.adapters.kafka_names import KafkaNames
 from outbox_plugin.core.freshness import COPY_OFFSETS
 from outbox_plugin.core.heartbeat import LARGEST_LAYOUT, Heartbeat
 from outbox_plugin.core.signing import HEADER, Headers, Signer, Slot
@@ -81,7 +82,7 @@ def spoken(bodies: Iterable[Body]) -> list[tuple[Body, Heartbeat]]:
 
 def everybody_listens(settings: Settings, count: int) -> None:
     """Wait until so many harvesters have joined, and two more heartbeats have been written."""
-    topic = Names.of(settings).leader_topic
+    topic = KafkaNames.of(settings).leader_topic
     eventually(lambda: len(members(settings)) == count, 60)
     heard = len(records(settings, topic))
     eventually(lambda: len(records(settings, topic)) >= heard + 2, 60)
@@ -108,7 +109,7 @@ def terms_of(running: Sequence[HarvesterProcess]) -> int:
 
 def test_nobody_without_the_secret_takes_a_leaders_place(settings: Settings, topic: str, tmp_path: Path) -> None:
     """By a heartbeat of a layout to come, of a challenger, of a foreign outbox, or by a resignation; signed anyhow."""
-    names = Names.of(settings)
+    names = KafkaNames.of(settings)
     with harvesters(settings, tmp_path, 2) as pair:
         eventually(lambda: any(each.leads() for each in pair), 60)
         everybody_listens(settings, 2)
@@ -147,7 +148,7 @@ def test_nobody_without_the_secret_takes_a_leaders_place(settings: Settings, top
 
 def test_copies_of_heartbeats_disturb_nobody_who_heard_them(settings: Settings, topic: str, tmp_path: Path) -> None:
     """Neither those of a dead leader and its resignation, nor the live one's own."""
-    names = Names.of(settings)
+    names = KafkaNames.of(settings)
     with harvesters(settings, tmp_path, 3) as three:
         eventually(lambda: any(each.leads() for each in three), 60)
         [first] = [each for each in three if each.leads()]
@@ -169,7 +170,7 @@ def test_copies_of_heartbeats_disturb_nobody_who_heard_them(settings: Settings, 
 
 def test_a_dead_leaders_heartbeats_do_not_hold_its_shard(settings: Settings, topic: str, tmp_path: Path) -> None:
     """Before somebody who begins to listen when it is dead, all of them are written again, as if it were alive."""
-    names = Names.of(settings)
+    names = KafkaNames.of(settings)
     with harvesters(settings, tmp_path / "dead") as [dead]:
         eventually(dead.leads, 60)
         eventually(lambda: len(records(settings, names.leader_topic)) > 20, 60)

@@ -11,8 +11,8 @@ import pytest
 from pydantic import SecretStr
 
 from outbox_plugin import Harvester, Settings
-from outbox_plugin.adapters.claim import Claim
-from outbox_plugin.adapters.kafka import Admin
+from outbox_plugin.adapters.kafka_admin import KafkaAdmin
+from outbox_plugin.adapters.registration import Registration
 from outbox_plugin.core.takeover import Terms
 from outbox_plugin.embedded.postgres import EmbeddedPostgres, _as_seen_by_server, _run
 from outbox_plugin.errors import ForeignOutbox, InvalidSetting, LogUnavailable, SchemaMissing, ServerRefused
@@ -293,7 +293,7 @@ def test_an_adoption_that_fails_on_kafka_changes_nothing(settings: Settings, mon
 
     changes = {"group": f"{settings.group}-other", "delivery": "at-least-once", "shards": 3}
     with monkeypatch.context() as patch:
-        patch.setattr(Admin, "ensure_topics", fail)
+        patch.setattr(KafkaAdmin, "ensure_topics", fail)
         with pytest.raises(ServerRefused, match="Kafka: away"):
             Harvester(settings.model_copy(update=changes), adopt=True).start()
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:
@@ -330,16 +330,16 @@ def test_a_start_that_is_stopped_in_its_transaction_begins_it_again(
 ) -> None:
     """Postgres ends the session then, as others may wait for what it has locked."""
     stopped: list[int] = []
-    terms = Claim.terms
+    terms = Registration.terms
 
-    def stopped_once(claim: Claim) -> Terms:
+    def stopped_once(registration: Registration) -> Terms:
         if not stopped:
-            stopped.append(claim._connection.info.backend_pid)
-            claim._connection.execute("SET LOCAL idle_in_transaction_session_timeout = 50")
+            stopped.append(registration._connection.info.backend_pid)
+            registration._connection.execute("SET LOCAL idle_in_transaction_session_timeout = 50")
             eventually(lambda: not is_there(settings, stopped[0]), 30)
-        return terms(claim)
+        return terms(registration)
 
-    monkeypatch.setattr(Claim, "terms", stopped_once)
+    monkeypatch.setattr(Registration, "terms", stopped_once)
     insert_numbered(settings, topic, 0, 10)
     with Harvester(settings):
         drained(settings)

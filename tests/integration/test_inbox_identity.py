@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from outbox_plugin import Settings
-from outbox_plugin.adapters.incarnations import Incarnations
+from outbox_plugin.adapters.topic_ids import TopicIds
 from outbox_plugin.consuming.topics import topic_state
 from outbox_plugin.inbox import Inbox
 from tests.consuming import effects, make_effect_table, query, record_effect, record_effects
@@ -159,7 +159,7 @@ def test_a_topic_that_was_made_anew_while_partitions_move_is_read_from_its_begin
         with Inbox(ready, group=group, topics=[topic], handler=record_effect) as leaves:
             eventually(lambda: len(effects(ready)) == 9, SOON)
             eventually(lambda: stays.partitions and leaves.partitions, SOON)
-            monkeypatch.setattr(Incarnations, "changed", lambda self, topics: set())
+            monkeypatch.setattr(TopicIds, "recreated", lambda self, topics: set())
             make_anew(ready, topic)
             spread(ready, topic, "new", 100, 6)
             eventually(lambda: values(ready).count("new") >= 9, SOON)
@@ -174,7 +174,7 @@ def test_an_offset_that_was_committed_in_a_topic_that_is_gone_does_not_count(
     spread(ready, topic, "old", 0, 3)
     with Inbox(ready, group=group, topics=[topic], handler=record_effect):
         eventually(lambda: len(effects(ready)) == 9, SOON)
-        monkeypatch.setattr(Incarnations, "changed", lambda self, topics: set())
+        monkeypatch.setattr(TopicIds, "recreated", lambda self, topics: set())
         make_anew(ready, topic)
         spread(ready, topic, "new", 100, 6)
         eventually(lambda: values(ready).count("new") == 9, SOON)
@@ -186,9 +186,9 @@ def test_a_record_waits_until_kafka_says_the_id_of_its_topic(
     ready: Settings, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the topic's name alone, it would have its effect again once the id is known."""
-    silent, asked = [False], Incarnations._ask
+    silent, asked = [False], TopicIds._ask
 
-    def ask(self: Incarnations, topics: Iterable[str]) -> dict[str, Future[Any]]:
+    def ask(self: TopicIds, topics: Iterable[str]) -> dict[str, Future[Any]]:
         if not silent[0]:
             return asked(self, topics)
         futures: dict[str, Future[Any]] = {each: Future() for each in topics}
@@ -196,7 +196,7 @@ def test_a_record_waits_until_kafka_says_the_id_of_its_topic(
             future.set_exception(KafkaException("nobody answers"))
         return futures
 
-    monkeypatch.setattr(Incarnations, "_ask", ask)
+    monkeypatch.setattr(TopicIds, "_ask", ask)
     with Inbox(ready, group=group, topics=[topic], handler=record_effect) as inbox:
         eventually(lambda: inbox.partitions, SOON)
         silent[0] = True

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from outbox_plugin import Harvester, Settings
-from outbox_plugin.adapters.wake_up import PostgresWakeUp
+from outbox_plugin.adapters.postgres_wake_up import PostgresWakeUp
 from outbox_plugin.schema.migrate import migrate
 from tests.harvesting import by_key, consume, drained, insert
 

@@ -12,7 +12,7 @@ import pytest
 from psycopg import sql
 
 from outbox_plugin import Harvester, Settings, operate
-from outbox_plugin.adapters.history import History
+from outbox_plugin.adapters.history_partitions import HistoryPartitions
 from outbox_plugin.core.pace import CONTROL_IDLE_SECONDS
 from outbox_plugin.errors import InvalidSetting
 from outbox_plugin.relay import rest
@@ -147,7 +147,7 @@ def test_days_are_dropped_after_their_time(settings: Settings) -> None:
                     sql.Literal(f"{next_day} 00:00+00"),
                 )
             )
-        History(kept).keep_days(connection)
+        HistoryPartitions(kept).maintain(connection)
         partitions = connection.execute(
             "SELECT count(*) FROM pg_inherits WHERE inhparent = 'outbox_history'::regclass"
         ).fetchone()
@@ -178,21 +178,21 @@ def test_who_reads_the_history_for_long_holds_up_no_row(settings: Settings, topi
         assert len(days_of(settings)) == 3
         assert connection.execute("SELECT count(*) FROM outbox_history").fetchone() == (100,)
         dump.rollback()
-        History(kept).keep_days(connection)
+        HistoryPartitions(kept).maintain(connection)
         assert "old" not in days_of(settings)
         assert connection.execute(f"SELECT count(*) FROM outbox_history_{today}").fetchone() == (0,)
 
 
 def test_days_that_a_lock_prevents_are_tried_again_soon(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = settings.model_copy(update=SEVEN_DAYS)
-    monkeypatch.setattr("outbox_plugin.adapters.history.AGAIN_SECONDS", 0.0)
-    history = History(kept)
+    monkeypatch.setattr("outbox_plugin.adapters.history_partitions.AGAIN_SECONDS", 0.0)
+    history = HistoryPartitions(kept)
     with connect(kept) as connection, psycopg.connect(settings.dsn.get_secret_value()) as other:
         other.execute("LOCK TABLE outbox_history IN ACCESS EXCLUSIVE MODE")
-        history.keep_days(connection)
+        history.maintain(connection)
         other.rollback()
         assert days_of(settings) == set()
-        history.keep_days(connection)
+        history.maintain(connection)
     assert len(days_of(settings)) == 2
 
 

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 import pytest
 from confluent_kafka import Producer
 
-from outbox_plugin.adapters import progress
-from outbox_plugin.adapters.kafka import Admin, Names
+from outbox_plugin.adapters import progress_reader
+from outbox_plugin.adapters.kafka_admin import KafkaAdmin
+from outbox_plugin.adapters.kafka_names import KafkaNames
 from outbox_plugin.core.progress import Identity, ProgressRecord
 from outbox_plugin.core.signing import Slot
 from outbox_plugin.errors import LogUnavailable
@@ -38,9 +39,9 @@ def transaction(settings: Settings, topic: str, key: str, body: bytes) -> Iterat
 def test_a_record_behind_an_open_transaction_is_not_passed_over(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "REQUEST_TIMEOUT_SECONDS", 2.0)
-    names = Names.of(settings)
-    Admin(settings).ensure_topics(names, 1)
+    monkeypatch.setattr(progress_reader, "REQUEST_TIMEOUT_SECONDS", 2.0)
+    names = KafkaNames.of(settings)
+    KafkaAdmin(settings).ensure_topics(names, 1)
     with transaction(settings, names.progress_topic, "0-of-2", b"{}") as another:
         with transaction(settings, names.progress_topic, "0", record("leader").encode()) as ours:
             ours.commit_transaction(20)

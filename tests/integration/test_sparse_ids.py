@@ -7,7 +7,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from outbox_plugin import Harvester, Settings
-from outbox_plugin.adapters.kafka import Names
+from outbox_plugin.adapters.kafka_names import KafkaNames
 from outbox_plugin.relay.events import HarvestEvent, TermFinished
 from tests.harvesting import assert_exactly_once_in_order, consume, drained
 
@@ -42,6 +42,6 @@ def test_a_record_is_no_larger_than_the_client_takes(settings: Settings, topic: 
 def test_a_record_is_no_larger_than_the_topic_takes(settings: Settings, topic: str) -> None:
     admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
     small = {"cleanup.policy": "compact", "max.message.bytes": "100000"}
-    [made] = admin.create_topics([NewTopic(Names.of(settings).progress_topic, 1, config=small)]).values()
+    [made] = admin.create_topics([NewTopic(KafkaNames.of(settings).progress_topic, 1, config=small)]).values()
     made.result(60)
     drains_in_one_term(settings, topic)

@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 
 from outbox_plugin import Settings, status
-from outbox_plugin.adapters.claim import Claim
+from outbox_plugin.adapters.registration import Registration
 from outbox_plugin.schema.connection import connect
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.status import read_status
@@ -24,7 +24,7 @@ def filled(settings: Settings, request: pytest.FixtureRequest) -> Settings:
     settings = settings.model_copy(update={"shards": request.param})
     migrate(settings)
     with closing(connect(settings)) as connection:
-        Claim(settings, connection).new_layout()
+        Registration(settings, connection).new_layout()
     insert(settings, "t", [(f"key-{number}", "x") for number in range(ROWS)])
     return settings
 

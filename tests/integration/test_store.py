@@ -16,8 +16,8 @@ import pytest
 from psycopg import sql
 
 from outbox_plugin import Settings
-from outbox_plugin.adapters.marked_store import MarkedStore
-from outbox_plugin.adapters.window_store import WindowStore
+from outbox_plugin.adapters.postgres_marked_store import PostgresMarkedStore
+from outbox_plugin.adapters.postgres_window_store import PostgresWindowStore
 from outbox_plugin.core.floor import Span
 from outbox_plugin.core.ids import IdRanges
 from outbox_plugin.core.lanes import Lane
@@ -52,21 +52,21 @@ def with_room(settings: Settings) -> Settings:
 
 
 @pytest.fixture
-def store(settings: Settings) -> Iterator[WindowStore]:
-    with closing(WindowStore(with_room(settings), 0, LAYOUT)) as store:
+def store(settings: Settings) -> Iterator[PostgresWindowStore]:
+    with closing(PostgresWindowStore(with_room(settings), 0, LAYOUT)) as store:
         yield store
 
 
-def ids(store: WindowStore, in_flight: IdRanges = IdRanges()) -> list[int]:  # noqa: B008 - immutable.
+def ids(store: PostgresWindowStore, in_flight: IdRanges = IdRanges()) -> list[int]:  # noqa: B008 - immutable.
     return [row.id for row in store.read(Wanted(ALL, in_flight=in_flight))]
 
 
-def test_a_read_returns_the_earliest_rows_that_are_not_in_flight(store: WindowStore) -> None:
+def test_a_read_returns_the_earliest_rows_that_are_not_in_flight(store: PostgresWindowStore) -> None:
     assert [row.id for row in store.read(Wanted(3))] == [1, 2, 3]
     assert ids(store, IdRanges.of([1, 2, 5])) == [3, 4, 6, 7, 8, 9, 10]
 
 
-def test_the_largest_id_there_is_stops_no_other_row(settings: Settings, store: WindowStore) -> None:
+def test_the_largest_id_there_is_stops_no_other_row(settings: Settings, store: PostgresWindowStore) -> None:
     """No range of ids ends behind it: a progress record that named it could not be read again."""
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:
         connection.execute("INSERT INTO outbox (id, kafka_topic, kafka_key) VALUES (9223372036854775807, 't', 'k')")
@@ -80,11 +80,11 @@ def test_a_character_that_the_database_s_encoding_of_clients_lacks_is_read(setti
         connection.execute(
             sql.SQL("ALTER DATABASE {} SET client_encoding = 'LATIN1'").format(sql.Identifier(str(name)))
         )
-    with closing(WindowStore(settings, 0, LAYOUT)) as store:
+    with closing(PostgresWindowStore(settings, 0, LAYOUT)) as store:
         assert store.read(Wanted(ALL))[-1].value == "12 €"
 
 
-def test_a_standby_is_not_read(store: WindowStore) -> None:
+def test_a_standby_is_not_read(store: PostgresWindowStore) -> None:
     """A pooler may lead to one: an empty answer would be taken for rows that are not there.
 
     A session that may not write stands for it: both refuse to be given the right to.
@@ -95,7 +95,7 @@ def test_a_standby_is_not_read(store: WindowStore) -> None:
 
 
 def test_a_standby_is_not_asked_for_the_sizes_of_values_that_a_read_left_out(
-    store: WindowStore, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    store: PostgresWindowStore, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may lack a row that the primary has: rows of its key behind it would be published before it."""
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:
@@ -122,17 +122,21 @@ def insert_many(settings: Settings) -> None:
         )
 
 
-@pytest.mark.parametrize("kind", [WindowStore, MarkedStore])
-def test_rows_that_come_in_masses_come_as_few_do(kind: type[WindowStore | MarkedStore], settings: Settings) -> None:
+@pytest.mark.parametrize("kind", [PostgresWindowStore, PostgresMarkedStore])
+def test_rows_that_come_in_masses_come_as_few_do(
+    kind: type[PostgresWindowStore | PostgresMarkedStore], settings: Settings
+) -> None:
     insert_many(settings)
     parked = frozenset({Lane("t", "k3"), Lane("100 %s", None)})
     with closing(kind(settings, 0, LAYOUT)) as store:
-        if isinstance(store, MarkedStore):
+        if isinstance(store, PostgresMarkedStore):
             store.lead(str(uuid.uuid4()))
 
         def read(limit: int) -> list[OutboxRow]:
             wanted = Wanted(limit, Span(20), IdRanges.of([25]), parked)
-            rows = store.read(wanted) if isinstance(store, WindowStore) else store.mark(str(uuid.uuid4()), wanted)
+            rows = (
+                store.read(wanted) if isinstance(store, PostgresWindowStore) else store.mark(str(uuid.uuid4()), wanted)
+            )
             return [row._replace(horizon=0) for row in rows]
 
         first, then = read(700), read(700)
@@ -141,7 +145,7 @@ def test_rows_that_come_in_masses_come_as_few_do(kind: type[WindowStore | Marked
         assert first[:10] == read(700)[:10] == [*read(10)]
 
 
-def test_large_values_are_read_a_few_at_a_time_and_whole(store: WindowStore, settings: Settings) -> None:
+def test_large_values_are_read_a_few_at_a_time_and_whole(store: PostgresWindowStore, settings: Settings) -> None:
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:
         connection.execute(
             "UPDATE outbox SET kafka_value = repeat(chr(64 + id::int), 3000000) WHERE id BETWEEN 2 AND 7; "
@@ -168,12 +172,12 @@ def test_large_headers_are_read_and_marked_a_few_at_a_time_and_whole(
         written = connection.execute(
             "SELECT id, kafka_value, kafka_header_keys, kafka_header_values FROM outbox ORDER BY id"
         ).fetchall()
-    with closing(WindowStore(with_room(settings), 0, LAYOUT)) as store:
+    with closing(PostgresWindowStore(with_room(settings), 0, LAYOUT)) as store:
         reads: list[Sequence[OutboxRow]] = []
         while len(seen := [row.id for rows in reads for row in rows]) < len(written):
             reads.append(store.read(Wanted(ALL, in_flight=IdRanges.of(seen))))
     leader = str(uuid.uuid4())
-    with closing(MarkedStore(with_room(settings), 0, LAYOUT)) as marks:
+    with closing(PostgresMarkedStore(with_room(settings), 0, LAYOUT)) as marks:
         marks.lead(leader)
         marked = [marks.mark(leader, Wanted(ALL)) for _ in range(4)]
     assert [[row.id for row in rows] for rows in reads] == [[1, 2, 3], [4, 5], [6, 7, 8, 9, 10]]
@@ -184,7 +188,7 @@ def test_large_headers_are_read_and_marked_a_few_at_a_time_and_whole(
 
 @pytest.mark.parametrize("vanished", ["id = 3", "id <= 4", "id <= 10"])
 def test_a_row_that_vanishes_before_its_large_value_is_read_is_no_tombstone(
-    store: WindowStore, settings: Settings, monkeypatch: pytest.MonkeyPatch, vanished: str
+    store: PostgresWindowStore, settings: Settings, monkeypatch: pytest.MonkeyPatch, vanished: str
 ) -> None:
     with psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection:
         connection.execute("UPDATE outbox SET kafka_value = repeat('x', 2000000)")
@@ -204,8 +208,10 @@ def test_a_row_that_vanishes_before_its_large_value_is_read_is_no_tombstone(
         assert all(row.horizon > 0 for row in rows)
 
 
-@pytest.mark.parametrize("kind", [WindowStore, MarkedStore])
-def test_a_table_whose_ids_are_of_the_small_kind(dsn: str, kind: type[WindowStore | MarkedStore]) -> None:
+@pytest.mark.parametrize("kind", [PostgresWindowStore, PostgresMarkedStore])
+def test_a_table_whose_ids_are_of_the_small_kind(
+    dsn: str, kind: type[PostgresWindowStore | PostgresMarkedStore]
+) -> None:
     settings = Settings(dsn=dsn, bootstrap_servers="127.0.0.1:1")
     with psycopg.connect(dsn) as connection:
         connection.execute(
@@ -217,16 +223,16 @@ def test_a_table_whose_ids_are_of_the_small_kind(dsn: str, kind: type[WindowStor
     insert_numbered(settings, "t", 1, 1_000)
     leader = str(uuid.uuid4())
     with closing(kind(settings, 0, LAYOUT)) as store:
-        if isinstance(store, MarkedStore):
+        if isinstance(store, PostgresMarkedStore):
             store.lead(leader)
         for limit in (10, 700, 800):  # Few rows, then such that come in masses.
             wanted = Wanted(limit, in_flight=IdRanges.of([2]))
-            rows = store.read(wanted) if isinstance(store, WindowStore) else store.mark(leader, wanted)
-            if isinstance(store, WindowStore):
+            rows = store.read(wanted) if isinstance(store, PostgresWindowStore) else store.mark(leader, wanted)
+            if isinstance(store, PostgresWindowStore):
                 assert store.purge([Publication.of(rows)]) == len(rows)
             else:
                 assert store.delete(leader, [row.id for row in rows]) == len(rows)
-    assert backlog(settings) == (1 if kind is WindowStore else 0)
+    assert backlog(settings) == (1 if kind is PostgresWindowStore else 0)
 
 
 def test_an_old_postgres_is_refused_in_one_line(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,19 +250,19 @@ def test_large_values_are_marked_a_few_at_a_time_and_none_is_overtaken(settings:
             "UPDATE outbox SET kafka_value = NULL WHERE id IN (8, 9)"
         )
     leader = str(uuid.uuid4())
-    with closing(MarkedStore(with_room(settings), 0, LAYOUT)) as marks:
+    with closing(PostgresMarkedStore(with_room(settings), 0, LAYOUT)) as marks:
         marks.lead(leader)
         marked = [[row.id for row in marks.mark(leader, Wanted(ALL))] for _ in range(4)]
     assert marked == [[1, 2, 3, 4], [5, 6, 7], [8, 9, 10], []]
 
 
-def test_a_purge_deletes_what_was_read_and_can_be_repeated(store: WindowStore) -> None:
+def test_a_purge_deletes_what_was_read_and_can_be_repeated(store: PostgresWindowStore) -> None:
     publication = Publication.of([store.read(Wanted(ALL))[each] for each in (0, 1, 4)])
     assert (store.purge([publication]), store.purge([publication])) == (3, 0)
     assert ids(store) == [3, 4, 6, 7, 8, 9, 10]
 
 
-def test_a_purge_spares_rows_that_the_read_could_not_see(store: WindowStore, settings: Settings) -> None:
+def test_a_purge_spares_rows_that_the_read_could_not_see(store: PostgresWindowStore, settings: Settings) -> None:
     publication = Publication.of(store.read(Wanted(ALL)))
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:
         connection.execute("DELETE FROM outbox WHERE id > 5")
@@ -268,7 +274,7 @@ def test_a_purge_spares_rows_that_the_read_could_not_see(store: WindowStore, set
     assert ids(store) == [6, 7, 8, 9, 10]
 
 
-def test_a_purge_spares_rows_that_were_created_at_another_time(store: WindowStore) -> None:
+def test_a_purge_spares_rows_that_were_created_at_another_time(store: PostgresWindowStore) -> None:
     """As after a fail-over that undid transactions: the same ids, and the same transaction ids, given out again."""
     rows = store.read(Wanted(ALL))
     earlier = replace(Publication.of(rows), created_until=rows[0].create_time - 1)
@@ -293,7 +299,7 @@ def test_a_purge_deletes_rows_that_were_rewritten_since_and_reading_goes_on(
 ) -> None:
     insert_each_in_a_transaction_of_its_own(settings, 10)
     with (
-        closing(WindowStore(settings.model_copy(update={"retention": retention}), 0, LAYOUT)) as store,
+        closing(PostgresWindowStore(settings.model_copy(update={"retention": retention}), 0, LAYOUT)) as store,
         psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection,
     ):
         first = store.read(Wanted(15))
@@ -313,7 +319,7 @@ def test_a_purge_of_several_windows_counts_each_by_itself(settings: Settings) ->
     """A small window that was rewritten, and a larger one that was not: what the second deletes hides no lack."""
     insert_each_in_a_transaction_of_its_own(settings, 3)
     with (
-        closing(WindowStore(settings, 0, LAYOUT)) as store,
+        closing(PostgresWindowStore(settings, 0, LAYOUT)) as store,
         psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection,
     ):
         small = store.read(Wanted(ALL))
@@ -336,7 +342,7 @@ def test_a_purge_spares_later_rows_also_when_transaction_ids_prove_nothing(setti
     """They went back, as in a backup that was restored; or so many have been since that new ones look old."""
     insert_each_in_a_transaction_of_its_own(settings, 10)
     with (
-        closing(WindowStore(settings, 0, LAYOUT)) as store,
+        closing(PostgresWindowStore(settings, 0, LAYOUT)) as store,
         psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection,
     ):
         read = Publication.of(store.read(Wanted(ALL)))
@@ -353,7 +359,7 @@ def test_a_purge_spares_later_rows_also_when_transaction_ids_prove_nothing(setti
 
 def test_rows_created_at_the_end_of_time_are_told_from_others(settings: Settings) -> None:
     with (
-        closing(WindowStore(settings, 0, LAYOUT)) as store,
+        closing(PostgresWindowStore(settings, 0, LAYOUT)) as store,
         psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection,
     ):
         connection.execute("UPDATE outbox SET create_time = 'infinity' WHERE id = 3")
@@ -368,7 +374,7 @@ def test_rows_created_at_the_end_of_time_are_told_from_others(settings: Settings
 def test_a_record_of_an_earlier_version_is_proved_by_transaction_ids(settings: Settings) -> None:
     insert_each_in_a_transaction_of_its_own(settings, 2)
     with (
-        closing(WindowStore(settings, 0, LAYOUT)) as store,
+        closing(PostgresWindowStore(settings, 0, LAYOUT)) as store,
         psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection,
     ):
         publication = replace(Publication.of(store.read(Wanted(ALL))), created=None)
@@ -378,7 +384,9 @@ def test_a_record_of_an_earlier_version_is_proved_by_transaction_ids(settings: S
 
 
 @pytest.mark.parametrize("how", ["TRUNCATE outbox RESTART IDENTITY", "TRUNCATE outbox CASCADE"])
-def test_nothing_is_deleted_from_a_table_that_was_truncated(store: WindowStore, settings: Settings, how: str) -> None:
+def test_nothing_is_deleted_from_a_table_that_was_truncated(
+    store: PostgresWindowStore, settings: Settings, how: str
+) -> None:
     """Whatever the new rows claim; and whoever truncates it."""
     with psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection:
         copied = "INSERT INTO outbox SELECT * FROM kept"
@@ -390,7 +398,7 @@ def test_nothing_is_deleted_from_a_table_that_was_truncated(store: WindowStore, 
         assert (store.purge([publication]), store.recover([publication])) == (0, 0)
         assert ids(store) == []
         connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
-    with closing(WindowStore(settings, 0, LAYOUT)) as another:
+    with closing(PostgresWindowStore(settings, 0, LAYOUT)) as another:
         assert ids(another) == [*range(1, 11)]
 
 
@@ -398,16 +406,16 @@ def test_an_outbox_whose_truncation_would_go_unnoticed_is_migrated_first(setting
     with psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection:
         connection.execute("ALTER TABLE outbox DISABLE TRIGGER outbox_truncated")
         with pytest.raises(SchemaMissing, match="lacks the trigger `outbox_truncated`; run `outbox migrate` first"):
-            WindowStore(settings, 0, LAYOUT)
+            PostgresWindowStore(settings, 0, LAYOUT)
         connection.execute("DROP TRIGGER outbox_truncated ON outbox")
         migrate(settings)
-        WindowStore(settings, 0, LAYOUT).close()
+        PostgresWindowStore(settings, 0, LAYOUT).close()
 
 
-@pytest.mark.parametrize("kind", [WindowStore, MarkedStore])
+@pytest.mark.parametrize("kind", [PostgresWindowStore, PostgresMarkedStore])
 @pytest.mark.parametrize("rows", [10, 1_000])
 def test_a_statement_of_a_term_outlasts_the_roles_timeout(
-    settings: Settings, kind: type[WindowStore | MarkedStore], rows: int
+    settings: Settings, kind: type[PostgresWindowStore | PostgresMarkedStore], rows: int
 ) -> None:
     """Each later term would time out where this one did."""
     leader = str(uuid.uuid4())
@@ -420,10 +428,10 @@ def test_a_statement_of_a_term_outlasts_the_roles_timeout(
 
             def take() -> Sequence[OutboxRow]:
                 wanted = Wanted(rows // 2)
-                return store.read(wanted) if isinstance(store, WindowStore) else store.mark(leader, wanted)
+                return store.read(wanted) if isinstance(store, PostgresWindowStore) else store.mark(leader, wanted)
 
             def delete(taken: Sequence[OutboxRow]) -> int:
-                if isinstance(store, WindowStore):
+                if isinstance(store, PostgresWindowStore):
                     return store.purge([Publication.of(taken)])
                 return store.delete(leader, [row.id for row in taken])
 
@@ -438,7 +446,7 @@ def test_a_statement_of_a_term_outlasts_the_roles_timeout(
                     eventually(lambda: working.done() or connection.execute(waited).fetchone() == (1,), 20)
                 return working.result(60)
 
-            if isinstance(store, MarkedStore):
+            if isinstance(store, PostgresMarkedStore):
                 while_locked(partial(store.lead, leader))
             for _ in range(2):  # Rows that come in masses are read in another way.
                 taken = while_locked(take)
@@ -456,12 +464,14 @@ def test_a_purge_is_durable_whatever_the_sessions_default(settings: Settings) ->
             "$$ BEGIN INSERT INTO seen VALUES (current_setting('synchronous_commit')); RETURN OLD; END $$; "
             "CREATE TRIGGER see BEFORE DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION see()"
         )
-        with closing(WindowStore(settings, 0, LAYOUT)) as store:
+        with closing(PostgresWindowStore(settings, 0, LAYOUT)) as store:
             store.purge([Publication.of(store.read(Wanted(ALL)))])
         assert connection.execute("SELECT DISTINCT setting FROM seen").fetchall() == [("on",)]
 
 
-def test_nothing_is_read_from_a_table_that_took_the_outboxs_place(store: WindowStore, settings: Settings) -> None:
+def test_nothing_is_read_from_a_table_that_took_the_outboxs_place(
+    store: PostgresWindowStore, settings: Settings
+) -> None:
     store.control()
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:
         connection.execute("DROP TABLE outbox")
@@ -473,7 +483,7 @@ def test_nothing_is_read_from_a_table_that_took_the_outboxs_place(store: WindowS
         store.control()
 
 
-def test_nothing_is_read_from_a_table_that_was_truncated(store: WindowStore, settings: Settings) -> None:
+def test_nothing_is_read_from_a_table_that_was_truncated(store: PostgresWindowStore, settings: Settings) -> None:
     """Its ids are given again, to rows that what is in flight would hide."""
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:
         connection.execute("TRUNCATE outbox RESTART IDENTITY")
@@ -481,7 +491,7 @@ def test_nothing_is_read_from_a_table_that_was_truncated(store: WindowStore, set
     assert ids(store) == []
     with pytest.raises(StoreUnavailable, match="truncated"):
         store.control()
-    with closing(WindowStore(settings, 0, LAYOUT)) as another:
+    with closing(PostgresWindowStore(settings, 0, LAYOUT)) as another:
         assert ids(another) == [*range(1, 11)]
 
 
@@ -557,7 +567,7 @@ def test_a_row_that_somebody_changes_while_it_is_marked_is_not_left_out(settings
     """Else the rows behind it would overtake it."""
     dsn = settings.dsn.get_secret_value()
     with (
-        closing(MarkedStore(settings, 0, LAYOUT)) as marks,
+        closing(PostgresMarkedStore(settings, 0, LAYOUT)) as marks,
         psycopg.connect(dsn) as changing,
         ThreadPoolExecutor(1) as background,
     ):
@@ -599,7 +609,7 @@ def test_ids_are_bounded_by_the_sequence_that_they_are_drawn_from(
     with psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection:
         connection.execute(change)
         connection.execute("SELECT setval('outbox_id_seq', 5000)")
-        with closing(WindowStore(settings, 0, LAYOUT)) as store, connection.transaction():
+        with closing(PostgresWindowStore(settings, 0, LAYOUT)) as store, connection.transaction():
             connection.execute("INSERT INTO outbox (kafka_topic, kafka_key) VALUES ('t', 'k')")
             drawn = store.control().drawn
     assert (drawn.last_id, len(drawn.writers)) == (last_id, 1 if last_id else 0)
@@ -611,11 +621,11 @@ def test_a_table_in_which_two_rows_can_have_one_id_is_refused(settings: Settings
         connection.execute("ALTER TABLE outbox DROP CONSTRAINT outbox_pkey")
         connection.execute("CREATE INDEX ON outbox (id); CREATE UNIQUE INDEX ON outbox (id) WHERE id > 5")
         with pytest.raises(SchemaMissing, match=r"^the table 'outbox' lets two rows have the same id.*ADD PRIMARY KEY"):
-            WindowStore(settings, 0, LAYOUT)
+            PostgresWindowStore(settings, 0, LAYOUT)
         connection.execute("CREATE UNIQUE INDEX ON outbox (id)")
         connection.execute(
             "CREATE TABLE by_day (id BIGINT, create_time TIMESTAMPTZ, PRIMARY KEY (id, create_time)) "
             "PARTITION BY RANGE (create_time)"
         )
         assert connection.execute(statement("identity", "unique_ids", "by_day")).fetchall()  # It can say no more.
-    WindowStore(settings, 0, LAYOUT).close()
+    PostgresWindowStore(settings, 0, LAYOUT).close()

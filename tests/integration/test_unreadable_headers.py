@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from outbox_plugin import Settings
-from outbox_plugin.adapters.kafka import readable_headers
+from outbox_plugin.adapters.kafka_clients import readable_headers
 from outbox_plugin.consuming import Received, TopicRange, consume_range
 from outbox_plugin.consuming.topics import topic_state
 from outbox_plugin.inbox import Inbox

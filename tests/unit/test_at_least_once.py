@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from outbox_plugin.adapters.acknowledging_log import AcknowledgingLog
-from outbox_plugin.adapters.topics import Judgement
+from outbox_plugin.adapters.kafka_acknowledging_log import KafkaAcknowledgingLog
+from outbox_plugin.adapters.writable_topics import UnwritableTopics
 from outbox_plugin.core.floor import Drawn
 from outbox_plugin.core.lanes import BadRow
 from outbox_plugin.core.ports import Control, Sent, Wanted
@@ -98,18 +98,18 @@ def test_who_leads_is_asked_after_topics_have_been_looked_up(
     settings_of_nobody: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To look them up may take ten seconds; by then, another may lead."""
-    log = AcknowledgingLog(settings_of_nobody, lambda: True, lambda _: None)
+    log = KafkaAcknowledgingLog(settings_of_nobody, lambda: True, lambda _: None)
     done: list[str] = []
 
-    def judge(*_: object) -> Judgement:
+    def judge(*_: object) -> UnwritableTopics:
         done.append("looked up")
-        return Judgement()
+        return UnwritableTopics()
 
     def confirm() -> None:
         done.append("confirmed")
         raise Fenced("another leads")
 
-    monkeypatch.setattr(log._records, "judge_topics", judge)
+    monkeypatch.setattr(log._records, "unwritable_topics", judge)
     monkeypatch.setattr(log._records, "hand_over", lambda *_: done.append("sent"))
     with pytest.raises(Fenced):
         log.send([OutboxRow(1, 0, "t", "k", "v", [], [], 0)], confirm)

@@ -12,9 +12,9 @@ import psycopg
 import pytest
 
 from outbox_plugin import Settings
-from outbox_plugin.adapters import wake_up
-from outbox_plugin.adapters.kafka import Admin
-from outbox_plugin.adapters.wake_up import PostgresWakeUp
+from outbox_plugin.adapters import postgres_wake_up
+from outbox_plugin.adapters.kafka_admin import KafkaAdmin
+from outbox_plugin.adapters.postgres_wake_up import PostgresWakeUp
 
 SETTINGS = Settings(dsn="postgresql://nowhere/db", bootstrap_servers="127.0.0.1:1")
 
@@ -34,9 +34,9 @@ class Gone:
 @pytest.fixture(params=[False, True])
 def alone(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> PostgresWakeUp:
     """A wake-up whose server has gone."""
-    monkeypatch.setattr(wake_up, "connect", lambda *_, **__: Gone(closed=request.param))
-    monkeypatch.setattr(wake_up, "in_full", lambda *_: "outbox")
-    monkeypatch.setattr(wake_up, "statement", lambda *_: b"")
+    monkeypatch.setattr(postgres_wake_up, "connect", lambda *_, **__: Gone(closed=request.param))
+    monkeypatch.setattr(postgres_wake_up, "in_full", lambda *_: "outbox")
+    monkeypatch.setattr(postgres_wake_up, "statement", lambda *_: b"")
     return PostgresWakeUp(SETTINGS, 0)
 
 
@@ -66,7 +66,7 @@ def test_a_client_of_the_cluster_ends_with_the_last_reference_to_it() -> None:
     """Not with the next collection of cycles, which a harvester hardly ever makes: each client has four threads."""
     gc.disable()
     try:
-        admin = Admin(SETTINGS)
+        admin = KafkaAdmin(SETTINGS)
         gone = weakref.ref(admin)
         del admin
         assert gone() is None

@@ -90,9 +90,9 @@ def test_a_stop_that_meets_an_assignment_handles_none_of_it(silent: bool) -> Non
 
     def look_up(topics: object) -> Any:
         stopped._stop.set()
-        return SimpleNamespace(changed=set(), known=set())
+        return SimpleNamespace(recreated=set(), known=set())
 
-    stopped._incarnations, stopped._positions = SimpleNamespace(look_up=look_up), OurPositions()
+    stopped._topic_ids, stopped._positions = SimpleNamespace(look_up=look_up), OurPositions()
     if not silent:
         stopped._stop.set()
     stopped._assigned(group, [TopicPartition("t", 0)])
@@ -125,7 +125,7 @@ def test_the_last_positions_are_written_while_the_partitions_are_still_ours(
         written.append(last)
 
     ending._positions = SimpleNamespace(write_last=write_last)
-    ending._incarnations = SimpleNamespace(of=lambda topic: ID)
+    ending._topic_ids = SimpleNamespace(of=lambda topic: ID)
     ending._board.assign([PLACE], {"t": ID}, {PLACE: 7})
     kafka = SimpleNamespace(commit=noted("commit"), close=noted("close"))
     ending._consume(kafka, SimpleNamespace(start=noted("seats"), join=noted("seats end")))

@@ -61,7 +61,7 @@ def test_every_logger_of_the_package_is_made_so() -> None:
         for path in package.rglob("*.py")
         if "= logging.getLogger(" in path.read_text() and path.name not in ("printable.py", "kafka.py")
     ]
-    assert unsafe == []  # adapters/kafka.py has librdkafka's own logger, which is off.
+    assert unsafe == []  # adapters/kafka_clients.py has librdkafka's own logger, which is off.
 
 
 @pytest.fixture

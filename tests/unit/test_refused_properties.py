@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from outbox_plugin import Settings, verification
-from outbox_plugin.adapters.kafka import own_config
+from outbox_plugin.adapters.kafka_clients import own_config
 from outbox_plugin.coordination.command import pause
 from outbox_plugin.errors import InvalidSetting
 from outbox_plugin.inbox import Inbox

@@ -7,15 +7,15 @@ from contextlib import closing
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from outbox_plugin.adapters.kafka import (
+from outbox_plugin.adapters.kafka_clients import (
     REQUEST_TIMEOUT_SECONDS,
     UNKNOWN_TOPIC,
-    Names,
     bounds,
     content,
     own_config,
     refusal,
 )
+from outbox_plugin.adapters.kafka_names import KafkaNames
 from outbox_plugin.core.last_progress import LastProgress, LogRecord, Reader
 from outbox_plugin.core.shards import Slice
 from outbox_plugin.core.signing import Signer, Slot
@@ -28,7 +28,7 @@ _TAIL_RECORDS = 32  # How far from its end the progress topic is read at first; 
 
 def read_progress(
     settings: Settings,
-    names: Names,
+    names: KafkaNames,
     slice_: Slice,
     signer: Signer,
     *,

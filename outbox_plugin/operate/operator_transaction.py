@@ -14,7 +14,7 @@ from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 
 
-class Orders:
+class OperatorTransaction:
     """Statements of one order."""
 
     def __init__(self, settings: Settings, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
@@ -32,7 +32,7 @@ class Orders:
 
 
 @contextmanager
-def asking(settings: Settings) -> Iterator[Orders]:
+def operator_transaction(settings: Settings) -> Iterator[OperatorTransaction]:
     """A transaction that changes nothing which a harvester must hear of.
 
     Raises:
@@ -43,16 +43,16 @@ def asking(settings: Settings) -> Iterator[Orders]:
         closing(connect(settings, purpose="outbox (order)")) as connection,
         connection.transaction(),
     ):
-        yield Orders(settings, connection)
+        yield OperatorTransaction(settings, connection)
 
 
 @contextmanager
-def ordering(settings: Settings) -> Iterator[Orders]:
+def notifying_transaction(settings: Settings) -> Iterator[OperatorTransaction]:
     """A transaction for an order; harvesters that sleep hear of it when it is committed.
 
     Raises:
-        SchemaMissing, ServerRefused: see `asking`.
+        SchemaMissing, ServerRefused: see `operator_transaction`.
     """
-    with asking(settings) as orders:
-        yield orders
-        orders.run("control", "notify")
+    with operator_transaction(settings) as transaction:
+        yield transaction
+        transaction.run("control", "notify")

@@ -7,8 +7,8 @@ from typing import Any
 
 import psycopg
 
-from outbox_plugin.adapters.history import History
-from outbox_plugin.adapters.kafka import largest_record_bytes
+from outbox_plugin.adapters.history_partitions import HistoryPartitions
+from outbox_plugin.adapters.kafka_clients import largest_record_bytes
 from outbox_plugin.adapters.postgres import PostgresOutbox, Query
 from outbox_plugin.core.ports import Control, Wanted
 from outbox_plugin.core.progress import Publication
@@ -24,13 +24,13 @@ from outbox_plugin.settings import Settings
 logger = logger_of("outbox_plugin.harvester")
 
 
-class WindowStore(PostgresOutbox):
+class PostgresWindowStore(PostgresOutbox):
     """`OutboxStore` on psycopg."""
 
     def __init__(self, settings: Settings, shard: int, layout: Layout) -> None:
         """See `PostgresOutbox`."""
         super().__init__(settings, shard, layout)
-        self._history = History(settings) if settings.retention else None
+        self._history = HistoryPartitions(settings) if settings.retention else None
         self._slice = Slice(shard, layout.shards)
         self._limit = RecordLimit(largest_record_bytes(settings))
         try:
@@ -51,7 +51,7 @@ class WindowStore(PostgresOutbox):
         """
         if self._history:
             try:
-                self._history.keep_days(self._reader)
+                self._history.maintain(self._reader)
             except psycopg.Error as error:
                 if self._reader.closed:
                     raise StoreUnavailable(f"Postgres: {one_line(error)}") from error

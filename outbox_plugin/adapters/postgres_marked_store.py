@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import psycopg
 
-from outbox_plugin.adapters.kafka import largest_record_bytes
+from outbox_plugin.adapters.kafka_clients import largest_record_bytes
 from outbox_plugin.adapters.postgres import PostgresOutbox
 from outbox_plugin.core.ports import Control, Wanted
 from outbox_plugin.core.row import OutboxRow, RecordLimit, column
@@ -18,7 +18,7 @@ DELIVERED = "ffffffff-ffff-ffff-ffff-ffffffffffff"  # Marks rows that Kafka has 
 ENDINGS = 10  # How often the last leader's mark is waited for, half a second each, before its session is ended.
 
 
-class MarkedStore(PostgresOutbox):
+class PostgresMarkedStore(PostgresOutbox):
     """`MarkedStore` of the ports, on psycopg."""
 
     def lead(self, leader_id: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaException, TopicCollection
 
-from outbox_plugin.adapters.kafka import Admin
+from outbox_plugin.adapters.kafka_admin import KafkaAdmin
 from outbox_plugin.printable import logger_of
 from outbox_plugin.settings import Settings
 
@@ -23,15 +23,15 @@ ANSWER_SECONDS = 10.0
 class Answer(NamedTuple):
     """What Kafka says of topics: which were made anew since they were known, and of which it says the id at all."""
 
-    changed: set[str]
+    recreated: set[str]
     known: set[str]
 
 
-class Incarnations:
+class TopicIds:
     """The ids of topics, as Kafka last said them (KIP-516)."""
 
     def __init__(self, settings: Settings) -> None:
-        self._admin = Admin(settings).client
+        self._admin = KafkaAdmin(settings).client
         self._ids: dict[str, str] = {}
         self._asked: dict[str, Future[Any]] = {}
         self._ask_at = 0.0
@@ -45,20 +45,20 @@ class Incarnations:
         return dict(self._ids)
 
     def look_up(self, topics: Iterable[str]) -> Answer:
-        """Ask for these topics, and wait for the answer. What `changed` has asked for is not disturbed."""
+        """Ask for these topics, and wait for the answer. What `recreated` has asked for is not disturbed."""
         asked = self._ask(topics)
         for future in asked.values():
             with suppress(KafkaException, TimeoutError):  # `_take_in` says so.
                 future.result(ANSWER_SECONDS + 1)
         return self._take_in(asked)
 
-    def changed(self, topics: Collection[str]) -> set[str]:
+    def recreated(self, topics: Collection[str]) -> set[str]:
         """Those of the topics that were made anew. Waits for nothing: it asks, and a later call has the answer."""
         if self._asked:
             if not all(future.done() for future in self._asked.values()):
                 return set()
             asked, self._asked = self._asked, {}
-            return self._take_in(asked).changed
+            return self._take_in(asked).recreated
         if topics and time.monotonic() >= self._ask_at:
             self._ask_at = time.monotonic() + ASK_SECONDS
             self._asked = self._ask(topics)
@@ -71,7 +71,7 @@ class Incarnations:
         return self._admin.describe_topics(TopicCollection(names), request_timeout=ANSWER_SECONDS)
 
     def _take_in(self, asked: dict[str, Future[Any]]) -> Answer:
-        changed, known = set(), set()
+        recreated, known = set(), set()
         for topic, future in asked.items():
             try:
                 found = str(future.result(0).topic_id)
@@ -79,7 +79,7 @@ class Incarnations:
                 logger.info("Kafka does not say which incarnation of the topic %s there is: %s", topic, error)
                 continue
             if self._ids.get(topic, found) != found:
-                changed.add(topic)
+                recreated.add(topic)
             self._ids[topic] = found
             known.add(topic)
-        return Answer(changed, known)
+        return Answer(recreated, known)

@@ -32,7 +32,7 @@ _FORBIDDEN = {KafkaError.TOPIC_EXCEPTION, KafkaError.TOPIC_AUTHORIZATION_FAILED}
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class UnwritableTopics:
     """Which topics are refused, and which are away; all others may be written to."""
 
     refused: dict[str, Refusal] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class _Missed:
     pace: Backoff = field(default_factory=lambda: Backoff(AWAY_FIRST, AWAY_LAST))
 
 
-class Topics:
+class WritableTopics:
     """What one producer knows of topics."""
 
     def __init__(self, reserved: Callable[[str], str | None], clock: Callable[[], float] = time.monotonic) -> None:
@@ -78,7 +78,7 @@ class Topics:
         self._known -= leaderless | gone
         return bool(leaderless | gone)
 
-    def judge(self, producer: Producer, topics: set[str]) -> Judgement:
+    def unwritable(self, producer: Producer, topics: set[str]) -> UnwritableTopics:
         """Which of `topics` may not be written to now. Waits for Kafka's answers, but never for a topic to appear.
 
         Raises:
@@ -87,7 +87,7 @@ class Topics:
         unknown = topics - self._known
         if not unknown:
             return _NOTHING_WRONG
-        verdict, now = Judgement(), self._clock()
+        verdict, now = UnwritableTopics(), self._clock()
         due: list[str] = []
         for topic in unknown:
             missed = self._missed.get(topic)
@@ -132,7 +132,7 @@ class Topics:
                     break
         return found
 
-    def _conclude(self, topic: str, found: TopicMetadata | None, verdict: Judgement) -> None:
+    def _conclude(self, topic: str, found: TopicMetadata | None, verdict: UnwritableTopics) -> None:
         """Enter what was found of one topic."""
         problem = None if found is None else found.error
         code = None if problem is None else problem.code()
@@ -158,7 +158,7 @@ class Topics:
         verdict.away[topic] = Away(reason, seconds)
 
 
-_NOTHING_WRONG = Judgement()
+_NOTHING_WRONG = UnwritableTopics()
 
 
 def _is_unknown(found: TopicMetadata) -> bool:

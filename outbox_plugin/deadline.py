@@ -12,7 +12,7 @@ from outbox_plugin.errors import OutboxError
 _Answer = TypeVar("_Answer")
 
 
-class Asked(Generic[_Answer]):
+class DeadlineFuture(Generic[_Answer]):
     """A question that is put on a thread of its own, because a client library's time-outs cannot be relied upon."""
 
     def __init__(self, question: Callable[[], _Answer]) -> None:
@@ -30,7 +30,7 @@ class Asked(Generic[_Answer]):
         except Exception as error:  # Nobody joins this thread for its traceback: without this, all would seem well.
             self._error = f"unexpected: {error!r}"
 
-    def answer(self, deadline: float, server: str) -> tuple[_Answer | None, str | None]:
+    def result(self, deadline: float, server: str) -> tuple[_Answer | None, str | None]:
         """The answer, or what is wrong. `deadline`: of `time.monotonic()`, in seconds."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from outbox_plugin.adapters.kafka import Admin
-from outbox_plugin.adapters.topics import Judgement, Topics
+from outbox_plugin.adapters.kafka_admin import KafkaAdmin
+from outbox_plugin.adapters.writable_topics import UnwritableTopics, WritableTopics
 from outbox_plugin.core.row import OutboxRow, TooLarge, column, fields_of, length_of, topics_of
 from outbox_plugin.core.row_faults import fault_of, faults_of, header_names_are_plain
 from outbox_plugin.errors import Refusal, RowsRefused, SchemaMissing, TopicsAway
@@ -27,12 +27,12 @@ _PURGED = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # Because anoth
 _INVALID = {KafkaError.INVALID_RECORD, KafkaError.INVALID_MSG}
 
 
-class Records:
+class RowDelivery:
     """The records of one producer."""
 
     def __init__(self, reserved: Callable[[str], str | None]) -> None:
         """`reserved` says why a topic is not for events at all; None where it is."""
-        self._topics = Topics(reserved)
+        self._topics = WritableTopics(reserved)
         self._touched: tuple[set[str], set[str]] = set(), set()  # The topics of the last records, and of those before.
         self._limits: dict[str, int] = {}
         self._rows: Sequence[OutboxRow] = ()
@@ -66,7 +66,7 @@ class Records:
             TopicsAway: topics to try again in a moment.
             LogUnavailable: Kafka does not answer.
         """
-        verdict = self.judge_topics(producer, rows)
+        verdict = self.unwritable_topics(producer, rows)
         if verdict.refused:
             raise RowsRefused(refused_by_topic(rows, verdict), verdict.away)
         if verdict.away:
@@ -84,7 +84,7 @@ class Records:
         if self._has_met_bad_rows and (faults := faults_of(rows)):
             raise RowsRefused({id_: Refusal(fault) for id_, fault in faults.items()})
 
-    def judge_topics(self, producer: Producer, rows: Sequence[OutboxRow]) -> Judgement:
+    def unwritable_topics(self, producer: Producer, rows: Sequence[OutboxRow]) -> UnwritableTopics:
         """Which topics of `rows` cannot be written to now.
 
         Raises:
@@ -96,7 +96,7 @@ class Records:
             bad = next(row for row in rows if not isinstance(row.topic, str))
             raise SchemaMissing(f"row {bad.id}: {fault_of(bad)}; the column kafka_topic must be a TEXT, NOT NULL")
         self._touched = topics, self._touched[0]
-        return self._topics.judge(producer, topics)
+        return self._topics.unwritable(producer, topics)
 
     def without_leader(self, producer: Producer) -> bool:
         """Whether a topic of the last records, or of those before them, has a partition that no broker leads.
@@ -215,9 +215,9 @@ class Records:
         topics = set(column(self._rows, "topic"))
         forbidden = {
             topic: Refusal(f"topic {topic}: we may describe it, but not write to it", whole_topic=True)
-            for topic in topics - Admin(settings).writable(topics)
+            for topic in topics - KafkaAdmin(settings).writable(topics)
         }
-        self.refusals |= refused_by_topic(self._rows, Judgement(forbidden))
+        self.refusals |= refused_by_topic(self._rows, UnwritableTopics(forbidden))
 
     def _refusal(self, error: KafkaError, topic: str) -> Refusal | None:
         if error.code() in _FORBIDDEN:
@@ -232,7 +232,7 @@ class Records:
         return topic in self._limits and sum(row.topic == topic for row in self._group) == 1
 
 
-def refused_by_topic(rows: Sequence[OutboxRow], verdict: Judgement) -> dict[int, Refusal]:
+def refused_by_topic(rows: Sequence[OutboxRow], verdict: UnwritableTopics) -> dict[int, Refusal]:
     """The refusals of those `rows` whose topics are refused, by their ids."""
     return (
         {row.id: verdict.refused[row.topic] for row in rows if row.topic in verdict.refused} if verdict.refused else {}

@@ -15,7 +15,7 @@ LOOK_SECONDS = 3_600.0  # Tomorrow's partition is made ahead, so a look an hour 
 AGAIN_SECONDS = 300.0  # Each attempt that somebody's lock ends may keep new rows waiting for a tenth of a second.
 
 
-class History:
+class HistoryPartitions:
     """Has the days of the history kept, by a function of the database: a harvester need not own the table."""
 
     def __init__(self, settings: Settings) -> None:
@@ -23,7 +23,7 @@ class History:
         self._settings = settings
         self._look_at = 0.0
 
-    def keep_days(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
+    def maintain(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
         """Once an hour, make the partitions of the days to come, and drop the days whose time is over.
 
         What somebody's lock prevents, such as a dump's, is tried again after a few minutes; nobody waits for it.

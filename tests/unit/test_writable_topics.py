@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from outbox_plugin.adapters.reserved_topics import ReservedTopics
-from outbox_plugin.adapters.topics import LOOK_UP_SECONDS, UNKNOWN_TOPIC_SECONDS, Topics
+from outbox_plugin.adapters.writable_topics import LOOK_UP_SECONDS, UNKNOWN_TOPIC_SECONDS, WritableTopics
 from outbox_plugin.errors import LogUnavailable
 from outbox_plugin.settings import Settings
 
@@ -48,31 +48,31 @@ class Brokers:
         return SimpleNamespace(topics={topic: SimpleNamespace(error=error, partitions=partitions)})
 
 
-def told(topics: Topics, brokers: Brokers, *names: str) -> tuple[set[str], set[str]]:
+def refused_and_away(topics: WritableTopics, brokers: Brokers, *names: str) -> tuple[set[str], set[str]]:
     """Which of `names` are refused, and which are away."""
-    verdict = topics.judge(brokers, set(names))  # type: ignore[arg-type]
+    verdict = topics.unwritable(brokers, set(names))  # type: ignore[arg-type]
     return set(verdict.refused), set(verdict.away)
 
 
 def test_a_topic_is_looked_up_once() -> None:
     brokers = Brokers({"orders": [1, 2]})
-    topics = Topics(lambda _: None, brokers.clock)
-    assert told(topics, brokers, "orders") == told(topics, brokers, "orders") == (set(), set())
+    topics = WritableTopics(lambda _: None, brokers.clock)
+    assert refused_and_away(topics, brokers, "orders") == refused_and_away(topics, brokers, "orders") == (set(), set())
     assert brokers.asked == ["orders"]
 
 
 def test_unknown_topics_are_refused_after_their_patience_and_hold_nobody_up() -> None:
     missing = [f"missing-{number}" for number in range(8)]
     brokers = Brokers({"orders": [1]})
-    topics = Topics(lambda _: None, brokers.clock)
-    assert told(topics, brokers, "orders", *missing) == (set(), set(missing))
+    topics = WritableTopics(lambda _: None, brokers.clock)
+    assert refused_and_away(topics, brokers, "orders", *missing) == (set(), set(missing))
     assert brokers.now < 0.1
     asked = len(brokers.asked)
-    assert told(topics, brokers, "orders", *missing) == (set(), set(missing))
+    assert refused_and_away(topics, brokers, "orders", *missing) == (set(), set(missing))
     assert len(brokers.asked) == asked, "a topic that was just missed is not looked up again at once"
     while brokers.now < 3 * UNKNOWN_TOPIC_SECONDS:
         brokers.now += 0.1
-        refused, away = told(topics, brokers, *missing)
+        refused, away = refused_and_away(topics, brokers, *missing)
         if brokers.now < UNKNOWN_TOPIC_SECONDS:
             assert (refused, away) == (set(), set(missing))
         if refused:
@@ -82,89 +82,89 @@ def test_unknown_topics_are_refused_after_their_patience_and_hold_nobody_up() ->
 
 def test_ever_new_names_take_a_bounded_time() -> None:
     brokers = Brokers({"orders": [1]}, seconds=0.01)
-    topics = Topics(lambda _: None, brokers.clock)
-    refused, away = told(topics, brokers, *(f"new-{number}" for number in range(1_000)))
+    topics = WritableTopics(lambda _: None, brokers.clock)
+    refused, away = refused_and_away(topics, brokers, *(f"new-{number}" for number in range(1_000)))
     assert (len(refused), len(away)) == (0, 1_000)
     assert brokers.now < 2 * LOOK_UP_SECONDS
 
 
 def test_a_topic_that_appears_within_the_patience_is_written_to() -> None:
     brokers = Brokers({})
-    topics = Topics(lambda _: None, brokers.clock)
-    assert told(topics, brokers, "orders") == (set(), {"orders"})
+    topics = WritableTopics(lambda _: None, brokers.clock)
+    assert refused_and_away(topics, brokers, "orders") == (set(), {"orders"})
     brokers.topics["orders"] = [1]
     brokers.now += 1.0
-    assert told(topics, brokers, "orders") == (set(), set())
+    assert refused_and_away(topics, brokers, "orders") == (set(), set())
 
 
 @pytest.mark.parametrize("leaders", [[1, -1, 2], LEADERLESS])
 def test_a_topic_without_a_leader_is_away_for_as_long_as_that_lasts(leaders: list[int] | KafkaError) -> None:
     brokers = Brokers({"orders": leaders})
-    topics = Topics(lambda _: None, brokers.clock)
+    topics = WritableTopics(lambda _: None, brokers.clock)
     for _ in range(100):
-        assert told(topics, brokers, "orders") == (set(), {"orders"})
+        assert refused_and_away(topics, brokers, "orders") == (set(), {"orders"})
         brokers.now += 6.0
     brokers.topics["orders"] = [1, 3, 2]
-    assert told(topics, brokers, "orders") == (set(), set())
+    assert refused_and_away(topics, brokers, "orders") == (set(), set())
 
 
 def test_a_topic_that_an_answer_does_not_mention_is_away() -> None:
     brokers = Brokers({"orders": [1]})
     brokers.unmentioned.add("orders")
-    topics = Topics(lambda _: None, brokers.clock)
-    assert told(topics, brokers, "orders") == (set(), {"orders"})
+    topics = WritableTopics(lambda _: None, brokers.clock)
+    assert refused_and_away(topics, brokers, "orders") == (set(), {"orders"})
     brokers.unmentioned.clear()
     brokers.now += 6.0
-    assert told(topics, brokers, "orders") == (set(), set())
+    assert refused_and_away(topics, brokers, "orders") == (set(), set())
 
 
 def test_a_topic_that_has_lost_a_leader_is_noticed_where_nothing_is_acknowledged() -> None:
     brokers = Brokers({"orders": [1, 2], "payments": [1]})
-    topics = Topics(lambda _: None, brokers.clock)
-    told(topics, brokers, "orders", "payments")
+    topics = WritableTopics(lambda _: None, brokers.clock)
+    refused_and_away(topics, brokers, "orders", "payments")
     assert not topics.without_leader(brokers, {"orders", "payments"})  # type: ignore[arg-type]
     brokers.topics["orders"] = [1, -1]
     assert topics.without_leader(brokers, {"orders", "payments"})  # type: ignore[arg-type]
-    assert told(topics, brokers, "orders", "payments") == (set(), {"orders"})
+    assert refused_and_away(topics, brokers, "orders", "payments") == (set(), {"orders"})
 
 
 def test_a_topic_that_was_deleted_is_noticed_where_nothing_is_acknowledged() -> None:
     brokers = Brokers({"orders": [1], "payments": [1]})
-    topics = Topics(lambda _: None, brokers.clock)
-    told(topics, brokers, "orders", "payments")
+    topics = WritableTopics(lambda _: None, brokers.clock)
+    refused_and_away(topics, brokers, "orders", "payments")
     brokers.topics["orders"] = MISSING
     assert topics.without_leader(brokers, {"orders", "payments"})  # type: ignore[arg-type]
-    assert told(topics, brokers, "orders", "payments") == (set(), {"orders"})
+    assert refused_and_away(topics, brokers, "orders", "payments") == (set(), {"orders"})
 
 
 def test_a_topic_that_is_forgotten_is_looked_up_again() -> None:
     brokers = Brokers({"orders": [1], "payments": [1]})
-    topics = Topics(lambda _: None, brokers.clock)
-    told(topics, brokers, "orders", "payments")
+    topics = WritableTopics(lambda _: None, brokers.clock)
+    refused_and_away(topics, brokers, "orders", "payments")
     brokers.topics["orders"] = [-1]
     topics.forget("orders")
-    assert told(topics, brokers, "orders", "payments") == (set(), {"orders"})
+    assert refused_and_away(topics, brokers, "orders", "payments") == (set(), {"orders"})
     topics.forget("payments")
     brokers.topics["payments"] = [-1]
-    assert told(topics, brokers, "payments") == (set(), {"payments"})
+    assert refused_and_away(topics, brokers, "payments") == (set(), {"payments"})
 
 
 @pytest.mark.parametrize("name", ["not there", "", ".", "..", "x" * 250, "ä"])
 def test_what_is_no_name_is_refused_without_a_question(name: str) -> None:
     brokers = Brokers({})
-    assert told(Topics(lambda _: None, brokers.clock), brokers, name) == ({name}, set())
+    assert refused_and_away(WritableTopics(lambda _: None, brokers.clock), brokers, name) == ({name}, set())
     assert brokers.asked == []
 
 
 def test_a_forbidden_topic_is_refused_at_once() -> None:
     brokers = Brokers({"orders": FORBIDDEN})
-    assert told(Topics(lambda _: None, brokers.clock), brokers, "orders") == ({"orders"}, set())
+    assert refused_and_away(WritableTopics(lambda _: None, brokers.clock), brokers, "orders") == ({"orders"}, set())
 
 
 def test_no_answer_is_nobodys_bad_row() -> None:
     brokers = Brokers({"orders": KafkaException(KafkaError(KafkaError._TIMED_OUT))})  # type: ignore[dict-item]
     with pytest.raises(LogUnavailable, match="looking up the topic orders"):
-        told(Topics(lambda _: None, brokers.clock), brokers, "orders")
+        refused_and_away(WritableTopics(lambda _: None, brokers.clock), brokers, "orders")
 
 
 def test_the_topics_of_harvesters_and_of_kafka_are_not_for_events() -> None:
@@ -187,6 +187,6 @@ def test_the_topics_of_harvesters_and_of_kafka_are_not_for_events() -> None:
 
 def test_a_reserved_topic_is_refused_without_a_question_to_kafka() -> None:
     brokers = Brokers({"shop-progress": [1]})
-    topics = Topics(lambda topic: "ours" if topic == "shop-progress" else None, brokers.clock)
-    assert told(topics, brokers, "shop-progress") == ({"shop-progress"}, set())
+    topics = WritableTopics(lambda topic: "ours" if topic == "shop-progress" else None, brokers.clock)
+    assert refused_and_away(topics, brokers, "shop-progress") == ({"shop-progress"}, set())
     assert brokers.asked == []

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 
 from confluent_kafka import KafkaException, Producer
 
-from outbox_plugin.adapters.kafka import ended, refused_property
-from outbox_plugin.adapters.kafka_log import off_clock, producer_config
-from outbox_plugin.adapters.records import Records, refused_by_topic
+from outbox_plugin.adapters.kafka_clients import ended, refused_property
+from outbox_plugin.adapters.kafka_transactional_log import off_clock, producer_config
+from outbox_plugin.adapters.row_delivery import RowDelivery, refused_by_topic
 from outbox_plugin.core.ports import Sent
 from outbox_plugin.core.row import OutboxRow, column
 from outbox_plugin.errors import LogUnavailable
@@ -20,7 +20,7 @@ DELIVERY_TIMEOUT_MS = 20_000
 _PATIENCE_SECONDS = 0.5
 
 
-class AcknowledgingLog:
+class KafkaAcknowledgingLog:
     """`AcknowledgingLog` of the ports, on one producer, which is thrown away with its term."""
 
     def __init__(self, settings: Settings, wanted: Callable[[], bool], reserved: Callable[[str], str | None]) -> None:
@@ -31,7 +31,7 @@ class AcknowledgingLog:
             InvalidSetting: OUTBOX_KAFKA holds something that librdkafka does not take.
         """
         self._wanted = wanted
-        self._records = Records(reserved)
+        self._records = RowDelivery(reserved)
         config = producer_config(settings, enable_idempotence=True, message_timeout_ms=DELIVERY_TIMEOUT_MS)
         try:
             self._producer: Producer | None = Producer({**config, "on_delivery": self._records.on_delivery})
@@ -43,7 +43,7 @@ class AcknowledgingLog:
         producer = self._producer
         if producer is None:
             raise LogUnavailable("Kafka: the term's producer has been closed")
-        topics = self._records.judge_topics(producer, rows)
+        topics = self._records.unwritable_topics(producer, rows)
         refused, away = refused_by_topic(rows, topics), dict(topics.away)
         if refused or away:
             rows = [row for row in rows if row.id not in refused and row.topic not in away]

@@ -16,7 +16,7 @@ from outbox_plugin.schema.statements import check_name, statement
 from outbox_plugin.settings import Settings
 
 
-class Claim:
+class Registration:
     """Asks on a connection of the caller's; every method raises psycopg.Error for whatever else Postgres says."""
 
     def __init__(self, settings: Settings, connection: psycopg.Connection[tuple[Any, ...]]) -> None:

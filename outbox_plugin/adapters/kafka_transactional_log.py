@@ -8,16 +8,16 @@ from typing import Any, NoReturn
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from outbox_plugin.adapters.kafka import (
+from outbox_plugin.adapters.kafka_clients import (
     REQUEST_TIMEOUT_SECONDS,
-    Names,
     client_config,
     ended,
     largest_record_bytes,
     refused_property,
 )
-from outbox_plugin.adapters.progress import read_progress
-from outbox_plugin.adapters.records import Records
+from outbox_plugin.adapters.kafka_names import KafkaNames
+from outbox_plugin.adapters.progress_reader import read_progress
+from outbox_plugin.adapters.row_delivery import RowDelivery
 from outbox_plugin.core.last_progress import LastProgress, Numbering
 from outbox_plugin.core.progress import LARGEST_BODY, ProgressRecord
 from outbox_plugin.core.repeats import RETRY_BACKOFF_MS, may_have_been_repeated
@@ -64,13 +64,13 @@ def off_clock(error: str) -> Away:
 _MAY_BE_FORBIDDEN = {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError._STATE}
 
 
-class KafkaLog:
+class KafkaTransactionalLog:
     """`Log` on transactional producers, one after the other; each `fence` makes a new one."""
 
     def __init__(
         self,
         settings: Settings,
-        names: Names,
+        names: KafkaNames,
         slice_: Slice,
         signer: Signer,
         wanted: Callable[[], bool],
@@ -93,7 +93,7 @@ class KafkaLog:
         self._numbering = Numbering()
         self._wanted = wanted
         self._reserved = reserved
-        self._records = Records(reserved)
+        self._records = RowDelivery(reserved)
         self._producer: Producer | None = None
         self._in_doubt = True
         self._largest_progress = min(LARGEST_BODY, largest_record_bytes(settings) - _RECORD_BYTES)
@@ -167,9 +167,9 @@ class KafkaLog:
         self._numbering.read_to(last.end)
         return last
 
-    def former(self, slice_: Slice) -> KafkaLog:
+    def former(self, slice_: Slice) -> KafkaTransactionalLog:
         """See `Log.former`."""
-        return KafkaLog(self._settings, self._names, slice_, self._signer, self._wanted, self._reserved)
+        return KafkaTransactionalLog(self._settings, self._names, slice_, self._signer, self._wanted, self._reserved)
 
     def publish(self, rows: Sequence[OutboxRow], progress: ProgressRecord) -> bool:
         """See `Log.publish`."""

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, Producer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox_plugin.adapters.records import Records
+from outbox_plugin.adapters.row_delivery import RowDelivery
 from outbox_plugin.core.row import OutboxRow, Rows
 from outbox_plugin.core.row_faults import fault_of, faults_of
 from outbox_plugin.errors import SchemaMissing, TopicsAway
@@ -70,9 +70,9 @@ class FailedDelivery:
         return b"v"
 
 
-def handed_over(producer: Unreachable, rows: list[OutboxRow]) -> Records:
+def handed_over(producer: Unreachable, rows: list[OutboxRow]) -> RowDelivery:
     producer.taken.clear()
-    records = Records(lambda _: None)
+    records = RowDelivery(lambda _: None)
     records.begin()
     records.hand_over(producer, Rows([tuple(row) for row in rows]))  # type: ignore[arg-type]
     return records
@@ -131,7 +131,7 @@ def test_a_header_may_have_no_value(producer: Unreachable) -> None:
 def test_rows_without_a_topic_ask_for_their_table_to_be_mended(producer: Unreachable) -> None:
     rows = [GOOD, GOOD._replace(id=1, topic=None)]  # type: ignore[arg-type]
     with pytest.raises(SchemaMissing, match="row 1: kafka_topic is NULL"):
-        Records(lambda _: None).judge_topics(producer, rows)  # type: ignore[arg-type]
+        RowDelivery(lambda _: None).unwritable_topics(producer, rows)  # type: ignore[arg-type]
 
 
 def test_what_failed_is_found_among_rows_of_which_some_are_bad(producer: Unreachable) -> None:
@@ -167,7 +167,7 @@ class OneTopic(Unreachable):
 @pytest.mark.parametrize("code", [KafkaError._MSG_TIMED_OUT, KafkaError._PURGE_QUEUE, KafkaError._TRANSPORT])
 def test_a_topic_whose_delivery_failed_is_held_back_if_it_has_lost_its_leader(code: int) -> None:
     with closing(OneTopic()) as producer:
-        records = Records(lambda _: None)
+        records = RowDelivery(lambda _: None)
         for _ in range(2):
             records.check_topics(producer, [GOOD])  # type: ignore[arg-type]
         assert producer.asked == 1

@@ -11,8 +11,9 @@ from contextlib import suppress
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaException, Message, Producer, TopicPartition
 
-from outbox_plugin.adapters.incarnations import Incarnations
-from outbox_plugin.adapters.kafka import UNKNOWN_TOPIC, Names, content, own_config, refusal, refused_property
+from outbox_plugin.adapters.kafka_clients import UNKNOWN_TOPIC, content, own_config, refusal, refused_property
+from outbox_plugin.adapters.kafka_names import KafkaNames
+from outbox_plugin.adapters.topic_ids import TopicIds
 from outbox_plugin.core.heartbeat import Heartbeat, is_goharvests
 from outbox_plugin.core.heartbeat_codec import HeartbeatCodec, LeaderRecord
 from outbox_plugin.core.signing import Signer
@@ -26,10 +27,10 @@ _CHECK_SECONDS = 0.5
 SESSION_TIMEOUT_MS = 6_000  # Brokers allow no less by default.
 
 
-class Membership:
+class KafkaMembership:
     """A harvester's seat at the leader topic. Not for use by two threads at once, but for `send`."""
 
-    def __init__(self, settings: Settings, names: Names, shards: int, signer: Signer, instance: str) -> None:
+    def __init__(self, settings: Settings, names: KafkaNames, shards: int, signer: Signer, instance: str) -> None:
         """Connect.
 
         Args:
@@ -52,7 +53,7 @@ class Membership:
         # Sticky: a harvester that joins takes no shard from one that leads it. In at-least-once delivery the group may
         # be shared with goharvest, whose client knows the older assignors alone.
         self._sticky = settings.delivery == "exactly-once"
-        self._incarnations = Incarnations(settings) if settings.delivery == "exactly-once" else None
+        self._topic_ids = TopicIds(settings) if settings.delivery == "exactly-once" else None
         try:
             self._member, self._listener, self._sender = self._clients(names)
         except KafkaException as error:
@@ -60,7 +61,7 @@ class Membership:
         self._listener.assign([TopicPartition(self._topic, shard, OFFSET_END) for shard in range(shards)])
         self._member.subscribe([self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked)
 
-    def _clients(self, names: Names) -> tuple[Consumer, Consumer, Producer]:
+    def _clients(self, names: KafkaNames) -> tuple[Consumer, Consumer, Producer]:
         settings = self._settings
         times = {"session.timeout.ms": SESSION_TIMEOUT_MS, "heartbeat.interval.ms": 500}  # A broker may ask for more.
         member = own_config(
@@ -150,7 +151,7 @@ class Membership:
 
     def check_progress_topic(self) -> None:
         """See `Membership.check_progress_topic`."""
-        if self._incarnations is not None and self._incarnations.changed({self._progress_topic}):
+        if self._topic_ids is not None and self._topic_ids.recreated({self._progress_topic}):
             raise TopicMissing(f"Kafka: the topic {self._progress_topic} was deleted and made anew")
 
     def send(self, heartbeat: Heartbeat) -> None:

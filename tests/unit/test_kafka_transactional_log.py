@@ -9,9 +9,10 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from outbox_plugin import Settings
-from outbox_plugin.adapters.kafka import Admin, Names
-from outbox_plugin.adapters.kafka_log import KafkaLog
-from outbox_plugin.adapters.topics import Judgement, Topics
+from outbox_plugin.adapters.kafka_admin import KafkaAdmin
+from outbox_plugin.adapters.kafka_names import KafkaNames
+from outbox_plugin.adapters.kafka_transactional_log import KafkaTransactionalLog
+from outbox_plugin.adapters.writable_topics import UnwritableTopics, WritableTopics
 from outbox_plugin.core.progress import Identity, ProgressRecord
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Slice
@@ -57,15 +58,19 @@ def producer() -> Producer:
 
 
 @pytest.fixture
-def log(producer: Producer, monkeypatch: pytest.MonkeyPatch) -> KafkaLog:
+def log(producer: Producer, monkeypatch: pytest.MonkeyPatch) -> KafkaTransactionalLog:
     settings = Settings(dsn="postgresql://nowhere/none", bootstrap_servers="127.0.0.1:1")
-    log = KafkaLog(settings, Names.of(settings), Slice(0, 1), Signer(b"s" * 32), lambda: True, lambda _: None)
+    log = KafkaTransactionalLog(
+        settings, KafkaNames.of(settings), Slice(0, 1), Signer(b"s" * 32), lambda: True, lambda _: None
+    )
     monkeypatch.setattr(log, "_producer", producer)
-    monkeypatch.setattr(Topics, "judge", lambda *_: Judgement())
+    monkeypatch.setattr(WritableTopics, "unwritable", lambda *_: UnwritableTopics())
     return log
 
 
-def test_a_transaction_that_cannot_begin_says_nothing_of_the_last_ones_rows(log: KafkaLog, producer: Producer) -> None:
+def test_a_transaction_that_cannot_begin_says_nothing_of_the_last_ones_rows(
+    log: KafkaTransactionalLog, producer: Producer
+) -> None:
     with pytest.raises(RowsRefused):
         log.publish([GOOD, BAD], PROGRESS)
 
@@ -79,10 +84,10 @@ def test_a_transaction_that_cannot_begin_says_nothing_of_the_last_ones_rows(log:
 
 @pytest.mark.parametrize("code", [KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError._STATE])
 def test_a_topic_that_may_not_be_written_to_is_found(
-    log: KafkaLog, producer: Producer, monkeypatch: pytest.MonkeyPatch, code: int
+    log: KafkaTransactionalLog, producer: Producer, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     """Also where the transaction has failed before all rows were handed over: the client says no more than that."""
-    monkeypatch.setattr(Admin, "writable", lambda *_: {"orders"})
+    monkeypatch.setattr(KafkaAdmin, "writable", lambda *_: {"orders"})
 
     def fail(topic: str, *_: Any, **__: Any) -> None:
         if topic == "secret":
@@ -95,7 +100,9 @@ def test_a_topic_that_may_not_be_written_to_is_found(
     assert refused.value.refusals.keys() == {2}
 
 
-def test_a_topic_that_does_not_take_what_our_clock_says_is_left_alone(log: KafkaLog, producer: Producer) -> None:
+def test_a_topic_that_does_not_take_what_our_clock_says_is_left_alone(
+    log: KafkaTransactionalLog, producer: Producer
+) -> None:
     wrong = KafkaError(KafkaError.INVALID_TIMESTAMP)
 
     def fail(_: float) -> None:
@@ -107,7 +114,7 @@ def test_a_topic_that_does_not_take_what_our_clock_says_is_left_alone(log: Kafka
         log.publish([GOOD], PROGRESS)
 
 
-def test_only_the_first_bad_row_costs_a_transaction(log: KafkaLog, producer: Producer) -> None:
+def test_only_the_first_bad_row_costs_a_transaction(log: KafkaTransactionalLog, producer: Producer) -> None:
     """The next ones are refused before one begins; the producer stays as it is."""
     with pytest.raises(RowsRefused):
         log.publish([GOOD, BAD], PROGRESS)

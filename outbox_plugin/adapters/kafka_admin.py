@@ -1,0 +1,154 @@
+"""What is asked of the Kafka cluster itself: is it reachable, are our topics there, may we write to a topic."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import (
+    AclOperation,
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    ResourceType,
+)
+
+from outbox_plugin.adapters.kafka_clients import (
+    REACH_SECONDS,
+    REQUEST_TIMEOUT_SECONDS,
+    client_config,
+    refusal,
+    refused_property,
+)
+from outbox_plugin.adapters.kafka_names import KafkaNames
+from outbox_plugin.errors import LogUnavailable, ServerRefused
+from outbox_plugin.printable import logger_of
+from outbox_plugin.settings import Settings
+
+logger = logger_of("outbox_plugin.kafka")
+
+_DONE_BY_ANOTHER = {KafkaError.TOPIC_ALREADY_EXISTS, KafkaError.INVALID_PARTITIONS}
+
+
+def _may_be_written(answer: Future[Any]) -> bool:
+    try:
+        operations = answer.result(REQUEST_TIMEOUT_SECONDS).authorized_operations
+    except (KafkaException, TimeoutError):
+        return True
+    return operations is None or bool({AclOperation.WRITE, AclOperation.ALL} & set(operations))
+
+
+class KafkaAdmin:
+    """The few things that are asked of the cluster itself."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Make a client; no connection yet.
+
+        Raises:
+            InvalidSetting: OUTBOX_KAFKA names a property that does not exist, or gives it a value it does not take.
+        """
+        self._settings = settings
+        # Not a method: the client would keep this object alive, and it the client with its threads.
+        self._problems: deque[KafkaError] = deque(maxlen=1)
+        try:
+            config: dict[str, Any] = {**client_config(settings), "error_cb": self._problems.append}
+            self.client = AdminClient(config)
+        except KafkaException as error:
+            raise refused_property(error) from None
+
+    def check_reachable(self) -> None:
+        """Raises ServerRefused unless a broker answers in time; the reason is the client's own."""
+        try:
+            self.client.list_topics(timeout=REACH_SECONDS)
+        except KafkaException as error:
+            self.client.poll(0)
+            problem = self._problems[-1] if self._problems else error.args[0]
+            raise ServerRefused(str(refusal(problem, self._settings))) from None
+
+    def ensure_topics(self, names: KafkaNames, shards: int, *, progress: bool = True) -> None:
+        """Create the group's topics where they are missing, and add partitions where they have fewer than `shards`.
+
+        Raises:
+            ServerRefused: we may not.
+            LogUnavailable: Kafka is away.
+        """
+        wanted: dict[str, Mapping[str, str]] = {
+            names.leader_topic: {"cleanup.policy": "delete", "retention.ms": "3600000"}
+        }
+        if progress:  # Must never expire: it proves what was published, however long ago.
+            wanted[names.progress_topic] = {"cleanup.policy": "compact", "segment.ms": "3600000"}
+        try:
+            existing = self.client.list_topics(timeout=REQUEST_TIMEOUT_SECONDS).topics
+            missing = [
+                NewTopic(topic, num_partitions=shards, config=dict(config))
+                for topic, config in wanted.items()
+                if topic not in existing
+            ]
+            small = [
+                NewPartitions(topic, shards)
+                for topic in wanted
+                if topic in existing and len(existing[topic].partitions) < shards
+            ]
+            futures: list[Future[None]] = []
+            if missing:
+                futures += self.client.create_topics(missing, operation_timeout=REQUEST_TIMEOUT_SECONDS).values()
+            if small:
+                futures += self.client.create_partitions(small, operation_timeout=REQUEST_TIMEOUT_SECONDS).values()
+            for future in futures:
+                self._created(future)
+        except KafkaException as error:
+            raise refusal(error.args[0], self._settings) from error
+
+    @staticmethod
+    def _created(future: Future[None]) -> None:
+        try:
+            future.result(REQUEST_TIMEOUT_SECONDS)
+        except TimeoutError:
+            raise LogUnavailable("Kafka does not answer whether it makes a topic") from None
+        except KafkaException as error:
+            if error.args[0].code() not in _DONE_BY_ANOTHER:
+                raise
+
+    def writable(self, topics: Collection[str]) -> set[str]:
+        """Those of `topics` that we may write to, or of which Kafka does not say."""
+        asked = self.client.describe_topics(
+            TopicCollection(sorted(topics)),
+            include_authorized_operations=True,
+            request_timeout=REQUEST_TIMEOUT_SECONDS,
+        )
+        return {topic for topic, answer in asked.items() if _may_be_written(answer)}
+
+    def keep_progress(self, names: KafkaNames) -> str | None:
+        """See that the progress topic never expires, as one would that somebody else, or the broker, has made.
+
+        Returns a warning where it will and we may not change that; None where all is well or the broker does not say.
+        """
+        topic = names.progress_topic
+        try:
+            [asked] = self.client.describe_configs(
+                [ConfigResource(ResourceType.TOPIC, topic)], request_timeout=REQUEST_TIMEOUT_SECONDS
+            ).values()
+            policy = asked.result(REQUEST_TIMEOUT_SECONDS)["cleanup.policy"].value
+        except (KafkaException, TimeoutError):
+            return None
+        if policy == "compact":
+            return None
+        compact = ConfigEntry("cleanup.policy", "compact", incremental_operation=AlterConfigOpType.SET)
+        try:
+            [changed] = self.client.incremental_alter_configs(
+                [ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[compact])],
+                request_timeout=REQUEST_TIMEOUT_SECONDS,
+            ).values()
+            changed.result(REQUEST_TIMEOUT_SECONDS)
+        except (KafkaException, TimeoutError):
+            return f"the topic {topic} has cleanup.policy={policy}; it must be `compact`: what it says is lost"
+        logger.warning(
+            "the topic %s had cleanup.policy=%s, under which what it says is lost; it is compact now", topic, policy
+        )
+        return None

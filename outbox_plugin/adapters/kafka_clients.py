@@ -1,0 +1,135 @@
+"""Kafka clients as this package configures them, and librdkafka's errors in our words."""
+
+from __future__ import annotations
+
+import logging
+import time
+from operator import methodcaller
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from outbox_plugin.core.signing import Headers
+from outbox_plugin.errors import Fenced, InvalidSetting, LogUnavailable, OutcomeUnknown, ServerRefused, TermEnded
+from outbox_plugin.settings import Settings
+
+DEFAULT_LARGEST_RECORD_BYTES = 1_000_000  # librdkafka's own.
+REQUEST_TIMEOUT_SECONDS = 10.0
+REACH_SECONDS = 5.0  # At start, when a user waits for what is wrong.
+# librdkafka's own lines: kept away from the terminal unless somebody listens to this logger.
+LIBRARY_LOGGER = logging.getLogger("outbox_plugin.librdkafka")
+LIBRARY_LOGGER.setLevel(logging.CRITICAL + 1)
+
+_FENCED = {
+    KafkaError._FENCED,
+    KafkaError.INVALID_PRODUCER_EPOCH,
+    KafkaError.PRODUCER_FENCED,
+}
+_NOT_LET_IN = {
+    KafkaError._AUTHENTICATION,
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    KafkaError._SSL,
+}
+
+_OTHER_NAMES = {"linger.ms": "queue.buffering.max.ms", "message.timeout.ms": "delivery.timeout.ms"}  # librdkafka's.
+
+UNKNOWN_TOPIC = {KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART}
+_NO_LEADER_YET = {*UNKNOWN_TOPIC, KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE}
+
+
+def client_config(settings: Settings, **ours: Any) -> dict[str, Any]:
+    """A librdkafka configuration: ours (dots written as underscores), and the user's laid over it."""
+    named = {name.replace("_", "."): value for name, value in ours.items()}
+    return {
+        "bootstrap.servers": settings.bootstrap_servers,
+        "client.id": "outbox",
+        "logger": LIBRARY_LOGGER,
+        **named,
+        **settings.kafka,
+    }
+
+
+def own_config(settings: Settings, **required: Any) -> dict[str, Any]:
+    """The configuration of a client for our own topics, whose work rests on what is `required` (written as in
+    `client_config`; None: the property may not be set at all).
+
+    The user's properties hold, too, where they say how to reach Kafka. Their tuning is meant for events and inboxes.
+    """
+    named = {name.replace("_", "."): value for name, value in required.items()}
+    ours = named.keys() | {_OTHER_NAMES[name] for name in named.keys() & _OTHER_NAMES.keys()}
+    theirs = {name: value for name, value in client_config(settings).items() if name not in ours}
+    return theirs | {name: value for name, value in named.items() if value is not None}
+
+
+def largest_record_bytes(settings: Settings) -> int:
+    """How many bytes a record may have at most: librdkafka's `message.max.bytes`, before any compression."""
+    return int(settings.kafka.get("message.max.bytes", DEFAULT_LARGEST_RECORD_BYTES))
+
+
+def refused_property(error: KafkaException) -> InvalidSetting:
+    """What to say when librdkafka does not take a configuration."""
+    return InvalidSetting(f"OUTBOX_KAFKA: {error.args[0].str()}")
+
+
+def ended(error: KafkaError, doing: str, *, unpublished: bool) -> TermEnded | LogUnavailable:
+    """What `error`, met while `doing` something in a transaction, means for the term.
+
+    Args:
+        error: what librdkafka says.
+        doing: what was being done, for the message.
+        unpublished: the transaction is known not to be committed, now or later.
+    """
+    message = f"Kafka, {doing}: {error.str()}"
+    if error.code() in _FENCED:
+        return Fenced(message)
+    return LogUnavailable(message) if unpublished else OutcomeUnknown(message)
+
+
+def refusal(error: KafkaError, settings: Settings) -> ServerRefused | LogUnavailable:
+    """What `error`, met at start or in a read, means: refused for good, or away for now."""
+    said = f"Kafka, as OUTBOX_BOOTSTRAP_SERVERS names it ({settings.bootstrap_servers}): {error.str()}"
+    return ServerRefused(said) if error.code() in _NOT_LET_IN else LogUnavailable(said)
+
+
+_HEADERS = methodcaller("headers")
+
+
+def content(message: Message) -> tuple[bytes | None, bytes | None, Headers]:
+    """A record's key, value and headers as they are."""
+    key, value = (body.encode() if isinstance(body, str) else body for body in (message.key(), message.value()))
+    return key, value, readable_headers(message) or []
+
+
+def readable_headers(message: Message) -> Headers | None:
+    """A record's headers in their order; None where a name among them is not UTF-8.
+
+    confluent_kafka cannot return such headers: it sets an error and returns a list that must not be touched. The error
+    is raised by the first call alone, so call this once for each message. Python notices it only where the call goes
+    through C, as in `methodcaller`: a call that the interpreter has specialised leaves it pending for any later one.
+    """
+    try:
+        headers = _HEADERS(message) or []
+    except (SystemError, UnicodeDecodeError):
+        return None
+    return list(headers.items()) if isinstance(headers, dict) else headers
+
+
+def bounds(consumer: Consumer, partition: TopicPartition) -> tuple[int, int]:
+    """The partition's first offset and its end; waits while it has no leader yet, as right after its creation.
+
+    Raises:
+        KafkaException: it cannot be had.
+    """
+    deadline = time.monotonic() + REQUEST_TIMEOUT_SECONDS
+    while True:
+        try:
+            first, end = consumer.get_watermark_offsets(partition, timeout=REQUEST_TIMEOUT_SECONDS)
+            return first, end
+        except KafkaException as error:
+            if error.args[0].code() not in _NO_LEADER_YET or time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
