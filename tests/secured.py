@@ -1,13 +1,18 @@
-"""A Kafka that lets in only users it knows, by SCRAM or a certificate over TLS, and allows only what an ACL allows."""
+"""Servers that speak TLS: a Kafka with SCRAM, client certificates and ACLs, and a front for Postgres."""
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import ipaddress
 import shlex
+import ssl
+import struct
+import threading
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Self
 
 from confluent_kafka.admin import (
     AclBinding,
@@ -53,7 +58,9 @@ class Authority:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "tests' authority")])
+        self._name = x509.Name(
+            [x509.NameAttribute(NameOID.COMMON_NAME, f"authority {x509.random_serial_number():x}"[:64])]
+        )
         issued = self._builder(self._name, self._key).add_extension(x509.BasicConstraints(True, None), critical=True)
         self.certificate = folder / "authority.pem"
         self.certificate.write_bytes(_as_pem(issued.sign(self._key, hashes.SHA256())))
@@ -184,3 +191,70 @@ def bindings_of(command: str) -> list[AclBinding]:
 def _operation(name: str) -> AclOperation:
     """`DescribeConfigs` is DESCRIBE_CONFIGS."""
     return AclOperation["".join(f"_{letter}" if letter.isupper() else letter.upper() for letter in name).lstrip("_")]
+
+
+class TlsFront:
+    """Speaks TLS with clients of Postgres, as a pooler does, and forwards what they say; plain clients are refused."""
+
+    _REQUEST_TLS = struct.pack("!ii", 8, 80877103)
+    _REQUEST_GSS = struct.pack("!ii", 8, 80877104)
+
+    def __init__(self, target: int, certificate: Path) -> None:
+        self._target = target
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.load_cert_chain(certificate)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="tls-front", daemon=True)
+        self._listening = threading.Event()
+        self.port = 0
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._listening.wait()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        server = self._loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", 0))
+        self.port = server.sockets[0].getsockname()[1]
+        self._listening.set()
+        self._loop.run_forever()
+        server.close()
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        self._loop.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            if await self._begins_tls(reader, writer):
+                to_server, from_us = await asyncio.open_connection("127.0.0.1", self._target)
+                await asyncio.gather(_pump(reader, from_us), _pump(to_server, writer))
+        except (OSError, EOFError):
+            pass  # The client does not like our certificate, or is gone.
+        finally:
+            writer.close()
+
+    async def _begins_tls(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        while (request := await reader.readexactly(8)) == self._REQUEST_GSS:
+            writer.write(b"N")
+        if request != self._REQUEST_TLS:
+            return False
+        writer.write(b"S")
+        await writer.start_tls(self._context)
+        return True
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Forward until either side ends, then end the other."""
+    try:
+        while data := await reader.read(65_536):
+            writer.write(data)
+            await writer.drain()
+    finally:
+        writer.close()

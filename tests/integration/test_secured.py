@@ -1,16 +1,22 @@
-"""On a Kafka that allows nothing by default, a role that has what `outbox grants --kafka` prints may do its work."""
+"""On servers that speak TLS, and a Kafka that allows nothing by default, each role may do what it is there for."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 from confluent_kafka.admin import NewTopic
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from pydantic import SecretStr
+from pyspark.sql import SparkSession
 
-from outbox_plugin import Harvester, Settings, operate
+from outbox_plugin import Event, Harvester, Outbox, Settings, operate
 from outbox_plugin.access.acls import kafka_acls
 from outbox_plugin.access.roles import Role
 from outbox_plugin.consuming import consume_range
@@ -18,6 +24,10 @@ from outbox_plugin.consuming.topics import topic_state
 from outbox_plugin.core.ranges import plan
 from outbox_plugin.errors import UserError
 from outbox_plugin.inbox import Inbox, Received
+from outbox_plugin.schema.connection import connect, connect_async
+from outbox_plugin.schema.migrate import migrate
+from outbox_plugin.spark import OutboxWrite
+from outbox_plugin.spark.verify import verify
 from outbox_plugin.status import read_status
 from outbox_plugin.verification import verify_topic
 from tests.consuming import effects, make_effect_table, produce, record_effect
@@ -31,7 +41,8 @@ from tests.harvesting import (
     insert_numbered,
     run_outbox,
 )
-from tests.secured import SecuredKafka, bindings_of
+from tests.secured import Authority, SecuredKafka, TlsFront, bindings_of
+from tests.sparking import PACKAGES
 from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration
@@ -173,3 +184,89 @@ def test_topics_and_groups_must_be_named(settings: Settings) -> None:
         kafka_acls(settings, Role.HARVESTER)
     with pytest.raises(UserError, match="--group"):
         kafka_acls(settings, Role.INBOX, ["orders"])
+
+
+@pytest.fixture
+def front(settings: Settings, secured: SecuredKafka) -> Iterator[TlsFront]:
+    port = int(conninfo_to_dict(settings.dsn.get_secret_value())["port"] or 0)
+    with TlsFront(port, secured.authority.issue("localhost", of_server=True)) as front:
+        yield front
+
+
+def by_tls(settings: Settings, front: TlsFront, authority: Path) -> Settings:
+    """`settings` with the DSN of one who trusts nobody but the authority."""
+    dsn = settings.dsn.get_secret_value()
+    verified = make_conninfo(dsn, host="localhost", port=front.port, sslmode="verify-full", sslrootcert=str(authority))
+    return settings.model_copy(update={"dsn": SecretStr(verified)})
+
+
+@pytest.fixture
+def encrypted(login: Login, front: TlsFront, secured: SecuredKafka, topic: str, group: str) -> Settings:
+    """A harvester's settings, whose every byte goes through TLS."""
+    harvester = login(Role.HARVESTER, topics=[topic])
+    inbox = kafka_acls(harvester, Role.INBOX, [topic], [f"{group}*"])
+    secured.allow([acl.command(f"User:{group}-harvester") for acl in inbox])
+    return by_tls(harvester, front, secured.authority.certificate)
+
+
+def test_events_go_through_tls_from_the_emitter_to_the_handler(
+    encrypted: Settings, trusted: Settings, topic: str, group: str
+) -> None:
+    migrate(encrypted, wake_up=True)
+    make_effect_table(encrypted)
+    with psycopg.connect(encrypted.dsn.get_secret_value()) as connection:
+        Outbox().emit_many(connection, [Event(topic=topic, key=f"k{each}", value=each) for each in range(100)])
+    with Harvester(encrypted), Inbox(encrypted, group=group, topics=[topic], handler=record_effect):
+        eventually(lambda: len(effects(trusted)) == 100, 60)
+        assert read_status(encrypted).errors == ()
+    assert verify_topic(encrypted, topic).records == 100
+
+
+def test_a_slow_statement_is_probed_through_tls(encrypted: Settings) -> None:
+    """The probe opens a connection of its own, and must trust the same authority."""
+    with closing(connect(encrypted)) as connection:
+        assert connection.execute("SELECT pg_sleep(4)").fetchall() == [("",)]
+
+
+def test_an_asyncio_connection_uses_tls_as_well(encrypted: Settings) -> None:
+    async def slow() -> list[tuple[Any, ...]]:
+        async with await connect_async(encrypted) as connection:
+            return await (await connection.execute("SELECT pg_sleep(4)")).fetchall()
+
+    assert asyncio.run(slow()) == [("",)]
+
+
+def ends_in_one_line(settings: Settings, said: str) -> None:
+    ended = run_outbox("harvest", env=environment(settings))
+    assert ended.returncode == 2, ended.stderr
+    [line] = ended.stderr.splitlines()
+    assert said in line
+
+
+def test_a_server_of_another_authority_is_refused(encrypted: Settings, front: TlsFront, tmp_path: Path) -> None:
+    stranger = Authority(tmp_path).certificate
+    ends_in_one_line(by_tls(encrypted, front, stranger), "certificate verify failed")
+    kafka = {**encrypted.kafka, "ssl.ca.location": str(stranger)}
+    ends_in_one_line(encrypted.model_copy(update={"kafka": kafka}), "certificate verify failed")
+
+
+def test_a_postgres_with_the_certificate_of_another_server_is_refused(
+    encrypted: Settings, settings: Settings, secured: SecuredKafka
+) -> None:
+    port = int(conninfo_to_dict(settings.dsn.get_secret_value())["port"] or 0)
+    with TlsFront(port, secured.authority.issue("elsewhere.example")) as impostor:
+        ends_in_one_line(by_tls(encrypted, impostor, secured.authority.certificate), "elsewhere.example")
+
+
+@pytest.mark.spark
+def test_spark_writes_and_reads_through_tls(
+    spark: SparkSession, encrypted: Settings, trusted: Settings, topic: str
+) -> None:
+    """Its workers open connections of their own, and Java reads the authority's certificate too."""
+    writer = encrypted.model_copy(update={"spark_packages": PACKAGES})
+    events = spark.range(100).selectExpr("cast(id AS string) AS key", "cast(id AS string) AS value")
+    OutboxWrite(writer, job_id="nightly").events(events, topic=topic).commit()
+    with Harvester(encrypted):
+        drained(trusted)
+    verdict = verify(spark, writer, [topic], job="nightly")
+    assert (verdict.records, verdict.in_order, verdict.missing) == (100, True, 0)
