@@ -19,6 +19,7 @@ from psycopg import sql
 from outbox_plugin.errors import InvalidSetting
 from outbox_plugin.schema.qualify import qualified
 
+_ESCAPED = re.compile("[%$]")
 _NAME_LINE = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
 
@@ -27,12 +28,47 @@ def compose(text: str, table: str, **parts: sql.Composable) -> sql.Composed:
 
     `parts` are put in where `text` names them.
     """
-    *schema, name = table.rsplit(".", 1)
-    named_after_it = {"outbox": name, "outbox_emit": f"{name}_emit", "outbox_wake_up": f"{name}_wake_up"}
+    *schema, table_name = table.rsplit(".", 1)
+    named_after_it = {
+        "outbox": table_name,
+        "outbox_emit": f"{table_name}_emit",
+        "outbox_wake_up": f"{table_name}_wake_up",
+    }
     names = set(re.findall(r"(?<!\{)\{(?:quoted_)?(outbox\w*)\}", text))
-    tables = {each: sql.Identifier(*schema, named_after_it.get(each, each)) for each in names}
-    quoted = {f"quoted_{each}": sql.Literal(name.as_string()) for each, name in tables.items()}
+    identifiers = {name: (*schema, named_after_it.get(name, name)) for name in names}
+    tables = {name: _identifier(identifier) for name, identifier in identifiers.items()}
+    quoted = {f"quoted_{name}": _literal(sql.Identifier(*each).as_string()) for name, each in identifiers.items()}
     return sql.SQL(text).format(**tables, **quoted, **parts)
+
+
+def _identifier(names: Sequence[str]) -> sql.Composable:
+    """A name with its schema, which holds neither a percent sign nor a dollar sign.
+
+    psycopg would take a percent sign for a placeholder, and Postgres two dollar signs for the end of a function's body.
+    Both are written as Postgres's Unicode escapes, which mean the same.
+    """
+    return sql.SQL(".").join(
+        sql.SQL('U&"{}"'.format(_ESCAPED.sub(_unicode_escape, name.replace("\\", "\\\\").replace('"', '""'))))
+        if _ESCAPED.search(name)
+        else sql.Identifier(name)
+        for name in names
+    )
+
+
+def _literal(text: str) -> sql.Composable:
+    """A text that, as `_identifier`, holds neither a percent sign nor a dollar sign."""
+    if not _ESCAPED.search(text):
+        return sql.Literal(text)
+    escaped = _ESCAPED.sub(_hexadecimal_escape, text.replace("\\", "\\\\").replace("'", "''"))
+    return sql.SQL(f"E'{escaped}'")
+
+
+def _unicode_escape(character: re.Match[str]) -> str:
+    return f"\\{ord(character[0]):04x}"
+
+
+def _hexadecimal_escape(character: re.Match[str]) -> str:
+    return f"\\x{ord(character[0]):02x}"
 
 
 @cache
