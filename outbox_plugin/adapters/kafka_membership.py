@@ -6,10 +6,11 @@ a follower hears the leader too.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 
-from confluent_kafka import OFFSET_END, Consumer, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from outbox_plugin.adapters.kafka_clients import UNKNOWN_TOPIC, content, own_config, refusal, refused_property
 from outbox_plugin.adapters.kafka_names import KafkaNames
@@ -50,6 +51,7 @@ class KafkaMembership:
         self._stranger: Heartbeat | None = None
         self._warned = False
         self._owned: set[int] = set()
+        self._sender_lock = threading.Lock()
         # Sticky: a harvester that joins takes no shard from one that leads it. In at-least-once delivery the group may
         # be shared with goharvest, whose client knows the older assignors alone.
         self._sticky = settings.delivery == "exactly-once"
@@ -83,8 +85,10 @@ class KafkaMembership:
             fetch_wait_max_ms=100,
             fetch_min_bytes=1,
         )
-        sender = own_config(settings, enable_idempotence=True, linger_ms=0, message_timeout_ms=3_000)
-        return Consumer(times | member), Consumer(listener), Producer(sender)
+        return Consumer(times | member), Consumer(listener), self._new_sender()
+
+    def _new_sender(self) -> Producer:
+        return Producer(own_config(self._settings, enable_idempotence=True, linger_ms=0, message_timeout_ms=3_000))
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         if self._sticky:
@@ -155,11 +159,25 @@ class KafkaMembership:
             raise TopicMissing(f"Kafka: the topic {self._progress_topic} was deleted and made anew")
 
     def send(self, heartbeat: Heartbeat) -> None:
-        """Send a heartbeat to its shard's partition, without waiting; one that cannot be sent in time is dropped."""
+        """Send a heartbeat to its shard's partition, without waiting; one that cannot be sent in time is dropped.
+
+        A producer that has met a fatal error sends nothing any more, so another one takes its place.
+        """
+        with self._sender_lock, suppress(BufferError, KafkaException):
+            try:
+                self._produce(heartbeat)
+            except KafkaException as error:
+                if not _is_fatal(error.args[0]):
+                    raise
+                logger.warning("the producer of heartbeats has failed, and is replaced: %s", error.args[0].str())
+                self._sender.purge()
+                self._sender = self._new_sender()
+                self._produce(heartbeat)
+            self._sender.poll(0)
+
+    def _produce(self, heartbeat: Heartbeat) -> None:
         key, value, headers = self._codec.encode(heartbeat)
-        with suppress(BufferError, KafkaException):
-            self._sender.produce(self._topic, key=key, value=value, partition=heartbeat.shard, headers=list(headers))
-        self._sender.poll(0)
+        self._sender.produce(self._topic, key=key, value=value, partition=heartbeat.shard, headers=list(headers))
 
     def leave(self, timeout_seconds: float) -> None:
         """Send what is to be sent, leave the group at once, and close. Safe to call twice."""
@@ -168,3 +186,8 @@ class KafkaMembership:
         self._sender.close()
         self._member.close()
         self._listener.close()
+
+
+def _is_fatal(error: KafkaError) -> bool:
+    """Whether a producer that meets `error` can send nothing any more: librdkafka marks the error, or names it so."""
+    return error.fatal() or error.code() == KafkaError._FATAL

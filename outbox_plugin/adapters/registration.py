@@ -40,7 +40,7 @@ class Registration:
         check_name(settings.table, self._ask("identity", "known_as"))
         found = self._ask("identity", "identity")
         if not found or found[0][2] is None:
-            raise SchemaMissing(f"there is no outbox table {settings.table!r}; run `outbox migrate` first")
+            raise self._not_known()
         incarnation, place, is_same_table, notices_truncation = found[0]
         if not is_same_table:
             raise SchemaMissing(
@@ -86,9 +86,10 @@ class Registration:
 
         Raises:
             ForeignOutbox: another group harvests this outbox; our fence in Kafka would not stop it.
+            SchemaMissing: the outbox is not known.
         """
         group, table = self._settings.group, self._settings.table
-        [(remembered,)] = self._ask("identity", "claim_group", group=group, adopt=adopt)
+        remembered = self._remembered("claim_group", group=group, adopt=adopt)
         if remembered != group:
             raise ForeignOutbox(
                 f"the group {remembered!r} harvests the outbox {table!r}, not {group!r}. Set OUTBOX_GROUP to it; or, "
@@ -102,14 +103,28 @@ class Registration:
 
         Raises:
             InvalidSetting: harvesters of the other delivery may run. The two would publish rows beside each other.
+            SchemaMissing: the outbox is not known.
         """
         delivery, table = self._settings.delivery, self._settings.table
-        [(remembered,)] = self._ask("identity", "claim_delivery", delivery=delivery, adopt=adopt)
+        remembered = self._remembered("claim_delivery", delivery=delivery, adopt=adopt)
         if remembered != delivery:
             raise InvalidSetting(
                 f"OUTBOX_DELIVERY: the outbox {table!r} is harvested {remembered} (given: {delivery!r}). To change it, "
                 "stop all its harvesters, then start one with `outbox harvest --adopt`"
             )
+
+    def _remembered(self, name: str, **values: object) -> str:
+        """What the database remembers after the statement `name`.
+
+        Raises:
+            SchemaMissing: the outbox is not known; somebody may have dropped its tables since it was looked at.
+        """
+        for (remembered,) in self._ask("identity", name, **values):
+            return str(remembered)
+        raise self._not_known()
+
+    def _not_known(self) -> SchemaMissing:
+        return SchemaMissing(f"there is no outbox table {self._settings.table!r}; run `outbox migrate` first")
 
     def signer(self) -> Signer:
         """Sign and verify with the outbox's secret.
@@ -122,9 +137,14 @@ class Registration:
         raise SchemaMissing(f"the outbox table {self._settings.table!r} has no secret; run `outbox migrate` first")
 
     def terms(self) -> Terms:
-        """What the database says of terms; number 0 where no leader has ever begun one."""
-        [(number, recorded, unsigned)] = self._ask("identity", "terms")
-        return Terms(number, recorded, frozenset(unsigned))
+        """What the database knows of terms; number 0 where no leader has ever begun one.
+
+        Raises:
+            SchemaMissing: the outbox is not known.
+        """
+        for number, recorded, unsigned in self._ask("identity", "terms"):
+            return Terms(number, recorded, frozenset(unsigned))
+        raise self._not_known()
 
     def new_layout(self) -> Layout:
         """Let the outbox have as many shards as the settings say, and return its layout; who starts last, decides.
@@ -143,7 +163,7 @@ class Registration:
         """
         found = self._ask("control", "layout")
         if not found:
-            raise SchemaMissing(f"there is no outbox table {self._settings.table!r}; run `outbox migrate` first")
+            raise self._not_known()
         number, shards, unsettled, *_ = found[0]
         return Layout(number, shards, tuple(unsettled))
 

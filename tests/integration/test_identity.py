@@ -17,6 +17,7 @@ from outbox_plugin.core.takeover import Terms
 from outbox_plugin.embedded.postgres import EmbeddedPostgres, _as_seen_by_server, _run
 from outbox_plugin.errors import ForeignOutbox, InvalidSetting, LogUnavailable, SchemaMissing, ServerRefused
 from outbox_plugin.relay.events import HarvestEvent, TermFinished
+from outbox_plugin.schema.connection import connect
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.status import read_status
 from tests.harvesting import (
@@ -350,3 +351,11 @@ def is_there(settings: Settings, pid: int) -> bool:
     """Whether Postgres still has this session."""
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:
         return bool(connection.execute("SELECT FROM pg_stat_activity WHERE pid = %s", (pid,)).fetchall())
+
+
+@pytest.mark.parametrize("question", ["group", "delivery", "terms", "layout"])
+def test_an_outbox_that_is_forgotten_meanwhile_is_missing(settings: Settings, question: str) -> None:
+    with connect(settings) as connection:
+        connection.execute("DELETE FROM outbox_identity")
+        with pytest.raises(SchemaMissing, match="run `outbox migrate` first"):
+            getattr(Registration(settings, connection), question)()

@@ -10,11 +10,16 @@ from typing import Any
 import psutil
 import psycopg
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from outbox_plugin import Settings
 from outbox_plugin.adapters import postgres_wake_up
 from outbox_plugin.adapters.kafka_admin import KafkaAdmin
+from outbox_plugin.adapters.kafka_membership import KafkaMembership
+from outbox_plugin.adapters.kafka_names import KafkaNames
 from outbox_plugin.adapters.postgres_wake_up import PostgresWakeUp
+from outbox_plugin.core.heartbeat import Heartbeat
+from outbox_plugin.core.signing import Signer
 
 SETTINGS = Settings(dsn="postgresql://nowhere/db", bootstrap_servers="127.0.0.1:1")
 
@@ -72,3 +77,27 @@ def test_a_client_of_the_cluster_ends_with_the_last_reference_to_it() -> None:
         assert gone() is None
     finally:
         gc.enable()
+
+
+class Failed:
+    """A producer that has met a fatal error."""
+
+    def __init__(self) -> None:
+        self.purged = False
+
+    def produce(self, *_: object, **__: object) -> None:
+        raise KafkaException(KafkaError(KafkaError._FATAL))
+
+    def purge(self) -> None:
+        self.purged = True
+
+
+def test_a_producer_of_heartbeats_that_has_failed_for_good_is_replaced() -> None:
+    membership = KafkaMembership(SETTINGS, KafkaNames.of(SETTINGS), 1, Signer(b"s" * 32), "us")
+    try:
+        membership._sender = failed = Failed()  # type: ignore[assignment]
+        membership.send(Heartbeat(0, "leader", "", "us", "host", 1, "2026-01-01T00:00:00+00:00", "i", "p", 1))
+        assert failed.purged
+        assert len(membership._sender) == 1  # The heartbeat waits for a broker.
+    finally:
+        membership.leave(0.0)
