@@ -14,6 +14,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from datetime import UTC, datetime
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
@@ -27,6 +28,8 @@ logger = logger_of("outbox_plugin.process")
 
 LINE = "%(asctime)s %(levelname)s %(message)s"
 EXTRAS = ("shard", "leader", "term", "topic", "key")  # What an event may name in `extra`, in the order of its line.
+
+ROTATE_AGAIN_SECONDS = 60.0  # After a log file could not be renamed.
 
 
 class TextFormatter(logging.Formatter):
@@ -86,6 +89,25 @@ class _LogFile(RotatingFileHandler):
     space after it has been removed.
     """
 
+    _rotate_after = 0.0  # On the monotonic clock.
+
+    def shouldRollover(self, record: logging.LogRecord) -> bool:  # noqa: N802 - logging's name.
+        """Whether the line begins a new file. Not for a minute after that has failed."""
+        return time.monotonic() >= self._rotate_after and bool(super().shouldRollover(record))
+
+    def doRollover(self) -> None:  # noqa: N802 - logging's name.
+        """Begin a new file; where that fails, as in a directory that is read-only, go on in the present one.
+
+        Raises:
+            OSError: the present one cannot be opened again either.
+        """
+        try:
+            super().doRollover()
+        except OSError:
+            self._rotate_after = time.monotonic() + ROTATE_AGAIN_SECONDS
+            if self.stream is None or self.stream.closed:
+                self.stream = self._open()
+
     def _open(self) -> TextIOWrapper:
         stream = super()._open()
         for descriptor in (sys.__stdout__, sys.__stderr__):
@@ -108,7 +130,8 @@ def to_file(path: Path, most_bytes: int) -> logging.Handler:
     """What writes the log, standard output and standard error to `path`.
 
     When a line would make the file larger than `most_bytes`, the file is renamed to `path` with `.1` behind it, in the
-    place of an older one, and a new file is begun. No other process may write to it.
+    place of an older one, and a new file is begun. Where that fails, the file grows, and it is tried again after a
+    minute. No other process may write to it.
     """
     return _LogFile(path, maxBytes=most_bytes, backupCount=1, encoding="utf-8", errors="backslashreplace", delay=True)
 
@@ -130,10 +153,17 @@ def configure(settings: LogSettings, handler: logging.Handler, default: LogLevel
     if as_json:
         logging.captureWarnings(capture=True)
         sys.excepthook = lambda *uncaught: logger.critical("ends by an unexpected error", exc_info=uncaught)
-        threading.excepthook = lambda ended: logger.critical(
-            "a thread ends by an unexpected error",
-            exc_info=(ended.exc_type, ended.exc_value or ended.exc_type(), ended.exc_traceback),
-        )
+        threading.excepthook = _log_uncaught
+
+
+def _log_uncaught(ended: threading.ExceptHookArgs) -> None:
+    """Log what ends a thread. Python's own hook ignores SystemExit, by which a thread ends itself; so does this one."""
+    if issubclass(ended.exc_type, SystemExit):
+        return
+    logger.critical(
+        "a thread ends by an unexpected error",
+        exc_info=(ended.exc_type, ended.exc_value or ended.exc_type(), ended.exc_traceback),
+    )
 
 
 def is_json() -> bool:

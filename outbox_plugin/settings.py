@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from datetime import timedelta
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -59,6 +59,12 @@ class LogSettings(BaseSettings):
         LogLevel | None,
         Field(description="The least severe events that are logged; unset, a harvester's INFO, another's WARNING."),
     ] = None
+
+    @field_validator("log_level", mode="before")
+    @classmethod
+    def _log_level_in_any_case(cls, level: Any) -> Any:
+        in_capitals = str(level).upper()
+        return in_capitals if in_capitals in get_args(LogLevel) else level
 
     def __init__(self, **values: Any) -> None:
         try:

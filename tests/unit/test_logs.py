@@ -223,6 +223,33 @@ def test_a_log_file_stays_bounded_and_takes_what_is_written_to_standard_error(tm
     assert path.read_text().endswith("raw 499\n")
 
 
+def test_a_log_that_cannot_be_rotated_loses_no_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    (tmp_path / "a.log.1").mkdir()  # In the place of the older file.
+    (tmp_path / "a.log.1" / "kept").touch()
+    script = LOGGING + (
+        "logs.ROTATE_AGAIN_SECONDS = float(sys.argv[2])\n"
+        "logs.configure(LogSettings(), logs.to_file(Path(sys.argv[1]), 1_000), 'INFO')\n"
+        "for number in range(100):\n"
+        "    logging.info('event %d', number)\n"
+    )
+    for again, first in (("0", 0), ("60", 100)):
+        assert run(script, str(path), again).returncode == 0
+        assert re.findall(r"event (\d+)", path.read_text())[first:] == [str(number) for number in range(100)]
+
+
+def test_a_thread_that_ends_itself_is_no_error() -> None:
+    script = LOGGING + (
+        "import threading\n"
+        "logs.configure(LogSettings(log_format='json'), logs.to_stderr(), 'INFO')\n"
+        "thread = threading.Thread(target=sys.exit)\n"
+        "thread.start()\n"
+        "thread.join()\n"
+    )
+    done = run(script, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_a_full_disk_loses_lines_and_nothing_else(tmp_path: Path) -> None:
     """A limit on the size of files stands for the disk: it is full, also when the file is closed; then it is not."""
     script = LOGGING + (

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from outbox_plugin.errors import InvalidSetting
-from outbox_plugin.settings import Settings
+from outbox_plugin.settings import LogSettings, Settings
 
 DSN = "postgresql://app:s3cret@db:5432/shop"
 RIGHT: dict[str, Any] = {"dsn": DSN, "bootstrap_servers": "kafka:9092"}
@@ -89,3 +89,9 @@ def test_a_process_gets_the_same_settings_by_its_environment(monkeypatch: pytest
     for name, text in settings.environment().items():
         monkeypatch.setenv(name, text)
     assert Settings() == settings
+
+
+@pytest.mark.parametrize("level", ["info", "Info", "INFO"])
+def test_a_log_level_may_be_written_in_any_case(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTBOX_LOG_LEVEL", level)
+    assert LogSettings().log_level == "INFO"
