@@ -1,10 +1,12 @@
-"""Settings under which somebody between us and a server could read what is sent, or pose as the server."""
+"""Settings that let somebody on the network read what is sent, or pose as the server; each is warned of at start."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from ipaddress import ip_address
+from pathlib import Path
 
 from outbox_plugin.printable import logger_of
 from outbox_plugin.settings import Settings
@@ -13,10 +15,16 @@ logger = logger_of("outbox_plugin.settings")
 
 _NOT_VERIFIED = frozenset({"disable", "allow", "prefer", "require", "verify-ca"})  # Postgres's, below verify-full.
 _FALSE = frozenset({"false", "f", "0"})  # librdkafka's.
+_HOST_OF_BROKER = re.compile(r"(?:\w+://)?(?:\[(?P<ipv6>[^\]]*)\]|(?P<host>[^:]*))(?::\d+)?")
 
 
 def warn_of_weaknesses(settings: Settings, *, postgres: bool = True) -> None:
-    """Log a warning for each; once, when what uses `settings` starts. `postgres`: whether it connects to Postgres."""
+    """Log a warning for each weakness. Call it once, when what uses the settings starts.
+
+    Args:
+        settings: which servers, and how they are reached.
+        postgres: whether what starts connects to Postgres.
+    """
     found = [*kafka_weaknesses(settings), *(postgres_weaknesses(settings, os.environ) if postgres else ())]
     for weakness in found:
         logger.warning("%s", weakness)
@@ -34,6 +42,11 @@ def kafka_weaknesses(settings: Settings) -> Iterator[str]:
         yield (
             "OUTBOX_KAFKA: ssl.endpoint.identification.algorithm=none: whoever has any certificate of the same "
             "authority can pose as a broker; the default, https, compares the broker's name"
+        )
+    if kafka.get("security.protocol") == "sasl_plaintext" and not _are_local(_hosts_of(settings.bootstrap_servers)):
+        yield (
+            "OUTBOX_KAFKA: security.protocol=SASL_PLAINTEXT, and a broker that is not on this machine: whoever stands "
+            "between us and Kafka can read the events, and the password or what guesses it; set SASL_SSL"
         )
 
 
@@ -55,23 +68,46 @@ def postgres_weaknesses(settings: Settings, environment: Mapping[str, str]) -> I
 
 
 def _unverified_mode(dsn: str, environment: Mapping[str, str]) -> str | None:
-    """The sslmode, where a password goes to a server on another machine whose name nobody verifies."""
+    """The sslmode with which a password goes to another machine whose identity is not verified; else None."""
     from psycopg.conninfo import conninfo_to_dict  # Here, as consumers that need no Postgres start without it.
 
     given = conninfo_to_dict(dsn)
 
-    def of(name: str) -> str:
-        return str(given.get(name) or environment.get(f"PG{name.upper()}") or "")
+    def option(name: str) -> str:
+        return str(given.get(name) or environment.get(f"PG{name.replace('_', '').upper()}") or "")
 
-    mode = of("sslmode") or "prefer"
-    hosts = (of("hostaddr") or of("host")).split(",")
-    if of("password") and mode in _NOT_VERIFIED and not all(map(_is_local, hosts)):
-        return mode
-    return None
+    if option("sslrootcert") == "system":  # libpq takes no weaker sslmode than verify-full beside it.
+        return None
+    if option("channel_binding") == "require":  # SCRAM proves then that the server at the other end knows the password.
+        return None
+    mode = option("sslmode") or "prefer"
+    hosts = (option("hostaddr") or option("host")).split(",")
+    passfile = option("passfile") or str(Path(environment.get("HOME", os.devnull)) / ".pgpass")
+    has_password = bool(option("password")) or _names_a_host(passfile, [*option("host").split(","), *hosts])
+    return mode if has_password and mode in _NOT_VERIFIED and not _are_local(hosts) else None
+
+
+def _names_a_host(passfile: str, hosts: Sequence[str]) -> bool:
+    """Whether libpq's password file has a line for one of the hosts, or for all; its other fields are not compared."""
+    try:
+        lines = Path(passfile).read_text(encoding="utf-8", errors="replace").splitlines()
+    except (OSError, ValueError):
+        return False
+    named = {re.match(r"((?:\\.|[^:\\])*):", line) for line in lines if not line.startswith("#")}
+    return any(re.sub(r"\\(.)", r"\1", match[1]) in {"*", *hosts} for match in named if match)
+
+
+def _hosts_of(bootstrap_servers: str) -> list[str]:
+    found = [_HOST_OF_BROKER.match(broker.strip()) for broker in bootstrap_servers.split(",")]
+    return [match["ipv6"] or match["host"] for match in found if match]
+
+
+def _are_local(hosts: Sequence[str]) -> bool:
+    """Whether each host is this machine, by a socket's path or an address that loops back."""
+    return all(map(_is_local, hosts))
 
 
 def _is_local(host: str) -> bool:
-    """Whether it is this machine, by a socket's path or an address that loops back."""
     host = host.strip()
     if not host or host[0] in "/@" or host == "localhost":
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -42,6 +43,9 @@ def test_a_password_for_a_server_that_nobody_verifies(mode: str | None) -> None:
         "postgresql://app:hunter2@/shop",
         "postgresql://app:hunter2@localhost,127.0.0.1/shop",
         "host=db hostaddr=127.0.0.1 password=hunter2",
+        "postgresql://app:hunter2@db/shop?sslrootcert=system",
+        "postgresql://app:hunter2@db/shop?channel_binding=require",
+        "postgresql://app@db/shop?passfile=/nowhere",
     ],
 )
 def test_what_needs_no_warning(dsn: str) -> None:
@@ -68,6 +72,40 @@ def test_libpqs_environment_counts_where_the_dsn_says_nothing() -> None:
     assert found(with_password + "?sslmode=require", {"PGSSLMODE": "verify-full"}) != []
     assert found("postgresql://app@/shop", {"PGHOST": "db", "PGPASSWORD": "hunter2"}) != []
     assert found("postgresql://app@/shop", {"PGHOST": "/run/postgresql", "PGPASSWORD": "hunter2"}) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "weak"), [("db:*:*:app:hunter2", True), ("*:*:*:*:x", True), ("other:*:*:*:x", False)]
+)
+def test_a_password_of_a_file_is_a_password(tmp_path: Path, line: str, weak: bool) -> None:
+    passfile = tmp_path / ".pgpass"
+    passfile.write_text(f"# db:*:*:*:x\n{line}\n")
+    for dsn, environment in (
+        (f"postgresql://app@db/shop?passfile={passfile}", NOTHING),
+        ("postgresql://app@db/shop", {"PGPASSFILE": str(passfile)}),
+        ("postgresql://app@db/shop", {"HOME": str(tmp_path)}),
+    ):
+        assert len(found(dsn, environment)) == weak
+        assert found(dsn.replace("db", "localhost", 1), environment) == []
+        assert found(dsn, {**environment, "PGCHANNELBINDING": "require"}) == []
+
+
+@pytest.mark.parametrize(
+    ("brokers", "weak"),
+    [
+        ("kafka:9092", True),
+        ("localhost:9092,SASL_PLAINTEXT://10.0.0.7:9092", True),
+        ("[fe80::1]:9092", True),
+        ("localhost:9092,127.0.0.1,[::1]:9092", False),
+    ],
+)
+def test_a_password_for_a_broker_without_tls(brokers: str, weak: bool) -> None:
+    def lines(protocol: str) -> list[str]:
+        kafka = {"security.protocol": protocol}
+        return list(kafka_weaknesses(Settings(dsn="postgresql://db/shop", bootstrap_servers=brokers, kafka=kafka)))
+
+    assert ["SASL_PLAINTEXT" in line for line in lines("sasl_plaintext")] == ([True] if weak else [])
+    assert lines("SASL_SSL") == lines("plaintext") == []
 
 
 @pytest.mark.parametrize("value", ["false", "False", "0", "f"])
