@@ -1,0 +1,85 @@
+"""The alerts and the dashboard: each alert has its runbook, and each query names metrics and labels that exist."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry
+
+from outbox_plugin.observe.metrics import HarvesterMetrics
+from tests.documents import CHECKOUT, anchors
+
+DEPLOY = CHECKOUT / "deploy"
+ALERTS = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yaml").read_text(encoding="utf-8"))
+RULES = [rule for group in ALERTS["groups"] for rule in group["rules"]]
+DASHBOARD = json.loads((DEPLOY / "grafana" / "outbox.json").read_text(encoding="utf-8"))
+RUNBOOK = CHECKOUT / "docs" / "how-to" / "answer-alerts.md"
+OF_PROMETHEUS = {"le"}
+
+
+def queries() -> Iterator[tuple[str, str]]:
+    for rule in RULES:
+        yield rule["alert"], rule["expr"]
+    for panel in DASHBOARD["panels"]:
+        for target in panel["targets"]:
+            yield panel["title"], target["expr"]
+
+
+def served() -> dict[str, set[str]]:
+    """What a harvester serves: the labels of each series."""
+    registry = CollectorRegistry()
+    metrics = HarvesterMetrics(registry)
+    found: dict[str, set[str]] = {}
+    for collector in vars(metrics).values():
+        [described] = collector.describe()
+        endings = {"counter": ["_total"], "histogram": ["_bucket", "_count", "_sum"], "gauge": [""]}[described.type]
+        found |= {described.name + ending: set(collector._labelnames) | OF_PROMETHEUS for ending in endings}
+    return found
+
+
+@pytest.mark.parametrize(("name", "query"), list(queries()))
+def test_a_query_names_what_is_served(name: str, query: str) -> None:
+    labels = served()
+    named = re.findall(r"outbox_\w+", query)
+    assert named
+    assert [each for each in named if each not in labels] == []
+    known = set.intersection(*(labels[each] for each in named))
+    used = {label for part in re.findall(r"by \(([^)]*)\)", query) for label in part.split(", ")}
+    used |= {label for part in re.findall(r"\{([^}]*)\}", query) for label in re.findall(r"(\w+)=", part)}
+    assert used <= known
+
+
+def test_every_alert_has_its_section_in_the_runbook_and_every_section_its_alert() -> None:
+    titles = re.findall(r"^## (\w+)$", RUNBOOK.read_text(encoding="utf-8"), re.MULTILINE)
+    assert titles == [rule["alert"] for rule in RULES]
+    for rule in RULES:
+        page, _, anchor = rule["annotations"]["runbook"].partition("#")
+        assert CHECKOUT / page == RUNBOOK
+        assert anchor in anchors(RUNBOOK)
+
+
+def test_every_alert_is_tested() -> None:
+    tests = yaml.safe_load((DEPLOY / "prometheus" / "alerts.test.yaml").read_text(encoding="utf-8"))["tests"]
+    cases = [case for test in tests for case in test["alert_rule_test"]]
+    names = {rule["alert"] for rule in RULES}
+    assert {case["alertname"] for case in cases if case["exp_alerts"]} == names
+    assert {case["alertname"] for case in cases if not case["exp_alerts"]} == names
+
+
+def test_the_rules_do_as_their_tests_say() -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed; it comes with Prometheus")
+    done = subprocess.run(
+        [promtool, "test", "rules", str(DEPLOY / "prometheus" / "alerts.test.yaml")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
