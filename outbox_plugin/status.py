@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 import psycopg
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from outbox_plugin.adapters.kafka_clients import content, own_config, refusal
+from outbox_plugin.adapters.kafka_clients import content, refusal
 from outbox_plugin.adapters.kafka_names import KafkaNames
+from outbox_plugin.adapters.kafka_reader import NotReadToEnd, OffsetSpan, PartitionReader, bounds, reader_config
 from outbox_plugin.core.heartbeat import Heartbeat, is_goharvests
 from outbox_plugin.core.heartbeat_codec import HeartbeatCodec, LeaderRecord
 from outbox_plugin.core.lanes import ParkedLane
@@ -245,42 +247,28 @@ def _last_records(settings: Settings, deadline: float) -> list[tuple[LeaderRecor
     """The last records of every shard's partition of the leader topic, each with its age in seconds."""
     names = KafkaNames.of(settings)
     found: list[tuple[LeaderRecord, float]] = []
-    problem: list[KafkaError] = []
-    config = own_config(
-        settings,
-        group_id=names.leader_group,  # Required by the client; it joins nothing.
-        enable_auto_commit=False,
-        enable_partition_eof=True,
-        auto_offset_reset="latest",
-        fetch_wait_max_ms=20,
-        fetch_min_bytes=1,
-    )
+    problems: list[KafkaError] = []
+    config = reader_config(settings, names.leader_group) | {"error_cb": problems.append}
+
+    def remaining() -> float:
+        return max(0.1, deadline - time.monotonic())
+
     try:
-        with closing(Consumer({**config, "error_cb": problem.append})) as consumer:
-            topic = consumer.list_topics(names.leader_topic, max(0.1, deadline - time.monotonic())).topics
-            unread = set(topic[names.leader_topic].partitions)
-            tails = []
-            for shard in unread:
-                partition = TopicPartition(names.leader_topic, shard)
-                remaining = max(0.1, deadline - time.monotonic())
-                first, end = consumer.get_watermark_offsets(partition, timeout=remaining)
-                tails.append(TopicPartition(names.leader_topic, shard, max(first, end - _TAIL_RECORDS)))
-            consumer.assign(tails)
-            while unread and time.monotonic() < deadline:
-                message = consumer.poll(0.1)
-                if message is None:
-                    continue
-                if message.error() is not None:
-                    unread.discard(_shard_at_end(message))
-                else:
-                    age = max(0.0, time.time() - message.timestamp()[1] / 1000)
-                    record = LeaderRecord(message.partition() or 0, message.offset() or 0, *content(message))
-                    found.append((record, age))
+        with closing(Consumer(config)) as consumer, suppress(NotReadToEnd):  # What has come by then is shown.
+            topic = names.leader_topic
+            spans = {}
+            for shard in consumer.list_topics(topic, remaining()).topics[topic].partitions:
+                first, end = bounds(consumer, TopicPartition(topic, shard), remaining())
+                spans[shard] = OffsetSpan(max(first, end - _TAIL_RECORDS), end)
+            for message in chain.from_iterable(PartitionReader(consumer, topic, spans).batches(deadline=deadline)):
+                age = max(0.0, time.time() - message.timestamp()[1] / 1000)
+                record = LeaderRecord(message.partition() or 0, message.offset() or 0, *content(message))
+                found.append((record, age))
     except KafkaException as error:
         reason = error.args[0]
         if reason.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION):
             return found  # No harvester has ever run.
-        raise ServerRefused(str(refusal(problem[0] if problem else reason, settings))) from None
+        raise ServerRefused(str(refusal(problems[0] if problems else reason, settings))) from None
     return found
 
 
@@ -303,8 +291,3 @@ def _heartbeats(
             why = "is no heartbeat of this shard" if unverified is None else "is signed by no harvester of this outbox"
             of_shard.ignored.append(f"the one at offset {record.offset} {why}")
     return heard
-
-
-def _shard_at_end(message: Message) -> int | None:
-    error = message.error()
-    return message.partition() if error is not None and error.code() == KafkaError._PARTITION_EOF else None

@@ -20,7 +20,8 @@ from itertools import islice
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from outbox_plugin.adapters.kafka_clients import bounds, client_config, readable_headers, refusal
+from outbox_plugin.adapters.kafka_clients import client_config, readable_headers, refusal
+from outbox_plugin.adapters.kafka_reader import bounds
 from outbox_plugin.core.event_identity import event_identity, event_source
 from outbox_plugin.core.places import Places
 from outbox_plugin.core.verdict import EXAMPLES, JOB_HEADER, SEQUENCE_HEADER, Verdict

@@ -10,7 +10,8 @@ import psycopg
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from outbox_plugin import Settings
-from outbox_plugin.adapters.kafka_clients import bounds, client_config
+from outbox_plugin.adapters.kafka_clients import client_config
+from outbox_plugin.adapters.kafka_reader import bounds
 from tests.support import eventually
 
 EVENTS, KEYS = 600, 20

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import time
 from operator import methodcaller
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from outbox_plugin.core.signing import Headers
 from outbox_plugin.errors import Fenced, InvalidSetting, LogUnavailable, OutcomeUnknown, ServerRefused, TermEnded
@@ -38,7 +37,6 @@ _NOT_LET_IN = {
 _OTHER_NAMES = {"linger.ms": "queue.buffering.max.ms", "message.timeout.ms": "delivery.timeout.ms"}  # librdkafka's.
 
 UNKNOWN_TOPIC = {KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART}
-_NO_LEADER_YET = {*UNKNOWN_TOPIC, KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE}
 
 
 def client_config(settings: Settings, **ours: Any) -> dict[str, Any]:
@@ -116,20 +114,3 @@ def readable_headers(message: Message) -> Headers | None:
     except (SystemError, UnicodeDecodeError):
         return None
     return list(headers.items()) if isinstance(headers, dict) else headers
-
-
-def bounds(consumer: Consumer, partition: TopicPartition) -> tuple[int, int]:
-    """The partition's first offset and its end; waits while it has no leader yet, as right after its creation.
-
-    Raises:
-        KafkaException: it cannot be had.
-    """
-    deadline = time.monotonic() + REQUEST_TIMEOUT_SECONDS
-    while True:
-        try:
-            first, end = consumer.get_watermark_offsets(partition, timeout=REQUEST_TIMEOUT_SECONDS)
-            return first, end
-        except KafkaException as error:
-            if error.args[0].code() not in _NO_LEADER_YET or time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)

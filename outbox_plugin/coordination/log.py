@@ -27,11 +27,11 @@ from outbox_plugin.adapters.kafka_clients import (
     REACH_SECONDS,
     REQUEST_TIMEOUT_SECONDS,
     UNKNOWN_TOPIC,
-    bounds,
     own_config,
     refusal,
     refused_property,
 )
+from outbox_plugin.adapters.kafka_reader import bounds
 from outbox_plugin.coordination.actions import Keep
 from outbox_plugin.coordination.claims import Place
 from outbox_plugin.coordination.member import TopicForm

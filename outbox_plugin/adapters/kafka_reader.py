@@ -1,0 +1,160 @@
+"""Reads a topic's partitions from given offsets to given ends: one place for the deadline, the end, and what fails.
+
+A record's offset says little about where a partition ends: compaction leaves gaps, and the marks that end transactions
+take offsets too. So a partition has been read once a record at or behind its last offset has come, or once the broker
+reports the end of the partition at or behind the end that was asked for.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from outbox_plugin.adapters.kafka_clients import REQUEST_TIMEOUT_SECONDS, UNKNOWN_TOPIC, own_config
+from outbox_plugin.errors import LogUnavailable
+from outbox_plugin.settings import Settings
+
+_NO_LEADER_YET = {*UNKNOWN_TOPIC, KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE}
+_WAIT_SECONDS = 0.1
+
+
+class NotReadToEnd(LogUnavailable):
+    """Kafka did not deliver all records in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetSpan:
+    """The part of a partition that is read.
+
+    Args:
+        start: the first offset.
+        end: the offset behind the last one.
+        least_end: the broker's report that the partition ends here, or later, is enough. None is `end`. A consumer that
+            reads committed records alone meets such a report where an open transaction begins.
+    """
+
+    start: int
+    end: int
+    least_end: int | None = None
+
+
+class PartitionReader:
+    """Reads one span of each partition of a topic, once."""
+
+    def __init__(self, consumer: Consumer, topic: str, spans: Mapping[int, OffsetSpan]) -> None:
+        """Assign the partitions; an empty span counts as read.
+
+        Args:
+            consumer: has `enable.partition.eof`, as `reader_config` sets it. Nobody else may use it meanwhile.
+            topic: its name.
+            spans: what to read, by partition.
+        """
+        self._consumer = consumer
+        self._topic = topic
+        self._spans = spans
+        self._unread = {partition: span.start for partition, span in spans.items() if span.start < span.end}
+        consumer.assign([TopicPartition(topic, partition, start) for partition, start in self._unread.items()])
+
+    @property
+    def offsets_passed(self) -> int:
+        """How many offsets of all spans have been read, or were found to hold no record."""
+        at = {partition: span.end for partition, span in self._spans.items()} | self._unread
+        return sum(at[partition] - span.start for partition, span in self._spans.items() if span.start < span.end)
+
+    def batches(
+        self, *, deadline: float = math.inf, silence_seconds: float = math.inf, max_records: int = 1
+    ) -> Iterator[list[Message]]:
+        """The records of all spans, each partition's in the order of their offsets. A batch may be empty.
+
+        Args:
+            deadline: of `time.monotonic()`, in seconds, by which all must have been read.
+            silence_seconds: how long Kafka may deliver nothing.
+            max_records: of a batch. With 1 a record is yielded as soon as it arrives, with more after 0.1 seconds at
+                the latest.
+
+        Raises:
+            NotReadToEnd: Kafka has not delivered all by the deadline, or was silent for too long.
+            KafkaException: an error that does not pass by itself.
+        """
+        heard_at = time.monotonic()
+        while self._unread:
+            if time.monotonic() > min(deadline, heard_at + silence_seconds):
+                raise NotReadToEnd(f"Kafka: {self._topic} was not read to its end")
+            before = dict(self._unread)
+            batch = [
+                message
+                for message in self._consumer.consume(max_records, _WAIT_SECONDS)
+                if self._is_in_span(message.partition() or 0, message.offset() or 0, message.error())
+            ]
+            if self._unread != before:
+                heard_at = time.monotonic()
+            yield batch
+
+    def _is_in_span(self, partition: int, offset: int, error: KafkaError | None) -> bool:
+        """Take note of a message; returns whether it is a record of a span."""
+        if error is not None and error.code() != KafkaError._PARTITION_EOF:
+            if error.fatal() or not error.retriable():
+                raise KafkaException(error)
+            return False
+        if partition not in self._unread:
+            return False
+        span = self._spans[partition]
+        if error is not None:
+            if offset >= (span.end if span.least_end is None else span.least_end):
+                del self._unread[partition]
+            return False
+        self._unread[partition] = offset + 1
+        if offset + 1 >= span.end:
+            del self._unread[partition]
+        return offset < span.end
+
+
+def reader_config(settings: Settings, group_id: str, **required: Any) -> dict[str, Any]:
+    """The configuration of a consumer that reads topics of our own, and whose records are few and awaited.
+
+    Args:
+        settings: how to reach Kafka.
+        group_id: the client needs one; nothing is committed to it, and no group is joined.
+        required: further properties, dots written as underscores, that no setting may change.
+    """
+    return own_config(
+        settings,
+        **{
+            "group_id": group_id,
+            "enable_auto_commit": False,
+            "enable_partition_eof": True,
+            "auto_offset_reset": "earliest",
+            "fetch_wait_max_ms": 20,
+            "fetch_min_bytes": 1,
+            **required,
+        },
+    )
+
+
+def bounds(
+    consumer: Consumer, partition: TopicPartition, timeout_seconds: float = REQUEST_TIMEOUT_SECONDS
+) -> tuple[int, int]:
+    """The partition's first offset and its end; waits while it has no leader yet, as right after its creation.
+
+    Args:
+        consumer: its isolation level says whether an open transaction is the end.
+        partition: its offset is ignored.
+        timeout_seconds: how long that may take.
+
+    Raises:
+        KafkaException: Kafka does not answer in time, or refuses to.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        try:
+            first, end = consumer.get_watermark_offsets(partition, timeout=max(0.1, deadline - time.monotonic()))
+            return first, end
+        except KafkaException as error:
+            if error.args[0].code() not in _NO_LEADER_YET or time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)

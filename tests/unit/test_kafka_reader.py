@@ -1,0 +1,115 @@
+"""A topic is read to the ends that were asked for, over gaps and errors that pass; or it is said that it was not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from outbox_plugin import Settings
+from outbox_plugin.adapters.kafka_reader import NotReadToEnd, OffsetSpan, PartitionReader, reader_config
+
+END = KafkaError(KafkaError._PARTITION_EOF)
+PASSES = KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION, retriable=True)
+FORBIDDEN = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+
+
+class Message:
+    """A record, or what the client reports of a partition."""
+
+    def __init__(self, partition: int, offset: int, error: KafkaError | None = None) -> None:
+        self._partition, self._offset, self._error = partition, offset, error
+
+    def partition(self) -> int:
+        return self._partition
+
+    def offset(self) -> int:
+        return self._offset
+
+    def error(self) -> KafkaError | None:
+        return self._error
+
+
+class Client:
+    """Delivers `messages`, and then nothing."""
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self._messages = list(messages)
+        self.assigned: list[TopicPartition] = []
+
+    def assign(self, partitions: list[TopicPartition]) -> None:
+        self.assigned = partitions
+
+    def consume(self, most: int, seconds: float) -> list[Message]:
+        if not self._messages:
+            time.sleep(min(seconds, 0.01))
+        delivered, self._messages = self._messages[:most], self._messages[most:]
+        return delivered
+
+
+def reader(spans: dict[int, OffsetSpan], *messages: Message) -> PartitionReader:
+    client: Any = Client(messages)
+    made = PartitionReader(client, "t", spans)
+    assert [(each.partition, each.offset) for each in client.assigned] == [
+        (partition, span.start) for partition, span in spans.items() if span.start < span.end
+    ]
+    return made
+
+
+def offsets(reader: PartitionReader, max_records: int = 1) -> list[tuple[int | None, int | None]]:
+    """What is read before Kafka has been silent for a tenth of a second."""
+    batches = reader.batches(silence_seconds=0.1, max_records=max_records)
+    return [(message.partition(), message.offset()) for message in chain.from_iterable(batches)]
+
+
+@pytest.mark.parametrize("max_records", [1, 3, 100])
+def test_each_partition_is_read_to_its_own_end(max_records: int) -> None:
+    spans = {0: OffsetSpan(5, 8), 1: OffsetSpan(0, 2), 2: OffsetSpan(3, 3)}
+    arrived = [(0, 5), (1, 0), (0, 6), (1, 1), (1, 2), (0, 7)]
+    read = reader(spans, *(Message(*each) for each in arrived))
+    assert offsets(read, max_records) == [each for each in arrived if each != (1, 2)]
+    assert read.offsets_passed == 5
+
+
+def test_a_record_behind_a_gap_ends_a_partition_and_is_not_of_it() -> None:
+    assert offsets(reader({0: OffsetSpan(0, 5)}, Message(0, 1), Message(0, 9))) == [(0, 1)]
+
+
+def test_the_reported_end_counts_from_the_end_that_was_asked_for() -> None:
+    read = reader({0: OffsetSpan(0, 5)}, Message(0, 0), Message(0, 3, END))
+    with pytest.raises(NotReadToEnd, match="t was not read to its end"):
+        offsets(read)
+    assert read.offsets_passed == 1
+    assert offsets(reader({0: OffsetSpan(0, 5)}, Message(0, 0), Message(0, 3, END), Message(0, 5, END))) == [(0, 0)]
+
+
+def test_an_earlier_reported_end_may_be_enough() -> None:
+    assert offsets(reader({0: OffsetSpan(2, 5, least_end=2)}, Message(0, 2, END))) == []
+
+
+def test_an_error_that_passes_is_waited_out_and_another_is_raised() -> None:
+    assert offsets(reader({0: OffsetSpan(0, 1)}, Message(0, 0, PASSES), Message(0, 0))) == [(0, 0)]
+    with pytest.raises(KafkaException):
+        offsets(reader({0: OffsetSpan(0, 1)}, Message(0, 0, FORBIDDEN), Message(0, 0)))
+
+
+def test_a_deadline_ends_a_read_that_is_never_silent() -> None:
+    read = reader({0: OffsetSpan(0, 10**9)}, *(Message(0, offset) for offset in range(100_000)))
+    with pytest.raises(NotReadToEnd):
+        for _ in read.batches(deadline=time.monotonic() + 0.05, silence_seconds=60.0):
+            pass
+    assert 0 < read.offsets_passed < 100_000
+
+
+def test_no_setting_changes_how_our_own_topics_are_read() -> None:
+    theirs = {"auto.offset.reset": "latest", "enable.partition.eof": "false", "fetch.min.bytes": "9"}
+    config = reader_config(Settings(dsn="postgresql://x", bootstrap_servers="k:1", kafka=theirs), "g")
+    assert (config["auto.offset.reset"], config["enable.partition.eof"], config["fetch.min.bytes"]) == (
+        "earliest",
+        True,
+        1,
+    )
