@@ -25,7 +25,6 @@ from dagster_graphql import DagsterGraphQLClient
 from rich.console import Console
 from rich.table import Table
 
-from outbox_plugin.core.verdict import Verdict
 from outbox_plugin.dagster.daemon import Daemon
 from outbox_plugin.dagster.ranges import CONSUMER_TAG
 from outbox_plugin.embedded.kafka import EmbeddedKafka, MockKafka
@@ -35,8 +34,9 @@ from outbox_plugin.embedded.stack import DEFAULT_STATE_DIR, EmbeddedStack
 from outbox_plugin.errors import OutboxError
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.settings import Settings
-from outbox_plugin.status import read_status
-from outbox_plugin.verification import verify_topic
+from outbox_plugin.status.reader import read_status
+from outbox_plugin.verification.topic_reader import verify_topic
+from outbox_plugin.verification.verdict import TopicVerdict
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 TOPIC, CONSUMER = "departures", "carrier_delays"
@@ -58,7 +58,7 @@ class Shown:
 
     rows: int
     events: int
-    verdict: Verdict
+    verdict: TopicVerdict
     run_status: DagsterRunStatus
     checks: dict[str, bool]
     differences: str | None

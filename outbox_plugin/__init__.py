@@ -9,17 +9,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from outbox_plugin.event import Event
+    from outbox_plugin.emit.event import Event
+    from outbox_plugin.emit.outbox import Outbox
     from outbox_plugin.harvester import Harvester
-    from outbox_plugin.outbox import Outbox
     from outbox_plugin.settings import Settings
 
 __all__ = ["Event", "Harvester", "Outbox", "Settings"]
 
 _HOME = {
-    "Event": "outbox_plugin.event",
+    "Event": "outbox_plugin.emit.event",
     "Harvester": "outbox_plugin.harvester",
-    "Outbox": "outbox_plugin.outbox",
+    "Outbox": "outbox_plugin.emit.outbox",
     "Settings": "outbox_plugin.settings",
 }
 

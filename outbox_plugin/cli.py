@@ -30,8 +30,8 @@ _ELSEWHERE = {
     "pause": "outbox_plugin.operate.command:pause",
     "replay": "outbox_plugin.operate.command:replay",
     "resume": "outbox_plugin.operate.command:resume",
-    "status": "outbox_plugin.status_view:status",
-    "verify": "outbox_plugin.verify:verify",
+    "status": "outbox_plugin.status.command:status",
+    "verify": "outbox_plugin.verification.command:verify",
 }
 
 
@@ -115,8 +115,8 @@ def migrate(wake_up: bool | None, as_sql: bool) -> None:
 )
 def harvest(adopt: bool, listen: str | None) -> None:
     """Relay the outbox to Kafka until SIGTERM or SIGINT; then hand over."""
-    from outbox_plugin.background import run_together
     from outbox_plugin.harvester import Harvester, look_for_cycles_less_often
+    from outbox_plugin.threads.background import run_together
 
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -28,7 +28,6 @@ from outbox_plugin.adapters.postgres_window_store import PostgresWindowStore
 from outbox_plugin.adapters.progress_reader import read_progress
 from outbox_plugin.adapters.registration import Registration
 from outbox_plugin.adapters.reserved_topics import ReservedTopics
-from outbox_plugin.background import Background
 from outbox_plugin.core.election import Election, Timing
 from outbox_plugin.core.heartbeat import Heartbeat
 from outbox_plugin.core.pace import ERROR_FIRST, ERROR_LAST, Backoff
@@ -45,6 +44,7 @@ from outbox_plugin.errors import (
     TopicMissing,
 )
 from outbox_plugin.extras import what_to_install
+from outbox_plugin.insecure_settings import warn_about_insecure_settings
 from outbox_plugin.printable import logger_of
 from outbox_plugin.relay.at_least_once import AtLeastOnce
 from outbox_plugin.relay.events import (
@@ -66,7 +66,7 @@ from outbox_plugin.relay.supervisor import Supervisor
 from outbox_plugin.schema.connection import connect, reported, reported_as_refusal
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
-from outbox_plugin.weaknesses import warn_of_weaknesses
+from outbox_plugin.threads.background import Background
 
 if TYPE_CHECKING:  # It needs an extra.
     from outbox_plugin.observe.harvester import ObservedHarvester
@@ -161,7 +161,7 @@ class Harvester(Background):
 
     def _check(self) -> tuple[Identity, Layout, str | None]:
         """Everything that a user can mend, looked at before anything is touched; also a note for the status."""
-        warn_of_weaknesses(self._settings)
+        warn_about_insecure_settings(self._settings)
         admin = KafkaAdmin(self._settings)
         admin.check_reachable()
         identity, terms, layout, ahead = self._claim(keep=False)

@@ -13,10 +13,9 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from outbox_plugin.core.delivery import BadRows, Delivery
 from outbox_plugin.errors import InvalidSetting
 
-Delivery = Literal["exactly-once", "at-least-once"]
-BadRows = Literal["park", "dead-letter"]
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from outbox_plugin.adapters.kafka_names import LEADER_SUFFIX, PROGRESS_SUFFIX, KafkaNames
-from outbox_plugin.event import KAFKAS_OWN
+from outbox_plugin.emit.event import KAFKAS_OWN
 from outbox_plugin.settings import Settings
 
 

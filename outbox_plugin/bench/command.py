@@ -13,7 +13,8 @@ import psutil  # noqa: F401 - most benchmarks watch a process with it: its absen
 
 if TYPE_CHECKING:
     from outbox_plugin.bench.scratch import Report, Tell
-    from outbox_plugin.settings import Delivery, Settings
+    from outbox_plugin.core.delivery import Delivery
+    from outbox_plugin.settings import Settings
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

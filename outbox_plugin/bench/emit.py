@@ -21,9 +21,9 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from outbox_plugin.bench.scratch import Tell, median_ratio, scratch_outbox
-from outbox_plugin.drivers import Insert, Query
-from outbox_plugin.event import Event
-from outbox_plugin.outbox import Outbox
+from outbox_plugin.emit.drivers import Insert, Query
+from outbox_plugin.emit.event import Event
+from outbox_plugin.emit.outbox import Outbox
 from outbox_plugin.settings import Settings
 
 PORTION = 20  # Events of one kind before the other kind has its turn: a busy machine is then busy for both.

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from outbox_plugin.settings import Settings
-from outbox_plugin.status import read_status
+from outbox_plugin.status.reader import read_status
 
 END_SECONDS = 40.0
 _LOOK_SECONDS = 0.05

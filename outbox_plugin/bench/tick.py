@@ -20,7 +20,7 @@ from outbox_plugin.bench.scratch import Tell
 from outbox_plugin.dagster import HarvesterResource, OutboxResource, build_harvester_sensor
 from outbox_plugin.dagster.daemon import Daemon
 from outbox_plugin.settings import Settings
-from outbox_plugin.status import read_status
+from outbox_plugin.status.reader import read_status
 
 WARM_UP_TICKS = 50  # Until libraries have loaded what they load once.
 PATIENCE_SECONDS = 30.0

@@ -22,8 +22,8 @@ from outbox_plugin.coordination.messages import VERSION, ClaimingPartition, enco
 from outbox_plugin.coordination.timing import HEARTBEAT_INTERVAL_SECONDS, Timing
 from outbox_plugin.coordination.world import TOPIC_CLIENT, Holder
 from outbox_plugin.errors import LogUnavailable, UserError
+from outbox_plugin.insecure_settings import warn_about_insecure_settings
 from outbox_plugin.printable import logger_of
-from outbox_plugin.weaknesses import warn_of_weaknesses
 
 LOGGER = logger_of(__name__)
 
@@ -86,7 +86,7 @@ class Consumer:
         """
         _check(topics, group_id, client_id, guarantee, max_claims, heartbeat_interval_seconds)
         self._settings = kafka_settings(bootstrap_servers, kafka)
-        warn_of_weaknesses(self._settings, postgres=False)
+        warn_about_insecure_settings(self._settings, postgres=False)
         self._at_most_once = guarantee == "at-most-once"
         self._assigned: dict[Place, Claim] = {}
         self._fetched: Fetched[Message] = Fetched()

@@ -14,8 +14,7 @@ from collections.abc import Iterable
 from hashlib import sha256
 from typing import NamedTuple
 
-from outbox_plugin.core.verdict import JOB_HEADER, SEQUENCE_HEADER
-from outbox_plugin.event import EVENT_TYPE_HEADER, IDEMPOTENCY_HEADER
+from outbox_plugin.core.headers import EVENT_TYPE_HEADER, IDEMPOTENCY_HEADER, JOB_HEADER, SEQUENCE_HEADER
 
 Headers = Iterable[tuple[str, bytes | None]]
 

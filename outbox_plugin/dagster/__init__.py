@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from outbox_plugin.dagster.assets import Topic, build_harvester_asset, build_topic_assets
     from outbox_plugin.dagster.checks import build_dead_letter_check, build_health_check, build_outbox_checks
     from outbox_plugin.dagster.component import OutboxComponent
+    from outbox_plugin.dagster.definitions import build_outbox_definitions
+    from outbox_plugin.dagster.job_ids import job_id
     from outbox_plugin.dagster.jobs import build_outbox_jobs
     from outbox_plugin.dagster.ranges import RangeConfig
     from outbox_plugin.dagster.resources import HarvesterResource, OutboxResource
-    from outbox_plugin.dagster.runs import job_id
     from outbox_plugin.dagster.sensor import build_harvester_sensor
     from outbox_plugin.dagster.topic_position import build_position_job, build_topic_check
     from outbox_plugin.dagster.topic_sensor import build_topic_sensor
-    from outbox_plugin.dagster.whole import build_outbox_definitions
-    from outbox_plugin.health_rules import Limits
+    from outbox_plugin.status.health_rules import Limits
 
 __all__ = [
     "HarvesterResource",
@@ -47,7 +47,7 @@ __all__ = [
 
 _HOME = {
     "HarvesterResource": "resources",
-    "Limits": ".health_rules",
+    "Limits": ".status.health_rules",
     "OutboxComponent": "component",
     "OutboxResource": "resources",
     "RangeConfig": "ranges",
@@ -57,13 +57,13 @@ _HOME = {
     "build_harvester_sensor": "sensor",
     "build_health_check": "checks",
     "build_outbox_checks": "checks",
-    "build_outbox_definitions": "whole",
+    "build_outbox_definitions": "definitions",
     "build_outbox_jobs": "jobs",
     "build_position_job": "topic_position",
     "build_topic_assets": "assets",
     "build_topic_check": "topic_position",
     "build_topic_sensor": "topic_sensor",
-    "job_id": "runs",
+    "job_id": "job_ids",
 }
 
 

@@ -12,8 +12,8 @@ from datetime import timedelta
 
 from dagster import AssetKey, AssetsDefinition, AssetSpec, FreshnessPolicy
 
+from outbox_plugin.emit.event import TOPIC_PATTERN
 from outbox_plugin.errors import InvalidSetting
-from outbox_plugin.event import TOPIC_PATTERN
 
 GROUP = "outbox"
 Emitter = AssetKey | AssetSpec | AssetsDefinition | str

@@ -15,20 +15,20 @@ from dagster import (
     multi_asset_check,
 )
 
-from outbox_plugin.core.verdict import SEQUENCE_HEADER, Verdict
+from outbox_plugin.core.headers import IDEMPOTENCY_HEADER, SEQUENCE_HEADER
 from outbox_plugin.dagster.assets import check_topic_names
 from outbox_plugin.dagster.health import metadata, result
 from outbox_plugin.dagster.resources import OutboxResource
 from outbox_plugin.dagster.sensor import HEALTHY, NO_DEAD_LETTERS
 from outbox_plugin.errors import ServerRefused
-from outbox_plugin.event import IDEMPOTENCY_HEADER
-from outbox_plugin.health_rules import Judgement, Limits, dead_letters, health, undrained
 from outbox_plugin.schema.connection import connect, reported_as_refusal
 from outbox_plugin.schema.place import in_full
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
-from outbox_plugin.status import Status, read_status
-from outbox_plugin.verification import records_in, verify_topic
+from outbox_plugin.status.health_rules import HealthResult, Limits, dead_letters, health, undrained
+from outbox_plugin.status.reader import Status, read_status
+from outbox_plugin.verification.topic_reader import records_in, verify_topic
+from outbox_plugin.verification.verdict import TopicVerdict
 
 POLL_SECONDS = 0.2
 SPARK_RECORDS = 5_000  # Below that, a session takes longer to start than one consumer to read.
@@ -93,7 +93,7 @@ def _of_status(
     harvester: AssetKey,
     name: str,
     description: str,
-    judge: Callable[[Status, Limits], Judgement],
+    judge: Callable[[Status, Limits], HealthResult],
     resource_key: str,
     limits: Limits | None,
 ) -> AssetChecksDefinition:
@@ -122,7 +122,7 @@ def _drained(asset: AssetKey, resource_key: str, drain_seconds: float, blocking:
         seconds = time.monotonic() - began
         status = read_status(settings)
         judged = (
-            undrained(left, seconds, status) if left else Judgement(True, f"all events left within {seconds:.1f} s")
+            undrained(left, seconds, status) if left else HealthResult(True, f"all events left within {seconds:.1f} s")
         )
         waited = {"waiting": MetadataValue.int(left), "seconds": MetadataValue.float(round(seconds, 1))}
         return result(judged, {**waited, **metadata(status)})
@@ -151,7 +151,7 @@ def _events(
         try:
             verdicts = _judged(context, settings, topics, spark)
         except ServerRefused as error:
-            judged = Judgement(
+            judged = HealthResult(
                 False, str(error), True, "see that the topic is the one that is emitted to, and is there"
             )
             found = {IN_ORDER: judged, EXACTLY_ONCE: judged}
@@ -189,11 +189,11 @@ def wait_until_drained(settings: Settings, seconds: float) -> int:
 
 def _judged(
     context: AssetCheckExecutionContext, settings: Settings, topics: Sequence[str], spark: str | None
-) -> dict[str, Verdict]:
+) -> dict[str, TopicVerdict]:
     """What each topic proves; where Spark reads them, what all of them do."""
     if spark is None or records_in(settings, topics) <= SPARK_RECORDS:
         return {topic: verify_topic(settings, topic) for topic in topics}
-    from outbox_plugin.spark.verify import verify
+    from outbox_plugin.verification.on_spark import verify
 
     return {", ".join(topics): verify(getattr(context.resources, spark).session, settings, topics)}
 
@@ -203,7 +203,7 @@ def _settings(context: AssetCheckExecutionContext, resource_key: str) -> Setting
     return resource.settings()
 
 
-def _counted(verdicts: Mapping[str, Verdict]) -> dict[str, MetadataValue]:
+def _counted(verdicts: Mapping[str, TopicVerdict]) -> dict[str, MetadataValue]:
     return {
         "records": MetadataValue.int(sum(verdict.records for verdict in verdicts.values())),
         "duplicates": MetadataValue.int(sum(verdict.duplicates for verdict in verdicts.values())),
@@ -218,7 +218,7 @@ _FOREIGN = (
 )
 
 
-def _order(verdicts: Mapping[str, Verdict], left: int) -> Judgement:
+def _order(verdicts: Mapping[str, TopicVerdict], left: int) -> HealthResult:
     wrong = [
         f"topic {topic}: {verdict.order_violations} events came out of order "
         f"(such as {', '.join(verdict.example_violations)})"
@@ -226,25 +226,25 @@ def _order(verdicts: Mapping[str, Verdict], left: int) -> Judgement:
         if verdict.order_violations
     ]
     if wrong:
-        return Judgement(False, "; ".join(wrong), True, _FOREIGN)
+        return HealthResult(False, "; ".join(wrong), True, _FOREIGN)
     unplaced = sum(verdict.unplaced for verdict in verdicts.values())
     return _passed(verdicts, left, "each key's in order", unplaced, f"{SEQUENCE_HEADER}: their order is not judged")
 
 
-def _once(verdicts: Mapping[str, Verdict], left: int) -> Judgement:
+def _once(verdicts: Mapping[str, TopicVerdict], left: int) -> HealthResult:
     wrong = [
         f"topic {topic}: {verdict.duplicates} events came twice (such as {', '.join(verdict.example_duplicates)})"
         for topic, verdict in verdicts.items()
         if verdict.duplicates
     ]
     if wrong:
-        return Judgement(False, "; ".join(wrong), True, _FOREIGN)
+        return HealthResult(False, "; ".join(wrong), True, _FOREIGN)
     unnamed = sum(verdict.unnamed for verdict in verdicts.values())
     what = f"{IDEMPOTENCY_HEADER} or {SEQUENCE_HEADER}: whether they came twice is not judged"
     return _passed(verdicts, left, "each once", unnamed, what)
 
 
-def _passed(verdicts: Mapping[str, Verdict], left: int, how: str, lacking: int, what: str) -> Judgement:
+def _passed(verdicts: Mapping[str, TopicVerdict], left: int, how: str, lacking: int, what: str) -> HealthResult:
     """A judgement that also says what it has not proved."""
     said = [f"{sum(verdict.records for verdict in verdicts.values())} records, {how}"]
     said += [f"{left} events have not left the outbox yet, and are not judged"] if left else []
@@ -252,4 +252,4 @@ def _passed(verdicts: Mapping[str, Verdict], left: int, how: str, lacking: int, 
     lost = sum(verdict.missing for verdict in verdicts.values())
     said += [f"{lost} are not there (such as {', '.join(missing)}): expired, or lost"] if lost else []
     said += [f"{lacking} carry no {what}"] if lacking else []
-    return Judgement(True, "; ".join(said))
+    return HealthResult(True, "; ".join(said))

@@ -21,12 +21,12 @@ from dagster.components import ComponentTypeSpec, ResolvedAssetKey, scaffold_com
 from pydantic import BaseModel, Field
 
 from outbox_plugin.dagster.assets import Topic
+from outbox_plugin.dagster.definitions import build_outbox_definitions
 from outbox_plugin.dagster.resources import HarvesterResource, OutboxResource
 from outbox_plugin.dagster.topic_position import build_position_job, build_topic_check
 from outbox_plugin.dagster.topic_sensor import STUCK_SECONDS, build_topic_sensor
-from outbox_plugin.dagster.whole import build_outbox_definitions
-from outbox_plugin.event import TOPIC_PATTERN
-from outbox_plugin.health_rules import Limits
+from outbox_plugin.emit.event import TOPIC_PATTERN
+from outbox_plugin.status.health_rules import Limits
 
 _TEMPLATE = r"\{\{.*\}\}"
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 
-from outbox_plugin.status import Status
+from outbox_plugin.status.reader import Status
 
 _Seconds = Annotated[float, Field(ge=0, le=2**53, allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=0, lt=2**63)]

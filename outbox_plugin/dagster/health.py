@@ -5,9 +5,9 @@ from __future__ import annotations
 from dagster import AssetCheckEvaluation, AssetCheckResult, AssetCheckSeverity, AssetKey, MetadataValue
 
 from outbox_plugin.dagster.daemon import Daemon
-from outbox_plugin.health_rules import Judgement, troubles
 from outbox_plugin.printable import printable
-from outbox_plugin.status import ShardStatus, Status
+from outbox_plugin.status.health_rules import HealthResult, troubles
+from outbox_plugin.status.reader import ShardStatus, Status
 
 Metadata = dict[str, MetadataValue]
 
@@ -38,7 +38,7 @@ def daemon_metadata(daemon: Daemon) -> Metadata:
     return shown
 
 
-def result(judgement: Judgement, shown: Metadata) -> AssetCheckResult:
+def result(judgement: HealthResult, shown: Metadata) -> AssetCheckResult:
     """The outcome of a check that Dagster runs."""
     return AssetCheckResult(
         passed=judgement.passed,
@@ -48,7 +48,7 @@ def result(judgement: Judgement, shown: Metadata) -> AssetCheckResult:
     )
 
 
-def evaluation(judgement: Judgement, asset: AssetKey, check: str) -> AssetCheckEvaluation:
+def evaluation(judgement: HealthResult, asset: AssetKey, check: str) -> AssetCheckEvaluation:
     """The outcome of a check that the sensor has judged."""
     return AssetCheckEvaluation(
         asset_key=asset,
@@ -60,11 +60,11 @@ def evaluation(judgement: Judgement, asset: AssetKey, check: str) -> AssetCheckE
     )
 
 
-def _severity(judgement: Judgement) -> AssetCheckSeverity:
+def _severity(judgement: HealthResult) -> AssetCheckSeverity:
     return AssetCheckSeverity.ERROR if judgement.severe else AssetCheckSeverity.WARN
 
 
-def _explained(judgement: Judgement) -> Metadata:
+def _explained(judgement: HealthResult) -> Metadata:
     said: Metadata = {"explanation": MetadataValue.text(printable(judgement.explanation))}
     if judgement.what_to_do:
         said["what_to_do"] = MetadataValue.text(judgement.what_to_do)

@@ -12,7 +12,7 @@ from outbox_plugin.dagster.resources import OutboxResource
 from outbox_plugin.errors import OutboxError
 from outbox_plugin.operate import pause, release, replay, resume, retry_dead_letters
 from outbox_plugin.settings import Settings
-from outbox_plugin.status import read_status
+from outbox_plugin.status.reader import read_status
 
 
 class ShardConfig(Config):

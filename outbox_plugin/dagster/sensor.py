@@ -24,10 +24,10 @@ from outbox_plugin.dagster.health import Metadata, daemon_metadata, evaluation, 
 from outbox_plugin.dagster.resources import HarvesterResource
 from outbox_plugin.dagster.supervision import Decision, check_lease
 from outbox_plugin.dagster.topics import topic_ends
-from outbox_plugin.deadline import DeadlineFuture
-from outbox_plugin.health_rules import Limits, dead_letters, health
 from outbox_plugin.printable import printable
-from outbox_plugin.status import read_status
+from outbox_plugin.status.health_rules import Limits, dead_letters, health
+from outbox_plugin.status.reader import read_status
+from outbox_plugin.threads.deadline import DeadlineFuture
 
 # A tick that waits starves every other sensor: servers that are away are given up soon.
 STATUS_SECONDS = 1.5

@@ -17,8 +17,8 @@ from pydantic import Field, PrivateAttr
 from pyspark.sql import DataFrame, SparkSession
 
 from outbox_plugin.core.job_id import former_job_ids
+from outbox_plugin.dagster.job_ids import output_job_id
 from outbox_plugin.dagster.resources import OutboxResource
-from outbox_plugin.dagster.runs import output_job_id
 from outbox_plugin.embedded.java import spark_java_home
 from outbox_plugin.schema.connection import connect, reported_as_refusal
 from outbox_plugin.schema.place import in_full

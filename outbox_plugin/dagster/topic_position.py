@@ -27,7 +27,7 @@ from outbox_plugin.dagster.health import result
 from outbox_plugin.dagster.resources import OutboxResource
 from outbox_plugin.dagster.topic_sensor import CONSUMED_IN_FULL, SAYS_WHERE, STUCK_SECONDS, in_full, unfinished_run
 from outbox_plugin.errors import OutboxError, TopicReplaced
-from outbox_plugin.health_rules import Judgement
+from outbox_plugin.status.health_rules import HealthResult
 
 
 class PositionConfig(Config):
@@ -61,7 +61,7 @@ def build_topic_check(
         try:
             planned = plan(consumer, topic, position, topic_state(settings, topic), 1)
         except TopicReplaced as error:
-            return result(Judgement(False, str(error), True, SAYS_WHERE), {})
+            return result(HealthResult(False, str(error), True, SAYS_WHERE), {})
         run = unfinished_run(context.instance, consumer, topic, time.time(), but=context.run.run_id)
         judged = in_full(position, planned, run, stuck_after_seconds)
         return result(judged, {"lag_offsets": MetadataValue.int(planned.lag)})

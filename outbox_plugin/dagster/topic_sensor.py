@@ -30,11 +30,11 @@ from outbox_plugin.dagster.consumption import Bounds, Decision, Memory, decide
 from outbox_plugin.dagster.health import Metadata, evaluation
 from outbox_plugin.dagster.ranges import CONSUMER_TAG, TOPIC_TAG, as_config
 from outbox_plugin.dagster.resources import OutboxResource
-from outbox_plugin.deadline import DeadlineFuture
 from outbox_plugin.errors import InvalidSetting, TopicReplaced
-from outbox_plugin.health_rules import Judgement
 from outbox_plugin.printable import printable
 from outbox_plugin.settings import Settings
+from outbox_plugin.status.health_rules import HealthResult
+from outbox_plugin.threads.deadline import DeadlineFuture
 
 # A tick that waits starves every other sensor: servers that are away are given up soon.
 ANSWER_SECONDS = 1.5
@@ -110,7 +110,7 @@ def build_topic_sensor(
         except (_NotAnswered, TopicReplaced) as error:
             context.log.warning(printable(str(error)))
             replaced = isinstance(error, TopicReplaced)
-            stopped = [evaluation(Judgement(False, str(error), True, SAYS_WHERE), key, CONSUMED_IN_FULL)]
+            stopped = [evaluation(HealthResult(False, str(error), True, SAYS_WHERE), key, CONSUMED_IN_FULL)]
             return SensorResult(skip_reason=str(error), asset_events=stopped if replaced else [], cursor=context.cursor)
         decision = decide(memory, position, planned, run.explanation if run else None, bounds, now)
         judged = in_full(position, planned, run, stuck_after_seconds)
@@ -214,7 +214,7 @@ def _request(wanted: TopicRange, op: str, key: AssetKey) -> RunRequest:
 
 def in_full(
     position: Position | None, planned: Planned, run: UnfinishedRun | None = None, stuck_after_seconds: float = 0.0
-) -> Judgement:
+) -> HealthResult:
     """Whether nothing was lost before it was consumed, and nothing waits for a run that does not end."""
     lost = position.lost if position else 0
     wrong = []
@@ -227,16 +227,16 @@ def in_full(
         wrong.append(f"partition {said} ends before the position: a broker has just taken over, or has lost records")
     if run and planned.range and run.seconds > stuck_after_seconds:
         said = f"{planned.lag} offsets wait: {run.explanation}, and the position does not move"
-        return Judgement(False, "; ".join([said, *wrong]), True, FREES_IT)
+        return HealthResult(False, "; ".join([said, *wrong]), True, FREES_IT)
     if wrong:
-        return Judgement(
+        return HealthResult(
             False,
             "; ".join(wrong),
             True,
             "keep records longer (retention.ms), or consume more often; "
             "then acknowledge it by the job that sets the consumer's position, with `here`",
         )
-    return Judgement(True, f"{planned.lag} offsets wait, and none was lost")
+    return HealthResult(True, f"{planned.lag} offsets wait, and none was lost")
 
 
 def _shown(topic: str, decision: Decision, planned: Planned, position: Position | None) -> Metadata:

@@ -17,7 +17,6 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, 
 from outbox_plugin.adapters.kafka_admin import KafkaAdmin
 from outbox_plugin.adapters.kafka_clients import client_config, readable_headers, refusal, refused_property
 from outbox_plugin.adapters.topic_ids import TopicIds
-from outbox_plugin.background import Background
 from outbox_plugin.core.event_identity import event_identity
 from outbox_plugin.errors import InvalidSetting, OutboxError, ServerRefused
 from outbox_plugin.inbox.board import Board
@@ -29,12 +28,13 @@ from outbox_plugin.inbox.received import Place, Received
 from outbox_plugin.inbox.retry import Retry
 from outbox_plugin.inbox.seat import AsyncBatchHandler, AsyncHandler, BatchHandler, Handler, TaskSeat, ThreadSeat
 from outbox_plugin.inbox.seats import TaskSeats, ThreadSeats
+from outbox_plugin.insecure_settings import warn_about_insecure_settings
 from outbox_plugin.printable import logger_of
 from outbox_plugin.schema.connection import connect, one_line, reported_as_refusal
 from outbox_plugin.schema.place import in_full
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
-from outbox_plugin.weaknesses import warn_of_weaknesses
+from outbox_plugin.threads.background import Background
 
 logger = logger_of("outbox_plugin.inbox")
 
@@ -143,7 +143,7 @@ class Inbox(Background):
                 f"OUTBOX_KAFKA: {_RESET}={start} would let an inbox pass over events; "
                 "to start at the end, set the group's offsets there before it starts"
             )
-        warn_of_weaknesses(self._settings)
+        warn_about_insecure_settings(self._settings)
         KafkaAdmin(self._settings).check_reachable()
         with reported_as_refusal(self._settings), connect(self._settings, purpose="outbox inbox (start)") as connection:
             table = in_full(connection, self._settings.table)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from outbox_plugin.core.event_identity import event_source
-from outbox_plugin.event import EVENT_TYPE_HEADER, OCCURRED_AT_HEADER
+from outbox_plugin.core.headers import EVENT_TYPE_HEADER, OCCURRED_AT_HEADER
 
 Place = tuple[str, int]  # Topic and partition.
 Headers = tuple[tuple[str, bytes | None], ...]

@@ -7,8 +7,6 @@ from datetime import datetime
 from outbox_plugin.operate.operator_transaction import notifying_transaction
 from outbox_plugin.settings import Settings
 
-REPLAY_HEADER = "outbox-replay"
-
 
 def replay(
     settings: Settings,

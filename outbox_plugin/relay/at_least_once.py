@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from outbox_plugin.core.delivery import BadRows
 from outbox_plugin.core.floor import Span
 from outbox_plugin.core.held import HeldLanes
 from outbox_plugin.core.lanes import BadRow, Lane, without
@@ -38,7 +39,6 @@ from outbox_plugin.relay.rest import Rest
 from outbox_plugin.relay.runtime import Runtime
 from outbox_plugin.relay.stages import Stages
 from outbox_plugin.relay.timed import took
-from outbox_plugin.settings import BadRows
 
 MARKS_AHEAD = 1
 UNPURGED_ROWS = 2 * ROWS_PER_MARK

@@ -8,6 +8,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
 
+from outbox_plugin.core.delivery import BadRows
 from outbox_plugin.core.lanes import BadRow, Lane, first_bad_rows, without
 from outbox_plugin.core.pace import CLEAR_PROGRESS_SECONDS, PURGE_REST_SECONDS, PURGE_ROWS, RETRY_ASIDE_SECONDS
 from outbox_plugin.core.ports import Log, OutboxStore, WakeUp
@@ -43,7 +44,6 @@ from outbox_plugin.relay.intake import Intake
 from outbox_plugin.relay.runtime import Runtime
 from outbox_plugin.relay.stages import Stages
 from outbox_plugin.relay.timed import TimedLog, took
-from outbox_plugin.settings import BadRows
 
 Proved = Callable[[], None]
 

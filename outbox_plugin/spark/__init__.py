@@ -5,13 +5,28 @@ attempts that it accepted, one per partition, whatever was retried or speculated
 those attempts, business rows and events together, in one transaction that also records the job's id.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from outbox_plugin.extras import hinted
+
+if TYPE_CHECKING:
+    from outbox_plugin.verification.on_spark import verify
 
 try:
     from outbox_plugin.spark.sink import register
-    from outbox_plugin.spark.verify import verify
     from outbox_plugin.spark.write import JobCommitted, OutboxWrite
 except ModuleNotFoundError as error:
     raise hinted(__name__, error) from None
 
 __all__ = ["JobCommitted", "OutboxWrite", "register", "verify"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import `verify` on first use (PEP 562): its package is above this one, and imports it."""
+    if name != "verify":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from outbox_plugin.verification.on_spark import verify
+
+    return verify

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from outbox_plugin.event import KAFKAS_OWN, MAX_KEY_CHARACTERS, TOPIC_PATTERN
+from outbox_plugin.emit.event import KAFKAS_OWN, MAX_KEY_CHARACTERS, TOPIC_PATTERN
 from outbox_plugin.spark.texts import with_nul
 
 _SHOWN_CHARACTERS = 40

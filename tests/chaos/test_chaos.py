@@ -8,7 +8,7 @@ import os
 import pytest
 
 from outbox_plugin.bench.faults import CLIENT_KINDS, NETWORK_KINDS, plan
-from outbox_plugin.settings import BadRows, Delivery
+from outbox_plugin.core.delivery import BadRows, Delivery
 from tests.harvesting import run_outbox
 
 pytestmark = pytest.mark.chaos

@@ -11,7 +11,7 @@ from outbox_plugin import Settings
 from outbox_plugin.embedded.kafka import EmbeddedKafka
 from outbox_plugin.embedded.stack import EmbeddedStack
 from outbox_plugin.schema.migrate import migrate
-from outbox_plugin.status import read_status
+from outbox_plugin.status.reader import read_status
 from tests.harvesting import assert_exactly_once_in_order, consume, create_topic, drained, harvesters, insert_numbered
 from tests.support import eventually
 

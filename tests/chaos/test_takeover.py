@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from outbox_plugin import Settings
-from outbox_plugin.status import read_status
+from outbox_plugin.status.reader import read_status
 from tests.harvesting import (
     HarvesterProcess,
     assert_exactly_once_in_order,

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 
 from outbox_plugin import Harvester, Settings, operate
-from outbox_plugin.status import read_status
+from outbox_plugin.status.reader import read_status
 from tests.harvesting import backlog, by_key, consume, create_topic, drained, environment, insert, run_outbox
 from tests.support import eventually
 

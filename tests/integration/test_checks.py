@@ -26,7 +26,7 @@ from outbox_plugin import Event, Harvester, Outbox, Settings
 from outbox_plugin.dagster import Limits, Topic, build_outbox_checks, build_outbox_definitions
 from outbox_plugin.dagster.assets import topic_key
 from outbox_plugin.dagster.checks import build_dead_letter_check
-from outbox_plugin.status import read_status
+from outbox_plugin.status.reader import read_status
 from tests.harvesting import insert
 from tests.supervising import HARVESTER, resources
 from tests.support import eventually

@@ -30,7 +30,7 @@ from outbox_plugin import Event, Outbox, Settings
 from outbox_plugin.dagster import OutboxResource, build_outbox_checks
 from outbox_plugin.dagster.daemon import LOG_BYTES, Daemon
 from outbox_plugin.dagster.supervision import Decision
-from outbox_plugin.status import read_status
+from outbox_plugin.status.reader import read_status
 from tests.harvesting import backlog, create_topic, drained, insert_numbered
 from tests.supervising import HARVESTER, Ticks, daemons, reported, resources
 from tests.support import PATIENCE, eventually

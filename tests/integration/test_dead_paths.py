@@ -26,7 +26,7 @@ from outbox_plugin.errors import StoreUnavailable
 from outbox_plugin.inbox import Inbox
 from outbox_plugin.schema.connection import connect, connect_async
 from outbox_plugin.schema.migrate import migrate
-from outbox_plugin.status import read_status
+from outbox_plugin.status.reader import read_status
 from tests.consuming import effects, make_effect_table, produce, record_effect
 from tests.harvesting import (
     assert_exactly_once_in_order,

@@ -10,10 +10,10 @@ import pytest
 from psycopg import sql
 
 from outbox_plugin import Harvester, Settings
+from outbox_plugin.core.delivery import Delivery
 from outbox_plugin.errors import SchemaMissing
 from outbox_plugin.relay.events import HarvestEvent, TermFinished
-from outbox_plugin.settings import Delivery
-from outbox_plugin.status import read_status
+from outbox_plugin.status.reader import read_status
 from tests.harvesting import by_key, consume, drained, insert
 from tests.roles import as_role, let_in
 from tests.support import eventually

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from outbox_plugin.core.delivery import Delivery
 from outbox_plugin.schema.migrate import migrate
-from outbox_plugin.settings import Delivery, Settings
-from outbox_plugin.status import read_status
+from outbox_plugin.settings import Settings
+from outbox_plugin.status.reader import read_status
 from tests.harvesting import (
     assert_exactly_once_in_order,
     backlog,

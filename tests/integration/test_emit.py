@@ -23,8 +23,8 @@ from pydantic import BaseModel, Field
 from sqlalchemy.ext.asyncio import async_scoped_session, async_sessionmaker, create_async_engine
 
 from outbox_plugin import Event, Harvester, Outbox, Settings
-from outbox_plugin.drivers import ROWS_AT_A_TIME
-from outbox_plugin.encoding import Serializer, as_bytes, registered
+from outbox_plugin.emit.drivers import ROWS_AT_A_TIME
+from outbox_plugin.emit.encoding import Serializer, as_bytes, registered
 from outbox_plugin.errors import InvalidEvent, WrongConnection
 from outbox_plugin.inbox import Inbox, Received
 from outbox_plugin.schema.migrate import migrate

@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 
 from outbox_plugin.adapters.kafka_names import KafkaNames
 from outbox_plugin.settings import Settings
-from outbox_plugin.status import read_status
+from outbox_plugin.status.reader import read_status
 from tests.harvesting import (
     assert_exactly_once_in_order,
     consume,

@@ -22,7 +22,7 @@ from outbox_plugin.schema.orphans import drop_orphans
 from outbox_plugin.spark import OutboxWrite
 from outbox_plugin.spark.publish import Staged, publish_events
 from outbox_plugin.spark.staging import Attempt
-from outbox_plugin.status import read_status
+from outbox_plugin.status.reader import read_status
 from tests.consuming import effects, make_effect_table, produce, record_effect
 from tests.harvesting import consume, drained, insert
 from tests.hostile import ROLE, calls, plant

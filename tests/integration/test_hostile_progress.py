@@ -20,7 +20,7 @@ from outbox_plugin.core.shards import Slice
 from outbox_plugin.core.signing import HEADER, Signer, Slot
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.settings import Settings
-from outbox_plugin.status import read_status
+from outbox_plugin.status.reader import read_status
 from tests.harvesting import (
     assert_exactly_once_in_order,
     backlog,

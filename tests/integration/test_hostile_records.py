@@ -22,7 +22,7 @@ from outbox_plugin.core.heartbeat import LARGEST_LAYOUT, Heartbeat
 from outbox_plugin.core.signing import HEADER, Headers, Signer, Slot
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.settings import Settings
-from outbox_plugin.status import read_status
+from outbox_plugin.status.reader import read_status
 from tests.harvesting import (
     HarvesterProcess,
     assert_exactly_once_in_order,

@@ -19,7 +19,7 @@ from outbox_plugin.errors import ForeignOutbox, InvalidSetting, LogUnavailable, 
 from outbox_plugin.relay.events import HarvestEvent, TermFinished
 from outbox_plugin.schema.connection import connect
 from outbox_plugin.schema.migrate import migrate
-from outbox_plugin.status import read_status
+from outbox_plugin.status.reader import read_status
 from tests.harvesting import (
     assert_exactly_once_in_order,
     backlog,

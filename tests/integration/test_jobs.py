@@ -13,7 +13,7 @@ from dagster._config import process_config
 from outbox_plugin import Harvester, Settings, operate
 from outbox_plugin.dagster import OutboxResource, build_outbox_jobs
 from outbox_plugin.errors import InvalidSetting
-from outbox_plugin.status import read_status
+from outbox_plugin.status.reader import read_status
 from tests.harvesting import backlog, by_key, consume, drained, insert
 from tests.supervising import resources
 from tests.support import eventually

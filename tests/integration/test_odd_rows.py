@@ -12,7 +12,7 @@ import pytest
 from outbox_plugin import Harvester, Settings, operate
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.row_faults import fault_of
-from outbox_plugin.status import read_status
+from outbox_plugin.status.reader import read_status
 from tests.harvesting import backlog, by_key, consume, drained, insert
 from tests.support import eventually
 

@@ -18,7 +18,7 @@ from outbox_plugin.errors import InvalidSetting
 from outbox_plugin.relay import rest
 from outbox_plugin.schema.connection import connect
 from outbox_plugin.schema.migrate import migrate
-from outbox_plugin.status import read_status
+from outbox_plugin.status.reader import read_status
 from tests.harvesting import (
     DRAIN_SECONDS,
     HarvesterProcess,

@@ -13,7 +13,7 @@ from psycopg import sql
 from outbox_plugin import Event, Harvester, Outbox, Settings
 from outbox_plugin.operate.replay import replay
 from outbox_plugin.schema.migrate import migrate
-from outbox_plugin.status import read_status
+from outbox_plugin.status.reader import read_status
 from tests.harvesting import Record, backlog, by_key, consume, create_topic, drained, insert, insert_numbered
 from tests.support import eventually
 

@@ -27,11 +27,11 @@ from outbox_plugin.inbox.cleaning import Keep, clean
 from outbox_plugin.inbox.dead_letters import DeadLetters
 from outbox_plugin.observe import table
 from outbox_plugin.schema.connection import connect
-from outbox_plugin.schema.emitted import emitted
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.schema.place import in_full
 from outbox_plugin.spark import OutboxWrite
-from outbox_plugin.status import read_status
+from outbox_plugin.status.reader import read_status
+from outbox_plugin.verification.emitted_counts import emitted_counts
 from tests.consuming import effects, make_effect_table, produce, record_effect
 from tests.harvesting import backlog, by_key, consume, drained, environment, insert, run_outbox
 from tests.roles import as_role, let_in
@@ -220,7 +220,7 @@ def test_a_spark_job_writes_and_creates_nothing_beside_the_outbox(
     assert (count(settings, "outbox"), count(settings, "outbox_dead_letter")) == (2, 2)
     assert staging_tables(settings) == set()
     assert refused(writer, "CREATE TABLE beside (x int)")
-    assert emitted(monitor, ["nightly"]) == {"nightly": 1}
+    assert emitted_counts(monitor, ["nightly"]) == {"nightly": 1}
 
 
 @pytest.mark.spark

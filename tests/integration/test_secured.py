@@ -27,9 +27,9 @@ from outbox_plugin.inbox import Inbox, Received
 from outbox_plugin.schema.connection import connect, connect_async
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.spark import OutboxWrite
-from outbox_plugin.spark.verify import verify
-from outbox_plugin.status import read_status
-from outbox_plugin.verification import verify_topic
+from outbox_plugin.status.reader import read_status
+from outbox_plugin.verification.on_spark import verify
+from outbox_plugin.verification.topic_reader import verify_topic
 from tests.consuming import effects, make_effect_table, produce, record_effect
 from tests.harvesting import (
     assert_exactly_once_in_order,

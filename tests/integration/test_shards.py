@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from outbox_plugin import Harvester, Settings
-from outbox_plugin.status import read_status
+from outbox_plugin.status.reader import read_status
 from tests.harvesting import (
     HarvesterProcess,
     assert_exactly_once_in_order,

@@ -6,11 +6,12 @@ from contextlib import closing
 
 import pytest
 
-from outbox_plugin import Settings, status
+from outbox_plugin import Settings
 from outbox_plugin.adapters.registration import Registration
 from outbox_plugin.schema.connection import connect
 from outbox_plugin.schema.migrate import migrate
-from outbox_plugin.status import read_status
+from outbox_plugin.status import reader
+from outbox_plugin.status.reader import read_status
 from tests.harvesting import insert
 
 pytestmark = pytest.mark.integration
@@ -38,7 +39,7 @@ def test_a_small_backlog_is_counted(filled: Settings) -> None:
 
 
 def test_exactly_as_many_rows_as_are_counted_are_no_estimate(filled: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status, "COUNTED_ROWS", ROWS)
+    monkeypatch.setattr(reader, "COUNTED_ROWS", ROWS)
     found = read_status(filled)
     assert (found.backlog, found.backlog_is_estimated) == (ROWS, False)
 
@@ -47,7 +48,7 @@ def test_a_large_backlog_is_estimated_by_its_ids(filled: Settings, monkeypatch: 
     """Every other row is gone: the estimate must tell rows from ids."""
     with closing(connect(filled)) as connection:
         connection.execute("DELETE FROM outbox WHERE id % 2 = 0")
-    monkeypatch.setattr(status, "COUNTED_ROWS", 200)
+    monkeypatch.setattr(reader, "COUNTED_ROWS", 200)
     found = read_status(filled)
     assert found.backlog is not None
     assert found.backlog_is_estimated
@@ -68,7 +69,7 @@ def test_old_rows_and_the_largest_id_say_nothing_of_how_many_rows_there_are(
         connection.execute("INSERT INTO outbox (id, kafka_topic, kafka_key) VALUES (9223372036854775807, 't', 'k')")
     assert read_status(settings).oldest_seconds is None
     insert(settings, "t", [(f"key-{number}", "x") for number in range(ROWS)])
-    monkeypatch.setattr(status, "COUNTED_ROWS", 200)
+    monkeypatch.setattr(reader, "COUNTED_ROWS", 200)
     found = read_status(settings)
     assert found.backlog is not None
     assert abs(found.backlog - ROWS) <= ROWS // 100

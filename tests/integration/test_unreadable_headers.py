@@ -17,7 +17,7 @@ from outbox_plugin.consuming import Received, TopicRange, consume_range
 from outbox_plugin.consuming.topics import topic_state
 from outbox_plugin.inbox import Inbox
 from outbox_plugin.inbox.dead_letters import DeadLetters
-from outbox_plugin.verification import verify_topic
+from outbox_plugin.verification.topic_reader import verify_topic
 from tests.consuming import effects, make_effect_table, query, record_effect, record_effects
 from tests.harvesting import create_topic
 from tests.raw_headers import produce_raw

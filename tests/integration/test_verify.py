@@ -16,7 +16,7 @@ from confluent_kafka import Producer
 
 from outbox_plugin import Settings
 from outbox_plugin.errors import ServerRefused
-from outbox_plugin.verification import verify_topics
+from outbox_plugin.verification.topic_reader import verify_topics
 from tests.harvesting import create_topic, environment, run_outbox
 from tests.planting import ALL, EVENTS, KEYS, Planted, plant
 
@@ -154,8 +154,9 @@ def test_the_command_needs_no_java_where_it_can_do_without_spark(settings: Setti
 def _judges_without_spark(settings: Settings, topic: str, without: str) -> None:
     script = (
         f"import sys\n{without}"
-        "from outbox_plugin import cli, verify\n"
-        "verify.SPARK_RECORDS, verify.MOST_RECORDS = 10, int(sys.argv.pop())\n"
+        "from outbox_plugin import cli\n"
+        "from outbox_plugin.verification import command\n"
+        "command.SPARK_RECORDS, command.MOST_RECORDS = 10, int(sys.argv.pop())\n"
         "cli.main()\n"
     )
     command = [sys.executable, "-c", script, "verify", topic]

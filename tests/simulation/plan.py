@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import Literal
 
-from outbox_plugin.settings import BadRows, Delivery
+from outbox_plugin.core.delivery import BadRows, Delivery
 from tests.simulation.wire import MISHAPS
 
 CreateTimes = Literal["now", "by the second", "the same"]  # What applications write into that column.

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import NamedTuple, TypeVar
 
+from outbox_plugin.core.delivery import Delivery
 from outbox_plugin.core.floor import Drawn, Span
 from outbox_plugin.core.lanes import BadRow, Lane, Lanes
 from outbox_plugin.core.ports import Control, Wanted
@@ -17,7 +18,6 @@ from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.core.takeover import Terms
 from outbox_plugin.errors import Fenced, LayoutChanged, StoreUnavailable
-from outbox_plugin.settings import Delivery
 from tests.simulation.scheduler import Process, Scheduler
 from tests.simulation.wire import Server
 

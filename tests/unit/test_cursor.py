@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from outbox_plugin.dagster.cursor import Cursor, Moved, Use
-from outbox_plugin.status import Leader, ShardStatus, Status
+from outbox_plugin.status.reader import Leader, ShardStatus, Status
 
 
 def led_by(*terms: str | None, recovered: int = 0) -> Status:

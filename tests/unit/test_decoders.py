@@ -21,8 +21,8 @@ from outbox_plugin.core.ids import LARGEST_ID, SMALLEST_ID, IdRanges
 from outbox_plugin.core.progress import LATEST_TIME, Identity, MalformedProgress, ProgressRecord, Publication
 from outbox_plugin.dagster.cursor import Cursor, Use
 from outbox_plugin.inbox.received import Received
-from outbox_plugin.status import Status
-from outbox_plugin.verification import Verifier
+from outbox_plugin.status.reader import Status
+from outbox_plugin.verification.verifier import Verifier
 
 HEARTBEAT = Heartbeat(0, "leader", "term", "host-1", "host", 1, "2026-01-01T00:00:00+00:00", "incarnation", "place", 3)
 PROGRESS = ProgressRecord(

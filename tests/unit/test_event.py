@@ -13,9 +13,9 @@ from cloudevents.core.bindings.kafka import KafkaMessage, from_binary_event
 from opentelemetry.sdk.trace import TracerProvider
 from pydantic import BaseModel
 
-from outbox_plugin.encoding import MAX_RECORD_BYTES, Encoding, as_bytes, as_text
+from outbox_plugin.emit.encoding import MAX_RECORD_BYTES, Encoding, as_bytes, as_text
+from outbox_plugin.emit.event import Event
 from outbox_plugin.errors import InvalidEvent
-from outbox_plugin.event import Event
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 CARRIED = [("idempotency-key", str(UUID(int=7))), ("occurred-at", "2026-01-01T12:00:00+00:00")]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from outbox_plugin import Settings
+from outbox_plugin.core.delivery import Delivery
 from outbox_plugin.harvester import may_take_over_early
-from outbox_plugin.settings import Delivery
 
 
 @pytest.mark.parametrize(

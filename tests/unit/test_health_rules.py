@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from outbox_plugin.health_rules import Limits, dead_letters, health, undrained
-from outbox_plugin.status import Leader, ShardStatus, Status
+from outbox_plugin.status.health_rules import Limits, dead_letters, health, undrained
+from outbox_plugin.status.reader import Leader, ShardStatus, Status
 
 LEADER = Leader("instance", "host", 1, "term", "2026-01-01T00:00:00+00:00")
 LIMITS = Limits(lag_warn_seconds=30, lag_error_seconds=300, dead_letters_error=10)

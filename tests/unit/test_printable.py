@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import outbox_plugin
-from outbox_plugin import cli, harvester, health_rules, operate, status, status_view
+from outbox_plugin import cli, harvester, operate
 from outbox_plugin.core.lanes import BadRow, Lane, ParkedLane
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.dagster import health
@@ -21,6 +21,7 @@ from outbox_plugin.errors import Refusal
 from outbox_plugin.printable import logger_of, printable
 from outbox_plugin.relay.events import LanesHeld, RowsParked
 from outbox_plugin.settings import Settings
+from outbox_plugin.status import command, health_rules, reader
 
 EVIL = "k\x1b[2J\nfake line\r\x9b31m\u202e\x00"
 SHOWN = r"k\x1b[2J\nfake line\r\x9b31m\u202e\x00"
@@ -59,38 +60,38 @@ def test_every_logger_of_the_package_is_made_so() -> None:
     unsafe = [
         str(path.relative_to(package))
         for path in package.rglob("*.py")
-        if "= logging.getLogger(" in path.read_text() and path.name not in ("printable.py", "kafka.py")
+        if "= logging.getLogger(" in path.read_text() and path.name not in ("printable.py", "kafka_clients.py")
     ]
     assert unsafe == []  # adapters/kafka_clients.py has librdkafka's own logger, which is off.
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> status.Status:
+def said(monkeypatch: pytest.MonkeyPatch) -> reader.Status:
     monkeypatch.setenv("OUTBOX_DSN", "postgresql://db/shop")
     monkeypatch.setenv("OUTBOX_BOOTSTRAP_SERVERS", "k:1")
     lane = ParkedLane(f"t{EVIL}", EVIL, 1, EVIL, SINCE)
-    shard = status.ShardStatus(0, status.Leader(EVIL, EVIL, 1, "id", "now"), 0, 0.0, 0, 0.1, EVIL)
-    found = status.Status(1, 1.0, (shard,), (EVIL,), 1, (lane,), 0)
+    shard = reader.ShardStatus(0, reader.Leader(EVIL, EVIL, 1, "id", "now"), 0, 0.0, 0, 0.1, EVIL)
+    found = reader.Status(1, 1.0, (shard,), (EVIL,), 1, (lane,), 0)
     letter = operate.DeadLetter(1, f"t{EVIL}", EVIL, EVIL, SINCE)
-    monkeypatch.setattr(status_view, "read_status", lambda *_: found)
+    monkeypatch.setattr(command, "read_status", lambda *_: found)
     monkeypatch.setattr(operate, "parked_lanes", lambda *_: [lane])
     monkeypatch.setattr(operate, "dead_letters", lambda *_: [letter])
     return found
 
 
 @pytest.mark.parametrize("command", [["status"], ["parked", "list"], ["dead-letters", "list"]])
-def test_commands_print_no_control_character(said: status.Status, command: list[str]) -> None:
+def test_commands_print_no_control_character(said: reader.Status, command: list[str]) -> None:
     output = CliRunner().invoke(cli.outbox, command).output
     assert all(line.isprintable() for line in output.split("\n"))
     assert SHOWN in output
 
 
-def test_json_stays_exact(said: status.Status) -> None:
+def test_json_stays_exact(said: reader.Status) -> None:
     found = json.loads(CliRunner().invoke(cli.outbox, ["status", "--json"]).output)
     assert found["parked"][0]["key"] == EVIL
 
 
-def test_checks_explain_themselves_so(said: status.Status) -> None:
+def test_checks_explain_themselves_so(said: reader.Status) -> None:
     for judged in (
         health_rules.health(said, health_rules.Limits()),
         health_rules.dead_letters(said, health_rules.Limits()),

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from outbox_plugin import Settings, verification
+from outbox_plugin import Settings
 from outbox_plugin.adapters.kafka_clients import own_config
 from outbox_plugin.coordination.command import pause
 from outbox_plugin.errors import InvalidSetting
 from outbox_plugin.inbox import Inbox
-from outbox_plugin.verification import verify_topic
+from outbox_plugin.verification import topic_reader
+from outbox_plugin.verification.topic_reader import verify_topic
 
 
 def settings(**kafka: str) -> Settings:
@@ -36,7 +37,7 @@ def test_no_property_lets_a_verification_pass_over_records(monkeypatch: pytest.M
         given.append(config)
         raise Stop
 
-    monkeypatch.setattr(verification, "Consumer", consumer)
+    monkeypatch.setattr(topic_reader, "Consumer", consumer)
     with pytest.raises(Stop):
         verify_topic(settings(auto_offset_reset="latest", enable_partition_eof="false"), "t")
     assert (given[0]["auto.offset.reset"], given[0]["enable.partition.eof"]) == ("earliest", True)

@@ -10,14 +10,16 @@ from confluent_kafka import TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox_plugin import Settings, verification
-from outbox_plugin.core.places import Places
-from outbox_plugin.core.verdict import Verdict
+from outbox_plugin import Settings
 from outbox_plugin.errors import LogUnavailable
-from outbox_plugin.verification import Verifier, verify_topics
+from outbox_plugin.verification import topic_reader
+from outbox_plugin.verification.sequence_set import SequenceSet
+from outbox_plugin.verification.topic_reader import verify_topics
+from outbox_plugin.verification.verdict import TopicVerdict
+from outbox_plugin.verification.verifier import Verifier
 
 
-def judged(*records: tuple[str, str, str, str], job: str | None = None) -> Verdict:
+def judged(*records: tuple[str, str, str, str], job: str | None = None) -> TopicVerdict:
     """Records as (key, job, sequence, idempotency key)."""
     verifier = Verifier(job)
     for offset, (key, of_job, sequence, event) in enumerate(records):
@@ -48,7 +50,7 @@ def test_a_duplicate_is_found_and_is_no_disorder() -> None:
 
 
 def test_only_the_job_that_is_asked_for_counts() -> None:
-    assert judged(("a", "old", "1", "x"), ("a", "new", "1", "y"), ("a", "old", "1", "x"), job="new") == Verdict(1)
+    assert judged(("a", "old", "1", "x"), ("a", "new", "1", "y"), ("a", "old", "1", "x"), job="new") == TopicVerdict(1)
 
 
 def test_what_cannot_be_judged_is_said() -> None:
@@ -56,7 +58,7 @@ def test_what_cannot_be_judged_is_said() -> None:
     verifier.see("t/0 offset 0", b"k", [("idempotency-key", b"x")])
     verifier.see("t/0 offset 1", b"k", [("outbox-job", b"j"), ("outbox-sequence", b"1")])
     verifier.see("t/0 offset 2", b"k", [("outbox-job", b"j")])
-    assert verifier.verdict == Verdict(3, unnamed=1, unplaced=2)
+    assert verifier.verdict == TopicVerdict(3, unnamed=1, unplaced=2)
 
 
 def test_an_event_of_a_job_that_came_twice_is_found_without_a_key() -> None:
@@ -78,7 +80,7 @@ def test_records_of_others_are_only_counted() -> None:
     verifier = Verifier()
     verifier.see("t/0 offset 0", b"", [])
     verifier.see("t/0 offset 1", b"", [("something", None)])
-    assert verifier.verdict == Verdict(2, unnamed=2, unplaced=2)
+    assert verifier.verdict == TopicVerdict(2, unnamed=2, unplaced=2)
 
 
 def test_records_of_two_partitions_have_no_order() -> None:
@@ -107,7 +109,7 @@ def test_what_is_missing_is_known_by_its_place_and_by_what_was_emitted() -> None
 
 @given(st.sets(st.integers(1, 2_000)), st.integers(0, 2_100))
 def test_places_are_a_set_of_numbers(numbers: set[int], last: int) -> None:
-    places = Places()
+    places = SequenceSet()
     for number in numbers:
         places.add(number)
     places.add(0)
@@ -167,8 +169,8 @@ class SilentPartition:
 def test_a_partition_that_is_silent_is_given_up_also_beside_one_that_is_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(verification, "Consumer", SilentPartition)
-    monkeypatch.setattr(verification, "SILENCE_SECONDS", 0.2)
+    monkeypatch.setattr(topic_reader, "Consumer", SilentPartition)
+    monkeypatch.setattr(topic_reader, "SILENCE_SECONDS", 0.2)
     settings = Settings(dsn="postgresql://db/x", bootstrap_servers="kafka:9092")
     with pytest.raises(LogUnavailable, match="was not read to its end"):
         verify_topics(settings, ["orders"])

@@ -9,10 +9,10 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from outbox_plugin import status_view
 from outbox_plugin.cli import outbox
-from outbox_plugin.status import Leader, ShardStatus, Status
-from outbox_plugin.status_view import screen
+from outbox_plugin.status import command
+from outbox_plugin.status.command import screen
+from outbox_plugin.status.reader import Leader, ShardStatus, Status
 
 LEADER = Leader("h-1", "host-1", 17, "term-1", "2026-01-01T00:00:00+00:00")
 LED = ShardStatus(0, LEADER, 3, 1200.0, 5_000, 0.1, None)
@@ -27,7 +27,7 @@ def _settings_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def asked(monkeypatch: pytest.MonkeyPatch, found: Status, *options: str) -> tuple[int, str]:
-    monkeypatch.setattr(status_view, "read_status", lambda _: found)
+    monkeypatch.setattr(command, "read_status", lambda _: found)
     done = CliRunner().invoke(outbox, ["status", *options])
     return done.exit_code, done.output
 
@@ -61,7 +61,7 @@ def test_an_estimate_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("options", [["--watch"], ["--watch", "--json"], ["--watch", "--check"]])
 def test_watching_without_a_terminal_is_refused(monkeypatch: pytest.MonkeyPatch, options: list[str]) -> None:
-    monkeypatch.setattr(status_view, "read_status", lambda _: pytest.fail("nothing is asked"))
+    monkeypatch.setattr(command, "read_status", lambda _: pytest.fail("nothing is asked"))
     done = CliRunner().invoke(outbox, ["status", *options])
     assert done.exit_code != 0
     assert "--watch" in str(done.exception)

@@ -12,13 +12,15 @@ from uuid import UUID, uuid4
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, Strict, ValidationError, field_validator
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
+from outbox_plugin.core.headers import (
+    CONTENT_SCHEMA_HEADER,
+    CONTENT_TYPE_HEADER,
+    EVENT_TYPE_HEADER,
+    IDEMPOTENCY_HEADER,
+    OCCURRED_AT_HEADER,
+)
 from outbox_plugin.errors import InvalidEvent
 
-IDEMPOTENCY_HEADER = "idempotency-key"
-EVENT_TYPE_HEADER = "event-type"
-OCCURRED_AT_HEADER = "occurred-at"
-CONTENT_TYPE_HEADER = "content-type"
-CONTENT_SCHEMA_HEADER = "content-schema"
 MAX_KEY_CHARACTERS = 100  # The contract's VARCHAR(100).
 TOPIC_PATTERN = r"^[A-Za-z0-9._-]{1,249}$"  # Kafka's own rule for topic names.
 KAFKAS_OWN = "__"  # Topics whose names begin so are Kafka's, or a protocol's: consumer offsets, transactions.

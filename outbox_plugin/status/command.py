@@ -14,10 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from outbox_plugin.errors import UserError
-from outbox_plugin.health_rules import Limits, health
 from outbox_plugin.printable import printable
 from outbox_plugin.settings import Settings
-from outbox_plugin.status import ShardStatus, Status, read_status
+from outbox_plugin.status.health_rules import Limits, health
+from outbox_plugin.status.reader import ShardStatus, Status, read_status
 
 WATCH_SECONDS = 2.0
 _LAG_SECONDS = Limits().lag_warn_seconds

@@ -12,7 +12,7 @@ import pytest
 from outbox_plugin import Harvester, Settings, coordination
 from outbox_plugin.errors import ServerRefused
 from outbox_plugin.inbox import Inbox, Received
-from outbox_plugin.weaknesses import kafka_weaknesses, postgres_weaknesses
+from outbox_plugin.insecure_settings import insecure_kafka_settings, insecure_postgres_settings
 
 NOTHING: dict[str, str] = {}
 
@@ -20,7 +20,7 @@ NOTHING: dict[str, str] = {}
 def found(dsn: str = "postgresql://db/shop", environment: dict[str, str] = NOTHING, **kafka: str) -> list[str]:
     named = {name.replace("_", "."): value for name, value in kafka.items()}
     settings = Settings(dsn=dsn, bootstrap_servers="k:1", kafka=named)
-    return [*kafka_weaknesses(settings), *postgres_weaknesses(settings, environment)]
+    return [*insecure_kafka_settings(settings), *insecure_postgres_settings(settings, environment)]
 
 
 @pytest.mark.parametrize("mode", ["disable", "allow", "prefer", "require", "verify-ca", None])
@@ -102,7 +102,9 @@ def test_a_password_of_a_file_is_a_password(tmp_path: Path, line: str, weak: boo
 def test_a_password_for_a_broker_without_tls(brokers: str, weak: bool) -> None:
     def lines(protocol: str) -> list[str]:
         kafka = {"security.protocol": protocol}
-        return list(kafka_weaknesses(Settings(dsn="postgresql://db/shop", bootstrap_servers=brokers, kafka=kafka)))
+        return list(
+            insecure_kafka_settings(Settings(dsn="postgresql://db/shop", bootstrap_servers=brokers, kafka=kafka))
+        )
 
     assert ["SASL_PLAINTEXT" in line for line in lines("sasl_plaintext")] == ([True] if weak else [])
     assert lines("SASL_SSL") == lines("plaintext") == []

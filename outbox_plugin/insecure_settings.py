@@ -18,19 +18,22 @@ _FALSE = frozenset({"false", "f", "0"})  # librdkafka's.
 _HOST_OF_BROKER = re.compile(r"(?:\w+://)?(?:\[(?P<ipv6>[^\]]*)\]|(?P<host>[^:]*))(?::\d+)?")
 
 
-def warn_of_weaknesses(settings: Settings, *, postgres: bool = True) -> None:
+def warn_about_insecure_settings(settings: Settings, *, postgres: bool = True) -> None:
     """Log a warning for each weakness. Call it once, when what uses the settings starts.
 
     Args:
         settings: which servers, and how they are reached.
         postgres: whether what starts connects to Postgres.
     """
-    found = [*kafka_weaknesses(settings), *(postgres_weaknesses(settings, os.environ) if postgres else ())]
+    found = [
+        *insecure_kafka_settings(settings),
+        *(insecure_postgres_settings(settings, os.environ) if postgres else ()),
+    ]
     for weakness in found:
         logger.warning("%s", weakness)
 
 
-def kafka_weaknesses(settings: Settings) -> Iterator[str]:
+def insecure_kafka_settings(settings: Settings) -> Iterator[str]:
     """What weakens the connections to Kafka, a line each."""
     kafka = {name: str(value).strip().lower() for name, value in settings.kafka.items()}
     if kafka.get("enable.ssl.certificate.verification") in _FALSE:
@@ -50,7 +53,7 @@ def kafka_weaknesses(settings: Settings) -> Iterator[str]:
         )
 
 
-def postgres_weaknesses(settings: Settings, environment: Mapping[str, str]) -> Iterator[str]:
+def insecure_postgres_settings(settings: Settings, environment: Mapping[str, str]) -> Iterator[str]:
     """What weakens the connections to Postgres, a line each.
 
     A line holds nothing of the DSN but its sslmode. Not even the host: of a URI whose password has an unescaped @, that

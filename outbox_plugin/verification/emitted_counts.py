@@ -8,7 +8,7 @@ from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 
 
-def emitted(settings: Settings, jobs: list[str]) -> dict[str, int]:
+def emitted_counts(settings: Settings, jobs: list[str]) -> dict[str, int]:
     """How many events each job, or each streaming query, has emitted, as far as the database knows.
 
     Raises:

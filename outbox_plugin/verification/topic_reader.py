@@ -10,113 +10,31 @@ job. So `MOST_RECORDS` take half a gigabyte to one; Spark judges more (`spark.ve
 
 from __future__ import annotations
 
-import re
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from hashlib import blake2b
-from itertools import islice
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from outbox_plugin.adapters.kafka_clients import client_config, readable_headers, refusal
 from outbox_plugin.adapters.kafka_reader import bounds
-from outbox_plugin.core.event_identity import event_identity, event_source
-from outbox_plugin.core.places import Places
-from outbox_plugin.core.verdict import EXAMPLES, JOB_HEADER, SEQUENCE_HEADER, Verdict
 from outbox_plugin.errors import LogUnavailable, ServerRefused
-from outbox_plugin.schema.emitted import emitted
 from outbox_plugin.settings import Settings
+from outbox_plugin.verification.emitted_counts import emitted_counts
+from outbox_plugin.verification.verdict import TopicVerdict
+from outbox_plugin.verification.verifier import Verifier
 
 MOST_RECORDS = 5_000_000
 SILENCE_SECONDS = 60.0
 _BATCH = 1_000
 _QUEUED_KILOBYTES = 16_384  # Of records that are fetched ahead; librdkafka's own default is 64 MB.
-_SEQUENCE = re.compile("[0-9]{1,18}")
 
 Advance = Callable[[int], None]  # Told how many offsets have been passed since it was last called.
 
 
-class Verifier:
-    """Judges records one by one, each partition's in the order of its offsets. Pure: it reads nothing itself.
-
-    Of an event and of a key it remembers a hash of 128 bits, in which no two of some millions agree.
-    """
-
-    def __init__(self, job: str | None = None) -> None:
-        """With `job`, only that job's records count."""
-        self.verdict = Verdict()
-        self._job = job
-        self._seen: set[int] = set()
-        self._last: dict[int, int] = {}
-        self._places: defaultdict[str, Places] = defaultdict(Places)
-
-    @property
-    def jobs(self) -> list[str]:
-        """The jobs that have been seen, and the one that is asked for."""
-        return sorted({*self._places, *([self._job] if self._job else [])})
-
-    def see(
-        self,
-        where: str,
-        key: bytes,
-        headers: Iterable[tuple[str, bytes | str | None]],
-        partition: tuple[str, int] = ("", 0),
-    ) -> None:
-        """Judge one record.
-
-        Args:
-            where: tells a reader where the record is.
-            key: the record's key.
-            headers: the record's, in their order.
-            partition: topic and partition. An event is another one in another topic, and only the records of one
-                partition have an order.
-        """
-        pairs = [(name, value.encode() if isinstance(value, str) else value) for name, value in headers]
-        named = {name: _text(value) for name, value in pairs}
-        job = named.get(JOB_HEADER, "")
-        if self._job is not None and job != self._job:
-            return
-        topic, number = partition
-        verdict = self.verdict
-        verdict.records += 1
-        sequence = named.get(SEQUENCE_HEADER)
-        place = int(sequence) if sequence is not None and _SEQUENCE.fullmatch(sequence) else None
-        if job and place is not None:
-            self._places[job].add(place)
-        known = event_identity(pairs, where)
-        if known.named or known.placed:
-            event = _hash(known.key, event_source(topic, pairs))
-            if event in self._seen:
-                verdict.duplicates += 1
-                if len(verdict.example_duplicates) < EXAMPLES:
-                    verdict.example_duplicates.append(f"{known.key} at {where}")
-                return
-            self._seen.add(event)
-        else:
-            verdict.unnamed += 1
-        if place is None:
-            verdict.unplaced += 1
-            return
-        lane = _hash(topic, str(number), job, key)
-        if self._last.get(lane, -1) > place:
-            verdict.order_violations += 1
-            if len(verdict.example_violations) < EXAMPLES:
-                verdict.example_violations.append(f"key {key.decode(errors='replace')} at {where}")
-        self._last[lane] = place
-
-    def miss(self, emitted: dict[str, int]) -> None:
-        """Count as missing what the jobs have emitted, and what leaves a gap among their places."""
-        for job in sorted({*self._places, *emitted}):
-            places = self._places[job]
-            whole = max(places.last, emitted.get(job, 0))
-            self.verdict.missing += whole - len(places)
-            room = EXAMPLES - len(self.verdict.example_missing)
-            self.verdict.example_missing += [f"{job} {place}" for place in islice(places.missing(whole), room)]
-
-
-def verify_topic(settings: Settings, topic: str, *, job: str | None = None, timeout_seconds: float = 300.0) -> Verdict:
+def verify_topic(
+    settings: Settings, topic: str, *, job: str | None = None, timeout_seconds: float = 300.0
+) -> TopicVerdict:
     """Read `topic` from its beginning to its present end, and judge it.
 
     Raises:
@@ -131,7 +49,7 @@ def verify_topic(settings: Settings, topic: str, *, job: str | None = None, time
 
 def verify_topics(
     settings: Settings, topics: Sequence[str], *, job: str | None = None, advance: Advance = lambda _: None
-) -> Verdict:
+) -> TopicVerdict:
     """Read `topics` from their beginning to their present end, and judge them, as `outbox_plugin.spark.verify` does.
 
     Args:
@@ -148,7 +66,7 @@ def verify_topics(
     for topic in dict.fromkeys(topics):
         _read(settings, topic, verifier, lambda heard_at: heard_at + SILENCE_SECONDS, advance)
     if jobs := verifier.jobs:
-        verifier.miss(emitted(settings, jobs))
+        verifier.miss(emitted_counts(settings, jobs))
     return verifier.verdict
 
 
@@ -224,17 +142,3 @@ def records_in(settings: Settings, topics: Iterable[str]) -> int:
     except KafkaException as error:
         raise refusal(error.args[0], settings) from error
     return sum(last - first for first, last in filter(None, bounds))
-
-
-def _hash(*parts: str | bytes) -> int:
-    """Of the parts and where each ends."""
-    hashed = blake2b(digest_size=16)
-    for part in parts:
-        data = part.encode(errors="surrogatepass") if isinstance(part, str) else part
-        hashed.update(b"%d:" % len(data))
-        hashed.update(data)
-    return int.from_bytes(hashed.digest())
-
-
-def _text(value: bytes | str | None) -> str:
-    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value or ""

@@ -19,12 +19,12 @@ from outbox_plugin.core.heartbeat import Heartbeat, is_goharvests
 from outbox_plugin.core.heartbeat_codec import HeartbeatCodec, LeaderRecord
 from outbox_plugin.core.lanes import ParkedLane
 from outbox_plugin.core.signing import Signer
-from outbox_plugin.deadline import DeadlineFuture
 from outbox_plugin.errors import ServerRefused
 from outbox_plugin.schema.connection import connect, one_line, reported_as_refusal
 from outbox_plugin.schema.place import in_full
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
+from outbox_plugin.threads.deadline import DeadlineFuture
 
 FRESH_SECONDS = 2.0  # A leader sends three heartbeats a second.
 IGNORED_SECONDS = 60.0  # For so long it is told that something stands on the leader topic which is ignored.

@@ -13,11 +13,11 @@ from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as f
 
-from outbox_plugin.core.verdict import EXAMPLES, JOB_HEADER, SEQUENCE_HEADER, Verdict
-from outbox_plugin.event import EVENT_TYPE_HEADER, IDEMPOTENCY_HEADER
-from outbox_plugin.schema.emitted import emitted
+from outbox_plugin.core.headers import EVENT_TYPE_HEADER, IDEMPOTENCY_HEADER, JOB_HEADER, SEQUENCE_HEADER
 from outbox_plugin.settings import Settings
 from outbox_plugin.spark.kafka_source import read_topics, reported
+from outbox_plugin.verification.emitted_counts import emitted_counts
+from outbox_plugin.verification.verdict import EXAMPLES, TopicVerdict
 
 _LOG_ORDER = ("topic", "partition", "offset")
 
@@ -29,7 +29,7 @@ def verify(
     *,
     job: str | None = None,
     expected: DataFrame | None = None,
-) -> Verdict:
+) -> TopicVerdict:
     """Read `topics` to their present end, as a `read_committed` consumer sees them, and judge them.
 
     Args:
@@ -112,14 +112,14 @@ def _once(seen: DataFrame, again: DataFrame) -> DataFrame:
     return seen.join(again.select(*_LOG_ORDER), list(_LOG_ORDER), "left_anti")
 
 
-def _counted(seen: DataFrame) -> Verdict:
+def _counted(seen: DataFrame) -> TopicVerdict:
     unnamed, unplaced = f.col("event").isNull(), f.col("place").isNull()
     row = seen.agg(f.count("*"), f.count_if(unnamed & ~_is_placed()), f.count_if(unplaced)).first()
     records, without_name, without_place = row or (0, 0, 0)
-    return Verdict(records, unnamed=without_name, unplaced=without_place)
+    return TopicVerdict(records, unnamed=without_name, unplaced=without_place)
 
 
-def _find_duplicates(again: DataFrame, verdict: Verdict) -> None:
+def _find_duplicates(again: DataFrame, verdict: TopicVerdict) -> None:
     verdict.duplicates = again.count()
     if verdict.duplicates:
         verdict.example_duplicates = [
@@ -127,7 +127,7 @@ def _find_duplicates(again: DataFrame, verdict: Verdict) -> None:
         ]
 
 
-def _find_violations(once: DataFrame, verdict: Verdict) -> None:
+def _find_violations(once: DataFrame, verdict: TopicVerdict) -> None:
     """A duplicate is no disorder."""
     before = Window.partitionBy("topic", "key", "job").orderBy("partition", "offset")
     placed = once.where("place IS NOT NULL").select("*", f.lag("place").over(before).alias("before"))
@@ -140,11 +140,13 @@ def _find_violations(once: DataFrame, verdict: Verdict) -> None:
             ]
 
 
-def _find_gaps(spark: SparkSession, settings: Settings, seen: DataFrame, job: str | None, verdict: Verdict) -> None:
+def _find_gaps(
+    spark: SparkSession, settings: Settings, seen: DataFrame, job: str | None, verdict: TopicVerdict
+) -> None:
     places = seen.where("place > 0 AND job <> ''").select("job", "place")
     each = places.distinct().groupBy("job").agg(f.max("place").alias("last"), f.count("*").alias("places"))
     found = {row.job: (row.last, row.places) for row in each.collect()}
-    known = emitted(settings, sorted({*found, *([job] if job else [])}))
+    known = emitted_counts(settings, sorted({*found, *([job] if job else [])}))
     for name in sorted({*found, *known}):
         last, present = found.get(name, (0, 0))
         whole = max(last, known.get(name, 0))
@@ -157,7 +159,7 @@ def _find_gaps(spark: SparkSession, settings: Settings, seen: DataFrame, job: st
             verdict.example_missing += [f"{name} {row.place}" for row in lost.collect()]
 
 
-def _find_absent(seen: DataFrame, expected: DataFrame, verdict: Verdict) -> None:
+def _find_absent(seen: DataFrame, expected: DataFrame, verdict: TopicVerdict) -> None:
     keys = expected.select(f.col("idempotency_key").cast("string").alias("event")).distinct()
     with _kept(keys.join(seen.select("event").distinct(), "event", "left_anti")) as absent:
         if lost := absent.count():

@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Iterable
 from types import TracebackType
 from typing import Generic, Self, TypeVar, cast, overload
 
-from outbox_plugin.drivers import AsyncConnection, Insert, SyncConnection, check, is_async, write, write_async
-from outbox_plugin.encoding import MAX_RECORD_BYTES, Encoding, Row, Serializer, as_text
+from outbox_plugin.emit.drivers import AsyncConnection, Insert, SyncConnection, check, is_async, write, write_async
+from outbox_plugin.emit.encoding import MAX_RECORD_BYTES, Encoding, Row, Serializer, as_text
+from outbox_plugin.emit.event import Event
 from outbox_plugin.errors import WrongConnection
-from outbox_plugin.event import Event
 
 C = TypeVar("C", bound=SyncConnection | AsyncConnection)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 _WIDTH = 256  # Numbers whose bits are kept as one integer.
 
 
-class Places:
+class SequenceSet:
     """A set of numbers of 1 and above. Close together, one takes half a byte; on its own, some 150 bytes."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.sql import SQL, Composed
 
-from outbox_plugin.encoding import Row
+from outbox_plugin.emit.encoding import Row
 from outbox_plugin.errors import WrongConnection
 from outbox_plugin.schema.statements import statement
 

@@ -1,15 +1,14 @@
-"""What a topic proves about its events, and the headers that prove it. No I/O."""
+"""What a topic proves about its events. No I/O."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-JOB_HEADER, SEQUENCE_HEADER = "outbox-job", "outbox-sequence"
 EXAMPLES = 3
 
 
 @dataclass(slots=True)
-class Verdict:
+class TopicVerdict:
     """What has been seen so far. `example_…` name the first few offenders.
 
     `unnamed` records could not be told from a duplicate, and of `unplaced` ones the order could not be judged: they

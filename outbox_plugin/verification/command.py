@@ -15,10 +15,10 @@ from outbox_plugin.adapters.kafka_admin import KafkaAdmin
 from outbox_plugin.errors import LogUnavailable, ServerRefused, UserError
 from outbox_plugin.printable import printable
 from outbox_plugin.settings import Settings
-from outbox_plugin.verification import MOST_RECORDS, Advance, records_in, verify_topics
+from outbox_plugin.verification.topic_reader import MOST_RECORDS, Advance, records_in, verify_topics
 
 if TYPE_CHECKING:
-    from outbox_plugin.core.verdict import Verdict
+    from outbox_plugin.verification.verdict import TopicVerdict
 
 SPARK_RECORDS = 1_000_000  # More are left to Spark where it is installed: it takes all cores, and disk for memory.
 
@@ -43,7 +43,7 @@ def verify(topics: tuple[str, ...], job: str | None, master: str | None, as_json
         sys.exit(1)
 
 
-def _judged(settings: Settings, topics: tuple[str, ...], job: str | None, master: str | None) -> Verdict:
+def _judged(settings: Settings, topics: tuple[str, ...], job: str | None, master: str | None) -> TopicVerdict:
     """Judged in this process, or through Spark: where a master is named, or there are many records.
 
     Raises:
@@ -92,11 +92,11 @@ def _java_home() -> str:
         raise ServerRefused(str(error)) from None
 
 
-def _judged_by_spark(settings: Settings, topics: tuple[str, ...], job: str | None, master: str) -> Verdict:
+def _judged_by_spark(settings: Settings, topics: tuple[str, ...], job: str | None, master: str) -> TopicVerdict:
     import pyarrow  # noqa: F401 Else a user without the extra learns it late.
 
     from outbox_plugin.spark.session import spark_session
-    from outbox_plugin.spark.verify import verify
+    from outbox_plugin.verification.on_spark import verify
 
     with spark_session(master, java_home=_java_home()) as spark:
         return verify(spark, settings, topics, job=job)
@@ -115,7 +115,7 @@ def _progress(records: int) -> Iterator[Advance]:
         yield lambda passed: progress.advance(task, passed)
 
 
-def _described(verdict: Verdict) -> str:
+def _described(verdict: TopicVerdict) -> str:
     lines = [f"records: {verdict.records}"]
     for name, count, examples in (
         ("duplicates", verdict.duplicates, verdict.example_duplicates),

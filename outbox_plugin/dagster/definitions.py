@@ -13,7 +13,7 @@ from outbox_plugin.dagster.jobs import build_outbox_jobs
 from outbox_plugin.dagster.resources import HarvesterResource
 from outbox_plugin.dagster.sensor import build_harvester_sensor
 from outbox_plugin.dagster.supervision import check_lease
-from outbox_plugin.health_rules import Limits
+from outbox_plugin.status.health_rules import Limits
 
 
 def build_outbox_definitions(

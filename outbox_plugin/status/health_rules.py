@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outbox_plugin.status import Status
+from outbox_plugin.status.reader import Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class HealthResult:
     """Whether all is well; if not, whether it is an error or a warning, why in a sentence, and what to do."""
 
     passed: bool
@@ -38,7 +38,7 @@ def troubles(status: Status) -> str:
     return "; ".join([*status.errors, *said])
 
 
-def health(status: Status, limits: Limits, troubled_seconds: float = 0.0) -> Judgement:
+def health(status: Status, limits: Limits, troubled_seconds: float = 0.0) -> HealthResult:
     """Whether every shard has a leader that is heard and has no trouble, and no event waits too long.
 
     `troubled_seconds`: for how long it has been otherwise, as far as is known.
@@ -49,22 +49,22 @@ def health(status: Status, limits: Limits, troubled_seconds: float = 0.0) -> Jud
         late = f"the oldest event has waited for {lag:.0f} s (at most {limits.lag_warn_seconds:.0f} s are wanted)"
         said = "; ".join(filter(None, [late, said]))
     if not said:
-        return Judgement(True, "a leader is heard, and it has no trouble")
+        return HealthResult(True, "a leader is heard, and it has no trouble")
     severe = max(lag, troubled_seconds) > limits.lag_error_seconds
-    return Judgement(False, said, severe, _remedy(status))
+    return HealthResult(False, said, severe, _remedy(status))
 
 
-def dead_letters(status: Status, limits: Limits) -> Judgement:
+def dead_letters(status: Status, limits: Limits) -> HealthResult:
     """Whether no row was refused by Kafka: neither put aside as a dead letter nor parked with its key."""
     count, parked = status.dead_letters, status.parked_keys
     if status.backlog is None:
-        return Judgement(False, "; ".join(status.errors) or "Postgres does not tell", False, _remedy(status))
+        return HealthResult(False, "; ".join(status.errors) or "Postgres does not tell", False, _remedy(status))
     if not count and not parked:
-        return Judgement(True, "Kafka has refused no row")
+        return HealthResult(True, "Kafka has refused no row")
     said = [f"{count} rows that Kafka refused are dead letters"] if count else []
     example = f" (such as {status.parked[0].topic}: {status.parked[0].reason})" if status.parked else ""
     said += [f"{parked} keys wait behind a row that Kafka refused{example}"] if parked else []
-    return Judgement(
+    return HealthResult(
         False,
         " and ".join(said),
         count + parked >= limits.dead_letters_error,
@@ -73,10 +73,10 @@ def dead_letters(status: Status, limits: Limits) -> Judgement:
     )
 
 
-def undrained(left: int, seconds: float, status: Status) -> Judgement:
+def undrained(left: int, seconds: float, status: Status) -> HealthResult:
     """What to say of `left` events that still wait after `seconds`."""
     why = troubles(status) or "the harvester is too slow"
-    return Judgement(False, f"{left} events still wait after {seconds:.0f} s: {why}", True, _remedy(status))
+    return HealthResult(False, f"{left} events still wait after {seconds:.0f} s: {why}", True, _remedy(status))
 
 
 def _remedy(status: Status) -> str:

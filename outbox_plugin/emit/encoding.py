@@ -1,0 +1,207 @@
+"""From an event to the row that stands for it, or to the refusal that names what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from outbox_plugin.core.headers import EVENT_TYPE_HEADER, OCCURRED_AT_HEADER
+from outbox_plugin.emit.event import KAFKAS_OWN, MAX_KEY_CHARACTERS, TOPIC_PATTERN, Event
+from outbox_plugin.errors import InvalidEvent, UserError
+
+if TYPE_CHECKING:
+    from confluent_kafka.serialization import SerializationContext
+
+try:
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    _trace: TraceContextTextMapPropagator | None = TraceContextTextMapPropagator()
+except ImportError:
+    _trace = None
+
+Row = tuple[str, str, str | bytes | None, list[str], list[str]]
+Serializer = Callable[[Event], str | bytes | None]
+
+MAX_RECORD_BYTES = 1_000_000  # librdkafka's message.max.bytes, and little less than a broker's default.
+_RECORD_OVERHEAD = 100
+_HEADER_OVERHEAD = 10
+_TOPIC = re.compile(TOPIC_PATTERN)
+
+
+def as_text(event: Event) -> str | None:
+    """JSON, for a table whose values are TEXT; text as it is."""
+    return event.value_text()
+
+
+def as_bytes(event: Event) -> bytes | None:
+    """JSON, for a table whose values are BYTEA; bytes as they are, and text in UTF-8."""
+    if isinstance(event.value, bytes):
+        return event.value
+    text = event.value_text()
+    return None if text is None else _utf8("value", text)
+
+
+def registered(serialize: Callable[[Any, SerializationContext], bytes | None]) -> Serializer:
+    """What a schema registry's serializer makes of the value, for a table whose values are BYTEA.
+
+    Example: `Outbox(serializer=registered(AvroSerializer(SchemaRegistryClient({"url": …}), schema)))`, with the extra
+    `outbox-plugin[schema-registry]` installed. A pydantic value is handed over as a dict, its names those of the wire;
+    to a `JSONSerializer`, as JSON has it.
+    """
+    from confluent_kafka.serialization import MessageField, SerializationContext, SerializationError
+
+    wants_json = _is_for_json(serialize)
+
+    def handed_over(event: Event) -> Any:
+        if not isinstance(event.value, BaseModel):
+            return event.value
+        return json.loads(event.value_text() or "") if wants_json else event.value.model_dump(by_alias=True)
+
+    def serialized(event: Event) -> bytes | None:
+        if event.value is None:
+            return None
+        value = handed_over(event)
+        try:
+            return serialize(value, SerializationContext(event.topic, MessageField.VALUE))
+        except (SerializationError, ValueError, TypeError, AttributeError, LookupError) as error:
+            raise InvalidEvent("value", str(error)) from None
+
+    return serialized
+
+
+def _is_for_json(serialize: Callable[..., Any]) -> bool:
+    try:
+        from confluent_kafka.schema_registry.json_schema import JSONSerializer
+    except ImportError:
+        return False
+    return isinstance(serialize, JSONSerializer)
+
+
+class Encoding:
+    """How an outbox writes events."""
+
+    def __init__(self, serializer: Serializer, cloud_events: str | None, max_record_bytes: int) -> None:
+        self._serializer = serializer
+        content_type = "application/json" if serializer in (as_text, as_bytes) else ""  # Of others, the event says it.
+        self._headers = Event.header_items if cloud_events is None else cloud_event_headers(cloud_events, content_type)
+        self._max_record_bytes = max_record_bytes
+        self._good_topics: set[str] = set()
+
+    def row(self, event: Event) -> Row:
+        """The columns of the event's row.
+
+        Raises:
+            InvalidEvent: the table, or Kafka, would refuse it.
+        """
+        if event.topic not in self._good_topics:
+            self._good_topics.add(_good_topic(event.topic))
+        # Fields that a subclass declares anew are checked here alone.
+        if not isinstance(event.key, str) or len(event.key) > MAX_KEY_CHARACTERS:
+            raise InvalidEvent("key", f"expected text of up to {MAX_KEY_CHARACTERS} characters (given: {event.key!r})")
+        value = self._serializer(event)
+        items = self._headers(event)
+        if _trace is not None:
+            items = _with_trace(items)
+        names = [name for name, _ in items]
+        texts = [text for _, text in items]
+        self._check(event.key, value, names, texts)
+        return event.topic, event.key, value, names, texts
+
+    def _check(self, key: str, value: str | bytes | None, names: list[str], texts: list[str]) -> None:
+        """Raises InvalidEvent for what is no text to Postgres, and for a record that is too large."""
+        size = _RECORD_OVERHEAD + _HEADER_OVERHEAD * len(names)
+        try:
+            together = "".join((key, *names, *texts, value if isinstance(value, str) else ""))
+            size += len(together) if together.isascii() else len(together.encode())
+            fine = "\0" not in together
+        except (TypeError, UnicodeEncodeError):
+            fine = False
+        if not fine:
+            _blame(key, value, names, texts)
+        if isinstance(value, bytes):
+            size += len(value)
+        if size > self._max_record_bytes:
+            raise InvalidEvent("value", f"the record has {size:,} bytes; Kafka takes {self._max_record_bytes:,}")
+
+
+def _good_topic(topic: str) -> str:
+    if isinstance(topic, str) and topic.startswith(KAFKAS_OWN):
+        raise InvalidEvent("topic", f"names that begin with {KAFKAS_OWN} are for Kafka's own topics (given: {topic!r})")
+    if not isinstance(topic, str) or not _TOPIC.match(topic) or topic in (".", ".."):
+        raise InvalidEvent("topic", f"expected 1 to 249 letters, digits, dots, _ and - (given: {topic!r})")
+    return topic
+
+
+def cloud_event_headers(source: str, content_type: str) -> Callable[[Event], list[tuple[str, str]]]:
+    """Headers of CloudEvents 1.0 in Kafka's binary mode; `source` says where events come from, as a URI reference.
+
+    `content_type` is that of events which do not say theirs; none when empty.
+
+    Raises:
+        UserError: the library is not installed.
+    """
+    try:
+        from cloudevents.core.bindings.kafka import to_binary_event
+        from cloudevents.core.exceptions import CloudEventValidationError
+        from cloudevents.core.v1.event import CloudEvent
+    except ImportError:
+        raise UserError("CloudEvents need a library: install outbox-plugin[cloudevents]") from None
+
+    def headers(event: Event) -> list[tuple[str, str]]:
+        if not event.type:
+            raise InvalidEvent("type", "a CloudEvent must have one")
+        attributes: dict[str, Any] = {
+            "id": str(event.idempotency_key),
+            "source": source,
+            "type": event.type,
+            "time": event.occurred_at,
+        }
+        if event.content_type or content_type:
+            attributes["datacontenttype"] = event.content_type or content_type
+        if event.content_schema:
+            attributes["dataschema"] = event.content_schema
+        try:
+            message = to_binary_event(CloudEvent(attributes))
+        except CloudEventValidationError as error:
+            name, problems = next(iter(error.errors.items()))
+            raise InvalidEvent(name, str(problems[0])) from None
+        items = [(name, body.decode()) for name, body in message.headers.items()]
+        ours = {EVENT_TYPE_HEADER, OCCURRED_AT_HEADER, *dict(items)}
+        return items + [(name, text) for name, text in event.header_items() if name not in ours]
+
+    return headers
+
+
+def _with_trace(items: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """With the current span's `traceparent`, unless the event brings its own."""
+    carrier: dict[str, str] = {}
+    if _trace is not None:
+        _trace.inject(carrier)
+    if not carrier or any(name == "traceparent" for name, _ in items):
+        return items
+    return [*items, *carrier.items()]
+
+
+def _blame(key: str, value: str | bytes | None, names: list[str], texts: list[str]) -> None:
+    """Raises InvalidEvent for the first that is no text to Postgres."""
+    _utf8("key", key)
+    for name, text in zip(names, texts, strict=True):
+        _utf8(f"headers.{name}", name)
+        _utf8(f"headers.{name}", text)
+    if isinstance(value, str):
+        _utf8("value", value)
+
+
+def _utf8(field: str, text: str) -> bytes:
+    if not isinstance(text, str):
+        raise InvalidEvent(field, f"expected text (given: {text!r})")
+    if "\0" in text:
+        raise InvalidEvent(field, "Postgres keeps no NUL character in a text")
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidEvent(field, f"it is no text: {error.reason}") from None
