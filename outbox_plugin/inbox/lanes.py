@@ -37,7 +37,8 @@ class _Assignment:
     place: Place
     topic_id: str | None = None  # Of the topic that its offsets belong to; None: Kafka has not said.
     lanes: dict[bytes, Lane] = field(default_factory=dict)
-    # Offsets that were added and are not done, in their order; to each, the place after the one that was added before.
+    # Records that were added and are not done, by identity: after a cut, two of them can have one offset. In the order
+    # in which they came; to each, the offset at which to go on while it is the first of them. These never decrease.
     undone: dict[int, int] = field(default_factory=dict)
     end: int | None = None  # After the last that was added, or where it begins; None: nobody has been here.
     told: int | None = None  # What was last said to be committable.
@@ -49,13 +50,21 @@ class _Assignment:
         """Where to go on; None: nobody has been here, and nothing was added yet."""
         return next(iter(self.undone.values()), self.end)
 
-    def add(self, offset: int) -> None:
-        self.undone.setdefault(offset, offset if self.end is None else min(self.end, offset))  # It may come again.
-        self.end = offset + 1
+    def add(self, record: Received) -> None:
+        """Note a record that has come.
 
-    def finish(self, offset: int) -> None:
-        """Nothing is remembered of it, however long a record before it takes."""
-        self.undone.pop(offset, None)
+        An offset below `end` means that the partition was cut there, by an unclean election of a leader. No earlier
+        record may then let the position lie above it: another record stands there now.
+        """
+        start = record.offset if self.end is None else min(self.end, record.offset)
+        if self.end is not None and record.offset < self.end:
+            self.undone = {earlier: min(at, start) for earlier, at in self.undone.items()}
+        self.undone[id(record)] = start
+        self.end = record.offset + 1
+
+    def finish(self, record: Received) -> None:
+        """Forget a record that is done. However long an earlier one takes, those behind it use no memory."""
+        self.undone.pop(id(record), None)
 
 
 @dataclass(slots=True, eq=False)
@@ -167,7 +176,7 @@ class Lanes:
         else:
             if assignment.end is None:
                 assignment.told = record.offset
-            assignment.add(record.offset)
+            assignment.add(record)
         # Without a key there is no order to keep: a lane of its own, by a name that no key has within a partition.
         key = b"k" + record.key if record.key is not None else b"n%d" % record.offset
         lane = assignment.lanes.get(key)
@@ -212,7 +221,7 @@ class Lanes:
         for record in taken.records[: outcome.done]:
             self._bytes -= record.size
             if record.dead_letter is None:
-                assignment.finish(record.offset)
+                assignment.finish(record)
         rest = taken.records[outcome.done :]
         if not assignment.open:
             self._bytes -= sum(record.size for record in rest)
