@@ -48,6 +48,16 @@ def plant(settings: Settings, topic: str, records: Sequence[Planted], job: str =
     eventually(lambda: _ends(settings, topic, "read_committed") == _ends(settings, topic, "read_uncommitted"), 30)
 
 
+def plant_moved_key(settings: Settings, topic: str) -> None:
+    """Records of one key, in two partitions: one record is out of order within its own."""
+    producer = Producer({"bootstrap.servers": settings.bootstrap_servers})
+    for partition, place in ((1, 1), (0, 5), (0, 4), (1, 3)):
+        headers: list[tuple[str, str | bytes | None]] = [("outbox-job", "moved"), ("outbox-sequence", str(place))]
+        producer.produce(topic, b"v", b"key", partition, headers=headers)
+        if producer.flush(30):
+            raise TimeoutError("Kafka took no record")
+
+
 def _ends(settings: Settings, topic: str, isolation: str) -> list[int]:
     """How far each partition can be read."""
     config = client_config(settings, group_id=f"{settings.group}-plant", isolation_level=isolation)

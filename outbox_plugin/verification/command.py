@@ -1,4 +1,4 @@
-"""`outbox verify`: what topics prove about their events, read in this process or through Spark."""
+"""`outbox verify`: reads topics, in this process or with Spark, and prints the verdict."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outbox_plugin.adapters.kafka_admin import KafkaAdmin
 from outbox_plugin.errors import LogUnavailable, ServerRefused, UserError
 from outbox_plugin.printable import printable
 from outbox_plugin.settings import Settings
-from outbox_plugin.verification.topic_reader import MOST_RECORDS, Advance, records_in, verify_topics
+from outbox_plugin.verification.topic_reader import MAX_RECORDS, Advance, records_in, verify_topics
 
 if TYPE_CHECKING:
     from outbox_plugin.verification.verdict import TopicVerdict
@@ -31,20 +31,34 @@ SPARK_RECORDS = 1_000_000  # More are left to Spark where it is installed: it ta
 def verify(topics: tuple[str, ...], job: str | None, master: str | None, as_json: bool) -> None:
     """Judge TOPICS at any scale: each event once, each key in order, none missing.
 
-    Name all topics that the jobs emitted to. Exit code 1 when anything is wrong.
+    Name all topics that the jobs emitted to. Exit code 1 when anything is wrong, or when there is nothing to judge.
     """
     settings = Settings()
     try:
-        verdict = _judged(settings, topics, job, master)
+        verdict = _verify(settings, topics, job, master)
     except LogUnavailable as error:  # Exit code 1 is for what is wrong in a topic.
         raise ServerRefused(str(error)) from None
-    click.echo(json.dumps({**asdict(verdict), "complete": verdict.complete}) if as_json else _described(verdict))
-    if not verdict.complete:
+    complete = verdict.complete and verdict.records > 0
+    click.echo(json.dumps({**asdict(verdict), "complete": complete}) if as_json else _described(verdict))
+    if not verdict.records:
+        click.echo(f"outbox: {printable(_nothing_found(topics, job))}", err=True)
+    if not complete:
         sys.exit(1)
 
 
-def _judged(settings: Settings, topics: tuple[str, ...], job: str | None, master: str | None) -> TopicVerdict:
-    """Judged in this process, or through Spark: where a master is named, or there are many records.
+def _nothing_found(topics: tuple[str, ...], job: str | None) -> str:
+    what = "no records" if job is None else f"no records of the job {job!r}"
+    return f"nothing was verified: {', '.join(topics)} {'holds' if len(topics) == 1 else 'hold'} {what}"
+
+
+def _verify(settings: Settings, topics: tuple[str, ...], job: str | None, master: str | None) -> TopicVerdict:
+    """Verify in this process, or with Spark where a master is named or there are many records.
+
+    Args:
+        settings: where Kafka and Postgres are.
+        topics: their names.
+        job: judge only this job's records.
+        master: where Spark runs; None chooses by the number of records.
 
     Raises:
         UserError: a server cannot be reached, there are too many records and Spark cannot be had, or there is no Java
@@ -54,18 +68,18 @@ def _judged(settings: Settings, topics: tuple[str, ...], job: str | None, master
     if not master:
         KafkaAdmin(settings).check_reachable()
     records = None if master else records_in(settings, topics)
-    if records is None or (records > SPARK_RECORDS and _spark_can_be_had()):
-        return _judged_by_spark(settings, topics, job, master or "local[*]")
-    if records > MOST_RECORDS:
+    if records is None or (records > SPARK_RECORDS and _is_spark_available()):
+        return _verify_with_spark(settings, topics, job, master or "local[*]")
+    if records > MAX_RECORDS:
         raise UserError(
-            f"the topics hold up to {records:,} records, and no more than {MOST_RECORDS:,} are judged without Spark: "
+            f"the topics hold up to {records:,} records, and no more than {MAX_RECORDS:,} are judged without Spark: "
             "install outbox-plugin[spark], and Java 17 or newer"
         )
     with _progress(records) as advance:
         return verify_topics(settings, topics, job=job, advance=advance)
 
 
-def _spark_can_be_had() -> bool:
+def _is_spark_available() -> bool:
     try:
         import pandas  # noqa: F401
         import pyarrow  # noqa: F401
@@ -78,7 +92,7 @@ def _spark_can_be_had() -> bool:
 
 
 def _java_home() -> str:
-    """Of a Java that Spark can start on.
+    """The home of a Java that Spark can start on.
 
     Raises:
         ServerRefused: there is none; exit code 1 is for what is wrong in a topic.
@@ -92,8 +106,8 @@ def _java_home() -> str:
         raise ServerRefused(str(error)) from None
 
 
-def _judged_by_spark(settings: Settings, topics: tuple[str, ...], job: str | None, master: str) -> TopicVerdict:
-    import pyarrow  # noqa: F401 Else a user without the extra learns it late.
+def _verify_with_spark(settings: Settings, topics: tuple[str, ...], job: str | None, master: str) -> TopicVerdict:
+    import pyarrow  # noqa: F401 Fails here, before a session starts, where the extra is not installed.
 
     from outbox_plugin.spark.session import spark_session
     from outbox_plugin.verification.on_spark import verify
@@ -104,7 +118,7 @@ def _judged_by_spark(settings: Settings, topics: tuple[str, ...], job: str | Non
 
 @contextmanager
 def _progress(records: int) -> Iterator[Advance]:
-    """A bar on standard error, where that is a terminal; gone once all is read."""
+    """Show a bar on standard error, if that is a terminal, until all is read."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
@@ -124,7 +138,7 @@ def _described(verdict: TopicVerdict) -> str:
     ):
         lines.append(f"{name}: {count}" + (f", such as {'; '.join(examples)}" if examples else ""))
     if verdict.unnamed:
-        lines.append(f"not told from duplicates, for want of a header: {verdict.unnamed}")
+        lines.append(f"not checked for duplicates, as a header is missing: {verdict.unnamed}")
     if verdict.unplaced:
-        lines.append(f"not judged for order, for want of a header: {verdict.unplaced}")
+        lines.append(f"not checked for order, as a header is missing: {verdict.unplaced}")
     return "\n".join(map(printable, lines))

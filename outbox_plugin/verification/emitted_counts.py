@@ -1,4 +1,4 @@
-"""How many events the jobs of an outbox have emitted, by which what is missing from a topic is known."""
+"""Asks Postgres how many events jobs have emitted, so that a verifier knows how many a topic must hold."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from outbox_plugin.settings import Settings
 
 
 def emitted_counts(settings: Settings, jobs: list[str]) -> dict[str, int]:
-    """How many events each job, or each streaming query, has emitted, as far as the database knows.
+    """The number of events of each job, or streaming query, that the database knows.
+
+    Args:
+        settings: the database and the outbox.
+        jobs: the ids of the jobs, or of the streaming queries.
 
     Raises:
         ServerRefused, SchemaMissing: Postgres does not let us look.

@@ -1,7 +1,7 @@
-"""Proves at scale what arrived: counts, duplicates, order per key, and what is missing, in one read of the topics.
+"""Verifies topics of any size with Spark, in one read.
 
-Judged as `outbox_plugin.verification` judges a topic of a few thousand records, by the same headers. Beyond that, the
-places of a job's events leave no gap, and the database knows how many there are; so what is lost is known by its place.
+The verdict is the one that `verifier.Verifier` comes to, by the same headers. The sequence numbers of a job's events
+have no gap, and the database knows how many events there are. So a missing event is known by its sequence number.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from outbox_plugin.core.headers import EVENT_TYPE_HEADER, IDEMPOTENCY_HEADER, JO
 from outbox_plugin.settings import Settings
 from outbox_plugin.spark.kafka_source import read_topics, reported
 from outbox_plugin.verification.emitted_counts import emitted_counts
-from outbox_plugin.verification.verdict import EXAMPLES, TopicVerdict
+from outbox_plugin.verification.topic_ends import wait_for_commits
+from outbox_plugin.verification.verdict import MAX_EXAMPLES, TopicVerdict
 
 _LOG_ORDER = ("topic", "partition", "offset")
 
@@ -37,12 +38,13 @@ def verify(
         settings: where Kafka is, and the database that knows how many events a job emitted.
         topics: all that the jobs emitted to; what went elsewhere counts as missing.
         job: judge only this job's records, or this streaming query's.
-        expected: idempotency keys that must be there, in the column `idempotency_key`.
+        expected: has the idempotency keys that the topics must hold, in its column `idempotency_key`.
 
     Raises:
         InvalidSetting: Spark's Kafka source is not to be had.
         ServerRefused: Kafka or Postgres does not answer, or there is no such topic.
     """
+    wait_for_commits(settings, topics)
     with reported(settings, topics):
         seen = _judgeable(read_topics(spark, settings, topics))
         if job is not None:
@@ -59,7 +61,7 @@ def verify(
 
 @contextmanager
 def _kept(rows: DataFrame) -> Iterator[DataFrame]:
-    """`rows`, which are computed once, however often they are asked for."""
+    """Keep `rows` on the executors, so that they are computed once."""
     kept = rows.persist(StorageLevel.MEMORY_AND_DISK)
     try:
         yield kept
@@ -68,7 +70,7 @@ def _kept(rows: DataFrame) -> Iterator[DataFrame]:
 
 
 def _judgeable(records: DataFrame) -> DataFrame:
-    """Where each record is, its key, and what its headers say."""
+    """The columns by which a record is judged: its location, its key, and values of its headers."""
 
     def header(name: str) -> Column:
         pairs = f.filter("headers", lambda pair: pair["key"] == name)
@@ -89,7 +91,7 @@ def _judgeable(records: DataFrame) -> DataFrame:
 
 
 def _identity() -> Column:
-    """What tells an event from every other one, as `core.event_identity` says it."""
+    """The identity of a record's event, by the rules of `core.event_identity`."""
     named = f.concat_ws("\0", "topic", "type", f.lit("named"), "event")
     placed = f.concat_ws("\0", "topic", "type", f.lit("placed"), "job", f.col("place").cast("string"))
     elsewhere = f.concat_ws("\0", f.lit("elsewhere"), *_LOG_ORDER)
@@ -101,7 +103,7 @@ def _is_placed() -> Column:
 
 
 def _again(seen: DataFrame) -> DataFrame:
-    """Each record of an event but the first, in the log's order: only what is there twice is sorted."""
+    """The duplicates: the records of an event but its first. Only events with several records are sorted."""
     identified = seen.withColumn("identity", _identity())
     repeated = identified.groupBy("identity").agg(f.count("*").alias("times")).where("times > 1").select("identity")
     times = f.row_number().over(Window.partitionBy("identity").orderBy(*_LOG_ORDER))
@@ -123,20 +125,20 @@ def _find_duplicates(again: DataFrame, verdict: TopicVerdict) -> None:
     verdict.duplicates = again.count()
     if verdict.duplicates:
         verdict.example_duplicates = [
-            f"{row.event or f'{row.job} {row.place}'} at {_where(row)}" for row in again.limit(EXAMPLES).collect()
+            f"{row.event or f'{row.job} {row.place}'} at {_where(row)}" for row in again.limit(MAX_EXAMPLES).collect()
         ]
 
 
 def _find_violations(once: DataFrame, verdict: TopicVerdict) -> None:
-    """A duplicate is no disorder."""
-    before = Window.partitionBy("topic", "key", "job").orderBy("partition", "offset")
+    """Compare each record with the one before it of its partition, key and job. `once` has no duplicates."""
+    before = Window.partitionBy("topic", "partition", "key", "job").orderBy("offset")
     placed = once.where("place IS NOT NULL").select("*", f.lag("place").over(before).alias("before"))
     with _kept(placed.where("before > place")) as violations:
         verdict.order_violations = violations.count()
         if verdict.order_violations:
             verdict.example_violations = [
                 f"key {bytes(row.key).decode(errors='replace')} at {_where(row)}"
-                for row in violations.limit(EXAMPLES).collect()
+                for row in violations.limit(MAX_EXAMPLES).collect()
             ]
 
 
@@ -153,7 +155,7 @@ def _find_gaps(
         if whole == present:
             continue
         verdict.missing += whole - present
-        if room := EXAMPLES - len(verdict.example_missing):
+        if room := MAX_EXAMPLES - len(verdict.example_missing):
             gaps = spark.range(1, whole + 1).withColumnRenamed("id", "place")
             lost = gaps.join(places.where(f.col("job") == name), "place", "left_anti").orderBy("place").limit(room)
             verdict.example_missing += [f"{name} {row.place}" for row in lost.collect()]
@@ -164,7 +166,7 @@ def _find_absent(seen: DataFrame, expected: DataFrame, verdict: TopicVerdict) ->
     with _kept(keys.join(seen.select("event").distinct(), "event", "left_anti")) as absent:
         if lost := absent.count():
             verdict.missing += lost
-            room = EXAMPLES - len(verdict.example_missing)
+            room = MAX_EXAMPLES - len(verdict.example_missing)
             verdict.example_missing += [row.event for row in absent.limit(room).collect()]
 
 

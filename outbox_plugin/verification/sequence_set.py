@@ -1,4 +1,4 @@
-"""Which places of a job have been seen: a set of numbers that is small where they lie close together. No I/O."""
+"""A set of sequence numbers that takes little memory where they lie close together. No I/O."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ _WIDTH = 256  # Numbers whose bits are kept as one integer.
 
 
 class SequenceSet:
-    """A set of numbers of 1 and above. Close together, one takes half a byte; on its own, some 150 bytes."""
+    """A set of numbers from 1 on. A number among neighbors takes half a byte, one on its own some 150 bytes."""
 
     def __init__(self) -> None:
-        """No number is in it."""
+        """The set is empty."""
         self._bits: dict[int, int] = {}
-        self.last = 0  # The largest one.
+        self.last = 0  # The largest number.
 
     def add(self, number: int) -> None:
-        """Put `number` in; below 1, it is no place."""
+        """Add `number`; a number below 1 is ignored."""
         if number < 1:
             return
         block, bit = divmod(number, _WIDTH)
@@ -27,7 +27,7 @@ class SequenceSet:
         return sum(bits.bit_count() for bits in self._bits.values())
 
     def missing(self, last: int) -> Iterator[int]:
-        """The numbers from 1 to `last` that are not in it, ascending; made one by one, as there may be very many."""
+        """Yields the numbers from 1 to `last` that are not in the set, in ascending order."""
         number = 1
         while number <= last:
             block, bit = divmod(number, _WIDTH)

@@ -1,18 +1,26 @@
-"""What a topic proves about its events. No I/O."""
+"""The result of verifying topics. No I/O."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-EXAMPLES = 3
+MAX_EXAMPLES = 3
 
 
 @dataclass(slots=True)
 class TopicVerdict:
-    """What has been seen so far. `example_…` name the first few offenders.
+    """What topics hold, and what is wrong with it.
 
-    `unnamed` records could not be told from a duplicate, and of `unplaced` ones the order could not be judged: they
-    lack the header that says it. `missing` events are known to have been emitted, and are not there.
+    Attributes:
+        records: how many records were judged.
+        duplicates: records of an event that another record has published before.
+        order_violations: records that follow a later event of their key.
+        example_duplicates: the first duplicates, each with its location.
+        example_violations: the first records out of order, each with its location.
+        unnamed: records without the headers by which a duplicate would be known.
+        unplaced: records without the header by which their order would be known.
+        missing: events that were emitted and are not in the topics.
+        example_missing: the first missing events, each by its job and its sequence number, or by its idempotency key.
     """
 
     records: int = 0
@@ -27,10 +35,10 @@ class TopicVerdict:
 
     @property
     def in_order(self) -> bool:
-        """Whether every event that can be judged came once and in order."""
+        """Whether each event that can be judged came once and in order."""
         return not (self.duplicates or self.order_violations)
 
     @property
     def complete(self) -> bool:
-        """Whether, beyond that, none is missing."""
+        """Whether the events came once and in order, and none is missing."""
         return self.in_order and not self.missing

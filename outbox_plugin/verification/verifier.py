@@ -1,43 +1,48 @@
-"""Judges the records of topics one by one. No I/O."""
+"""Judges the records of topics one by one. No I/O.
+
+It judges by the headers that the write side puts there: `idempotency-key` names an event, and `outbox-sequence` is the
+event's place within the job that `outbox-job` names (`core.event_identity` has the rules). A record without them is
+only counted.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 from itertools import islice
 
 from outbox_plugin.core.event_identity import event_identity, event_source
 from outbox_plugin.core.headers import JOB_HEADER, SEQUENCE_HEADER
 from outbox_plugin.verification.sequence_set import SequenceSet
-from outbox_plugin.verification.verdict import EXAMPLES, TopicVerdict
+from outbox_plugin.verification.verdict import MAX_EXAMPLES, TopicVerdict
 
 _SEQUENCE = re.compile("[0-9]{1,18}")
 
 
 class Verifier:
-    """Judges records one by one, each partition's in the order of its offsets. Pure: it reads nothing itself.
+    """Judges records one by one, each partition's in the order of its offsets.
 
-    Of an event and of a key it remembers a hash of 128 bits, in which no two of some millions agree.
+    It remembers a hash of 128 bits for each event and each key. Among some millions of them, no two hashes agree.
     """
 
     def __init__(self, job: str | None = None) -> None:
         """With `job`, only that job's records count."""
         self.verdict = TopicVerdict()
         self._job = job
-        self._seen: set[int] = set()
-        self._last: dict[int, int] = {}
-        self._places: defaultdict[str, SequenceSet] = defaultdict(SequenceSet)
+        self._events: set[int] = set()
+        self._last_sequence: dict[int, int] = {}  # By topic, partition, job and key.
+        self._sequences: defaultdict[str, SequenceSet] = defaultdict(SequenceSet)  # By job.
 
     @property
     def jobs(self) -> list[str]:
-        """The jobs that have been seen, and the one that is asked for."""
-        return sorted({*self._places, *([self._job] if self._job else [])})
+        """The jobs whose records have been judged, and the job that the verifier is limited to."""
+        return sorted({*self._sequences, *([self._job] if self._job else [])})
 
-    def see(
+    def judge(
         self,
-        where: str,
+        location: str,
         key: bytes,
         headers: Iterable[tuple[str, bytes | str | None]],
         partition: tuple[str, int] = ("", 0),
@@ -45,57 +50,68 @@ class Verifier:
         """Judge one record.
 
         Args:
-            where: tells a reader where the record is.
+            location: names the record in examples.
             key: the record's key.
             headers: the record's, in their order.
-            partition: topic and partition. An event is another one in another topic, and only the records of one
-                partition have an order.
+            partition: topic and partition. The same name in another topic is another event, and only the records of
+                one partition have an order.
         """
         pairs = [(name, value.encode() if isinstance(value, str) else value) for name, value in headers]
-        named = {name: _text(value) for name, value in pairs}
-        job = named.get(JOB_HEADER, "")
+        texts = {name: _text(value) for name, value in pairs}
+        job = texts.get(JOB_HEADER, "")
         if self._job is not None and job != self._job:
             return
         topic, number = partition
-        verdict = self.verdict
-        verdict.records += 1
-        sequence = named.get(SEQUENCE_HEADER)
-        place = int(sequence) if sequence is not None and _SEQUENCE.fullmatch(sequence) else None
-        if job and place is not None:
-            self._places[job].add(place)
-        known = event_identity(pairs, where)
-        if known.named or known.placed:
-            event = _hash(known.key, event_source(topic, pairs))
-            if event in self._seen:
-                verdict.duplicates += 1
-                if len(verdict.example_duplicates) < EXAMPLES:
-                    verdict.example_duplicates.append(f"{known.key} at {where}")
-                return
-            self._seen.add(event)
-        else:
-            verdict.unnamed += 1
-        if place is None:
-            verdict.unplaced += 1
+        self.verdict.records += 1
+        text = texts.get(SEQUENCE_HEADER)
+        sequence = int(text) if text is not None and _SEQUENCE.fullmatch(text) else None
+        if job and sequence is not None:
+            self._sequences[job].add(sequence)
+        if self._is_duplicate(topic, pairs, location):
             return
-        lane = _hash(topic, str(number), job, key)
-        if self._last.get(lane, -1) > place:
-            verdict.order_violations += 1
-            if len(verdict.example_violations) < EXAMPLES:
-                verdict.example_violations.append(f"key {key.decode(errors='replace')} at {where}")
-        self._last[lane] = place
+        if sequence is None:
+            self.verdict.unplaced += 1
+            return
+        self._judge_order(_hash(topic, str(number), job, key), sequence, key, location)
 
-    def miss(self, emitted: dict[str, int]) -> None:
-        """Count as missing what the jobs have emitted, and what leaves a gap among their places."""
-        for job in sorted({*self._places, *emitted}):
-            places = self._places[job]
-            whole = max(places.last, emitted.get(job, 0))
-            self.verdict.missing += whole - len(places)
-            room = EXAMPLES - len(self.verdict.example_missing)
-            self.verdict.example_missing += [f"{job} {place}" for place in islice(places.missing(whole), room)]
+    def _is_duplicate(self, topic: str, headers: list[tuple[str, bytes | None]], location: str) -> bool:
+        """Whether the record's event has been seen; counts it, or counts that this cannot be known."""
+        identity = event_identity(headers, location)
+        if not (identity.named or identity.placed):
+            self.verdict.unnamed += 1
+            return False
+        event = _hash(identity.key, event_source(topic, headers))
+        if event not in self._events:
+            self._events.add(event)
+            return False
+        self.verdict.duplicates += 1
+        if len(self.verdict.example_duplicates) < MAX_EXAMPLES:
+            self.verdict.example_duplicates.append(f"{identity.key} at {location}")
+        return True
+
+    def _judge_order(self, ordering_key: int, sequence: int, key: bytes, location: str) -> None:
+        if self._last_sequence.get(ordering_key, -1) > sequence:
+            self.verdict.order_violations += 1
+            if len(self.verdict.example_violations) < MAX_EXAMPLES:
+                self.verdict.example_violations.append(f"key {key.decode(errors='replace')} at {location}")
+        self._last_sequence[ordering_key] = sequence
+
+    def count_missing(self, emitted_counts: Mapping[str, int]) -> None:
+        """Count the events that leave a gap among a job's sequence numbers, or that lack at its end.
+
+        Args:
+            emitted_counts: how many events each job has emitted.
+        """
+        for job in sorted({*self._sequences, *emitted_counts}):
+            sequences = self._sequences[job]
+            last = max(sequences.last, emitted_counts.get(job, 0))
+            self.verdict.missing += last - len(sequences)
+            room = MAX_EXAMPLES - len(self.verdict.example_missing)
+            self.verdict.example_missing += [f"{job} {number}" for number in islice(sequences.missing(last), room)]
 
 
 def _hash(*parts: str | bytes) -> int:
-    """Of the parts and where each ends."""
+    """A hash of the parts that depends on where each of them ends."""
     hashed = blake2b(digest_size=16)
     for part in parts:
         data = part.encode(errors="surrogatepass") if isinstance(part, str) else part

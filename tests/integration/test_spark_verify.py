@@ -12,7 +12,7 @@ from outbox_plugin.errors import InvalidSetting, ServerRefused
 from outbox_plugin.spark import verify
 from outbox_plugin.spark.kafka_source import add_packages
 from tests.harvesting import environment, run_outbox
-from tests.planting import ALL, EVENTS, KEYS, Planted, plant
+from tests.planting import ALL, EVENTS, KEYS, Planted, plant, plant_moved_key
 from tests.sparking import PACKAGES
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
@@ -48,6 +48,15 @@ def test_one_swapped_pair_is_found(spark: SparkSession, connected: Settings, top
     verdict = verify(spark, connected, [topic])
     assert (verdict.order_violations, verdict.duplicates, verdict.missing) == (1, 0, 0)
     assert verdict.example_violations[0].startswith(f"key key-{101 % KEYS} at {topic}/")
+
+
+def test_a_key_that_moved_to_another_partition_is_judged_within_each(
+    spark: SparkSession, connected: Settings, topic: str
+) -> None:
+    """Nothing orders the records of two partitions."""
+    plant_moved_key(connected, topic)
+    verdict = verify(spark, connected, [topic])
+    assert (verdict.records, verdict.order_violations) == (4, 1)
 
 
 @pytest.mark.parametrize("lost", [1, 300, EVENTS])

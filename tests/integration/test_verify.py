@@ -16,9 +16,10 @@ from confluent_kafka import Producer
 
 from outbox_plugin import Settings
 from outbox_plugin.errors import ServerRefused
+from outbox_plugin.verification import topic_ends
 from outbox_plugin.verification.topic_reader import verify_topics
 from tests.harvesting import create_topic, environment, run_outbox
-from tests.planting import ALL, EVENTS, KEYS, Planted, plant
+from tests.planting import ALL, EVENTS, KEYS, Planted, plant, plant_moved_key
 
 pytestmark = pytest.mark.integration
 
@@ -86,6 +87,51 @@ def test_what_others_write_meanwhile_is_not_waited_for(settings: Settings, topic
 
     verdict = verify_topics(settings, [topic], advance=write_more)
     assert (verdict.records, verdict.complete) == (EVENTS, True)
+
+
+def test_what_has_just_been_committed_is_there(settings: Settings, topic: str) -> None:
+    """The answer to a commit comes before the partitions show its records."""
+    producer = Producer({"bootstrap.servers": settings.bootstrap_servers, "transactional.id": f"{topic}-just-now"})
+    producer.init_transactions(30)
+    for number in range(1, 11):
+        producer.begin_transaction()
+        for partition in range(3):
+            producer.produce(topic, b"v", f"key-{partition}", partition=partition)
+        producer.commit_transaction(30)
+        assert verify_topics(settings, [topic]).records == 3 * number
+
+
+def test_an_open_transaction_holds_no_committed_records(
+    settings: Settings, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topic_ends, "COMMIT_SECONDS", 0.5)
+    plant(settings, topic, ALL)
+    producer = Producer({"bootstrap.servers": settings.bootstrap_servers, "transactional.id": f"{topic}-open"})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic, b"v", b"key-0", partition=0)
+    assert producer.flush(30) == 0
+    verdict = verify_topics(settings, [topic])
+    assert (verdict.records, verdict.complete) == (EVENTS, True)
+    producer.abort_transaction(30)
+
+
+def test_a_key_that_moved_to_another_partition_is_judged_within_each(settings: Settings, topic: str) -> None:
+    plant_moved_key(settings, topic)
+    verdict = verify_topics(settings, [topic])
+    assert (verdict.records, verdict.order_violations) == (4, 1)
+
+
+@pytest.mark.parametrize("asked", [["--job", "typo"], []])
+def test_the_command_does_not_call_nothing_right(settings: Settings, topic: str, asked: list[str]) -> None:
+    if asked:
+        plant(settings, topic, ALL)
+    done = run_outbox("verify", topic, "--json", *asked, env=environment(settings))
+    assert done.returncode == 1
+    assert (json.loads(done.stdout)["records"], json.loads(done.stdout)["complete"]) == (0, False)
+    assert done.stderr == f"outbox: nothing was verified: {topic} holds no records" + (
+        " of the job 'typo'\n" if asked else "\n"
+    )
 
 
 def test_hostile_records_are_only_counted(settings: Settings, topic: str) -> None:
@@ -156,7 +202,7 @@ def _judges_without_spark(settings: Settings, topic: str, without: str) -> None:
         f"import sys\n{without}"
         "from outbox_plugin import cli\n"
         "from outbox_plugin.verification import command\n"
-        "command.SPARK_RECORDS, command.MOST_RECORDS = 10, int(sys.argv.pop())\n"
+        "command.SPARK_RECORDS, command.MAX_RECORDS = 10, int(sys.argv.pop())\n"
         "cli.main()\n"
     )
     command = [sys.executable, "-c", script, "verify", topic]

@@ -235,6 +235,6 @@ def test_two_events_that_name_themselves_differently_are_two(one: bytes | None, 
 @example([("outbox-sequence", b"1" * 5_000)], b"k")
 def test_a_record_is_judged_whatever_its_headers_hold(headers: list[tuple[str, bytes | None]], key: bytes) -> None:
     verifier = Verifier()
-    verifier.see("t/0 offset 0", key, headers)
+    verifier.judge("t/0 offset 0", key, headers)
     assert verifier.verdict.records == 1
     assert str(verifier.verdict).encode()

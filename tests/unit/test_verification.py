@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from outbox_plugin import Settings
 from outbox_plugin.errors import LogUnavailable
-from outbox_plugin.verification import topic_reader
+from outbox_plugin.verification import topic_ends, topic_reader
 from outbox_plugin.verification.sequence_set import SequenceSet
 from outbox_plugin.verification.topic_reader import verify_topics
 from outbox_plugin.verification.verdict import TopicVerdict
@@ -24,7 +24,7 @@ def judged(*records: tuple[str, str, str, str], job: str | None = None) -> Topic
     verifier = Verifier(job)
     for offset, (key, of_job, sequence, event) in enumerate(records):
         headers = {"outbox-job": of_job, "outbox-sequence": sequence, "idempotency-key": event}
-        verifier.see(f"t/0 offset {offset}", key.encode(), [(name, text.encode()) for name, text in headers.items()])
+        verifier.judge(f"t/0 offset {offset}", key.encode(), [(name, text.encode()) for name, text in headers.items()])
     return verifier.verdict
 
 
@@ -55,16 +55,16 @@ def test_only_the_job_that_is_asked_for_counts() -> None:
 
 def test_what_cannot_be_judged_is_said() -> None:
     verifier = Verifier()
-    verifier.see("t/0 offset 0", b"k", [("idempotency-key", b"x")])
-    verifier.see("t/0 offset 1", b"k", [("outbox-job", b"j"), ("outbox-sequence", b"1")])
-    verifier.see("t/0 offset 2", b"k", [("outbox-job", b"j")])
+    verifier.judge("t/0 offset 0", b"k", [("idempotency-key", b"x")])
+    verifier.judge("t/0 offset 1", b"k", [("outbox-job", b"j"), ("outbox-sequence", b"1")])
+    verifier.judge("t/0 offset 2", b"k", [("outbox-job", b"j")])
     assert verifier.verdict == TopicVerdict(3, unnamed=1, unplaced=2)
 
 
 def test_an_event_of_a_job_that_came_twice_is_found_without_a_key() -> None:
     verifier = Verifier()
     for offset, sequence in enumerate((b"1", b"2", b"1")):
-        verifier.see(f"t/0 offset {offset}", b"k", [("outbox-job", b"j"), ("outbox-sequence", sequence)])
+        verifier.judge(f"t/0 offset {offset}", b"k", [("outbox-job", b"j"), ("outbox-sequence", sequence)])
     assert (verifier.verdict.duplicates, verifier.verdict.unnamed) == (1, 0)
     assert verifier.verdict.example_duplicates == ["job j 1 at t/0 offset 2"]
 
@@ -72,28 +72,28 @@ def test_an_event_of_a_job_that_came_twice_is_found_without_a_key() -> None:
 def test_one_key_of_two_types_is_two_events() -> None:
     verifier = Verifier()
     for kind in (b"Placed", b"Paid"):
-        verifier.see("t/0 offset 0", b"k", [("idempotency-key", b"7"), ("event-type", kind)])
+        verifier.judge("t/0 offset 0", b"k", [("idempotency-key", b"7"), ("event-type", kind)])
     assert verifier.verdict.duplicates == 0
 
 
 def test_records_of_others_are_only_counted() -> None:
     verifier = Verifier()
-    verifier.see("t/0 offset 0", b"", [])
-    verifier.see("t/0 offset 1", b"", [("something", None)])
+    verifier.judge("t/0 offset 0", b"", [])
+    verifier.judge("t/0 offset 1", b"", [("something", None)])
     assert verifier.verdict == TopicVerdict(2, unnamed=2, unplaced=2)
 
 
 def test_records_of_two_partitions_have_no_order() -> None:
     verifier = Verifier()
     for partition, place in ((0, b"2"), (1, b"1")):
-        verifier.see("where", b"k", [("outbox-job", b"j"), ("outbox-sequence", place)], ("t", partition))
+        verifier.judge("where", b"k", [("outbox-job", b"j"), ("outbox-sequence", place)], ("t", partition))
     assert verifier.verdict.in_order
 
 
 def test_an_event_of_another_topic_is_another_one() -> None:
     verifier = Verifier()
     for topic in ("orders", "payments"):
-        verifier.see("where", b"k", [("idempotency-key", b"7")], (topic, 0))
+        verifier.judge("where", b"k", [("idempotency-key", b"7")], (topic, 0))
     assert verifier.verdict.duplicates == 0
 
 
@@ -101,8 +101,8 @@ def test_what_is_missing_is_known_by_its_place_and_by_what_was_emitted() -> None
     verifier = Verifier()
     for place in (1, 2, 4, 5):
         headers = [("outbox-job", b"j"), ("outbox-sequence", b"%d" % place)]
-        verifier.see(f"t/0 offset {place}", b"k", headers)
-    verifier.miss({"j": 7, "unseen": 1})
+        verifier.judge(f"t/0 offset {place}", b"k", headers)
+    verifier.count_missing({"j": 7, "unseen": 1})
     assert verifier.verdict.missing == 4
     assert verifier.verdict.example_missing == ["j 3", "j 6", "j 7"]
 
@@ -128,11 +128,22 @@ def test_a_record_takes_little_memory() -> None:
                 ("outbox-job", b"j"),
                 ("outbox-sequence", b"%d" % (number * 10**12 + 1)),
             ]
-            verifier.see(f"t/0 offset {number}", b"key-%d" % number + b"x" * 900, headers)
+            verifier.judge(f"t/0 offset {number}", b"key-%d" % number + b"x" * 900, headers)
         used, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert used / 20_000 < 500
+
+
+def test_the_ends_are_those_that_committed_records_reach() -> None:
+    """Kafka answers a commit before each partition shows its records."""
+    answers = iter([{0: 3, 1: 0}, {0: 9, 1: 0}, {0: 12, 1: 7}])
+    assert topic_ends.reached_ends({0: 9, 1: 7}, lambda: next(answers)) == {0: 9, 1: 7}
+
+
+def test_a_transaction_that_stays_open_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topic_ends, "COMMIT_SECONDS", 0.1)
+    assert topic_ends.reached_ends({0: 9, 1: 7}, lambda: {0: 9, 1: 2}) == {0: 9, 1: 2}
 
 
 class SilentPartition:
@@ -170,6 +181,7 @@ def test_a_partition_that_is_silent_is_given_up_also_beside_one_that_is_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(topic_reader, "Consumer", SilentPartition)
+    monkeypatch.setattr(topic_ends, "Consumer", SilentPartition)
     monkeypatch.setattr(topic_reader, "SILENCE_SECONDS", 0.2)
     settings = Settings(dsn="postgresql://db/x", bootstrap_servers="kafka:9092")
     with pytest.raises(LogUnavailable, match="was not read to its end"):

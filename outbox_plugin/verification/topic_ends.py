@@ -1,0 +1,85 @@
+"""Finds out up to which offsets a topic is judged: all that had been committed when it was asked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from outbox_plugin.adapters.kafka_clients import client_config
+from outbox_plugin.adapters.kafka_reader import OffsetSpan, bounds
+from outbox_plugin.errors import LogUnavailable, ServerRefused
+from outbox_plugin.settings import Settings
+
+COMMIT_SECONDS = 10.0  # A transaction that is open for longer is taken for one that is not committed.
+LIST_SECONDS = 10.0
+_POLL_SECONDS = 0.05
+
+
+def committed_spans(settings: Settings, topic: str) -> dict[int, OffsetSpan]:
+    """The span of each partition that holds all records which are committed now.
+
+    Kafka answers a commit before each partition shows the records to a consumer that reads committed. So this asks
+    for the ends with uncommitted records, and waits until the committed ends have reached them.
+
+    Args:
+        settings: where Kafka is.
+        topic: its name.
+
+    Raises:
+        KafkaException: Kafka does not answer, or does not let us read.
+        ServerRefused: there is no such topic.
+    """
+    with ExitStack() as stack:
+        committed, uncommitted = (
+            stack.enter_context(closing(Consumer(_config(settings, isolation_level))))
+            for isolation_level in ("read_committed", "read_uncommitted")
+        )
+        listed = uncommitted.list_topics(topic, timeout=LIST_SECONDS).topics[topic]
+        if listed.error is not None:
+            raise ServerRefused(f"the topic {topic} cannot be read: {listed.error.str()}")
+        spans = _bounds(uncommitted, topic, listed.partitions)
+        ends = reached_ends(
+            {number: end for number, (_, end) in spans.items()},
+            lambda: {number: end for number, (_, end) in _bounds(committed, topic, spans).items()},
+        )
+    return {number: OffsetSpan(min(start, ends[number]), ends[number]) for number, (start, _) in spans.items()}
+
+
+def reached_ends(ends: Mapping[int, int], committed_ends: Callable[[], Mapping[int, int]]) -> dict[int, int]:
+    """Wait until the committed ends have reached `ends`, for `COMMIT_SECONDS` at most.
+
+    Args:
+        ends: the end of each partition, uncommitted records included.
+        committed_ends: asks Kafka for the end of what is committed.
+
+    Returns:
+        `ends`; of a partition in which a transaction stays open, the offset at which that one begins.
+    """
+    deadline = time.monotonic() + COMMIT_SECONDS
+    while True:
+        committed = committed_ends()
+        if all(committed[number] >= end for number, end in ends.items()) or time.monotonic() > deadline:
+            return {number: min(end, committed[number]) for number, end in ends.items()}
+        time.sleep(_POLL_SECONDS)
+
+
+def wait_for_commits(settings: Settings, topics: Sequence[str]) -> None:
+    """Wait until a consumer that reads committed can see all that has been committed to `topics`.
+
+    Where this process cannot ask Kafka, as it may be with a remote Spark, it does not wait.
+    """
+    for topic in dict.fromkeys(topics):
+        with suppress(KafkaException, LogUnavailable, ServerRefused):
+            committed_spans(settings, topic)
+
+
+def _config(settings: Settings, isolation_level: str) -> dict[str, object]:
+    group_id = f"{settings.group}-verification"  # Required by the client; nothing is committed to it.
+    return client_config(settings, group_id=group_id, enable_auto_commit=False, isolation_level=isolation_level)
+
+
+def _bounds(consumer: Consumer, topic: str, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
+    return {number: bounds(consumer, TopicPartition(topic, number)) for number in partitions}
