@@ -21,8 +21,8 @@ from outbox_plugin.adapters.kafka_admin import KafkaAdmin
 from outbox_plugin.adapters.kafka_membership import KafkaMembership
 from outbox_plugin.adapters.kafka_names import KafkaNames
 from outbox_plugin.adapters.kafka_transactional_log import KafkaTransactionalLog
-from outbox_plugin.adapters.postgres import PostgresOutbox
 from outbox_plugin.adapters.postgres_marked_store import PostgresMarkedStore
+from outbox_plugin.adapters.postgres_session import PostgresSession
 from outbox_plugin.adapters.postgres_wake_up import PostgresWakeUp
 from outbox_plugin.adapters.postgres_window_store import PostgresWindowStore
 from outbox_plugin.adapters.progress_reader import read_progress
@@ -305,8 +305,8 @@ class Harvester(Background):
             settings = self._settings
             with ExitStack() as opened:
 
-                def wake_up(store: PostgresOutbox) -> PostgresWakeUp | None:
-                    return opened.enter_context(closing(PostgresWakeUp(settings, shard))) if store.wakes_up else None
+                def wake_up(session: PostgresSession) -> PostgresWakeUp | None:
+                    return opened.enter_context(closing(PostgresWakeUp(settings, shard))) if session.wakes_up else None
 
                 if not self._exactly_once:
                     marks = opened.enter_context(closing(PostgresMarkedStore(settings, shard, layout)))
@@ -315,16 +315,18 @@ class Harvester(Background):
                         leader_id,
                         marks,
                         opened.enter_context(
-                            closing(KafkaAcknowledgingLog(settings, wanted, ReservedTopics(settings, marks.groups)))
+                            closing(
+                                KafkaAcknowledgingLog(settings, wanted, ReservedTopics(settings, marks.session.groups))
+                            )
                         ),
                         self._runtime,
                         observe,
-                        wake_up=wake_up(marks),
+                        wake_up=wake_up(marks.session),
                         bad_rows=settings.bad_rows,
                     )
                     return
                 store = opened.enter_context(closing(PostgresWindowStore(settings, shard, layout)))
-                reserved = ReservedTopics(settings, store.groups)
+                reserved = ReservedTopics(settings, store.session.groups)
                 log = KafkaTransactionalLog(
                     settings, self._names, Slice(shard, layout.shards), self._signer, wanted, reserved
                 )
@@ -335,7 +337,7 @@ class Harvester(Background):
                     opened.enter_context(closing(log)),
                     self._runtime,
                     observe,
-                    wake_up=wake_up(store),
+                    wake_up=wake_up(store.session),
                     bad_rows=settings.bad_rows,
                     adopt=self._adopt and shard not in self._adopted,
                 )

@@ -7,107 +7,158 @@ from collections.abc import Sequence
 import psycopg
 
 from outbox_plugin.adapters.kafka_clients import largest_record_bytes
-from outbox_plugin.adapters.postgres import PostgresOutbox
+from outbox_plugin.adapters.leadership import Leadership
+from outbox_plugin.adapters.postgres_session import PostgresSession
+from outbox_plugin.adapters.row_reader import RowReader
+from outbox_plugin.core.lanes import BadRow
 from outbox_plugin.core.ports import Control, Wanted
+from outbox_plugin.core.progress import Identity
 from outbox_plugin.core.row import OutboxRow, RecordLimit, column
+from outbox_plugin.core.shards import Layout
 from outbox_plugin.core.window import BYTES_PER_WINDOW
 from outbox_plugin.errors import Fenced, StoreUnavailable
 from outbox_plugin.schema.connection import one_line, reported
+from outbox_plugin.settings import Settings
 
 DELIVERED = "ffffffff-ffff-ffff-ffff-ffffffffffff"  # Marks rows that Kafka has and that could not be deleted.
 ENDINGS = 10  # How often the last leader's mark is waited for, half a second each, before its session is ended.
 
 
-class PostgresMarkedStore(PostgresOutbox):
+class PostgresMarkedStore:
     """`MarkedStore` of the ports, on psycopg."""
 
-    def lead(self, leader_id: str) -> None:
-        """See `Outbox.lead`, and `MarkedStore`: the last leader's mark ends first, or is ended.
+    def __init__(self, settings: Settings, shard: int, layout: Layout) -> None:
+        """Connect, and see who the outbox is.
 
-        A mark takes milliseconds, unless its leader is stopped and receives none of the rows that the server sends it.
+        Args:
+            settings: which outbox.
+            shard: one of those of `layout`.
+            layout: that the term begins with.
+
+        Raises:
+            StoreUnavailable: Postgres does not let us.
+            LayoutChanged: the outbox has another layout, or another group harvests it, by now.
+            SchemaMissing: the outbox is not known, or its table is not as it must be.
         """
-        self._values["leader_id"] = leader_id
+        self.session = PostgresSession(settings, shard, layout)
+        self._rows = RowReader(self.session)
+        self._limit = RecordLimit(largest_record_bytes(settings))
+        self._leadership: Leadership | None = None
+
+    @property
+    def identity(self) -> Identity:
+        """Who the outbox was when the term began."""
+        return self.session.identity
+
+    def snapshot(self) -> str:
+        """Which transactions have ended."""
+        return self.session.snapshot()
+
+    def lead(self, leader_id: str) -> None:
+        """Let no earlier leader of the shard mark, park or dead-letter rows any more; durable when it returns.
+
+        The last leader's mark ends first, or is ended. A mark takes milliseconds, unless its leader is stopped and
+        receives none of the rows that the server sends it.
+        """
         for _ in range(ENDINGS):
             try:
-                with self._purging():
-                    for each in ("wait_a_little", "wait_for_marks", "wait_for_others"):
-                        self._purger.execute(*self._query("mark", each))
-                    self._execute("lead")
+                self._leadership = Leadership(
+                    self.session, leader_id, first=("wait_a_little", "wait_for_marks", "wait_for_others")
+                )
             except StoreUnavailable as error:
                 if not isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
                     raise
                 self._end_markings()
             else:
-                self._values["term"] = leader_id  # What rows are marked with may change within a term.
                 self._delete_delivered()
                 return
         raise StoreUnavailable("Postgres: the last leader of the shard still marks rows")
 
     def _delete_delivered(self) -> None:
         """Delete rows that an earlier leader has delivered and could not delete."""
-        with self._purging():
-            self._purger.execute(self._statement("window", "steer"))
-            found = self._purger.execute(*self._query("mark", "delivered", delivered=DELIVERED)).fetchall()
+        with self.session.durable_transaction() as run:
+            run("window", "steer")
+            found = run("mark", "delivered", delivered=DELIVERED).fetchall()
         if ids := [id_ for (id_,) in found]:
             self.delete(DELIVERED, ids)
 
     def _end_markings(self) -> None:
-        with self._purger_lock, reported():
-            for (pid,) in self._purger.execute(*self._query("mark", "markings")).fetchall():
-                try:
-                    self._purger.execute(*self._query("mark", "end_session", pid=pid))
-                except psycopg.errors.InsufficientPrivilege as error:
-                    raise StoreUnavailable(
-                        f"Postgres: the session {pid} of the last leader still marks rows, and our role may not end "
-                        f"it: {one_line(error)}"
-                    ) from error
+        for (pid,) in self.session.run("mark", "markings").fetchall():
+            try:
+                self.session.run("mark", "end_session", pid=pid)
+            except StoreUnavailable as error:
+                if not isinstance(error.__cause__, psycopg.errors.InsufficientPrivilege):
+                    raise
+                raise StoreUnavailable(
+                    f"Postgres: the session {pid} of the last leader still marks rows, and our role may not end "
+                    f"it: {one_line(error.__cause__)}"
+                ) from error.__cause__
+
+    @property
+    def _led(self) -> Leadership:
+        if self._leadership is None:
+            raise Fenced("Postgres: this harvester has not begun to lead the shard")
+        return self._leadership
 
     def control(self) -> Control:
-        """See `Outbox.control`, and `MarkedStore`."""
-        control = super().control()
+        """What operators command, and where the ids stand; raises Fenced if another leader leads the shard."""
+        control = self.session.control()
         with reported():
-            found = self._reader.execute(*self._query("mark", "is_leader")).fetchall()
+            query = self.session.query("mark", "is_leader", term=self._led.leader_id)
+            found = self.session.reader.execute(*query).fetchall()
         self._check(found)
         return control
 
     def check_leads(self) -> None:
-        """See `MarkedStore.check_leads`."""
-        with self._purger_lock, reported():
-            found = self._purger.execute(*self._query("mark", "is_leader")).fetchall()
-        self._check(found)
+        """Raises Fenced if another leader leads the shard."""
+        self._check(self.session.run("mark", "is_leader", term=self._led.leader_id).fetchall())
 
     @staticmethod
     def _check(found: Sequence[object]) -> None:
         if not found:
             raise Fenced("Postgres: another harvester leads the shard")
 
+    def park(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
+        """Let the bad rows' keys wait; returns those rows that the database refuses to remember."""
+        return self._led.park(bad)
+
+    def bury(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
+        """Move the bad rows to the dead letters; returns those that the database refuses to move."""
+        return self._led.bury(bad)
+
     def mark(self, leader_id: str, wanted: Wanted) -> Sequence[OutboxRow]:
-        """See `MarkedStore.mark`."""
-        conditions, values = self._conditions(wanted)
+        """Give `leader_id` to the earliest rows that are wanted and carry another leader's id, or none.
+
+        `leader_id` may change within a term; the statement marks nothing once another leader leads the shard.
+        """
+        conditions, values = self._rows.conditions(wanted)
         conditions = *conditions, "of_this_leader"
-        limit = RecordLimit(largest_record_bytes(self._settings))
-        values |= {"leader_id": leader_id, "delivered": DELIVERED, "bytes": BYTES_PER_WINDOW}
-        values |= {"largest": limit.value, "largest_headers": limit.headers}
-        marking = self._statement("mark", "begin_marking"), self._statement("mark", "mark", conditions)
+        values |= {"leader_id": leader_id, "term": self._led.leader_id, "delivered": DELIVERED}
+        values |= {"bytes": BYTES_PER_WINDOW, "largest": self._limit.value, "largest_headers": self._limit.headers}
+        session = self.session
+        marking = session.statement("mark", "begin_marking"), session.statement("mark", "mark", conditions)
         with reported():
-            rows = self._rows_of(marking, marking, values).sorted()
-        return _without_too_large(rows, limit) if any(column(rows, "create_time")) else rows
+            rows = self._rows.read(marking, marking, values).sorted()
+        return _without_too_large(rows, self._limit) if any(column(rows, "create_time")) else rows
 
     def delete(self, leader_id: str, ids: Sequence[int]) -> int:
-        """See `MarkedStore.delete`."""
+        """Delete those of the rows that still carry the leader's id; returns how many."""
         values: dict[str, object] = {"ids": list(ids), "leader_id": leader_id, "delivered": DELIVERED}
         with reported():
-            deleted = sum(self._deleted(["hasty"], [self._query("mark", "delete", **values)]))
+            deleted = sum(self.session.delete(["hasty"], [self.session.query("mark", "delete", **values)]))
             if deleted < len(ids):  # Perhaps because another leader has marked some since.
-                left = sum(self._deleted(["durable"], [self._query("mark", "keep_delivered", **values)]))
-                if left:
-                    raise self._cannot_delete(left)
+                query = self.session.query("mark", "keep_delivered", **values)
+                if left := sum(self.session.delete(["durable"], [query])):
+                    raise self.session.cannot_delete(left)
         return deleted
 
     def reset(self, leader_id: str, ids: Sequence[int]) -> None:
-        """See `MarkedStore.reset`."""
-        with reported(), self._purger_lock:
-            self._purger.execute(*self._query("mark", "reset", ids=list(ids), leader_id=leader_id))
+        """Take the leader's id off the rows again, where they still carry it."""
+        self.session.run("mark", "reset", ids=list(ids), leader_id=leader_id)
+
+    def close(self) -> None:
+        """Give the connections back. Safe to call twice."""
+        self.session.close()
 
 
 def _without_too_large(rows: Sequence[OutboxRow], limit: RecordLimit) -> list[OutboxRow]:

@@ -9,9 +9,12 @@ import psycopg
 
 from outbox_plugin.adapters.history_partitions import HistoryPartitions
 from outbox_plugin.adapters.kafka_clients import largest_record_bytes
-from outbox_plugin.adapters.postgres import PostgresOutbox, Query
+from outbox_plugin.adapters.leadership import Leadership
+from outbox_plugin.adapters.postgres_session import PostgresSession, Query
+from outbox_plugin.adapters.row_reader import RowReader
+from outbox_plugin.core.lanes import BadRow
 from outbox_plugin.core.ports import Control, Wanted
-from outbox_plugin.core.progress import Publication
+from outbox_plugin.core.progress import Identity, Publication
 from outbox_plugin.core.row import OutboxRow, RecordLimit, column
 from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.core.takeover import Terms
@@ -24,107 +27,148 @@ from outbox_plugin.settings import Settings
 logger = logger_of("outbox_plugin.harvester")
 
 
-class PostgresWindowStore(PostgresOutbox):
+class PostgresWindowStore:
     """`OutboxStore` on psycopg."""
 
     def __init__(self, settings: Settings, shard: int, layout: Layout) -> None:
-        """See `PostgresOutbox`."""
-        super().__init__(settings, shard, layout)
+        """Connect, and see who the outbox is.
+
+        Args:
+            settings: which outbox, and how long published rows are kept.
+            shard: one of those of `layout`.
+            layout: that the term begins with.
+
+        Raises:
+            StoreUnavailable: Postgres does not let us.
+            LayoutChanged: the outbox has another layout, or another group harvests it, by now.
+            SchemaMissing: the outbox is not known, or its table is not as it must be.
+        """
+        self.session = PostgresSession(settings, shard, layout)
+        self._rows = RowReader(self.session)
+        self._leadership: Leadership | None = None
         self._history = HistoryPartitions(settings) if settings.retention else None
-        self._slice = Slice(shard, layout.shards)
         self._limit = RecordLimit(largest_record_bytes(settings))
         try:
-            self._keep_days()
+            self._maintain_history()
         except BaseException:
             self.close()
             raise
 
-    def control(self) -> Control:
-        """See `Outbox.control`."""
-        self._keep_days()
-        return super().control()
+    @property
+    def identity(self) -> Identity:
+        """Who the outbox was when the term began."""
+        return self.session.identity
 
-    def _keep_days(self) -> None:
-        """Beside the reads, so that a purge never waits for it. What Postgres refuses here must not end a term.
+    @property
+    def layout(self) -> Layout:
+        """How many shards the outbox had when the term began."""
+        return self.session.layout
+
+    def control(self) -> Control:
+        """What operators command, and where the ids stand."""
+        self._maintain_history()
+        return self.session.control()
+
+    def snapshot(self) -> str:
+        """Which transactions have ended."""
+        return self.session.snapshot()
+
+    def _maintain_history(self) -> None:
+        """On the reader, so that a purge never waits for it. What Postgres refuses here must not end a term.
 
         Where the partition of a day is missing in the end, the purge says so.
         """
         if self._history:
             try:
-                self._history.maintain(self._reader)
+                self._history.maintain(self.session.reader)
             except psycopg.Error as error:
-                if self._reader.closed:
+                if self.session.reader.closed:
                     raise StoreUnavailable(f"Postgres: {one_line(error)}") from error
                 logger.warning("the days of outbox_history could not be kept: %s", one_line(error))
 
+    def lead(self, leader_id: str) -> None:
+        """Let no earlier leader of the shard park or dead-letter rows any more; durable when it returns."""
+        self._leadership = Leadership(self.session, leader_id)
+
+    @property
+    def _led(self) -> Leadership:
+        if self._leadership is None:
+            raise Fenced("Postgres: this harvester has not begun to lead the shard")
+        return self._leadership
+
     def check_leads(self) -> None:
-        """See `OutboxStore.check_leads`."""
-        with self._leading():
-            pass
+        """Raises Fenced if another leader leads the shard."""
+        self._led.check()
+
+    def park(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
+        """Let the bad rows' keys wait; returns those rows that the database refuses to remember."""
+        return self._led.park(bad)
+
+    def bury(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
+        """Move the bad rows to the dead letters; returns those that the database refuses to move."""
+        return self._led.bury(bad)
 
     def generation(self, slice_: Slice) -> int:
-        """See `OutboxStore.generation`."""
-        with self._purging():
-            found = self._execute("generation", slice=slice_.name).fetchone()
+        """Which generation of its transactional id the slice uses."""
+        with self.session.durable_transaction() as run:
+            found = run("control", "generation", slice=slice_.name).fetchone()
         if found is None:
             raise StoreUnavailable("Postgres: the outbox was truncated or made anew, or has another number of shards")
         return int(found[0])
 
     def raise_generation(self, slice_: Slice, present: int) -> int:
-        """See `OutboxStore.raise_generation`."""
-        with self._purging():
-            found = self._execute("raise_generation", slice=slice_.name, generation=present).fetchone()
+        """Let the slice use a generation above `present`; durable when it returns. Returns the new one."""
+        with self.session.durable_transaction() as run:
+            values = {"slice": slice_.name, "generation": present, "leader_id": self._led.leader_id}
+            found = run("control", "raise_generation", **values).fetchone()
         if found is None:
             raise Fenced("Postgres: another harvester leads the shard, or the table is no longer the same")
         return int(found[0])
 
     def begin_term(self, above: int = 0) -> Terms:
-        """See `OutboxStore.begin_term`."""
-        with self._purging():
-            found = self._execute("begin_term", above=above).fetchall()
+        """Give the term a number that is above all others, and above `above`; returns what is known of terms."""
+        with self.session.durable_transaction() as run:
+            found = run("control", "begin_term", above=above).fetchall()
         if not found:
             raise StoreUnavailable(
-                f"Postgres: the table {self._settings.table!r} is another one now, or has other shards"
+                f"Postgres: the table {self.session.settings.table!r} is another one now, or has other shards"
             )
         [(number, recorded, unsigned)] = found
         return Terms(number, recorded, frozenset(unsigned))
 
     def recorded(self, term: int) -> None:
-        """See `OutboxStore.recorded`."""
-        with self._purging():
-            if not self._execute("recorded", term=term, slice=self._slice.name).rowcount:
+        """Remember that the term has written a signed record: from now on, one is expected."""
+        with self.session.durable_transaction() as run:
+            if not run("control", "recorded", term=term, slice=self.session.slice.name).rowcount:
                 raise Fenced("Postgres: another harvester leads the shard, or the outbox is harvested otherwise by now")
 
     def nothing_in_flight(self, term: int) -> None:
-        """See `OutboxStore.nothing_in_flight`."""
-        with reported(), self._purger_lock:
-            self._execute("nothing_in_flight", term=term, slice=self._slice.name)
+        """Remember that the term has deleted all that it published: no record of it is expected any more."""
+        self.session.run("control", "nothing_in_flight", term=term, slice=self.session.slice.name)
 
     def is_settled(self) -> bool:
-        """See `OutboxStore.is_settled`."""
-        with reported(), self._purger_lock:
-            found = self._execute("is_settled").fetchone()
+        """Whether the shards of all earlier layouts have been fenced and recovered."""
+        found = self.session.run("control", "is_settled").fetchone()
         if found is None:
             raise StoreUnavailable("Postgres: the outbox was truncated or made anew, or has another number of shards")
         return bool(found[0])
 
     def settled(self) -> None:
-        """See `OutboxStore.settled`."""
-        with reported(), self._purger_lock:
-            self._execute("settled", former=[each.name for each in self._layout.former])
+        """Remember that the shards of all earlier layouts have been fenced and recovered."""
+        self.session.run("control", "settled", former=[slice_.name for slice_ in self.layout.former])
 
     def read(self, wanted: Wanted) -> Sequence[OutboxRow]:
-        """See `OutboxStore.read`."""
-        conditions, values = self._conditions(wanted)
+        """The earliest rows that are wanted, ascending by id; fewer where they are large."""
+        conditions, values = self._rows.conditions(wanted)
         if wanted.in_flight.ranges:
             conditions = *conditions, "not_in_flight"
             values["in_flight"] = wanted.in_flight.text()
         values["large"] = wanted.large_bytes
-        query = self._statement("window", "read_window", conditions)
-        opened, fetched = self._statement("window", "open_in_binary"), self._statement("window", "fetch")
+        query = self.session.statement("window", "read_window", conditions)
+        opened, fetched = self.session.statement("window", "open_in_binary"), self.session.statement("window", "fetch")
         while True:
             with reported():
-                rows = self._rows_of((opened + b" " + query, fetched), (query,), values)
+                rows = self._rows.read((opened + b" " + query, fetched), (query,), values)
             left_out = [row.id for row in rows if _was_left_out(row)] if None in column(rows, "value") else []
             if not left_out:
                 return rows
@@ -139,7 +183,7 @@ class PostgresWindowStore(PostgresOutbox):
         A row that somebody has deleted since is not part of the read: without its value it would be a tombstone.
         """
         with reported():
-            sizes = self._of_rows("large_rows", left_out)
+            sizes = self._rows.details("large_rows", left_out)
             large: list[int] = []
             parts: dict[int, tuple[Any, ...]] = {}  # The value, and the two arrays of headers.
             last_id, total = rows[-1].id, 0
@@ -152,7 +196,7 @@ class PostgresWindowStore(PostgresOutbox):
                     last_id = id_ - 1
                     break
                 large.append(id_)
-            parts |= self._of_rows("left_out", large) if large else {}
+            parts |= self._rows.details("left_out", large) if large else {}
         return [
             OutboxRow._make((*row[:4], *parts[row.id], -row.horizon)) if _was_left_out(row) else row
             for row in rows
@@ -160,7 +204,7 @@ class PostgresWindowStore(PostgresOutbox):
         ]
 
     def purge(self, publications: Sequence[Publication]) -> int:
-        """See `OutboxStore.purge`."""
+        """Delete the rows of this term's `publications`; durable when it returns. Returns how many rows there were."""
         named = [each for each in publications if each.ids.ranges]
         with reported():
             counts = self._purge(["durable"], [self._visible_to_the_read(each) for each in named])
@@ -168,7 +212,7 @@ class PostgresWindowStore(PostgresOutbox):
             return sum(counts) + self._purge_by_times(short)
 
     def recover(self, publications: Sequence[Publication]) -> int:
-        """See `OutboxStore.recover`."""
+        """Delete the rows of an earlier term's `publications`. Returns how many rows there were."""
         named = [each for each in publications if each.ids.ranges]
         with reported():
             untimed = [self._visible_to_the_read(each) for each in named if each.times is None]
@@ -185,17 +229,17 @@ class PostgresWindowStore(PostgresOutbox):
         short = [each for each, count in zip(timed, counts, strict=True) if count < len(each[0].ids)]
         left = sum(self._purge(["steer"], [self._created_as_published("not_deleted", *each) for each in short]))
         if left:
-            raise self._cannot_delete(left)
+            raise self.session.cannot_delete(left)
         return sum(counts)
 
     def _purge(self, first: Sequence[str], purges: Sequence[Query]) -> list[int]:
         """How many rows each of `purges` has deleted."""
         if not purges:
             return []
-        return self._deleted(first, purges)
+        return self.session.delete(first, purges)
 
     def _visible_to_the_read(self, publication: Publication) -> Query:
-        return self._purging_if(
+        return self._conditional_query(
             "purge",
             "visible_to_the_read",
             ids=publication.ids.text(),
@@ -205,13 +249,17 @@ class PostgresWindowStore(PostgresOutbox):
         )
 
     def _created_as_published(self, name: str, publication: Publication, times: Sequence[int]) -> Query:
-        return self._purging_if(
+        return self._conditional_query(
             name, "created_as_published", ids=publication.ids.text(), each=list(publication.ids), created=list(times)
         )
 
-    def _purging_if(self, name: str, condition: str, **values: object) -> Query:
+    def _conditional_query(self, name: str, condition: str, **values: object) -> Query:
         name = "purge_into_history" if self._history and name == "purge" else name
-        return self._statement("window", name, (condition,)), {**self._values, **values}
+        return self.session.with_values(self.session.statement("window", name, (condition,)), values)
+
+    def close(self) -> None:
+        """Give the connections back. Safe to call twice."""
+        self.session.close()
 
 
 def _was_left_out(row: OutboxRow) -> bool:

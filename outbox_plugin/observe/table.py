@@ -14,7 +14,7 @@ from typing import Any
 
 import psycopg
 
-from outbox_plugin.adapters.postgres import parked_lanes
+from outbox_plugin.adapters.row_reader import parked_values
 from outbox_plugin.core.lanes import Lane
 from outbox_plugin.errors import StoreUnavailable
 from outbox_plugin.printable import logger_of
@@ -118,7 +118,7 @@ def look(connection: Connection, table: str, place: str) -> Table:
     try:
         [(letters,)] = ask("control", "count_some_dead_letters", counted=COUNTED)
         condition = "not_parked" if parked else None
-        values = {"counted": COUNTED, "shards": shards, **parked_lanes(parked)}
+        values = {"counted": COUNTED, "shards": shards, **parked_values(parked)}
         earliest = ask("window", "to_be_sent", conditions=condition, **values)
         waiting = {shard: Waiting(rows, seconds) for shard, rows, seconds in earliest}
     except psycopg.errors.QueryCanceled:

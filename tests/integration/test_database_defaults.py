@@ -10,7 +10,7 @@ import pytest
 from psycopg import sql
 
 from outbox_plugin import Harvester, Settings
-from outbox_plugin.adapters.postgres import PostgresOutbox
+from outbox_plugin.adapters.postgres_session import PostgresSession
 from outbox_plugin.core.shards import Layout
 from outbox_plugin.schema.connection import connect
 from outbox_plugin.schema.migrate import migrate
@@ -62,8 +62,8 @@ def test_a_transaction_of_a_harvester_may_take_long(settings: Settings) -> None:
         if connection.info.server_version < 170_000:
             pytest.skip("this server has no such time-out")
     by_default(settings, transaction_timeout="1min")
-    with closing(PostgresOutbox(settings, 0, Layout(1, 1))) as store:
-        for each in (store._reader, store._purger):
+    with closing(PostgresSession(settings, 0, Layout(1, 1))) as session:
+        for each in (session.reader, session.purger):
             assert each.execute("SHOW transaction_timeout").fetchone() == ("0",)
             assert each.execute("SHOW idle_session_timeout").fetchone() == ("0",)
 

@@ -211,8 +211,8 @@ def test_a_transaction_that_a_leader_left_open_does_not_keep_the_next_one_out(se
 
 
 def lead_beside_an_open_transaction(old: PostgresMarkedStore, new: PostgresMarkedStore) -> None:
-    with old._purging():
-        old._execute("lead")
+    with old.session.durable_transaction() as run:
+        run("control", "lead", leader_id=str(uuid.uuid4()))
         new.lead(str(uuid.uuid4()))
 
 

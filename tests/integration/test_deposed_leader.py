@@ -135,7 +135,7 @@ def stopped_while_marking(settings: Settings, old: PostgresMarkedStore) -> Itera
         raise psycopg.OperationalError("stopped")
 
     old.lead(OLD)
-    old._reader.wait = wait  # type: ignore[method-assign, assignment]
+    old.session.reader.wait = wait  # type: ignore[method-assign, assignment]
     with marking(old):
         try:
             eventually(lambda: waits(settings, "ClientWrite"), 10)
@@ -196,4 +196,4 @@ def test_a_term_leaves_nothing_set_in_its_session(settings: Settings) -> None:
 
 def changed_settings(store: PostgresMarkedStore) -> list[tuple[object, ...]]:
     query = "SELECT pg_backend_pid(), name, setting FROM pg_settings WHERE source = 'session' ORDER BY name"
-    return [row for each in (store._reader, store._purger) for row in each.execute(query).fetchall()]
+    return [row for each in (store.session.reader, store.session.purger) for row in each.execute(query).fetchall()]

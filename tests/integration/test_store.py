@@ -89,7 +89,7 @@ def test_a_standby_is_not_read(store: PostgresWindowStore) -> None:
 
     A session that may not write stands for it: both refuse to be given the right to.
     """
-    store._reader.execute("SET default_transaction_read_only = on")
+    store.session.reader.execute("SET default_transaction_read_only = on")
     with pytest.raises(StoreUnavailable, match="is a standby"):
         store.read(Wanted(ALL))
 
@@ -100,14 +100,14 @@ def test_a_standby_is_not_asked_for_the_sizes_of_values_that_a_read_left_out(
     """It may lack a row that the primary has: rows of its key behind it would be published before it."""
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:
         connection.execute("UPDATE outbox SET kafka_value = repeat('x', 3000000) WHERE id = 2")
-    read = store._rows_of
+    read = store._rows.read
 
     def then_a_standby(*arguments: Any) -> Any:
         rows = read(*arguments)
-        store._reader.execute("SET default_transaction_read_only = on")
+        store.session.reader.execute("SET default_transaction_read_only = on")
         return rows
 
-    monkeypatch.setattr(store, "_rows_of", then_a_standby)
+    monkeypatch.setattr(store._rows, "read", then_a_standby)
     with pytest.raises(StoreUnavailable, match="is a standby"):
         store.read(Wanted(ALL))
 
@@ -194,13 +194,13 @@ def test_a_row_that_vanishes_before_its_large_value_is_read_is_no_tombstone(
         connection.execute("UPDATE outbox SET kafka_value = repeat('x', 2000000)")
         insert_numbered(settings, "t", 11, 2)
         connection.execute("UPDATE outbox SET kafka_value = NULL WHERE id = 11")
-        execute = store._reader.execute
+        execute = store.session.reader.execute
 
         def delete_and_execute(*query: Any, **how: Any) -> Any:
             connection.execute(f"DELETE FROM outbox WHERE {vanished}")
             return execute(*query, **how)
 
-        monkeypatch.setattr(store._reader, "execute", delete_and_execute)
+        monkeypatch.setattr(store.session.reader, "execute", delete_and_execute)
         rows = store.read(Wanted(10))
         left = connection.execute("SELECT id, length(kafka_value) FROM outbox ORDER BY id LIMIT %s", (len(rows),))
         assert [(row.id, len(row.value) if row.value else None) for row in rows] == left.fetchall()

@@ -1,4 +1,4 @@
--- name: orders
+-- name: state
 -- Whether the outbox is still the one that the term began with, its layout, what is paused, and the last id drawn: of a
 -- sequence that draws ids one by one. What is looked up here must be looked up before the writers are.
 SELECT known.incarnation = %(incarnation)s AND known.table_oid = to_regclass({quoted_outbox})::oid,

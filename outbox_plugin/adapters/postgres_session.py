@@ -1,0 +1,219 @@
+"""A shard's term in Postgres: two connections, the statements that run on them, and what holds for all of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from typing import Any, Protocol
+
+import psycopg
+from psycopg import sql
+
+from outbox_plugin.adapters.registration import Registration
+from outbox_plugin.core.floor import Drawn
+from outbox_plugin.core.lanes import Lane
+from outbox_plugin.core.ports import Control
+from outbox_plugin.core.shards import Layout, Slice
+from outbox_plugin.errors import ForeignOutbox, LayoutChanged, StoreUnavailable
+from outbox_plugin.schema.connection import IS_STANDBY, connect, reported
+from outbox_plugin.schema.statements import statement
+from outbox_plugin.settings import Settings
+
+Query = tuple[bytes, dict[str, object]]
+
+
+class Run(Protocol):
+    """Runs the statement `name` of `queries/<noun>.sql` in a transaction that is open."""
+
+    def __call__(self, noun: str, name: str, **values: object) -> psycopg.Cursor[tuple[Any, ...]]:
+        """Raises psycopg.Error for whatever Postgres says."""
+        ...
+
+
+class PostgresSession:
+    """Two connections, so that rows are read while others are deleted: `reader` and `purger`.
+
+    Each statement is a transaction of its own, and none is prepared: a transaction-mode pooler may stand between.
+    One thread uses the reader. Several may use the purger, through the methods here alone.
+    """
+
+    def __init__(self, settings: Settings, shard: int, layout: Layout) -> None:
+        """Connect, and see who the outbox is.
+
+        Args:
+            settings: which outbox.
+            shard: one of those of `layout`.
+            layout: that the term begins with.
+
+        Raises:
+            StoreUnavailable: Postgres does not let us.
+            LayoutChanged: the outbox has another layout, or another group harvests it, by now.
+            SchemaMissing: the outbox is not known, or its table is not as it must be.
+        """
+        self.settings = settings
+        self.slice = Slice(shard, layout.shards)
+        self._composed: dict[tuple[str, tuple[str, ...]], bytes] = {}
+        with reported(), ExitStack() as opened:
+            self.reader = opened.enter_context(closing(connect(settings, purpose="outbox harvester", own_name=True)))
+            registration = Registration(settings, self.reader)
+            self._table = registration.in_full
+            try:
+                self.identity, self.layout = registration.outbox(), registration.layout()
+            except ForeignOutbox as adopted:  # For this term alone; whoever begins again asks whether it is for good.
+                raise LayoutChanged(str(adopted)) from None
+            if self.layout.number != layout.number:
+                raise LayoutChanged(f"the outbox has {self.layout.shards} shards now")
+            self._values: dict[str, object] = {
+                "table": settings.table,
+                "incarnation": self.identity.incarnation,
+                "layout": layout.number,
+                "shards": layout.shards,
+                "shard": shard,
+            }
+            self.wakes_up = registration.wakes_up(shard)
+            self.purger = opened.enter_context(
+                closing(connect(settings, purpose="outbox harvester (purge)", own_name=True))
+            )
+            self._purges = psycopg.ClientCursor(self.purger)
+            self._purger_lock = threading.Lock()
+            self._opened = opened.pop_all()
+
+    def query(self, noun: str, name: str, **values: object) -> Query:
+        """A statement with the values that it needs: those of the term, and `values`."""
+        return self.with_values(self.statement(noun, name), values)
+
+    def with_values(self, query: bytes, values: dict[str, object]) -> Query:
+        """`query` with the values of the term, and `values`."""
+        return query, {**self._values, **values}
+
+    def statement(self, noun: str, name: str, conditions: tuple[str, ...] = ()) -> bytes:
+        """A statement, with the named `conditions` of a read put in; each is composed once, for that takes long."""
+        key = f"{noun}.{name}", conditions
+        if key not in self._composed:
+            parts = [statement("window", condition, self._table) for condition in conditions]
+            composed = statement(
+                noun,
+                name,
+                self._table,
+                conditions=sql.SQL("\n  ").join(parts),
+                header_bytes=sql.SQL("({})").format(statement("window", "header_bytes", self._table)),
+            )
+            self._composed[key] = composed.as_bytes(self.reader)
+        return self._composed[key]
+
+    def bind(self, cursor: psycopg.ClientCursor[Any], statement: bytes, values: dict[str, object]) -> bytes:
+        """A statement, or several, with the term's values and `values` put in as literals."""
+        return _bound(cursor, *self.with_values(statement, values))
+
+    def control(self) -> Control:
+        """What operators command, and where the ids stand. Reads on the reader.
+
+        Raises:
+            StoreUnavailable: the outbox is no longer the one that the term began with, or Postgres is away.
+            LayoutChanged: it has another number of shards now.
+        """
+        with reported(), self.reader.pipeline():
+            state = self.reader.execute(*self.query("control", "state"))
+            writers = self.reader.execute(*self.query("control", "writers"))
+            parked = self.reader.execute(*self.query("control", "parked"))
+            found, holders = state.fetchone(), frozenset(writer for (writer,) in writers.fetchall())
+            lanes = frozenset(Lane(topic, key, keyless) for topic, key, *_, keyless in parked.fetchall())
+        if found is None or not found[0]:
+            raise StoreUnavailable(f"Postgres: the table {self.settings.table!r} was dropped, truncated or made anew")
+        _, is_standby, layout, paused, last_id = found
+        if is_standby:
+            raise StoreUnavailable(IS_STANDBY)
+        if layout != self.layout.number:
+            raise LayoutChanged("the outbox has another number of shards now")
+        return Control(paused, lanes, Drawn(last_id, holders))
+
+    def snapshot(self) -> str:
+        """Which transactions have ended. Reads on the reader.
+
+        Raises:
+            StoreUnavailable: Postgres is away, or a standby.
+        """
+        with reported():
+            [(snapshot, is_standby)] = self.reader.execute(self.statement("window", "snapshot")).fetchall()
+        if is_standby:
+            raise StoreUnavailable(IS_STANDBY)
+        return str(snapshot)
+
+    def groups(self) -> set[str]:
+        """The groups of all outboxes in this database, as far as we may read of them.
+
+        Raises:
+            StoreUnavailable: Postgres is away.
+        """
+        with self._purger_lock, reported():
+            tables = self.purger.execute(self.statement("identity", "identity_tables")).fetchall()
+            queries = [
+                sql.SQL("SELECT harvest_group FROM {} WHERE harvest_group IS NOT NULL").format(sql.Identifier(*table))
+                for table in tables
+            ]
+            return {group for query in queries for (group,) in self.purger.execute(query).fetchall()}
+
+    def run(self, noun: str, name: str, **values: object) -> psycopg.Cursor[tuple[Any, ...]]:
+        """Run one statement on the purger, a transaction of its own.
+
+        Raises:
+            StoreUnavailable: Postgres is away, or refuses.
+        """
+        with self._purger_lock, reported():
+            return self.purger.execute(*self.query(noun, name, **values))
+
+    @contextmanager
+    def durable_transaction(self) -> Iterator[Run]:
+        """A transaction on the purger; durable, whatever the session's default.
+
+        Another thread must not delete inside it: its deletion would be undone where this one is.
+
+        Raises:
+            StoreUnavailable: Postgres is away, or refuses.
+        """
+
+        def run(noun: str, name: str, **values: object) -> psycopg.Cursor[tuple[Any, ...]]:
+            return self.purger.execute(*self.query(noun, name, **values))
+
+        with self._purger_lock, reported(), self.purger.transaction():
+            run("window", "durable")
+            run("window", "not_idle_for_long")
+            yield run
+
+    def delete(self, setup: Sequence[str], queries: Sequence[Query]) -> list[int]:
+        """How many rows each of `queries` deletes, with one round trip and one commit.
+
+        Args:
+            setup: the statements of `window.sql` that set the transaction up: its commit is `durable` or `hasty`; the
+                planner is steered by `steer`.
+            queries: what deletes, or counts.
+
+        Raises:
+            psycopg.Error: whatever Postgres says.
+        """
+        statements = [self.statement("window", name) for name in setup]
+        message = b";".join((*statements, *(_bound(self._purges, *query) for query in queries)))
+        with self._purger_lock:
+            self._purges.execute(message)
+            counts = [self._purges.rowcount]  # Of the current result: one cursor goes through them all.
+            while self._purges.nextset():
+                counts.append(self._purges.rowcount)
+            return counts[len(setup) :]
+
+    def cannot_delete(self, rows: int) -> StoreUnavailable:
+        """The error for `rows` that Kafka has, and that a deletion has left without an error."""
+        return StoreUnavailable(
+            f"Postgres: {rows} published row(s) of {self.settings.table!r} cannot be deleted: a trigger or a policy "
+            "of the table keeps them. Nothing more is published until they can be"
+        )
+
+    def close(self) -> None:
+        """Give the connections back. Safe to call twice."""
+        with suppress(psycopg.Error):
+            self._opened.close()
+
+
+def _bound(cursor: psycopg.ClientCursor[Any], query: bytes, values: dict[str, object]) -> bytes:
+    """`query` with `values` put in as literals, to be part of a message of the simple protocol."""
+    return cursor.mogrify(query, values).encode(cursor.connection.info.encoding)

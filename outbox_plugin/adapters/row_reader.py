@@ -1,0 +1,120 @@
+"""Reads rows of the outbox, few or many, each in the way that is fastest for that."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import psycopg
+from psycopg import generators
+from psycopg.adapt import Transformer
+from psycopg.pq import ExecStatus
+from psycopg.types.numeric import Int8BinaryLoader
+
+from outbox_plugin.adapters.postgres_session import PostgresSession
+from outbox_plugin.core.lanes import Lane
+from outbox_plugin.core.pace import MANY_ROWS
+from outbox_plugin.core.ports import Wanted
+from outbox_plugin.core.row import Rows
+
+
+class RowReader:
+    """Runs the reads of a session. In each, the planner is steered in the same transaction as the read."""
+
+    def __init__(self, session: PostgresSession) -> None:
+        """Nothing is read yet."""
+        self._session = session
+        self._connection = session.reader
+        self._expects_many = False
+        self._last_few: tuple[tuple[bytes, ...], dict[str, object]] | None = None
+        self._message = b""  # Of the last read of few rows; the next is often the same.
+        self._simple = psycopg.ClientCursor(self._connection)
+        self._binary = psycopg.Cursor(self._connection)
+        for cursor in (self._simple, self._binary):
+            cursor.adapters.register_loader("timestamptz", Int8BinaryLoader)  # As it comes: see OutboxRow.
+
+    def conditions(self, wanted: Wanted) -> tuple[tuple[str, ...], dict[str, object]]:
+        """Which rows are this term's to read, in a span and not parked: names of conditions, and all their values."""
+        names = ["of_this_outbox", *(["of_slice"] if self._session.layout.shards > 1 else [])]
+        values: dict[str, object] = {"limit": wanted.limit, "floor": wanted.span.floor}
+        if wanted.span.until is not None:
+            names.append("up_to")
+            values["until"] = wanted.span.until
+        if wanted.parked:
+            names.append("not_parked")
+            values |= parked_values(wanted.parked)
+        return tuple(names), values
+
+    def read(self, few: tuple[bytes, ...], many: tuple[bytes, ...], values: dict[str, object]) -> Rows:
+        """The rows that the last statement of `few` returns, or that of `many` while they come in masses.
+
+        In either case all is one round trip and one implicit transaction: what is set for it ends with it, also behind
+        a pooler.
+
+        Args:
+            few: statements for one message of the simple protocol.
+            many: statements for a pipeline of the extended protocol.
+            values: for both, beside those of the term.
+
+        Raises:
+            psycopg.Error: whatever Postgres says.
+        """
+        rows = self._read_many(many, values) if self._expects_many else self._read_few(few, values)
+        self._expects_many = len(rows) >= MANY_ROWS
+        return rows
+
+    def _read_few(self, statements: tuple[bytes, ...], values: dict[str, object]) -> Rows:
+        """One message of the simple protocol, without a cursor.
+
+        Nearly every read of a leader that is not busy finds nothing: a cursor takes this process twice as long for
+        that, a pipeline four times.
+        """
+        few = statements, values
+        if few != self._last_few:
+            steered = self._session.statement("window", "steer"), *statements
+            self._last_few, self._message = few, self._session.bind(self._simple, b";".join(steered), values)
+        self._connection.pgconn.send_query(self._message)
+        *_, result = self._connection.wait(generators.execute(self._connection.pgconn))
+        if result.status != ExecStatus.TUPLES_OK:
+            raise psycopg.errors.error_from_result(result, self._connection.info.encoding)
+        if not result.ntuples:
+            return Rows(())
+        transformer = Transformer(self._simple)
+        transformer.set_pgresult(result)
+        return Rows(transformer.load_rows(0, result.ntuples, tuple))
+
+    def _read_many(self, statements: tuple[bytes, ...], values: dict[str, object]) -> Rows:
+        """A pipeline of the extended protocol: its rows come in binary without a cursor.
+
+        So Postgres sends each when it has found it, where it would keep a cursor's rows until it has them all.
+        """
+        *first, query = statements
+        with self._connection.pipeline():
+            for each in (self._session.statement("window", "steer"), *first):
+                self._connection.execute(self._session.bind(self._simple, each, values))
+            self._binary.execute(self._session.bind(self._simple, query, values), binary=True)
+        return Rows(self._binary.fetchall())
+
+    def details(self, name: str, ids: Sequence[int]) -> dict[int, tuple[Any, ...]]:
+        """What the statement `name` returns of each of these rows, by id; a row that has vanished is left out.
+
+        In one transaction with `steer`, as every read: on a standby, rows that it lacks would seem to have vanished.
+
+        Raises:
+            psycopg.Error: whatever Postgres says.
+        """
+        with self._connection.pipeline():
+            self._connection.execute(self._session.statement("window", "steer"))
+            found = self._connection.execute(*self._session.query("window", name, ids=ids), binary=True)
+        return {id_: tuple(columns) for id_, *columns in found.fetchall()}
+
+
+def parked_values(lanes: Collection[Lane]) -> dict[str, object]:
+    """The values of the condition `not_parked`."""
+    keys = [lane for lane in lanes if lane.key is not None]
+    return {
+        "parked_topics": [lane.topic for lane in lanes if lane.whole_topic],
+        "parked_keyless": [lane.topic for lane in lanes if lane.keyless],
+        "parked_key_topics": [lane.topic for lane in keys],
+        "parked_keys": [lane.key for lane in keys],
+    }
