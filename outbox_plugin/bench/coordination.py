@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from outbox_plugin.coordination.claims import Place
+from outbox_plugin.coordination.heartbeat_timing import HEARTBEAT_INTERVAL_SECONDS, HeartbeatTiming
 from outbox_plugin.coordination.messages import ClaimingPartition, Heartbeat, Message, decode, encode
-from outbox_plugin.coordination.timing import HEARTBEAT_INTERVAL_SECONDS, Timing
 from outbox_plugin.coordination.world import REMEMBERED_INSTANCES, Holder, World
+from outbox_plugin.core.topic_partition import TopicPartition
 
 GROUP, TOPIC = "bench", "orders"
 BEGINS = 1_700_000_000.0
@@ -49,7 +49,7 @@ class CoordinationReport:
 
 def coordination(partitions: int, instances: int) -> CoordinationReport:
     """What a new instance reads: the last part of the log, in which each holder speaks as often as it does."""
-    timing = Timing(HEARTBEAT_INTERVAL_SECONDS)
+    timing = HeartbeatTiming(HEARTBEAT_INTERVAL_SECONDS)
     log = [encode(message) for _, message in _messages(partitions, instances, timing.lookback)]
     world = World(timing.interval, since=BEGINS)
     began, cpu = time.perf_counter(), time.process_time()
@@ -64,7 +64,7 @@ def coordination(partitions: int, instances: int) -> CoordinationReport:
     return CoordinationReport(partitions, instances, len(log), seconds, cpu_seconds, lengths, megabytes)
 
 
-def _memory(partitions: int, instances: int, timing: Timing) -> tuple[list[int], list[float]]:
+def _memory(partitions: int, instances: int, timing: HeartbeatTiming) -> tuple[list[int], list[float]]:
     """What the world keeps after longer and longer logs, in which all instances restart again and again."""
     tracemalloc.start()
     try:
@@ -88,13 +88,13 @@ def _holder(number: int, run: int = 0) -> Holder:
 
 def _messages(partitions: int, instances: int, seconds: float, run: int = 0) -> Iterator[tuple[float, Message]]:
     """A log of `seconds`: all claim, beat, and claim again in time; those of a later `run` go on with what was held."""
-    timing = Timing(HEARTBEAT_INTERVAL_SECONDS)
+    timing = HeartbeatTiming(HEARTBEAT_INTERVAL_SECONDS)
     begins = BEGINS + run * seconds
     beats = round(seconds / timing.beat)
     for beat in range(beats + 1):
         at = int(begins + beat * timing.beat)
         for number in range(partitions):
-            common = (1, at, *_holder(number % instances, run), GROUP, *Place(TOPIC, number))
+            common = (1, at, *_holder(number % instances, run), GROUP, *TopicPartition(TOPIC, number))
             if beat * timing.beat % timing.renewal == 0:
                 yield at, ClaimingPartition(*common)
             yield at, Heartbeat(*common, 1_000 * run * beats + beat)

@@ -24,7 +24,7 @@ from psycopg import sql
 from outbox_plugin.adapters.kafka_clients import client_config
 from outbox_plugin.bench.scratch import PATIENCE_SECONDS, Tell, median_ratio, scratch_outbox
 from outbox_plugin.inbox import Inbox, Received
-from outbox_plugin.inbox.lanes import MOST_TOGETHER
+from outbox_plugin.inbox.batch_limit import MAX_BATCH_RECORDS
 from outbox_plugin.schema.connection import connect
 from outbox_plugin.settings import Settings
 
@@ -183,7 +183,7 @@ def _floor(settings: Settings, topic: str, records: int, seats: int, update: sql
             while left:
                 with arrived:
                     arrived.wait_for(lambda: mine)
-                    batch = [mine.popleft() for _ in range(min(len(mine), MOST_TOGETHER))]
+                    batch = [mine.popleft() for _ in range(min(len(mine), MAX_BATCH_RECORDS))]
                 with connection.transaction():
                     for message in batch:
                         if message is None:

@@ -17,7 +17,7 @@ from psycopg.rows import tuple_row
 
 from outbox_plugin.consuming.positions import advance, lock, read_position
 from outbox_plugin.consuming.records import read_records
-from outbox_plugin.consuming.topics import topic_state
+from outbox_plugin.consuming.topic_state import topic_state
 from outbox_plugin.core.ranges import Readable, TopicRange, readable, remaining
 from outbox_plugin.errors import RAISED_ROLLBACK, HandlerMisuse
 from outbox_plugin.inbox.received import Received

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import psycopg
 
-from outbox_plugin.consuming.topics import topic_state
+from outbox_plugin.consuming.topic_state import topic_state
 from outbox_plugin.core.ranges import Position, TopicRange, remaining
 from outbox_plugin.errors import HandlerMisuse, OutboxError, RangeRefused
 from outbox_plugin.schema.connection import connect, reported_as_refusal

@@ -23,7 +23,7 @@ from pyspark.sql import functions as f
 from outbox_plugin.consuming.consume import Consumed, begin_range, confirm_topic
 from outbox_plugin.consuming.positions import RangeMoved, claim, read_position
 from outbox_plugin.consuming.records import first_record
-from outbox_plugin.consuming.topics import topic_state
+from outbox_plugin.consuming.topic_state import topic_state
 from outbox_plugin.core.ranges import TopicRange, TopicState, remaining
 from outbox_plugin.errors import RangeRefused
 from outbox_plugin.printable import logger_of

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outbox_plugin.coordination.claims import Place
 from outbox_plugin.coordination.events import ClaimEvent
 from outbox_plugin.coordination.messages import Message
+from outbox_plugin.core.topic_partition import TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Send:
 class Keep:
     """Keep for good where the group goes on in a partition, of the topic with that id: the log has said so at `at`."""
 
-    place: Place
+    topic_partition: TopicPartition
     offset: int
     topic_id: str
     at: float

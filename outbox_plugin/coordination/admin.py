@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from math import ceil
 
 from outbox_plugin.coordination.actions import Keep
-from outbox_plugin.coordination.claims import Place
-from outbox_plugin.coordination.lags import Lag, lags_of
+from outbox_plugin.coordination.group_lags import Lag, group_lags
+from outbox_plugin.coordination.heartbeat_timing import HEARTBEAT_INTERVAL_SECONDS, HeartbeatTiming
 from outbox_plugin.coordination.log import TOPIC, CoordinationLog, kafka_settings
 from outbox_plugin.coordination.messages import VERSION, ClaimingPartition, Entry, ReleaseGroup, ReleasingPartition
-from outbox_plugin.coordination.timing import HEARTBEAT_INTERVAL_SECONDS, Timing
 from outbox_plugin.coordination.world import NO_END, STALE_INTERVALS, Holder, Key, Pause, Row, World
+from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import LogUnavailable, UserError
 
 CLIENT_ID = "outbox-admin"
@@ -72,7 +72,7 @@ class Admin:
             return Known(
                 rows,
                 {group: pause for group, pause in pauses.items() if group_id in (None, group)},
-                lags_of(view.log, self._settings, rows),
+                group_lags(view.log, self._settings, rows),
             )
 
     def pause(self, group_id: str, seconds: float | None = None) -> list[Key]:
@@ -113,17 +113,17 @@ class Admin:
             UserError: the group is not paused, or there is no such partition or offset.
             LogUnavailable: Kafka is away.
         """
-        wanted = {Place(*place): offset for place, offset in positions.items()}
+        wanted = {TopicPartition(*tp): offset for tp, offset in positions.items()}
         with self._following(group_id) as view:
             pause = view.pauses().get(group_id)
             if pause is None or pause.by != CLIENT_ID:
                 said = "is not paused" if pause is None else f"was paused by {pause.by}"
                 raise UserError(f"the group {group_id} {said}; expected: `outbox consumers pause {group_id}` first")
-            for place, offset in wanted.items():
-                self._check(view.log, place, offset)
-            for place, offset in wanted.items():
-                common = (VERSION, int(view.log.log_time()), *self._me, group_id, *place)
-                at = view.log.partition_of(place.topic)
+            for tp, offset in wanted.items():
+                self._check(view.log, tp, offset)
+            for tp, offset in wanted.items():
+                common = (VERSION, int(view.log.log_time()), *self._me, group_id, *tp)
+                at = view.log.partition_of(tp.topic)
                 view.log.send(ClaimingPartition(*common), at)
                 view.log.send(ReleasingPartition(*common, offset), at)
             open_ = set(wanted)
@@ -131,26 +131,26 @@ class Admin:
             def answered(entry: Entry) -> None:
                 message = entry.message
                 if isinstance(message, ReleasingPartition) and message.instance_id == self._me.instance_id:
-                    open_.discard(Place(message.topic, message.partition))
+                    open_.discard(TopicPartition(message.topic, message.partition))
 
             view.wait(lambda: not open_, ANSWER_SECONDS, answered)
-            missed = [place for place, offset in wanted.items() if open_ or view.offset(group_id, place) != offset]
+            missed = [tp for tp, offset in wanted.items() if open_ or view.offset(group_id, tp) != offset]
             now = view.log.log_time()
-            kept = [Keep(place, offset, view.topic_id(group_id, place), now) for place, offset in wanted.items()]
+            kept = [Keep(tp, offset, view.topic_id(group_id, tp), now) for tp, offset in wanted.items()]
             if missed or not view.log.keep(kept, wait=True):
                 raise LogUnavailable(f"the position of {group_id} may not be set: set it again, before it is resumed")
 
-    def _check(self, log: CoordinationLog, place: Place, offset: int) -> None:
-        form = log.check_forms(log.ask_for_forms([place.topic])).get(place.topic)
+    def _check(self, log: CoordinationLog, tp: TopicPartition, offset: int) -> None:
+        form = log.check_forms(log.ask_for_forms([tp.topic])).get(tp.topic)
         partitions = 0 if form is None else form.partitions
-        if not 0 <= place.partition < partitions:
+        if not 0 <= tp.partition < partitions:
             raise UserError(
-                f"there is no partition {place.partition} of {place.topic}: it has {partitions} partitions, from 0 on"
+                f"there is no partition {tp.partition} of {tp.topic}: it has {partitions} partitions, from 0 on"
             )
-        first, end = log.bounds(*place)
+        first, end = log.bounds(*tp)
         if not first <= offset <= end:
             raise UserError(
-                f"partition {place.partition} of {place.topic} cannot be consumed from {offset}: expected an offset "
+                f"partition {tp.partition} of {tp.topic} cannot be consumed from {offset}: expected an offset "
                 f"from {first}, its first record, to {end}, its end"
             )
 
@@ -178,7 +178,7 @@ class Admin:
     @contextmanager
     def _following(self, group_id: str) -> Iterator[_View]:
         with closing(CoordinationLog(self._settings, self._topic, group_id)) as log:
-            since = log.since(max(LOOKBACK_SECONDS, Timing(self._interval).lookback))
+            since = log.since(max(LOOKBACK_SECONDS, HeartbeatTiming(self._interval).lookback))
             view = _View(log, self._interval, since)
             view.take_in(log.follow(range(log.width), since))
             for world in view.worlds.values():
@@ -221,10 +221,10 @@ class _View:
         first, *others = (world.pauses(now) for world in self.worlds.values())
         return {group: pause for group, pause in first.items() if all(group in other for other in others)}
 
-    def offset(self, group_id: str, place: Place) -> int | None:
+    def offset(self, group_id: str, tp: TopicPartition) -> int | None:
         """Where the group goes on."""
-        return self.worlds[self.log.partition_of(place.topic)].offset(group_id, *place)
+        return self.worlds[self.log.partition_of(tp.topic)].offset(group_id, *tp)
 
-    def topic_id(self, group_id: str, place: Place) -> str:
+    def topic_id(self, group_id: str, tp: TopicPartition) -> str:
         """Which topic that offset belongs to, where somebody said so."""
-        return self.worlds[self.log.partition_of(place.topic)].topic_id(group_id, *place)
+        return self.worlds[self.log.partition_of(tp.topic)].topic_id(group_id, *tp)

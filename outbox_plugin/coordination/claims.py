@@ -17,23 +17,17 @@ from hashlib import md5
 from typing import NamedTuple
 
 from outbox_plugin.coordination.world import Holder
+from outbox_plugin.core.topic_partition import TopicPartition
 
-MOST_UNCOMMITTED = 100_000  # Records of one claim that are handed out and not committed.
-
-
-class Place(NamedTuple):
-    """A partition that a group consumes."""
-
-    topic: str
-    partition: int
+MAX_UNCOMMITTED = 100_000  # Records of one claim that are handed out and not committed.
 
 
 class Plan(NamedTuple):
     """What an instance is to do next: claim what is free, ask for what is not, release."""
 
-    claim: tuple[Place, ...] = ()
-    ask: Place | None = None
-    release: tuple[Place, ...] = ()
+    claim: tuple[TopicPartition, ...] = ()
+    ask: TopicPartition | None = None
+    release: tuple[TopicPartition, ...] = ()
 
 
 def shares(held: Mapping[Holder, int], partitions: int) -> dict[Holder, int]:
@@ -45,12 +39,12 @@ def shares(held: Mapping[Holder, int], partitions: int) -> dict[Holder, int]:
 
 def plan(
     me: Holder,
-    holders: Mapping[Place, Holder | None],
+    holders: Mapping[TopicPartition, Holder | None],
     asking: Mapping[Holder, bool],
     *,
     limit: int | None = None,
-    neglected: Collection[Place] = (),
-    avoid: Collection[Place] = (),
+    neglected: Collection[TopicPartition] = (),
+    avoid: Collection[TopicPartition] = (),
 ) -> Plan:
     """What `me` should do, where `holders` has all partitions and `asking` all live instances.
 
@@ -66,34 +60,36 @@ def plan(
     held = Counter(dict.fromkeys({me, *asking}, 0))
     held.update(holder for holder in holders.values() if holder is not None)
     share = shares(held, len(holders))
-    mine = _in_order(me, (place for place, holder in holders.items() if holder == me))
+    mine = _in_order(me, (tp for tp, holder in holders.items() if holder == me))
     most = len(holders) if limit is None else limit
     goal = min(share[me], most)
     if len(mine) > goal:
         room = sum(max(0, share[other] - held[other]) for other, asks in asking.items() if asks and other != me)
         return Plan(release=tuple(mine[goal:][:room]))
-    free = _in_order(me, (place for place, holder in holders.items() if holder is None))
-    wanted = [place for place in free if place not in avoid]
+    free = _in_order(me, (tp for tp, holder in holders.items() if holder is None))
+    wanted = [tp for tp in free if tp not in avoid]
     if len(mine) < goal and wanted:
         return Plan(claim=tuple(wanted[: min(goal - len(mine), max(1, len(mine)))]))
     if len(mine) < goal and not avoid:
         return Plan(ask=_of_the_fullest(me, holders, held))
-    return Plan(claim=tuple([place for place in free if place in neglected][: most - len(mine)]))
+    return Plan(claim=tuple([tp for tp in free if tp in neglected][: most - len(mine)]))
 
 
-def _of_the_fullest(me: Holder, holders: Mapping[Place, Holder | None], held: Mapping[Holder, int]) -> Place | None:
-    others = [(held[holder], place) for place, holder in holders.items() if holder is not None and holder != me]
+def _of_the_fullest(
+    me: Holder, holders: Mapping[TopicPartition, Holder | None], held: Mapping[Holder, int]
+) -> TopicPartition | None:
+    others = [(held[holder], tp) for tp, holder in holders.items() if holder is not None and holder != me]
     return max(others)[1] if others else None
 
 
-def _in_order(me: Holder, places: Iterable[Place]) -> list[Place]:
+def _in_order(me: Holder, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
     """An order of each instance's own, always the same: two that start together begin with different partitions."""
-    return sorted(places, key=lambda place: _rank(me.instance_id, place))
+    return sorted(partitions, key=lambda tp: _rank(me.instance_id, tp))
 
 
 @lru_cache(maxsize=100_000)
-def _rank(instance_id: str, place: Place) -> bytes:
-    return md5(f"{instance_id}/{place.topic}/{place.partition}".encode(), usedforsecurity=False).digest()
+def _rank(instance_id: str, tp: TopicPartition) -> bytes:
+    return md5(f"{instance_id}/{tp.topic}/{tp.partition}".encode(), usedforsecurity=False).digest()
 
 
 class Claim:

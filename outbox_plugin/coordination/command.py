@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from outbox_plugin.coordination.admin import Admin, Known
+from outbox_plugin.coordination.heartbeat_timing import HEARTBEAT_INTERVAL_SECONDS
 from outbox_plugin.coordination.log import TOPIC
-from outbox_plugin.coordination.timing import HEARTBEAT_INTERVAL_SECONDS
 from outbox_plugin.coordination.world import NO_END, Pause
 from outbox_plugin.errors import UserError
 from outbox_plugin.printable import printable

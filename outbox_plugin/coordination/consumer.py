@@ -10,17 +10,18 @@ from typing import Literal, Self, get_args
 
 import confluent_kafka
 from confluent_kafka import KafkaException, Message
-from confluent_kafka import TopicPartition as At
+from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from outbox_plugin.adapters.kafka_clients import client_config, refusal, refused_property
-from outbox_plugin.coordination.claims import Claim, Place
+from outbox_plugin.coordination.claims import Claim
 from outbox_plugin.coordination.events import ClaimEvent
 from outbox_plugin.coordination.fetched import Fetched
+from outbox_plugin.coordination.heartbeat_timing import HEARTBEAT_INTERVAL_SECONDS, HeartbeatTiming
 from outbox_plugin.coordination.instance import Instance
 from outbox_plugin.coordination.log import TOPIC, CoordinationLog, kafka_settings
 from outbox_plugin.coordination.messages import VERSION, ClaimingPartition, encode
-from outbox_plugin.coordination.timing import HEARTBEAT_INTERVAL_SECONDS, Timing
 from outbox_plugin.coordination.world import TOPIC_CLIENT, Holder
+from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import LogUnavailable, UserError
 from outbox_plugin.insecure_settings import warn_about_insecure_settings
 from outbox_plugin.printable import logger_of
@@ -88,9 +89,9 @@ class Consumer:
         self._settings = kafka_settings(bootstrap_servers, kafka)
         warn_about_insecure_settings(self._settings, postgres=False)
         self._at_most_once = guarantee == "at-most-once"
-        self._assigned: dict[Place, Claim] = {}
+        self._assigned: dict[TopicPartition, Claim] = {}
         self._fetched: Fetched[Message] = Fetched()
-        self._asked: dict[Place, tuple[Claim, int]] = {}  # What the log was asked to promise last.
+        self._asked: dict[TopicPartition, tuple[Claim, int]] = {}  # What the log was asked to promise last.
         self._followed = float("-inf")
         self._stopped = False
         self._log = CoordinationLog(self._settings, coordination_topic, group_id)
@@ -115,7 +116,7 @@ class Consumer:
             Holder(uuid.uuid4().hex[:12], client_id),
             group_id,
             topics,
-            Timing(heartbeat_interval_seconds, idle_seconds),
+            HeartbeatTiming(heartbeat_interval_seconds, idle_seconds),
             at_most_once=self._at_most_once,
             limit=max_claims,
             observe=observe,
@@ -134,7 +135,7 @@ class Consumer:
     @property
     def claims(self) -> dict[tuple[str, int], int]:
         """What is held now: (topic, partition), and the offset where another would have to go on."""
-        return {place: claim.offset for place, claim in self._instance.held().items()}
+        return {tp: claim.offset for tp, claim in self._instance.held().items()}
 
     @property
     def malformed(self) -> int:
@@ -176,7 +177,9 @@ class Consumer:
 
         The next heartbeat tells the others. At most once, it has nothing to do.
         """
-        return self._instance.done(Place(message.topic() or "", message.partition() or 0), message.offset() or 0)
+        return self._instance.done(
+            TopicPartition(message.topic() or "", message.partition() or 0), message.offset() or 0
+        )
 
     def stop(self) -> None:
         """End an iteration or a `poll` soon; what is held stays so until `close`."""
@@ -205,16 +208,16 @@ class Consumer:
     def _follow_claims(self) -> None:
         """Fetch from what we hold now, each partition from where its claim says, and from nothing else."""
         held = self._instance.claims()
-        gone = [place for place, claim in self._assigned.items() if held.get(place) is not claim]
+        gone = [tp for tp, claim in self._assigned.items() if held.get(tp) is not claim]
         if gone:
-            self._reader.incremental_unassign([At(*place) for place in gone])
-            for place in gone:
-                del self._assigned[place]
-                self._fetched.forget(place)
-        new = [place for place in held if place not in self._assigned]
+            self._reader.incremental_unassign([KafkaTopicPartition(*tp) for tp in gone])
+            for tp in gone:
+                del self._assigned[tp]
+                self._fetched.forget(tp)
+        new = [tp for tp in held if tp not in self._assigned]
         if new:
-            self._reader.incremental_assign([At(*place, held[place].position) for place in new])
-            self._assigned.update((place, held[place]) for place in new)
+            self._reader.incremental_assign([KafkaTopicPartition(*tp, held[tp].position) for tp in new])
+            self._assigned.update((tp, held[tp]) for tp in new)
 
     def _fetch(self, wait_seconds: float, deadline: float) -> None:
         """Take in what has arrived; at most once, only what the log has promised us."""
@@ -233,29 +236,29 @@ class Consumer:
                 if not isinstance(problem := refusal(error, self._settings), LogUnavailable):
                     raise problem
                 continue
-            place = Place(message.topic() or "", message.partition() or 0)
-            if (claim := self._assigned.get(place)) is not None:
-                self._fetched.add(place, claim, message.offset() or 0, message)
+            tp = TopicPartition(message.topic() or "", message.partition() or 0)
+            if (claim := self._assigned.get(tp)) is not None:
+                self._fetched.add(tp, claim, message.offset() or 0, message)
 
-    def _promise(self, unpromised: Mapping[Place, tuple[Claim, int]], deadline: float) -> None:
+    def _promise(self, unpromised: Mapping[TopicPartition, tuple[Claim, int]], deadline: float) -> None:
         """Have the log say that this is ours; what it does not say in time, it is asked again, while we hold it."""
         left = deadline - time.monotonic()
         self._instance.promise(unpromised, min(PROMISE_SECONDS, max(left, LEAST_PROMISE_SECONDS)))
         held = self._instance.claims()
-        for place, (claim, _) in self._fetched.ends().items():
-            if held.get(place) is not claim:
-                self._fetched.forget(place)
+        for tp, (claim, _) in self._fetched.ends().items():
+            if held.get(tp) is not claim:
+                self._fetched.forget(tp)
 
-    def _unpromised(self) -> dict[Place, tuple[Claim, int]]:
+    def _unpromised(self) -> dict[TopicPartition, tuple[Claim, int]]:
         """The claims of which the log has not said all that was fetched to be ours, and up to where it is to say so.
 
         Where it has not answered yet, that stays as it was, also if more was fetched since: its answer may come late.
         """
-        asked: dict[Place, tuple[Claim, int]] = {}
-        for place, (claim, end) in self._fetched.ends().items():
+        asked: dict[TopicPartition, tuple[Claim, int]] = {}
+        for tp, (claim, end) in self._fetched.ends().items():
             if end > claim.promised:
-                before = self._asked.get(place, (claim, 0))
-                asked[place] = before if before[0] is claim and before[1] > claim.promised else (claim, end)
+                before = self._asked.get(tp, (claim, 0))
+                asked[tp] = before if before[0] is claim and before[1] > claim.promised else (claim, end)
         self._asked = asked
         return asked
 

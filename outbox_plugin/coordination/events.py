@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outbox_plugin.coordination.claims import Place
+from outbox_plugin.core.topic_partition import TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimGained:
     """The log, at `log_offset` of the place's coordination partition, gave us a partition; we begin at `offset`."""
 
-    place: Place
+    topic_partition: TopicPartition
     offset: int
     log_offset: int
 
@@ -20,7 +20,7 @@ class ClaimGained:
 class ClaimLost:
     """We hold a partition no more. `log_offset` is what the log had said by then; `why` is for people."""
 
-    place: Place
+    topic_partition: TopicPartition
     log_offset: int
     why: str
 

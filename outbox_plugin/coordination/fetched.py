@@ -7,7 +7,8 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Generic, TypeVar
 
-from outbox_plugin.coordination.claims import Claim, Place
+from outbox_plugin.coordination.claims import Claim
+from outbox_plugin.core.topic_partition import TopicPartition
 
 Record = TypeVar("Record")
 
@@ -26,47 +27,47 @@ class Fetched(Generic[Record]):
 
     def __init__(self) -> None:
         """Nothing is fetched yet."""
-        self._queues: dict[Place, tuple[Claim, deque[tuple[int, Record]]]] = {}
+        self._queues: dict[TopicPartition, tuple[Claim, deque[tuple[int, Record]]]] = {}
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
-    def add(self, place: Place, claim: Claim, offset: int, record: Record) -> None:
+    def add(self, tp: TopicPartition, claim: Claim, offset: int, record: Record) -> None:
         """Take in a record of a partition; those of an earlier claim on it are forgotten."""
-        known = self._queues.get(place)
+        known = self._queues.get(tp)
         if known is None or known[0] is not claim:
-            self.forget(place)
-            known = self._queues[place] = (claim, deque())
+            self.forget(tp)
+            known = self._queues[tp] = (claim, deque())
         known[1].append((offset, record))
         self._count += 1
 
-    def forget(self, place: Place) -> None:
+    def forget(self, tp: TopicPartition) -> None:
         """The claim has ended."""
-        _, queue = self._queues.pop(place, (None, ()))
+        _, queue = self._queues.pop(tp, (None, ()))
         self._count -= len(queue)
 
-    def ends(self) -> dict[Place, tuple[Claim, int]]:
+    def ends(self) -> dict[TopicPartition, tuple[Claim, int]]:
         """The offset after the last record of each claim."""
-        return {place: (claim, queue[-1][0] + 1) for place, (claim, queue) in self._queues.items()}
+        return {tp: (claim, queue[-1][0] + 1) for tp, (claim, queue) in self._queues.items()}
 
-    def next(self, may: Callable[[Place, Claim, int], Answer]) -> Record | None:
+    def next(self, may: Callable[[TopicPartition, Claim, int], Answer]) -> Record | None:
         """Hand out the next record that `may` be; None when there is none now."""
         ended = []
         found = None
-        for place, (claim, queue) in self._queues.items():
-            answer = may(place, claim, queue[0][0])
+        for tp, (claim, queue) in self._queues.items():
+            answer = may(tp, claim, queue[0][0])
             while answer is Answer.OLD and len(queue) > 1:
                 queue.popleft()
                 self._count -= 1
-                answer = may(place, claim, queue[0][0])
+                answer = may(tp, claim, queue[0][0])
             if answer is Answer.YES:
                 found = queue.popleft()[1]
                 self._count -= 1
             if answer in (Answer.NEVER, Answer.OLD) or not queue:
-                ended.append(place)
+                ended.append(tp)
             if found is not None:
                 break
-        for place in ended:
-            self.forget(place)
+        for tp in ended:
+            self.forget(tp)
         return found

@@ -9,13 +9,14 @@ from concurrent.futures import Future
 from typing import Any
 
 from outbox_plugin.coordination.actions import Keep, Send
-from outbox_plugin.coordination.claims import Claim, Place
+from outbox_plugin.coordination.claims import Claim
 from outbox_plugin.coordination.events import ClaimEvent, ClaimGained
 from outbox_plugin.coordination.fetched import Answer
+from outbox_plugin.coordination.heartbeat_timing import HeartbeatTiming
 from outbox_plugin.coordination.log import CoordinationLog
 from outbox_plugin.coordination.member import Member
-from outbox_plugin.coordination.timing import Timing
 from outbox_plugin.coordination.world import Holder
+from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.printable import logger_of
 
 LOGGER = logger_of(__name__)
@@ -35,7 +36,7 @@ class Instance:
         me: Holder,
         group_id: str,
         topics: Sequence[str],
-        timing: Timing,
+        timing: HeartbeatTiming,
         *,
         at_most_once: bool,
         limit: int | None,
@@ -70,7 +71,7 @@ class Instance:
         self._described = float("-inf")
         self._forms: dict[str, Future[Any]] = {}
         self._sampled = float("-inf")
-        self._ends: dict[Place, Future[Any]] = {}
+        self._ends: dict[TopicPartition, Future[Any]] = {}
         self._thread = threading.Thread(target=self._run, name=f"outbox-coordination-{me.client_id}", daemon=True)
 
     def start(self) -> None:
@@ -85,15 +86,15 @@ class Instance:
                 world.apply(pause, float(pause.timestamp))
         for key, kept in log.kept.positions.items():
             if key.group_id == self._group:
-                member.remember(Place(key.topic, key.partition), kept.offset, kept.topic_id, kept.at)
+                member.remember(TopicPartition(key.topic, key.partition), kept.offset, kept.topic_id, kept.at)
         for entry in log.follow(member.worlds, self._since):
             member.apply(entry, time.monotonic(), live=False)
         member.caught_up()
         self._described = time.monotonic()
         member.describe(log.check_forms(log.ask_for_forms(self._topics)), time.monotonic())
-        unknown = [place for place in member.places() if not member.knows(place)]
-        for place, offset in log.committed(unknown).items():
-            member.remember(place, offset, "", float("-inf"))
+        unknown = [tp for tp in member.partitions() if not member.knows(tp)]
+        for tp, offset in log.committed(unknown).items():
+            member.remember(tp, offset, "", float("-inf"))
         member.resume(time.monotonic())
         self._carry_out()
         self._thread.start()
@@ -107,7 +108,7 @@ class Instance:
 
     # What the user's thread asks.
 
-    def claims(self) -> dict[Place, Claim]:
+    def claims(self) -> dict[TopicPartition, Claim]:
         """What we hold, or may still hold, for one who polls.
 
         Raises:
@@ -119,25 +120,25 @@ class Instance:
                 raise self._error
             return self._member.claims()
 
-    def held(self) -> dict[Place, Claim]:
+    def held(self) -> dict[TopicPartition, Claim]:
         """What we certainly hold now, for one who only looks."""
         with self._changed:
             return self._member.held(time.monotonic())
 
-    def may_hand_out(self, place: Place, claim: Claim, offset: int) -> Answer:
+    def may_hand_out(self, tp: TopicPartition, claim: Claim, offset: int) -> Answer:
         """Whether the record at `offset` may go to the user, by `claim`; if so it is noted that it did."""
         with self._changed:
-            return self._member.may_hand_out(place, claim, offset, time.monotonic())
+            return self._member.may_hand_out(tp, claim, offset, time.monotonic())
 
-    def done(self, place: Place, offset: int) -> bool:
+    def done(self, tp: TopicPartition, offset: int) -> bool:
         """The record at `offset` is done; whether we still hold its partition."""
         with self._changed:
-            return self._member.done(place, offset)
+            return self._member.done(tp, offset)
 
-    def promise(self, claims: Mapping[Place, tuple[Claim, int]], wait_seconds: float) -> None:
+    def promise(self, claims: Mapping[TopicPartition, tuple[Claim, int]], wait_seconds: float) -> None:
         """Write to the log that we are about to hand out what is below each end, and read that back."""
         member = self._member
-        ends = {place: end for place, (_, end) in claims.items()}
+        ends = {tp: end for tp, (_, end) in claims.items()}
         with self._changed:
             member.ask_for_messages(ends, time.monotonic())
             self._carry_out()
@@ -146,8 +147,8 @@ class Instance:
             )
             at = member.log_time(time.monotonic())
             kept = [
-                Keep(place, ends[place], member.offset_of(place)[1], at)
-                for place, counted in member.verdicts(ends).items()
+                Keep(tp, ends[tp], member.offset_of(tp)[1], at)
+                for tp, counted in member.verdicts(ends).items()
                 if counted
             ]
             member.forget_verdicts(ends)
@@ -156,8 +157,8 @@ class Instance:
         with self._changed:
             now_held = member.claims()
             for each in kept:
-                claim, end = claims[each.place]
-                if now_held.get(each.place) is claim:
+                claim, end = claims[each.topic_partition]
+                if now_held.get(each.topic_partition) is claim:
                     claim.promise(end)
 
     # Our own thread.
@@ -196,23 +197,23 @@ class Instance:
                 return {}
             asked, self._forms = self._forms, {}
             return self._log.check_forms(asked)
-        places = self._member.places()
-        every = max(self._timing.interval / 2, len(places) / PLACES_PER_SECOND)
-        if len({place.topic for place in places}) < len(set(self._topics)):
+        partitions = self._member.partitions()
+        every = max(self._timing.interval / 2, len(partitions) / PLACES_PER_SECOND)
+        if len({tp.topic for tp in partitions}) < len(set(self._topics)):
             every = MISSING_TOPIC_SECONDS
         if now - self._described > every:
             self._described = now
             self._forms = self._log.ask_for_forms(self._topics)
         return {}
 
-    def _take_ends(self) -> dict[Place, int]:
+    def _take_ends(self) -> dict[TopicPartition, int]:
         """Where partitions end, when it is time, and once the answers are there."""
         now = time.monotonic()
         if self._ends:
             if not all(answer.done() for answer in self._ends.values()):
                 return {}
             asked, self._ends = self._ends, {}
-            return {place: answer.result().offset for place, answer in asked.items() if answer.exception() is None}
+            return {tp: answer.result().offset for tp, answer in asked.items() if answer.exception() is None}
         if now - self._sampled > self._timing.beat:
             self._sampled = now
             with self._changed:
@@ -234,7 +235,7 @@ class Instance:
         self._log.keep(keep)
 
     def _tell(self, event: ClaimEvent) -> None:
-        topic, partition = event.place
+        topic, partition = event.topic_partition
         if isinstance(event, ClaimGained):
             LOGGER.info("%s: partition %s of %s is ours, from %s", self.me.client_id, partition, topic, event.offset)
         else:

@@ -18,7 +18,7 @@ from confluent_kafka import (
     Producer,
 )
 from confluent_kafka import Message as Record
-from confluent_kafka import TopicPartition as At
+from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import ListOffsetsResultInfo, OffsetSpec
 from pydantic import SecretStr
 
@@ -33,7 +33,13 @@ from outbox_plugin.adapters.kafka_clients import (
 )
 from outbox_plugin.adapters.kafka_reader import bounds
 from outbox_plugin.coordination.actions import Keep
-from outbox_plugin.coordination.claims import Place
+from outbox_plugin.coordination.coordination_topics import (
+    APPEAR_SECONDS,
+    STATE_SUFFIX,
+    describe,
+    ensure_topics,
+    found_of,
+)
 from outbox_plugin.coordination.member import TopicForm
 from outbox_plugin.coordination.messages import (
     Entry,
@@ -47,14 +53,14 @@ from outbox_plugin.coordination.messages import (
 from outbox_plugin.coordination.state import (
     CLOCK_KEY,
     Form,
+    KeptPosition,
     KeptState,
-    Position,
     form_record,
     pause_record,
     position_record,
 )
-from outbox_plugin.coordination.topics import APPEAR_SECONDS, STATE_SUFFIX, describe, ensure_topics, found_of
 from outbox_plugin.coordination.world import Key
+from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import LogUnavailable, OutboxError, UserError
 from outbox_plugin.printable import logger_of
 from outbox_plugin.settings import Settings
@@ -163,8 +169,8 @@ class CoordinationLog:
     def _read_state(self) -> None:
         state = self.topic + STATE_SUFFIX
         first, end = self.bounds(state, 0)
-        self._reader.assign([At(state, 0, first)])
-        for record in self._up_to({At(state, 0): end} if end > first else {}):
+        self._reader.assign([KafkaTopicPartition(state, 0, first)])
+        for record in self._up_to({KafkaTopicPartition(state, 0): end} if end > first else {}):
             self.kept.take_in(record.key(), record.value())
 
     def _agree_on_form(self, found: TopicForm) -> Form:
@@ -187,21 +193,21 @@ class CoordinationLog:
         Raises:
             LogUnavailable: Kafka is away.
         """
-        ends = {At(self.topic, each): self.bounds(self.topic, each)[1] for each in partitions}
+        ends = {KafkaTopicPartition(self.topic, each): self.bounds(self.topic, each)[1] for each in partitions}
         try:
             found = self._reader.offsets_for_times(
-                [At(self.topic, each, max(0, int(since * 1000))) for each in partitions], REACH_SECONDS
+                [KafkaTopicPartition(self.topic, each, max(0, int(since * 1000))) for each in partitions], REACH_SECONDS
             )
         except KafkaException as error:
             raise refusal(error.args[0], self._settings) from None
-        starts = {At(self.topic, each.partition): each.offset for each in found}
+        starts = {KafkaTopicPartition(self.topic, each.partition): each.offset for each in found}
         starts = {at: offset if offset >= 0 else ends[at] for at, offset in starts.items()}
-        self._reader.assign([At(at.topic, at.partition, offset) for at, offset in starts.items()])
+        self._reader.assign([KafkaTopicPartition(at.topic, at.partition, offset) for at, offset in starts.items()])
         for record in self._up_to({at: end for at, end in ends.items() if starts[at] < end}):
             if (entry := self._entry(record)) is not None:
                 yield entry
 
-    def _up_to(self, ends: dict[At, int]) -> Iterator[Record]:
+    def _up_to(self, ends: dict[KafkaTopicPartition, int]) -> Iterator[Record]:
         """Read what is assigned until each partition's position is at its end."""
         deadline = time.monotonic() + CATCH_UP_SECONDS
         while ends:
@@ -297,19 +303,19 @@ class CoordinationLog:
             return {topic: form for topic, form in found.items() if topic not in self._forms}
         return {}
 
-    def committed(self, places: Collection[Place]) -> dict[Place, int]:
+    def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """Where Kafka's own store says that the group goes on, where it does.
 
         Raises:
             LogUnavailable: Kafka is away.
         """
-        if not places:
+        if not partitions:
             return {}
         try:
-            stored = self._reader.committed([At(*place) for place in places], REQUEST_TIMEOUT_SECONDS)
+            stored = self._reader.committed([KafkaTopicPartition(*tp) for tp in partitions], REQUEST_TIMEOUT_SECONDS)
         except KafkaException as error:
             raise refusal(error.args[0], self._settings) from None
-        return {place: each.offset for place, each in zip(places, stored, strict=True) if each.offset >= 0}
+        return {tp: each.offset for tp, each in zip(partitions, stored, strict=True) if each.offset >= 0}
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
         """The offsets of a partition's first record, and of the one that comes next.
@@ -318,33 +324,37 @@ class CoordinationLog:
             LogUnavailable: Kafka is away, or there is no such partition.
         """
         try:
-            return bounds(self._reader, At(topic, partition))
+            return bounds(self._reader, KafkaTopicPartition(topic, partition))
         except KafkaException as error:
             raise LogUnavailable(f"Kafka, {topic}, partition {partition}: {error.args[0].str()}") from None
 
     def ask_for_ends(
-        self, places: Collection[Place], spec: OffsetSpec = END
-    ) -> dict[Place, Future[ListOffsetsResultInfo]]:
+        self, partitions: Collection[TopicPartition], spec: OffsetSpec = END
+    ) -> dict[TopicPartition, Future[ListOffsetsResultInfo]]:
         """Ask where partitions end for readers of committed records, in one request to each broker, without waiting."""
         with suppress(KafkaException):
             asked = self._admin.list_offsets(
-                {At(*place): spec for place in places},
+                {KafkaTopicPartition(*tp): spec for tp in partitions},
                 isolation_level=IsolationLevel.READ_COMMITTED,
                 request_timeout=REQUEST_TIMEOUT_SECONDS,
             )
-            return {Place(at.topic, at.partition): answer for at, answer in asked.items()}
+            return {TopicPartition(at.topic, at.partition): answer for at, answer in asked.items()}
         return {}
 
     def keep(self, positions: Collection[Keep], *, wait: bool = False) -> bool:
         """Keep for good where the group goes on; whether that is done, if we `wait`. Kafka's own store is told too."""
         records = [
-            position_record(Key(self._group_id, *each.place), Position(each.offset, each.at, each.topic_id))
+            position_record(
+                Key(self._group_id, *each.topic_partition), KeptPosition(each.offset, each.at, each.topic_id)
+            )
             for each in positions
         ]
         if not records:
             return True
-        offsets = {each.place: each.offset for each in positions}
-        wanted = ConsumerGroupTopicPartitions(self._group_id, [At(*place, at) for place, at in offsets.items()])
+        offsets = {each.topic_partition: each.offset for each in positions}
+        wanted = ConsumerGroupTopicPartitions(
+            self._group_id, [KafkaTopicPartition(*tp, at) for tp, at in offsets.items()]
+        )
         with suppress(KafkaException):  # For tools that look there; nothing of ours rests on it.
             self._admin.alter_consumer_group_offsets([wanted])
         return self._keep(records, wait=wait)

@@ -17,11 +17,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from outbox_plugin.coordination.actions import Action, Keep, Send
-from outbox_plugin.coordination.claims import MOST_UNCOMMITTED, Claim, Place
+from outbox_plugin.coordination.claims import MAX_UNCOMMITTED, Claim
 from outbox_plugin.coordination.events import ClaimGained, ClaimLost
 from outbox_plugin.coordination.fetched import Answer
-from outbox_plugin.coordination.held import NEVER, Held, Unanswered
-from outbox_plugin.coordination.lag import LagTrend, left_to_others
+from outbox_plugin.coordination.heartbeat_timing import HeartbeatTiming
+from outbox_plugin.coordination.held_partition import NEVER, HeldPartition, UnansweredMessages
+from outbox_plugin.coordination.lag_trend import LagTrend, left_to_others
 from outbox_plugin.coordination.messages import (
     VERSION,
     ClaimingMessages,
@@ -34,8 +35,8 @@ from outbox_plugin.coordination.messages import (
     coordination_partition,
 )
 from outbox_plugin.coordination.spread import Spread
-from outbox_plugin.coordination.timing import Timing
 from outbox_plugin.coordination.world import STALE_INTERVALS, TOPIC_CLIENT, Holder, Key, World
+from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import UserError
 
 
@@ -54,7 +55,7 @@ class Member:
         me: Holder,
         group_id: str,
         topics: Sequence[str],
-        timing: Timing,
+        timing: HeartbeatTiming,
         *,
         width: int,
         since: float,
@@ -88,11 +89,11 @@ class Member:
         self.worlds = {each: World(timing.interval, since=since) for each in self._partition_of.values()}
         self._read_up_to = dict.fromkeys(self.worlds, -1)
         self._forms: dict[str, TopicForm] = {}
-        self._held: dict[Place, Held] = {}
-        self._gained_of: dict[Place, str] = {}  # Ids of topics, by which we gained a partition.
-        self._leaving: dict[Place, float] = {}  # Released, and not yet answered; since when.
-        self._unanswered = Unanswered()
-        self._verdicts: dict[tuple[Place, int], bool | None] = {}
+        self._held: dict[TopicPartition, HeldPartition] = {}
+        self._gained_of: dict[TopicPartition, str] = {}  # Ids of topics, by which we gained a partition.
+        self._leaving: dict[TopicPartition, float] = {}  # Released, and not yet answered; since when.
+        self._unanswered = UnansweredMessages()
+        self._verdicts: dict[tuple[TopicPartition, int], bool | None] = {}
         self._spread = Spread(me, timing, limit)
         self._trend = LagTrend()
         self._handled = 0
@@ -111,14 +112,16 @@ class Member:
         """The log's own time."""
         return now + self._ahead
 
-    def places(self) -> list[Place]:
+    def partitions(self) -> list[TopicPartition]:
         """All partitions that are to be consumed."""
-        return [Place(topic, number) for topic, form in self._forms.items() for number in range(form.partitions)]
+        return [
+            TopicPartition(topic, number) for topic, form in self._forms.items() for number in range(form.partitions)
+        ]
 
-    def remember(self, place: Place, offset: int, topic_id: str, at: float) -> None:
+    def remember(self, tp: TopicPartition, offset: int, topic_id: str, at: float) -> None:
         """Where the group goes on, as it was kept before the part of the log that is read."""
-        if place.topic in self._partition_of:
-            self._world_of(place).remember(Key(self._group, *place), offset, topic_id, at)
+        if tp.topic in self._partition_of:
+            self._world_of(tp).remember(Key(self._group, *tp), offset, topic_id, at)
 
     def caught_up(self) -> None:
         """All of the log that was there when we began was read."""
@@ -134,95 +137,95 @@ class Member:
                 form = form._replace(partitions=max(former.partitions, form.partitions))
             self._forms[topic] = form
             for number in range(form.partitions):
-                place = Place(topic, number)
-                known = self._world_of(place).topic_id(self._group, *place)
+                tp = TopicPartition(topic, number)
+                known = self._world_of(tp).topic_id(self._group, *tp)
                 if known != form.topic_id and (known or anew):
-                    self._begin_anew(place, form.topic_id, now)
+                    self._begin_anew(tp, form.topic_id, now)
 
-    def held(self, now: float) -> dict[Place, Claim]:
+    def held(self, now: float) -> dict[TopicPartition, Claim]:
         """What we certainly hold at `now`."""
-        return {place: held.claim for place, held in self._held.items() if held.until > now}
+        return {tp: held.claim for tp, held in self._held.items() if held.until > now}
 
-    def claims(self) -> dict[Place, Claim]:
+    def claims(self) -> dict[TopicPartition, Claim]:
         """What we hold, or may still hold: to be fetched from."""
-        return {place: held.claim for place, held in self._held.items()}
+        return {tp: held.claim for tp, held in self._held.items()}
 
     def polled(self, now: float) -> None:
         """The user lives."""
         self._polled = now
 
-    def may_hand_out(self, place: Place, claim: Claim, offset: int, now: float) -> Answer:
+    def may_hand_out(self, tp: TopicPartition, claim: Claim, offset: int, now: float) -> Answer:
         """Whether the record at `offset` may go to the user, by `claim`; if so it is noted that it did.
 
         Raises:
             UserError: too many records are handed out and not committed.
         """
-        held = self._held.get(place)
+        held = self._held.get(tp)
         if held is None or held.claim is not claim:
             return Answer.NEVER
         if offset < claim.position:
             return Answer.OLD
         if held.until <= now or (self._at_most_once and offset >= claim.promised):
             return Answer.NOT_YET
-        if claim.uncommitted >= MOST_UNCOMMITTED:
+        if claim.uncommitted >= MAX_UNCOMMITTED:
             raise UserError(
-                f"{MOST_UNCOMMITTED} records of partition {place.partition} of {place.topic} are handed out and not "
+                f"{MAX_UNCOMMITTED} records of partition {tp.partition} of {tp.topic} are handed out and not "
                 "committed: commit what is done, or take guarantee='at-most-once'"
             )
         claim.hand_out(offset, keep=not self._at_most_once)
         self._handled += 1
         return Answer.YES
 
-    def done(self, place: Place, offset: int) -> bool:
+    def done(self, tp: TopicPartition, offset: int) -> bool:
         """The record at `offset` is done; whether we still hold its partition."""
-        held = self._held.get(place)
+        held = self._held.get(tp)
         if held is not None:
             held.claim.done(offset)
         return held is not None
 
-    def ask_for_messages(self, ends: Mapping[Place, int], now: float) -> None:
+    def ask_for_messages(self, ends: Mapping[TopicPartition, int], now: float) -> None:
         """Write to the log that we are about to hand out what is below each end (at-most-once)."""
-        for place, end in ends.items():
-            self._verdicts[place, end] = None
-            self._say(place, ClaimingMessages(*self._common(place, now), end), now)
+        for tp, end in ends.items():
+            self._verdicts[tp, end] = None
+            self._say(tp, ClaimingMessages(*self._common(tp, now), end), now)
 
-    def verdicts(self, ends: Mapping[Place, int]) -> dict[Place, bool | None]:
+    def verdicts(self, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, bool | None]:
         """What the log has answered: None while it has not."""
-        return {place: self._verdicts.get((place, end)) for place, end in ends.items()}
+        return {tp: self._verdicts.get((tp, end)) for tp, end in ends.items()}
 
-    def forget_verdicts(self, ends: Mapping[Place, int]) -> None:
+    def forget_verdicts(self, ends: Mapping[TopicPartition, int]) -> None:
         """Nobody waits for these answers any more."""
         for each in ends.items():
             self._verdicts.pop(each, None)
 
-    def offset_of(self, place: Place) -> tuple[int, str]:
+    def offset_of(self, tp: TopicPartition) -> tuple[int, str]:
         """Where the log says that the group goes on, and the id of that topic."""
-        known = self._world_of(place).topic_id(self._group, *place)
-        return self._start_of(place), known or self._gained_of.get(place, "")
+        known = self._world_of(tp).topic_id(self._group, *tp)
+        return self._start_of(tp), known or self._gained_of.get(tp, "")
 
-    def knows(self, place: Place) -> bool:
+    def knows(self, tp: TopicPartition) -> bool:
         """Whether anybody said where the group goes on."""
-        return self._world_of(place).offset(self._group, *place) is not None
+        return self._world_of(tp).offset(self._group, *tp) is not None
 
-    def wanted_ends(self, now: float) -> list[Place]:
+    def wanted_ends(self, now: float) -> list[TopicPartition]:
         """The partitions whose ends `ends` should be told with the next heartbeats; none where nobody could help."""
         if not self._held or len(self._members(now)) < 2:
             self._trend.forget()
             return []
-        return self.places() if self._trend.falls_behind else list(self._held)
+        return self.partitions() if self._trend.falls_behind else list(self._held)
 
-    def ends(self, ends: Mapping[Place, int], now: float) -> None:
+    def ends(self, ends: Mapping[TopicPartition, int], now: float) -> None:
         """Where partitions end for readers of committed records: what we are too slow for is left to a faster one."""
         behind = self._trend.falls_behind
         self._trend.add(sum(max(0, ends.get(p, 0) - h.claim.position) for p, h in self._held.items()), self._handled)
-        if not (behind and self._trend.falls_behind and len(ends) >= len(self.places())):
+        if not (behind and self._trend.falls_behind and len(ends) >= len(self.partitions())):
             return
-        holders = {place: self._owner(place, now) for place in ends}
-        lags = {place: max(0, end - self._start_of(place)) for place, end in ends.items()}
-        place = left_to_others(self.me, lags, holders, self._members(now))
-        if place is not None and place in self._held:
-            self._spread.avoid(place, now)
-            self._release([place], "it fell behind, and another is faster", now)
+        holders = {tp: self._owner(tp, now) for tp in ends}
+        lags = {tp: max(0, end - self._start_of(tp)) for tp, end in ends.items()}
+        tp = left_to_others(self.me, lags, holders, self._members(now))
+        if tp is not None and tp in self._held:
+            self._spread.avoid(tp, now)
+            self._release([tp], "it fell behind, and another is faster", now)
         self._trend.forget()
 
     # What the log says.
@@ -246,117 +249,119 @@ class Member:
         if self._partition_of.get(message.topic) != entry.partition:
             return  # Nobody talks about it here.
         counted = world.apply(message, entry.at)
-        place = Place(message.topic, message.partition)
-        held = self._held.get(place)
+        tp = TopicPartition(message.topic, message.partition)
+        held = self._held.get(tp)
         if (message.instance_id, message.client_id) == self.me:
-            self._answered(place, held, entry, counted, now)
-        elif held is not None and world.latest_holder(self._group, *place) != self.me:
+            self._answered(tp, held, entry, counted, now)
+        elif held is not None and world.latest_holder(self._group, *tp) != self.me:
             anew = message.client_id == TOPIC_CLIENT
-            self._lose(place, "the topic was made anew" if anew else "another instance holds it")
+            self._lose(tp, "the topic was made anew" if anew else "another instance holds it")
 
-    def _answered(self, place: Place, held: Held | None, entry: Entry, counted: bool, now: float) -> None:
+    def _answered(
+        self, tp: TopicPartition, held: HeldPartition | None, entry: Entry, counted: bool, now: float
+    ) -> None:
         """A message in our name has come back: what it was worth."""
         message = entry.message
-        sent = self._unanswered.answer(place, message.timestamp, now)
+        sent = self._unanswered.answer(tp, message.timestamp, now)
         if sent is None:
             if held is not None:
-                self._repair(place, held, now)
+                self._repair(tp, held, now)
         elif isinstance(message, ClaimingMessages):
-            if (place, message.offset) in self._verdicts:
-                self._verdicts[place, message.offset] = counted
+            if (tp, message.offset) in self._verdicts:
+                self._verdicts[tp, message.offset] = counted
             if not counted and held is not None:
-                self._lose(place, "it was not ours when we asked for its messages")
+                self._lose(tp, "it was not ours when we asked for its messages")
         elif isinstance(message, ReleasingPartition):
-            self._leaving.pop(place, None)
+            self._leaving.pop(tp, None)
             if held is not None:
                 held.repaired, held.until = NEVER, NEVER
             if counted:
-                self._keep(place, message.offset, self.offset_of(place)[1], entry.at)
+                self._keep(tp, message.offset, self.offset_of(tp)[1], entry.at)
         elif held is None:
-            self._spread.answered(place, now, counted=counted)
-            if counted and place not in self._leaving and not self._left:
-                self._gain(place, entry, sent, now)
+            self._spread.answered(tp, now, counted=counted)
+            if counted and tp not in self._leaving and not self._left:
+                self._gain(tp, entry, sent, now)
         elif held.repaired > NEVER:
             pass  # What was said before the release that sets things right.
         elif counted:
-            self._counted(place, held, entry, sent, now)
-        elif self._world_of(place).latest_holder(self._group, *place) == self.me:
-            self._reclaim(place, held, now)
+            self._counted(tp, held, entry, sent, now)
+        elif self._world_of(tp).latest_holder(self._group, *tp) == self.me:
+            self._reclaim(tp, held, now)
         else:
-            self._lose(place, "a heartbeat came too late")
+            self._lose(tp, "a heartbeat came too late")
 
-    def _counted(self, place: Place, held: Held, entry: Entry, sent: float, now: float) -> None:
+    def _counted(self, tp: TopicPartition, held: HeldPartition, entry: Entry, sent: float, now: float) -> None:
         held.until = max(held.until, sent + STALE_INTERVALS * self._timing.interval)
         if isinstance(entry.message, ClaimingPartition):
             if held.reclaimed > NEVER:
                 held.reclaimed = NEVER
-                self._beat(place, held, now)
+                self._beat(tp, held, now)
             return
-        offset = self._start_of(place)
+        offset = self._start_of(tp)
         if held.kept is None or (held.kept != offset and now - held.kept_at >= self._timing.renewal):
             held.kept, held.kept_at = offset, now
-            self._keep(place, offset, self.offset_of(place)[1], entry.at)
+            self._keep(tp, offset, self.offset_of(tp)[1], entry.at)
 
-    def _reclaim(self, place: Place, held: Held, now: float) -> None:
+    def _reclaim(self, tp: TopicPartition, held: HeldPartition, now: float) -> None:
         """Claim what was ours until it became stale, and nobody else's since: we go on where we are."""
         if now - held.reclaimed >= self._timing.beat:
             held.reclaimed = now
-            self._say(place, ClaimingPartition(*self._common(place, now)), now)
+            self._say(tp, ClaimingPartition(*self._common(tp, now)), now)
 
-    def _repair(self, place: Place, held: Held, now: float) -> None:
+    def _repair(self, tp: TopicPartition, held: HeldPartition, now: float) -> None:
         """Somebody spoke in our name: say again where we are, and that we hold it."""
         if now - held.repaired > self._spread.patience:
             held.repaired, held.until = now, NEVER
-            common = self._common(place, now)
-            self._say(place, ClaimingPartition(*common), now)
-            self._say(place, ReleasingPartition(*common, self._offset(held.claim)), now)
-            self._say(place, ClaimingPartition(*common), now)
+            common = self._common(tp, now)
+            self._say(tp, ClaimingPartition(*common), now)
+            self._say(tp, ReleasingPartition(*common, self._offset(held.claim)), now)
+            self._say(tp, ClaimingPartition(*common), now)
 
-    def _gain(self, place: Place, entry: Entry, sent: float, now: float) -> None:
-        topic_id = self._forms[place.topic].topic_id if place.topic in self._forms else ""
-        known = self._world_of(place).topic_id(self._group, *place)
+    def _gain(self, tp: TopicPartition, entry: Entry, sent: float, now: float) -> None:
+        topic_id = self._forms[tp.topic].topic_id if tp.topic in self._forms else ""
+        known = self._world_of(tp).topic_id(self._group, *tp)
         if known and topic_id and known != topic_id:
-            self._begin_anew(place, topic_id, now)
+            self._begin_anew(tp, topic_id, now)
             return
         until = sent + STALE_INTERVALS * self._timing.interval
-        held = self._held[place] = Held(Claim(self._start_of(place)), until, now)
-        self._gained_of[place] = topic_id
+        held = self._held[tp] = HeldPartition(Claim(self._start_of(tp)), until, now)
+        self._gained_of[tp] = topic_id
         self._trend.forget()
-        self._actions.append(ClaimGained(place, held.claim.position, entry.offset))
-        self._beat(place, held, now)
+        self._actions.append(ClaimGained(tp, held.claim.position, entry.offset))
+        self._beat(tp, held, now)
 
-    def _begin_anew(self, place: Place, topic_id: str, now: float) -> None:
-        common = (VERSION, self._timestamp(now), topic_id, TOPIC_CLIENT, self._group, *place)
-        self._actions.append(Send(ReleasingPartition(*common, 0), self._partition_of[place.topic]))
+    def _begin_anew(self, tp: TopicPartition, topic_id: str, now: float) -> None:
+        common = (VERSION, self._timestamp(now), topic_id, TOPIC_CLIENT, self._group, *tp)
+        self._actions.append(Send(ReleasingPartition(*common, 0), self._partition_of[tp.topic]))
 
     # What time brings.
 
     def resume(self, now: float) -> None:
         """Go on with what a former instance of our client holds."""
-        room = len(self.places()) if self._limit is None else self._limit
-        for place in self.places():
-            owner = self._owner(place, now)
+        room = len(self.partitions()) if self._limit is None else self._limit
+        for tp in self.partitions():
+            owner = self._owner(tp, now)
             if room > 0 and owner is not None and owner.client_id == self.me.client_id:
                 room -= 1
-                self._spread.wait_for(place, now)
-                self._say(place, Heartbeat(*self._common(place, now), self._start_of(place)), now)
+                self._spread.wait_for(tp, now)
+                self._say(tp, Heartbeat(*self._common(tp, now), self._start_of(tp)), now)
 
     def tick(self, now: float) -> None:
         """Beat, claim, ask and release as it is time for."""
-        for place, held in list(self._held.items()):
+        for tp, held in list(self._held.items()):
             if held.repaired > NEVER:
-                self._repair(place, held, now)
+                self._repair(tp, held, now)
             elif now - held.beaten >= self._timing.beat:
-                self._beat(place, held, now)
+                self._beat(tp, held, now)
         if self._spread.is_due(now):
             self._round(now)
 
-    def _beat(self, place: Place, held: Held, now: float) -> None:
+    def _beat(self, tp: TopicPartition, held: HeldPartition, now: float) -> None:
         held.beaten = now
         if now - held.renewed > self._timing.renewal:
             held.renewed = now
-            self._say(place, ClaimingPartition(*self._common(place, now)), now)
-        self._say(place, Heartbeat(*self._common(place, now), self._offset(held.claim)), now)
+            self._say(tp, ClaimingPartition(*self._common(tp, now)), now)
+        self._say(tp, Heartbeat(*self._common(tp, now), self._offset(held.claim)), now)
 
     def _round(self, now: float) -> None:
         """Claim, ask and release as the plan says; nothing while the group is paused or nobody polls."""
@@ -366,30 +371,30 @@ class Member:
         if now - self._polled > self._timing.idle:
             self._release(list(self._held), f"nobody polled for {self._timing.idle:.0f} s", now)
             return
-        self._leaving = {place: since for place, since in self._leaving.items() if now - since < self._spread.patience}
-        holders = {place: self.me if place in self._held else self._owner(place, now) for place in self.places()}
+        self._leaving = {tp: since for tp, since in self._leaving.items() if now - since < self._spread.patience}
+        holders = {tp: self.me if tp in self._held else self._owner(tp, now) for tp in self.partitions()}
         if not holders or self._left:
             return
-        for place, holder in holders.items():
-            if holder == self.me and place not in self._held and place not in self._leaving:
-                self._say_released(place, self._start_of(place), now)  # The log did not get it the first time.
+        for tp, holder in holders.items():
+            if holder == self.me and tp not in self._held and tp not in self._leaving:
+                self._say_released(tp, self._start_of(tp), now)  # The log did not get it the first time.
         todo = self._spread.next_plan(holders, self._members(now), self._left_by, now)
-        self._release([place for place in todo.release if place in self._held], "others have room for it", now)
-        for place in todo.claim:
-            if place not in self._leaving:
-                self._spread.wait_for(place, now)
-                self._say(place, ClaimingPartition(*self._common(place, now)), now)
+        self._release([tp for tp in todo.release if tp in self._held], "others have room for it", now)
+        for tp in todo.claim:
+            if tp not in self._leaving:
+                self._spread.wait_for(tp, now)
+                self._say(tp, ClaimingPartition(*self._common(tp, now)), now)
         if todo.ask is not None:
             self._say(todo.ask, ClaimingPartition(*self._common(todo.ask, now)), now)
 
     def leave(self, now: float, *, keep: bool) -> None:
         """Say how far we are, and release all, or `keep` it for the next instance of our client."""
         self._left = True
-        for place, held in list(self._held.items()) if keep else ():
+        for tp, held in list(self._held.items()) if keep else ():
             offset = held.claim.position if self._at_most_once else held.claim.offset
-            self._say(place, Heartbeat(*self._common(place, now), offset), now)
-            self._leaving[place] = now
-            self._lose(place, "this run ends")
+            self._say(tp, Heartbeat(*self._common(tp, now), offset), now)
+            self._leaving[tp] = now
+            self._lose(tp, "this run ends")
         self._release(list(self._held), "this run ends", now)
 
     @property
@@ -397,39 +402,39 @@ class Member:
         """Whether the log has all that we said when we left."""
         return not self._unanswered
 
-    def _release(self, places: Collection[Place], why: str, now: float) -> None:
-        """Give up `places`: what was not handed out is handed out by us no more, and the log says where to go on."""
-        for place in places:
-            claim = self._held[place].claim
-            self._say_released(place, claim.position if self._at_most_once else claim.offset, now)
-            self._lose(place, why)
+    def _release(self, partitions: Collection[TopicPartition], why: str, now: float) -> None:
+        """Give up partitions: hand out no more of their records, and tell the log where to go on."""
+        for tp in partitions:
+            claim = self._held[tp].claim
+            self._say_released(tp, claim.position if self._at_most_once else claim.offset, now)
+            self._lose(tp, why)
 
-    def _say_released(self, place: Place, offset: int, now: float) -> None:
-        self._leaving[place] = now
-        self._say(place, ReleasingPartition(*self._common(place, now), offset), now)
+    def _say_released(self, tp: TopicPartition, offset: int, now: float) -> None:
+        self._leaving[tp] = now
+        self._say(tp, ReleasingPartition(*self._common(tp, now), offset), now)
 
-    def _lose(self, place: Place, why: str) -> None:
-        del self._held[place]
+    def _lose(self, tp: TopicPartition, why: str) -> None:
+        del self._held[tp]
         self._trend.forget()
-        self._actions.append(ClaimLost(place, self._read_up_to[self._partition_of[place.topic]], why))
+        self._actions.append(ClaimLost(tp, self._read_up_to[self._partition_of[tp.topic]], why))
 
-    def _keep(self, place: Place, offset: int, topic_id: str, at: float) -> None:
-        self._actions.append(Keep(place, offset, topic_id, at))
+    def _keep(self, tp: TopicPartition, offset: int, topic_id: str, at: float) -> None:
+        self._actions.append(Keep(tp, offset, topic_id, at))
 
     # What the world says.
 
-    def _world_of(self, place: Place) -> World:
-        return self.worlds[self._partition_of[place.topic]]
+    def _world_of(self, tp: TopicPartition) -> World:
+        return self.worlds[self._partition_of[tp.topic]]
 
-    def _owner(self, place: Place, now: float) -> Holder | None:
-        return self._world_of(place).owner(self._group, *place, self.log_time(now))
+    def _owner(self, tp: TopicPartition, now: float) -> Holder | None:
+        return self._world_of(tp).owner(self._group, *tp, self.log_time(now))
 
-    def _left_by(self, place: Place) -> Holder | None:
-        return self._world_of(place).left_by(self._group, *place)
+    def _left_by(self, tp: TopicPartition) -> Holder | None:
+        return self._world_of(tp).left_by(self._group, *tp)
 
-    def _start_of(self, place: Place) -> int:
+    def _start_of(self, tp: TopicPartition) -> int:
         """Where to go on; 0 where nobody said: the partition's first record."""
-        return self._world_of(place).offset(self._group, *place) or 0
+        return self._world_of(tp).offset(self._group, *tp) or 0
 
     def _offset(self, claim: Claim) -> int:
         return claim.promised if self._at_most_once else claim.offset
@@ -443,13 +448,13 @@ class Member:
 
     # What we say.
 
-    def _say(self, place: Place, message: Message, now: float) -> None:
-        self._unanswered.add(place, message.timestamp, now)
-        self._actions.append(Send(message, self._partition_of[place.topic]))
+    def _say(self, tp: TopicPartition, message: Message, now: float) -> None:
+        self._unanswered.add(tp, message.timestamp, now)
+        self._actions.append(Send(message, self._partition_of[tp.topic]))
 
     def _timestamp(self, now: float) -> int:
         self._stamp = max(self._stamp, int(self.log_time(now)))
         return self._stamp
 
-    def _common(self, place: Place, now: float) -> tuple[int, int, str, str, str, str, int]:
-        return (VERSION, self._timestamp(now), *self.me, self._group, *place)
+    def _common(self, tp: TopicPartition, now: float) -> tuple[int, int, str, str, str, str, int]:
+        return (VERSION, self._timestamp(now), *self.me, self._group, *tp)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from outbox_plugin.coordination.claims import Place, Plan, plan
-from outbox_plugin.coordination.timing import Timing
+from outbox_plugin.coordination.claims import Plan, plan
+from outbox_plugin.coordination.heartbeat_timing import HeartbeatTiming
 from outbox_plugin.coordination.world import Holder
+from outbox_plugin.core.topic_partition import TopicPartition
 
 ROUND_SECONDS = 0.2  # Between two looks at what to claim.
 PLACES_PER_ROUND = 2_000  # With so many more partitions, an idle look comes later by as much again.
@@ -17,15 +18,15 @@ LONGEST_AVOIDED = 16 * AVOIDED_INTERVALS
 class Spread:
     """What to claim and release next. Times are monotonic seconds."""
 
-    def __init__(self, me: Holder, timing: Timing, limit: int | None) -> None:
+    def __init__(self, me: Holder, timing: HeartbeatTiming, limit: int | None) -> None:
         """`limit`: how many partitions this instance may hold."""
         self._me = me
         self._timing = timing
         self._limit = limit
-        self._waiting: dict[Place, float] = {}  # Claims that the log has not answered yet; since when.
-        self._refused: dict[Place, float] = {}  # Claims that did not count; until when they are not repeated.
-        self._free_since: dict[Place, float] = {}
-        self._avoid: dict[Place, float] = {}
+        self._waiting: dict[TopicPartition, float] = {}  # Claims that the log has not answered yet; since when.
+        self._refused: dict[TopicPartition, float] = {}  # Claims that did not count; until when they are not repeated.
+        self._free_since: dict[TopicPartition, float] = {}
+        self._avoid: dict[TopicPartition, float] = {}
         self._avoided = float(AVOIDED_INTERVALS)
         self._next = float("-inf")
 
@@ -43,33 +44,33 @@ class Spread:
         """
         return self._timing.beat
 
-    def wait_for(self, place: Place, now: float) -> None:
-        """A claim on `place` was sent."""
-        self._waiting[place] = now
+    def wait_for(self, tp: TopicPartition, now: float) -> None:
+        """A claim on `tp` was sent."""
+        self._waiting[tp] = now
 
-    def answered(self, place: Place, now: float, *, counted: bool) -> None:
+    def answered(self, tp: TopicPartition, now: float, *, counted: bool) -> None:
         """The log has answered a claim."""
-        self._waiting.pop(place, None)
+        self._waiting.pop(tp, None)
         if counted:
-            self._refused.pop(place, None)
+            self._refused.pop(tp, None)
         else:
-            self._refused[place] = now + self._timing.beat
+            self._refused[tp] = now + self._timing.beat
 
-    def avoid(self, place: Place, now: float) -> None:
-        """This instance was too slow for `place`."""
-        self._avoid[place] = now + self._avoided * self._timing.interval
+    def avoid(self, tp: TopicPartition, now: float) -> None:
+        """This instance was too slow for `tp`."""
+        self._avoid[tp] = now + self._avoided * self._timing.interval
         self._avoided = min(2 * self._avoided, LONGEST_AVOIDED)
 
     def is_due(self, now: float) -> bool:
         """Whether it is time for another look."""
-        self._waiting = {place: since for place, since in self._waiting.items() if now - since < self.patience}
+        self._waiting = {tp: since for tp, since in self._waiting.items() if now - since < self.patience}
         return now >= self._next and not self._waiting
 
     def next_plan(
         self,
-        holders: Mapping[Place, Holder | None],
+        holders: Mapping[TopicPartition, Holder | None],
         members: Mapping[Holder, bool],
-        left_by: Callable[[Place], Holder | None],
+        left_by: Callable[[TopicPartition], Holder | None],
         now: float,
     ) -> Plan:
         """What to do now.
@@ -80,22 +81,22 @@ class Spread:
             left_by: who gave up a free partition by its own word.
             now: the time.
         """
-        free = [place for place, holder in holders.items() if holder is None]
-        self._free_since = {place: self._free_since.get(place, now) for place in free}
-        self._avoid = {place: until for place, until in self._avoid.items() if now < until}
-        self._refused = {place: until for place, until in self._refused.items() if now < until}
+        free = [tp for tp, holder in holders.items() if holder is None]
+        self._free_since = {tp: self._free_since.get(tp, now) for tp in free}
+        self._avoid = {tp: until for tp, until in self._avoid.items() if now < until}
+        self._refused = {tp: until for tp, until in self._refused.items() if now < until}
         held = dict.fromkeys([self._me, *members], 0)
         for holder in holders.values():
             if holder is not None:
                 held[holder] = held.get(holder, 0) + 1
-        neglected = {place for place in free if now - self._free_since[place] > self.neglect}
+        neglected = {tp for tp in free if now - self._free_since[tp] > self.neglect}
         if not self._avoid and not neglected:
             fair = len(holders) // max(1, len(held))
-            left = ((place, left_by(place)) for place in free)
+            left = ((tp, left_by(tp)) for tp in free)
             given_up = [each for each, by in left if by and by in members and by != self._me and held[by] < fair]
             neglected = set(sorted(given_up)[:1])
         todo = plan(self._me, holders, members, limit=self._limit, neglected=neglected, avoid=self._avoid)
-        todo = todo._replace(claim=tuple(place for place in todo.claim if place not in self._refused))
+        todo = todo._replace(claim=tuple(tp for tp in todo.claim if tp not in self._refused))
         self._next = now
         if todo.ask is not None:
             self._next += self._timing.beat  # Once is heard by all; let the holder act.

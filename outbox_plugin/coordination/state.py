@@ -25,7 +25,7 @@ from outbox_plugin.coordination.world import Key
 FORM_KEY, CLOCK_KEY = b"form", b"clock"
 
 
-class Position(NamedTuple):
+class KeptPosition(NamedTuple):
     """Where a group goes on: the log said so at `at` (seconds since the epoch), of the topic with that id."""
 
     offset: int
@@ -48,7 +48,7 @@ class Form(NamedTuple):
 class KeptState:
     """The records of the state topic, as far as they were read."""
 
-    positions: dict[Key, Position] = field(default_factory=dict)
+    positions: dict[Key, KeptPosition] = field(default_factory=dict)
     pauses: dict[str, ReleaseGroup] = field(default_factory=dict)
     form: Form | None = None
 
@@ -60,11 +60,11 @@ class KeptState:
             if kind == "position":
                 group_id, topic, partition = names
                 offset, at, topic_id = text.split("/")
-                place = Key(group_id, topic, int(partition))
-                found = Position(int(offset), int(at) / 1000, topic_id)
-                known = self.positions.get(place)
+                tp = Key(group_id, topic, int(partition))
+                found = KeptPosition(int(offset), int(at) / 1000, topic_id)
+                known = self.positions.get(tp)
                 if found.offset >= 0 and (known is None or known.at <= found.at):
-                    self.positions[place] = found
+                    self.positions[tp] = found
             elif kind == "pause":
                 message = decode(value)
                 if isinstance(message, ReleaseGroup) and [message.group_id] == names:
@@ -74,7 +74,7 @@ class KeptState:
                 self.form = Form(int(width), topic_id, int(since) / 1000)
 
 
-def position_record(key: Key, position: Position) -> tuple[bytes, bytes]:
+def position_record(key: Key, position: KeptPosition) -> tuple[bytes, bytes]:
     """Key and value of a record that keeps a position."""
     value = f"{position.offset}/{int(position.at * 1000)}/{position.topic_id}"
     return "/".join(("position", key.group_id, key.topic, str(key.partition))).encode(), value.encode()

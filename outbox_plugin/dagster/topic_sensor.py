@@ -23,7 +23,7 @@ from dagster import (
 )
 
 from outbox_plugin.consuming.positions import read_position
-from outbox_plugin.consuming.topics import topic_state
+from outbox_plugin.consuming.topic_state import topic_state
 from outbox_plugin.core.ranges import Planned, Position, TopicRange, TopicState, plan
 from outbox_plugin.dagster.assets import Emitter, check_topic_names, emitter_key
 from outbox_plugin.dagster.consumption import Bounds, Decision, Memory, decide

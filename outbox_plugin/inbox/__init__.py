@@ -5,21 +5,27 @@ commit point: an event that Kafka delivers again, after a crash or to another pr
 Offsets are committed afterwards, and positions written, as a hint where to go on: for as long as keys are remembered,
 nothing rests on them but work saved.
 
-Records of one key go one after the other, through a lane; lanes run side by side, up to a limit. A record that fails
-holds up its own lane, until it succeeds or is laid among the dead letters. In the rush, what many lanes hold is handled
-in one transaction, whose claims are one statement; if any handler fails, it is all undone and done again one by one.
+Each key of a partition has a queue, and its records are handled in their order, one after the other. Queues are handled
+side by side, up to a limit. A record that fails delays only its own queue, until it succeeds or becomes a dead letter.
+While many records wait, one transaction handles those of many queues, with one statement that claims them all. If a
+handler fails, that transaction is rolled back, and each record gets a transaction of its own.
 
 Authority: the primary key of `outbox_inbox`. Two processes that hold one record, as they may around a rebalance, meet
 there: the second waits for the first one's transaction, and leaves out what that has committed.
 
-    received    what a handler gets                       pure
-    lanes       which records may run now; offsets        pure
-    retry       again, later, or a dead letter            pure
-    seat        a connection and a handler, sync or async; proves that a transaction is the one that was begun
-    handling    records -> transactions -> outcomes       on seats
-    consumer    `Inbox`: polls, dispatches, commits offsets, takes part in rebalances
-    positions   where a group goes on, when Kafka has forgotten it
-    dead_letters, cleaning                                the tables' upkeep
+    received       what a handler gets                                            pure
+    key_queues     which records may be handled now; up to where each partition is done    pure
+    batch_limit    how many records one transaction handles                       pure
+    retry          whether a failed record is tried again, and when               pure
+    halving        how a batch that fails is divided                              pure
+    dispatcher     key_queues and batch_limit behind a lock: the poller adds records, workers take them
+    workers        threads or asyncio tasks that take records and have them handled
+    session        a worker's connection and handler; proves that a transaction is the one that was begun
+    handling       turns records into transactions, and transactions into outcomes
+    claims         records in the transaction of an effect that its event is handled
+    consumer       `Inbox`: polls, commits offsets, takes part in rebalances
+    positions      where a group goes on when Kafka has forgotten its offsets
+    housekeeping, dead_letters, cleaning                                          the tables' upkeep
 """
 
 from __future__ import annotations

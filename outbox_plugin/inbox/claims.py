@@ -17,7 +17,7 @@ from psycopg import sql
 
 from outbox_plugin.errors import HandlerMisuse
 from outbox_plugin.inbox.received import Received
-from outbox_plugin.inbox.seat import Begun, Seat
+from outbox_plugin.inbox.session import Begun, HandlerSession
 from outbox_plugin.printable import logger_of
 from outbox_plugin.schema.connection import one_line
 from outbox_plugin.schema.statements import statement
@@ -43,7 +43,7 @@ class Claims:
         )
         self._roll_back = statement("inbox", "roll_back_prepared", table)
 
-    async def claim(self, seat: Seat, records: Sequence[Received]) -> tuple[dict[str, str], Begun | None]:
+    async def claim(self, session: HandlerSession, records: Sequence[Received]) -> tuple[dict[str, str], Begun | None]:
         """Claim events: those that had not been handled, and the transaction; None if there are none.
 
         Returns the keys, and of each the source.
@@ -51,7 +51,7 @@ class Claims:
         Raises:
             OneKeyOfTwoSources: such events cannot be claimed at once.
         """
-        records = await self._not_known_formerly(seat, records)
+        records = await self._not_known_formerly(session, records)
         sources: dict[str, str] = {}
         for record in records:
             source = record.source
@@ -59,7 +59,7 @@ class Claims:
                 raise OneKeyOfTwoSources
         if not sources:
             return {}, None
-        sign = seat.new_sign()
+        sign = session.new_sign()
         events: dict[str, object] = {
             "group": self._group,
             "keys": _text_array(sources),
@@ -67,58 +67,58 @@ class Claims:
             "count": len(sources),
             "sign": sign,
         }
-        [(count, keys, transaction_id)] = await seat.fetch(self._claim, events)
+        [(count, keys, transaction_id)] = await session.fetch(self._claim, events)
         fresh = sources if count == len(sources) else {key: sources[key] for key in keys or ()}
         return fresh, Begun(transaction_id, sign) if fresh else None
 
-    async def _not_known_formerly(self, seat: Seat, records: Sequence[Received]) -> Sequence[Received]:
+    async def _not_known_formerly(self, session: HandlerSession, records: Sequence[Received]) -> Sequence[Received]:
         """The events that no version before this one has handled, under the name that it gave them."""
         written = {record.formerly: record.timestamp for record in records if record.formerly is not None}
         if not written:
             return records
         events: dict[str, object] = {"group": self._group, "keys": [*written], "written": [*written.values()]}
-        known = {key for (key,) in await seat.fetch(self._known_formerly, events)}
+        known = {key for (key,) in await session.fetch(self._known_formerly, events)}
         return [record for record in records if record.formerly not in known]
 
-    async def lock_letter(self, seat: Seat, letter: int) -> Begun | None:
+    async def lock_letter(self, session: HandlerSession, letter: int) -> Begun | None:
         """Lock a dead letter that is to be tried again; None if it is not there any more, or not to be tried."""
-        sign = seat.new_sign()
-        rows = await seat.fetch(self._lock_letter, {"id": letter, "sign": sign})
+        sign = session.new_sign()
+        rows = await session.fetch(self._lock_letter, {"id": letter, "sign": sign})
         return Begun(rows[0][1], sign) if rows else None
 
-    async def has_ended(self, seat: Seat, begun: Begun) -> bool:
+    async def has_ended(self, session: HandlerSession, begun: Begun) -> bool:
         """Whether the handler has committed the transaction that was `begun`.
 
         Raises:
             HandlerMisuse: it cannot be committed any more.
         """
-        if seat.shows(begun.sign):
+        if session.shows(begun.sign):
             return False
         try:
-            [(became, is_ours)] = await seat.fetch(self._became, {"id": begun.id})
+            [(became, is_ours)] = await session.fetch(self._became, {"id": begun.id})
         except psycopg.errors.InFailedSqlTransaction:
             raise HandlerMisuse(
                 "the handler went on after a failed statement: let the error through, or use a savepoint"
             ) from None
         if is_ours:
             return False
-        seat.distrust()
+        session.distrust()
         if became == "committed":
             return True
         did = "rolled the transaction back" if became == "aborted" else "prepared the transaction"
         raise HandlerMisuse(f"the handler {did} that it was given: leave that to the inbox")
 
-    async def mark(self, seat: Seat, begun: Begun, before: int, now: int) -> None:
+    async def mark(self, session: HandlerSession, begun: Begun, before: int, now: int) -> None:
         """Mark in the transaction that so many events have been handled `now`, after the mark `before`, 0 for none.
 
         Raises:
             HandlerMisuse: the last mark is gone.
         """
-        [(found, _)] = await seat.fetch(self._mark, {"mark": f"{begun.id} {now}"})
+        [(found, _)] = await session.fetch(self._mark, {"mark": f"{begun.id} {now}"})
         if before and found != f"{begun.id} {before}":
             raise HandlerMisuse("the handler went back to a savepoint that it has not made")
 
-    async def settle(self, seat: Seat, begun: Begun | None, fresh: Mapping[str, str]) -> None:
+    async def settle(self, session: HandlerSession, begun: Begun | None, fresh: Mapping[str, str]) -> None:
         """See to it that events which have not been handled do not count as handled, now or later.
 
         If a handler has committed the claims on `fresh` ones, they are taken back; if it has prepared the transaction,
@@ -126,21 +126,21 @@ class Claims:
         """
         if begun is None:
             return
-        seat.distrust()  # What the handler has done to the session stays if it has committed.
+        session.distrust()  # What the handler has done to the session stays if it has committed.
         events: dict[str, object] = {"group": self._group, "keys": [*fresh], "sources": [*fresh.values()]}
         for _ in range(SETTLE_ATTEMPTS):
             try:
-                await seat.connect()
-                for (roll_back,) in await seat.fetch(self._roll_back, {"id": begun.id}):
-                    await seat.fetch(sql.SQL(roll_back))
-                [(became, _)] = await seat.fetch(self._became, {"id": begun.id})
+                await session.connect()
+                for (roll_back,) in await session.fetch(self._roll_back, {"id": begun.id}):
+                    await session.fetch(sql.SQL(roll_back))
+                [(became, _)] = await session.fetch(self._became, {"id": begun.id})
                 if became == "committed" and fresh:
-                    await seat.fetch(self._unclaim, events)
+                    await session.fetch(self._unclaim, events)
             except psycopg.errors.InvalidParameterValue:  # A server that took over does not know the transaction.
                 return
             except psycopg.Error as error:
                 logger.warning("handling waits for Postgres: %s", one_line(error))
-                await seat.rest(SETTLE_SECONDS)
+                await session.rest(SETTLE_SECONDS)
             else:
                 return
 

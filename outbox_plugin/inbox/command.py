@@ -7,7 +7,7 @@ import json
 import click
 
 from outbox_plugin.errors import UserError
-from outbox_plugin.inbox.dead_letters import MOST_SHOWN, DeadLetter, DeadLetters
+from outbox_plugin.inbox.dead_letters import MAX_SHOWN, DeadLetter, DeadLetters
 from outbox_plugin.printable import printable
 from outbox_plugin.settings import Settings
 
@@ -28,7 +28,7 @@ def list_letters(group: str | None, as_json: bool) -> None:
         return
     for letter in letters:
         click.echo(printable(_described(letter)))
-    more = " (the oldest; there may be more)" if len(letters) == MOST_SHOWN else ""
+    more = " (the oldest; there may be more)" if len(letters) == MAX_SHOWN else ""
     click.echo(f"{len(letters)} dead letters{more}")
 
 

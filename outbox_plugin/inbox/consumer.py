@@ -12,22 +12,31 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, cast
 
-from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException, Message
+from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from outbox_plugin.adapters.kafka_admin import KafkaAdmin
 from outbox_plugin.adapters.kafka_clients import client_config, readable_headers, refusal, refused_property
 from outbox_plugin.adapters.topic_ids import TopicIds
 from outbox_plugin.core.event_identity import event_identity
+from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import InvalidSetting, OutboxError, ServerRefused
-from outbox_plugin.inbox.board import Board
 from outbox_plugin.inbox.cleaning import Keep
+from outbox_plugin.inbox.dispatcher import Dispatcher
 from outbox_plugin.inbox.handling import Handling
 from outbox_plugin.inbox.housekeeping import Housekeeping
-from outbox_plugin.inbox.positions import Positions, starts
-from outbox_plugin.inbox.received import Place, Received
+from outbox_plugin.inbox.positions import Positions, start_offsets
+from outbox_plugin.inbox.received import Received
 from outbox_plugin.inbox.retry import Retry
-from outbox_plugin.inbox.seat import AsyncBatchHandler, AsyncHandler, BatchHandler, Handler, TaskSeat, ThreadSeat
-from outbox_plugin.inbox.seats import TaskSeats, ThreadSeats
+from outbox_plugin.inbox.session import (
+    AsyncBatchHandler,
+    AsyncHandler,
+    BatchHandler,
+    Handler,
+    TaskSession,
+    ThreadSession,
+)
+from outbox_plugin.inbox.workers import TaskWorkers, ThreadWorkers
 from outbox_plugin.insecure_settings import warn_about_insecure_settings
 from outbox_plugin.printable import logger_of
 from outbox_plugin.schema.connection import connect, one_line, reported_as_refusal
@@ -41,8 +50,8 @@ logger = logger_of("outbox_plugin.inbox")
 SESSION_TIMEOUT_MS = 6_000  # After so long without a word from a killed process, others get its partitions.
 POLL_SECONDS = 0.1
 POLL_RECORDS = 1_000
-MOST_HELD = 10_000  # Records in memory; beyond that it waits for room, or pauses until half of it is done.
-MOST_HELD_BYTES = 64_000_000  # The same for the bytes of their keys, values and headers.
+MAX_HELD_RECORDS = 10_000  # Records in memory; beyond that it waits for room, or pauses until half of it is done.
+MAX_HELD_BYTES = 64_000_000  # The same for the bytes of their keys, values and headers.
 QUEUED_KILOBYTES = 16_384  # What librdkafka holds beside that. Its own default is 64 MB.
 ROOM_SECONDS = 0.5  # So long it waits for room before it pauses, which has librdkafka drop what it has fetched.
 COMMIT_SECONDS = 0.5
@@ -120,21 +129,21 @@ class Inbox(Background):
         self._retry = retry
         self._keep = Keep(keep, keep_dead_letters)
         self._in_batches = batch_size is not None
-        self._board = Board(concurrency, batch_size)
+        self._dispatcher = Dispatcher(concurrency, batch_size)
         self._paused = False
-        self._next: dict[Place, int] = {}
+        self._next: dict[TopicPartition, int] = {}
         self._positions: Positions
 
     @property
-    def partitions(self) -> list[Place]:
+    def partitions(self) -> list[TopicPartition]:
         """The partitions, as (topic, number), that this process handles now."""
-        return self._board.places()
+        return self._dispatcher.partitions()
 
     def _prepare(self, loop: asyncio.AbstractEventLoop | None) -> Callable[[], None]:
         self._check()
         self._topic_ids = TopicIds(self._settings)
-        seats = self._seats(loop)
-        return partial(self._consume, self._consumer(), seats)
+        workers = self._workers(loop)
+        return partial(self._consume, self._consumer(), workers)
 
     def _check(self) -> None:
         start = self._settings.kafka.get(_RESET, "earliest")
@@ -153,14 +162,18 @@ class Inbox(Background):
             self._positions = Positions(self._settings, self._group)
             self._positions.read(connection, {})
 
-    def _seats(self, loop: asyncio.AbstractEventLoop | None) -> ThreadSeats | TaskSeats:
+    def _workers(self, loop: asyncio.AbstractEventLoop | None) -> ThreadWorkers | TaskWorkers:
         handling = Handling(self._settings.table, self._group, self._retry, random.random, in_batches=self._in_batches)
         handler = self._handler
         if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None)):  # noqa: B004
             awaited = cast(Callable[[Any, Any], Awaitable[None]], handler)
-            return TaskSeats(self._board, handling, lambda: TaskSeat(self._settings, awaited), self._concurrency, loop)
+            return TaskWorkers(
+                self._dispatcher, handling, lambda: TaskSession(self._settings, awaited), self._concurrency, loop
+            )
         called = cast(Callable[[Any, Any], None], handler)
-        return ThreadSeats(self._board, handling, lambda: ThreadSeat(self._settings, called), self._concurrency)
+        return ThreadWorkers(
+            self._dispatcher, handling, lambda: ThreadSession(self._settings, called), self._concurrency
+        )
 
     def _consumer(self) -> Consumer:
         config = client_config(
@@ -184,38 +197,40 @@ class Inbox(Background):
         consumer.subscribe(self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
         return consumer
 
-    def _consume(self, consumer: Consumer, seats: ThreadSeats | TaskSeats) -> None:
-        housekeeping = Housekeeping(self._settings, self._group, self._board, self._positions, self._keep)
-        seats.start()
+    def _consume(self, consumer: Consumer, workers: ThreadWorkers | TaskWorkers) -> None:
+        housekeeping = Housekeeping(self._settings, self._group, self._dispatcher, self._positions, self._keep)
+        workers.start()
         housekeeping.start()
         try:
             committed_at = time.monotonic()
             while not self._stop.is_set():
-                if seats.error is not None:
-                    raise OutboxError(f"a handler's worker has ended: {one_line(seats.error)}") from seats.error
+                if workers.error is not None:
+                    raise OutboxError(f"a handler's worker has ended: {one_line(workers.error)}") from workers.error
                 self._take_in(consumer)
                 self._hold_back(consumer)
-                self._begin_anew(consumer, self._topic_ids.recreated({topic for topic, _ in self._board.places()}))
+                self._begin_anew(
+                    consumer, self._topic_ids.recreated({topic for topic, _ in self._dispatcher.partitions()})
+                )
                 if time.monotonic() - committed_at > COMMIT_SECONDS:
-                    self._commit(consumer, self._board.committable(), wait=False)
+                    self._commit(consumer, self._dispatcher.committable(), wait=False)
                     committed_at = time.monotonic()
         finally:
             housekeeping.stop()
-            self._board.stop()
+            self._dispatcher.stop()
             # Others wait for our partitions, so not longer than at a rebalance. A handler that goes on keeps its
             # transaction: who gets its event meanwhile waits for that, and then leaves the event out.
-            positions = self._board.positions()
-            reached = self._board.hand_over(self._board.places(), HAND_OVER_SECONDS)
+            positions = self._dispatcher.positions()
+            reached = self._dispatcher.release(self._dispatcher.partitions(), HAND_OVER_SECONDS)
             self._commit(consumer, reached, wait=True)
             try:
                 # While the partitions are still ours: later, their next owner may have written greater ones.
                 if housekeeping.join():
                     self._positions.write_last(
-                        {place: at._replace(next_offset=reached.get(place, at[1])) for place, at in positions.items()}
+                        {tp: at._replace(next_offset=reached.get(tp, at[1])) for tp, at in positions.items()}
                     )
             finally:
                 consumer.close()
-                seats.join()
+                workers.join()
 
     def _take_in(self, consumer: Consumer) -> None:
         """Add what has come. The first is added before a rebalance that the second call may bring."""
@@ -223,8 +238,8 @@ class Inbox(Background):
             return
         self._add(consumer, [first])
         # How large the next ones are is not known before they are here: as large as those that are held, most likely.
-        held, held_bytes = self._board.held(), self._board.held_bytes()
-        room = max(0, MOST_HELD_BYTES - held_bytes) * held // max(1, held_bytes)
+        held, held_bytes = self._dispatcher.held(), self._dispatcher.held_bytes()
+        room = max(0, MAX_HELD_BYTES - held_bytes) * held // max(1, held_bytes)
         if records := min(POLL_RECORDS, room):
             self._add(consumer, consumer.consume(records, 0))
 
@@ -232,7 +247,7 @@ class Inbox(Background):
         good = [message for message in messages if (error := message.error()) is None or self._noted(error)]
         polled = cast(list[Any], good)  # Whose stubs say that each of these may be missing; of a record none is.
         at = [(each.topic(), each.partition(), each.offset()) for each in polled]
-        doubtful = {place[0] for place in at if self._goes_back(*place) or not self._topic_ids.of(place[0])}
+        doubtful = {tp[0] for tp in at if self._goes_back(*tp) or not self._topic_ids.of(tp[0])}
         left_out = self._unconfirmed(consumer, doubtful, at)
         received = [self._received(message) for message in good if message.topic() not in left_out]
         # A name by the topic's id is right only if Kafka says that id after the record came.
@@ -240,7 +255,7 @@ class Inbox(Background):
             at = [(record.topic, record.partition, record.offset) for record in received]
             left_out = self._unconfirmed(consumer, unnamed, at)
             received = [record for record in received if record.topic not in left_out]
-        self._board.add(received)
+        self._dispatcher.add(received)
 
     def _unconfirmed(self, consumer: Consumer, topics: Collection[str], at: Sequence[tuple[str, int, int]]) -> set[str]:
         """Ask for the ids of these topics; returns those whose records, which are `at` these offsets, come again."""
@@ -251,34 +266,34 @@ class Inbox(Background):
         silent = {*topics} - answer.known
         if silent:
             logger.warning("records of %s wait until Kafka says the id of the topic", ", ".join(sorted(silent)))
-            first: dict[Place, int] = {}
+            first: dict[TopicPartition, int] = {}
             for topic, partition, offset in at:
                 if topic in silent:
-                    first.setdefault((topic, partition), offset)
-            for (topic, partition), offset in first.items():
-                self._next.pop((topic, partition), None)
+                    first.setdefault(TopicPartition(topic, partition), offset)
+            for tp, offset in first.items():
+                self._next.pop(tp, None)
                 with suppress(KafkaException):  # The partition is not ours any more.
-                    consumer.seek(TopicPartition(topic, partition, offset))
+                    consumer.seek(KafkaTopicPartition(*tp, offset))
             self._stop.wait(SILENT_SECONDS)
         return answer.recreated | silent
 
     def _goes_back(self, topic: str, partition: int, offset: int) -> bool:
         """Whether a record comes before the one that came last of its partition: the topic may be another one."""
-        place = topic, partition
-        expected, self._next[place] = self._next.get(place, 0), offset + 1
+        tp = TopicPartition(topic, partition)
+        expected, self._next[tp] = self._next.get(tp, 0), offset + 1
         return offset < expected
 
     def _begin_anew(self, consumer: Consumer, topics: Collection[str]) -> None:
         """These topics were deleted and made anew: read them from the beginning."""
-        places = [place for place in self._board.places() if place[0] in topics]
-        if not places:
+        partitions = [tp for tp in self._dispatcher.partitions() if tp.topic in topics]
+        if not partitions:
             return
         logger.warning("the topic %s was made anew, and is read from its beginning", ", ".join(sorted(topics)))
-        self._board.hand_over(places, HAND_OVER_SECONDS)
-        self._board.assign(places, self._topic_ids.known())
-        for topic, partition in places:
-            self._next.pop((topic, partition), None)
-            consumer.seek(TopicPartition(topic, partition, OFFSET_BEGINNING))
+        self._dispatcher.release(partitions, HAND_OVER_SECONDS)
+        self._dispatcher.assign(partitions, self._topic_ids.known())
+        for tp in partitions:
+            self._next.pop(tp, None)
+            consumer.seek(KafkaTopicPartition(*tp, OFFSET_BEGINNING))
 
     def _received(self, message: Message) -> Received:
         polled: Any = message  # Whose stubs say that each of these may be missing; of a record none is.
@@ -309,22 +324,22 @@ class Inbox(Background):
 
     def _hold_back(self, consumer: Consumer) -> None:
         """Bound what is in memory, while polling goes on: it is what keeps us in the group."""
-        full = max(self._board.held() / MOST_HELD, self._board.held_bytes() / MOST_HELD_BYTES)
+        full = max(self._dispatcher.held() / MAX_HELD_RECORDS, self._dispatcher.held_bytes() / MAX_HELD_BYTES)
         if not self._paused and full >= 1:
-            if not self._board.wait_for_room(MOST_HELD, MOST_HELD_BYTES, ROOM_SECONDS):
+            if not self._dispatcher.wait_for_room(MAX_HELD_RECORDS, MAX_HELD_BYTES, ROOM_SECONDS):
                 consumer.pause(consumer.assignment())
                 self._paused = True
         elif self._paused and full < 0.5:
             consumer.resume(consumer.assignment())
             self._paused = False
 
-    def _commit(self, consumer: Consumer, reached: dict[Place, int], *, wait: bool) -> None:
+    def _commit(self, consumer: Consumer, reached: dict[TopicPartition, int], *, wait: bool) -> None:
         """Tell Kafka where to go on. Nothing rests on it: what is delivered again is left out."""
         if not reached:
             return
         # With the topic's id: in one that was made anew meanwhile, the offset means something else.
         offsets = [
-            TopicPartition(topic, partition, offset, self._topic_ids.of(topic))
+            KafkaTopicPartition(topic, partition, offset, self._topic_ids.of(topic))
             for (topic, partition), offset in reached.items()
         ]
         try:
@@ -335,32 +350,38 @@ class Inbox(Background):
         except KafkaException as error:
             logger.info("offsets were not committed: %s", error.args[0].str())
 
-    def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+    def _assigned(self, consumer: Consumer, partitions: list[KafkaTopicPartition]) -> None:
         def look_up() -> dict[str, str]:
             answer = self._topic_ids.look_up(each.topic for each in partitions)
-            self._begin_anew(consumer, answer.recreated)  # What is ours already; what is new begins as `starts` says.
+            self._begin_anew(
+                consumer, answer.recreated
+            )  # What is ours already; what is new begins as `start_offsets` says.
             return {topic: self._topic_ids.of(topic) for topic in answer.known}
 
-        found = starts(self._positions, consumer, partitions, look_up, self._stop)
+        found = start_offsets(self._positions, consumer, partitions, look_up, self._stop)
         if found is None:  # It stops, and handles no record of these, wherever they begin.
             for each in partitions:
                 each.offset = OFFSET_END
             consumer.incremental_assign(partitions)
             return
         for each in partitions:
-            place = (each.topic, each.partition)
-            self._next.pop(place, None)
-            each.offset = found.get(place, OFFSET_BEGINNING)  # Not the committed one, which may be another topic's.
-        self._board.assign(((each.topic, each.partition) for each in partitions), self._topic_ids.known(), found)
+            tp = TopicPartition(each.topic, each.partition)
+            self._next.pop(tp, None)
+            each.offset = found.get(tp, OFFSET_BEGINNING)  # Not the committed one, which may be another topic's.
+        self._dispatcher.assign(
+            (TopicPartition(each.topic, each.partition) for each in partitions), self._topic_ids.known(), found
+        )
         consumer.incremental_assign(partitions)
         if self._paused:
             consumer.pause(partitions)
 
-    def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        reached = self._board.hand_over([(each.topic, each.partition) for each in partitions], HAND_OVER_SECONDS)
+    def _revoked(self, consumer: Consumer, partitions: list[KafkaTopicPartition]) -> None:
+        reached = self._dispatcher.release(
+            [TopicPartition(each.topic, each.partition) for each in partitions], HAND_OVER_SECONDS
+        )
         self._commit(consumer, reached, wait=True)
         consumer.incremental_unassign(partitions)
 
-    def _lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        self._board.hand_over([(each.topic, each.partition) for each in partitions], 0)
+    def _lost(self, consumer: Consumer, partitions: list[KafkaTopicPartition]) -> None:
+        self._dispatcher.release([TopicPartition(each.topic, each.partition) for each in partitions], 0)
         consumer.incremental_unassign(partitions)

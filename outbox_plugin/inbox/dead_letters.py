@@ -1,7 +1,7 @@
 """Dead letters: what groups gave up on, kept as it came, to be looked at, tried again, or discarded.
 
 To try one again is a wish in its row. The process that has the letter's partition fulfils it: so it takes its turn in
-its key's lane, and its effect and the removal of the letter are one transaction.
+its key's queue, and its effect and the removal of the letter are one transaction.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from typing import Any
 
 import psycopg
 
-from outbox_plugin.inbox.received import Place, Received
+from outbox_plugin.core.topic_partition import TopicPartition
+from outbox_plugin.inbox.received import Received
 from outbox_plugin.schema.connection import connect, reported_as_refusal
 from outbox_plugin.schema.place import in_full
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 
 RETRY_AT_A_TIME = 100
-MOST_SHOWN = 1_000
+MAX_SHOWN = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class DeadLetters:
 
     def list(self, group: str | None = None) -> list[DeadLetter]:
         """The oldest of them, at most 1,000; of all groups, or of one."""
-        return [DeadLetter(*row) for row in self._run("letters", group=group, limit=MOST_SHOWN)]
+        return [DeadLetter(*row) for row in self._run("letters", group=group, limit=MAX_SHOWN)]
 
     def retry(self, ids: Sequence[int] | None, group: str | None = None) -> builtins.list[int]:
         """Have these tried again, or (None) all; returns those that there were."""
@@ -90,13 +91,13 @@ class DeadLetters:
 
 
 def to_retry(
-    connection: psycopg.Connection[Any], settings: Settings, group: str, places: Sequence[Place]
+    connection: psycopg.Connection[Any], settings: Settings, group: str, partitions: Sequence[TopicPartition]
 ) -> Sequence[Received]:
     """Dead letters of these partitions that somebody wants tried again, as they came."""
     values = {
         "group": group,
-        "topics": [topic for topic, _ in places],
-        "partitions": [partition for _, partition in places],
+        "topics": [topic for topic, _ in partitions],
+        "partitions": [partition for _, partition in partitions],
         "limit": RETRY_AT_A_TIME,
     }
     rows = connection.execute(statement("inbox", "letters_to_retry", settings.table), values).fetchall()

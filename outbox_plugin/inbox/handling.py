@@ -1,6 +1,6 @@
 """From records to transactions to outcomes: together while all is well, one by one where it is not.
 
-Written once, for sync and async handlers: see `seat`. A seat on a sync connection never suspends, so that a plain
+Written once, for sync and async handlers: see `session`. A session on a sync connection never suspends, so that a plain
 thread can drive it (`driven`).
 """
 
@@ -14,10 +14,10 @@ import psycopg
 from outbox_plugin.errors import HandlerMisuse, OutboxError
 from outbox_plugin.inbox.claims import Claims
 from outbox_plugin.inbox.halving import Halves
-from outbox_plugin.inbox.lanes import Handled, Outcome, Slice
+from outbox_plugin.inbox.key_queues import HandlingResult, KeyBatch, Outcome
 from outbox_plugin.inbox.received import Received
-from outbox_plugin.inbox.retry import MOST_LOSSES, Retry, counts_against_the_record
-from outbox_plugin.inbox.seat import Seat, TransactionEnded
+from outbox_plugin.inbox.retry import MAX_LOSSES, Retry, counts_against_the_record
+from outbox_plugin.inbox.session import HandlerSession, TransactionEnded
 from outbox_plugin.printable import logger_of
 from outbox_plugin.schema.connection import one_line
 from outbox_plugin.schema.statements import statement
@@ -25,7 +25,7 @@ from outbox_plugin.schema.watched import NoAnswer
 
 logger = logger_of("outbox_plugin.inbox")
 
-MOST_ERROR_CHARACTERS = 4_000
+MAX_ERROR_CHARACTERS = 4_000
 AWAY_SECONDS = 0.5
 _DEADLOCK = "40P01"
 _ENDED = "the handler ended the transaction that it was given: leave that to the inbox"
@@ -44,7 +44,7 @@ class _NotClaimed(Exception):
 
 
 class Handling:
-    """Carries out slices of lanes for one consumer group."""
+    """Carries out batches of queues for one consumer group."""
 
     def __init__(
         self, table: str, group: str, retry: Retry, jitter: Callable[[], float], *, in_batches: bool = False
@@ -63,34 +63,34 @@ class Handling:
         self._retry = retry
         self._jitter = jitter
         self._claims = Claims(table, group)
-        self._bury, self._bury_again, self._remove_letter = (
+        self._dead_letter, self._dead_letter_again, self._remove_letter = (
             statement("inbox", name, table) for name in ("bury", "bury_again", "remove_letter")
         )
 
-    async def handle(self, seat: Seat, slices: list[Slice]) -> Handled:
-        """What became of each slice.
+    async def handle(self, session: HandlerSession, batches: list[KeyBatch]) -> HandlingResult:
+        """What became of each batch.
 
         They are handled together, which means in one transaction; a failure undoes it, and then each record has a
         transaction of its own, or, in batches, each half of them.
         """
-        undone = deadlock = False
-        if not await self._connected(seat):
-            return Handled([self._when_back() for _ in slices])
+        rolled_back = deadlock = False
+        if not await self._connected(session):
+            return HandlingResult([self._when_back() for _ in batches])
         if self._in_batches:
-            return await self._handle_halved(seat, slices)
-        if sum(len(each.records) for each in slices) > 1 and not _goes_alone(slices):
+            return await self._handle_halved(session, batches)
+        if sum(len(each.records) for each in batches) > 1 and not _goes_alone(batches):
             try:
-                await self._handle_together(seat, [record for each in slices for record in each.records])
+                await self._handle_together(session, [record for each in batches for record in each.records])
             except Exception as error:
-                undone, deadlock = True, getattr(error, "sqlstate", None) == _DEADLOCK
+                rolled_back, deadlock = True, getattr(error, "sqlstate", None) == _DEADLOCK
                 logger.debug("handled together, and undone: %s", one_line(error))
             else:
-                return Handled([Outcome(len(each.records)) for each in slices])
-        return Handled([await self._handle_slice(seat, each) for each in slices], undone, deadlock)
+                return HandlingResult([Outcome(len(each.records)) for each in batches])
+        return HandlingResult([await self._handle_key_batch(session, each) for each in batches], rolled_back, deadlock)
 
-    async def _connected(self, seat: Seat) -> bool:
+    async def _connected(self, session: HandlerSession) -> bool:
         try:
-            await seat.connect()
+            await session.connect()
         except psycopg.Error as error:
             logger.warning("handling waits for Postgres: %s", one_line(error))
             return False
@@ -99,100 +99,100 @@ class Handling:
     def _when_back(self, done: int = 0) -> Outcome:
         return Outcome(done, again_in=AWAY_SECONDS * (1 + self._jitter()))
 
-    async def _handle_together(self, seat: Seat, records: Sequence[Received]) -> None:
+    async def _handle_together(self, session: HandlerSession, records: Sequence[Received]) -> None:
         fresh: dict[str, str] = {}
         begun, marked = None, 0
         try:
-            async with seat.transaction():
-                fresh, begun = await self._claims.claim(seat, records)
+            async with session.transaction():
+                fresh, begun = await self._claims.claim(session, records)
                 for number, record in enumerate(records, 1):
                     if begun is not None and record.idempotency_key in fresh:
-                        await seat.handle(record)
-                        ended = await self._claims.has_ended(seat, begun)
+                        await session.handle(record)
+                        ended = await self._claims.has_ended(session, begun)
                         fresh.pop(record.idempotency_key, None)  # It may stand in the topic twice.
                         if ended:
                             break
-                        if seat.has_savepoints:
-                            await self._claims.mark(seat, begun, marked, number)
+                        if session.has_savepoints:
+                            await self._claims.mark(session, begun, marked, number)
                             marked = number
                 else:
                     return
         except Exception:
-            await self._claims.settle(seat, begun, fresh)
+            await self._claims.settle(session, begun, fresh)
             raise
-        await self._claims.settle(seat, begun, fresh)
-        logger.error("%s: %s; what it did stays, and counts as handled", _place(record), _ENDED)
+        await self._claims.settle(session, begun, fresh)
+        logger.error("%s: %s; what it did stays, and counts as handled", _location(record), _ENDED)
         raise TransactionEnded(_ENDED)
 
-    async def _handle_halved(self, seat: Seat, slices: list[Slice]) -> Handled:
+    async def _handle_halved(self, session: HandlerSession, batches: list[KeyBatch]) -> HandlingResult:
         """Hand all records over at once; after a failure each half of them, until the guilty one is alone.
 
         What has failed before, or was a dead letter, is not handed over together with others.
         """
-        halves = Halves(slices, lambda each: bool(each.failures or each.losses or _goes_alone([each])))
+        halves = Halves(batches, lambda each: bool(each.failures or each.losses or _goes_alone([each])))
         while part := halves.next():
-            if seat.lost and not await self._connected(seat):
+            if session.lost and not await self._connected(session):
                 halves.away(self._when_back)
             elif len(part) == 1:
-                halves.single(await self._handle_slice(seat, halves.as_slice(part[0])))
+                halves.single(await self._handle_key_batch(session, halves.as_key_batch(part[0])))
             else:
                 try:
-                    await self._handle_batch(seat, [record for _, record in part])
+                    await self._handle_batch(session, [record for _, record in part])
                 except Exception as error:
                     logger.debug("%d events handled together, and undone: %s", len(part), one_line(error))
-                    seat.distrust()
+                    session.distrust()
                     halves.failed(deadlock=getattr(error, "sqlstate", None) == _DEADLOCK)
                 else:
                     halves.done()
-        return Handled(halves.outcomes(), halves.undone, halves.deadlock)
+        return HandlingResult(halves.outcomes(), halves.rolled_back, halves.deadlock)
 
-    async def _handle_batch(self, seat: Seat, records: Sequence[Received]) -> None:
+    async def _handle_batch(self, session: HandlerSession, records: Sequence[Received]) -> None:
         fresh: dict[str, str] = {}
         begun, committed = None, False
         try:
-            async with seat.transaction():
-                fresh, begun = await self._claims.claim(seat, records)
+            async with session.transaction():
+                fresh, begun = await self._claims.claim(session, records)
                 if begun is not None:
                     first = {record.idempotency_key: record for record in reversed(records)}
                     kept = [each for each in records if each.idempotency_key in fresh]
-                    await seat.handle([each for each in kept if first[each.idempotency_key] is each])
-                    committed = await self._claims.has_ended(seat, begun)
+                    await session.handle([each for each in kept if first[each.idempotency_key] is each])
+                    committed = await self._claims.has_ended(session, begun)
                     fresh.clear()
         except Exception:
-            await self._claims.settle(seat, begun, fresh)
+            await self._claims.settle(session, begun, fresh)
             raise
         if committed:
-            logger.error("%s: %s; what it did stays, and counts as handled", _place(records[0]), _ENDED)
+            logger.error("%s: %s; what it did stays, and counts as handled", _location(records[0]), _ENDED)
 
-    async def _handle_slice(self, seat: Seat, taken: Slice) -> Outcome:
+    async def _handle_key_batch(self, session: HandlerSession, taken: KeyBatch) -> Outcome:
         failures, losses = taken.failures, taken.losses
         for done, record in enumerate(taken.records):
-            if seat.lost and not await self._connected(seat):
+            if session.lost and not await self._connected(session):
                 return self._when_back(done)
             try:
-                await self._handle_one(seat, record)
+                await self._handle_one(session, record)
             except TransactionEnded as misuse:
-                logger.error("%s: %s; what it did stays, and counts as handled", _place(record), misuse)
+                logger.error("%s: %s; what it did stays, and counts as handled", _location(record), misuse)
             except Exception as error:
                 lost, unbegun = isinstance(error, _LostWhileHandled), isinstance(error, _NotClaimed)
                 cause = error.__cause__ if isinstance(error.__cause__, Exception) and (lost or unbegun) else error
-                gone = lost or unbegun or seat.lost or isinstance(cause, NoAnswer)
+                gone = lost or unbegun or session.lost or isinstance(cause, NoAnswer)
                 counted = counts_against_the_record(getattr(cause, "sqlstate", None), connection_lost=gone)
                 counted = counted or isinstance(cause, HandlerMisuse)
                 failures, losses = failures + counted, losses + lost
-                seat.distrust()
-                spent = (counted and self._retry.is_spent(failures)) or losses >= MOST_LOSSES
+                session.distrust()
+                spent = (counted and self._retry.is_spent(failures)) or losses >= MAX_LOSSES
                 spent = spent or isinstance(cause, UnreadableHeaders)
-                if spent and await self._buried(seat, record, cause, failures + losses):
+                if spent and await self._dead_lettered(session, record, cause, failures + losses):
                     failures = losses = 0
                     continue
                 wait = self._retry.wait(max(failures, losses, 1), self._jitter())
-                logger.warning("%s failed, and is tried again in %.1f s: %s", _place(record), wait, one_line(cause))
+                logger.warning("%s failed, and is tried again in %.1f s: %s", _location(record), wait, one_line(cause))
                 return Outcome(done, again_in=wait, counted=counted, lost=lost)
             failures = losses = 0
         return Outcome(len(taken.records))
 
-    async def _handle_one(self, seat: Seat, record: Received) -> None:
+    async def _handle_one(self, session: HandlerSession, record: Received) -> None:
         """Handle a record in a transaction of its own.
 
         Raises:
@@ -206,60 +206,60 @@ class Handling:
         fresh: dict[str, str] = {}
         begun, committed = None, False
         try:
-            async with seat.transaction():
+            async with session.transaction():
                 if record.dead_letter is None:
-                    fresh, begun = await self._claims.claim(seat, [record])
+                    fresh, begun = await self._claims.claim(session, [record])
                 else:
-                    begun = await self._claims.lock_letter(seat, record.dead_letter)
+                    begun = await self._claims.lock_letter(session, record.dead_letter)
                 if begun is not None:
-                    await seat.handle([record] if self._in_batches else record)
-                    committed = await self._claims.has_ended(seat, begun)
+                    await session.handle([record] if self._in_batches else record)
+                    committed = await self._claims.has_ended(session, begun)
                     fresh.clear()
                     if record.dead_letter is not None:
-                        removed = await seat.fetch(self._remove_letter, {"id": record.dead_letter})
+                        removed = await session.fetch(self._remove_letter, {"id": record.dead_letter})
                         if not (removed or committed):
                             raise HandlerMisuse("the dead letter was locked, and the handler has removed it")
         except Exception as error:
             if begun is None:
                 raise _NotClaimed from error
             # A server that does not answer in time is busy or away, which is nobody's fault, however often it happens.
-            lost = seat.lost and not isinstance(error, HandlerMisuse | NoAnswer)
-            await self._claims.settle(seat, begun, fresh)
+            lost = session.lost and not isinstance(error, HandlerMisuse | NoAnswer)
+            await self._claims.settle(session, begun, fresh)
             if lost:
                 raise _LostWhileHandled from error
             raise
         if committed:
             raise TransactionEnded(_ENDED)
 
-    async def _buried(self, seat: Seat, record: Received, error: Exception, attempts: int) -> bool:
+    async def _dead_lettered(self, session: HandlerSession, record: Received, error: Exception, attempts: int) -> bool:
         """Lay a record among the dead letters; False when the database does not let us now."""
-        said = "".join(traceback.format_exception(error))[-MOST_ERROR_CHARACTERS:].replace("\0", "")
+        said = "".join(traceback.format_exception(error))[-MAX_ERROR_CHARACTERS:].replace("\0", "")
         said = said.encode(errors="backslashreplace").decode()  # Half a surrogate pair is no text to Postgres.
         reason: dict[str, object] = {"error": said, "attempts": attempts}
         try:
-            await seat.connect()
-            async with seat.transaction():
+            await session.connect()
+            async with session.transaction():
                 if record.dead_letter is not None:
-                    await seat.fetch(self._bury_again, {"id": record.dead_letter, **reason})
+                    await session.fetch(self._dead_letter_again, {"id": record.dead_letter, **reason})
                 else:
-                    await seat.fetch(self._bury, {"group": self._group, **_columns(record), **reason})
+                    await session.fetch(self._dead_letter, {"group": self._group, **_columns(record), **reason})
         except psycopg.Error as refusal:
-            logger.error("%s could not be laid among the dead letters: %s", _place(record), one_line(refusal))
+            logger.error("%s could not be laid among the dead letters: %s", _location(record), one_line(refusal))
             return False
-        logger.error("%s is a dead letter after %d attempts: %s", _place(record), attempts, one_line(error))
+        logger.error("%s is a dead letter after %d attempts: %s", _location(record), attempts, one_line(error))
         return True
 
 
-def _goes_alone(slices: list[Slice]) -> bool:
+def _goes_alone(batches: list[KeyBatch]) -> bool:
     """Whether a record among them must have a transaction of its own: it is a dead letter, or becomes one at once."""
-    for each in slices:
+    for each in batches:
         for record in each.records:
             if record.dead_letter is not None or record.unreadable_headers:
                 return True
     return False
 
 
-def _place(record: Received) -> str:
+def _location(record: Received) -> str:
     return f"{record.topic}/{record.partition}/{record.offset}"
 
 

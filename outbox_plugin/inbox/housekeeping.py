@@ -10,9 +10,9 @@ from typing import Any
 
 import psycopg
 
-from outbox_plugin.inbox.board import Board
 from outbox_plugin.inbox.cleaning import Keep, clean
 from outbox_plugin.inbox.dead_letters import to_retry
+from outbox_plugin.inbox.dispatcher import Dispatcher
 from outbox_plugin.inbox.positions import Positions
 from outbox_plugin.printable import logger_of
 from outbox_plugin.schema.connection import connect, one_line
@@ -30,10 +30,12 @@ END_SECONDS = 2.0  # A statement that cannot be cancelled in that time is left t
 class Housekeeping:
     """A thread with a connection of its own."""
 
-    def __init__(self, settings: Settings, group: str, board: Board, positions: Positions, keep: Keep) -> None:
+    def __init__(
+        self, settings: Settings, group: str, dispatcher: Dispatcher, positions: Positions, keep: Keep
+    ) -> None:
         self._settings = settings
         self._group = group
-        self._board = board
+        self._dispatcher = dispatcher
         self._positions = positions
         self._keep = keep
         self._stop = threading.Event()
@@ -81,9 +83,9 @@ class Housekeeping:
     def _keep_house(self, connection: psycopg.Connection[Any]) -> None:
         clean_at = time.monotonic()
         while not self._stop.is_set():
-            self._positions.write(connection, self._board.positions())
-            if places := self._board.places():
-                self._board.add(to_retry(connection, self._settings, self._group, places))
+            self._positions.write(connection, self._dispatcher.positions())
+            if partitions := self._dispatcher.partitions():
+                self._dispatcher.add(to_retry(connection, self._settings, self._group, partitions))
             if time.monotonic() >= clean_at and not clean(connection, self._settings, self._group, self._keep):
                 clean_at = time.monotonic() + CLEAN_SECONDS * random.uniform(0.5, 1.5)  # noqa: S311
             self._stop.wait(RETRY_SECONDS)

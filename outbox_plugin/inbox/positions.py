@@ -20,10 +20,11 @@ from contextlib import closing
 from typing import Any
 
 import psycopg
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException
+from confluent_kafka import TopicPartition as KafkaTopicPartition
 
-from outbox_plugin.inbox.lanes import Position
-from outbox_plugin.inbox.received import Place
+from outbox_plugin.core.topic_partition import TopicPartition
+from outbox_plugin.inbox.key_queues import PartitionPosition
 from outbox_plugin.printable import logger_of
 from outbox_plugin.schema.connection import connect, one_line
 from outbox_plugin.schema.statements import statement
@@ -47,9 +48,9 @@ class Positions:
         self._read, self._move, self._patience = (
             statement("inbox", name, settings.table) for name in ("positions", "move_positions", "patience")
         )
-        self._written: Mapping[Place, Position] = {}
+        self._written: Mapping[TopicPartition, PartitionPosition] = {}
 
-    def read(self, connection: psycopg.Connection[Any], topic_ids: Mapping[str, str]) -> dict[Place, int]:
+    def read(self, connection: psycopg.Connection[Any], topic_ids: Mapping[str, str]) -> dict[TopicPartition, int]:
         """The group's positions in the topics with these names and ids.
 
         Raises:
@@ -59,14 +60,14 @@ class Positions:
         with connection.transaction():
             connection.execute(self._patience, {"milliseconds": LOCK_MILLISECONDS})
             rows = connection.execute(self._read, asked).fetchall()
-        return {(topic, partition): offset for topic, partition, offset in rows}
+        return {TopicPartition(topic, partition): offset for topic, partition, offset in rows}
 
-    def read_now(self, topic_ids: Mapping[str, str]) -> dict[Place, int]:
+    def read_now(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, int]:
         """As `read`, on a connection of its own."""
         with closing(connect(self._settings, purpose="outbox inbox (positions)")) as connection:
             return self.read(connection, topic_ids)
 
-    def write(self, connection: psycopg.Connection[Any], positions: Mapping[Place, Position]) -> None:
+    def write(self, connection: psycopg.Connection[Any], positions: Mapping[TopicPartition, PartitionPosition]) -> None:
         """Write all positions, if any of them has changed since they were last written.
 
         All, as another process, which had a partition before, may have written late.
@@ -88,7 +89,7 @@ class Positions:
             connection.execute(self._move, moved)
         self._written = positions
 
-    def write_last(self, positions: Mapping[Place, Position]) -> None:
+    def write_last(self, positions: Mapping[TopicPartition, PartitionPosition]) -> None:
         """As `write`, on a connection of its own; without the database, where they were last written stands."""
         if not positions or positions == self._written:
             return
@@ -99,13 +100,13 @@ class Positions:
             logger.warning("the last positions were not written: %s", one_line(error))
 
 
-def starts(
+def start_offsets(
     positions: Positions,
     consumer: Consumer,
-    partitions: Sequence[TopicPartition],
+    partitions: Sequence[KafkaTopicPartition],
     look_up: Callable[[], Mapping[str, str]],
     stop: threading.Event,
-) -> dict[Place, int] | None:
+) -> dict[TopicPartition, int] | None:
     """Where to go on in `partitions`, for those where the group has been before; None: `stop` was set first.
 
     Waits until Postgres and Kafka have answered for every partition: to go on without them could repeat what is
@@ -122,7 +123,7 @@ def starts(
         topic_ids = look_up()
         try:
             ours = positions.read_now(topic_ids)
-            asked = [TopicPartition(each.topic, each.partition) for each in partitions]
+            asked = [KafkaTopicPartition(each.topic, each.partition) for each in partitions]
             committed = consumer.committed(asked, ANSWER_SECONDS)
         except psycopg.Error as error:
             logger.warning("the partitions that were assigned wait for Postgres: %s", one_line(error))
@@ -133,11 +134,11 @@ def starts(
             silent |= {each.topic for each in committed if each.error is not None}
             if not silent:
                 theirs = {
-                    (each.topic, each.partition): each.offset
+                    TopicPartition(each.topic, each.partition): each.offset
                     for each in committed
                     if _counts_in(topic_ids[each.topic], each.metadata)
                 }
-                return _greater(((each.topic, each.partition) for each in partitions), theirs, ours)
+                return _greater((TopicPartition(each.topic, each.partition) for each in partitions), theirs, ours)
             logger.warning(
                 "the partitions that were assigned wait until Kafka says the ids and the committed offsets of %s",
                 ", ".join(sorted(silent)),
@@ -151,7 +152,9 @@ def _counts_in(topic_id: str, metadata: str | None) -> bool:
     return metadata == topic_id or _TOPIC_ID.fullmatch(metadata or "") is None
 
 
-def _greater(places: Iterable[Place], theirs: Mapping[Place, int], ours: Mapping[Place, int]) -> dict[Place, int]:
+def _greater(
+    partitions: Iterable[TopicPartition], theirs: Mapping[TopicPartition, int], ours: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, int]:
     """Of each place the greater offset; librdkafka's negative ones mean that there is none."""
-    found = {place: max(theirs.get(place, -1), ours.get(place, -1)) for place in places}
-    return {place: offset for place, offset in found.items() if offset >= 0}
+    found = {tp: max(theirs.get(tp, -1), ours.get(tp, -1)) for tp in partitions}
+    return {tp: offset for tp, offset in found.items() if offset >= 0}

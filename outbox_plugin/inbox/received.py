@@ -10,7 +10,6 @@ from typing import Any
 from outbox_plugin.core.event_identity import event_source
 from outbox_plugin.core.headers import EVENT_TYPE_HEADER, OCCURRED_AT_HEADER
 
-Place = tuple[str, int]  # Topic and partition.
 Headers = tuple[tuple[str, bytes | None], ...]
 
 _EARLIEST, _LATEST = -62_135_596_800_000, 253_402_300_799_999  # Years 1 and 9999, in milliseconds since 1970.

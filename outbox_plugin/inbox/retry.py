@@ -11,7 +11,7 @@ from dataclasses import dataclass
 # Transactions that gave way; resources that are short; an administrator who ends sessions; a server that is starting.
 # Class 08 (connection exception) is not among them: on a session that lives, it is of a server the handler talks to.
 _NOT_ITS_FAULT = ("40", "53", "57P", "58")
-MOST_LOSSES = 6  # An outage can meet one record's handler, and the next outage too; but not so often in a row.
+MAX_LOSSES = 6  # An outage can meet one record's handler, and the next outage too; but not so often in a row.
 
 
 @dataclass(frozen=True, slots=True)

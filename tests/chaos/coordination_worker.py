@@ -44,7 +44,7 @@ def work(bootstrap_servers: str, topic: str, guarantee: Guarantee, client: str, 
 
     def observe(event: ClaimEvent) -> None:
         kind = "gained" if isinstance(event, ClaimGained) else "lost"
-        tell(kind=kind, partition=event.place.partition, log_offset=event.log_offset)
+        tell(kind=kind, partition=event.topic_partition.partition, log_offset=event.log_offset)
 
     tell(kind="up")
     with Consumer(

@@ -20,7 +20,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from outbox_plugin import Settings
 from outbox_plugin.consuming import Received, TopicRange, consume_range, set_position
 from outbox_plugin.consuming.positions import claim, read_position
-from outbox_plugin.consuming.topics import topic_state
+from outbox_plugin.consuming.topic_state import topic_state
 from outbox_plugin.core.ranges import Planned, plan
 from outbox_plugin.errors import HandlerMisuse, LogUnavailable, RangeRefused, ServerRefused, TopicReplaced
 from outbox_plugin.schema.statements import statement

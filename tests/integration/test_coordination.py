@@ -13,8 +13,8 @@ from confluent_kafka import Message, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from outbox_plugin.coordination import Consumer
-from outbox_plugin.coordination.claims import Place
 from outbox_plugin.coordination.events import ClaimEvent, ClaimLost
+from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import OutboxError
 from tests.support import PATIENCE, eventually
 
@@ -155,7 +155,7 @@ def test_a_race_for_claims_is_decided_by_the_log(start: Callable[..., Running], 
     write(range(600))
     eventually(lambda: sum(len(each.seen) for each in running) >= 600, 20)
     assert sorted(number for each in running for number in each.numbers) == list(range(600))
-    claimed = [place for each in running for place in each.consumer.claims]
+    claimed = [tp for each in running for tp in each.consumer.claims]
     assert len(set(claimed)) == PARTITIONS
 
 
@@ -193,11 +193,11 @@ def test_a_claim_that_falls_behind_is_left_to_others(
     start: Callable[..., Running], write: Callable[[range], None], bootstrap_servers: str, orders: str, group: str
 ) -> None:
     """It handles one a second, and ever more wait."""
-    behind: list[Place] = []
+    behind: list[TopicPartition] = []
 
     def observe(event: ClaimEvent) -> None:
         if isinstance(event, ClaimLost) and event.why.startswith("it fell behind"):
-            behind.append(event.place)
+            behind.append(event.topic_partition)
 
     slow = start("slow", observe=observe, pause_seconds=1)
     fast = start("fast")
@@ -208,7 +208,7 @@ def test_a_claim_that_falls_behind_is_left_to_others(
         write(range(wrote, wrote + 60))
         wrote += 60
         time.sleep(0.2)
-    eventually(lambda: any(place in fast.consumer.claims for place in behind), 60)
+    eventually(lambda: any(tp in fast.consumer.claims for tp in behind), 60)
 
 
 def test_limits_are_kept(start: Callable[..., Running], write: Callable[[range], None]) -> None:

@@ -138,10 +138,10 @@ def test_a_pause_and_a_position_outlive_what_kafka_forgets(
 
 
 def _forget_the_log(cluster: AdminClient, topic: str) -> None:
-    from confluent_kafka import TopicPartition
+    from confluent_kafka import TopicPartition as KafkaTopicPartition
 
     partitions = range(len(cluster.list_topics(topic, timeout=10).topics[topic].partitions))
-    for deleted in cluster.delete_records([TopicPartition(topic, each, -1) for each in partitions]).values():
+    for deleted in cluster.delete_records([KafkaTopicPartition(topic, each, -1) for each in partitions]).values():
         deleted.result(60)
 
 
@@ -287,12 +287,12 @@ def test_kafkas_own_store_knows_what_is_done(
     start: Callable[..., Running], write: Callable[[range], None], bootstrap_servers: str, orders: str, group: str
 ) -> None:
     """For tools that look there; nothing of ours rests on it."""
-    from confluent_kafka import TopicPartition
+    from confluent_kafka import TopicPartition as KafkaTopicPartition
 
     write(range(60))
     first = start("one")
     eventually(lambda: len(first.seen) == 60, 30)
     first.end()
     with closing(KafkaConsumer({"bootstrap.servers": bootstrap_servers, "group.id": group})) as tool:
-        wanted = [TopicPartition(orders, each) for each in range(PARTITIONS)]
+        wanted = [KafkaTopicPartition(orders, each) for each in range(PARTITIONS)]
         eventually(lambda: [each.offset for each in tool.committed(wanted, 10)] == [10] * PARTITIONS, 20)

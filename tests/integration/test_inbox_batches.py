@@ -10,7 +10,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer
+from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from outbox_plugin import Settings
 from outbox_plugin.errors import InvalidSetting
@@ -148,7 +149,7 @@ def test_a_full_inbox_pauses_only_where_handlers_do_not_make_room(
     slow = threading.Event()
 
     class Noting(Consumer):
-        def pause(self, partitions: list[TopicPartition]) -> None:
+        def pause(self, partitions: list[KafkaTopicPartition]) -> None:
             pauses.append(time.monotonic())
             super().pause(partitions)
 
@@ -158,7 +159,7 @@ def test_a_full_inbox_pauses_only_where_handlers_do_not_make_room(
         record_effects(connection, events)
 
     monkeypatch.setattr("outbox_plugin.inbox.consumer.Consumer", Noting)
-    monkeypatch.setattr("outbox_plugin.inbox.consumer.MOST_HELD", 500)
+    monkeypatch.setattr("outbox_plugin.inbox.consumer.MAX_HELD_RECORDS", 500)
     monkeypatch.setattr("outbox_plugin.inbox.consumer.ROOM_SECONDS", 60.0)
     sent = produce(ready, topic, [(f"k{each % 50}", str(each)) for each in range(5_000)])
     with Inbox(ready, group=group, topics=[topic], handler=handle, batch_size=100):

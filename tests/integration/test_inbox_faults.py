@@ -16,7 +16,7 @@ from outbox_plugin.errors import InvalidSetting, OutboxError
 from outbox_plugin.inbox import Inbox, Received, Retry
 from outbox_plugin.inbox.dead_letters import DeadLetters
 from outbox_plugin.inbox.handling import Handling
-from outbox_plugin.inbox.retry import MOST_LOSSES
+from outbox_plugin.inbox.retry import MAX_LOSSES
 from outbox_plugin.schema.watched import NoAnswer
 from tests.consuming import effects, make_effect_table, produce, query, record_effect
 from tests.harvesting import create_topic
@@ -224,7 +224,7 @@ def test_a_server_that_does_not_answer_in_time_is_no_records_fault(ready: Settin
 
     def handle(connection: psycopg.Connection[Any], event: Received) -> None:
         nonlocal tries
-        if event.value == b"slow" and (tries := tries + 1) <= 2 * MOST_LOSSES:
+        if event.value == b"slow" and (tries := tries + 1) <= 2 * MAX_LOSSES:
             connection.close()
             raise NoAnswer("the server does not answer: it is stuck, or the way to it is")
         record_effect(connection, event)
@@ -253,7 +253,7 @@ def test_handlers_that_share_rows_do_not_deadlock_by_the_batch(
     ready: Settings, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each locks one of 20 rows, so one by one none could; a batch locks many, in the order of its events."""
-    monkeypatch.setattr("outbox_plugin.inbox.lanes.ALONE_SECONDS", 3_600.0)  # Longer than the test.
+    monkeypatch.setattr("outbox_plugin.inbox.batch_limit.DEADLOCK_CAUTION_SECONDS", 3_600.0)  # Longer than the test.
     deadlocks: list[float] = []
 
     def handle(connection: psycopg.Connection[Any], event: Received) -> None:
@@ -303,7 +303,7 @@ def test_an_inbox_that_stops_leaves_its_partitions_to_others_though_a_handler_go
 def test_large_records_are_held_up_to_a_bound_of_bytes(
     ready: Settings, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outbox_plugin.inbox.consumer.MOST_HELD_BYTES", 10_000_000)
+    monkeypatch.setattr("outbox_plugin.inbox.consumer.MAX_HELD_BYTES", 10_000_000)
     go_on = threading.Event()
 
     def handle(connection: psycopg.Connection[Any], event: Received) -> None:
@@ -319,7 +319,7 @@ def test_large_records_are_held_up_to_a_bound_of_bytes(
         held = [0]
 
         def settled() -> bool:
-            held.append(inbox._board.held())
+            held.append(inbox._dispatcher.held())
             time.sleep(0.1)
             return held[-1] > 0 and len(held) > 30 and len({*held[-30:]}) == 1
 

@@ -9,12 +9,13 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Producer
+from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import AdminClient
 
 from outbox_plugin import Settings
 from outbox_plugin.adapters.topic_ids import TopicIds
-from outbox_plugin.consuming.topics import topic_state
+from outbox_plugin.consuming.topic_state import topic_state
 from outbox_plugin.inbox import Inbox
 from tests.consuming import effects, make_effect_table, query, record_effect, record_effects
 from tests.harvesting import create_topic
@@ -132,7 +133,7 @@ def test_an_event_without_a_name_has_its_effect_once_also_right_after_its_topic_
 
 def committed(settings: Settings, topic: str, group: str) -> int:
     """The sum of the offsets that the group has committed."""
-    asked = [TopicPartition(topic, partition) for partition in range(3)]
+    asked = [KafkaTopicPartition(topic, partition) for partition in range(3)]
     with closing(Consumer({"bootstrap.servers": settings.bootstrap_servers, "group.id": group})) as consumer:
         return sum(max(0, each.offset) for each in consumer.committed(asked, 20))
 

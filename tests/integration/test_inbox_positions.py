@@ -6,13 +6,15 @@ import time
 
 import psycopg
 import pytest
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions
+from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import AdminClient
 
 from outbox_plugin import Settings
+from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import SchemaMissing
 from outbox_plugin.inbox import Inbox
-from outbox_plugin.inbox.lanes import Position
+from outbox_plugin.inbox.key_queues import PartitionPosition
 from outbox_plugin.inbox.positions import Positions
 from tests.consuming import effects, make_effect_table, produce, query, record_effect
 from tests.integration.test_inbox_identity import make_anew, send, values
@@ -54,7 +56,7 @@ def positions(settings: Settings) -> dict[int, int]:
 
 def ends(settings: Settings, topic: str) -> dict[int, int]:
     consumer = Consumer({"bootstrap.servers": settings.bootstrap_servers, "group.id": "-"})
-    found = {each: consumer.get_watermark_offsets(TopicPartition(topic, each), timeout=10)[1] for each in range(3)}
+    found = {each: consumer.get_watermark_offsets(KafkaTopicPartition(topic, each), timeout=10)[1] for each in range(3)}
     consumer.close()
     return found
 
@@ -62,7 +64,7 @@ def ends(settings: Settings, topic: str) -> dict[int, int]:
 def commit(settings: Settings, topic: str, group: str, offsets: dict[int, int]) -> None:
     """Set the group's offsets, as an operator may while no member is there."""
     admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
-    wanted = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, *each) for each in offsets.items()])
+    wanted = ConsumerGroupTopicPartitions(group, [KafkaTopicPartition(topic, *each) for each in offsets.items()])
     [altered] = admin.alter_consumer_group_offsets([wanted]).values()
     altered.result(30)
 
@@ -105,7 +107,7 @@ def test_a_position_goes_back_with_its_partition(ready: Settings, topic: str, gr
     positions = Positions(ready, group)
     with psycopg.connect(ready.dsn.get_secret_value()) as connection:
         for offset in (7, 5):
-            positions.write(connection, {(topic, 0): Position("id", offset)})
+            positions.write(connection, {TopicPartition(topic, 0): PartitionPosition("id", offset)})
             assert positions.read(connection, {topic: "id"}) == {(topic, 0): offset}
 
 

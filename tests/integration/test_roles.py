@@ -19,7 +19,7 @@ from outbox_plugin.access.grants import postgres_grants
 from outbox_plugin.access.roles import Role
 from outbox_plugin.consuming import consume_range, set_position
 from outbox_plugin.consuming.positions import read_position
-from outbox_plugin.consuming.topics import topic_state
+from outbox_plugin.consuming.topic_state import topic_state
 from outbox_plugin.core.ranges import plan
 from outbox_plugin.errors import ServerRefused
 from outbox_plugin.inbox import Inbox, Received, Retry

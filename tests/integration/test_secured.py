@@ -20,7 +20,7 @@ from outbox_plugin import Event, Harvester, Outbox, Settings, operate
 from outbox_plugin.access.acls import kafka_acls
 from outbox_plugin.access.roles import Role
 from outbox_plugin.consuming import consume_range
-from outbox_plugin.consuming.topics import topic_state
+from outbox_plugin.consuming.topic_state import topic_state
 from outbox_plugin.core.ranges import plan
 from outbox_plugin.errors import UserError
 from outbox_plugin.inbox import Inbox, Received

@@ -20,7 +20,7 @@ from outbox_plugin import Settings
 from outbox_plugin.consuming import TopicRange, set_position
 from outbox_plugin.consuming.positions import RangeMoved, claim, read_position
 from outbox_plugin.consuming.spark import Write, claimed, consume_range_with_spark, foreach_batch
-from outbox_plugin.consuming.topics import topic_state
+from outbox_plugin.consuming.topic_state import topic_state
 from outbox_plugin.core.ranges import plan
 from outbox_plugin.errors import TopicReplaced
 from outbox_plugin.spark import OutboxWrite

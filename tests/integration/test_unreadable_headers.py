@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, TopicPartition
 from outbox_plugin import Settings
 from outbox_plugin.adapters.kafka_clients import readable_headers
 from outbox_plugin.consuming import Received, TopicRange, consume_range
-from outbox_plugin.consuming.topics import topic_state
+from outbox_plugin.consuming.topic_state import topic_state
 from outbox_plugin.inbox import Inbox
 from outbox_plugin.inbox.dead_letters import DeadLetters
 from outbox_plugin.verification.topic_reader import verify_topic

@@ -22,16 +22,17 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from outbox_plugin.coordination.actions import Keep, Send
-from outbox_plugin.coordination.claims import Claim, Place
+from outbox_plugin.coordination.claims import Claim
 from outbox_plugin.coordination.events import ClaimEvent
 from outbox_plugin.coordination.fetched import Fetched
+from outbox_plugin.coordination.heartbeat_timing import HeartbeatTiming
 from outbox_plugin.coordination.member import Member, TopicForm
 from outbox_plugin.coordination.messages import VERSION, Entry, Message, ReleaseGroup
-from outbox_plugin.coordination.timing import Timing
 from outbox_plugin.coordination.world import Holder
+from outbox_plugin.core.topic_partition import TopicPartition
 
 INTERVAL = 2.0
-TIMING = Timing(INTERVAL)
+TIMING = HeartbeatTiming(INTERVAL)
 GROUP, TOPIC = "billing", "orders"
 TURN = 0.25
 TROUBLE_SECONDS, CALM_SECONDS = 60.0, 40.0
@@ -88,7 +89,7 @@ class Read(NamedTuple):
     """A record of the topic's incarnation of that number."""
 
     number: int
-    place: Place
+    topic_partition: TopicPartition
     offset: int
 
 
@@ -106,10 +107,10 @@ class Process:
     stopped_until: float = 0.0
     dead_until: float = 0.0
     fetched: Fetched[Read] = field(default_factory=Fetched)
-    assigned: dict[Place, Claim] = field(default_factory=dict)
-    fetch_at: dict[Place, int] = field(default_factory=dict)
+    assigned: dict[TopicPartition, Claim] = field(default_factory=dict)
+    fetch_at: dict[TopicPartition, int] = field(default_factory=dict)
     handling: Read | None = None
-    promised: dict[Place, tuple[Claim, int]] | None = None
+    promised: dict[TopicPartition, tuple[Claim, int]] | None = None
     promised_by: float = 0.0
     queue: list[Message] = field(default_factory=list)
     last_arrival: float = 0.0
@@ -128,7 +129,7 @@ class Simulation:
         self._tell = tell
         self.broken: list[str] = []
         self.log: list[Entry] = []
-        self.kept: dict[Place, tuple[float, int, str]] = {}
+        self.kept: dict[TopicPartition, tuple[float, int, str]] = {}
         self.pause: ReleaseGroup | None = None
         self.paused_from = self.away_until = self.troubled_until = self.slow_until = 0.0
         self.paused = False
@@ -214,9 +215,9 @@ class Simulation:
     def _keep(self, process: Process, keep: Keep) -> None:
         """A late record does not hide one that the log said later."""
         at, offset, topic_id = keep.at, keep.offset, keep.topic_id
-        known = self.kept.get(keep.place)
+        known = self.kept.get(keep.topic_partition)
         if known is None or known[0] <= at:
-            self.kept[keep.place] = (at, offset, topic_id)
+            self.kept[keep.topic_partition] = (at, offset, topic_id)
 
     # Processes.
 
@@ -242,8 +243,8 @@ class Simulation:
         )
         if self.pause is not None:
             member.worlds[0].apply(self.pause, float(self.pause.timestamp))
-        for place, (at, offset, topic_id) in self.kept.items():
-            member.remember(place, offset, topic_id, at)
+        for tp, (at, offset, topic_id) in self.kept.items():
+            member.remember(tp, offset, topic_id, at)
         for entry in self.log:
             if entry.at >= since:
                 member.apply(entry, now, live=False)
@@ -311,7 +312,7 @@ class Simulation:
             ends = process.fetched.ends()
             if any(end > claim.promised for claim, end in ends.values()):
                 process.promised, process.promised_by = ends, self.now + 5
-                member.ask_for_messages({place: end for place, (_, end) in ends.items()}, now)
+                member.ask_for_messages({tp: end for tp, (_, end) in ends.items()}, now)
                 self._carry_out(process)
                 return
         now = self.now + process.clock
@@ -325,18 +326,18 @@ class Simulation:
 
     def _finish(self, process: Process, member: Member) -> None:
         assert process.handling is not None
-        number, place, offset = process.handling
-        self.done.add((number, place.partition, offset))
-        member.done(place, offset)
+        number, tp, offset = process.handling
+        self.done.add((number, tp.partition, offset))
+        member.done(tp, offset)
         process.handling = None
 
     def _handed_out(self, process: Process, read: Read) -> None:
-        place = read.place
-        record = (read.number, place.partition, read.offset)
+        tp = read.topic_partition
+        record = (read.number, tp.partition, read.offset)
         self.say(f"{process.client} hands out {record}")
         self.handed_out[record] += 1
-        self.consumed[read.number, place.partition].add(read.offset)
-        self.progress[place.partition] = self.now
+        self.consumed[read.number, tp.partition].add(read.offset)
+        self.progress[tp.partition] = self.now
         if self.plan.at_most_once and self.handed_out[record] > 1:
             self.broken.append(f"{record} was handed out twice, at {self.now:.2f}")
         if self.paused and self.now > self.paused_from + 2 * INTERVAL + 1:
@@ -345,38 +346,38 @@ class Simulation:
     def _follow_claims(self, process: Process, member: Member, now: float) -> None:
         member.polled(now)
         held = member.claims()
-        for place in [place for place, claim in process.assigned.items() if held.get(place) is not claim]:
-            del process.assigned[place]
-            process.fetched.forget(place)
-        for place, claim in held.items():
-            if place not in process.assigned:
-                process.assigned[place] = claim
-                process.fetch_at[place] = claim.position
+        for tp in [tp for tp, claim in process.assigned.items() if held.get(tp) is not claim]:
+            del process.assigned[tp]
+            process.fetched.forget(tp)
+        for tp, claim in held.items():
+            if tp not in process.assigned:
+                process.assigned[tp] = claim
+                process.fetch_at[tp] = claim.position
 
     def _fetch(self, process: Process) -> None:
         if self.now < self.away_until or len(process.fetched) > BATCH:
             return
-        for place, claim in process.assigned.items():
-            end = self.topic.records[place.partition] if place.partition < len(self.topic.records) else 0
-            if process.fetch_at[place] > end:
-                process.fetch_at[place] = 0  # Out of range: the broker's first record.
-            for offset in range(process.fetch_at[place], min(end, process.fetch_at[place] + BATCH)):
-                process.fetched.add(place, claim, offset, Read(self.topic.number, place, offset))
-                process.fetch_at[place] = offset + 1
+        for tp, claim in process.assigned.items():
+            end = self.topic.records[tp.partition] if tp.partition < len(self.topic.records) else 0
+            if process.fetch_at[tp] > end:
+                process.fetch_at[tp] = 0  # Out of range: the broker's first record.
+            for offset in range(process.fetch_at[tp], min(end, process.fetch_at[tp] + BATCH)):
+                process.fetched.add(tp, claim, offset, Read(self.topic.number, tp, offset))
+                process.fetch_at[tp] = offset + 1
 
     def _promise(self, process: Process, member: Member) -> bool:
         """As `Instance.promise` does it; whether the user may go on."""
         assert process.promised is not None
-        ends = {place: end for place, (_, end) in process.promised.items()}
+        ends = {tp: end for tp, (_, end) in process.promised.items()}
         verdicts = member.verdicts(ends)
         if None in verdicts.values() and self.now < process.promised_by:
             return False
         held = member.claims()
-        for place, (claim, end) in process.promised.items():
-            if verdicts[place]:
+        for tp, (claim, end) in process.promised.items():
+            if verdicts[tp]:
                 at = member.log_time(self.now + process.clock)
-                self._keep(process, Keep(place, end, member.offset_of(place)[1], at))
-                if held.get(place) is claim:
+                self._keep(process, Keep(tp, end, member.offset_of(tp)[1], at))
+                if held.get(tp) is claim:
                     claim.promise(end)
         member.forget_verdicts(ends)
         process.promised = None
@@ -448,13 +449,13 @@ class Simulation:
     # What must not be.
 
     def _check_holders(self) -> None:
-        holders: Counter[Place] = Counter()
+        holders: Counter[TopicPartition] = Counter()
         for process in self.processes:
             if process.member is not None and self.now >= process.dead_until:
                 holders.update(list(process.member.held(self.now + process.clock)))
-        for place, count in holders.items():
+        for tp, count in holders.items():
             if count > 1:
-                self.broken.append(f"{count} hold {place} at {self.now:.2f}")
+                self.broken.append(f"{count} hold {tp} at {self.now:.2f}")
 
     def _check_progress(self) -> None:
         self.at(self.now + 1.0, self._check_progress)
@@ -467,8 +468,8 @@ class Simulation:
 
     def _is_read(self, partition: int, end: int) -> bool:
         """Whether the log says that the group goes on there."""
-        place = Place(TOPIC, partition)
-        return any(each.member is not None and each.member.offset_of(place)[0] >= end for each in self.processes)
+        tp = TopicPartition(TOPIC, partition)
+        return any(each.member is not None and each.member.offset_of(tp)[0] >= end for each in self.processes)
 
     def _check_end(self) -> None:
         number = self.topic.number

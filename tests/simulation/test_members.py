@@ -12,12 +12,13 @@ from dataclasses import replace
 
 import pytest
 
-from outbox_plugin.coordination.claims import Claim, Place
+from outbox_plugin.coordination.claims import Claim
 from outbox_plugin.coordination.fetched import Answer
-from outbox_plugin.coordination.held import Held
+from outbox_plugin.coordination.held_partition import HeldPartition
 from outbox_plugin.coordination.member import Member
 from outbox_plugin.coordination.messages import ReleaseGroup
 from outbox_plugin.coordination.world import FOREVER, Key, World, _Claim, _Group
+from outbox_plugin.core.topic_partition import TopicPartition
 from tests.simulation.conftest import SCHEDULES
 from tests.simulation.members import Plan, run
 
@@ -49,20 +50,20 @@ Faults = tuple[tuple[float, str, int, float], ...]
 def drop_a_record_while_the_lease_is_uncertain(patch: pytest.MonkeyPatch) -> None:
     ask = Member.may_hand_out
 
-    def hasty(member: Member, place: Place, claim: Claim, offset: int, now: float) -> Answer:
-        answer = ask(member, place, claim, offset, now)
+    def hasty(member: Member, tp: TopicPartition, claim: Claim, offset: int, now: float) -> Answer:
+        answer = ask(member, tp, claim, offset, now)
         return Answer.OLD if answer is Answer.NOT_YET else answer
 
     patch.setattr(Member, "may_hand_out", hasty)
 
 
 def hold_for_ever(patch: pytest.MonkeyPatch) -> None:
-    begin = Held.__init__
+    begin = HeldPartition.__init__
 
-    def endless(held: Held, claim: Claim, until: float, now: float) -> None:
+    def endless(held: HeldPartition, claim: Claim, until: float, now: float) -> None:
         begin(held, claim, until + 1e9, now)
 
-    patch.setattr(Held, "__init__", endless)
+    patch.setattr(HeldPartition, "__init__", endless)
 
 
 def begin_a_pause_by_the_operators_clock(patch: pytest.MonkeyPatch) -> None:
@@ -81,7 +82,7 @@ def go_on_in_a_topic_that_was_made_anew(patch: pytest.MonkeyPatch) -> None:
 
 
 def hand_out_what_the_log_has_not_promised(patch: pytest.MonkeyPatch) -> None:
-    def rash(member: Member, ends: Mapping[Place, int]) -> dict[Place, bool | None]:
+    def rash(member: Member, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, bool | None]:
         return dict.fromkeys(ends, True)
 
     patch.setattr(Member, "verdicts", rash)
@@ -112,7 +113,7 @@ KILLED = replace(AT_MOST_ONCE, processes=1, faults=((20.0, "kill", 0, 34.0),))
 
 PLANTS: list[tuple[Plant, Plan, str]] = [
     (drop_a_record_while_the_lease_is_uncertain, HELD, "lost|stands still"),
-    (hold_for_ever, ONCE_OR_MORE, "hold Place"),
+    (hold_for_ever, ONCE_OR_MORE, "hold TopicPartition"),
     (begin_a_pause_by_the_operators_clock, replace(ONCE_OR_MORE, faults=((10.0, "pause", 0, 20.0),)), "paused"),
     (go_on_in_a_topic_that_was_made_anew, replace(ONCE_OR_MORE, faults=ANEW), "lost|stands still"),
     (hand_out_what_the_log_has_not_promised, AT_MOST_ONCE, "twice"),

@@ -9,22 +9,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox_plugin.coordination.claims import Claim, Place, Plan, plan, shares
-from outbox_plugin.coordination.lag import SAMPLES, LagTrend, left_to_others
+from outbox_plugin.coordination.claims import Claim, Plan, plan, shares
+from outbox_plugin.coordination.heartbeat_timing import HeartbeatTiming
+from outbox_plugin.coordination.lag_trend import SAMPLES, LagTrend, left_to_others
 from outbox_plugin.coordination.spread import Spread
-from outbox_plugin.coordination.timing import Timing
 from outbox_plugin.coordination.world import Holder
+from outbox_plugin.core.topic_partition import TopicPartition
 
 A, B, C = Holder("1", "a"), Holder("2", "b"), Holder("3", "c")
-Holders = dict[Place, Holder | None]
+Holders = dict[TopicPartition, Holder | None]
 
 
-def places(count: int) -> list[Place]:
-    return [Place("orders", number) for number in range(count)]
+def partitions(count: int) -> list[TopicPartition]:
+    return [TopicPartition("orders", number) for number in range(count)]
 
 
 def held_by(*holders: Holder | None) -> Holders:
-    return dict(zip(places(len(holders)), holders, strict=True))
+    return dict(zip(partitions(len(holders)), holders, strict=True))
 
 
 @given(
@@ -51,14 +52,14 @@ def test_no_more_than_the_limit_is_claimed() -> None:
 
 
 def test_what_nobody_takes_goes_to_who_has_room() -> None:
-    neglected = places(4)[3:]
+    neglected = partitions(4)[3:]
     assert plan(A, held_by(A, A, None, None), {A: False, B: False}, neglected=neglected).claim == tuple(neglected)
     assert plan(A, held_by(A, A, None, None), {A: False, B: False}, neglected=neglected, limit=2) == Plan()
 
 
 def test_where_none_is_free_the_fullest_is_asked() -> None:
     asked = plan(C, held_by(A, A, A, B), {A: False, B: False, C: False}).ask
-    assert asked in places(3)
+    assert asked in partitions(3)
 
 
 def test_one_gives_up_only_what_others_ask_for() -> None:
@@ -69,7 +70,7 @@ def test_one_gives_up_only_what_others_ask_for() -> None:
 
 
 def test_what_one_could_not_keep_up_with_is_left_to_others() -> None:
-    assert plan(A, held_by(None), {A: False}, avoid=places(1)) == Plan()
+    assert plan(A, held_by(None), {A: False}, avoid=partitions(1)) == Plan()
 
 
 @given(
@@ -92,12 +93,12 @@ def test_all_have_their_share_after_some_rounds_and_nothing_moves_then(
         order = instances[(turn + first) % count :] + instances[: (turn + first) % count]
         asking = {me: plans[me].ask is not None for me in instances}
         for me in order:
-            for place in plans[me].release:
-                assert holders[place] == me
-                holders[place] = None
+            for tp in plans[me].release:
+                assert holders[tp] == me
+                holders[tp] = None
                 moves += 1
-            for place in plans[me].claim:
-                holders[place] = holders[place] or me
+            for tp in plans[me].claim:
+                holders[tp] = holders[tp] or me
     else:
         raise AssertionError("it never came to rest")
     found = Counter(dict.fromkeys(instances, 0))
@@ -159,35 +160,35 @@ def test_a_lag_that_was_handled_in_the_meantime_is_not_falling_behind() -> None:
 def test_one_who_falls_behind_leaves_its_worst_to_one_who_is_much_faster() -> None:
     holders = held_by(A, A, B, B)
     members = {A: False, B: False}
-    lags = dict(zip(places(4), [500, 900, 10, 0], strict=True))
-    assert left_to_others(A, lags, holders, members) == places(4)[1]
-    assert left_to_others(A, {**lags, places(4)[2]: 800}, holders, members) is None, "the other is slow, too"
+    lags = dict(zip(partitions(4), [500, 900, 10, 0], strict=True))
+    assert left_to_others(A, lags, holders, members) == partitions(4)[1]
+    assert left_to_others(A, {**lags, partitions(4)[2]: 800}, holders, members) is None, "the other is slow, too"
     assert left_to_others(A, lags, held_by(A, None, B, B), members) is None, "its last one stays with it"
 
 
 def test_one_who_was_too_slow_asks_for_nothing_and_another_takes_it_at_once() -> None:
-    timing = Timing(10)
+    timing = HeartbeatTiming(10)
     holders = held_by(A, A, None, B, B, B)
     slow, fast = Spread(A, timing, None), Spread(B, timing, None)
-    slow.avoid(places(3)[2], 0.0)
+    slow.avoid(partitions(3)[2], 0.0)
     members = {A: False, B: False}
     assert slow.next_plan(holders, members, lambda _: A, 1.0) == Plan()
-    assert fast.next_plan(holders, members, lambda _: A, 1.0) == Plan(claim=(places(3)[2],))
+    assert fast.next_plan(holders, members, lambda _: A, 1.0) == Plan(claim=(partitions(3)[2],))
     assert slow.next_plan(held_by(A, A, B, B, B, B), members, lambda _: None, 2.0) == Plan(), "it asks for none"
 
 
 def test_what_one_avoids_and_nobody_takes_it_takes_back() -> None:
-    slow = Spread(A, Timing(10), None)
-    slow.avoid(places(2)[1], 0.0)
+    slow = Spread(A, HeartbeatTiming(10), None)
+    slow.avoid(partitions(2)[1], 0.0)
     holders = held_by(A, None)
     assert slow.next_plan(holders, {A: False}, lambda _: A, 1.0) == Plan()
-    assert slow.next_plan(holders, {A: False}, lambda _: A, 22.0) == Plan(claim=(places(2)[1],))
+    assert slow.next_plan(holders, {A: False}, lambda _: A, 22.0) == Plan(claim=(partitions(2)[1],))
 
 
 def test_a_free_partition_waits_for_nobody_whose_share_it_is_for_longer_than_half_an_interval() -> None:
     """C has died a moment ago: it is not stale yet, and one that was stale for two intervals left a partition to it."""
-    timing = Timing(10)
+    timing = HeartbeatTiming(10)
     spread, members = Spread(A, timing, None), {A: False, B: False, C: False}
     holders = held_by(A, B, None)
     assert spread.next_plan(holders, members, lambda _: None, 100.0) == Plan()
-    assert spread.next_plan(holders, members, lambda _: None, 105.1) == Plan(claim=(places(3)[2],))
+    assert spread.next_plan(holders, members, lambda _: None, 105.1) == Plan(claim=(partitions(3)[2],))

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from outbox_plugin.coordination import Admin, Consumer, consumer
-from outbox_plugin.coordination.claims import Claim, Place
+from outbox_plugin.coordination.claims import Claim
 from outbox_plugin.coordination.fetched import Answer, Fetched
+from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import InvalidSetting, ServerRefused, UserError
 from tests.harvesting import run_outbox
 
@@ -70,22 +71,22 @@ class UnansweredInstance:
     """It holds two partitions; the log answers for the second, and for the first once it `answers`."""
 
     def __init__(self) -> None:
-        self.held = {Place("silent", 0): Claim(0), Place("orders", 0): Claim(0)}
+        self.held = {TopicPartition("silent", 0): Claim(0), TopicPartition("orders", 0): Claim(0)}
         self.answers = False
         self.now = 0.0
 
-    def claims(self) -> dict[Place, Claim]:
+    def claims(self) -> dict[TopicPartition, Claim]:
         return dict(self.held)
 
-    def promise(self, claims: Mapping[Place, tuple[Claim, int]], wait_seconds: float) -> None:
+    def promise(self, claims: Mapping[TopicPartition, tuple[Claim, int]], wait_seconds: float) -> None:
         assert self.now < 100, "it asks again and again"
-        for place, (claim, end) in claims.items():
-            if self.answers or place.topic == "orders":
+        for tp, (claim, end) in claims.items():
+            if self.answers or tp.topic == "orders":
                 claim.promise(end)
             else:
                 self.now += wait_seconds
 
-    def may_hand_out(self, place: Place, claim: Claim, offset: int) -> Answer:
+    def may_hand_out(self, tp: TopicPartition, claim: Claim, offset: int) -> Answer:
         return Answer.YES if offset < claim.promised else Answer.NOT_YET
 
     def pass_time(self, seconds: float) -> None:
@@ -96,10 +97,10 @@ def test_at_most_once_a_poll_ends_though_the_log_does_not_answer(monkeypatch: py
     """As where a partition of the coordination topic has no leader: only what is talked about there waits."""
     instance, polling = UnansweredInstance(), object.__new__(Consumer)
     monkeypatch.setattr(consumer, "time", SimpleNamespace(monotonic=lambda: instance.now, sleep=instance.pass_time))
-    records: dict[Place, Any] = {place: SimpleNamespace(topic=place.topic) for place in instance.held}
+    records: dict[TopicPartition, Any] = {tp: SimpleNamespace(topic=tp.topic) for tp in instance.held}
     fetched: Fetched[Any] = Fetched()
-    for place, claim in instance.held.items():
-        fetched.add(place, claim, 0, records[place])
+    for tp, claim in instance.held.items():
+        fetched.add(tp, claim, 0, records[tp])
     state: dict[str, Any] = {
         "_stopped": False,
         "_followed": float("inf"),
@@ -111,7 +112,7 @@ def test_at_most_once_a_poll_ends_though_the_log_does_not_answer(monkeypatch: py
         "_asked": {},
     }
     vars(polling).update(state)
-    orders, silent = records[Place("orders", 0)], records[Place("silent", 0)]
+    orders, silent = records[TopicPartition("orders", 0)], records[TopicPartition("silent", 0)]
     assert polling.poll(60.0) is orders
     began = instance.now
     assert polling.poll(2.5) is None
@@ -124,13 +125,13 @@ class SlowInstance:
     """It holds one partition. Three asks after it was asked, the log answers, if the same is asked still."""
 
     def __init__(self) -> None:
-        self.held = {Place("orders", 0): Claim(0)}
+        self.held = {TopicPartition("orders", 0): Claim(0)}
         self.asked: list[int] = []
 
-    def claims(self) -> dict[Place, Claim]:
+    def claims(self) -> dict[TopicPartition, Claim]:
         return dict(self.held)
 
-    def promise(self, claims: Mapping[Place, tuple[Claim, int]], _: float) -> None:
+    def promise(self, claims: Mapping[TopicPartition, tuple[Claim, int]], _: float) -> None:
         for claim, end in claims.values():
             if end in self.asked[:-2]:
                 claim.promise(end)
@@ -139,12 +140,12 @@ class SlowInstance:
 
 def test_what_was_fetched_is_promised_by_a_log_that_answers_late_while_more_comes() -> None:
     instance, fetching = SlowInstance(), object.__new__(Consumer)
-    [(place, claim)] = instance.held.items()
+    [(tp, claim)] = instance.held.items()
     fetched: Fetched[Any] = Fetched()
     coming = iter(range(100))
 
     def take_in(_: float) -> None:
-        fetched.add(place, claim, next(coming), SimpleNamespace())
+        fetched.add(tp, claim, next(coming), SimpleNamespace())
 
     state = {"_at_most_once": True, "_instance": instance, "_fetched": fetched, "_asked": {}, "_take_in": take_in}
     vars(fetching).update(state)

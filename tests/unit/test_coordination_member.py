@@ -7,8 +7,9 @@ from collections.abc import Iterable
 import pytest
 
 from outbox_plugin.coordination.actions import Send
-from outbox_plugin.coordination.claims import MOST_UNCOMMITTED, Place
+from outbox_plugin.coordination.claims import MAX_UNCOMMITTED
 from outbox_plugin.coordination.fetched import Answer
+from outbox_plugin.coordination.heartbeat_timing import HeartbeatTiming
 from outbox_plugin.coordination.member import Member, TopicForm
 from outbox_plugin.coordination.messages import (
     ClaimingPartition,
@@ -18,12 +19,12 @@ from outbox_plugin.coordination.messages import (
     ReleasingPartition,
     coordination_partition,
 )
-from outbox_plugin.coordination.timing import Timing
 from outbox_plugin.coordination.world import Holder
+from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import UserError
 
 ME, OTHER = Holder("run-1", "one"), Holder("run-2", "two")
-PLACE = Place("orders", 0)
+PARTITION = TopicPartition("orders", 0)
 EPOCH = 1_700_000_000.0
 
 
@@ -37,7 +38,7 @@ class Log:
             ME,
             "billing",
             ["orders"],
-            Timing(10),
+            HeartbeatTiming(10),
             width=8,
             since=0,
             log_time=EPOCH + self.now,
@@ -67,7 +68,7 @@ class Log:
     def gain(self) -> None:
         self.step()
         self.step()
-        assert PLACE in self.member.held(self.now)
+        assert PARTITION in self.member.held(self.now)
 
 
 def kinds(messages: Iterable[Message]) -> list[str]:
@@ -82,71 +83,71 @@ def log() -> Log:
 
 
 def other(kind: type[Heartbeat] | type[ReleasingPartition], offset: int, who: Holder = ME) -> Message:
-    return kind(0, int(EPOCH) + 50, *who, "billing", *PLACE, offset)
+    return kind(0, int(EPOCH) + 50, *who, "billing", *PARTITION, offset)
 
 
 def test_a_record_waits_while_the_claim_is_uncertain_and_goes_on_with_it(log: Log) -> None:
-    claim = log.member.claims()[PLACE]
-    assert log.member.may_hand_out(PLACE, claim, 0, log.now) is Answer.YES
-    assert log.member.done(PLACE, 0)
+    claim = log.member.claims()[PARTITION]
+    assert log.member.may_hand_out(PARTITION, claim, 0, log.now) is Answer.YES
+    assert log.member.done(PARTITION, 0)
     log.now += 25.0  # Nothing was sent: the interpreter was held.
-    assert log.member.may_hand_out(PLACE, claim, 1, log.now) is Answer.NOT_YET
+    assert log.member.may_hand_out(PARTITION, claim, 1, log.now) is Answer.NOT_YET
     assert kinds(log.step()) == ["Heartbeat"]
-    assert log.member.may_hand_out(PLACE, claim, 1, log.now) is Answer.NOT_YET, "it had become stale"
+    assert log.member.may_hand_out(PARTITION, claim, 1, log.now) is Answer.NOT_YET, "it had become stale"
     again = log.sent()
     assert kinds(again) == ["ClaimingPartition"]
     log.say(*again)
     log.step()
-    assert log.member.claims()[PLACE] is claim
-    assert log.member.may_hand_out(PLACE, claim, 1, log.now) is Answer.YES
+    assert log.member.claims()[PARTITION] is claim
+    assert log.member.may_hand_out(PARTITION, claim, 1, log.now) is Answer.YES
     log.step(6)
-    assert log.member.offset_of(PLACE)[0] == 1, "what was done before is done"
+    assert log.member.offset_of(PARTITION)[0] == 1, "what was done before is done"
 
 
 def test_a_claim_that_another_took_meanwhile_is_lost(log: Log) -> None:
-    claim = log.member.claims()[PLACE]
+    claim = log.member.claims()[PARTITION]
     log.now += 25.0
-    log.say(ClaimingPartition(0, int(EPOCH), *OTHER, "billing", *PLACE))
-    assert log.member.may_hand_out(PLACE, claim, 0, log.now) is Answer.NEVER
+    log.say(ClaimingPartition(0, int(EPOCH), *OTHER, "billing", *PARTITION))
+    assert log.member.may_hand_out(PARTITION, claim, 0, log.now) is Answer.NEVER
 
 
 @pytest.mark.parametrize("forged", [other(Heartbeat, 10**9), other(ReleasingPartition, 10**9), other(Heartbeat, 0)])
 def test_what_was_said_in_our_name_is_set_right(log: Log, forged: Message) -> None:
-    claim = log.member.claims()[PLACE]
+    claim = log.member.claims()[PARTITION]
     for offset in range(3):
-        log.member.may_hand_out(PLACE, claim, offset, log.now)
-        log.member.done(PLACE, offset)
+        log.member.may_hand_out(PARTITION, claim, offset, log.now)
+        log.member.done(PARTITION, offset)
     log.say(forged)
     said = log.sent()
     assert kinds(said) == ["ClaimingPartition", "ReleasingPartition", "ClaimingPartition"]
-    assert log.member.may_hand_out(PLACE, claim, 3, log.now) is Answer.NOT_YET
+    assert log.member.may_hand_out(PARTITION, claim, 3, log.now) is Answer.NOT_YET
     log.say(*said)
-    assert log.member.offset_of(PLACE)[0] == 3
-    assert log.member.may_hand_out(PLACE, claim, 3, log.now) is Answer.YES
+    assert log.member.offset_of(PARTITION)[0] == 3
+    assert log.member.may_hand_out(PARTITION, claim, 3, log.now) is Answer.YES
 
 
 def test_what_is_said_on_a_wrong_partition_is_passed_over(log: Log) -> None:
     wrong = (coordination_partition("orders", 8) + 1) % 8
     log.member.apply(Entry(wrong, 0, EPOCH + log.now, other(Heartbeat, 10**9)), log.now)
     assert log.sent() == []
-    assert log.member.offset_of(PLACE)[0] == 0
+    assert log.member.offset_of(PARTITION)[0] == 0
 
 
 def test_what_is_never_committed_does_not_grow_without_bound(log: Log) -> None:
-    claim = log.member.claims()[PLACE]
-    for offset in range(MOST_UNCOMMITTED):
+    claim = log.member.claims()[PARTITION]
+    for offset in range(MAX_UNCOMMITTED):
         claim.hand_out(offset, keep=True)
     with pytest.raises(UserError, match="100000 records of partition 0 of orders are handed out and not committed"):
-        log.member.may_hand_out(PLACE, claim, MOST_UNCOMMITTED, log.now)
+        log.member.may_hand_out(PARTITION, claim, MAX_UNCOMMITTED, log.now)
 
 
 def test_a_position_is_kept_only_once_the_log_has_taken_it(log: Log) -> None:
     """One who was stopped for long, and comes back to release, has no say any more."""
     log.member.take()
-    log.say(ClaimingPartition(0, 0, *ME, "others", *PLACE))
+    log.say(ClaimingPartition(0, 0, *ME, "others", *PARTITION))
     log.now += 25.0
     log.member.leave(log.now, keep=False)
     said = log.sent()
     assert kinds(said) == ["ReleasingPartition"]
-    log.say(ClaimingPartition(0, 0, *OTHER, "billing", *PLACE), *said)
+    log.say(ClaimingPartition(0, 0, *OTHER, "billing", *PARTITION), *said)
     assert log.member.take() == []

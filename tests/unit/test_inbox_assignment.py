@@ -8,22 +8,24 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import OFFSET_END, TopicPartition
+from confluent_kafka import OFFSET_END
+from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from outbox_plugin import Settings
+from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.inbox import Inbox, consumer, positions
-from outbox_plugin.inbox.lanes import Position
-from outbox_plugin.inbox.positions import starts
+from outbox_plugin.inbox.key_queues import PartitionPosition
+from outbox_plugin.inbox.positions import start_offsets
 
-PLACE = ("t", 0)
+PARTITION = TopicPartition("t", 0)
 ID, OTHER_ID = "A" * 22, "B" * 22
 
 
 class OurPositions:
     """One row, which belongs to the topic with the first id."""
 
-    def read_now(self, topic_ids: Mapping[str, str]) -> dict[tuple[str, int], int]:
-        return {PLACE: 5000} if topic_ids.get("t") == ID else {}
+    def read_now(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, int]:
+        return {PARTITION: 5000} if topic_ids.get("t") == ID else {}
 
 
 class Committed:
@@ -31,24 +33,24 @@ class Committed:
 
     def __init__(self, *answers: tuple[int, str | None, object]) -> None:
         self.answers = list(answers)
-        self.assigned: list[TopicPartition] = []
+        self.assigned: list[KafkaTopicPartition] = []
 
-    def committed(self, asked: Sequence[TopicPartition], timeout: float) -> list[Any]:
+    def committed(self, asked: Sequence[KafkaTopicPartition], timeout: float) -> list[Any]:
         offset, metadata, error = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         return [SimpleNamespace(topic="t", partition=0, offset=offset, metadata=metadata, error=error) for _ in asked]
 
-    def incremental_assign(self, partitions: list[TopicPartition]) -> None:
+    def incremental_assign(self, partitions: list[KafkaTopicPartition]) -> None:
         self.assigned += partitions
 
 
-def found(group: Committed, *ids: dict[str, str]) -> dict[tuple[str, int], int] | None:
+def found(group: Committed, *ids: dict[str, str]) -> dict[TopicPartition, int] | None:
     said = list(ids)
     ours: Any = OurPositions()
     kafka: Any = group
-    return starts(
+    return start_offsets(
         ours,
         kafka,
-        [TopicPartition("t", 0)],
+        [KafkaTopicPartition("t", 0)],
         lambda: said.pop(0) if len(said) > 1 else said[0],
         threading.Event(),
     )
@@ -60,18 +62,18 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_assignment_waits_until_kafka_says_the_id_of_the_topic() -> None:
-    assert found(Committed((4000, ID, None)), {}, {}, {"t": ID}) == {PLACE: 5000}
+    assert found(Committed((4000, ID, None)), {}, {}, {"t": ID}) == {PARTITION: 5000}
 
 
 def test_an_assignment_waits_for_the_committed_offset_of_each_partition() -> None:
-    assert found(Committed((-1001, None, "not now"), (6000, ID, None)), {"t": ID}) == {PLACE: 6000}
+    assert found(Committed((-1001, None, "not now"), (6000, ID, None)), {"t": ID}) == {PARTITION: 6000}
 
 
 @pytest.mark.parametrize(
     ("metadata", "counts"), [(None, True), ("", True), ("by hand", True), (ID, True), (OTHER_ID, False)]
 )
 def test_a_committed_offset_counts_unless_it_is_of_another_topic(metadata: str | None, counts: bool) -> None:
-    assert found(Committed((6000, metadata, None)), {"t": ID}) == {PLACE: 6000 if counts else 5000}
+    assert found(Committed((6000, metadata, None)), {"t": ID}) == {PARTITION: 6000 if counts else 5000}
 
 
 def inbox() -> Any:
@@ -95,7 +97,7 @@ def test_a_stop_that_meets_an_assignment_handles_none_of_it(silent: bool) -> Non
     stopped._topic_ids, stopped._positions = SimpleNamespace(look_up=look_up), OurPositions()
     if not silent:
         stopped._stop.set()
-    stopped._assigned(group, [TopicPartition("t", 0)])
+    stopped._assigned(group, [KafkaTopicPartition("t", 0)])
     assert stopped.partitions == []
     assert [each.offset for each in group.assigned] == [OFFSET_END]
 
@@ -118,16 +120,16 @@ def test_the_last_positions_are_written_while_the_partitions_are_still_ours(
     monkeypatch.setattr(consumer, "Housekeeping", lambda *args: housekeeping)
     ending = inbox()
     ending._stop.set()
-    written: list[dict[tuple[str, int], Position]] = []
+    written: list[dict[TopicPartition, PartitionPosition]] = []
 
-    def write_last(last: dict[tuple[str, int], Position]) -> None:
+    def write_last(last: dict[TopicPartition, PartitionPosition]) -> None:
         calls.append("write")
         written.append(last)
 
     ending._positions = SimpleNamespace(write_last=write_last)
     ending._topic_ids = SimpleNamespace(of=lambda topic: ID)
-    ending._board.assign([PLACE], {"t": ID}, {PLACE: 7})
+    ending._dispatcher.assign([PARTITION], {"t": ID}, {PARTITION: 7})
     kafka = SimpleNamespace(commit=noted("commit"), close=noted("close"))
-    ending._consume(kafka, SimpleNamespace(start=noted("seats"), join=noted("seats end")))
-    assert calls[3:] == ["commit", "join", *["write"] * ended, "close", "seats end"]
-    assert written == [{PLACE: Position(ID, 7)}] * ended
+    ending._consume(kafka, SimpleNamespace(start=noted("workers"), join=noted("workers end")))
+    assert calls[3:] == ["commit", "join", *["write"] * ended, "close", "workers end"]
+    assert written == [{PARTITION: PartitionPosition(ID, 7)}] * ended

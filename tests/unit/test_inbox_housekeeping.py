@@ -13,8 +13,8 @@ import pytest
 from outbox_plugin import Settings
 from outbox_plugin.errors import ServerRefused
 from outbox_plugin.inbox import housekeeping
-from outbox_plugin.inbox.board import Board
 from outbox_plugin.inbox.cleaning import Keep
+from outbox_plugin.inbox.dispatcher import Dispatcher
 from outbox_plugin.inbox.housekeeping import Housekeeping
 from tests.support import eventually
 
@@ -62,7 +62,7 @@ def test_housekeeping_goes_on_after_what_went_wrong(
     monkeypatch.setattr(housekeeping, "TROUBLE_SECONDS", 0.0)
     settings = Settings(dsn="postgresql://nowhere/none", bootstrap_servers="127.0.0.1:1")
     nothing: Any = NothingToWrite()
-    keeper = Housekeeping(settings, "g", Board(1), nothing, Keep(timedelta(1), timedelta(1)))
+    keeper = Housekeeping(settings, "g", Dispatcher(1), nothing, Keep(timedelta(1), timedelta(1)))
     with caplog.at_level(logging.WARNING, "outbox_plugin.inbox"):
         keeper.start()
         eventually(lambda: cleaned, 30)

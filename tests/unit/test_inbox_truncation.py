@@ -6,17 +6,18 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from confluent_kafka import TopicPartition
+from confluent_kafka import TopicPartition as KafkaTopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox_plugin import Settings
 from outbox_plugin.adapters.topic_ids import Answer
+from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.inbox import Inbox
-from outbox_plugin.inbox.lanes import Lanes, Outcome
+from outbox_plugin.inbox.key_queues import KeyQueues, Outcome
 from outbox_plugin.inbox.received import Received
 
-PLACE, ID = ("t", 0), "A" * 22
+PARTITION, ID = TopicPartition("t", 0), "A" * 22
 DONE, RETRY_LATER = Outcome(1), Outcome(0, again_in=60.0, counted=True)
 
 
@@ -24,54 +25,54 @@ def record(offset: int, key: str) -> Received:
     return Received("t", 0, offset, 0, key.encode(), b"", (), f"{key}/{offset}")
 
 
-def finish_next(lanes: Lanes, outcome: Outcome = DONE) -> None:
-    [taken] = lanes.take(1, 0.0)
-    lanes.finish(taken, outcome, 0.0)
+def finish_next(queues: KeyQueues, outcome: Outcome = DONE) -> None:
+    [taken] = queues.take(1, 0.0)
+    queues.finish(taken, outcome, 0.0)
 
 
 def test_a_record_written_after_the_cut_is_not_passed_by_the_position() -> None:
     """90 to 96 are done and 97 is retried; the partition is cut to 96, and gets another 96 and 97."""
-    lanes = Lanes()
-    lanes.assign([PLACE], {"t": ID})
+    queues = KeyQueues()
+    queues.assign([PARTITION], {"t": ID})
     for offset in range(90, 98):
-        lanes.add(record(offset, f"old {offset}"))
-        finish_next(lanes, RETRY_LATER if offset == 97 else DONE)
-    assert lanes.committable() == {PLACE: 97}
-    lanes.add(record(96, "new 96"))
-    lanes.add(record(97, "new 97"))
-    assert lanes.committable() == {PLACE: 96}
-    assert lanes.positions() == {PLACE: (ID, 96)}
+        queues.add(record(offset, f"old {offset}"))
+        finish_next(queues, RETRY_LATER if offset == 97 else DONE)
+    assert queues.committable() == {PARTITION: 97}
+    queues.add(record(96, "new 96"))
+    queues.add(record(97, "new 97"))
+    assert queues.committable() == {PARTITION: 96}
+    assert queues.positions() == {PARTITION: (ID, 96)}
 
 
 def test_a_record_that_is_done_does_not_stand_for_another_one_at_its_offset() -> None:
-    lanes = Lanes()
-    lanes.assign([PLACE], {"t": ID})
-    lanes.add(record(97, "old"))
-    [old] = lanes.take(1, 0.0)
-    lanes.add(record(97, "new"))
-    lanes.finish(old, Outcome(1), 0.0)
-    assert lanes.positions() == {PLACE: (ID, 97)}
-    finish_next(lanes)
-    assert lanes.positions() == {PLACE: (ID, 98)}
+    queues = KeyQueues()
+    queues.assign([PARTITION], {"t": ID})
+    queues.add(record(97, "old"))
+    [old] = queues.take(1, 0.0)
+    queues.add(record(97, "new"))
+    queues.finish(old, Outcome(1), 0.0)
+    assert queues.positions() == {PARTITION: (ID, 97)}
+    finish_next(queues)
+    assert queues.positions() == {PARTITION: (ID, 98)}
 
 
 def test_a_record_from_before_the_cut_that_waits_is_not_passed_either() -> None:
     """90 is retried, and still stands in the partition after it was cut to 96."""
-    lanes = Lanes()
-    lanes.assign([PLACE], {"t": ID})
+    queues = KeyQueues()
+    queues.assign([PARTITION], {"t": ID})
     for offset in range(90, 98):
-        lanes.add(record(offset, f"old {offset}"))
-        finish_next(lanes, RETRY_LATER if offset == 90 else DONE)
-    lanes.add(record(96, "new 96"))
-    finish_next(lanes)
-    assert lanes.positions() == {PLACE: (ID, 90)}
+        queues.add(record(offset, f"old {offset}"))
+        finish_next(queues, RETRY_LATER if offset == 90 else DONE)
+    queues.add(record(96, "new 96"))
+    finish_next(queues)
+    assert queues.positions() == {PARTITION: (ID, 90)}
 
 
 @given(st.data())
 def test_whatever_is_cut_no_position_lies_above_a_record_of_the_log_that_is_not_done(data: st.DataObject) -> None:
     """Random records, gaps, cuts, failures and ends; after all is done, the position is the end of the log."""
-    lanes, now = Lanes(), 0.0
-    lanes.assign([PLACE], {"t": ID}, {PLACE: 0})
+    queues, now = KeyQueues(), 0.0
+    queues.assign([PARTITION], {"t": ID}, {PARTITION: 0})
     end, number = 0, 0
     log: dict[int, Received] = {}  # What stands in the partition and was added.
     done: list[Received] = []
@@ -84,24 +85,24 @@ def test_whatever_is_cut_no_position_lies_above_a_record_of_the_log_that_is_not_
         if step in ("add", "cut"):  # Nobody knows of a cut before a record comes.
             end += data.draw(st.integers(0, 2)) if step == "add" else 0
             log[end] = Received("t", 0, end, 0, b"%d" % data.draw(st.integers(0, 3)), b"", (), str(number))
-            lanes.add(log[end])
+            queues.add(log[end])
             end, number = end + 1, number + 1
         elif step == "take":
-            running += lanes.take(data.draw(st.integers(1, 4)), now)
+            running += queues.take(data.draw(st.integers(1, 4)), now)
         elif running:
             taken = running.pop(data.draw(st.integers(0, len(running) - 1)))
             count = len(taken.records) if step == "done" else data.draw(st.integers(0, len(taken.records) - 1))
             done += taken.records[:count]
-            lanes.finish(taken, Outcome(count, None if step == "done" else 3.0), now)
+            queues.finish(taken, Outcome(count, None if step == "done" else 3.0), now)
         handled = {kept.idempotency_key for kept in done}
         waiting = [offset for offset, kept in log.items() if kept.idempotency_key not in handled]
-        assert lanes.positions()[PLACE].next_offset <= min(waiting, default=end)
+        assert queues.positions()[PARTITION].next_offset <= min(waiting, default=end)
     for taken in running:
-        lanes.finish(taken, Outcome(len(taken.records)), now)
-    while lanes.held:
-        for taken in lanes.take(9, now + 99.0):
-            lanes.finish(taken, Outcome(len(taken.records)), now)
-    assert lanes.positions()[PLACE].next_offset == end
+        queues.finish(taken, Outcome(len(taken.records)), now)
+    while queues.held:
+        for taken in queues.take(9, now + 99.0):
+            queues.finish(taken, Outcome(len(taken.records)), now)
+    assert queues.positions()[PARTITION].next_offset == end
 
 
 class Kafka:
@@ -110,7 +111,7 @@ class Kafka:
     def __init__(self) -> None:
         self.committed: list[int] = []
 
-    def commit(self, offsets: Sequence[TopicPartition], asynchronous: bool) -> None:
+    def commit(self, offsets: Sequence[KafkaTopicPartition], asynchronous: bool) -> None:
         self.committed += [each.offset for each in offsets]
 
 
@@ -137,14 +138,16 @@ def test_an_inbox_commits_the_offset_of_the_first_record_after_the_cut() -> None
     )
     kafka, same = Kafka(), Answer(recreated=set(), known={"t"})
     inbox._topic_ids = SimpleNamespace(of=lambda topic: ID, known=lambda: {"t": ID}, look_up=lambda topics: same)
-    inbox._board.assign([PLACE], {"t": ID}, {PLACE: 90})
+    inbox._dispatcher.assign([PARTITION], {"t": ID}, {PARTITION: 90})
     for offset in range(90, 98):
         inbox._add(kafka, [message(offset, b"old %d" % offset)])
-        finish_next(inbox._board._lanes, RETRY_LATER if offset == 97 else DONE)
-    inbox._commit(kafka, inbox._board.committable(), wait=False)
+        finish_next(inbox._dispatcher._queues, RETRY_LATER if offset == 97 else DONE)
+    inbox._commit(kafka, inbox._dispatcher.committable(), wait=False)
     inbox._add(kafka, [message(96, b"new 96"), message(97, b"new 97")])
-    inbox._commit(kafka, inbox._board.committable(), wait=False)
+    inbox._commit(kafka, inbox._dispatcher.committable(), wait=False)
     assert kafka.committed == [97, 96]
-    finish_next(inbox._board._lanes)
-    finish_next(inbox._board._lanes)
-    assert inbox._board.positions() == {PLACE: (ID, 96)}  # The old 97 still waits; the new ones may come again.
+    finish_next(inbox._dispatcher._queues)
+    finish_next(inbox._dispatcher._queues)
+    assert inbox._dispatcher.positions() == {
+        PARTITION: (ID, 96)
+    }  # The old 97 still waits; the new ones may come again.

@@ -8,17 +8,19 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from outbox_plugin.inbox.board import Board
+from outbox_plugin.inbox.dispatcher import Dispatcher
 from outbox_plugin.inbox.handling import Handling
-from outbox_plugin.inbox.seat import Seat, driven
+from outbox_plugin.inbox.session import HandlerSession, driven
 
 
-class ThreadSeats:
+class ThreadWorkers:
     """Sync handlers: one thread and one connection each. `error`: what ended one of them, which nothing should."""
 
-    def __init__(self, board: Board, handling: Handling, make: Callable[[], Seat], count: int) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, handling: Handling, make: Callable[[], HandlerSession], count: int
+    ) -> None:
         self.error: BaseException | None = None
-        self._board = board
+        self._dispatcher = dispatcher
         self._handling = handling
         self._threads = [
             threading.Thread(target=self._work, args=(make(),), name=f"outbox-inbox-{number}", daemon=True)
@@ -30,24 +32,24 @@ class ThreadSeats:
         for thread in self._threads:
             thread.start()
 
-    def _work(self, seat: Seat) -> None:
+    def _work(self, session: HandlerSession) -> None:
         try:
-            while (slices := self._board.wait_and_take()) is not None:
+            while (batches := self._dispatcher.wait_and_take()) is not None:
                 began = time.monotonic()
-                handled = driven(self._handling.handle(seat, slices))
-                self._board.finish(slices, handled, time.monotonic() - began)
+                handled = driven(self._handling.handle(session, batches))
+                self._dispatcher.finish(batches, handled, time.monotonic() - began)
         except BaseException as error:
             self.error = error
         finally:
-            driven(seat.close())
+            driven(session.close())
 
     def join(self) -> None:
-        """Wait until all handlers have ended; the board must have been stopped."""
+        """Wait until all handlers have ended; the dispatcher must have been stopped."""
         for thread in self._threads:
             thread.join()
 
 
-class TaskSeats:
+class TaskWorkers:
     """Async handlers: one task and one connection each, in a loop that is given, or in one of their own.
 
     `error`: what ended one of them; nothing should but the end of the loop.
@@ -55,14 +57,14 @@ class TaskSeats:
 
     def __init__(
         self,
-        board: Board,
+        dispatcher: Dispatcher,
         handling: Handling,
-        make: Callable[[], Seat],
+        make: Callable[[], HandlerSession],
         count: int,
         loop: asyncio.AbstractEventLoop | None,
     ) -> None:
         self.error: BaseException | None = None
-        self._board = board
+        self._dispatcher = dispatcher
         self._handling = handling
         self._make = make
         self._count = count
@@ -88,35 +90,35 @@ class TaskSeats:
             with suppress(RuntimeError):  # The loop is closed: nobody waits any more.
                 loop.call_soon_threadsafe(wanted.set)
 
-        self._board.on_change(wake)
+        self._dispatcher.on_change(wake)
         try:
             work = (self._work(self._make(), wanted) for _ in range(self._count))
             await asyncio.gather(*work, return_exceptions=True)
         finally:
             self._ended.set()
 
-    async def _work(self, seat: Seat, wanted: asyncio.Event) -> None:
+    async def _work(self, session: HandlerSession, wanted: asyncio.Event) -> None:
         try:
             while True:
                 wanted.clear()
-                slices, again_in = self._board.take()
-                if slices is None:
+                batches, again_in = self._dispatcher.take()
+                if batches is None:
                     return
-                if not slices:
+                if not batches:
                     with suppress(TimeoutError):
                         await asyncio.wait_for(wanted.wait(), again_in)
                     continue
                 began = time.monotonic()
-                handled = await self._handling.handle(seat, slices)
-                self._board.finish(slices, handled, time.monotonic() - began)
+                handled = await self._handling.handle(session, batches)
+                self._dispatcher.finish(batches, handled, time.monotonic() - began)
         except BaseException as error:
             self.error = error
             raise
         finally:
-            await seat.close()
+            await session.close()
 
     def join(self) -> None:
-        """Wait until all handlers have ended; the board must have been stopped. Not in the handlers' own loop."""
+        """Wait until all handlers have ended; the dispatcher must have been stopped. Not in the handlers' own loop."""
         self._ended.wait()
         if self._thread is not None:
             self._thread.join()

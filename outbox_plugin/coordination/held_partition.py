@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 
-from outbox_plugin.coordination.claims import Claim, Place
+from outbox_plugin.coordination.claims import Claim
+from outbox_plugin.core.topic_partition import TopicPartition
 
 NEVER = float("-inf")
 LOST_SECONDS = 15.0  # A message that the log has not taken by then never comes.
 
 
-class Held:
+class HeldPartition:
     """A partition that we hold, as far as we have read the log. Times are monotonic seconds."""
 
     def __init__(self, claim: Claim, until: float, now: float) -> None:
@@ -25,23 +26,23 @@ class Held:
         self.kept_at = NEVER
 
 
-class Unanswered:
+class UnansweredMessages:
     """When we sent each message that has not come back, by partition and timestamp: they come back in that order."""
 
     def __init__(self) -> None:
         """Nothing is sent yet."""
-        self._sent: dict[Place, dict[int, deque[float]]] = {}
+        self._sent: dict[TopicPartition, dict[int, deque[float]]] = {}
 
     def __bool__(self) -> bool:
         return any(queue for sent in self._sent.values() for queue in sent.values())
 
-    def add(self, place: Place, timestamp: int, now: float) -> None:
-        """A message about `place` with that timestamp is sent."""
-        self._sent.setdefault(place, {}).setdefault(timestamp, deque()).append(now)
+    def add(self, tp: TopicPartition, timestamp: int, now: float) -> None:
+        """A message about `tp` with that timestamp is sent."""
+        self._sent.setdefault(tp, {}).setdefault(timestamp, deque()).append(now)
 
-    def answer(self, place: Place, timestamp: int, now: float) -> float | None:
+    def answer(self, tp: TopicPartition, timestamp: int, now: float) -> float | None:
         """When the message that has come back was sent, or an earlier time; None when we sent none such."""
-        sent = self._sent.get(place, {})
+        sent = self._sent.get(tp, {})
         for earlier in [each for each in sent if each < timestamp]:
             del sent[earlier]  # Those were lost.
         queue = sent.get(timestamp)

@@ -1,10 +1,10 @@
-"""A seat: a connection, and the handler that works on it, in a transaction that is proved to be the one that was begun.
+"""A handler session: a connection, the handler that works on it, and the proof that it kept its transaction.
 
-A handler has the connection for itself, so it can end the transaction by SQL that psycopg does not see: `COMMIT AND
-CHAIN`, `ROLLBACK; BEGIN`. A connection that is in a transaction afterwards proves nothing. The proof is the
-transaction's id, and what Postgres says became of it. To ask for that after each event would cost a round trip, so a
-setting is the sign that nothing has happened: `application_name`, set for the transaction alone. When the transaction
-ends, Postgres sets it back, and reports that to the client by itself, with the answer to the statement that ended it.
+A handler can end its transaction by SQL that psycopg does not see: `COMMIT AND CHAIN`, `ROLLBACK; BEGIN`. The
+connection is then in a transaction again, so its state proves nothing. The proof is the transaction's id, and what
+Postgres says became of it. Asking after each event would cost a round trip, so a setting serves as a sign:
+`application_name`, set for the transaction alone. When the transaction ends, Postgres sets it back, and tells the
+client with the answer to the statement that ended it.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _SIGN = b"application_name"
 # As plain numbers, which libpq gives: they are compared after each event.
 _ACTIVE, _IN_TRANSACTION = int(TransactionStatus.ACTIVE), int(TransactionStatus.INTRANS)
 _NO_PIPELINE = int(PipelineStatus.OFF)
-_MOST_NAME_CHARACTERS = 45  # Postgres cuts it off at 63 bytes; the rest is for a number.
+_MAX_NAME_CHARACTERS = 45  # Postgres cuts it off at 63 bytes; the rest is for a number.
 
 
-class Seat(Protocol):
+class HandlerSession(Protocol):
     """A connection, and the handler that works on it."""
 
     @property
@@ -98,8 +98,8 @@ class Seat(Protocol):
         ...
 
 
-class _Seat:
-    """What both kinds of seats know of their connection."""
+class _SessionState:
+    """What both kinds of sessions know of their connection."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -108,12 +108,12 @@ class _Seat:
         self._noted: set[str] = set()
 
     def distrust(self) -> None:
-        """See `Seat.distrust`."""
+        """See `HandlerSession.distrust`."""
         self._trusted = False
 
     @property
     def has_savepoints(self) -> bool:
-        """See `Seat.has_savepoints`."""
+        """See `HandlerSession.has_savepoints`."""
         return bool(self._noted)
 
     def _is_as_we_left_it(self, connection: _AnyConnection) -> bool:
@@ -121,14 +121,14 @@ class _Seat:
         return self._trusted and connection.autocommit and is_idle
 
     def _new_sign(self, connection: _AnyConnection) -> str:
-        name = (connection.pgconn.parameter_status(_SIGN) or b"").decode("ascii", "replace")[:_MOST_NAME_CHARACTERS]
+        name = (connection.pgconn.parameter_status(_SIGN) or b"").decode("ascii", "replace")[:_MAX_NAME_CHARACTERS]
         self._number += 1
         self._noted.clear()
         return f"{name} #{self._number}"
 
 
-class ThreadSeat(_Seat):
-    """A seat of a thread's own."""
+class ThreadSession(_SessionState):
+    """A session of a thread's own."""
 
     def __init__(self, settings: Settings, handler: Callable[[Any, Any], None]) -> None:
         super().__init__(settings)
@@ -137,11 +137,11 @@ class ThreadSeat(_Seat):
 
     @property
     def lost(self) -> bool:
-        """See `Seat.lost`."""
+        """See `HandlerSession.lost`."""
         return self._connection is None or self._connection.closed
 
     async def connect(self) -> None:
-        """See `Seat.connect`."""
+        """See `HandlerSession.connect`."""
         if self._connection is not None and not self._is_as_we_left_it(self._connection):
             self._connection.close()
         if self._connection is None or self._connection.closed:
@@ -151,20 +151,20 @@ class ThreadSeat(_Seat):
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
-        """See `Seat.transaction`."""
+        """See `HandlerSession.transaction`."""
         await self.connect()
         assert self._connection is not None  # noqa: S101 - mypy cannot know.
         with self._connection.transaction():
             yield
 
     async def fetch(self, query: Composed | SQL, values: dict[str, object] | None = None) -> list[Row]:
-        """See `Seat.fetch`."""
+        """See `HandlerSession.fetch`."""
         assert self._connection is not None  # noqa: S101 - `connect` comes first.
         cursor = psycopg.Cursor(self._connection, row_factory=tuple_row).execute(query, values)
         return cursor.fetchall() if cursor.description else []
 
     async def handle(self, events: Events) -> None:
-        """See `Seat.handle`."""
+        """See `HandlerSession.handle`."""
         assert self._connection is not None  # noqa: S101
         try:
             self._handler(self._connection, events)
@@ -179,26 +179,26 @@ class ThreadSeat(_Seat):
             raise HandlerMisuse(_LEFT_BUSY)
 
     async def rest(self, seconds: float) -> None:
-        """See `Seat.rest`."""
+        """See `HandlerSession.rest`."""
         time.sleep(seconds)
 
     def new_sign(self) -> str:
-        """See `Seat.new_sign`."""
+        """See `HandlerSession.new_sign`."""
         assert self._connection is not None  # noqa: S101
         return self._new_sign(self._connection)
 
     def shows(self, sign: str) -> bool:
-        """See `Seat.shows`."""
+        """See `HandlerSession.shows`."""
         return self._connection is not None and _shows(self._connection, sign)
 
     async def close(self) -> None:
-        """See `Seat.close`."""
+        """See `HandlerSession.close`."""
         if self._connection is not None:
             self._connection.close()
 
 
-class TaskSeat(_Seat):
-    """A seat of an asyncio task's own."""
+class TaskSession(_SessionState):
+    """A session of an asyncio task's own."""
 
     def __init__(self, settings: Settings, handler: Callable[[Any, Any], Awaitable[None]]) -> None:
         super().__init__(settings)
@@ -207,11 +207,11 @@ class TaskSeat(_Seat):
 
     @property
     def lost(self) -> bool:
-        """See `Seat.lost`."""
+        """See `HandlerSession.lost`."""
         return self._connection is None or self._connection.closed
 
     async def connect(self) -> None:
-        """See `Seat.connect`."""
+        """See `HandlerSession.connect`."""
         if self._connection is not None and not self._is_as_we_left_it(self._connection):
             await self._connection.close()
         if self._connection is None or self._connection.closed:
@@ -221,21 +221,21 @@ class TaskSeat(_Seat):
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
-        """See `Seat.transaction`."""
+        """See `HandlerSession.transaction`."""
         await self.connect()
         assert self._connection is not None  # noqa: S101
         async with self._connection.transaction():
             yield
 
     async def fetch(self, query: Composed | SQL, values: dict[str, object] | None = None) -> list[Row]:
-        """See `Seat.fetch`."""
+        """See `HandlerSession.fetch`."""
         assert self._connection is not None  # noqa: S101
         cursor = psycopg.AsyncCursor(self._connection, row_factory=tuple_row)
         await cursor.execute(query, values)
         return await cursor.fetchall() if cursor.description else []
 
     async def handle(self, events: Events) -> None:
-        """See `Seat.handle`."""
+        """See `HandlerSession.handle`."""
         assert self._connection is not None  # noqa: S101
         try:
             await self._handler(self._connection, events)
@@ -253,26 +253,26 @@ class TaskSeat(_Seat):
             raise HandlerMisuse(_LEFT_BUSY)
 
     async def rest(self, seconds: float) -> None:
-        """See `Seat.rest`."""
+        """See `HandlerSession.rest`."""
         await asyncio.sleep(seconds)
 
     def new_sign(self) -> str:
-        """See `Seat.new_sign`."""
+        """See `HandlerSession.new_sign`."""
         assert self._connection is not None  # noqa: S101
         return self._new_sign(self._connection)
 
     def shows(self, sign: str) -> bool:
-        """See `Seat.shows`."""
+        """See `HandlerSession.shows`."""
         return self._connection is not None and _shows(self._connection, sign)
 
     async def close(self) -> None:
-        """See `Seat.close`."""
+        """See `HandlerSession.close`."""
         if self._connection is not None:
             await self._connection.close()
 
 
 def _noting(noted: set[str]) -> type[psycopg.Cursor[Any]]:
-    """A kind of cursor for the handler of one seat, which notes that a savepoint was made."""
+    """A kind of cursor for the handler of one session, which notes that a savepoint was made."""
 
     class NotingCursor(psycopg.Cursor[Any]):
         def execute(self, *arguments: Any, **named: Any) -> Self:

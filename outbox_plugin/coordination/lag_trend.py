@@ -6,8 +6,8 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from itertools import pairwise
 
-from outbox_plugin.coordination.claims import Place
 from outbox_plugin.coordination.world import Holder
+from outbox_plugin.core.topic_partition import TopicPartition
 
 SAMPLES = 10  # Over so many samples the lag has to grow.
 MUCH_FASTER = 4  # Only to one whose lag is smaller by this factor is a partition left.
@@ -40,8 +40,11 @@ class LagTrend:
 
 
 def left_to_others(
-    me: Holder, lags: Mapping[Place, int], holders: Mapping[Place, Holder | None], members: Mapping[Holder, bool]
-) -> Place | None:
+    me: Holder,
+    lags: Mapping[TopicPartition, int],
+    holders: Mapping[TopicPartition, Holder | None],
+    members: Mapping[Holder, bool],
+) -> TopicPartition | None:
     """Which partition `me`, who falls behind, should leave: its most lagging one, where another is much faster.
 
     Args:
@@ -51,10 +54,10 @@ def left_to_others(
         members: the live instances.
     """
     total = Counter(dict.fromkeys(members, 0))
-    for place, holder in holders.items():
+    for tp, holder in holders.items():
         if holder is not None:
-            total[holder] += lags.get(place, 0)
-    mine = [place for place, holder in holders.items() if holder == me]
+            total[holder] += lags.get(tp, 0)
+    mine = [tp for tp, holder in holders.items() if holder == me]
     if len(mine) < 2 or not any(total[other] * MUCH_FASTER < total[me] for other in members if other != me):
         return None
-    return max(mine, key=lambda place: (lags.get(place, 0), place))
+    return max(mine, key=lambda tp: (lags.get(tp, 0), tp))

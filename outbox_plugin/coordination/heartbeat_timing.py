@@ -8,7 +8,7 @@ HEARTBEAT_INTERVAL_SECONDS = 10.0  # Marshal's own is 60: the same is needed onl
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class HeartbeatTiming:
     """Seconds. `idle`: a user who polls no more for so long is taken to have gone."""
 
     interval: float

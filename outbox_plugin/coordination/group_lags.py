@@ -9,13 +9,13 @@ from itertools import groupby
 from typing import NamedTuple
 
 from confluent_kafka import Consumer, KafkaException
-from confluent_kafka import TopicPartition as At
+from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import OffsetSpec
 
 from outbox_plugin.adapters.kafka_clients import REQUEST_TIMEOUT_SECONDS, client_config
-from outbox_plugin.coordination.claims import Place
 from outbox_plugin.coordination.log import END, CoordinationLog, KafkaSettings
 from outbox_plugin.coordination.world import Key, Row
+from outbox_plugin.core.topic_partition import TopicPartition
 
 FIRST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 READ_SECONDS = 5.0  # For the first records that wait, of all partitions of a group.
@@ -32,38 +32,38 @@ class Lag(NamedTuple):
     seconds: float | None
 
 
-def lags_of(log: CoordinationLog, settings: KafkaSettings, rows: Collection[Row]) -> dict[Key, Lag]:
+def group_lags(log: CoordinationLog, settings: KafkaSettings, rows: Collection[Row]) -> dict[Key, Lag]:
     """The lag of each row's partition; those that Kafka does not know are left out."""
-    places = {Place(row.key.topic, row.key.partition) for row in rows}
-    firsts, ends = _offsets(log, places, FIRST), _offsets(log, places, END)
+    partitions = {TopicPartition(row.key.topic, row.key.partition) for row in rows}
+    firsts, ends = _offsets(log, partitions, FIRST), _offsets(log, partitions, END)
     starts: dict[Key, int] = {}
     found: dict[Key, Lag] = {}
     for row in rows:
-        place = Place(row.key.topic, row.key.partition)
-        if place in firsts and place in ends:
-            start = max(row.offset or 0, firsts[place])
-            found[row.key] = Lag(max(0, ends[place] - start), 0.0)
-            if start < ends[place]:
+        tp = TopicPartition(row.key.topic, row.key.partition)
+        if tp in firsts and tp in ends:
+            start = max(row.offset or 0, firsts[tp])
+            found[row.key] = Lag(max(0, ends[tp] - start), 0.0)
+            if start < ends[tp]:
                 starts[row.key] = start
     for _, group in groupby(sorted(starts), key=lambda key: key.group_id):
         waiting = list(group)
-        times = _times(settings, {Place(key.topic, key.partition): starts[key] for key in waiting})
+        times = _times(settings, {TopicPartition(key.topic, key.partition): starts[key] for key in waiting})
         now = log.log_time()
         for key in waiting:
-            at = times.get(Place(key.topic, key.partition))
+            at = times.get(TopicPartition(key.topic, key.partition))
             found[key] = found[key]._replace(seconds=None if at is None else max(0.0, now - at))
     return found
 
 
-def _offsets(log: CoordinationLog, places: Iterable[Place], spec: OffsetSpec) -> dict[Place, int]:
+def _offsets(log: CoordinationLog, partitions: Iterable[TopicPartition], spec: OffsetSpec) -> dict[TopicPartition, int]:
     found = {}
-    for place, answer in log.ask_for_ends(list(places), spec).items():
+    for tp, answer in log.ask_for_ends(list(partitions), spec).items():
         with suppress(KafkaException, TimeoutError):
-            found[place] = answer.result(REQUEST_TIMEOUT_SECONDS).offset
+            found[tp] = answer.result(REQUEST_TIMEOUT_SECONDS).offset
     return found
 
 
-def _times(settings: KafkaSettings, starts: Mapping[Place, int]) -> dict[Place, float]:
+def _times(settings: KafkaSettings, starts: Mapping[TopicPartition, int]) -> dict[TopicPartition, float]:
     """When the first record at or after each offset was written (seconds since the epoch)."""
     config = client_config(
         settings,
@@ -74,17 +74,17 @@ def _times(settings: KafkaSettings, starts: Mapping[Place, int]) -> dict[Place, 
         max_partition_fetch_bytes=1_024,  # A batch is given all the same.
         queued_min_messages=1,
     )
-    found: dict[Place, float] = {}
+    found: dict[TopicPartition, float] = {}
     with closing(Consumer(config)) as reader:
-        reader.assign([At(*place, offset) for place, offset in starts.items()])
+        reader.assign([KafkaTopicPartition(*tp, offset) for tp, offset in starts.items()])
         deadline = time.monotonic() + READ_SECONDS
         while len(found) < len(starts) and time.monotonic() < deadline:
             done = []
             for record in reader.consume(1_000, 0.2):
-                place = Place(record.topic() or "", record.partition() or 0)
-                if record.error() is None and place not in found:
-                    found[place] = record.timestamp()[1] / 1000
-                    done.append(At(*place))
+                tp = TopicPartition(record.topic() or "", record.partition() or 0)
+                if record.error() is None and tp not in found:
+                    found[tp] = record.timestamp()[1] / 1000
+                    done.append(KafkaTopicPartition(*tp))
             if done:
                 reader.incremental_unassign(done)
     return found
