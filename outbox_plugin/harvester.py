@@ -164,9 +164,9 @@ class Harvester(Background):
         warn_about_insecure_settings(self._settings)
         admin = KafkaAdmin(self._settings)
         admin.check_reachable()
-        identity, terms, layout, ahead = self._claim(keep=False)
+        identity, terms, layout, ahead = self._register(keep=False)
         self._check_kafka(admin, identity, terms, layout)
-        checked, (identity, terms, layout, ahead) = (identity, layout.shards), self._claim(keep=True)
+        checked, (identity, terms, layout, ahead) = (identity, layout.shards), self._register(keep=True)
         if (identity, layout.shards) != checked:  # Somebody has changed it meanwhile.
             self._check_kafka(admin, identity, terms, layout)
         notes = [admin.keep_progress(self._names)] if self._exactly_once else []
@@ -180,29 +180,29 @@ class Harvester(Background):
             logger.warning("%s", note)
         return identity, layout, note
 
-    def _claim(self, *, keep: bool) -> tuple[Identity, Terms, Layout, int]:
-        """Claim the outbox for our group, delivery and number of shards, and see what the database says of it.
+    def _register(self, *, keep: bool) -> tuple[Identity, Terms, Layout, int]:
+        """Register our group, delivery and number of shards with the outbox.
 
-        Returns who it is, its terms, its layout, and how many ids a session draws ahead. Where `keep` is False, the
-        database forgets the claim: what Kafka refuses must not have changed who harvests the outbox.
+        Returns the outbox's identity, its terms, its layout, and how many ids a session draws ahead. Where `keep` is
+        False, the database forgets the registration: what Kafka refuses must not have changed who harvests the outbox.
         """
         with reported_as_refusal(self._settings):
             try:
-                return self._claim_once(keep=keep)
+                return self._register_once(keep=keep)
             except psycopg.errors.IdleInTransactionSessionTimeout:  # This process was stopped in the middle.
-                return self._claim_once(keep=keep)
+                return self._register_once(keep=keep)
 
-    def _claim_once(self, *, keep: bool) -> tuple[Identity, Terms, Layout, int]:
+    def _register_once(self, *, keep: bool) -> tuple[Identity, Terms, Layout, int]:
         settings = self._settings
         with closing(self._connect()) as connection, connection.transaction(force_rollback=not keep):
-            # Every takeover waits for the row that a claim locks: as long as this process is stopped, say.
+            # A registration locks a row that every takeover needs. Postgres ends the session of a stopped process.
             connection.execute(statement("window", "not_idle_for_ever", settings.table))
             registration = Registration(settings, connection)
-            identity = registration.outbox(adopt=self._adopt)
-            registration.delivery(adopt=self._adopt)
+            identity = registration.register_outbox(adopt=self._adopt)
+            registration.register_delivery(adopt=self._adopt)
             self._signer, terms = registration.signer(), registration.terms()
             self._is_new = terms.number == 0
-            return identity, terms, registration.new_layout(), registration.ids_drawn_ahead()
+            return identity, terms, registration.register_layout(), registration.ids_drawn_ahead()
 
     def _check_kafka(self, admin: KafkaAdmin, identity: Identity, terms: Terms, layout: Layout) -> None:
         """See that the group's topics are there, and that its progress records are of this outbox."""
@@ -246,8 +246,8 @@ class Harvester(Background):
             try:
                 with reported(), closing(self._connect()) as connection:
                     registration = Registration(self._settings, connection)
-                    registration.group()
-                    registration.delivery()
+                    registration.register_group()
+                    registration.register_delivery()
                     self._signer = registration.signer()
                     layout = registration.layout()
                 admin = KafkaAdmin(self._settings)
@@ -306,7 +306,9 @@ class Harvester(Background):
             with ExitStack() as opened:
 
                 def wake_up(session: PostgresSession) -> PostgresWakeUp | None:
-                    return opened.enter_context(closing(PostgresWakeUp(settings, shard))) if session.wakes_up else None
+                    if not session.has_wake_up_trigger:
+                        return None
+                    return opened.enter_context(closing(PostgresWakeUp(settings, shard)))
 
                 if not self._exactly_once:
                     marks = opened.enter_context(closing(PostgresMarkedStore(settings, shard, layout)))

@@ -24,8 +24,12 @@ class KafkaAcknowledgingLog:
     """`AcknowledgingLog` of the ports, on one producer, which is thrown away with its term."""
 
     def __init__(self, settings: Settings, wanted: Callable[[], bool], reserved: Callable[[str], str | None]) -> None:
-        """Make a producer; no connection yet. `wanted` is asked now and then whether waiting still makes sense, and
-        `reserved` says why a topic is not for events; None where it is.
+        """Make a producer; no connection yet.
+
+        Args:
+            settings: which Kafka.
+            wanted: returns whether waiting still makes sense; called now and then.
+            reserved: returns why a topic is not for events; None where it is.
 
         Raises:
             InvalidSetting: OUTBOX_KAFKA holds something that librdkafka does not take.
@@ -39,7 +43,15 @@ class KafkaAcknowledgingLog:
             raise refused_property(error) from None
 
     def send(self, rows: Sequence[OutboxRow], confirm: Callable[[], None]) -> Sent:
-        """See `AcknowledgingLog.send`."""
+        """Send `rows`, in which no key of a topic occurs twice, and wait for what becomes of each.
+
+        Args:
+            rows: in their order.
+            confirm: is called before anything is sent, once nothing else is waited for. What it raises is raised.
+
+        Raises:
+            LogUnavailable: Kafka does not acknowledge the rows in time.
+        """
         producer = self._producer
         if producer is None:
             raise LogUnavailable("Kafka: the term's producer has been closed")
@@ -95,7 +107,7 @@ class KafkaAcknowledgingLog:
                 raise LogUnavailable("Kafka does not acknowledge what was sent")
 
     def close(self) -> None:
-        """See `AcknowledgingLog.close`."""
+        """Close the producer; what is not acknowledged may still arrive. Safe to call twice."""
         producer, self._producer = self._producer, None
         if producer is not None:
             producer.purge()  # So that closing it waits for nothing.

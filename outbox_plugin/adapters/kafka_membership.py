@@ -1,7 +1,7 @@
-"""The leader topic: who owns its partitions, and the heartbeats on it.
+"""The leader topic: which of its partitions this harvester owns, and the heartbeats on it.
 
-Two consumers: one is a member of the leader group, for ownership alone; the other listens to every partition, so that
-a follower hears the leader too.
+One consumer is a member of the leader group, and only owns partitions. Another reads every partition, so that a
+follower hears the leader too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SESSION_TIMEOUT_MS = 6_000  # Brokers allow no less by default.
 
 
 class KafkaMembership:
-    """A harvester's seat at the leader topic. Not for use by two threads at once, but for `send`."""
+    """`Membership` on two consumers and a producer. Only `send` may be called by two threads at once."""
 
     def __init__(self, settings: Settings, names: KafkaNames, shards: int, signer: Signer, instance: str) -> None:
         """Connect.
@@ -113,7 +113,7 @@ class KafkaMembership:
         return frozenset(self._owned)
 
     def heard(self, wait_seconds: float) -> Iterator[Heartbeat]:
-        """See `Membership.heard`."""
+        """New heartbeats of this outbox's harvesters; waits up to `wait_seconds` for the first."""
         while (message := self._listener.poll(wait_seconds)) is not None:
             wait_seconds = 0
             if message.error() is None and (heartbeat := self._take(message)) is not None:
@@ -142,19 +142,19 @@ class KafkaMembership:
             )
 
     def stranger(self) -> Heartbeat | None:
-        """See `Membership.stranger`."""
+        """The last unsigned heartbeat since the last call. Anybody who may write to the topic can have written it."""
         stranger, self._stranger = self._stranger, None
         return stranger
 
     def check_topic(self) -> None:
-        """See `Membership.check_topic`."""
+        """Raises TopicMissing if the brokers do not know the leader topic. No answer raises nothing."""
         with suppress(KafkaException):
             found = self._listener.list_topics(self._topic, timeout=_CHECK_SECONDS).topics.get(self._topic)
             if found is not None and found.error is not None and found.error.code() in UNKNOWN_TOPIC:
                 raise TopicMissing(f"Kafka: the topic {self._topic} is gone")
 
     def check_progress_topic(self) -> None:
-        """See `Membership.check_progress_topic`."""
+        """Raises TopicMissing if the progress topic was deleted and made anew. Waits for nothing."""
         if self._topic_ids is not None and self._topic_ids.recreated({self._progress_topic}):
             raise TopicMissing(f"Kafka: the topic {self._progress_topic} was deleted and made anew")
 

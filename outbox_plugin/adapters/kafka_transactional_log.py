@@ -83,8 +83,8 @@ class KafkaTransactionalLog:
             names: what the group calls its topics and ids.
             slice_: the shard.
             signer: signs progress records, and verifies them.
-            wanted: is asked now and then whether waiting still makes sense.
-            reserved: says why a topic is not for events at all; None where it is.
+            wanted: returns whether waiting still makes sense; called now and then.
+            reserved: returns why a topic is not for events; None where it is.
         """
         self._settings = settings
         self._names = names
@@ -100,12 +100,12 @@ class KafkaTransactionalLog:
 
     @property
     def in_doubt(self) -> bool:
-        """See `Log.in_doubt`."""
+        """Whether a request of the present producer may still arrive: `fence` before the next `publish`."""
         return self._in_doubt
 
     @property
     def largest_progress_bytes(self) -> int:
-        """See `Log.largest_progress_bytes`: what the client takes; less, once a broker has refused a record."""
+        """How many bytes a progress record may have: what the client takes; less, once a broker has refused one."""
         return self._largest_progress
 
     @property
@@ -115,7 +115,9 @@ class KafkaTransactionalLog:
         return self._producer
 
     def fence(self, generation: int) -> None:
-        """See `Log.fence`: KIP-98's InitProducerId raises the epoch and aborts what was open.
+        """Replace the producer by a new one of this generation, which fences all earlier ones of the slice.
+
+        KIP-98's InitProducerId raises the epoch and aborts the transaction that was open.
 
         Raises:
             TransactionStuck: Kafka answers CONCURRENT_TRANSACTIONS, for as long as we wait.
@@ -155,7 +157,7 @@ class KafkaTransactionalLog:
             raise refused_property(error) from None
 
     def read_progress(self, *, fenced: bool, accepts_unsigned: bool = False) -> LastProgress:
-        """See `Log.read_progress`."""
+        """The shard's last progress record; `fenced` says that no open transaction can hide a later one."""
         last = read_progress(
             self._settings,
             self._names,
@@ -168,11 +170,19 @@ class KafkaTransactionalLog:
         return last
 
     def former(self, slice_: Slice) -> KafkaTransactionalLog:
-        """See `Log.former`."""
+        """The log of a shard of an earlier layout; the caller closes it."""
         return KafkaTransactionalLog(self._settings, self._names, slice_, self._signer, self._wanted, self._reserved)
 
     def publish(self, rows: Sequence[OutboxRow], progress: ProgressRecord) -> bool:
-        """See `Log.publish`."""
+        """Publish `rows` in their order and `progress` in one transaction. Returns False if nothing was published.
+
+        Raises:
+            RowsRefused: Kafka refuses rows for what they are.
+            TopicsAway: some topics cannot be written to now.
+            LogUnavailable: nothing was published; try again.
+            Fenced: another leader has fenced this one.
+            OutcomeUnknown: the transaction may have been committed.
+        """
         records = self._records
         records.begin()
         records.check_rows(rows)
@@ -275,7 +285,7 @@ class KafkaTransactionalLog:
         raise TopicsAway(dict.fromkeys(topics, away)) from error
 
     def close(self) -> None:
-        """See `Log.close`.
+        """Let go of the producer; an open transaction is left to the next leader's fence. Safe to call twice.
 
         The producer ends when nothing refers to it any more. `Producer.close` would first wait until Kafka has answered
         an abort, however long that takes.

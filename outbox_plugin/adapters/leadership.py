@@ -81,7 +81,7 @@ class Leadership:
 
         def bury(rows: Sequence[BadRow]) -> Sequence[BadRow]:
             with self.transaction() as run:
-                if run("control", "bury", **_values(rows)).rowcount == len(rows):
+                if run("control", "dead_letter", **_values(rows)).rowcount == len(rows):
                     return []
                 ids = [row.row.id for row in rows]
                 kept = {id_ for (id_,) in run("control", "there", ids=ids).fetchall()}

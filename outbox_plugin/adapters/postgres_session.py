@@ -59,7 +59,7 @@ class PostgresSession:
             registration = Registration(settings, self.reader)
             self._table = registration.in_full
             try:
-                self.identity, self.layout = registration.outbox(), registration.layout()
+                self.identity, self.layout = registration.register_outbox(), registration.layout()
             except ForeignOutbox as adopted:  # For this term alone; whoever begins again asks whether it is for good.
                 raise LayoutChanged(str(adopted)) from None
             if self.layout.number != layout.number:
@@ -71,7 +71,7 @@ class PostgresSession:
                 "shards": layout.shards,
                 "shard": shard,
             }
-            self.wakes_up = registration.wakes_up(shard)
+            self.has_wake_up_trigger = registration.has_wake_up_trigger(shard)
             self.purger = opened.enter_context(
                 closing(connect(settings, purpose="outbox harvester (purge)", own_name=True))
             )

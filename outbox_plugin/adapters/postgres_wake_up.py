@@ -1,4 +1,4 @@
-"""The outbox's own word that a row has come, heard on a connection of its own."""
+"""Wakes a harvester when a row has come: LISTEN, on a connection of its own."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class PostgresWakeUp:
         self._pipe_lock = threading.Lock()  # A descriptor that is closed may be anybody's a moment later.
 
     def asleep(self) -> bool:
-        """See `WakeUp.asleep`."""
+        """Take the wake-up lock. Returns False if a writer holds it; poll once more before you wait."""
         return self._ask("sleep")
 
     def wait(self, seconds: float) -> bool:
-        """See `WakeUp.wait`."""
+        """Wait for a writer's notification or `interrupt`. Returns False after `seconds`."""
         with reported():
             # Not select(): it raises ValueError for a descriptor above 1,023, which a large process reaches.
             poll = select.poll()
@@ -54,13 +54,13 @@ class PostgresWakeUp:
         return interrupted in ready or self._settings.table in heard
 
     def interrupt(self) -> None:
-        """See `WakeUp.interrupt`."""
+        """End a `wait` that another thread is in."""
         with self._pipe_lock:
             if self._pipe:
                 os.write(self._pipe[1], b"!")
 
     def awake(self) -> None:
-        """See `WakeUp.awake`."""
+        """Release the wake-up lock: writers notify no more."""
         self._ask("rise")
 
     def _ask(self, name: str) -> bool:
@@ -70,7 +70,7 @@ class PostgresWakeUp:
         return bool(row and row[0])
 
     def close(self) -> None:
-        """See `WakeUp.close`."""
+        """Give the connection back. Safe to call twice."""
         with suppress(psycopg.Error):
             self._connection.close()
         with self._pipe_lock:

@@ -1,4 +1,7 @@
-"""What a harvester asks of the outbox before it touches anything: is it there, is it ours, how is it split."""
+"""Registers a harvester with its outbox in the database, before it touches a row.
+
+The database remembers the group, the delivery and the number of shards: another group or delivery is refused.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,18 @@ from outbox_plugin.settings import Settings
 
 
 class Registration:
-    """Asks on a connection of the caller's; every method raises psycopg.Error for whatever else Postgres says."""
+    """Checks and registers on a connection of the caller's.
+
+    Every method raises psycopg.Error for whatever else Postgres says.
+    """
 
     def __init__(self, settings: Settings, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
         self._settings = settings
         self._connection = connection
         self.in_full = in_full(connection, settings.table)
 
-    def outbox(self, *, adopt: bool = False) -> Identity:
-        """Check that the outbox is there and ours, and remember our group in the database; returns who the outbox is.
+    def register_outbox(self, *, adopt: bool = False) -> Identity:
+        """Check that the outbox is there and as it must be, and register our group. Returns the outbox's identity.
 
         With `adopt`, our group replaces the one that the database remembers.
 
@@ -33,7 +39,7 @@ class Registration:
             SchemaMissing: the table, one of its columns, our trigger, or our own tables are missing, its ids need not
                 be unique, or no row of the table can be deleted.
             InvalidSetting: the table is known by another name.
-            ForeignOutbox: see `group`.
+            ForeignOutbox: another group harvests this outbox.
             ServerRefused: our transactions are isolated otherwise than we need.
         """
         settings = self._settings
@@ -63,7 +69,7 @@ class Registration:
                 f"{keeper} keeps the rows of the table {settings.table!r} from being deleted: each would be published "
                 "again and again"
             )
-        self.group(adopt=adopt)
+        self.register_group(adopt=adopt)
         return Identity(incarnation, place)
 
     def _check_isolation(self) -> None:
@@ -79,7 +85,7 @@ class Registration:
                 "committed': ALTER ROLE … SET default_transaction_isolation = 'read committed'"
             )
 
-    def group(self, *, adopt: bool = False) -> None:
+    def register_group(self, *, adopt: bool = False) -> None:
         """Check that our group harvests the outbox, and remember it in the database.
 
         With `adopt`, ours replaces the one that the database remembers, and leaders of the other one read nothing more.
@@ -89,14 +95,14 @@ class Registration:
             SchemaMissing: the outbox is not known.
         """
         group, table = self._settings.group, self._settings.table
-        remembered = self._remembered("claim_group", group=group, adopt=adopt)
+        remembered = self._remembered("register_group", group=group, adopt=adopt)
         if remembered != group:
             raise ForeignOutbox(
                 f"the group {remembered!r} harvests the outbox {table!r}, not {group!r}. Set OUTBOX_GROUP to it; or, "
                 "once none of its harvesters runs, start once with `outbox harvest --adopt`"
             )
 
-    def delivery(self, *, adopt: bool = False) -> None:
+    def register_delivery(self, *, adopt: bool = False) -> None:
         """Check that the outbox is harvested in our delivery, and remember it in the database.
 
         With `adopt`, ours replaces the one that the database remembers, and leaders of the other one read nothing more.
@@ -106,7 +112,7 @@ class Registration:
             SchemaMissing: the outbox is not known.
         """
         delivery, table = self._settings.delivery, self._settings.table
-        remembered = self._remembered("claim_delivery", delivery=delivery, adopt=adopt)
+        remembered = self._remembered("register_delivery", delivery=delivery, adopt=adopt)
         if remembered != delivery:
             raise InvalidSetting(
                 f"OUTBOX_DELIVERY: the outbox {table!r} is harvested {remembered} (given: {delivery!r}). To change it, "
@@ -137,7 +143,7 @@ class Registration:
         raise SchemaMissing(f"the outbox table {self._settings.table!r} has no secret; run `outbox migrate` first")
 
     def terms(self) -> Terms:
-        """What the database knows of terms; number 0 where no leader has ever begun one.
+        """The last term that the database knows, number 0 where no leader has ever begun one.
 
         Raises:
             SchemaMissing: the outbox is not known.
@@ -146,13 +152,13 @@ class Registration:
             return Terms(number, recorded, frozenset(unsigned))
         raise self._not_known()
 
-    def new_layout(self) -> Layout:
-        """Let the outbox have as many shards as the settings say, and return its layout; who starts last, decides.
+    def register_layout(self) -> Layout:
+        """Give the outbox the number of shards that the settings name; who starts last, decides. Returns its layout.
 
         Raises:
             SchemaMissing: the outbox is not known.
         """
-        self._run("control", "claim_layout", shards=self._settings.shards)
+        self._run("control", "register_layout", shards=self._settings.shards)
         return self.layout()
 
     def layout(self) -> Layout:
@@ -172,8 +178,8 @@ class Registration:
         found = self._ask("identity", "sequence_cache")
         return int(found[0][0]) if found else 1
 
-    def wakes_up(self, shard: int) -> bool:
-        """Whether `outbox migrate --wake-up` has installed the trigger, for as many shards."""
+    def has_wake_up_trigger(self, shard: int) -> bool:
+        """Whether `outbox migrate --wake-up` has installed the trigger, and for this shard too."""
         [(wakes_up,)] = self._ask("wake_up", "wakes_up", shard=shard)
         return bool(wakes_up)
 

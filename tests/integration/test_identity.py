@@ -353,7 +353,7 @@ def is_there(settings: Settings, pid: int) -> bool:
         return bool(connection.execute("SELECT FROM pg_stat_activity WHERE pid = %s", (pid,)).fetchall())
 
 
-@pytest.mark.parametrize("question", ["group", "delivery", "terms", "layout"])
+@pytest.mark.parametrize("question", ["register_group", "register_delivery", "terms", "layout"])
 def test_an_outbox_that_is_forgotten_meanwhile_is_missing(settings: Settings, question: str) -> None:
     with connect(settings) as connection:
         connection.execute("DELETE FROM outbox_identity")

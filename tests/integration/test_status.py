@@ -25,7 +25,7 @@ def filled(settings: Settings, request: pytest.FixtureRequest) -> Settings:
     settings = settings.model_copy(update={"shards": request.param})
     migrate(settings)
     with closing(connect(settings)) as connection:
-        Registration(settings, connection).new_layout()
+        Registration(settings, connection).register_layout()
     insert(settings, "t", [(f"key-{number}", "x") for number in range(ROWS)])
     return settings
 

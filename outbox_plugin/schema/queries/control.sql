@@ -91,7 +91,7 @@ WHERE table_name = %(table)s
   AND (%(key)s::text IS NULL OR kafka_key = %(key)s)
 RETURNING kafka_topic, kafka_key, row_id, reason, since, keyless
 
--- name: bury
+-- name: dead_letter
 -- Bad rows become dead letters.
 WITH gone AS (DELETE FROM {outbox} WHERE id = ANY (%(ids)s::bigint[]) RETURNING *)
 INSERT INTO {outbox_dead_letter} (table_name, row_id, reason, create_time, kafka_topic, kafka_key, kafka_value,
@@ -164,7 +164,7 @@ SELECT pg_notify('outbox', %(table)s)
 -- How many shards the outbox has, and what is paused.
 SELECT layout, shards, unsettled, paused, paused_shards FROM {outbox_identity} WHERE table_name = %(table)s
 
--- name: claim_layout
+-- name: register_layout
 -- Let the outbox have this number of shards from now on, if it has another. The layout's number tells the time, so that a
 -- backup which is restored cannot give a number twice.
 UPDATE {outbox_identity}

@@ -19,7 +19,7 @@ WHERE known.table_name = %(table)s
 SELECT table_name FROM {outbox_identity} WHERE table_oid = to_regclass({quoted_outbox})::oid
 ORDER BY harvest_group IS NULL, since, table_name LIMIT 1
 
--- name: claim_group
+-- name: register_group
 -- Remember the group that harvests this outbox, unless another one is remembered; returns the one that is. Where it
 -- changes, so does the layout's number: no leader of the other group that still runs reads another row.
 UPDATE {outbox_identity}
@@ -30,7 +30,7 @@ SET harvest_group = CASE WHEN harvest_group IS NULL OR %(adopt)s THEN %(group)s 
 WHERE table_name = %(table)s
 RETURNING harvest_group
 
--- name: claim_delivery
+-- name: register_delivery
 -- Remember the delivery that this outbox is harvested in, unless the other one is remembered; returns the one that is. Where
 -- it changes, so does the layout's number: no leader of the other delivery that still runs reads another row.
 UPDATE {outbox_identity}
