@@ -11,17 +11,17 @@ from outbox_plugin.schema.place import in_full
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 
-LOOK_SECONDS = 3_600.0  # Tomorrow's partition is made ahead, so a look an hour is plenty.
-AGAIN_SECONDS = 300.0  # Each attempt that somebody's lock ends may keep new rows waiting for a tenth of a second.
+INTERVAL_SECONDS = 3_600.0  # Tomorrow's partition is made ahead, so a look an hour is plenty.
+RETRY_SECONDS = 300.0  # Each attempt that somebody's lock ends may keep new rows waiting for a tenth of a second.
 
 
 class HistoryPartitions:
-    """Has the days of the history kept, by a function of the database: a harvester need not own the table."""
+    """Calls a function of the database that makes and drops partitions: a harvester need not own the table."""
 
     def __init__(self, settings: Settings) -> None:
         """`settings.retention` says how long a day is kept."""
         self._settings = settings
-        self._look_at = 0.0
+        self._next_at = 0.0
 
     def maintain(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
         """Once an hour, make the partitions of the days to come, and drop the days whose time is over.
@@ -31,10 +31,10 @@ class HistoryPartitions:
         Raises:
             psycopg.Error: whatever Postgres says.
         """
-        if time.monotonic() < self._look_at:
+        if time.monotonic() < self._next_at:
             return
-        self._look_at = time.monotonic() + AGAIN_SECONDS
+        self._next_at = time.monotonic() + RETRY_SECONDS
         query = statement("history", "keep_days", in_full(connection, self._settings.table))
         [(done,)] = connection.execute(query, {"keep": self._settings.retention}).fetchall()
         if done:
-            self._look_at = time.monotonic() + LOOK_SECONDS
+            self._next_at = time.monotonic() + INTERVAL_SECONDS

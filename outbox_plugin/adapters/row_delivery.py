@@ -1,4 +1,4 @@
-"""Rows as Kafka records: hands them to a producer, and finds out which of them Kafka refuses for what they are.
+"""Produces rows as Kafka records, and finds out which of them Kafka refuses for what they are.
 
 A row is refused at once (its headers, its size, its topic), or its delivery fails. A batch that is too large fails as a
 whole, whoever made it so: then the topic's records are sent in smaller and smaller groups, until one fails alone. What
@@ -28,10 +28,10 @@ _INVALID = {KafkaError.INVALID_RECORD, KafkaError.INVALID_MSG}
 
 
 class RowDelivery:
-    """The records of one producer."""
+    """Produces rows, and keeps what became of the last ones."""
 
     def __init__(self, reserved: Callable[[str], str | None]) -> None:
-        """`reserved` says why a topic is not for events at all; None where it is."""
+        """`reserved` returns why a topic is not for events at all; None where it is."""
         self._topics = WritableTopics(reserved)
         self._touched: tuple[set[str], set[str]] = set(), set()  # The topics of the last records, and of those before.
         self._limits: dict[str, int] = {}

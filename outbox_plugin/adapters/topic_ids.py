@@ -1,4 +1,4 @@
-"""Which incarnation of each topic is read: one that was deleted and made anew has the same name, and another id."""
+"""The ids of topics (KIP-516): a topic that was deleted and made anew has the same name, and another id."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from outbox_plugin.settings import Settings
 
 logger = logger_of("outbox_plugin.kafka")
 
-ASK_SECONDS = 5.0  # So often it is asked whether a topic was made anew; as often a consumer learns of its partitions.
+ASK_SECONDS = 5.0  # Between two questions whether a topic was made anew; consumers refresh their metadata as often.
 ANSWER_SECONDS = 10.0
 
 
 class Answer(NamedTuple):
-    """What Kafka says of topics: which were made anew since they were known, and of which it says the id at all."""
+    """Which topics were made anew since their ids were first known, and of which topics Kafka returned an id at all."""
 
     recreated: set[str]
     known: set[str]
 
 
 class TopicIds:
-    """The ids of topics, as Kafka last said them (KIP-516)."""
+    """The ids of topics, as Kafka last returned them."""
 
     def __init__(self, settings: Settings) -> None:
         self._admin = KafkaAdmin(settings).client
@@ -37,20 +37,20 @@ class TopicIds:
         self._ask_at = 0.0
 
     def of(self, topic: str) -> str:
-        """The id of a topic; empty where Kafka has said none."""
+        """The id of a topic; empty where Kafka has returned none."""
         return self._ids.get(topic, "")
 
     def known(self) -> dict[str, str]:
-        """The ids of the topics that Kafka has said, by their names."""
+        """The ids that Kafka has returned, by the names of their topics."""
         return dict(self._ids)
 
     def look_up(self, topics: Iterable[str]) -> Answer:
-        """Ask for these topics, and wait for the answer. What `recreated` has asked for is not disturbed."""
+        """Ask for the ids of these topics, and wait for the answer. A question of `recreated` stays under way."""
         asked = self._ask(topics)
         for future in asked.values():
-            with suppress(KafkaException, TimeoutError):  # `_take_in` says so.
+            with suppress(KafkaException, TimeoutError):  # `_update` logs it.
                 future.result(ANSWER_SECONDS + 1)
-        return self._take_in(asked)
+        return self._update(asked)
 
     def recreated(self, topics: Collection[str]) -> set[str]:
         """Those of the topics that were made anew. Waits for nothing: it asks, and a later call has the answer."""
@@ -58,7 +58,7 @@ class TopicIds:
             if not all(future.done() for future in self._asked.values()):
                 return set()
             asked, self._asked = self._asked, {}
-            return self._take_in(asked).recreated
+            return self._update(asked).recreated
         if topics and time.monotonic() >= self._ask_at:
             self._ask_at = time.monotonic() + ASK_SECONDS
             self._asked = self._ask(topics)
@@ -70,13 +70,13 @@ class TopicIds:
             return {}
         return self._admin.describe_topics(TopicCollection(names), request_timeout=ANSWER_SECONDS)
 
-    def _take_in(self, asked: dict[str, Future[Any]]) -> Answer:
+    def _update(self, asked: dict[str, Future[Any]]) -> Answer:
         recreated, known = set(), set()
         for topic, future in asked.items():
             try:
                 found = str(future.result(0).topic_id)
             except (KafkaException, TimeoutError) as error:
-                logger.info("Kafka does not say which incarnation of the topic %s there is: %s", topic, error)
+                logger.info("Kafka does not return the id of the topic %s: %s", topic, error)
                 continue
             if self._ids.get(topic, found) != found:
                 recreated.add(topic)

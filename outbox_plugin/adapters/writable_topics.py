@@ -1,7 +1,7 @@
 """Which topics a producer may write to now: those that are unknown are looked up together, and nobody waits for them.
 
-A topic that is not to be had at once is *away*: its rows are left unread for a moment, and those of other topics go.
-The moments grow from try to try. Nothing is produced to a topic that is away, because Kafka would keep the whole
+A topic that cannot be written to at once is *away*: its rows are left unread for a moment, and those of other topics
+go on. The moments grow from try to try. Nothing is produced to a topic that is away, because Kafka would keep the whole
 transaction waiting: its coordinator writes a marker to every partition that a transaction has touched, and ends it, by
 a commit or an abort, only when the last partition has taken its marker. Until then the transactional id is stuck.
 """
@@ -41,7 +41,7 @@ class UnwritableTopics:
 
 @dataclass(slots=True)
 class _Missed:
-    """A topic that was not to be had, and when it is looked up again."""
+    """A topic that could not be written to, and when it is looked up again."""
 
     since: float
     again_at: float = 0.0
@@ -49,13 +49,13 @@ class _Missed:
 
 
 class WritableTopics:
-    """What one producer knows of topics."""
+    """Which topics one producer may write to."""
 
     def __init__(self, reserved: Callable[[str], str | None], clock: Callable[[], float] = time.monotonic) -> None:
         """Nothing is known yet.
 
         Args:
-            reserved: says why a topic is not for events at all; None where it is.
+            reserved: returns why a topic is not for events at all; None where it is.
             clock: in seconds.
         """
         self._reserved = reserved
@@ -111,7 +111,7 @@ class WritableTopics:
         return self._reserved(topic)
 
     def _look_up(self, producer: Producer, topics: Sequence[str], seconds: float) -> dict[str, TopicMetadata | None]:
-        """What Kafka says of `topics`, as far as it does within `seconds`; None where it says nothing."""
+        """Kafka's metadata of `topics`, as far as it comes within `seconds`; None for a topic that the answer lacks."""
 
         def ask(topic: str) -> TopicMetadata | None:
             try:

@@ -1,4 +1,4 @@
-"""Bad rows, as an operator sees and mends them: parked lanes and dead letters."""
+"""What an operator does about rows that Kafka refuses: lists, releases, retries and discards them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def parked_lanes(settings: Settings) -> list[ParkedLane]:
     """The lanes that wait.
 
     Raises:
-        SchemaMissing, ServerRefused: see `notifying_transaction`.
+        SchemaMissing: our tables are not there.
+        ServerRefused: Postgres cannot be reached, or refuses.
     """
     with operator_transaction(settings) as transaction:
         return [ParkedLane(*row) for row in transaction.run("control", "parked")]
@@ -50,7 +51,8 @@ def release(settings: Settings, *, topic: str | None = None, key: str | None = N
     """Let parked lanes go on, in their order: of a topic, of a key, or all. A row that is still bad parks again.
 
     Raises:
-        SchemaMissing, ServerRefused: see `notifying_transaction`.
+        SchemaMissing: our tables are not there.
+        ServerRefused: Postgres cannot be reached, or refuses.
     """
     with notifying_transaction(settings) as transaction:
         return [ParkedLane(*row) for row in transaction.run("control", "release", topic=topic, key=key)]
@@ -60,7 +62,8 @@ def dead_letters(settings: Settings) -> list[DeadLetter]:
     """The dead letters, earliest first.
 
     Raises:
-        SchemaMissing, ServerRefused: see `notifying_transaction`.
+        SchemaMissing: our tables are not there.
+        ServerRefused: Postgres cannot be reached, or refuses.
     """
     with operator_transaction(settings) as transaction:
         return [DeadLetter(*row) for row in transaction.run("control", "dead_letters")]
@@ -75,7 +78,8 @@ def retry_dead_letters(settings: Settings, ids: Sequence[int] | None = None) -> 
 
     Raises:
         DeadLetterAltered: one of `ids` cannot be emitted as it was; no dead letter has become a row.
-        SchemaMissing, ServerRefused: see `notifying_transaction`.
+        SchemaMissing: our tables are not there.
+        ServerRefused: Postgres cannot be reached, or refuses.
     """
     with notifying_transaction(settings) as transaction:
         chosen = transaction.run("control", "dead_letters_to_retry", ids=None if ids is None else list(ids)).fetchall()
@@ -110,7 +114,8 @@ def discard_dead_letters(settings: Settings, ids: Sequence[int] | None = None) -
     """Forget dead letters; all where `ids` is None. Returns how many.
 
     Raises:
-        SchemaMissing, ServerRefused: see `notifying_transaction`.
+        SchemaMissing: our tables are not there.
+        ServerRefused: Postgres cannot be reached, or refuses.
     """
     with notifying_transaction(settings) as transaction:
         return transaction.run("control", "discard_dead_letters", ids=None if ids is None else list(ids)).rowcount

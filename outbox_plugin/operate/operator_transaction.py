@@ -1,4 +1,4 @@
-"""How an order is given: in one transaction, with a word to the harvesters that sleep."""
+"""The transactions of an operator's commands; harvesters that sleep are notified of a command once it is committed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outbox_plugin.settings import Settings
 
 
 class OperatorTransaction:
-    """Statements of one order."""
+    """Runs the statements of one command."""
 
     def __init__(self, settings: Settings, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
         self._table = settings.table
@@ -27,16 +27,16 @@ class OperatorTransaction:
         return self._connection.execute(statement(noun, name, self._in_full), {"table": self._table, **values})
 
     def savepoint(self) -> AbstractContextManager[psycopg.Transaction]:
-        """What is run within it is undone when it raises; the order itself goes on."""
+        """A part of the transaction that is undone alone if it raises."""
         return self._connection.transaction()
 
 
 @contextmanager
 def operator_transaction(settings: Settings) -> Iterator[OperatorTransaction]:
-    """A transaction that changes nothing which a harvester must hear of.
+    """A transaction of which no harvester need be notified.
 
     Raises:
-        SchemaMissing, ServerRefused: Postgres cannot be reached, says no, or our tables are not there.
+        SchemaMissing, ServerRefused: Postgres cannot be reached, refuses, or our tables are not there.
     """
     with (
         reported_as_refusal(settings),
@@ -48,7 +48,7 @@ def operator_transaction(settings: Settings) -> Iterator[OperatorTransaction]:
 
 @contextmanager
 def notifying_transaction(settings: Settings) -> Iterator[OperatorTransaction]:
-    """A transaction for an order; harvesters that sleep hear of it when it is committed.
+    """A transaction of a command; harvesters that sleep are notified once it is committed.
 
     Raises:
         SchemaMissing, ServerRefused: see `operator_transaction`.

@@ -1,4 +1,4 @@
-"""Pause and resume: kept in the database, so that every harvester obeys, also after a restart."""
+"""Pause and resume: kept in the database, so that every harvester follows, also after a restart."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ def pause(settings: Settings, shard: int | None = None) -> None:
 
     Raises:
         InvalidSetting: there is no such shard.
-        SchemaMissing, ServerRefused: see `notifying_transaction`.
+        SchemaMissing: our tables are not there.
+        ServerRefused: Postgres cannot be reached, or refuses.
     """
-    _order(settings, "pause", shard)
+    _switch(settings, "pause", shard)
 
 
 def resume(settings: Settings, shard: int | None = None) -> None:
@@ -22,12 +23,13 @@ def resume(settings: Settings, shard: int | None = None) -> None:
 
     Raises:
         InvalidSetting: there is no such shard.
-        SchemaMissing, ServerRefused: see `notifying_transaction`.
+        SchemaMissing: our tables are not there.
+        ServerRefused: Postgres cannot be reached, or refuses.
     """
-    _order(settings, "resume", shard)
+    _switch(settings, "resume", shard)
 
 
-def _order(settings: Settings, name: str, shard: int | None) -> None:
+def _switch(settings: Settings, name: str, shard: int | None) -> None:
     with notifying_transaction(settings) as transaction:
         found = transaction.run("control", name, shard=shard).fetchone()
         if found is None:

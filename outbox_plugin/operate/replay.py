@@ -21,7 +21,8 @@ def replay(
     Each carries a header `outbox-replay` with the id that it had. They follow whatever waits in the outbox now.
 
     Raises:
-        SchemaMissing, ServerRefused: see `notifying_transaction`.
+        SchemaMissing: our tables are not there.
+        ServerRefused: Postgres cannot be reached, or refuses.
     """
     with notifying_transaction(settings) as transaction:
         return transaction.run("history", "replay", topic=topic, key=key, since=since, until=until).rowcount

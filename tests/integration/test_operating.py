@@ -185,7 +185,7 @@ def test_who_reads_the_history_for_long_holds_up_no_row(settings: Settings, topi
 
 def test_days_that_a_lock_prevents_are_tried_again_soon(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = settings.model_copy(update=SEVEN_DAYS)
-    monkeypatch.setattr("outbox_plugin.adapters.history_partitions.AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr("outbox_plugin.adapters.history_partitions.RETRY_SECONDS", 0.0)
     history = HistoryPartitions(kept)
     with connect(kept) as connection, psycopg.connect(settings.dsn.get_secret_value()) as other:
         other.execute("LOCK TABLE outbox_history IN ACCESS EXCLUSIVE MODE")
