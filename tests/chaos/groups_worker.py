@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 import click
-from confluent_kafka import Consumer, Message
+from confluent_kafka import Consumer, KafkaException, Message
 
 from outbox_plugin import coordination
 from outbox_plugin.inbox import Inbox, Received
@@ -55,8 +55,11 @@ def consume_in_a_group(kind: str, bootstrap_servers: str, topic: str, client: st
     with closing(Consumer(config | GROUPS[kind] | {"enable.auto.commit": False})) as consumer:
         consumer.subscribe([topic])
         while not stopping.now:
-            if (message := consumer.poll(0.1)) is not None and message.error() is None:
-                _note(message, note)
+            if (message := consumer.poll(0.1)) is not None:
+                if (error := message.error()) is None:
+                    _note(message, note)
+                elif error.fatal():
+                    raise KafkaException(error)
             if time.monotonic() - committed_at > COMMIT_SECONDS and consumer.assignment():
                 consumer.commit(asynchronous=True)
                 committed_at = time.monotonic()
