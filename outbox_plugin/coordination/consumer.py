@@ -151,7 +151,7 @@ class Consumer:
         Raises:
             OutboxError: what is wrong cannot be mended by waiting.
         """
-        deadline = time.monotonic() + timeout_seconds
+        deadline, fetched = time.monotonic() + timeout_seconds, False
         while not self._stopped:
             now = time.monotonic()
             if now - self._followed >= FOLLOW_SECONDS:
@@ -160,9 +160,10 @@ class Consumer:
             message = self._fetched.next(self._instance.may_hand_out)
             if message is not None:
                 return message
-            if now > deadline:
+            if now > deadline and fetched:  # With no time at all, it fetches once.
                 return None
             self._fetch(min(FOLLOW_SECONDS, max(0.0, deadline - now)), deadline)
+            fetched = True
         return None
 
     def __iter__(self) -> Iterator[Message]:

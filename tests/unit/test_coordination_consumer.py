@@ -152,3 +152,32 @@ def test_what_was_fetched_is_promised_by_a_log_that_answers_late_while_more_come
     for _ in range(10):
         fetching._fetch(0.0, 0.0)
     assert claim.promised > 0
+
+
+def test_a_poll_without_time_fetches_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a user who polls beside work of its own would never get a record."""
+    instance, polling = UnansweredInstance(), object.__new__(Consumer)
+    ticks = iter(range(100))
+    monkeypatch.setattr(consumer, "time", SimpleNamespace(monotonic=lambda: next(ticks) * 1e-6))
+    instance.held[TopicPartition("orders", 0)].promise(1)
+    arrived: Any = {"error": None, "topic": "orders", "partition": 0, "offset": 0}
+    record = SimpleNamespace(**{name: lambda answer=answer: answer for name, answer in arrived.items()})
+    waits: list[float] = []
+
+    def poll(wait_seconds: float) -> Any:
+        waits.append(wait_seconds)
+        return record if len(waits) == 1 else None
+
+    state: dict[str, Any] = {
+        "_stopped": False,
+        "_followed": float("inf"),
+        "_at_most_once": False,
+        "_assigned": instance.held,
+        "_instance": instance,
+        "_reader": SimpleNamespace(poll=poll, consume=lambda count, seconds: []),
+        "_fetched": Fetched(),
+        "_asked": {},
+    }
+    vars(polling).update(state)
+    assert [polling.poll(0.0), polling.poll(0.0)] == [record, None]
+    assert waits == [0.0, 0.0]
