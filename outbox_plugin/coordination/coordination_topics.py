@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType, TopicDescription
 
 from outbox_plugin.adapters.kafka_clients import REQUEST_TIMEOUT_SECONDS, UNKNOWN_TOPIC, refusal
-from outbox_plugin.coordination.member import TopicForm
+from outbox_plugin.coordination.group_view import TopicForm
 from outbox_plugin.errors import LogUnavailable, UserError
 from outbox_plugin.settings import Settings
 

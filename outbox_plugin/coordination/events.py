@@ -15,6 +15,11 @@ class ClaimGained:
     offset: int
     log_offset: int
 
+    @property
+    def place(self) -> TopicPartition:
+        """The name that `topic_partition` had before; observers may use it."""
+        return self.topic_partition
+
 
 @dataclass(frozen=True, slots=True)
 class ClaimLost:
@@ -23,6 +28,11 @@ class ClaimLost:
     topic_partition: TopicPartition
     log_offset: int
     why: str
+
+    @property
+    def place(self) -> TopicPartition:
+        """The name that `topic_partition` had before; observers may use it."""
+        return self.topic_partition
 
 
 ClaimEvent = ClaimGained | ClaimLost

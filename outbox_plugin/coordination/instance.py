@@ -12,6 +12,7 @@ from outbox_plugin.coordination.actions import Keep, Send
 from outbox_plugin.coordination.claims import Claim
 from outbox_plugin.coordination.events import ClaimEvent, ClaimGained
 from outbox_plugin.coordination.fetched import Answer
+from outbox_plugin.coordination.group_view import GroupView
 from outbox_plugin.coordination.heartbeat_timing import HeartbeatTiming
 from outbox_plugin.coordination.log import CoordinationLog
 from outbox_plugin.coordination.member import Member
@@ -24,7 +25,7 @@ LOGGER = logger_of(__name__)
 LISTEN_SECONDS = 0.05
 LEAVE_SECONDS = 5.0
 MISSING_TOPIC_SECONDS = 1.0
-PLACES_PER_SECOND = 300  # A topic with more partitions is described less often.
+PARTITIONS_PER_SECOND = 300  # A topic with more partitions is described less often.
 
 
 class Instance:
@@ -51,18 +52,11 @@ class Instance:
         self._timing = timing
         self._observe = observe
         self._since = log.since(timing.lookback)
-        self._member = Member(
-            me,
-            group_id,
-            topics,
-            timing,
-            width=log.width,
-            since=self._since,
-            log_time=log.log_time(),
-            now=time.monotonic(),
-            at_most_once=at_most_once,
-            limit=limit,
+        now = time.monotonic()
+        view = GroupView(
+            group_id, topics, timing.interval, width=log.width, since=self._since, log_ahead=log.log_time() - now
         )
+        self._member = Member(me, view, timing, now=now, at_most_once=at_most_once, limit=limit)
         self._at_most_once = at_most_once
         self._error: Exception | None = None
         self._stop = threading.Event()
@@ -82,19 +76,19 @@ class Instance:
         """
         member, log = self._member, self._log
         if (pause := log.kept.pauses.get(self._group)) is not None:
-            for world in member.worlds.values():
+            for world in member.view.worlds.values():
                 world.apply(pause, float(pause.timestamp))
         for key, kept in log.kept.positions.items():
             if key.group_id == self._group:
-                member.remember(TopicPartition(key.topic, key.partition), kept.offset, kept.topic_id, kept.at)
-        for entry in log.follow(member.worlds, self._since):
+                member.view.remember(TopicPartition(key.topic, key.partition), kept.offset, kept.topic_id, kept.at)
+        for entry in log.follow(member.view.worlds, self._since):
             member.apply(entry, time.monotonic(), live=False)
-        member.caught_up()
+        member.view.caught_up()
         self._described = time.monotonic()
         member.describe(log.check_forms(log.ask_for_forms(self._topics)), time.monotonic())
-        unknown = [tp for tp in member.partitions() if not member.knows(tp)]
+        unknown = [tp for tp in member.view.partitions() if not member.view.knows(tp)]
         for tp, offset in log.committed(unknown).items():
-            member.remember(tp, offset, "", float("-inf"))
+            member.view.remember(tp, offset, "", float("-inf"))
         member.resume(time.monotonic())
         self._carry_out()
         self._thread.start()
@@ -145,7 +139,7 @@ class Instance:
             self._changed.wait_for(
                 lambda: self._error is not None or None not in member.verdicts(ends).values(), wait_seconds
             )
-            at = member.log_time(time.monotonic())
+            at = member.view.log_time(time.monotonic())
             kept = [
                 Keep(tp, ends[tp], member.offset_of(tp)[1], at)
                 for tp, counted in member.verdicts(ends).items()
@@ -197,8 +191,8 @@ class Instance:
                 return {}
             asked, self._forms = self._forms, {}
             return self._log.check_forms(asked)
-        partitions = self._member.partitions()
-        every = max(self._timing.interval / 2, len(partitions) / PLACES_PER_SECOND)
+        partitions = self._member.view.partitions()
+        every = max(self._timing.interval / 2, len(partitions) / PARTITIONS_PER_SECOND)
         if len({tp.topic for tp in partitions}) < len(set(self._topics)):
             every = MISSING_TOPIC_SECONDS
         if now - self._described > every:

@@ -40,7 +40,7 @@ from outbox_plugin.coordination.coordination_topics import (
     ensure_topics,
     found_of,
 )
-from outbox_plugin.coordination.member import TopicForm
+from outbox_plugin.coordination.group_view import TopicForm
 from outbox_plugin.coordination.messages import (
     Entry,
     MalformedMessage,

@@ -10,7 +10,7 @@ from outbox_plugin.coordination.world import Holder
 from outbox_plugin.core.topic_partition import TopicPartition
 
 ROUND_SECONDS = 0.2  # Between two looks at what to claim.
-PLACES_PER_ROUND = 2_000  # With so many more partitions, an idle look comes later by as much again.
+PARTITIONS_PER_ROUND = 2_000  # With so many more partitions, an idle look comes later by as much again.
 AVOIDED_INTERVALS = 10  # For so long at first an instance leaves alone what it was too slow for; twice as long then.
 LONGEST_AVOIDED = 16 * AVOIDED_INTERVALS
 
@@ -101,5 +101,5 @@ class Spread:
         if todo.ask is not None:
             self._next += self._timing.beat  # Once is heard by all; let the holder act.
         elif not todo.claim:
-            self._next += ROUND_SECONDS * (1 + len(holders) / PLACES_PER_ROUND)
+            self._next += ROUND_SECONDS * (1 + len(holders) / PARTITIONS_PER_ROUND)
         return todo

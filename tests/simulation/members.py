@@ -25,8 +25,9 @@ from outbox_plugin.coordination.actions import Keep, Send
 from outbox_plugin.coordination.claims import Claim
 from outbox_plugin.coordination.events import ClaimEvent
 from outbox_plugin.coordination.fetched import Fetched
+from outbox_plugin.coordination.group_view import GroupView, TopicForm
 from outbox_plugin.coordination.heartbeat_timing import HeartbeatTiming
-from outbox_plugin.coordination.member import Member, TopicForm
+from outbox_plugin.coordination.member import Member
 from outbox_plugin.coordination.messages import VERSION, Entry, Message, ReleaseGroup
 from outbox_plugin.coordination.world import Holder
 from outbox_plugin.core.topic_partition import TopicPartition
@@ -231,24 +232,20 @@ class Simulation:
         since = self.broker_time - TIMING.lookback
         process.member = member = Member(
             Holder(f"run-{process.client}-{process.runs}", process.client),
-            GROUP,
-            [TOPIC],
+            GroupView(GROUP, [TOPIC], INTERVAL, width=1, since=since, log_ahead=self.broker_time - now),
             TIMING,
-            width=1,
-            since=since,
-            log_time=self.broker_time,
             now=now,
             at_most_once=self.plan.at_most_once,
             limit=None,
         )
         if self.pause is not None:
-            member.worlds[0].apply(self.pause, float(self.pause.timestamp))
+            member.view.worlds[0].apply(self.pause, float(self.pause.timestamp))
         for tp, (at, offset, topic_id) in self.kept.items():
-            member.remember(tp, offset, topic_id, at)
+            member.view.remember(tp, offset, topic_id, at)
         for entry in self.log:
             if entry.at >= since:
                 member.apply(entry, now, live=False)
-        member.caught_up()
+        member.view.caught_up()
         process.read = len(self.log)
         member.describe({TOPIC: self.topic.form}, now)
         member.resume(now)
@@ -375,7 +372,7 @@ class Simulation:
         held = member.claims()
         for tp, (claim, end) in process.promised.items():
             if verdicts[tp]:
-                at = member.log_time(self.now + process.clock)
+                at = member.view.log_time(self.now + process.clock)
                 self._keep(process, Keep(tp, end, member.offset_of(tp)[1], at))
                 if held.get(tp) is claim:
                     claim.promise(end)

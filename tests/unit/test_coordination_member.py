@@ -9,8 +9,9 @@ import pytest
 from outbox_plugin.coordination.actions import Send
 from outbox_plugin.coordination.claims import MAX_UNCOMMITTED
 from outbox_plugin.coordination.fetched import Answer
+from outbox_plugin.coordination.group_view import GroupView, TopicForm
 from outbox_plugin.coordination.heartbeat_timing import HeartbeatTiming
-from outbox_plugin.coordination.member import Member, TopicForm
+from outbox_plugin.coordination.member import Member
 from outbox_plugin.coordination.messages import (
     ClaimingPartition,
     Entry,
@@ -36,12 +37,8 @@ class Log:
         self.entries: list[Entry] = []
         self.member = Member(
             ME,
-            "billing",
-            ["orders"],
+            GroupView("billing", ["orders"], 10, width=8, since=0, log_ahead=EPOCH),
             HeartbeatTiming(10),
-            width=8,
-            since=0,
-            log_time=EPOCH + self.now,
             now=self.now,
             at_most_once=False,
             limit=None,

@@ -1,0 +1,126 @@
+"""What the log says of one group: who holds its partitions, and where it goes on in them. No I/O, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from outbox_plugin.coordination.messages import coordination_partition
+from outbox_plugin.coordination.world import Holder, Key, World
+from outbox_plugin.core.topic_partition import TopicPartition
+
+
+class TopicForm(NamedTuple):
+    """A consumed topic, as the broker describes it."""
+
+    partitions: int
+    topic_id: str
+
+
+class GroupView:
+    """The worlds of a group's coordination partitions, seen as one. `now` is monotonic seconds everywhere."""
+
+    def __init__(
+        self,
+        group_id: str,
+        topics: Sequence[str],
+        interval_seconds: float,
+        *,
+        width: int,
+        since: float,
+        log_ahead: float,
+    ) -> None:
+        """Begin with an empty log.
+
+        Args:
+            group_id: the group.
+            topics: what it consumes.
+            interval_seconds: the heartbeat interval of the group.
+            width: the partitions of the coordination topic that count.
+            since: when the part of the log begins that is read (seconds since the epoch).
+            log_ahead: the log's time, in seconds since the epoch, minus the monotonic time.
+        """
+        self.group_id = group_id
+        self._log_ahead = log_ahead
+        self._partition_of = {topic: coordination_partition(topic, width) for topic in topics}
+        self.worlds = {each: World(interval_seconds, since=since) for each in self._partition_of.values()}
+        self.forms: dict[str, TopicForm] = {}
+
+    def partitions(self) -> list[TopicPartition]:
+        """All partitions that the group consumes."""
+        return [
+            TopicPartition(topic, number) for topic, form in self.forms.items() for number in range(form.partitions)
+        ]
+
+    def coordination_partition(self, topic: str) -> int | None:
+        """The partition of the coordination topic in which `topic` is coordinated; None if it is not consumed."""
+        return self._partition_of.get(topic)
+
+    def coordination_partition_of(self, tp: TopicPartition) -> int:
+        """The partition of the coordination topic in which a consumed partition is coordinated."""
+        return self._partition_of[tp.topic]
+
+    def log_time(self, now: float) -> float:
+        """The log's own time, in seconds since the epoch."""
+        return now + self._log_ahead
+
+    def set_log_time(self, log_time: float, now: float) -> None:
+        """Note that the log's time is `log_time` at `now`."""
+        self._log_ahead = log_time - now
+
+    def remember(self, tp: TopicPartition, offset: int, topic_id: str, at: float) -> None:
+        """Take in a position that was kept outside the part of the log that is read.
+
+        Args:
+            tp: a partition; one of a topic that is not consumed is ignored.
+            offset: where the group goes on.
+            topic_id: the topic's id; empty if it is not known.
+            at: when the log had it, in seconds since the epoch.
+        """
+        if tp.topic in self._partition_of:
+            self.world_of(tp).remember(Key(self.group_id, *tp), offset, topic_id, at)
+
+    def caught_up(self) -> None:
+        """Note that all of the log has been read that was there at the start."""
+        for world in self.worlds.values():
+            world.recall_all()
+
+    def world_of(self, tp: TopicPartition) -> World:
+        """The world in which the partition is coordinated."""
+        return self.worlds[self.coordination_partition_of(tp)]
+
+    def owner(self, tp: TopicPartition, now: float) -> Holder | None:
+        """The instance that holds the partition; None if it is free."""
+        return self.world_of(tp).owner(self.group_id, *tp, self.log_time(now))
+
+    def latest_holder(self, tp: TopicPartition) -> Holder | None:
+        """The instance that holds the partition or has become stale in it; None after a release or a pause."""
+        return self.world_of(tp).latest_holder(self.group_id, *tp)
+
+    def left_by(self, tp: TopicPartition) -> Holder | None:
+        """The instance that released a free partition itself."""
+        return self.world_of(tp).left_by(self.group_id, *tp)
+
+    def knows(self, tp: TopicPartition) -> bool:
+        """Whether the log has an offset for the partition."""
+        return self.world_of(tp).offset(self.group_id, *tp) is not None
+
+    def start_of(self, tp: TopicPartition) -> int:
+        """The offset at which the group goes on; 0, the partition's first record, if the log has none."""
+        return self.world_of(tp).offset(self.group_id, *tp) or 0
+
+    def topic_id(self, tp: TopicPartition) -> str:
+        """The id of the topic that the offset belongs to; empty if the log has none."""
+        return self.world_of(tp).topic_id(self.group_id, *tp)
+
+    def is_paused(self, now: float) -> bool:
+        """Whether an operator has paused the group."""
+        return any(world.paused(self.group_id, self.log_time(now)) for world in self.worlds.values())
+
+    def members(self, now: float) -> dict[Holder, bool]:
+        """The group's live instances, and whether each has lately asked for more partitions."""
+        members: dict[Holder, bool] = {}
+        for world in self.worlds.values():
+            for holder, asks in world.members(self.group_id, self.log_time(now)).items():
+                members[holder] = members.get(holder, False) or asks
+        return members
