@@ -25,6 +25,7 @@ from outbox_plugin.inbox.cleaning import Keep
 from outbox_plugin.inbox.dispatcher import Dispatcher
 from outbox_plugin.inbox.handling import Handling
 from outbox_plugin.inbox.housekeeping import Housekeeping
+from outbox_plugin.inbox.key_queues import KeyQueues
 from outbox_plugin.inbox.positions import Positions, start_offsets
 from outbox_plugin.inbox.received import Received
 from outbox_plugin.inbox.retry import Retry
@@ -137,7 +138,7 @@ class Inbox(Background):
     @property
     def partitions(self) -> list[TopicPartition]:
         """The partitions, as (topic, number), that this process handles now."""
-        return self._dispatcher.partitions()
+        return self._dispatcher.locked(KeyQueues.partitions)
 
     def _prepare(self, loop: asyncio.AbstractEventLoop | None) -> Callable[[], None]:
         self._check()
@@ -209,18 +210,19 @@ class Inbox(Background):
                 self._take_in(consumer)
                 self._hold_back(consumer)
                 self._begin_anew(
-                    consumer, self._topic_ids.recreated({topic for topic, _ in self._dispatcher.partitions()})
+                    consumer,
+                    self._topic_ids.recreated({topic for topic, _ in self._dispatcher.locked(KeyQueues.partitions)}),
                 )
                 if time.monotonic() - committed_at > COMMIT_SECONDS:
-                    self._commit(consumer, self._dispatcher.committable(), wait=False)
+                    self._commit(consumer, self._dispatcher.locked(KeyQueues.committable), wait=False)
                     committed_at = time.monotonic()
         finally:
             housekeeping.stop()
             self._dispatcher.stop()
             # Others wait for our partitions, so not longer than at a rebalance. A handler that goes on keeps its
             # transaction: who gets its event meanwhile waits for that, and then leaves the event out.
-            positions = self._dispatcher.positions()
-            reached = self._dispatcher.release(self._dispatcher.partitions(), HAND_OVER_SECONDS)
+            positions = self._dispatcher.locked(KeyQueues.positions)
+            reached = self._dispatcher.release(self._dispatcher.locked(KeyQueues.partitions), HAND_OVER_SECONDS)
             self._commit(consumer, reached, wait=True)
             try:
                 # While the partitions are still ours: later, their next owner may have written greater ones.
@@ -238,7 +240,7 @@ class Inbox(Background):
             return
         self._add(consumer, [first])
         # How large the next ones are is not known before they are here: as large as those that are held, most likely.
-        held, held_bytes = self._dispatcher.held(), self._dispatcher.held_bytes()
+        held, held_bytes = self._dispatcher.locked(KeyQueues.load)
         room = max(0, MAX_HELD_BYTES - held_bytes) * held // max(1, held_bytes)
         if records := min(POLL_RECORDS, room):
             self._add(consumer, consumer.consume(records, 0))
@@ -285,12 +287,13 @@ class Inbox(Background):
 
     def _begin_anew(self, consumer: Consumer, topics: Collection[str]) -> None:
         """These topics were deleted and made anew: read them from the beginning."""
-        partitions = [tp for tp in self._dispatcher.partitions() if tp.topic in topics]
+        partitions = [tp for tp in self._dispatcher.locked(KeyQueues.partitions) if tp.topic in topics]
         if not partitions:
             return
         logger.warning("the topic %s was made anew, and is read from its beginning", ", ".join(sorted(topics)))
         self._dispatcher.release(partitions, HAND_OVER_SECONDS)
-        self._dispatcher.assign(partitions, self._topic_ids.known())
+        topic_ids = self._topic_ids.known()
+        self._dispatcher.locked(lambda queues: queues.assign(partitions, topic_ids))
         for tp in partitions:
             self._next.pop(tp, None)
             consumer.seek(KafkaTopicPartition(*tp, OFFSET_BEGINNING))
@@ -324,7 +327,8 @@ class Inbox(Background):
 
     def _hold_back(self, consumer: Consumer) -> None:
         """Bound what is in memory, while polling goes on: it is what keeps us in the group."""
-        full = max(self._dispatcher.held() / MAX_HELD_RECORDS, self._dispatcher.held_bytes() / MAX_HELD_BYTES)
+        held, held_bytes = self._dispatcher.locked(KeyQueues.load)
+        full = max(held / MAX_HELD_RECORDS, held_bytes / MAX_HELD_BYTES)
         if not self._paused and full >= 1:
             if not self._dispatcher.wait_for_room(MAX_HELD_RECORDS, MAX_HELD_BYTES, ROOM_SECONDS):
                 consumer.pause(consumer.assignment())
@@ -368,9 +372,11 @@ class Inbox(Background):
             tp = TopicPartition(each.topic, each.partition)
             self._next.pop(tp, None)
             each.offset = found.get(tp, OFFSET_BEGINNING)  # Not the committed one, which may be another topic's.
-        self._dispatcher.assign(
-            (TopicPartition(each.topic, each.partition) for each in partitions), self._topic_ids.known(), found
+        assigned, topic_ids = (
+            [TopicPartition(each.topic, each.partition) for each in partitions],
+            self._topic_ids.known(),
         )
+        self._dispatcher.locked(lambda queues: queues.assign(assigned, topic_ids, found))
         consumer.incremental_assign(partitions)
         if self._paused:
             consumer.pause(partitions)

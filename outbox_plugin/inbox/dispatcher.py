@@ -1,27 +1,35 @@
-"""The queues, shared: the poller adds records, handlers take them and say what became of them.
+"""The dispatcher: the poller adds records, workers take them and report what became of them.
 
-The one place where threads meet. Handlers in threads wait here; those in an event loop leave a callback.
+The one place where the inbox's threads meet. Workers in threads wait here; workers in an event loop leave a callback.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
+from typing import TypeVar
 
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.inbox.batch_limit import BatchLimit
-from outbox_plugin.inbox.key_queues import HandlingResult, KeyBatch, KeyQueues, PartitionPosition
+from outbox_plugin.inbox.key_queues import HandlingResult, KeyBatch, KeyQueues
 from outbox_plugin.inbox.received import Received
 
 Waker = Callable[[], None]
+T = TypeVar("T")
 
 
 class Dispatcher:
-    """`KeyQueues` under a lock, with the clock."""
+    """Key queues and a batch limit, with a lock and a clock."""
 
     def __init__(self, workers: int, batch_size: int | None = None) -> None:
-        """`batch_size`: so many records are taken at once, however long they take."""
+        """Begin without partitions.
+
+        Args:
+            workers: how many workers take records.
+            batch_size: the highest number of records that are taken at once, however long they take; None to size
+                transactions by the time that they take.
+        """
         self._queues = KeyQueues()
         self._batch_limit = BatchLimit() if batch_size is None else BatchLimit(batch_size, float("inf"))
         self._changed = threading.Condition()
@@ -29,45 +37,34 @@ class Dispatcher:
         self._idle = workers
         self._stopped = False
 
+    def locked(self, action: Callable[[KeyQueues], T]) -> T:
+        """Run `action` on the key queues, while no other thread uses them, and return its result."""
+        with self._changed:
+            return action(self._queues)
+
     def on_change(self, waker: Waker) -> None:
-        """Call `waker`, from any thread and under the lock, when there may be something to take."""
+        """Call `waker`, from any thread and under the lock, when there may be records to take."""
         with self._changed:
             self._wakers.append(waker)
 
     def add(self, records: Collection[Received]) -> None:
-        """Records have come."""
+        """Queue records."""
         with self._changed:
             for record in records:
                 self._queues.add(record)
             self._notify()
 
-    def assign(
-        self,
-        partitions: Iterable[TopicPartition],
-        topic_ids: Mapping[str, str] | None = None,
-        start_offsets: Mapping[TopicPartition, int] | None = None,
-    ) -> None:
-        """See `KeyQueues.assign`."""
-        with self._changed:
-            self._queues.assign(partitions, topic_ids, start_offsets)
-
-    def partitions(self) -> list[TopicPartition]:
-        """The partitions that are ours."""
-        with self._changed:
-            return self._queues.partitions()
-
-    def held(self) -> int:
-        """How many records are held."""
-        with self._changed:
-            return self._queues.held
-
-    def held_bytes(self) -> int:
-        """How many bytes these have."""
-        with self._changed:
-            return self._queues.held_bytes
-
     def wait_for_room(self, records: int, held_bytes: int, patience_seconds: float) -> bool:
-        """Wait until less than so many records, and so many bytes, are held; False if that takes longer."""
+        """Wait until fewer records, and fewer bytes, are held.
+
+        Args:
+            records: the number of records to get below.
+            held_bytes: the bytes of their keys, values and headers to get below.
+            patience_seconds: how long to wait at most.
+
+        Returns:
+            False if that took too long.
+        """
 
         def has_room() -> bool:
             return self._stopped or (self._queues.held < records and self._queues.held_bytes < held_bytes)
@@ -76,7 +73,7 @@ class Dispatcher:
             return self._changed.wait_for(has_room, patience_seconds)
 
     def wait_and_take(self) -> list[KeyBatch] | None:
-        """Records to handle now, as soon as there are any; None once it is time to end."""
+        """Wait for records to handle, and take them; None once the dispatcher is stopped."""
         with self._changed:
             while not self._stopped:
                 if batches := self._take():
@@ -86,7 +83,12 @@ class Dispatcher:
             return None
 
     def take(self) -> tuple[list[KeyBatch] | None, float | None]:
-        """Records to handle now, perhaps none, or None once it is time to end; and in how many seconds to ask again."""
+        """Take records to handle, without waiting.
+
+        Returns:
+            The records, perhaps none, or None once the dispatcher is stopped; and the seconds after which a retry is
+            due, None if none is.
+        """
         with self._changed:
             if self._stopped:
                 return None, None
@@ -101,33 +103,34 @@ class Dispatcher:
         self._batch_limit.start(sum(len(taken.records) for taken in batches))
         return batches
 
-    def finish(self, batches: list[KeyBatch], handled: HandlingResult, seconds: float) -> None:
-        """What was taken has been handled, in so many seconds."""
+    def finish(self, batches: list[KeyBatch], result: HandlingResult, seconds: float) -> None:
+        """Give back what was taken.
+
+        Args:
+            batches: the key batches, as they were taken.
+            result: what became of them.
+            seconds: how long they were handled.
+        """
         now = time.monotonic()
         with self._changed:
             self._idle += 1
-            for taken, outcome in zip(batches, handled.outcomes, strict=True):
+            for taken, outcome in zip(batches, result.outcomes, strict=True):
                 self._queues.finish(taken, outcome, now)
             records = sum(len(taken.records) for taken in batches)
             self._batch_limit.finish(
-                records, seconds, rolled_back=handled.rolled_back, deadlock=handled.deadlock, now=now
+                records, seconds, rolled_back=result.rolled_back, deadlock=result.deadlock, now=now
             )
             self._notify()
 
-    def committable(self) -> dict[TopicPartition, int]:
-        """See `KeyQueues.committable`."""
-        with self._changed:
-            return self._queues.committable()
-
-    def positions(self) -> dict[TopicPartition, PartitionPosition]:
-        """See `KeyQueues.positions`."""
-        with self._changed:
-            return self._queues.positions()
-
     def release(self, partitions: Iterable[TopicPartition], patience_seconds: float) -> dict[TopicPartition, int]:
-        """Take no more records of these partitions, and let those that are being handled come to their end.
+        """Give up partitions, after the records that are being handled have ended.
 
-        Returns where the partitions would go on. They are ours no more.
+        Args:
+            partitions: the partitions; no more of their records are taken.
+            patience_seconds: how long to wait for handlers at most.
+
+        Returns:
+            The positions of those partitions whose position has changed since `committable` last returned it.
         """
         partitions = list(partitions)
         with self._changed:
@@ -138,7 +141,7 @@ class Dispatcher:
             return reached
 
     def stop(self) -> None:
-        """Hand out nothing more."""
+        """Let nobody take records any more."""
         with self._changed:
             self._stopped = True
             self._notify()

@@ -13,6 +13,7 @@ import psycopg
 from outbox_plugin.inbox.cleaning import Keep, clean
 from outbox_plugin.inbox.dead_letters import to_retry
 from outbox_plugin.inbox.dispatcher import Dispatcher
+from outbox_plugin.inbox.key_queues import KeyQueues
 from outbox_plugin.inbox.positions import Positions
 from outbox_plugin.printable import logger_of
 from outbox_plugin.schema.connection import connect, one_line
@@ -83,8 +84,8 @@ class Housekeeping:
     def _keep_house(self, connection: psycopg.Connection[Any]) -> None:
         clean_at = time.monotonic()
         while not self._stop.is_set():
-            self._positions.write(connection, self._dispatcher.positions())
-            if partitions := self._dispatcher.partitions():
+            self._positions.write(connection, self._dispatcher.locked(KeyQueues.positions))
+            if partitions := self._dispatcher.locked(KeyQueues.partitions):
                 self._dispatcher.add(to_retry(connection, self._settings, self._group, partitions))
             if time.monotonic() >= clean_at and not clean(connection, self._settings, self._group, self._keep):
                 clean_at = time.monotonic() + CLEAN_SECONDS * random.uniform(0.5, 1.5)  # noqa: S311

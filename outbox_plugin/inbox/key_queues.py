@@ -1,11 +1,11 @@
-"""Lanes: which records may be handled now, and up to where each partition is done.
+"""Key queues: which records may be handled now, and up to where each partition is done.
 
-All that decides is here; it knows no clock, no thread and no server. Rules:
+Decides only; knows no clock, no thread and no server. Rules:
 
-- a queue is a key of a partition; its records are handled in their order, never two at once;
-- a record that is to be tried again holds up its own queue, until it is due;
-- an assignment of a partition is a new object each time: what was taken under an old one has no say in a new one;
-- a partition is done up to its first record that is not.
+- each key of a partition has a queue; its records are handled in their order, never two at once;
+- a record that will be tried again delays only its own queue, until it is due;
+- each assignment of a partition is a new object; records that were taken under an old one do not change a new one;
+- a partition is done up to its first record that is not done.
 """
 
 from __future__ import annotations
@@ -21,7 +21,12 @@ from outbox_plugin.inbox.received import Received
 
 
 class PartitionPosition(NamedTuple):
-    """Up to where a partition is done: its first offset that is not, and the id of the topic that this belongs to."""
+    """Up to where a partition is done.
+
+    Attributes:
+        topic_id: the topic's id; the offset means nothing in a topic that was made anew.
+        next_offset: the first offset that is not done.
+    """
 
     topic_id: str
     next_offset: int
@@ -29,44 +34,50 @@ class PartitionPosition(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Assignment:
-    """A partition, for as long as this process has it."""
+    """A partition, from when this process gets it until it is revoked."""
 
     topic_partition: TopicPartition
-    topic_id: str | None = None  # Of the topic that its offsets belong to; None: Kafka has not said.
+    topic_id: str | None = None  # None: Kafka has not returned it.
     queues: dict[bytes, KeyQueue] = field(default_factory=dict)
-    # Records that were added and are not done, by identity: after a cut, two of them can have one offset. In the order
-    # in which they came; to each, the offset at which to go on while it is the first of them. These never decrease.
-    rolled_back: dict[int, int] = field(default_factory=dict)
-    end: int | None = None  # After the last that was added, or where it begins; None: nobody has been here.
-    reported: int | None = None  # What was last said to be committable.
-    running: int = 0  # Lanes of it that are being handled.
-    open: bool = True  # Whether its records are handed out.
+    # The records that are not done, in the order in which they came: id(record) -> the partition's position while that
+    # record is the first of them. The positions never decrease. Keyed by identity, because after a cut two records can
+    # have the same offset.
+    resume_offsets: dict[int, int] = field(default_factory=dict)
+    end: int | None = None  # The offset after the last added record, or the start; None: the group has not been here.
+    reported: int | None = None  # The position that `committable` returned last.
+    running: int = 0  # Key batches that are being handled.
+    open: bool = True  # Whether `take` returns its records.
 
     @property
     def position(self) -> int | None:
-        """Where to go on; None: nobody has been here, and nothing was added yet."""
-        return next(iter(self.rolled_back.values()), self.end)
+        """The first offset that is not done; None if the group has not been here, and no record was added yet."""
+        return next(iter(self.resume_offsets.values()), self.end)
 
     def add(self, record: Received) -> None:
-        """Note a record that has come.
+        """Add a record that is not done.
 
-        An offset below `end` means that the partition was cut there, by an unclean election of a leader. No earlier
-        record may then let the position lie above it: another record stands there now.
+        An offset below `end` means that an unclean election of a leader has cut the partition there. Other records
+        stand at the offsets from there on, so no earlier record may keep the position above it.
         """
         start = record.offset if self.end is None else min(self.end, record.offset)
         if self.end is not None and record.offset < self.end:
-            self.rolled_back = {earlier: min(at, start) for earlier, at in self.rolled_back.items()}
-        self.rolled_back[id(record)] = start
+            self.resume_offsets = {earlier: min(at, start) for earlier, at in self.resume_offsets.items()}
+        self.resume_offsets[id(record)] = start
         self.end = record.offset + 1
 
     def finish(self, record: Received) -> None:
-        """Forget a record that is done. However long an earlier one takes, those behind it use no memory."""
-        self.rolled_back.pop(id(record), None)
+        """Forget a record that is done, so that an earlier one that takes an hour costs no memory for later ones."""
+        self.resume_offsets.pop(id(record), None)
 
 
 @dataclass(slots=True, eq=False)
 class KeyQueue:
-    """The records of one key that wait, and how often the first of them has failed."""
+    """The waiting records of one key.
+
+    Attributes:
+        failures: how often the first record has failed.
+        losses: how often in a row the connection was lost while the first record was handled.
+    """
 
     assignment: _Assignment
     key: bytes
@@ -76,9 +87,13 @@ class KeyQueue:
 
 
 class KeyBatch(NamedTuple):
-    """Some records of one queue, in their order, to be handled.
+    """Records of one key that a worker has taken, in their order.
 
-    The first has failed `failures` times, and `losses` times in a row its connection was lost while it was handled.
+    Attributes:
+        queue: where they come from.
+        records: the records.
+        failures: how often the first record has failed.
+        losses: how often in a row the connection was lost while the first record was handled.
     """
 
     queue: KeyQueue
@@ -88,10 +103,13 @@ class KeyBatch(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of a batch: its first `done` records are done with.
+    """What became of a key batch.
 
-    The next one failed, if `again_in` says in how many seconds to try it again; `counted`: that counts against it.
-    `lost`: its connection was lost while it was handled.
+    Attributes:
+        done: how many of its first records are done.
+        again_in: in how many seconds to try the next record again; None if all are done.
+        counted: the failure of that record counts as one of its attempts.
+        lost: the connection was lost while that record was handled.
     """
 
     done: int
@@ -102,9 +120,12 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HandlingResult:
-    """What became of batches that were taken together, one outcome for each.
+    """What became of key batches that were taken together.
 
-    `rolled_back`: they were handled in one transaction, which had to be undone; `deadlock`: because of one.
+    Attributes:
+        outcomes: one for each key batch.
+        rolled_back: they were handled in one transaction, which was rolled back.
+        deadlock: it was rolled back because of a deadlock.
     """
 
     outcomes: list[Outcome]
@@ -113,7 +134,7 @@ class HandlingResult:
 
 
 class KeyQueues:
-    """The records that this process holds. Not for two threads at once."""
+    """The records that this process holds. Not safe for threads: `Dispatcher` locks it."""
 
     def __init__(self) -> None:
         self._assignments: dict[TopicPartition, _Assignment] = {}
@@ -127,17 +148,21 @@ class KeyQueues:
 
     @property
     def held(self) -> int:
-        """How many records are held, waiting or being handled."""
+        """The number of records that wait or are being handled."""
         return self._waiting + self._running
 
     @property
     def held_bytes(self) -> int:
-        """How many bytes of keys, values and headers these have."""
+        """The bytes of their keys, values and headers."""
         return self._bytes
+
+    def load(self) -> tuple[int, int]:
+        """Return `held` and `held_bytes`."""
+        return self.held, self._bytes
 
     @property
     def waiting(self) -> int:
-        """How many records wait to be handled."""
+        """The number of records that wait."""
         return self._waiting
 
     def partitions(self) -> list[TopicPartition]:
@@ -150,19 +175,19 @@ class KeyQueues:
         topic_ids: Mapping[str, str] | None = None,
         start_offsets: Mapping[TopicPartition, int] | None = None,
     ) -> None:
-        """These partitions are ours now.
+        """Take over partitions.
 
         Args:
             partitions: the partitions.
-            topic_ids: the ids of their topics, where Kafka has said them.
-            start_offsets: where they go on, where the group has been before.
+            topic_ids: the ids of their topics, as far as Kafka has returned them.
+            start_offsets: the first offset that is not done, of partitions where the group has been before.
         """
         for tp in partitions:
-            topic_id, start = (topic_ids or {}).get(tp[0]), (start_offsets or {}).get(tp)
+            topic_id, start = (topic_ids or {}).get(tp.topic), (start_offsets or {}).get(tp)
             self._assignments[tp] = _Assignment(tp, topic_id, end=start)
 
     def add(self, record: Received) -> None:
-        """A record has come. One of a partition that is not ours is left to its owner."""
+        """Queue a record. A record of a partition that is not assigned is left to its owner."""
         assignment = self._assignments.get(TopicPartition(record.topic, record.partition))
         if assignment is None or not assignment.open:
             return
@@ -174,7 +199,7 @@ class KeyQueues:
             if assignment.end is None:
                 assignment.reported = record.offset
             assignment.add(record)
-        # Without a key there is no order to keep: a queue of its own, by a name that no key has within a partition.
+        # A record without a key has no order to keep: it gets a queue of its own, whose name no key can have.
         key = b"k" + record.key if record.key is not None else b"n%d" % record.offset
         queue = assignment.queues.get(key)
         if queue is None:
@@ -185,7 +210,12 @@ class KeyQueues:
         self._bytes += record.size
 
     def take(self, limit: int, now: float) -> list[KeyBatch]:
-        """Up to `limit` records to handle now, the longest-waiting queues first; each is taken until `finish`."""
+        """Take records to handle now, from the longest-waiting queues first. A queue is taken until `finish`.
+
+        Args:
+            limit: the highest number of records.
+            now: monotonic seconds.
+        """
         while self._later and self._later[0][0] <= now:
             _, _, queue = heapq.heappop(self._later)
             self._ready.append(queue)
@@ -205,11 +235,17 @@ class KeyQueues:
         return batches
 
     def next_due(self) -> float | None:
-        """When the next record is to be tried again; None: none is."""
+        """Return the time at which the next record is tried again; None if none waits for that."""
         return self._later[0][0] if self._later else None
 
     def finish(self, taken: KeyBatch, outcome: Outcome, now: float) -> None:
-        """A batch has been handled, as `outcome` says; what is not done goes back to the head of its queue."""
+        """Give back a key batch. Records that are not done return to the head of their queue.
+
+        Args:
+            taken: the key batch, as `take` returned it.
+            outcome: what became of it.
+            now: monotonic seconds.
+        """
         queue, assignment = taken.queue, taken.queue.assignment
         assignment.running -= 1
         self._running -= len(taken.records)
@@ -238,7 +274,7 @@ class KeyQueues:
             del assignment.queues[queue.key]
 
     def committable(self, partitions: Collection[TopicPartition] | None = None) -> dict[TopicPartition, int]:
-        """Where to go on in these partitions (None: all), for those where this has changed since the last call."""
+        """Return the position of these partitions (None: all) where it has changed since the last call."""
         changed: dict[TopicPartition, int] = {}
         for tp, assignment in self._assignments.items():
             if partitions is not None and tp not in partitions:
@@ -248,7 +284,7 @@ class KeyQueues:
         return changed
 
     def positions(self) -> dict[TopicPartition, PartitionPosition]:
-        """Up to where partitions are done, for those of a topic whose id is known."""
+        """Return the positions of all partitions of topics whose id is known."""
         return {
             tp: PartitionPosition(assignment.topic_id, position)
             for tp, assignment in self._assignments.items()
@@ -256,7 +292,7 @@ class KeyQueues:
         }
 
     def close(self, partitions: Iterable[TopicPartition]) -> None:
-        """Hand out no more records of these partitions; those that wait are dropped."""
+        """Drop the waiting records of these partitions, and take no more of them."""
         for assignment in self._of(partitions):
             assignment.open = False
             for queue in assignment.queues.values():
@@ -269,11 +305,11 @@ class KeyQueues:
         heapq.heapify(self._later)
 
     def running(self, partitions: Iterable[TopicPartition]) -> bool:
-        """Whether records of these partitions are being handled."""
+        """Return whether records of these partitions are being handled."""
         return any(assignment.running for assignment in self._of(partitions))
 
     def revoke(self, partitions: Iterable[TopicPartition]) -> None:
-        """These partitions are ours no more."""
+        """Give up partitions."""
         partitions = list(partitions)
         self.close(partitions)
         for tp in partitions:

@@ -319,7 +319,7 @@ def test_large_records_are_held_up_to_a_bound_of_bytes(
         held = [0]
 
         def settled() -> bool:
-            held.append(inbox._dispatcher.held())
+            held.append(inbox._dispatcher._queues.held)
             time.sleep(0.1)
             return held[-1] > 0 and len(held) > 30 and len({*held[-30:]}) == 1
 

@@ -128,7 +128,7 @@ def test_the_last_positions_are_written_while_the_partitions_are_still_ours(
 
     ending._positions = SimpleNamespace(write_last=write_last)
     ending._topic_ids = SimpleNamespace(of=lambda topic: ID)
-    ending._dispatcher.assign([PARTITION], {"t": ID}, {PARTITION: 7})
+    ending._dispatcher._queues.assign([PARTITION], {"t": ID}, {PARTITION: 7})
     kafka = SimpleNamespace(commit=noted("commit"), close=noted("close"))
     ending._consume(kafka, SimpleNamespace(start=noted("workers"), join=noted("workers end")))
     assert calls[3:] == ["commit", "join", *["write"] * ended, "close", "workers end"]

@@ -138,16 +138,16 @@ def test_an_inbox_commits_the_offset_of_the_first_record_after_the_cut() -> None
     )
     kafka, same = Kafka(), Answer(recreated=set(), known={"t"})
     inbox._topic_ids = SimpleNamespace(of=lambda topic: ID, known=lambda: {"t": ID}, look_up=lambda topics: same)
-    inbox._dispatcher.assign([PARTITION], {"t": ID}, {PARTITION: 90})
+    inbox._dispatcher._queues.assign([PARTITION], {"t": ID}, {PARTITION: 90})
     for offset in range(90, 98):
         inbox._add(kafka, [message(offset, b"old %d" % offset)])
         finish_next(inbox._dispatcher._queues, RETRY_LATER if offset == 97 else DONE)
-    inbox._commit(kafka, inbox._dispatcher.committable(), wait=False)
+    inbox._commit(kafka, inbox._dispatcher._queues.committable(), wait=False)
     inbox._add(kafka, [message(96, b"new 96"), message(97, b"new 97")])
-    inbox._commit(kafka, inbox._dispatcher.committable(), wait=False)
+    inbox._commit(kafka, inbox._dispatcher._queues.committable(), wait=False)
     assert kafka.committed == [97, 96]
     finish_next(inbox._dispatcher._queues)
     finish_next(inbox._dispatcher._queues)
-    assert inbox._dispatcher.positions() == {
+    assert inbox._dispatcher._queues.positions() == {
         PARTITION: (ID, 96)
     }  # The old 97 still waits; the new ones may come again.
