@@ -30,8 +30,9 @@ from outbox_plugin.adapters.registration import Registration
 from outbox_plugin.adapters.reserved_topics import ReservedTopics
 from outbox_plugin.core.election import Election, Timing
 from outbox_plugin.core.heartbeat import Heartbeat
-from outbox_plugin.core.pace import ERROR_FIRST, ERROR_LAST, Backoff
-from outbox_plugin.core.progress import Identity
+from outbox_plugin.core.backoff import Backoff
+from outbox_plugin.core.intervals import ERROR_FIRST, ERROR_LAST
+from outbox_plugin.core.progress import OutboxIdentity
 from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.core.signing import Signer
 from outbox_plugin.core.takeover import Terms, left_behind, require_recorded
@@ -51,10 +52,10 @@ from outbox_plugin.relay.events import (
     BeginsAgain,
     GenerationRaised,
     HarvestEvent,
-    LanesHeld,
+    KeysHeld,
     Observer,
     RecordsIgnored,
-    RowsBuried,
+    RowsDeadLettered,
     RowsParked,
     TermBegan,
     TermFinished,
@@ -159,7 +160,7 @@ class Harvester(Background):
         if observed is not None:
             observed.close()
 
-    def _check(self) -> tuple[Identity, Layout, str | None]:
+    def _check(self) -> tuple[OutboxIdentity, Layout, str | None]:
         """Everything that a user can mend, looked at before anything is touched; also a note for the status."""
         warn_about_insecure_settings(self._settings)
         admin = KafkaAdmin(self._settings)
@@ -180,7 +181,7 @@ class Harvester(Background):
             logger.warning("%s", note)
         return identity, layout, note
 
-    def _register(self, *, keep: bool) -> tuple[Identity, Terms, Layout, int]:
+    def _register(self, *, keep: bool) -> tuple[OutboxIdentity, Terms, Layout, int]:
         """Register our group, delivery and number of shards with the outbox.
 
         Returns the outbox's identity, its terms, its layout, and how many ids a session draws ahead. Where `keep` is
@@ -192,7 +193,7 @@ class Harvester(Background):
             except psycopg.errors.IdleInTransactionSessionTimeout:  # This process was stopped in the middle.
                 return self._register_once(keep=keep)
 
-    def _register_once(self, *, keep: bool) -> tuple[Identity, Terms, Layout, int]:
+    def _register_once(self, *, keep: bool) -> tuple[OutboxIdentity, Terms, Layout, int]:
         settings = self._settings
         with closing(self._connect()) as connection, connection.transaction(force_rollback=not keep):
             # A registration locks a row that every takeover needs. Postgres ends the session of a stopped process.
@@ -204,7 +205,7 @@ class Harvester(Background):
             self._is_new = terms.number == 0
             return identity, terms, registration.register_layout(), registration.ids_drawn_ahead()
 
-    def _check_kafka(self, admin: KafkaAdmin, identity: Identity, terms: Terms, layout: Layout) -> None:
+    def _check_kafka(self, admin: KafkaAdmin, identity: OutboxIdentity, terms: Terms, layout: Layout) -> None:
         """See that the group's topics are there, and that its progress records are of this outbox."""
         try:
             admin.ensure_topics(self._names, layout.shards, progress=self._exactly_once)
@@ -213,7 +214,7 @@ class Harvester(Background):
         except (LogUnavailable, TopicMissing) as error:
             raise ServerRefused(str(error)) from None
 
-    def _check_progress(self, slice_: Slice, identity: Identity, terms: Terms) -> None:
+    def _check_progress(self, slice_: Slice, identity: OutboxIdentity, terms: Terms) -> None:
         """Where nobody has ever led the outbox, a record that is not ours tells that the group is another outbox's."""
         accepts_unsigned = self._is_new or slice_.name in terms.unsigned
         last = read_progress(self._settings, self._names, slice_, self._signer, accepts_unsigned=accepts_unsigned)
@@ -223,7 +224,7 @@ class Harvester(Background):
     def _connect(self) -> psycopg.Connection[tuple[Any, ...]]:
         return connect(self._settings, purpose="outbox harvester (start)")
 
-    def _harvest(self, identity: Identity, layout: Layout, note: str | None) -> None:
+    def _harvest(self, identity: OutboxIdentity, layout: Layout, note: str | None) -> None:
         while not self._stop.is_set():
             try:
                 self._supervisor(identity, layout, note).run(self._stop.is_set)
@@ -263,7 +264,7 @@ class Harvester(Background):
                 return layout
         return last
 
-    def _supervisor(self, identity: Identity, layout: Layout, note: str | None) -> Supervisor:
+    def _supervisor(self, identity: OutboxIdentity, layout: Layout, note: str | None) -> Supervisor:
         host, pid = socket.gethostname(), os.getpid()
         instance = f"{host}-{pid}-{uuid.uuid4().hex[:12]}"
         membership = KafkaMembership(self._settings, self._names, layout.shards, self._signer, instance)
@@ -364,7 +365,7 @@ class Harvester(Background):
                     logger.info("shard %d: handed over", event.shard, extra=leader)
                 else:
                     logger.warning("shard %d: leading no more: %s", event.shard, event.reason, extra=leader)
-            case RowsParked() | RowsBuried():
+            case RowsParked() | RowsDeadLettered():
                 done = "waits" if isinstance(event, RowsParked) else "is a dead letter"
                 for bad in event.bad:
                     row, reason = bad.row, bad.refusal.reason
@@ -380,11 +381,11 @@ class Harvester(Background):
                     extra=of_shard,
                 )
             case RecordsIgnored():
-                logger.warning("shard %d: %s", event.shard, event.told(), extra=of_shard)
-            case LanesHeld():
-                for lane in event.lanes:
+                logger.warning("shard %d: %s", event.shard, event.message(), extra=of_shard)
+            case KeysHeld():
+                for lane in event.keys:
                     named = {**of_shard, "topic": lane.topic, "key": lane.key}
-                    logger.warning("shard %d: %s", event.shard, event.told(lane), extra=named)
+                    logger.warning("shard %d: %s", event.shard, event.message(lane), extra=named)
             case _:
                 pass
         if (observed := self._observed) is not None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from outbox_plugin.adapters.postgres_session import PostgresSession, Run
 from outbox_plugin.adapters.sql_refusals import concerns_all_rows, is_refusal, storable
-from outbox_plugin.core.lanes import BadRow
+from outbox_plugin.core.ordering_keys import BadRow
 from outbox_plugin.errors import Fenced, StoreUnavailable
 
 
@@ -69,7 +69,7 @@ class Leadership:
 
         return _one_by_one_if_refused(park, bad, "to park it")
 
-    def bury(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
+    def dead_letter(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
         """Move the bad rows to the dead letters; durable when it returns.
 
         Returns those that the database refuses to move, each with its reason; they are still in the outbox.
@@ -79,7 +79,7 @@ class Leadership:
             StoreUnavailable: Postgres is away.
         """
 
-        def bury(rows: Sequence[BadRow]) -> Sequence[BadRow]:
+        def move(rows: Sequence[BadRow]) -> Sequence[BadRow]:
             with self.transaction() as run:
                 if run("control", "dead_letter", **_values(rows)).rowcount == len(rows):
                     return []
@@ -88,13 +88,13 @@ class Leadership:
             reason = "the table keeps it: a trigger or a policy prevents its deletion"
             return [row.because(reason) for row in rows if row.row.id in kept]
 
-        return _one_by_one_if_refused(bury, bad, "to make it a dead letter")
+        return _one_by_one_if_refused(move, bad, "to make it a dead letter")
 
 
 def _values(bad: Sequence[BadRow]) -> dict[str, object]:
     return {
         "ids": [each.row.id for each in bad],
-        "whole_topics": [each.lane.whole_topic for each in bad],
+        "whole_topics": [each.ordering_key.whole_topic for each in bad],
         "reasons": [storable(each.refusal.reason) for each in bad],
     }
 

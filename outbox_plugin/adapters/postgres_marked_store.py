@@ -10,9 +10,9 @@ from outbox_plugin.adapters.kafka_clients import largest_record_bytes
 from outbox_plugin.adapters.leadership import Leadership
 from outbox_plugin.adapters.postgres_session import PostgresSession
 from outbox_plugin.adapters.row_reader import RowReader
-from outbox_plugin.core.lanes import BadRow
-from outbox_plugin.core.ports import Control, Wanted
-from outbox_plugin.core.progress import Identity
+from outbox_plugin.core.ordering_keys import BadRow
+from outbox_plugin.core.ports import Control, ReadRequest
+from outbox_plugin.core.progress import OutboxIdentity
 from outbox_plugin.core.row import OutboxRow, RecordLimit, column
 from outbox_plugin.core.shards import Layout
 from outbox_plugin.core.window import BYTES_PER_WINDOW
@@ -46,7 +46,7 @@ class PostgresMarkedStore:
         self._leadership: Leadership | None = None
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> OutboxIdentity:
         """Who the outbox was when the term began."""
         return self.session.identity
 
@@ -122,11 +122,11 @@ class PostgresMarkedStore:
         """Let the bad rows' keys wait; returns those rows that the database refuses to remember."""
         return self._led.park(bad)
 
-    def bury(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
+    def dead_letter(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
         """Move the bad rows to the dead letters; returns those that the database refuses to move."""
-        return self._led.bury(bad)
+        return self._led.dead_letter(bad)
 
-    def mark(self, leader_id: str, wanted: Wanted) -> Sequence[OutboxRow]:
+    def mark(self, leader_id: str, wanted: ReadRequest) -> Sequence[OutboxRow]:
         """Give `leader_id` to the earliest rows that are wanted and carry another leader's id, or none.
 
         `leader_id` may change within a term; the statement marks nothing once another leader leads the shard.

@@ -11,8 +11,8 @@ import psycopg
 from psycopg import sql
 
 from outbox_plugin.adapters.registration import Registration
-from outbox_plugin.core.floor import Drawn
-from outbox_plugin.core.lanes import Lane
+from outbox_plugin.core.low_watermark import SequenceState
+from outbox_plugin.core.ordering_keys import OrderingKey
 from outbox_plugin.core.ports import Control
 from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.errors import ForeignOutbox, LayoutChanged, StoreUnavailable
@@ -118,7 +118,7 @@ class PostgresSession:
             writers = self.reader.execute(*self.query("control", "writers"))
             parked = self.reader.execute(*self.query("control", "parked"))
             found, holders = state.fetchone(), frozenset(writer for (writer,) in writers.fetchall())
-            lanes = frozenset(Lane(topic, key, keyless) for topic, key, *_, keyless in parked.fetchall())
+            lanes = frozenset(OrderingKey(topic, key, keyless) for topic, key, *_, keyless in parked.fetchall())
         if found is None or not found[0]:
             raise StoreUnavailable(f"Postgres: the table {self.settings.table!r} was dropped, truncated or made anew")
         _, is_standby, layout, paused, last_id = found
@@ -126,7 +126,7 @@ class PostgresSession:
             raise StoreUnavailable(IS_STANDBY)
         if layout != self.layout.number:
             raise LayoutChanged("the outbox has another number of shards now")
-        return Control(paused, lanes, Drawn(last_id, holders))
+        return Control(paused, lanes, SequenceState(last_id, holders))
 
     def snapshot(self) -> str:
         """Which transactions have ended. Reads on the reader.

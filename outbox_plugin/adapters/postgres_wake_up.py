@@ -37,7 +37,7 @@ class PostgresWakeUp:
         self._pipe: tuple[int, int] | None = os.pipe()  # To read from, and to write to.
         self._pipe_lock = threading.Lock()  # A descriptor that is closed may be anybody's a moment later.
 
-    def asleep(self) -> bool:
+    def arm(self) -> bool:
         """Take the wake-up lock. Returns False if a writer holds it; poll once more before you wait."""
         return self._ask("sleep")
 
@@ -59,7 +59,7 @@ class PostgresWakeUp:
             if self._pipe:
                 os.write(self._pipe[1], b"!")
 
-    def awake(self) -> None:
+    def disarm(self) -> None:
         """Release the wake-up lock: writers notify no more."""
         self._ask("rise")
 

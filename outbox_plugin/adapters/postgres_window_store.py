@@ -12,9 +12,9 @@ from outbox_plugin.adapters.kafka_clients import largest_record_bytes
 from outbox_plugin.adapters.leadership import Leadership
 from outbox_plugin.adapters.postgres_session import PostgresSession, Query
 from outbox_plugin.adapters.row_reader import RowReader
-from outbox_plugin.core.lanes import BadRow
-from outbox_plugin.core.ports import Control, Wanted
-from outbox_plugin.core.progress import Identity, Publication
+from outbox_plugin.core.ordering_keys import BadRow
+from outbox_plugin.core.ports import Control, ReadRequest
+from outbox_plugin.core.progress import OutboxIdentity, Publication
 from outbox_plugin.core.row import OutboxRow, RecordLimit, column
 from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.core.takeover import Terms
@@ -28,7 +28,7 @@ logger = logger_of("outbox_plugin.harvester")
 
 
 class PostgresWindowStore:
-    """`OutboxStore` on psycopg."""
+    """`WindowStore` on psycopg."""
 
     def __init__(self, settings: Settings, shard: int, layout: Layout) -> None:
         """Connect, and see who the outbox is.
@@ -55,7 +55,7 @@ class PostgresWindowStore:
             raise
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> OutboxIdentity:
         """Who the outbox was when the term began."""
         return self.session.identity
 
@@ -104,9 +104,9 @@ class PostgresWindowStore:
         """Let the bad rows' keys wait; returns those rows that the database refuses to remember."""
         return self._led.park(bad)
 
-    def bury(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
+    def dead_letter(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
         """Move the bad rows to the dead letters; returns those that the database refuses to move."""
-        return self._led.bury(bad)
+        return self._led.dead_letter(bad)
 
     def generation(self, slice_: Slice) -> int:
         """Which generation of its transactional id the slice uses."""
@@ -157,7 +157,7 @@ class PostgresWindowStore:
         """Remember that the shards of all earlier layouts have been fenced and recovered."""
         self.session.run("control", "settled", former=[slice_.name for slice_ in self.layout.former])
 
-    def read(self, wanted: Wanted) -> Sequence[OutboxRow]:
+    def read(self, wanted: ReadRequest) -> Sequence[OutboxRow]:
         """The earliest rows that are wanted, ascending by id; fewer where they are large."""
         conditions, values = self._rows.conditions(wanted)
         if wanted.in_flight.ranges:

@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 
-from outbox_plugin.core.progress import Identity
+from outbox_plugin.core.progress import OutboxIdentity
 from outbox_plugin.core.shards import Layout
 from outbox_plugin.core.signing import Signer
 from outbox_plugin.core.takeover import Terms
@@ -30,7 +30,7 @@ class Registration:
         self._connection = connection
         self.in_full = in_full(connection, settings.table)
 
-    def register_outbox(self, *, adopt: bool = False) -> Identity:
+    def register_outbox(self, *, adopt: bool = False) -> OutboxIdentity:
         """Check that the outbox is there and as it must be, and register our group. Returns the outbox's identity.
 
         With `adopt`, our group replaces the one that the database remembers.
@@ -70,7 +70,7 @@ class Registration:
                 "again and again"
             )
         self.register_group(adopt=adopt)
-        return Identity(incarnation, place)
+        return OutboxIdentity(incarnation, place)
 
     def _check_isolation(self) -> None:
         """A stricter isolation would show a statement what was there before it got its lock.

@@ -12,9 +12,9 @@ from psycopg.pq import ExecStatus
 from psycopg.types.numeric import Int8BinaryLoader
 
 from outbox_plugin.adapters.postgres_session import PostgresSession
-from outbox_plugin.core.lanes import Lane
-from outbox_plugin.core.pace import MANY_ROWS
-from outbox_plugin.core.ports import Wanted
+from outbox_plugin.core.intervals import MANY_ROWS
+from outbox_plugin.core.ordering_keys import OrderingKey
+from outbox_plugin.core.ports import ReadRequest
 from outbox_plugin.core.row import Rows
 
 
@@ -33,13 +33,13 @@ class RowReader:
         for cursor in (self._simple, self._binary):
             cursor.adapters.register_loader("timestamptz", Int8BinaryLoader)  # As it comes: see OutboxRow.
 
-    def conditions(self, wanted: Wanted) -> tuple[tuple[str, ...], dict[str, object]]:
+    def conditions(self, wanted: ReadRequest) -> tuple[tuple[str, ...], dict[str, object]]:
         """Which rows are this term's to read, in a span and not parked: names of conditions, and all their values."""
         names = ["of_this_outbox", *(["of_slice"] if self._session.layout.shards > 1 else [])]
-        values: dict[str, object] = {"limit": wanted.limit, "floor": wanted.span.floor}
-        if wanted.span.until is not None:
+        values: dict[str, object] = {"limit": wanted.limit, "floor": wanted.ids.above}
+        if wanted.ids.up_to is not None:
             names.append("up_to")
-            values["until"] = wanted.span.until
+            values["until"] = wanted.ids.up_to
         if wanted.parked:
             names.append("not_parked")
             values |= parked_values(wanted.parked)
@@ -109,7 +109,7 @@ class RowReader:
         return {id_: tuple(columns) for id_, *columns in found.fetchall()}
 
 
-def parked_values(lanes: Collection[Lane]) -> dict[str, object]:
+def parked_values(lanes: Collection[OrderingKey]) -> dict[str, object]:
     """The values of the condition `not_parked`."""
     keys = [lane for lane in lanes if lane.key is not None]
     return {

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import TopicMetadata
 
-from outbox_plugin.core.pace import Backoff
+from outbox_plugin.core.backoff import Backoff
 from outbox_plugin.errors import Away, LogUnavailable, Refusal
 
 UNKNOWN_TOPIC_SECONDS = 2.0  # A topic that is made on first use needs a moment; so does news of one.

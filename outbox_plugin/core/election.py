@@ -57,7 +57,7 @@ class Action(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class ElectionTiming:
     """Seconds. `spread` keeps followers of one leader from rising in the same instant: each gets its own."""
 
     heartbeat_interval: float = 0.3
@@ -70,7 +70,7 @@ class Timing:
 class Election:
     """One harvester's view of one shard's election."""
 
-    def __init__(self, timing: Timing, *, early_takeover: bool) -> None:
+    def __init__(self, timing: ElectionTiming, *, early_takeover: bool) -> None:
         """`early_takeover`: an old leader is fenced, so one that has fallen silent need not be waited for."""
         self._timing = timing
         self._early_takeover = early_takeover

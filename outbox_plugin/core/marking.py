@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from outbox_plugin.core.lanes import BadRow, first_bad_rows
+from outbox_plugin.core.ordering_keys import BadRow, first_bad_rows
 from outbox_plugin.core.row import OutboxRow, Rows, column, fields_of
 from outbox_plugin.errors import Refusal
 
@@ -36,16 +36,16 @@ def rounds(rows: Sequence[OutboxRow]) -> list[Rows]:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RoundResult:
     """What follows from a round in which not every row was delivered: its bad rows, and the rows to be marked anew."""
 
     bad: tuple[BadRow, ...]
     reset: tuple[int, ...]
 
 
-def judge(
+def resolve_round(
     round_: Sequence[OutboxRow], done: Set[int], refused: Mapping[int, Refusal], behind: Sequence[OutboxRow]
-) -> Verdict:
+) -> RoundResult:
     """What follows when `round_` was sent, and the marked rows `behind` wait for it.
 
     Args:
@@ -60,4 +60,4 @@ def judge(
     reset = [row.id for row in round_ if row.id not in done]
     if reset:
         reset += [row.id for row in behind]
-    return Verdict(tuple(first_bad_rows(round_, refused)), tuple(reset))
+    return RoundResult(tuple(first_bad_rows(round_, refused)), tuple(reset))

@@ -1,4 +1,4 @@
-"""The two sides of the harvester, as the relay sees them; real servers and a simulation both implement them."""
+"""What the relay needs of Postgres and Kafka. The adapters implement it on real servers, the tests in a simulation."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from outbox_plugin.core.floor import BEGINNING, Drawn, Span
 from outbox_plugin.core.heartbeat import Heartbeat
 from outbox_plugin.core.ids import IdRanges
-from outbox_plugin.core.lanes import BadRow, Lane
 from outbox_plugin.core.last_progress import LastProgress
-from outbox_plugin.core.progress import Identity, ProgressRecord, Publication
+from outbox_plugin.core.low_watermark import BEGINNING, IdRange, SequenceState
+from outbox_plugin.core.ordering_keys import BadRow, OrderingKey
+from outbox_plugin.core.progress import OutboxIdentity, ProgressRecord, Publication
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.core.takeover import Terms
@@ -20,37 +20,37 @@ from outbox_plugin.errors import Away, Refusal
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a read is to return: at most `limit` rows with ids in `span`, in neither `in_flight` nor `parked`."""
+class ReadRequest:
+    """What to read: at most `limit` rows with `ids`, whose ids are not `in_flight` and whose keys are not `parked`."""
 
     limit: int
-    span: Span = Span(BEGINNING)  # noqa: RUF009 - immutable.
+    ids: IdRange = IdRange(BEGINNING)  # noqa: RUF009 - immutable.
     in_flight: IdRanges = IdRanges()  # noqa: RUF009 - immutable.
-    parked: frozenset[Lane] = frozenset()
+    parked: frozenset[OrderingKey] = frozenset()
 
     @property
     def large_bytes(self) -> int:
-        """Rows whose value and arrays of headers have at most so many bytes each are in bounds, `limit` of them.
+        """The largest value or array of headers, in bytes, with which `limit` rows stay within bounds uncounted.
 
-        Larger ones are counted, and read apart.
+        Rows with larger ones are counted, and read apart.
         """
         return 2 * BYTES_PER_WINDOW // self.limit
 
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """What the database says beside the rows: orders to the leader, and where the ids stand."""
+    """What the database says besides rows: commands to the leader, and the state of the id sequence."""
 
     paused: bool
-    parked: frozenset[Lane]
-    drawn: Drawn
+    parked: frozenset[OrderingKey]
+    sequence: SequenceState
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
-    """What became of rows: delivered, refused for what they are, or, where they are in neither, unknown.
+class SendResult:
+    """What became of rows, by their ids: delivered, refused for what they are, or unknown where neither has them.
 
-    `away` says of which topics, by their names, none was sent or acknowledged, though nothing is wrong with the rows.
+    `away` names topics of which no row was sent or acknowledged, though nothing is wrong with the rows.
     """
 
     delivered: Set[int]
@@ -58,20 +58,20 @@ class Sent:
     away: Mapping[str, Away] = field(default_factory=dict)
 
 
-class Outbox(Protocol):
-    """The outbox in Postgres, for one term of one shard, in either delivery.
+class ShardStore(Protocol):
+    """One shard's rows in Postgres, for one term, in either delivery.
 
-    Every method raises StoreUnavailable when Postgres does not do as asked, and may be called by two threads at once.
-    A table that is truncated is no longer the one that the term began with: ids in flight may be given to new rows.
+    Every method raises StoreUnavailable when Postgres does not do as asked. Two threads may call methods at once. A
+    table that is truncated is no longer the one that the term began with: ids in flight may be given to new rows.
     """
 
     @property
-    def identity(self) -> Identity:
-        """Who the outbox was when the term began."""
+    def identity(self) -> OutboxIdentity:
+        """Which outbox it was when the term began."""
         ...
 
     def control(self) -> Control:
-        """What is ordered, and where the ids stand.
+        """Ask for commands and for the state of the id sequence.
 
         Raises:
             StoreUnavailable: the outbox is no longer the one that the term began with.
@@ -80,33 +80,33 @@ class Outbox(Protocol):
         ...
 
     def snapshot(self) -> str:
-        """Which transactions have ended: while it is the same, a read of the same rows finds the same."""
+        """A text that changes when a transaction ends. While it is the same, the same read finds the same rows."""
         ...
 
     def lead(self, leader_id: str) -> None:
-        """Let no earlier leader of the shard park or bury any more; durable when it returns.
+        """Let no earlier leader of the shard park or dead-letter rows any more; durable when it returns.
 
-        The log fences what a leader publishes, not what it puts aside: one that wakes up late would do so with rows
-        that have been published since.
+        Kafka fences what a leader publishes, not what it parks or dead-letters. Without this, a leader that wakes up
+        late would do so with rows that have been published since.
         """
         ...
 
     def park(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
-        """Remember that the bad rows' lanes wait, and why; durable when it returns.
+        """Park the bad rows' ordering keys, with the reason; durable when it returns.
 
         Returns:
-            Those that the database refuses to remember, each with what it says.
+            The rows that the database refuses to park, each with its reason.
 
         Raises:
             Fenced: another leader leads the shard.
         """
         ...
 
-    def bury(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
+    def dead_letter(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
         """Move the bad rows to the dead letters.
 
         Returns:
-            Those that the database refuses to move, each with what it says; they are still in the outbox.
+            The rows that the database refuses to move, each with its reason; they are still in the outbox.
 
         Raises:
             Fenced: another leader leads the shard.
@@ -114,12 +114,12 @@ class Outbox(Protocol):
         ...
 
     def close(self) -> None:
-        """Give the connections back; safe to call twice."""
+        """Close the connections; safe to call twice."""
         ...
 
 
-class OutboxStore(Outbox, Protocol):
-    """The outbox in Postgres, for exactly-once delivery."""
+class WindowStore(ShardStore, Protocol):
+    """One shard's rows in Postgres, for exactly-once delivery."""
 
     @property
     def layout(self) -> Layout:
@@ -127,7 +127,7 @@ class OutboxStore(Outbox, Protocol):
         ...
 
     def check_leads(self) -> None:
-        """Ask whether we lead the shard.
+        """Check that we lead the shard.
 
         Raises:
             Fenced: another leader does.
@@ -139,7 +139,7 @@ class OutboxStore(Outbox, Protocol):
         ...
 
     def raise_generation(self, slice_: Slice, present: int) -> int:
-        """Let our slice use a generation above `present`; durable when it returns. Returns the new one.
+        """Move our slice to a generation above `present`; durable when it returns. Returns the new one.
 
         Raises:
             Fenced: another leader leads the shard.
@@ -147,11 +147,13 @@ class OutboxStore(Outbox, Protocol):
         ...
 
     def begin_term(self, above: int = 0) -> Terms:
-        """Give the term a number that is above all others, and above `above`; returns what is known of terms."""
+        """Give the term a number above all earlier ones, and above `above`. Returns what is known of terms."""
         ...
 
     def recorded(self, term: int) -> None:
-        """Remember that the term has written a signed record: from now on, one is expected; durable when it returns.
+        """Remember that the term has written a signed progress record, so that later leaders expect one.
+
+        It is durable when this returns.
 
         Raises:
             Fenced: a later term has, or the outbox is harvested otherwise by now.
@@ -159,7 +161,7 @@ class OutboxStore(Outbox, Protocol):
         ...
 
     def nothing_in_flight(self, term: int) -> None:
-        """Remember that the term has deleted all that it published: no record of it is expected any more."""
+        """Remember that the term has deleted all that it published: later leaders expect no record of it."""
         ...
 
     def is_settled(self) -> bool:
@@ -170,8 +172,8 @@ class OutboxStore(Outbox, Protocol):
         """Remember that the shards of all earlier layouts have been fenced and recovered."""
         ...
 
-    def read(self, wanted: Wanted) -> Sequence[OutboxRow]:
-        """The earliest rows that are wanted, ascending by id.
+    def read(self, wanted: ReadRequest) -> Sequence[OutboxRow]:
+        """The earliest rows of the request, ascending by id.
 
         Fewer where they are large. None when the outbox is no longer the one that the term began with, or has another
         number of shards.
@@ -197,30 +199,29 @@ class OutboxStore(Outbox, Protocol):
         ...
 
 
-class MarkedStore(Outbox, Protocol):
-    """The outbox in Postgres, for at-least-once delivery: rows in flight carry their leader's id.
+class MarkedStore(ShardStore, Protocol):
+    """One shard's rows in Postgres, for at-least-once delivery: rows in flight carry their leader's id.
 
     Once another leader has begun to lead the shard, `control` and `check_leads` raise Fenced, and `mark` marks nothing.
     """
 
     def check_leads(self) -> None:
-        """Ask whether we lead the shard.
+        """Check that we lead the shard.
 
         Raises:
             Fenced: another leader does.
         """
         ...
 
-    def mark(self, leader_id: str, wanted: Wanted) -> Sequence[OutboxRow]:
-        """Give the earliest rows that are wanted and carry another leader's id, or none, this one's.
+    def mark(self, leader_id: str, wanted: ReadRequest) -> Sequence[OutboxRow]:
+        """Mark the earliest rows of the request that do not carry this leader's id, and return them, ascending by id.
 
-        Returns them by ascending id; fewer where they are large. What is in flight need not be said: it carries the
-        leader's id.
+        Fewer where they are large. The request need not name rows in flight: they carry the leader's id.
         """
         ...
 
     def delete(self, leader_id: str, ids: Sequence[int]) -> int:
-        """Delete those of the rows that still carry the leader's id; returns how many.
+        """Delete the rows that still carry the leader's id. Returns how many there were.
 
         Raises:
             StoreUnavailable: among others, because something lets the deletion have no effect. Nobody marks the rows
@@ -233,7 +234,7 @@ class MarkedStore(Outbox, Protocol):
         ...
 
 
-class Log(Protocol):
+class TransactionalLog(Protocol):
     """Kafka, for one term of one shard, in exactly-once delivery.
 
     Methods raise LogUnavailable (nothing was published; try again), Fenced, or OutcomeUnknown.
@@ -243,13 +244,13 @@ class Log(Protocol):
     def in_doubt(self) -> bool:
         """Whether a request of the present producer may still arrive: `fence` before the next `publish`.
 
-        See `core.repeats`.
+        The rule is in `core.repeats`.
         """
         ...
 
     @property
     def largest_progress_bytes(self) -> int:
-        """How many bytes a progress record may have, as far as is known by now."""
+        """How many bytes a progress record may have, as far as the client and the broker have shown."""
         ...
 
     def fence(self, generation: int) -> None:
@@ -259,7 +260,7 @@ class Log(Protocol):
         is aborted, and whatever else an earlier producer sends is refused.
 
         Raises:
-            TransactionStuck: the last transaction has not ended, and it may be long until it does. It is decided.
+            TransactionStuck: the last transaction is decided, but has not ended, and that may take long.
         """
         ...
 
@@ -272,7 +273,7 @@ class Log(Protocol):
         """
         ...
 
-    def former(self, slice_: Slice) -> Log:
+    def former(self, slice_: Slice) -> TransactionalLog:
         """The log of a shard of an earlier layout; to be closed by the caller."""
         ...
 
@@ -288,55 +289,61 @@ class Log(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the producer; an open transaction is left to the next leader's fence. Safe to call twice."""
+        """Close the producer; an open transaction is left to the next leader's fence. Safe to call twice."""
         ...
 
 
 class AcknowledgingLog(Protocol):
     """Kafka, for one term, in at-least-once delivery: no transactions."""
 
-    def send(self, rows: Sequence[OutboxRow], confirm: Callable[[], None]) -> Sent:
-        """Send `rows`, in which no key of a topic occurs twice, and wait for what becomes of each.
+    def send(self, rows: Sequence[OutboxRow], confirm: Callable[[], None]) -> SendResult:
+        """Send rows and wait for the result of each.
 
-        `confirm` is called once nothing else is to be waited for, just before the first is sent; what it raises is
-        raised, and nothing is sent then.
+        Args:
+            rows: what to send; no key of a topic occurs twice.
+            confirm: is called just before the first row is sent, when nothing else remains to be waited for. What it
+                raises is raised, and nothing is sent.
         """
         ...
 
     def close(self) -> None:
-        """Let go of the producer; what is not acknowledged may still arrive. Safe to call twice."""
+        """Close the producer; what is not acknowledged may still arrive. Safe to call twice."""
         ...
 
 
 class WakeUp(Protocol):
-    """The outbox's own word that a row has come, where `outbox migrate --wake-up` has installed the trigger."""
+    """Writers that wake a sleeping leader, where `outbox migrate --wake-up` has installed the trigger."""
 
-    def asleep(self) -> bool:
-        """Ask writers to wake us from now on; False while one is at work that would not. Read once more after it."""
+    def arm(self) -> bool:
+        """Take the wake-up lock, so that writers wake us. Poll once more before you wait.
+
+        Returns:
+            False if a writer holds the lock: it began before it could know, and would not wake us.
+        """
         ...
 
     def wait(self, seconds: float) -> bool:
-        """Wait until a writer has woken us, or `interrupt` was called; False after `seconds`."""
+        """Wait until a writer wakes us or `interrupt` is called. Returns False after `seconds` without either."""
         ...
 
     def interrupt(self) -> None:
         """End a `wait` that another thread is in."""
         ...
 
-    def awake(self) -> None:
-        """Spare writers the trouble again."""
+    def disarm(self) -> None:
+        """Release the wake-up lock: writers need not wake us."""
         ...
 
     def close(self) -> None:
-        """Give the connection back; safe to call twice."""
+        """Close the connection; safe to call twice."""
         ...
 
 
 class Membership(Protocol):
-    """The harvester's seat at the leader topic. Only `send` may be called by two threads at once."""
+    """The harvester as a member of the leader group. Only `send` may be called by two threads at once."""
 
     def owned(self) -> Set[int]:
-        """The shards whose leader-topic partitions the group coordinator has given us, as far as we know."""
+        """The shards whose leader-topic partitions the group coordinator has assigned to us, as far as we know."""
         ...
 
     def heard(self, wait_seconds: float) -> Iterable[Heartbeat]:
@@ -354,7 +361,7 @@ class Membership(Protocol):
         ...
 
     def check_topic(self) -> None:
-        """Ask whether the leader topic is there. No answer means nothing.
+        """Check that the leader topic exists. If Kafka does not answer, nothing is raised.
 
         Raises:
             TopicMissing: the brokers do not know it.
@@ -362,13 +369,13 @@ class Membership(Protocol):
         ...
 
     def check_progress_topic(self) -> None:
-        """Ask now and then whether the progress topic is still the one that it was. Waits for nothing.
+        """Check now and then that the progress topic is still the same one. Waits for nothing.
 
-        A leader's next records say that they stand behind the offsets of its last ones. In a topic that was made anew
-        they do not, so they would be taken for copies.
+        A leader's records say which offsets they follow. In a topic that was created anew they do not follow them, and
+        would be taken for copies.
 
         Raises:
-            TopicMissing: somebody, or the broker, has made it anew.
+            TopicMissing: the topic was deleted and created anew.
         """
         ...
 

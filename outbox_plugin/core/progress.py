@@ -34,7 +34,7 @@ LARGEST_PUBLICATION = 1_000_000  # Rows; far more than a window has.
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class OutboxIdentity:
     """Who an outbox is.
 
     `place` says where it stands (database cluster, database, table): a table that was dropped and migrated anew, or
@@ -150,7 +150,7 @@ class ProgressRecord:
     `after` tell the record from a copy of it: see `last_progress`. They are 0 in records of versions that did not sign.
     """
 
-    identity: Identity
+    identity: OutboxIdentity
     leader_id: str
     records: int
     publications: tuple[Publication, ...]
@@ -213,7 +213,7 @@ class ProgressRecord:
                 known = f"{VERSION} or {VERSION_WITH_GENERATION}"
                 raise MalformedProgress(f"the progress record has version {version!r}, expected {known}")
             return cls(
-                Identity(_text(fields["incarnation"]), _text(fields["place"])),
+                OutboxIdentity(_text(fields["incarnation"]), _text(fields["place"])),
                 _text(fields["leader_id"]),
                 _whole(fields["records"], 0, LARGEST_ID),
                 tuple(

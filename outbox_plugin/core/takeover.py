@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from outbox_plugin.core.progress import Identity, ProgressRecord, Publication
+from outbox_plugin.core.progress import OutboxIdentity, ProgressRecord, Publication
 from outbox_plugin.errors import ForeignOutbox, ProgressLost
 
 
@@ -29,7 +29,9 @@ class Terms:
     unsigned: frozenset[str] = frozenset()
 
 
-def left_behind(record: ProgressRecord | None, identity: Identity, *, adopt: bool = False) -> tuple[Publication, ...]:
+def left_behind(
+    record: ProgressRecord | None, identity: OutboxIdentity, *, adopt: bool = False
+) -> tuple[Publication, ...]:
     """What the last leader published and may not have deleted: the new leader deletes it before it reads anything.
 
     Nothing, if the record speaks of an earlier incarnation in the same place (its table was dropped, so its rows are

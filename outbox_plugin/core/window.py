@@ -2,16 +2,16 @@
 
 All that changes the set of rows in flight is in this file. It knows neither the database nor Kafka: a window is read,
 then published, then purged, always in that order, and windows are published in the order in which they were read.
-Bad rows take their lane out of every window that is not yet published.
+A bad row takes the later rows of its ordering key out of every window that is not yet published.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from outbox_plugin.core.held import HeldLanes
+from outbox_plugin.core.held_keys import HeldKeys
 from outbox_plugin.core.ids import IdRanges
-from outbox_plugin.core.lanes import BadRow, Lane, Lanes, before_bad_rows
+from outbox_plugin.core.ordering_keys import BadRow, OrderingKey, OrderingKeys, before_bad_rows
 from outbox_plugin.core.progress import Publication
 from outbox_plugin.core.row import OutboxRow
 
@@ -42,38 +42,39 @@ class Window:
         return rest
 
     def withhold(self, bad: Sequence[BadRow]) -> None:
-        """Leave out the bad rows, and all that is behind them in their lanes."""
+        """Leave out the bad rows and the later rows of their ordering keys."""
         self._keep(before_bad_rows(self.rows, bad))
 
-    def leave_out(self, lanes: Lanes) -> None:
-        """Leave out all rows of `lanes`: they are held back, and will be read again."""
-        self._keep(lanes.let_through(self.rows))
+    def leave_out(self, held: OrderingKeys) -> None:
+        """Leave out all rows of the keys that are held back. They are read again later."""
+        self._keep(held.without_rows_of_these(self.rows))
 
-    def published(self) -> Sequence[OutboxRow]:
-        """Its rows have been handed over: to purge them, `publication` is enough. Returns the rows."""
+    def release_rows(self) -> Sequence[OutboxRow]:
+        """Let go of the rows once they are published, and return them. `publication` is enough to purge them."""
         rows, self.rows = self.rows, ()
         return rows
 
-    def bury(self, bad: Sequence[BadRow]) -> None:
-        """Leave out the bad rows alone: they are dead letters."""
-        gone = {each.row.id for each in bad}
+    def dead_letter(self, bad: Sequence[BadRow]) -> None:
+        """Leave out the bad rows alone: they have become dead letters."""
+        gone = {row.row.id for row in bad}
         self._keep([row for row in self.rows if row.id not in gone])
 
 
 def rows_in(windows: Iterable[Window]) -> int:
-    """How many rows `windows` were read with and have kept, whether or not these have been handed over."""
+    """How many rows `windows` were read with and have kept, whether or not they have let go of them."""
     return sum(window.size for window in windows)
 
 
 class Windows:
-    """The windows of one term that are in flight, and the lanes that are parked."""
+    """The windows of one term that are in flight, and the ordering keys that wait."""
 
     def __init__(self) -> None:
         self._read: list[Window] = []
         self._published: list[Window] = []
-        self._parked: dict[Lane, int] = {}  # With the count of parkings before it, to tell news from old news.
+        # By parked key, its number. An answer of the database that is older than the parking cannot release the key.
+        self._parked: dict[OrderingKey, int] = {}
         self._parkings = 0
-        self._held = HeldLanes()
+        self._held = HeldKeys()
 
     @property
     def in_flight(self) -> IdRanges:
@@ -89,8 +90,8 @@ class Windows:
         )
 
     def admit(self, rows: Sequence[OutboxRow]) -> Window | None:
-        """Take up rows that a read returned; None where all of them are in lanes that were parked since it began."""
-        rows = Lanes(self.parked).let_through(rows)
+        """A window of the rows that a read returned; None where all of their keys were parked since the read began."""
+        rows = OrderingKeys(self.parked).without_rows_of_these(rows)
         if not rows:
             return None
         window = Window(rows)
@@ -98,44 +99,51 @@ class Windows:
         return window
 
     @property
-    def parked(self) -> frozenset[Lane]:
-        """The lanes whose rows wait: parked ones, and those that this term holds back."""
-        return self._held.lanes.union(self._parked)
+    def parked(self) -> frozenset[OrderingKey]:
+        """The keys whose rows wait: parked ones, and those that this term holds back."""
+        return self._held.keys.union(self._parked)
 
-    def hold(self, lanes: Mapping[Lane, float]) -> None:
-        """Hold `lanes` back, each until the clock says so: in every window not yet published, and in every read."""
-        self._held.hold(lanes)
-        for window in self._read if lanes else ():
-            window.leave_out(Lanes(lanes))
+    def hold(self, until: Mapping[OrderingKey, float]) -> None:
+        """Hold keys back, each until its time, in every window that is not yet published and in every read."""
+        self._held.hold(until)
+        for window in self._read if until else ():
+            window.leave_out(OrderingKeys(until))
 
     def release_held(self, now: float) -> bool:
-        """Let held lanes go on whose time is over. Returns whether there was one: its rows are to be read again."""
+        """Release held keys whose time is over. Returns whether there was one: read from the beginning then."""
         return self._held.release(now)
 
     @property
     def parkings(self) -> int:
-        """How many lanes were ever parked: to be noted before the database is asked, and handed to `learned`."""
+        """How many keys were ever parked. Note it before the database is asked, and pass it to `update_parked`."""
         return self._parkings
 
     def park(self, bad: Sequence[BadRow]) -> None:
-        """Let the bad rows' lanes wait: in every window that is not published, and in all that will be read."""
-        for each in bad:
-            self._parked[each.lane] = self._parkings
+        """Let the bad rows' keys wait, in every window that is not yet published and in every read."""
+        for row in bad:
+            self._parked[row.ordering_key] = self._parkings
             self._parkings += 1
         for window in self._read:
             window.withhold(bad)
 
-    def learned(self, parked: frozenset[Lane], parkings: int) -> bool:
-        """The lanes that the database says are parked; whether any was released, so that its rows are to be read.
+    def update_parked(self, parked: frozenset[OrderingKey], parkings: int) -> bool:
+        """Take in which keys the database says are parked.
 
-        It was asked when `parkings` had happened here: what was parked since, it does not know. A lane that somebody
-        else parked waits from the next read on.
+        A key that this term has parked since the database was asked stays parked. A key that somebody else parked waits
+        from the next read on.
+
+        Args:
+            parked: the database's answer.
+            parkings: the value of `parkings` before the database was asked.
+
+        Returns:
+            Whether a key was released. Its rows lie below the low watermark: read from the beginning then.
         """
-        released = [lane for lane, number in self._parked.items() if number < parkings and lane not in parked]
-        for lane in released:
-            del self._parked[lane]
-        for lane in parked - self._parked.keys():
-            self._parked[lane] = self._parkings
+        released = [key for key, number in self._parked.items() if number < parkings and key not in parked]
+        for key in released:
+            del self._parked[key]
+        for key in parked - self._parked.keys():
+            self._parked[key] = self._parkings
             self._parkings += 1
         return bool(released)
 
@@ -144,8 +152,8 @@ class Windows:
         """What is published and not yet known to be deleted: every progress record names it."""
         return tuple(window.publication for window in self._published if window.publication.ids.ranges)
 
-    def to_name(self, window: Window) -> tuple[Publication, ...]:
-        """What the progress record in `window`'s transaction names: `window`, and all that may not be deleted yet.
+    def publications_with(self, window: Window) -> tuple[Publication, ...]:
+        """What the progress record in `window`'s transaction must name: `window`, and all that may not be deleted yet.
 
         Raises:
             ValueError: `window` is not the next one to publish; publishing it would break the order.
@@ -156,21 +164,22 @@ class Windows:
 
     def halve(self, window: Window) -> Window:
         """Split `window`, the next one to publish; returns its second half, which comes next after it."""
-        self.to_name(window)
+        self.publications_with(window)
         self._read.insert(1, rest := window.halve())
         return rest
 
-    def published(self, window: Window) -> Sequence[OutboxRow]:
-        """The transaction of `window`, the next one to publish, is committed; or it has no rows left to publish.
+    def mark_published(self, window: Window) -> Sequence[OutboxRow]:
+        """Take in that `window`, the next one to publish, is committed, or has no rows left to publish.
 
-        Returns its rows, which it keeps no longer.
+        Returns:
+            Its rows; the window lets go of them.
         """
-        self.to_name(window)
+        self.publications_with(window)
         self._read.pop(0)
         self._published.append(window)
-        return window.published()
+        return window.release_rows()
 
-    def purged(self, windows: Iterable[Window]) -> None:
-        """The deletion of the rows of `windows` is durable: the next progress record need not name them."""
+    def mark_purged(self, windows: Iterable[Window]) -> None:
+        """Take in that the rows of `windows` are deleted durably: the next progress record need not name them."""
         for window in windows:
             self._published.remove(window)

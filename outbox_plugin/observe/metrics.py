@@ -18,9 +18,9 @@ from outbox_plugin.core.row import OutboxRow, column, topics_of
 from outbox_plugin.observe.table import Table
 from outbox_plugin.relay.events import (
     HarvestEvent,
-    LanesHeld,
+    KeysHeld,
     RecordsIgnored,
-    RowsBuried,
+    RowsDeadLettered,
     RowsParked,
     RowsRead,
     TakeoverBegan,
@@ -137,10 +137,10 @@ class GroupMetrics:
                 self._all.terms_ended.labels(self._group, event.error_type or NO_ERROR).inc()
             case RowsParked():
                 self._all.parked.labels(self._group).inc(len(event.bad))
-            case RowsBuried():
+            case RowsDeadLettered():
                 self._all.dead_lettered.labels(self._group).inc(len(event.bad))
-            case LanesHeld():
-                self._all.holds.labels(self._group).inc(len(event.lanes))
+            case KeysHeld():
+                self._all.holds.labels(self._group).inc(len(event.keys))
             case RecordsIgnored():
                 self._all.ignored.labels(self._group).inc(event.count)
             case _:

@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 
 from outbox_plugin.adapters.row_reader import parked_values
-from outbox_plugin.core.lanes import Lane
+from outbox_plugin.core.ordering_keys import OrderingKey
 from outbox_plugin.errors import StoreUnavailable
 from outbox_plugin.printable import logger_of
 from outbox_plugin.schema.connection import IS_STANDBY, connect, one_line, reported
@@ -113,7 +113,7 @@ def look(connection: Connection, table: str, place: str) -> Table:
     if is_standby:
         raise StoreUnavailable(IS_STANDBY)
     [(_, shards, _, paused, paused_shards)] = ask("control", "layout") or [(0, 1, (), False, ())]
-    parked = [Lane(topic, key, keyless) for topic, key, *_, keyless in ask("control", "parked")]
+    parked = [OrderingKey(topic, key, keyless) for topic, key, *_, keyless in ask("control", "parked")]
     letters, waiting = None, None
     try:
         [(letters,)] = ask("control", "count_some_dead_letters", counted=COUNTED)

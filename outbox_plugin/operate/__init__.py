@@ -1,6 +1,6 @@
 """What an operator commands: pause and resume, release or retry bad rows, emit kept rows again."""
 
-from outbox_plugin.core.lanes import ParkedLane
+from outbox_plugin.core.ordering_keys import ParkedKey
 from outbox_plugin.operate.bad_rows import (
     DeadLetter,
     DeadLetterAltered,
@@ -16,7 +16,7 @@ from outbox_plugin.operate.replay import replay
 __all__ = [
     "DeadLetter",
     "DeadLetterAltered",
-    "ParkedLane",
+    "ParkedKey",
     "dead_letters",
     "discard_dead_letters",
     "parked_lanes",

@@ -8,7 +8,7 @@ from datetime import datetime
 
 import psycopg
 
-from outbox_plugin.core.lanes import ParkedLane
+from outbox_plugin.core.ordering_keys import ParkedKey
 from outbox_plugin.errors import UserError
 from outbox_plugin.operate.operator_transaction import OperatorTransaction, notifying_transaction, operator_transaction
 from outbox_plugin.schema.connection import one_line
@@ -36,7 +36,7 @@ class DeadLetter:
     buried_at: datetime
 
 
-def parked_lanes(settings: Settings) -> list[ParkedLane]:
+def parked_lanes(settings: Settings) -> list[ParkedKey]:
     """The lanes that wait.
 
     Raises:
@@ -44,10 +44,10 @@ def parked_lanes(settings: Settings) -> list[ParkedLane]:
         ServerRefused: Postgres cannot be reached, or refuses.
     """
     with operator_transaction(settings) as transaction:
-        return [ParkedLane(*row) for row in transaction.run("control", "parked")]
+        return [ParkedKey(*row) for row in transaction.run("control", "parked")]
 
 
-def release(settings: Settings, *, topic: str | None = None, key: str | None = None) -> list[ParkedLane]:
+def release(settings: Settings, *, topic: str | None = None, key: str | None = None) -> list[ParkedKey]:
     """Let parked lanes go on, in their order: of a topic, of a key, or all. A row that is still bad parks again.
 
     Raises:
@@ -55,7 +55,7 @@ def release(settings: Settings, *, topic: str | None = None, key: str | None = N
         ServerRefused: Postgres cannot be reached, or refuses.
     """
     with notifying_transaction(settings) as transaction:
-        return [ParkedLane(*row) for row in transaction.run("control", "release", topic=topic, key=key)]
+        return [ParkedKey(*row) for row in transaction.run("control", "release", topic=topic, key=key)]
 
 
 def dead_letters(settings: Settings) -> list[DeadLetter]:

@@ -46,7 +46,7 @@ def list_parked() -> None:
     lanes = operate.parked_lanes(Settings())
     for lane in lanes:
         waits = f"row {lane.row_id}, since {lane.since:%Y-%m-%d %H:%M:%S}"
-        click.echo(printable(f"topic {lane.topic}, {lane.lane.whose}: {waits}: {lane.reason}"))
+        click.echo(printable(f"topic {lane.topic}, {lane.ordering_key.description}: {waits}: {lane.reason}"))
     if not lanes:
         click.echo("nothing is parked")
 

@@ -7,35 +7,33 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from outbox_plugin.core.backoff import Backoff
 from outbox_plugin.core.delivery import BadRows
-from outbox_plugin.core.floor import Span
-from outbox_plugin.core.held import HeldLanes
-from outbox_plugin.core.lanes import BadRow, Lane, without
-from outbox_plugin.core.marking import ROWS_PER_MARK, judge, rounds
-from outbox_plugin.core.pace import (
+from outbox_plugin.core.held_keys import HeldKeys
+from outbox_plugin.core.intervals import (
     ERROR_FIRST,
     ERROR_LAST,
     PURGE_REST_SECONDS,
     PURGE_ROWS,
-    RETRY_ASIDE_SECONDS,
-    Backoff,
+    RETRY_BAD_ROW_SECONDS,
 )
-from outbox_plugin.core.ports import AcknowledgingLog, MarkedStore, WakeUp, Wanted
+from outbox_plugin.core.low_watermark import IdRange
+from outbox_plugin.core.marking import ROWS_PER_MARK, resolve_round, rounds
+from outbox_plugin.core.ordering_keys import BadRow, OrderingKey, without
+from outbox_plugin.core.ports import AcknowledgingLog, Control, MarkedStore, ReadRequest, WakeUp
 from outbox_plugin.core.row import OutboxRow, Rows, column, fields_of
 from outbox_plugin.errors import Away, Refusal
 from outbox_plugin.relay.events import (
-    LanesHeld,
+    KeysHeld,
     Observer,
-    RowsBuried,
+    RowsDeadLettered,
     RowsParked,
-    RowsRead,
     TermBegan,
     WindowPublished,
     WindowPurged,
     held_topics,
 )
-from outbox_plugin.relay.looks import Looks
-from outbox_plugin.relay.rest import Rest
+from outbox_plugin.relay.poller import Poller, Source
 from outbox_plugin.relay.runtime import Runtime
 from outbox_plugin.relay.stages import Stages
 from outbox_plugin.relay.timed import took
@@ -75,19 +73,19 @@ class AtLeastOnce:
         self._log = log
         self._runtime = runtime
         self._observe = observe
-        self._bury = bad_rows == "dead-letter"
+        self._dead_letters = bad_rows == "dead-letter"
         self._stages = Stages(runtime, f"outbox-{shard}")
         self._lock = self._stages.lock
         self._may_mark = self._stages.condition()
         self._may_send = self._stages.condition()
         self._may_purge = self._stages.condition()
-        self._rest = Rest(self._stages, wake_up)
-        self._looks = Looks(store, runtime, self._wanted, self._mark_wanted)
+        source = Source(self._control, self._rows_are_released, self._request, self._mark_rows, store.snapshot)
+        self._poller = Poller(shard, source, self._stages, wake_up, observe)
         self._marked: deque[tuple[str, Sequence[OutboxRow], float]] = deque()
         self._delivered: list[int] = []  # To be purged; all carry the same mark.
         self._sender_done = False
-        self._parked: frozenset[Lane] = frozenset()
-        self._held = HeldLanes()
+        self._parked: frozenset[OrderingKey] = frozenset()
+        self._held = HeldKeys()
         self._failures = Backoff(ERROR_FIRST, ERROR_LAST)
         self._confirmed_at = runtime.now()  # When the database last let us lead.
         self._challenged: Callable[[], None] | None = None
@@ -109,7 +107,7 @@ class AtLeastOnce:
     def stop(self) -> None:
         """Ask `run` to end: what is marked but not sent is left for the next leader."""
         self._stages.stop()
-        self._rest.interrupt()
+        self._poller.interrupt()
 
     def prove(self, proved: Callable[[], None]) -> None:
         """Ask the database soon whether we still lead; `proved` is called if so."""
@@ -117,37 +115,20 @@ class AtLeastOnce:
             self._challenged = proved
 
     def _mark(self) -> None:
-        paused = False
         while self._wait_for_room():
-            now = self._runtime.now()
-            if self._rest.control_is_due(now) or self._challenged is not None:
-                paused = self._obey()
-            self._release_held(now)
-            rows = () if paused else self._mark_earliest()
-            if rows:
-                self._rest.rows_came(now)
+            began = self._runtime.now()
+            if rows := self._poller.poll(refresh=self._challenged is not None):
                 with self._lock:
-                    self._marked.append((self._marking_id, rows, now))
+                    self._marked.append((self._marking_id, rows, began))
                     self._may_send.notify_all()
-            elif paused or not self._looks.sweeping:
-                self._rest.take(now, paused=paused, hidden=self._looks.hidden)
 
-    def _mark_earliest(self) -> Sequence[OutboxRow]:
+    def _request(self, ids: IdRange) -> ReadRequest:
         with self._lock:
-            mark_id = self._mark_id
-        if mark_id != self._marking_id:
-            self._marking_id = mark_id
-            self._looks.start_again()
-        return self._looks.look()
+            return ReadRequest(ROWS_PER_MARK, ids, parked=self._parked | self._held.keys)
 
-    def _wanted(self, span: Span) -> Wanted:
-        with self._lock:
-            return Wanted(ROWS_PER_MARK, span, parked=self._parked | self._held.lanes)
-
-    def _mark_wanted(self, wanted: Wanted) -> Sequence[OutboxRow]:
+    def _mark_rows(self, request: ReadRequest) -> Sequence[OutboxRow]:
         asked_at = self._runtime.now()
-        rows = self._store.mark(self._marking_id, wanted)
-        self._observe(RowsRead(self._shard, len(rows), self._runtime.now() - asked_at))
+        rows = self._store.mark(self._marking_id, request)
         if rows:
             self._confirmed_at = asked_at
         return rows
@@ -158,25 +139,23 @@ class AtLeastOnce:
             self._may_mark.wait_for(lambda: self._stages.stopping or len(self._marked) < MARKS_AHEAD)
             return not self._stages.stopping
 
-    def _obey(self) -> bool:
+    def _control(self) -> tuple[Control, bool]:
         with self._lock:
             challenged, self._challenged = self._challenged, None
         control = self._store.control()
         if challenged is not None:
             challenged()
-        self._looks.learned(control.drawn)
         with self._lock:
             released = self._parked - control.parked
             self._parked = control.parked
-        if released:
-            self._looks.start_again()
-        return control.paused
+        return control, bool(released)
 
-    def _release_held(self, now: float) -> None:
+    def _rows_are_released(self, now: float) -> bool:
+        """Whether held keys go on, or a failed delivery has had all rows marked anew."""
         with self._lock:
             released = self._held.release(now)
-        if released:
-            self._looks.start_again()
+            renewed, self._marking_id = self._mark_id != self._marking_id, self._mark_id
+        return released or renewed
 
     def _send_marked(self) -> None:
         try:
@@ -218,10 +197,10 @@ class AtLeastOnce:
                 continue
             delivered += [fields for fields in fields_of(round_) if fields[0] in sent.delivered]
             refused, done = sent.refused, sent.delivered
-            if self._bury and refused:
+            if self._dead_letters and refused:
                 refused = self._dead_letter([BadRow(row, refused[row.id]) for row in round_ if row.id in refused])
                 done = done | (sent.refused.keys() - refused.keys())
-            verdict = judge(round_, done, refused, sorted(row for each in pending for row in each))
+            verdict = resolve_round(round_, done, refused, sorted(row for each in pending for row in each))
             self._park(verdict.bad)
             self._hold(sent.away)
             if verdict.reset:
@@ -248,10 +227,10 @@ class AtLeastOnce:
 
     def _dead_letter(self, bad: Sequence[BadRow]) -> Mapping[int, Refusal]:
         """Make bad rows dead letters; returns the refusals of those that the database refuses to move."""
-        stuck = self._store.bury(bad)
+        stuck = self._store.dead_letter(bad)
         dead = without(bad, stuck)
         if dead:
-            self._observe(RowsBuried(self._shard, tuple(dead)))
+            self._observe(RowsDeadLettered(self._shard, tuple(dead)))
         return {each.row.id: each.refusal for each in stuck}
 
     def _park(self, bad: Sequence[BadRow]) -> None:
@@ -259,19 +238,19 @@ class AtLeastOnce:
         unrecorded = self._store.park(bad) if bad else ()
         parked = without(bad, unrecorded)
         with self._lock:
-            self._parked |= {each.lane for each in parked}
-            again_at = self._runtime.now() + RETRY_ASIDE_SECONDS
-            self._held.hold({each.lane: again_at for each in unrecorded})
+            self._parked |= {each.ordering_key for each in parked}
+            again_at = self._runtime.now() + RETRY_BAD_ROW_SECONDS
+            self._held.hold({each.ordering_key: again_at for each in unrecorded})
         if parked:
             self._observe(RowsParked(self._shard, tuple(parked)))
         for each in unrecorded:
-            self._observe(LanesHeld(self._shard, (each.lane,), each.refusal.reason, RETRY_ASIDE_SECONDS))
+            self._observe(KeysHeld(self._shard, (each.ordering_key,), each.refusal.reason, RETRY_BAD_ROW_SECONDS))
 
     def _hold(self, topics: Mapping[str, Away]) -> None:
         """Leave the rows of topics that are away unmarked for a while, so that the rest goes."""
         now = self._runtime.now()
         with self._lock:
-            self._held.hold({Lane(topic, None): now + away.seconds for topic, away in topics.items()})
+            self._held.hold({OrderingKey(topic, None): now + away.seconds for topic, away in topics.items()})
         for event in held_topics(self._shard, topics):
             self._observe(event)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from outbox_plugin.core.heartbeat import Phase
-from outbox_plugin.core.lanes import BadRow, Lane
+from outbox_plugin.core.ordering_keys import BadRow, OrderingKey
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.errors import Away
 
@@ -64,7 +64,7 @@ class RecordsIgnored(HarvestEvent):
 
     count: int
 
-    def told(self) -> str:
+    def message(self) -> str:
         """What happened, in a sentence."""
         return f"{self.count} records of the progress topic are signed by no harvester of this outbox, and are ignored"
 
@@ -104,30 +104,30 @@ class WindowPurged(HarvestEvent):
 
 @dataclass(frozen=True, slots=True)
 class RowsParked(HarvestEvent):
-    """Kafka refuses rows, and their lanes wait until they are released."""
+    """Kafka refuses rows, and later rows of their keys wait until they are released."""
 
     bad: tuple[BadRow, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class RowsBuried(HarvestEvent):
+class RowsDeadLettered(HarvestEvent):
     """Kafka refused rows, and they are dead letters now."""
 
     bad: tuple[BadRow, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class LanesHeld(HarvestEvent):
-    """The rows of `lanes` are left unread for `seconds`, for the `reason`; then they are tried again."""
+class KeysHeld(HarvestEvent):
+    """The rows of `keys` are left unread for `seconds`, for the `reason`; then they are tried again."""
 
-    lanes: tuple[Lane, ...]
+    keys: tuple[OrderingKey, ...]
     reason: str
     seconds: float
 
-    def told(self, lane: Lane) -> str:
-        """What happens to a lane, in a sentence."""
-        whose = f"topic {lane.topic}" if lane.whole_topic else f"topic {lane.topic}, {lane.whose}"
-        return f"{whose} is held back for {self.seconds:.1f} s, then tried again: {self.reason}"
+    def message(self, key: OrderingKey) -> str:
+        """What happens to a key, in a sentence."""
+        which = f"topic {key.topic}" if key.whole_topic else f"topic {key.topic}, {key.description}"
+        return f"{which} is held back for {self.seconds:.1f} s, then tried again: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +149,11 @@ class TermFinished(HarvestEvent):
     error_type: str | None
 
 
-def held_topics(shard: int, topics: Mapping[str, Away]) -> Iterator[LanesHeld]:
+def held_topics(shard: int, topics: Mapping[str, Away]) -> Iterator[KeysHeld]:
     """What to say when `topics` are held back; nothing of those that are tried again in a moment."""
     for topic, away in topics.items():
         if away.seconds >= WORTH_SAYING_SECONDS:
-            yield LanesHeld(shard, (Lane(topic, None),), away.reason, away.seconds)
+            yield KeysHeld(shard, (OrderingKey(topic, None),), away.reason, away.seconds)
 
 
 Observer = Callable[[HarvestEvent], None]

@@ -8,10 +8,12 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
 
+from outbox_plugin.core.batch_size import BatchSize
 from outbox_plugin.core.delivery import BadRows
-from outbox_plugin.core.lanes import BadRow, Lane, first_bad_rows, without
-from outbox_plugin.core.pace import CLEAR_PROGRESS_SECONDS, PURGE_REST_SECONDS, PURGE_ROWS, RETRY_ASIDE_SECONDS
-from outbox_plugin.core.ports import Log, OutboxStore, WakeUp
+from outbox_plugin.core.intervals import CLEAR_PROGRESS_SECONDS, PURGE_REST_SECONDS, PURGE_ROWS, RETRY_BAD_ROW_SECONDS
+from outbox_plugin.core.low_watermark import IdRange
+from outbox_plugin.core.ordering_keys import BadRow, OrderingKey, first_bad_rows, without
+from outbox_plugin.core.ports import Control, ReadRequest, TransactionalLog, WakeUp, WindowStore
 from outbox_plugin.core.progress import ProgressRecord, Publication
 from outbox_plugin.core.repeats import require_own_record
 from outbox_plugin.core.row import OutboxRow
@@ -30,17 +32,17 @@ from outbox_plugin.errors import (
 )
 from outbox_plugin.relay.events import (
     GenerationRaised,
-    LanesHeld,
+    KeysHeld,
     Observer,
     RecordsIgnored,
-    RowsBuried,
+    RowsDeadLettered,
     RowsParked,
     TermBegan,
     WindowPublished,
     WindowPurged,
     held_topics,
 )
-from outbox_plugin.relay.intake import Intake
+from outbox_plugin.relay.poller import Poller, Source
 from outbox_plugin.relay.runtime import Runtime
 from outbox_plugin.relay.stages import Stages
 from outbox_plugin.relay.timed import TimedLog, took
@@ -59,8 +61,8 @@ class ExactlyOnce:
         self,
         shard: int,
         leader_id: str,
-        store: OutboxStore,
-        log: Log,
+        store: WindowStore,
+        log: TransactionalLog,
         runtime: Runtime,
         observe: Observer,
         *,
@@ -84,7 +86,9 @@ class ExactlyOnce:
         self._may_publish = self._stages.condition()
         self._may_purge = self._stages.condition()
         self._has_purged = self._stages.condition()
-        self._intake = Intake(shard, store, self._windows, self._stages, wake_up, observe)
+        source = Source(self._control, self._held_are_released, self._request, self._read_rows, store.snapshot)
+        self._poller = Poller(shard, source, self._stages, wake_up, observe)
+        self._batch_size = BatchSize()
         self._read: deque[tuple[Window, float]] = deque()
         self._published: list[Window] = []
         self._publishing = False
@@ -124,7 +128,7 @@ class ExactlyOnce:
         """Wait until shard 0 has recovered the slices of earlier layouts; False when the term is to end."""
         return not self._store.layout.former or self._stages.poll(self._store.is_settled)
 
-    def _recover(self, log: Log, slice_: Slice, generation: int) -> tuple[int, int]:
+    def _recover(self, log: TransactionalLog, slice_: Slice, generation: int) -> tuple[int, int]:
         """Delete what the fenced slice has published. Returns how many rows, and the generation that is fenced."""
         accepts_unsigned = slice_.name in self._terms.unsigned
         last = log.read_progress(fenced=True, accepts_unsigned=accepts_unsigned)
@@ -176,7 +180,7 @@ class ExactlyOnce:
     def stop(self) -> None:
         """Ask `run` to end: what has been read but not published is left for the next leader."""
         self._stages.stop()
-        self._intake.interrupt()
+        self._poller.interrupt()
 
     def prove(self, proved: Proved) -> None:
         """Commit a transaction soon, to see whether we have been fenced; `proved` is called once it is committed."""
@@ -187,13 +191,35 @@ class ExactlyOnce:
     def _read_windows(self) -> None:
         while self._wait_for_room():
             read_at = self._runtime.now()
-            rows = self._intake.read()
+            rows = self._poller.poll()
             if not rows:
                 continue
             with self._lock:
                 if window := self._windows.admit(rows):
                     self._read.append((window, read_at))
                     self._may_publish.notify_all()
+
+    def _control(self) -> tuple[Control, bool]:
+        with self._lock:
+            parkings = self._windows.parkings
+        control = self._store.control()
+        with self._lock:
+            return control, self._windows.update_parked(control.parked, parkings)
+
+    def _held_are_released(self, now: float) -> bool:
+        with self._lock:
+            return self._windows.release_held(now)
+
+    def _request(self, ids: IdRange) -> ReadRequest:
+        with self._lock:
+            in_flight, parked = self._windows.in_flight.above(ids.above), self._windows.parked
+        return ReadRequest(self._batch_size.rows, ids, in_flight, parked)
+
+    def _read_rows(self, request: ReadRequest) -> Sequence[OutboxRow]:
+        rows = self._store.read(request)
+        if rows:
+            self._batch_size.update(rows)
+        return rows
 
     def _wait_for_room(self) -> bool:
         """Waits until a window may be read; False when the term is to end."""
@@ -203,7 +229,7 @@ class ExactlyOnce:
 
     def _has_room(self) -> bool:
         # Ahead of the publisher only while much comes: few rows gain nothing by waiting in a queue.
-        return not (self._read or self._windows.full or (self._publishing and not self._intake.many))
+        return not (self._read or self._windows.full or (self._publishing and not self._poller.found_many))
 
     def _publish_windows(self) -> None:
         try:
@@ -258,7 +284,7 @@ class ExactlyOnce:
             except TopicsAway as away:
                 self._hold(away.topics)
         with self._lock:
-            rows = self._windows.published(window)
+            rows = self._windows.mark_published(window)
             self._published.append(window)
             if len(self._published) == 1 or self._purge_is_due():
                 self._may_purge.notify_all()
@@ -272,7 +298,7 @@ class ExactlyOnce:
         """
         with self._lock:
             while True:
-                progress = self._progress(len(window.rows), self._windows.to_name(window))
+                progress = self._progress(len(window.rows), self._windows.publications_with(window))
                 if progress.most_bytes <= self._log.largest_progress_bytes:
                     return progress
                 if unpurged := len(self._windows.unpurged):
@@ -285,7 +311,7 @@ class ExactlyOnce:
                     return progress
 
     def _commit(self, rows: Sequence[OutboxRow], progress: ProgressRecord) -> bool:
-        """`Log.publish` on a producer of which no request is on its way any more."""
+        """`TransactionalLog.publish` on a producer of which no request is on its way any more."""
         if self._log.in_doubt:
             self._replace_producer()
         self._outcome_unknown = self._outcome_unknown or bool(rows)
@@ -347,30 +373,30 @@ class ExactlyOnce:
         parked = without(bad, unrecorded)
         with self._lock:
             self._windows.park(parked)
-            again_at = self._runtime.now() + RETRY_ASIDE_SECONDS
-            self._windows.hold({each.lane: again_at for each in unrecorded})
+            again_at = self._runtime.now() + RETRY_BAD_ROW_SECONDS
+            self._windows.hold({each.ordering_key: again_at for each in unrecorded})
         if parked:
             self._observe(RowsParked(self._shard, tuple(parked)))
         for each in unrecorded:
-            self._observe(LanesHeld(self._shard, (each.lane,), each.refusal.reason, RETRY_ASIDE_SECONDS))
+            self._observe(KeysHeld(self._shard, (each.ordering_key,), each.refusal.reason, RETRY_BAD_ROW_SECONDS))
 
     def _hold(self, topics: Mapping[str, Away]) -> None:
         """Nothing was published: leave the rows of topics that are away unread for a while, so that the rest goes."""
         now = self._runtime.now()
         with self._lock:
-            self._windows.hold({Lane(topic, None): now + away.seconds for topic, away in topics.items()})
+            self._windows.hold({OrderingKey(topic, None): now + away.seconds for topic, away in topics.items()})
         for event in held_topics(self._shard, topics):
             self._observe(event)
 
     def _dead_letter(self, window: Window, refused: RowsRefused) -> dict[int, Refusal]:
         """Make the refused rows dead letters; returns the refusals of those that could not be."""
         bad = [BadRow(row, refused.refusals[row.id]) for row in window.rows if row.id in refused.refusals]
-        stuck = self._store.bury(bad)
+        stuck = self._store.dead_letter(bad)
         dead = without(bad, stuck)
         with self._lock:
-            window.bury(dead)
+            window.dead_letter(dead)
         if dead:
-            self._observe(RowsBuried(self._shard, tuple(dead)))
+            self._observe(RowsDeadLettered(self._shard, tuple(dead)))
         return {each.row.id: each.refusal for each in stuck}
 
     def _progress(self, records: int, publications: tuple[Publication, ...]) -> ProgressRecord:
@@ -382,7 +408,7 @@ class ExactlyOnce:
         while windows := self._to_purge():
             seconds = took(self._runtime, partial(self._store.purge, [window.publication for window in windows]))
             with self._lock:
-                self._windows.purged(windows)
+                self._windows.mark_purged(windows)
                 self._may_read.notify_all()
                 self._has_purged.notify_all()
             self._observe(WindowPurged(self._shard, rows_in(windows), seconds))

@@ -7,13 +7,14 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Protocol
 
+from outbox_plugin.core.backoff import Backoff
 from outbox_plugin.core.election import Action, Election
 from outbox_plugin.core.heartbeat import Heartbeat, Phase
-from outbox_plugin.core.pace import ERROR_FIRST, ERROR_LAST, Backoff
+from outbox_plugin.core.intervals import ERROR_FIRST, ERROR_LAST
 from outbox_plugin.errors import Fenced, LayoutChanged, OutcomeUnknown, TopicMissing
 from outbox_plugin.relay.events import (
     HarvestEvent,
-    LanesHeld,
+    KeysHeld,
     Observer,
     RecordsIgnored,
     ShardStepped,
@@ -221,10 +222,10 @@ class Shard:
         if isinstance(event, WindowPublished):
             self._published += event.rows
             self._trouble = None
-        elif isinstance(event, LanesHeld):
-            self._held = event.told(event.lanes[0]), self._runtime.now() + event.seconds + HELD_SHOWN_SECONDS
+        elif isinstance(event, KeysHeld):
+            self._held = event.message(event.keys[0]), self._runtime.now() + event.seconds + HELD_SHOWN_SECONDS
         elif isinstance(event, RecordsIgnored):
-            self._ignored = event.told(), self._runtime.now() + IGNORED_SHOWN_SECONDS
+            self._ignored = event.message(), self._runtime.now() + IGNORED_SHOWN_SECONDS
         elif isinstance(event, TermBegan):
             self._recovered = event.recovered
         self._forward(event)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from outbox_plugin.core.pace import POLL_FIRST, POLL_LAST, Backoff
+from outbox_plugin.core.backoff import Backoff
+from outbox_plugin.core.intervals import POLL_FIRST, POLL_LAST
 from outbox_plugin.relay.runtime import Condition, Runtime
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from outbox_plugin.core.heartbeat import Heartbeat
 from outbox_plugin.core.ports import Membership
-from outbox_plugin.core.progress import Identity
+from outbox_plugin.core.progress import OutboxIdentity
 from outbox_plugin.errors import ForeignOutbox, LayoutChanged
 from outbox_plugin.relay.runtime import Runtime
 from outbox_plugin.relay.shard import Shard
@@ -27,7 +27,7 @@ class Supervisor:
         self,
         membership: Membership,
         shards: Sequence[Shard],
-        identity: Identity,
+        identity: OutboxIdentity,
         layout: int,
         runtime: Runtime,
         *,

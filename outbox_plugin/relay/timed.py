@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from outbox_plugin.core.ports import Log
+from outbox_plugin.core.ports import TransactionalLog
 from outbox_plugin.core.progress import ProgressRecord
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.relay.events import Observer, TransactionEnded
 from outbox_plugin.relay.runtime import Runtime
 
-TRIED_AGAIN = "TriedAgain"  # What `Log.publish` means by False.
+TRIED_AGAIN = "TriedAgain"  # What `TransactionalLog.publish` means by False.
 
 
 def took(runtime: Runtime, call: Callable[[], object]) -> float:
@@ -21,16 +21,16 @@ def took(runtime: Runtime, call: Callable[[], object]) -> float:
 
 
 class TimedLog:
-    """`Log.publish`, timed."""
+    """`TransactionalLog.publish`, timed."""
 
-    def __init__(self, shard: int, log: Log, runtime: Runtime, observe: Observer) -> None:
+    def __init__(self, shard: int, log: TransactionalLog, runtime: Runtime, observe: Observer) -> None:
         self._shard = shard
         self._log = log
         self._now = runtime.now
         self._observe = observe
 
     def publish(self, rows: Sequence[OutboxRow], progress: ProgressRecord) -> bool:
-        """See `Log.publish`."""
+        """See `TransactionalLog.publish`."""
         began, error_type = self._now(), None
         try:
             committed = self._log.publish(rows, progress)

@@ -114,7 +114,7 @@ def _refused(status: Status) -> list[str]:
     lines = []
     if status.parked_keys:
         first = status.parked[0]
-        why = f"topic {first.topic}, {first.lane.whose}: {first.reason}"
+        why = f"topic {first.topic}, {first.ordering_key.description}: {first.reason}"
         lines.append(f"parked: {status.parked_keys} ({why}); see `outbox parked`")
     if status.dead_letters:
         lines.append(f"dead letters: {status.dead_letters}; see `outbox dead-letters`")

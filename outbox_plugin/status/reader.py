@@ -17,7 +17,7 @@ from outbox_plugin.adapters.kafka_names import KafkaNames
 from outbox_plugin.adapters.kafka_reader import NotReadToEnd, OffsetSpan, PartitionReader, bounds, reader_config
 from outbox_plugin.core.heartbeat import Heartbeat, is_goharvests
 from outbox_plugin.core.heartbeat_codec import HeartbeatCodec, LeaderRecord
-from outbox_plugin.core.lanes import ParkedLane
+from outbox_plugin.core.ordering_keys import ParkedKey
 from outbox_plugin.core.signing import Signer
 from outbox_plugin.errors import ServerRefused
 from outbox_plugin.schema.connection import connect, one_line, reported_as_refusal
@@ -81,7 +81,7 @@ class Status:
     shards: tuple[ShardStatus, ...]
     errors: tuple[str, ...]
     parked_keys: int = 0
-    parked: tuple[ParkedLane, ...] = ()
+    parked: tuple[ParkedKey, ...] = ()
     dead_letters: int = 0
     backlog_is_estimated: bool = False
 
@@ -115,7 +115,7 @@ class _Table:
 
     backlog: _Backlog
     paused: frozenset[int]
-    parked: tuple[ParkedLane, ...]
+    parked: tuple[ParkedKey, ...]
     dead_letters: int
     signer: Signer | None
     cannot_verify: str | None  # Why there is no signer.
@@ -202,7 +202,7 @@ def _table(settings: Settings, seconds: float) -> _Table:
     return _Table(
         _backlog(earliest, shards, COUNTED_ROWS),
         frozenset(range(shards) if paused else paused_shards),
-        tuple(ParkedLane(*lane) for lane in parked),
+        tuple(ParkedKey(*lane) for lane in parked),
         letters,
         signer,
         cannot_verify,

@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from outbox_plugin import Harvester, Settings
 from outbox_plugin.embedded.cluster import EmbeddedCluster
-from outbox_plugin.relay.events import GenerationRaised, HarvestEvent, LanesHeld, TermFinished
+from outbox_plugin.relay.events import GenerationRaised, HarvestEvent, KeysHeld, TermFinished
 from tests.harvesting import assert_exactly_once_in_order, backlog, consume, create_topic, drained, insert_numbered
 from tests.support import eventually
 
@@ -101,7 +101,7 @@ def test_other_topics_flow_while_a_partition_has_no_leader(cluster: EmbeddedClus
         with writing.running():
             eventually(lambda: writing.written > 200 and backlog(settings) < 200, 60)
             cluster.nodes[-1].kill()
-            eventually(lambda: any(isinstance(event, LanesHeld) for event in events), 60)
+            eventually(lambda: any(isinstance(event, KeysHeld) for event in events), 60)
             seen = arriving.counts()
             eventually(lambda: all(now > then + 100 for now, then in zip(arriving.counts(), seen, strict=True)), 60)
         finished = [event for event in events if isinstance(event, TermFinished)]

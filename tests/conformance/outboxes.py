@@ -10,7 +10,7 @@ import psycopg
 
 from outbox_plugin.adapters.postgres_marked_store import PostgresMarkedStore
 from outbox_plugin.adapters.postgres_window_store import PostgresWindowStore
-from outbox_plugin.core.ports import MarkedStore, OutboxStore
+from outbox_plugin.core.ports import MarkedStore, WindowStore
 from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.errors import StoreUnavailable
 from outbox_plugin.schema.migrate import migrate
@@ -35,7 +35,7 @@ class Writing(Protocol):
 class Outbox(Protocol):
     """An outbox, and what others do to it."""
 
-    def windows(self, shard: int = 0, layout: Layout = ...) -> OutboxStore: ...
+    def windows(self, shard: int = 0, layout: Layout = ...) -> WindowStore: ...
 
     def marks(self) -> MarkedStore: ...
 
@@ -89,7 +89,7 @@ class RealOutbox:
         self._opened = opened
         migrate(self._settings)
 
-    def windows(self, shard: int = 0, layout: Layout = FIRST) -> OutboxStore:
+    def windows(self, shard: int = 0, layout: Layout = FIRST) -> WindowStore:
         return self._opened.enter_context(closing(PostgresWindowStore(self._settings, shard, layout)))
 
     def marks(self) -> MarkedStore:
@@ -154,7 +154,7 @@ class SimulatedOutbox:
     def _open(self, shard: int, layout: Layout) -> Store:
         return Store(self._database, self._server, self._process, Slice(shard, layout.shards), layout)
 
-    def windows(self, shard: int = 0, layout: Layout = FIRST) -> OutboxStore:
+    def windows(self, shard: int = 0, layout: Layout = FIRST) -> WindowStore:
         return self._open(shard, layout)
 
     def marks(self) -> MarkedStore:

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from outbox_plugin.core.floor import Span
 from outbox_plugin.core.ids import IdRanges
-from outbox_plugin.core.lanes import BadRow, Lane
-from outbox_plugin.core.ports import OutboxStore, Wanted
+from outbox_plugin.core.low_watermark import IdRange
+from outbox_plugin.core.ordering_keys import BadRow, OrderingKey
+from outbox_plugin.core.ports import ReadRequest, WindowStore
 from outbox_plugin.core.progress import Publication
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Slice
@@ -30,7 +30,7 @@ def written(outbox: Outbox, *keys: str) -> list[int]:
     return ids
 
 
-def seen(store: OutboxStore, wanted: Wanted = Wanted(ALL)) -> list[int]:  # noqa: B008 - immutable.
+def seen(store: WindowStore, wanted: ReadRequest = ReadRequest(ALL)) -> list[int]:  # noqa: B008 - immutable.
     return [row.id for row in store.read(wanted)]
 
 
@@ -38,8 +38,8 @@ def bad(rows: list[OutboxRow], id_: int, *, whole_topic: bool = False) -> list[B
     return [BadRow(row, Refusal("too large", whole_topic)) for row in rows if row.id == id_]
 
 
-def assert_fenced(store: OutboxStore, rows: list[OutboxRow]) -> None:
-    for put_aside in (store.park, store.bury):
+def assert_fenced(store: WindowStore, rows: list[OutboxRow]) -> None:
+    for put_aside in (store.park, store.dead_letter):
         with pytest.raises(Fenced):
             put_aside(bad(rows, rows[0].id))
 
@@ -47,10 +47,13 @@ def assert_fenced(store: OutboxStore, rows: list[OutboxRow]) -> None:
 def a_read_returns_the_earliest_rows_that_are_wanted(outbox: Outbox) -> None:
     ids, store = written(outbox, *"abcdef"), outbox.windows()
     assert seen(store) == ids
-    assert seen(store, Wanted(2, Span(ids[0]), in_flight=IdRanges.of([ids[2]]))) == [ids[1], ids[3]]
-    assert seen(store, Wanted(ALL, parked=frozenset({Lane("t", "b"), Lane("u", "c")}))) == [ids[0], *ids[2:]]
-    assert seen(store, Wanted(ALL, parked=frozenset({Lane("t", None)}))) == []
-    assert seen(store, Wanted(ALL, Span(ids[1], ids[3]))) == ids[2:4]
+    assert seen(store, ReadRequest(2, IdRange(ids[0]), in_flight=IdRanges.of([ids[2]]))) == [ids[1], ids[3]]
+    assert seen(store, ReadRequest(ALL, parked=frozenset({OrderingKey("t", "b"), OrderingKey("u", "c")}))) == [
+        ids[0],
+        *ids[2:],
+    ]
+    assert seen(store, ReadRequest(ALL, parked=frozenset({OrderingKey("t", None)}))) == []
+    assert seen(store, ReadRequest(ALL, IdRange(ids[1], ids[3]))) == ids[2:4]
 
 
 def a_row_is_seen_once_it_is_committed_whatever_its_id(outbox: Outbox) -> None:
@@ -72,7 +75,7 @@ def an_id_below_zero_is_read(outbox: Outbox) -> None:
 
 def a_purge_deletes_what_was_read_and_nothing_that_came_later(outbox: Outbox) -> None:
     ids, store = written(outbox, *"abc"), outbox.windows()
-    publication = Publication.of(store.read(Wanted(ALL)))
+    publication = Publication.of(store.read(ReadRequest(ALL)))
     outbox.delete(ids[1])
     writing = outbox.begin()
     writing.insert("b", ids[1], backdated=True)
@@ -84,7 +87,7 @@ def a_purge_deletes_what_was_read_and_nothing_that_came_later(outbox: Outbox) ->
 def a_purge_spares_what_was_created_later(outbox: Outbox) -> None:
     """After a restored backup transactions count on from an earlier one, so that those that are new may look old."""
     [id_], store = written(outbox, "a"), outbox.windows()
-    publication = Publication.of(store.read(Wanted(ALL)))
+    publication = Publication.of(store.read(ReadRequest(ALL)))
     outbox.delete(id_)
     writing = outbox.begin()
     writing.insert("a", id_)
@@ -106,38 +109,38 @@ def the_snapshot_changes_when_a_transaction_ends(outbox: Outbox) -> None:
 
 def control_names_those_who_hold_ids_that_they_may_still_commit(outbox: Outbox) -> None:
     store = outbox.windows()
-    assert not store.control().drawn.writers
+    assert not store.control().sequence.writers
     idle, busy = outbox.begin(), outbox.begin()
     last_id = busy.insert("a")
-    [writer] = store.control().drawn.writers
-    assert store.control().drawn.last_id == last_id
+    [writer] = store.control().sequence.writers
+    assert store.control().sequence.last_id == last_id
     busy.commit()
     idle.insert("a")
-    assert writer not in store.control().drawn.writers
+    assert writer not in store.control().sequence.writers
     idle.roll_back()
-    assert not store.control().drawn.writers
-    assert store.control().drawn.last_id == last_id + 1
+    assert not store.control().sequence.writers
+    assert store.control().sequence.last_id == last_id + 1
 
 
 def a_lane_is_parked_by_a_row_that_is_there(outbox: Outbox) -> None:
     ids, store = written(outbox, *"aab"), outbox.windows()
     store.lead(ONE)
-    rows = list(store.read(Wanted(ALL)))
+    rows = list(store.read(ReadRequest(ALL)))
     store.park(bad(rows, ids[0]))
     store.park(bad(rows, ids[1]))
     outbox.delete(ids[2])
     store.park(bad(rows, ids[2]))
-    assert store.control().parked == {Lane("t", "a")}
+    assert store.control().parked == {OrderingKey("t", "a")}
     store.park(bad(rows, ids[0], whole_topic=True))
-    assert store.control().parked == {Lane("t", "a"), Lane("t", None)}
+    assert store.control().parked == {OrderingKey("t", "a"), OrderingKey("t", None)}
 
 
 def a_dead_letter_has_left_the_outbox(outbox: Outbox) -> None:
     ids, store = written(outbox, *"ab"), outbox.windows()
     store.lead(ONE)
-    rows = list(store.read(Wanted(ALL)))
-    store.bury(bad(rows, ids[0]))
-    store.bury(bad(rows, ids[0]))
+    rows = list(store.read(ReadRequest(ALL)))
+    store.dead_letter(bad(rows, ids[0]))
+    store.dead_letter(bad(rows, ids[0]))
     assert seen(store) == [ids[1]]
     assert outbox.dead_letters() == 1
 
@@ -145,12 +148,12 @@ def a_dead_letter_has_left_the_outbox(outbox: Outbox) -> None:
 def a_leader_puts_nothing_aside_once_another_leads(outbox: Outbox) -> None:
     ids, zombie, successor = written(outbox, "a"), outbox.windows(), outbox.windows()
     zombie.lead(ONE)
-    rows = list(zombie.read(Wanted(ALL)))
+    rows = list(zombie.read(ReadRequest(ALL)))
     successor.lead(OTHER)
     assert_fenced(zombie, rows)
     assert seen(successor) == ids
     assert (outbox.dead_letters(), successor.control().parked) == (0, frozenset())
-    successor.bury(bad(rows, ids[0]))
+    successor.dead_letter(bad(rows, ids[0]))
     assert (seen(successor), outbox.dead_letters()) == ([], 1)
 
 
@@ -184,7 +187,7 @@ def a_leader_puts_aside_for_its_own_shard(outbox: Outbox) -> None:
     first.lead(ONE)
     second.lead(OTHER)
     [led] = [store for store in (first, second) if seen(store)]
-    led.bury(bad(list(led.read(Wanted(ALL))), ids[0]))
+    led.dead_letter(bad(list(led.read(ReadRequest(ALL))), ids[0]))
     assert outbox.dead_letters() == 1
 
 
@@ -192,7 +195,7 @@ def under_another_layout_nothing_is_put_aside(outbox: Outbox) -> None:
     written(outbox, "a")
     store = outbox.windows()
     store.lead(ONE)
-    rows = list(store.read(Wanted(ALL)))
+    rows = list(store.read(ReadRequest(ALL)))
     outbox.change_layout(2)
     assert_fenced(store, rows)
 
@@ -201,7 +204,7 @@ def of_another_table_nothing_is_put_aside(outbox: Outbox) -> None:
     """The ids of a table that was truncated may be new rows'."""
     [id_], store = written(outbox, "a"), outbox.windows()
     store.lead(ONE)
-    rows = list(store.read(Wanted(ALL)))
+    rows = list(store.read(ReadRequest(ALL)))
     outbox.truncate()
     assert written(outbox, "b") == [id_]
     assert_fenced(store, rows)
@@ -221,7 +224,7 @@ def under_another_layout_nothing_is_read(outbox: Outbox) -> None:
     marks.lead(ONE)
     layout = outbox.change_layout(2)
     assert seen(store) == []
-    assert list(marks.mark(ONE, Wanted(ALL))) == []
+    assert list(marks.mark(ONE, ReadRequest(ALL))) == []
     with pytest.raises(LayoutChanged):
         store.control()
     with pytest.raises(LayoutChanged):
@@ -234,33 +237,33 @@ def under_another_layout_nothing_is_read(outbox: Outbox) -> None:
 def a_mark_is_taken_over_and_an_old_one_does_nothing(outbox: Outbox) -> None:
     ids, store = written(outbox, *"abcd"), outbox.marks()
     store.lead(ONE)
-    assert [row.id for row in store.mark(ONE, Wanted(3))] == ids[:3]
-    assert list(store.mark(ONE, Wanted(3, Span(ids[0], ids[2])))) == []
-    assert [row.id for row in store.mark(ONE, Wanted(3))] == ids[3:]
-    assert [row.id for row in store.mark(OTHER, Wanted(2, parked=frozenset({Lane("t", "a")})))] == ids[1:3]
+    assert [row.id for row in store.mark(ONE, ReadRequest(3))] == ids[:3]
+    assert list(store.mark(ONE, ReadRequest(3, IdRange(ids[0], ids[2])))) == []
+    assert [row.id for row in store.mark(ONE, ReadRequest(3))] == ids[3:]
+    assert [row.id for row in store.mark(OTHER, ReadRequest(2, parked=frozenset({OrderingKey("t", "a")})))] == ids[1:3]
     assert store.delete(ONE, ids) == 2
     store.reset(ONE, ids)
-    assert list(store.mark(OTHER, Wanted(ALL))) == []
+    assert list(store.mark(OTHER, ReadRequest(ALL))) == []
     store.reset(OTHER, ids[1:2])
-    assert [row.id for row in store.mark(OTHER, Wanted(ALL))] == ids[1:2]
+    assert [row.id for row in store.mark(OTHER, ReadRequest(ALL))] == ids[1:2]
 
 
 def a_leader_that_was_replaced_marks_nothing(outbox: Outbox) -> None:
     ids, old, new = written(outbox, *"abcd"), outbox.marks(), outbox.marks()
     old.lead(ONE)
-    assert [row.id for row in old.mark(ONE, Wanted(2))] == ids[:2]
+    assert [row.id for row in old.mark(ONE, ReadRequest(2))] == ids[:2]
     old.check_leads()
     old.control()
     new.lead(OTHER)
-    assert list(old.mark(ONE, Wanted(ALL))) == []
+    assert list(old.mark(ONE, ReadRequest(ALL))) == []
     with pytest.raises(Fenced):
         old.check_leads()
     with pytest.raises(Fenced):
         old.control()
     assert old.delete(ONE, ids[:1]) == 1  # What it has delivered need not be repeated.
-    assert [row.id for row in new.mark(OTHER, Wanted(ALL))] == ids[1:]
+    assert [row.id for row in new.mark(OTHER, ReadRequest(ALL))] == ids[1:]
     old.reset(ONE, ids)
-    assert list(new.mark(OTHER, Wanted(ALL))) == []
+    assert list(new.mark(OTHER, ReadRequest(ALL))) == []
 
 
 SCENARIOS: list[Scenario] = [

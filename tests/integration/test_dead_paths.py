@@ -20,7 +20,7 @@ from outbox_plugin.adapters.postgres_wake_up import PostgresWakeUp
 from outbox_plugin.adapters.postgres_window_store import PostgresWindowStore
 from outbox_plugin.adapters.registration import Registration
 from outbox_plugin.bench.proxy import DIRECTIONS, Direction, Proxy
-from outbox_plugin.core.ports import Wanted
+from outbox_plugin.core.ports import ReadRequest
 from outbox_plugin.core.shards import Layout
 from outbox_plugin.errors import StoreUnavailable
 from outbox_plugin.inbox import Inbox
@@ -134,11 +134,11 @@ def test_a_server_that_accepts_and_says_nothing_does_not_hold_up_a_connection(th
 
 def test_the_wake_up_does_not_wait_for_ever(through: Settings, proxy: Proxy) -> None:
     with closing(PostgresWakeUp(through, 0)) as wake_up:
-        wake_up.asleep()
+        wake_up.arm()
         proxy.hold(*DIRECTIONS)
         began = time.monotonic()
         with pytest.raises(StoreUnavailable):
-            wake_up.awake()
+            wake_up.disarm()
         assert_given_up(began)
 
 
@@ -168,7 +168,7 @@ def test_a_marking_that_is_not_received_does_not_keep_its_rows_from_the_next_lea
         eventually(lambda: "ClientWrite" in waits_of_sessions(settings), 10)
         new.lead(new_id)
         began = time.monotonic()
-        assert new.mark(new_id, Wanted(10))
+        assert new.mark(new_id, ReadRequest(10))
         assert time.monotonic() - began < 4.0 * PATIENCE
         proxy.restore()
         marking.join(90)
@@ -218,12 +218,12 @@ def lead_beside_an_open_transaction(old: PostgresMarkedStore, new: PostgresMarke
 
 def mark_in_vain(store: PostgresMarkedStore, leader_id: str) -> None:
     with pytest.raises(StoreUnavailable):
-        store.mark(leader_id, Wanted(10))
+        store.mark(leader_id, ReadRequest(10))
 
 
 def read_in_vain(store: PostgresWindowStore) -> None:
     with pytest.raises(StoreUnavailable):
-        store.read(Wanted(10_000))
+        store.read(ReadRequest(10_000))
 
 
 def layout_of(settings: Settings) -> Layout:

@@ -18,8 +18,8 @@ from psycopg.conninfo import conninfo_to_dict
 from outbox_plugin import Settings
 from outbox_plugin.adapters.postgres_marked_store import PostgresMarkedStore
 from outbox_plugin.adapters.registration import Registration
-from outbox_plugin.core.lanes import Lane
-from outbox_plugin.core.ports import Wanted
+from outbox_plugin.core.ordering_keys import OrderingKey
+from outbox_plugin.core.ports import ReadRequest
 from outbox_plugin.core.row import column
 from outbox_plugin.core.shards import Layout
 from outbox_plugin.embedded import postgres
@@ -53,7 +53,7 @@ def marking(store: PostgresMarkedStore) -> Iterator[None]:
 
     def mark() -> None:
         try:
-            store.mark(OLD, Wanted(100))
+            store.mark(OLD, ReadRequest(100))
         except StoreUnavailable as error:
             failures.append(error)
 
@@ -89,7 +89,7 @@ def test_a_slow_mark_of_a_leader_that_was_replaced_takes_no_mark_from_its_succes
         with marking(old):
             eventually(lambda: waits(settings, "Lock"), 10)
             new.lead(NEW)
-            marked = new.mark(NEW, Wanted(100, parked=frozenset({Lane("t", FIRST_KEY)})))
+            marked = new.mark(NEW, ReadRequest(100, parked=frozenset({OrderingKey("t", FIRST_KEY)})))
             somebody.rollback()
         assert new.delete(NEW, list(column(marked, "id"))) == 2
 
@@ -156,7 +156,7 @@ def test_a_stopped_leader_keeps_no_rows_from_its_successor_where_no_time_out_of_
             lead.join(30 * PATIENCE)
             assert not lead.is_alive()
             found: list[int] = []
-            mark = threading.Thread(target=lambda: found.extend(column(new.mark(NEW, Wanted(100)), "id")))
+            mark = threading.Thread(target=lambda: found.extend(column(new.mark(NEW, ReadRequest(100)), "id")))
             mark.start()
             mark.join(30 * PATIENCE)
             kept = len(found)
@@ -189,7 +189,7 @@ def test_a_term_leaves_nothing_set_in_its_session(settings: Settings) -> None:
     with closing(PostgresMarkedStore(settings, 0, layout_of(settings))) as store:
         before = changed_settings(store)
         store.lead(OLD)
-        assert store.mark(OLD, Wanted(100))
+        assert store.mark(OLD, ReadRequest(100))
         store.control()
         assert changed_settings(store) == before
 

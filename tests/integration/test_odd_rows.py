@@ -94,7 +94,7 @@ def test_a_row_without_a_key_harms_no_row_that_has_one(either: Settings, topic: 
         eventually(lambda: backlog(settings) == 3, 30)
         [bad, keyless] = sorted(operate.parked_lanes(settings), key=lambda each: each.keyless)
         assert ((bad.key, bad.keyless), (keyless.key, keyless.keyless)) == (("bad", False), (None, True))
-        assert (keyless.reason, keyless.lane.whose) == ("kafka_key is NULL", "rows without a key")
+        assert (keyless.reason, keyless.ordering_key.description) == ("kafka_key is NULL", "rows without a key")
         run_sql(settings, "UPDATE outbox SET kafka_key = 'found', kafka_header_keys = '{}'")
         operate.release(settings)
         drained(settings)

@@ -13,9 +13,9 @@ from psycopg import sql
 
 from outbox_plugin import Harvester, Settings, operate
 from outbox_plugin.adapters.history_partitions import HistoryPartitions
-from outbox_plugin.core.pace import CONTROL_IDLE_SECONDS
+from outbox_plugin.core import poll_schedule
+from outbox_plugin.core.intervals import CONTROL_IDLE_SECONDS
 from outbox_plugin.errors import InvalidSetting
-from outbox_plugin.relay import rest
 from outbox_plugin.schema.connection import connect
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.status.reader import read_status
@@ -222,7 +222,7 @@ def commits(settings: Settings) -> int:
 @pytest.fixture
 def _no_look_behind_the_wake_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is relayed after a rest was relayed because a writer woke the harvester."""
-    monkeypatch.setattr(rest, "READ_ASLEEP_SECONDS", 10 * DRAIN_SECONDS)
+    monkeypatch.setattr(poll_schedule, "READ_ASLEEP_SECONDS", 10 * DRAIN_SECONDS)
 
 
 @pytest.mark.usefixtures("_no_look_behind_the_wake_up")

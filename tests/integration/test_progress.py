@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 from outbox_plugin.adapters import progress_reader
 from outbox_plugin.adapters.kafka_admin import KafkaAdmin
 from outbox_plugin.adapters.kafka_names import KafkaNames
-from outbox_plugin.core.progress import Identity, ProgressRecord
+from outbox_plugin.core.progress import OutboxIdentity, ProgressRecord
 from outbox_plugin.core.signing import Slot
 from outbox_plugin.errors import LogUnavailable
 from outbox_plugin.settings import Settings
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.integration
 
 
 def record(leader_id: str) -> ProgressRecord:
-    return ProgressRecord(Identity("incarnation", "place"), leader_id, 0, ())
+    return ProgressRecord(OutboxIdentity("incarnation", "place"), leader_id, 0, ())
 
 
 @contextmanager

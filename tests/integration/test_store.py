@@ -18,10 +18,10 @@ from psycopg import sql
 from outbox_plugin import Settings
 from outbox_plugin.adapters.postgres_marked_store import PostgresMarkedStore
 from outbox_plugin.adapters.postgres_window_store import PostgresWindowStore
-from outbox_plugin.core.floor import Span
 from outbox_plugin.core.ids import IdRanges
-from outbox_plugin.core.lanes import Lane
-from outbox_plugin.core.ports import Wanted
+from outbox_plugin.core.low_watermark import IdRange
+from outbox_plugin.core.ordering_keys import OrderingKey
+from outbox_plugin.core.ports import ReadRequest
 from outbox_plugin.core.progress import Publication
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Layout
@@ -58,11 +58,11 @@ def store(settings: Settings) -> Iterator[PostgresWindowStore]:
 
 
 def ids(store: PostgresWindowStore, in_flight: IdRanges = IdRanges()) -> list[int]:  # noqa: B008 - immutable.
-    return [row.id for row in store.read(Wanted(ALL, in_flight=in_flight))]
+    return [row.id for row in store.read(ReadRequest(ALL, in_flight=in_flight))]
 
 
 def test_a_read_returns_the_earliest_rows_that_are_not_in_flight(store: PostgresWindowStore) -> None:
-    assert [row.id for row in store.read(Wanted(3))] == [1, 2, 3]
+    assert [row.id for row in store.read(ReadRequest(3))] == [1, 2, 3]
     assert ids(store, IdRanges.of([1, 2, 5])) == [3, 4, 6, 7, 8, 9, 10]
 
 
@@ -81,7 +81,7 @@ def test_a_character_that_the_database_s_encoding_of_clients_lacks_is_read(setti
             sql.SQL("ALTER DATABASE {} SET client_encoding = 'LATIN1'").format(sql.Identifier(str(name)))
         )
     with closing(PostgresWindowStore(settings, 0, LAYOUT)) as store:
-        assert store.read(Wanted(ALL))[-1].value == "12 €"
+        assert store.read(ReadRequest(ALL))[-1].value == "12 €"
 
 
 def test_a_standby_is_not_read(store: PostgresWindowStore) -> None:
@@ -91,7 +91,7 @@ def test_a_standby_is_not_read(store: PostgresWindowStore) -> None:
     """
     store.session.reader.execute("SET default_transaction_read_only = on")
     with pytest.raises(StoreUnavailable, match="is a standby"):
-        store.read(Wanted(ALL))
+        store.read(ReadRequest(ALL))
 
 
 def test_a_standby_is_not_asked_for_the_sizes_of_values_that_a_read_left_out(
@@ -109,7 +109,7 @@ def test_a_standby_is_not_asked_for_the_sizes_of_values_that_a_read_left_out(
 
     monkeypatch.setattr(store._rows, "read", then_a_standby)
     with pytest.raises(StoreUnavailable, match="is a standby"):
-        store.read(Wanted(ALL))
+        store.read(ReadRequest(ALL))
 
 
 def insert_many(settings: Settings) -> None:
@@ -127,13 +127,13 @@ def test_rows_that_come_in_masses_come_as_few_do(
     kind: type[PostgresWindowStore | PostgresMarkedStore], settings: Settings
 ) -> None:
     insert_many(settings)
-    parked = frozenset({Lane("t", "k3"), Lane("100 %s", None)})
+    parked = frozenset({OrderingKey("t", "k3"), OrderingKey("100 %s", None)})
     with closing(kind(settings, 0, LAYOUT)) as store:
         if isinstance(store, PostgresMarkedStore):
             store.lead(str(uuid.uuid4()))
 
         def read(limit: int) -> list[OutboxRow]:
-            wanted = Wanted(limit, Span(20), IdRanges.of([25]), parked)
+            wanted = ReadRequest(limit, IdRange(20), IdRanges.of([25]), parked)
             rows = (
                 store.read(wanted) if isinstance(store, PostgresWindowStore) else store.mark(str(uuid.uuid4()), wanted)
             )
@@ -151,9 +151,9 @@ def test_large_values_are_read_a_few_at_a_time_and_whole(store: PostgresWindowSt
             "UPDATE outbox SET kafka_value = repeat(chr(64 + id::int), 3000000) WHERE id BETWEEN 2 AND 7; "
             "UPDATE outbox SET kafka_value = NULL WHERE id = 8"
         )
-    first = store.read(Wanted(ALL))
+    first = store.read(ReadRequest(ALL))
     assert [(row.id, row.value) for row in first] == [(1, "1"), (2, "B" * 3_000_000), (3, "C" * 3_000_000)]
-    second = store.read(Wanted(ALL, in_flight=IdRanges.of([1, 2, 3, 4, 5, 6])))
+    second = store.read(ReadRequest(ALL, in_flight=IdRanges.of([1, 2, 3, 4, 5, 6])))
     assert [(row.id, row.value) for row in second] == [(7, "G" * 3_000_000), (8, None), (9, "9"), (10, "10")]
 
 
@@ -175,11 +175,11 @@ def test_large_headers_are_read_and_marked_a_few_at_a_time_and_whole(
     with closing(PostgresWindowStore(with_room(settings), 0, LAYOUT)) as store:
         reads: list[Sequence[OutboxRow]] = []
         while len(seen := [row.id for rows in reads for row in rows]) < len(written):
-            reads.append(store.read(Wanted(ALL, in_flight=IdRanges.of(seen))))
+            reads.append(store.read(ReadRequest(ALL, in_flight=IdRanges.of(seen))))
     leader = str(uuid.uuid4())
     with closing(PostgresMarkedStore(with_room(settings), 0, LAYOUT)) as marks:
         marks.lead(leader)
-        marked = [marks.mark(leader, Wanted(ALL)) for _ in range(4)]
+        marked = [marks.mark(leader, ReadRequest(ALL)) for _ in range(4)]
     assert [[row.id for row in rows] for rows in reads] == [[1, 2, 3], [4, 5], [6, 7, 8, 9, 10]]
     assert [[row.id for row in rows] for rows in marked] == [[1, 2, 3, 4], [5, 6, 7], [8, 9, 10], []]
     for rows in (reads, marked):
@@ -201,7 +201,7 @@ def test_a_row_that_vanishes_before_its_large_value_is_read_is_no_tombstone(
             return execute(*query, **how)
 
         monkeypatch.setattr(store.session.reader, "execute", delete_and_execute)
-        rows = store.read(Wanted(10))
+        rows = store.read(ReadRequest(10))
         left = connection.execute("SELECT id, length(kafka_value) FROM outbox ORDER BY id LIMIT %s", (len(rows),))
         assert [(row.id, len(row.value) if row.value else None) for row in rows] == left.fetchall()
         assert rows
@@ -226,7 +226,7 @@ def test_a_table_whose_ids_are_of_the_small_kind(
         if isinstance(store, PostgresMarkedStore):
             store.lead(leader)
         for limit in (10, 700, 800):  # Few rows, then such that come in masses.
-            wanted = Wanted(limit, in_flight=IdRanges.of([2]))
+            wanted = ReadRequest(limit, in_flight=IdRanges.of([2]))
             rows = store.read(wanted) if isinstance(store, PostgresWindowStore) else store.mark(leader, wanted)
             if isinstance(store, PostgresWindowStore):
                 assert store.purge([Publication.of(rows)]) == len(rows)
@@ -252,18 +252,18 @@ def test_large_values_are_marked_a_few_at_a_time_and_none_is_overtaken(settings:
     leader = str(uuid.uuid4())
     with closing(PostgresMarkedStore(with_room(settings), 0, LAYOUT)) as marks:
         marks.lead(leader)
-        marked = [[row.id for row in marks.mark(leader, Wanted(ALL))] for _ in range(4)]
+        marked = [[row.id for row in marks.mark(leader, ReadRequest(ALL))] for _ in range(4)]
     assert marked == [[1, 2, 3, 4], [5, 6, 7], [8, 9, 10], []]
 
 
 def test_a_purge_deletes_what_was_read_and_can_be_repeated(store: PostgresWindowStore) -> None:
-    publication = Publication.of([store.read(Wanted(ALL))[each] for each in (0, 1, 4)])
+    publication = Publication.of([store.read(ReadRequest(ALL))[each] for each in (0, 1, 4)])
     assert (store.purge([publication]), store.purge([publication])) == (3, 0)
     assert ids(store) == [3, 4, 6, 7, 8, 9, 10]
 
 
 def test_a_purge_spares_rows_that_the_read_could_not_see(store: PostgresWindowStore, settings: Settings) -> None:
-    publication = Publication.of(store.read(Wanted(ALL)))
+    publication = Publication.of(store.read(ReadRequest(ALL)))
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:
         connection.execute("DELETE FROM outbox WHERE id > 5")
         connection.execute(
@@ -276,7 +276,7 @@ def test_a_purge_spares_rows_that_the_read_could_not_see(store: PostgresWindowSt
 
 def test_a_purge_spares_rows_that_were_created_at_another_time(store: PostgresWindowStore) -> None:
     """As after a fail-over that undid transactions: the same ids, and the same transaction ids, given out again."""
-    rows = store.read(Wanted(ALL))
+    rows = store.read(ReadRequest(ALL))
     earlier = replace(Publication.of(rows), created_until=rows[0].create_time - 1)
     assert store.purge([earlier]) == 0
     later = replace(Publication.of(rows), created_from=rows[-1].create_time + 1)
@@ -302,11 +302,11 @@ def test_a_purge_deletes_rows_that_were_rewritten_since_and_reading_goes_on(
         closing(PostgresWindowStore(settings.model_copy(update={"retention": retention}), 0, LAYOUT)) as store,
         psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection,
     ):
-        first = store.read(Wanted(15))
+        first = store.read(ReadRequest(15))
         connection.execute(rewrite)
         store.control()
         assert store.purge([Publication.of(first)]) == 15
-        rest = store.read(Wanted(ALL))
+        rest = store.read(ReadRequest(ALL))
         assert [row.id for row in rest] == [*range(16, 21)]
         connection.execute("UPDATE outbox SET leader_id = NULL")
         assert store.recover([Publication.of(rest)]) == 5
@@ -322,10 +322,10 @@ def test_a_purge_of_several_windows_counts_each_by_itself(settings: Settings) ->
         closing(PostgresWindowStore(settings, 0, LAYOUT)) as store,
         psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection,
     ):
-        small = store.read(Wanted(ALL))
+        small = store.read(ReadRequest(ALL))
         connection.execute("UPDATE outbox SET leader_id = gen_random_uuid()")
         insert_each_in_a_transaction_of_its_own(settings, 20)
-        large = store.read(Wanted(ALL))[len(small) :]
+        large = store.read(ReadRequest(ALL))[len(small) :]
         purged = store.purge([Publication.of(small), Publication.of(large)])
     assert backlog(settings) == 0
     assert purged == len(small) + len(large)
@@ -345,7 +345,7 @@ def test_a_purge_spares_later_rows_also_when_transaction_ids_prove_nothing(setti
         closing(PostgresWindowStore(settings, 0, LAYOUT)) as store,
         psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection,
     ):
-        read = Publication.of(store.read(Wanted(ALL)))
+        read = Publication.of(store.read(ReadRequest(ALL)))
         connection.execute(
             "WITH gone AS (DELETE FROM outbox WHERE id = 15 RETURNING *) "
             "INSERT INTO outbox SELECT (gone).* FROM (SELECT gone FROM gone) AS g"
@@ -365,7 +365,7 @@ def test_rows_created_at_the_end_of_time_are_told_from_others(settings: Settings
         connection.execute("UPDATE outbox SET create_time = 'infinity' WHERE id = 3")
         connection.execute("UPDATE outbox SET create_time = '-infinity' WHERE id = 4")
         connection.execute("UPDATE outbox SET create_time = '9999-12-31 23:59:59.999999+00' WHERE id IN (5, 6)")
-        publication = Publication.of(store.read(Wanted(ALL)))
+        publication = Publication.of(store.read(ReadRequest(ALL)))
         connection.execute("UPDATE outbox SET create_time = '9999-12-31 23:59:59.999998+00' WHERE id = 6")
         assert store.recover([publication]) == 9
         assert ids(store) == [6]
@@ -377,7 +377,7 @@ def test_a_record_of_an_earlier_version_is_proved_by_transaction_ids(settings: S
         closing(PostgresWindowStore(settings, 0, LAYOUT)) as store,
         psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection,
     ):
-        publication = replace(Publication.of(store.read(Wanted(ALL))), created=None)
+        publication = replace(Publication.of(store.read(ReadRequest(ALL))), created=None)
         connection.execute("UPDATE outbox SET leader_id = NULL WHERE id = 3")
         assert store.recover([publication]) == 11
         assert ids(store) == [3]
@@ -391,7 +391,7 @@ def test_nothing_is_deleted_from_a_table_that_was_truncated(
     with psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection:
         copied = "INSERT INTO outbox SELECT * FROM kept"
         connection.execute("CREATE TABLE kept AS SELECT * FROM outbox")
-        publication = Publication.of(store.read(Wanted(ALL)))
+        publication = Publication.of(store.read(ReadRequest(ALL)))
         role = f"truncator_{uuid.uuid4().hex[:8]}"
         connection.execute(f"CREATE ROLE {role}; GRANT TRUNCATE ON outbox TO {role}; SET ROLE {role}")
         connection.execute(f"{how.replace(' RESTART IDENTITY', '')}; RESET ROLE; {copied}")
@@ -427,7 +427,7 @@ def test_a_statement_of_a_term_outlasts_the_roles_timeout(
         with closing(kind(settings, 0, LAYOUT)) as store, ThreadPoolExecutor(1) as background:
 
             def take() -> Sequence[OutboxRow]:
-                wanted = Wanted(rows // 2)
+                wanted = ReadRequest(rows // 2)
                 return store.read(wanted) if isinstance(store, PostgresWindowStore) else store.mark(leader, wanted)
 
             def delete(taken: Sequence[OutboxRow]) -> int:
@@ -465,7 +465,7 @@ def test_a_purge_is_durable_whatever_the_sessions_default(settings: Settings) ->
             "CREATE TRIGGER see BEFORE DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION see()"
         )
         with closing(PostgresWindowStore(settings, 0, LAYOUT)) as store:
-            store.purge([Publication.of(store.read(Wanted(ALL)))])
+            store.purge([Publication.of(store.read(ReadRequest(ALL)))])
         assert connection.execute("SELECT DISTINCT setting FROM seen").fetchall() == [("on",)]
 
 
@@ -573,7 +573,7 @@ def test_a_row_that_somebody_changes_while_it_is_marked_is_not_left_out(settings
     ):
         marks.lead(str(uuid.uuid4()))
         changing.execute("UPDATE outbox SET kafka_value = 'changed' WHERE id = 2")
-        marking = background.submit(marks.mark, str(uuid.uuid4()), Wanted(ALL))
+        marking = background.submit(marks.mark, str(uuid.uuid4()), ReadRequest(ALL))
         with psycopg.connect(dsn, autocommit=True) as connection:
             locks = (
                 "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
@@ -611,7 +611,7 @@ def test_ids_are_bounded_by_the_sequence_that_they_are_drawn_from(
         connection.execute("SELECT setval('outbox_id_seq', 5000)")
         with closing(PostgresWindowStore(settings, 0, LAYOUT)) as store, connection.transaction():
             connection.execute("INSERT INTO outbox (kafka_topic, kafka_key) VALUES ('t', 'k')")
-            drawn = store.control().drawn
+            drawn = store.control().sequence
     assert (drawn.last_id, len(drawn.writers)) == (last_id, 1 if last_id else 0)
 
 

@@ -13,7 +13,7 @@ from outbox_plugin.core import repeats
 from outbox_plugin.core.heartbeat import Heartbeat
 from outbox_plugin.core.heartbeat_codec import HeartbeatCodec, LeaderRecord
 from outbox_plugin.core.last_progress import LastProgress, LogRecord, Numbering, Reader
-from outbox_plugin.core.ports import Sent
+from outbox_plugin.core.ports import SendResult
 from outbox_plugin.core.progress import ProgressRecord
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Slice
@@ -205,7 +205,7 @@ class Broker:
 
 
 class SimulatedLog:
-    """`Log` on a `Broker`: transactional producers that repeat their requests as librdkafka does."""
+    """`TransactionalLog` on a `Broker`: transactional producers that repeat their requests as librdkafka does."""
 
     largest_progress_bytes = 800  # So small that windows must be halved, and purged early.
 
@@ -355,14 +355,14 @@ class SimulatedAcknowledgingLog:
         self._process = process
         self._leader_id = leader_id
 
-    def send(self, rows: Sequence[OutboxRow], confirm: Callable[[], None]) -> Sent:
+    def send(self, rows: Sequence[OutboxRow], confirm: Callable[[], None]) -> SendResult:
         broker, scheduler, mishaps = self._broker, self._process.scheduler, self._server.mishaps
         confirm()
         broker.sends.append((self._leader_id, scheduler.now))
         away = broker.away(rows)
         rows = [row for row in rows if row.topic not in away]
 
-        def effect() -> Sent:
+        def effect() -> SendResult:
             refused = {row.id: refusal for row in rows if (refusal := broker.refusal(row)) is not None}
             delivered = set()
             for row in rows:
@@ -374,12 +374,12 @@ class SimulatedAcknowledgingLog:
                     continue
                 broker.append([row], None, self._leader_id)
                 delivered.add(row.id)
-            return Sent(delivered, refused, away)
+            return SendResult(delivered, refused, away)
 
         try:
             return self._server.call(self._process, f"sends {[row.id for row in rows]} as {self._leader_id}", effect)
         except LogUnavailable:
-            return Sent(frozenset(), {}, away)
+            return SendResult(frozenset(), {}, away)
 
     def _unknown(self, row: OutboxRow, dice: float) -> None:
         """A record that is not acknowledged: written all the same, or late, or never."""

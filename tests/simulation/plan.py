@@ -75,7 +75,7 @@ AIMS = (
     "purges",
     "recovers",
     "parks",
-    "buries",
+    "dead_letters",
     "marks",
     "sends",
     "deletes",

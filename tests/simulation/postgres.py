@@ -10,10 +10,10 @@ from functools import cache
 from typing import NamedTuple, TypeVar
 
 from outbox_plugin.core.delivery import Delivery
-from outbox_plugin.core.floor import Drawn, Span
-from outbox_plugin.core.lanes import BadRow, Lane, Lanes
-from outbox_plugin.core.ports import Control, Wanted
-from outbox_plugin.core.progress import Identity, Publication
+from outbox_plugin.core.low_watermark import IdRange, SequenceState
+from outbox_plugin.core.ordering_keys import BadRow, OrderingKey, OrderingKeys
+from outbox_plugin.core.ports import Control, ReadRequest
+from outbox_plugin.core.progress import OutboxIdentity, Publication
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.core.takeover import Terms
@@ -25,7 +25,7 @@ Answer = TypeVar("Answer")
 
 PLACE = "outbox in database simulated"
 STATEMENT_SECONDS = 2.0
-_LOCKS = ("reads", "purges", "recovers", "marks", "deletes", "resets", "parks", "buries")
+_LOCKS = ("reads", "purges", "recovers", "marks", "deletes", "resets", "parks", "dead_letters")
 HIDDEN_ROW_SECONDS = 0.005  # As if each row stood for thousands.
 
 
@@ -49,7 +49,7 @@ class Event:
     committed_at: float = 0.0  # Seconds.
     erased: bool = False  # By a truncation, or because a backup without it was restored.
     forgotten: bool = False  # Erased by a backup that does not know of a later layout, whose leaders nobody fences.
-    buried: bool = False  # It is, or was, a dead letter.
+    dead_lettered: bool = False  # It is, or was, a dead letter.
     restored: bool = False  # By a backup that still had it, or a standby that had not heard of its deletion.
     large: bool = False  # A read leaves its value out at first.
     given_again: bool = False  # Its id was another row's before: what has been read of the table may be above it.
@@ -118,7 +118,7 @@ class Transaction:
         database.by_name[event.name] = event
         database.used.add(id_)
         self.rows.append(Row(id_, self.xid, self.create_time, event))
-        self.notifies = self.notifies or database.asleep
+        self.notifies = self.notifies or database.armed
 
     def commit(self) -> None:
         """Let everybody see the rows."""
@@ -154,7 +154,7 @@ class Backup:
     rows: tuple[Row, ...]
     sequence: int
     next_xid: int
-    parked: dict[Lane, int]
+    parked: dict[OrderingKey, int]
     dead: tuple[Row, ...]
     layout: Layout
     leaders: dict[int, str]
@@ -183,7 +183,7 @@ class Database:
         self.terms = Terms()
         self.replaced_at: dict[str, float] = {}  # Seconds, by leader id.
         self.paused = False
-        self.parked: dict[Lane, int] = {}
+        self.parked: dict[OrderingKey, int] = {}
         self.dead: list[Row] = []
         self.open: dict[Transaction, None] = {}  # In their order; a set would have none that repeats.
         self.generation = 0  # Connections of an earlier one are broken.
@@ -238,7 +238,7 @@ class Database:
         self.sleepers.clear()
 
     @property
-    def asleep(self) -> bool:
+    def armed(self) -> bool:
         """Whether a harvester asks to be woken."""
         return bool(self.sleepers)
 
@@ -372,9 +372,9 @@ class Database:
         return len(rows)
 
 
-def is_in(id_: int, span: Span) -> bool:
+def is_in(id_: int, ids: IdRange) -> bool:
     """Whether a read of the span may return the row."""
-    return id_ > span.floor and (span.until is None or id_ <= span.until)
+    return id_ > ids.above and (ids.up_to is None or id_ <= ids.up_to)
 
 
 def age(xid: int, next_xid: int) -> int:
@@ -392,7 +392,7 @@ class WakeUpCall:
         self._rung = False
         self._interrupted = False
 
-    def asleep(self) -> bool:
+    def arm(self) -> bool:
         database = self._store.database
 
         def ask() -> bool:
@@ -424,7 +424,7 @@ class WakeUpCall:
             self._interrupted = True
             self._changed.notify_all()
 
-    def awake(self) -> None:
+    def disarm(self) -> None:
         self.close()
 
     def close(self) -> None:
@@ -433,7 +433,7 @@ class WakeUpCall:
 
 
 class Store:
-    """`OutboxStore` and `MarkedStore` on a `Database`, for one term of a slice."""
+    """`WindowStore` and `MarkedStore` on a `Database`, for one term of a slice."""
 
     def __init__(self, database: Database, server: Server, process: Process, slice_: Slice, layout: Layout) -> None:
         """Connect."""
@@ -474,8 +474,8 @@ class Store:
             scheduler.sleep(0.05)
 
     @property
-    def identity(self) -> Identity:
-        return Identity(str(self._incarnation), PLACE)
+    def identity(self) -> OutboxIdentity:
+        return OutboxIdentity(str(self._incarnation), PLACE)
 
     @property
     def layout(self) -> Layout:
@@ -494,10 +494,10 @@ class Store:
         if not self._is_ours() or not self._leads():
             raise Fenced("Postgres: another harvester leads the shard")
 
-    def _slice_of(self, parked: frozenset[Lane]) -> Iterator[Row]:
+    def _slice_of(self, parked: frozenset[OrderingKey]) -> Iterator[Row]:
         """The rows of our slice by ascending id."""
         rows, count, number = self.database.rows, self._slice.count, self._slice.number
-        lanes = Lanes(parked)
+        lanes = OrderingKeys(parked)
         for id_ in sorted(rows):
             row = rows[id_]
             event = row.event
@@ -513,7 +513,7 @@ class Store:
     def control(self) -> Control:
         database = self.database
 
-        def orders() -> tuple[bool, frozenset[Lane], int]:
+        def orders() -> tuple[bool, frozenset[OrderingKey], int]:
             if not self._is_same_table():
                 raise StoreUnavailable("Postgres: the table was truncated, dropped or made anew")
             if self._layout.number != database.layout.number:
@@ -524,16 +524,16 @@ class Store:
         writers = self.call(
             "asks for writers", lambda: frozenset(str(each.number) for each in database.open if each.locks)
         )
-        return Control(paused, parked, Drawn(last_id, writers))
+        return Control(paused, parked, SequenceState(last_id, writers))
 
-    def read(self, wanted: Wanted) -> Sequence[OutboxRow]:
+    def read(self, wanted: ReadRequest) -> Sequence[OutboxRow]:
         def effect() -> list[OutboxRow]:
             if not self._is_ours():
                 return []
             horizon = self.database.next_xid
             found = []
             for row in self._slice_of(wanted.parked):
-                if is_in(row.id, wanted.span) and row.id not in wanted.in_flight:
+                if is_in(row.id, wanted.ids) and row.id not in wanted.in_flight:
                     found.append(self.as_read(row, horizon))
                     if len(found) == wanted.limit:
                         break
@@ -699,29 +699,29 @@ class Store:
             self._check_leads()
             for each in bad:
                 if each.row.id in self.database.rows:
-                    self.database.parked.setdefault(each.lane, each.row.id)
+                    self.database.parked.setdefault(each.ordering_key, each.row.id)
             self.database.flush()
 
         self.call(f"parks {[each.row.id for each in bad]}", effect)
         return ()
 
-    def bury(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
+    def dead_letter(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
         def effect() -> None:
             self._check_leads()
             for each in bad:
                 if row := self.database.rows.pop(each.row.id, None):
-                    row.event.buried = True
+                    row.event.dead_lettered = True
                     self.database.dead.append(row)
             self.database.flush()
 
-        self.call(f"buries {[each.row.id for each in bad]}", effect)
+        self.call(f"dead_letters {[each.row.id for each in bad]}", effect)
         return ()
 
-    def mark(self, leader_id: str, wanted: Wanted) -> Sequence[OutboxRow]:
+    def mark(self, leader_id: str, wanted: ReadRequest) -> Sequence[OutboxRow]:
         def effect() -> list[OutboxRow]:
             if not self._is_ours() or not self._leads():
                 return []
-            behind = [row for row in self._slice_of(wanted.parked) if is_in(row.id, wanted.span)]
+            behind = [row for row in self._slice_of(wanted.parked) if is_in(row.id, wanted.ids)]
             found = [row for row in behind if row.leader_id != leader_id][: wanted.limit]
             for row in found:
                 self._set_mark(row, leader_id)

@@ -62,7 +62,7 @@ def _order(world: World) -> Iterator[str]:
         seen = [by_name[value] for value in dict.fromkeys(values) if value in by_name]
         for place, later in enumerate(seen):
             for behind in seen[place + 1 :]:
-                if world.was_at_least_once and (behind.erased or behind.buried):
+                if world.was_at_least_once and (behind.erased or behind.dead_lettered):
                     continue  # It was still on its way when its row was erased, or became a dead letter.
                 if behind.forgotten:
                     continue

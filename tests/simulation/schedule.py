@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from unittest import mock
 
-from outbox_plugin.core import floor, portion, window
-from outbox_plugin.relay import at_least_once, exactly_once, rest, supervisor
+from outbox_plugin.core import batch_size, low_watermark, poll_schedule, window
+from outbox_plugin.relay import at_least_once, exactly_once, supervisor
 from tests.simulation.plan import Plan
 from tests.simulation.promises import broken, slowest
 from tests.simulation.scheduler import Stuck
@@ -32,12 +32,12 @@ class Outcome:
 def in_miniature() -> Iterator[None]:
     """Windows of few rows, so that few rows make many windows; and few idle turns, which prove nothing."""
     with (
-        mock.patch.object(portion, "ROWS_PER_WINDOW", 3),
-        mock.patch.object(floor, "SWEEP_IDS", 5),
+        mock.patch.object(batch_size, "ROWS_PER_WINDOW", 3),
+        mock.patch.object(low_watermark, "SWEEP_IDS", 5),
         mock.patch.object(window, "UNPURGED_WINDOWS", 4),
         mock.patch.object(exactly_once, "PURGE_ROWS", 7),
         mock.patch.object(at_least_once, "PURGE_ROWS", 5),
-        mock.patch.object(rest, "IDLE_LAST", 0.4),
+        mock.patch.object(poll_schedule, "IDLE_LAST", 0.4),
         mock.patch.object(at_least_once, "ROWS_PER_MARK", 4),
         mock.patch.object(at_least_once, "UNPURGED_ROWS", 8),
         mock.patch.object(supervisor, "LISTEN_SECONDS", 0.25),

@@ -213,14 +213,14 @@ def do_not_notice_a_truncation(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Database, "_new_incarnation", lambda database: database.incarnation)
 
 
-# Two leaders that are stopped at the wrong moments, while a topic comes and goes: a zombie buries what was published.
-LATE_BURIALS = Plan(
+# Two leaders are stopped at the wrong moments while a topic comes and goes: a zombie dead-letters published rows.
+LATE_DEAD_LETTERS = Plan(
     harvesters=2,
     writers=3,
     keys=2,
     mishap_rate=0.3,
     mishaps=("paused before it was sent",),
-    aims=("buries", "purges"),
+    aims=("dead_letters", "purges"),
     bad_rows="dead-letter",
     faults=tuple(Fault(BAD_TOPIC, at, 1.5, 1) for at in (1.0, 3.0, 5.0)),
 )
@@ -320,7 +320,7 @@ PLANTS: dict[Plant, Found] = {
     drop_the_barrier: Found(("order",)),
     mark_without_leading: Found(("replaced",)),
     send_what_was_marked_long_ago: Found(("replaced",)),
-    put_aside_without_leading: Found(("repeated",), LATE_BURIALS),
+    put_aside_without_leading: Found(("repeated",), LATE_DEAD_LETTERS),
     prove_rows_by_transaction_ids_alone: Found(("repeated",), REWRITES),
     believe_old_transaction_ids_to_be_new: Found(("repeated", "loss"), OLD_ROWS),
     send_what_has_vanished_as_a_tombstone: Found(("phantom",), VANISHING),
@@ -351,7 +351,7 @@ def test_a_planted_bug_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -
 
 
 RARE = {
-    "burials": LATE_BURIALS,
+    "dead letters": LATE_DEAD_LETTERS,
     "commits": LATE_COMMITS,
     "returns": LATE_RETURNS,
     "resharding": LATE_RESHARDING,

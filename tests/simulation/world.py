@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 
-from outbox_plugin.core.election import Election, Timing
+from outbox_plugin.core.election import Election, ElectionTiming
 from outbox_plugin.core.heartbeat import Heartbeat
-from outbox_plugin.core.lanes import Lanes
-from outbox_plugin.core.progress import Identity
+from outbox_plugin.core.ordering_keys import OrderingKeys
+from outbox_plugin.core.progress import OutboxIdentity
 from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.errors import ForeignOutbox, LayoutChanged, LogUnavailable, ServerUnavailable, StoreUnavailable
 from outbox_plugin.relay.at_least_once import AtLeastOnce
@@ -104,7 +104,7 @@ class World:
 
     def _unsent(self) -> bool:
         """Whether rows are there that nothing keeps from leaving."""
-        lanes = Lanes(self.database.parked)
+        lanes = OrderingKeys(self.database.parked)
         return any(Store.as_read(row, 0) not in lanes for row in self.database.rows.values())
 
     def may_repeat(self, event: Event) -> bool:
@@ -427,26 +427,26 @@ class Harvester:
                 self._stopping = True
                 self._restart_soon()
 
-    def _look(self, process: Process) -> tuple[Layout, Identity]:
+    def _look(self, process: Process) -> tuple[Layout, OutboxIdentity]:
         world, database = self._world, self._world.database
 
-        def look() -> tuple[Layout, Identity]:
+        def look() -> tuple[Layout, OutboxIdentity]:
             if database.served != self._service:
                 if self._service != world.service:
                     raise ForeignOutbox("the outbox is harvested otherwise by now")
                 world.adopt(self._service)  # A backup does not know of it; the operator does.
-            return database.layout, Identity(str(database.incarnation), PLACE)
+            return database.layout, OutboxIdentity(str(database.incarnation), PLACE)
 
         return world.postgres.call(process, "looks", look)
 
-    def _supervise(self, process: Process, layout: Layout, identity: Identity) -> None:
+    def _supervise(self, process: Process, layout: Layout, identity: OutboxIdentity) -> None:
         world = self._world
         delivery, group = self._service
         self._supervised += 1
         instance = f"{process.name}-{self._supervised}"
         membership = SimulatedMembership(world.broker, world.kafka, process, group, layout.shards, instance)
         early = delivery == "exactly-once" or not world.plan.shares_election
-        timing = Timing(spread=world.scheduler.random() * 0.3)
+        timing = ElectionTiming(spread=world.scheduler.random() * 0.3)
         shards = [
             Shard(
                 number,

@@ -10,10 +10,10 @@ import pytest
 
 from outbox_plugin.adapters.kafka_acknowledging_log import KafkaAcknowledgingLog
 from outbox_plugin.adapters.writable_topics import UnwritableTopics
-from outbox_plugin.core.floor import Drawn
-from outbox_plugin.core.lanes import BadRow
-from outbox_plugin.core.ports import Control, Sent, Wanted
-from outbox_plugin.core.progress import Identity
+from outbox_plugin.core.low_watermark import SequenceState
+from outbox_plugin.core.ordering_keys import BadRow
+from outbox_plugin.core.ports import Control, ReadRequest, SendResult
+from outbox_plugin.core.progress import OutboxIdentity
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.errors import Fenced, Refusal
 from outbox_plugin.relay.at_least_once import AtLeastOnce
@@ -28,13 +28,13 @@ class Store:
     """`MarkedStore` on a dictionary; every row is bad."""
 
     def __init__(self) -> None:
-        self.identity = Identity("incarnation", "here")
+        self.identity = OutboxIdentity("incarnation", "here")
         self.rows = dict.fromkeys(range(BAD))
         self._marks: dict[int, str] = {}
         self._lock = threading.Lock()
 
     def control(self) -> Control:
-        return Control(paused=False, parked=frozenset(), drawn=Drawn(0, frozenset()))
+        return Control(paused=False, parked=frozenset(), sequence=SequenceState(0, frozenset()))
 
     def snapshot(self) -> str:
         return ""
@@ -48,13 +48,13 @@ class Store:
     def park(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
         raise AssertionError(bad)
 
-    def bury(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
+    def dead_letter(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
         with self._lock:
             for each in bad:
                 del self.rows[each.row.id]
         return ()
 
-    def mark(self, leader_id: str, wanted: Wanted) -> Sequence[OutboxRow]:
+    def mark(self, leader_id: str, wanted: ReadRequest) -> Sequence[OutboxRow]:
         with self._lock:
             ids = [id_ for id_ in self.rows if self._marks.get(id_) != leader_id][:100]
             self._marks |= dict.fromkeys(ids, leader_id)
@@ -73,9 +73,9 @@ class Store:
 class RefusingLog:
     """`AcknowledgingLog` that refuses every row."""
 
-    def send(self, rows: Sequence[OutboxRow], confirm: Callable[[], None]) -> Sent:
+    def send(self, rows: Sequence[OutboxRow], confirm: Callable[[], None]) -> SendResult:
         confirm()
-        return Sent(frozenset(), {row.id: Refusal("bad") for row in rows})
+        return SendResult(frozenset(), {row.id: Refusal("bad") for row in rows})
 
     def close(self) -> None:
         """Nothing is open."""
@@ -101,7 +101,7 @@ def test_who_leads_is_asked_after_topics_have_been_looked_up(
     log = KafkaAcknowledgingLog(settings_of_nobody, lambda: True, lambda _: None)
     done: list[str] = []
 
-    def judge(*_: object) -> UnwritableTopics:
+    def resolve_round(*_: object) -> UnwritableTopics:
         done.append("looked up")
         return UnwritableTopics()
 
@@ -109,7 +109,7 @@ def test_who_leads_is_asked_after_topics_have_been_looked_up(
         done.append("confirmed")
         raise Fenced("another leads")
 
-    monkeypatch.setattr(log._records, "unwritable_topics", judge)
+    monkeypatch.setattr(log._records, "unwritable_topics", resolve_round)
     monkeypatch.setattr(log._records, "hand_over", lambda *_: done.append("sent"))
     with pytest.raises(Fenced):
         log.send([OutboxRow(1, 0, "t", "k", "v", [], [], 0)], confirm)

@@ -18,7 +18,7 @@ from outbox_plugin.coordination.world import Pause, World
 from outbox_plugin.core.event_identity import IDENTITY_BYTES, event_identity
 from outbox_plugin.core.heartbeat import LARGEST_LAYOUT, LARGEST_SHARD, TROUBLE_CHARACTERS, Heartbeat
 from outbox_plugin.core.ids import LARGEST_ID, SMALLEST_ID, IdRanges
-from outbox_plugin.core.progress import LATEST_TIME, Identity, MalformedProgress, ProgressRecord, Publication
+from outbox_plugin.core.progress import LATEST_TIME, MalformedProgress, OutboxIdentity, ProgressRecord, Publication
 from outbox_plugin.dagster.cursor import Cursor, Use
 from outbox_plugin.inbox.received import Received
 from outbox_plugin.status.reader import Status
@@ -26,7 +26,7 @@ from outbox_plugin.verification.verifier import Verifier
 
 HEARTBEAT = Heartbeat(0, "leader", "term", "host-1", "host", 1, "2026-01-01T00:00:00+00:00", "incarnation", "place", 3)
 PROGRESS = ProgressRecord(
-    Identity("incarnation", "place"), "term", 2, (Publication(IdRanges(((1, 3), (7, 8))), 900, 5_000, 4_000),)
+    OutboxIdentity("incarnation", "place"), "term", 2, (Publication(IdRanges(((1, 3), (7, 8))), 900, 5_000, 4_000),)
 )
 CURSOR = Cursor(1.5, {"0": "a"}, 2, 3.0, {"t": 4}, ("t",), 5, 6.0, 7)
 MESSAGE = b"Heartbeat/1/1700000000/run-7/worker-1/billing/orders/3/42"

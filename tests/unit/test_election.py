@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from outbox_plugin.core.election import Action, Election, Timing
+from outbox_plugin.core.election import Action, Election, ElectionTiming
 from outbox_plugin.core.heartbeat import Heartbeat, Phase
 
-TIMING = Timing(heartbeat_interval=0.3, silence=1.0, receive_deadline=5.0, spread=0.2)
+TIMING = ElectionTiming(heartbeat_interval=0.3, silence=1.0, receive_deadline=5.0, spread=0.2)
 
 
 def beat(leader_id: str, phase: Phase = "leader") -> Heartbeat:

@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from outbox_plugin.core import portion
-from outbox_plugin.core.floor import Drawn
+from outbox_plugin.core import batch_size
 from outbox_plugin.core.ids import IdRanges
-from outbox_plugin.core.lanes import BadRow
+from outbox_plugin.core.intervals import LONG_POLL_SECONDS
 from outbox_plugin.core.last_progress import LastProgress
-from outbox_plugin.core.pace import LONG_LOOK_SECONDS
-from outbox_plugin.core.ports import Control, Wanted
-from outbox_plugin.core.progress import Identity, ProgressRecord, Publication
+from outbox_plugin.core.low_watermark import SequenceState
+from outbox_plugin.core.ordering_keys import BadRow
+from outbox_plugin.core.ports import Control, ReadRequest
+from outbox_plugin.core.progress import OutboxIdentity, ProgressRecord, Publication
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.core.takeover import Terms
@@ -37,7 +37,7 @@ from outbox_plugin.relay.runtime import Threads
 from tests.support import eventually
 
 NOW = 820_000_000_000_000
-OURS = Identity("incarnation", "here")
+OURS = OutboxIdentity("incarnation", "here")
 ROWS = 10
 
 
@@ -66,9 +66,9 @@ class Faults:
 
 
 class Store:
-    """`OutboxStore` on a dictionary that survives it."""
+    """`WindowStore` on a dictionary that survives it."""
 
-    def __init__(self, rows: dict[int, OutboxRow], faults: Faults, identity: Identity = OURS) -> None:
+    def __init__(self, rows: dict[int, OutboxRow], faults: Faults, identity: OutboxIdentity = OURS) -> None:
         self.identity = identity
         self._rows = rows
         self._faults = faults
@@ -77,7 +77,7 @@ class Store:
 
     def control(self) -> Control:
         """Nothing is ordered."""
-        return Control(paused=False, parked=frozenset(), drawn=Drawn(0, frozenset()))
+        return Control(paused=False, parked=frozenset(), sequence=SequenceState(0, frozenset()))
 
     def snapshot(self) -> str:
         return str(sorted(self._rows))
@@ -97,7 +97,7 @@ class Store:
     def park(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
         return ()  # No row is bad.
 
-    def bury(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
+    def dead_letter(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
         return ()  # No row is bad.
 
     def is_settled(self) -> bool:
@@ -115,7 +115,7 @@ class Store:
     def nothing_in_flight(self, term: int) -> None:
         """The next one expects nothing."""
 
-    def read(self, wanted: Wanted) -> Sequence[OutboxRow]:
+    def read(self, wanted: ReadRequest) -> Sequence[OutboxRow]:
         self._faults.step(StoreUnavailable("reading"))
         return [self._rows[each] for each in sorted(self._rows) if each not in wanted.in_flight][: wanted.limit]
 
@@ -139,8 +139,8 @@ class Store:
         """Nothing is open."""
 
 
-class Log:
-    """`Log` on a `Kafka` that survives it."""
+class TransactionalLog:
+    """`TransactionalLog` on a `Kafka` that survives it."""
 
     largest_progress_bytes = 900_000
 
@@ -159,7 +159,7 @@ class Log:
         self._faults.step(LogUnavailable("reading progress"))
         return LastProgress(self._kafka.progress, self._kafka.progress)
 
-    def former(self, slice_: Slice) -> Log:
+    def former(self, slice_: Slice) -> TransactionalLog:
         raise AssertionError("there was no other layout")
 
     def publish(self, rows: Sequence[OutboxRow], progress: ProgressRecord) -> bool:
@@ -177,7 +177,7 @@ class Log:
 
 @pytest.fixture(autouse=True)
 def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(portion, "ROWS_PER_WINDOW", 3)
+    monkeypatch.setattr(batch_size, "ROWS_PER_WINDOW", 3)
 
 
 def table(first: int = 1, horizon: int = 100) -> dict[int, OutboxRow]:
@@ -185,7 +185,7 @@ def table(first: int = 1, horizon: int = 100) -> dict[int, OutboxRow]:
 
 
 def a_term(rows: dict[int, OutboxRow], kafka: Kafka, faults: Faults, leader_id: str = "leader") -> ExactlyOnce:
-    return ExactlyOnce(0, leader_id, Store(rows, faults), Log(kafka, faults), Threads(), lambda _: None)
+    return ExactlyOnce(0, leader_id, Store(rows, faults), TransactionalLog(kafka, faults), Threads(), lambda _: None)
 
 
 def live(term: ExactlyOnce, until: Callable[[], object]) -> BaseException | None:
@@ -234,7 +234,7 @@ def test_a_leader_that_hands_over_leaves_a_record_that_names_no_rows() -> None:
 
 
 def test_a_hand_over_whose_record_fails_is_a_hand_over_all_the_same() -> None:
-    class Failing(Log):
+    class Failing(TransactionalLog):
         def publish(self, rows: Sequence[OutboxRow], progress: ProgressRecord) -> bool:
             if kafka.rows and not rows:
                 raise LogUnavailable("no answer")
@@ -250,7 +250,7 @@ def test_an_idle_leader_writes_one_record_that_names_no_rows(monkeypatch: pytest
     monkeypatch.setattr(exactly_once, "CLEAR_PROGRESS_SECONDS", 1.0)
     rows, kafka, records = table(), Kafka(), list[int]()
 
-    class Counting(Log):
+    class Counting(TransactionalLog):
         def publish(self, rows: Sequence[OutboxRow], progress: ProgressRecord) -> bool:
             records.append(len(progress.publications))
             return super().publish(rows, progress)
@@ -274,11 +274,11 @@ def test_rows_that_are_hidden_are_not_passed_over_again_and_again() -> None:
 
         looks, asked, ended = 0, 0, False
 
-        def read(self, wanted: Wanted) -> Sequence[OutboxRow]:
+        def read(self, wanted: ReadRequest) -> Sequence[OutboxRow]:
             if self.ended:
                 return super().read(wanted)
             self.looks += 1
-            time.sleep(2 * LONG_LOOK_SECONDS)
+            time.sleep(2 * LONG_POLL_SECONDS)
             return []
 
         def snapshot(self) -> str:
@@ -292,7 +292,7 @@ def test_rows_that_are_hidden_are_not_passed_over_again_and_again() -> None:
         store.ended = store.ended or store.asked > 20
         return not rows
 
-    term = ExactlyOnce(0, "leader", store, Log(kafka, faults), Threads(), lambda _: None)
+    term = ExactlyOnce(0, "leader", store, TransactionalLog(kafka, faults), Threads(), lambda _: None)
     assert live(term, is_over) is None
     assert kafka.rows == list(range(1, ROWS + 1))
     assert store.looks == 3  # From the beginning; from the floor; and that again, once the snapshot was asked for.
@@ -333,7 +333,7 @@ def test_rows_that_took_the_ids_of_published_ones_are_not_deleted() -> None:
 def test_another_outboxs_progress_is_refused_before_anything_is_deleted() -> None:
     rows, kafka = table(), Kafka()
     kafka.progress = ProgressRecord(
-        Identity("other", "elsewhere"), "x", 1, (Publication(IdRanges.of([1]), 1_000, NOW),)
+        OutboxIdentity("other", "elsewhere"), "x", 1, (Publication(IdRanges.of([1]), 1_000, NOW),)
     )
     assert isinstance(live(a_term(rows, kafka, Faults(None)), lambda: False), ForeignOutbox)
     assert len(rows) == ROWS
@@ -343,7 +343,7 @@ def test_another_outboxs_progress_is_refused_before_anything_is_deleted() -> Non
 def test_what_happens_is_told() -> None:
     rows, told = table(), list[HarvestEvent]()
     faults = Faults(None)
-    term = ExactlyOnce(7, "leader", Store(rows, faults), Log(Kafka(), faults), Threads(), told.append)
+    term = ExactlyOnce(7, "leader", Store(rows, faults), TransactionalLog(Kafka(), faults), Threads(), told.append)
     live(term, lambda: not rows)
     assert told[0] == TermBegan(7, "leader", 0, term=1)
     assert sum(len(event.records) for event in told if isinstance(event, WindowPublished)) == ROWS

@@ -13,13 +13,13 @@ from outbox_plugin.adapters.kafka_admin import KafkaAdmin
 from outbox_plugin.adapters.kafka_names import KafkaNames
 from outbox_plugin.adapters.kafka_transactional_log import KafkaTransactionalLog
 from outbox_plugin.adapters.writable_topics import UnwritableTopics, WritableTopics
-from outbox_plugin.core.progress import Identity, ProgressRecord
+from outbox_plugin.core.progress import OutboxIdentity, ProgressRecord
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Slice
 from outbox_plugin.core.signing import Signer
 from outbox_plugin.errors import LogUnavailable, RowsRefused, TopicsAway
 
-PROGRESS = ProgressRecord(Identity("incarnation", "place"), "leader", 1, ())
+PROGRESS = ProgressRecord(OutboxIdentity("incarnation", "place"), "leader", 1, ())
 GOOD = OutboxRow(1, 5, "orders", "k", "v", [], [], 9)
 BAD = GOOD._replace(id=2, header_keys=["a"])
 DOWN = KafkaException(KafkaError(KafkaError._TRANSPORT))

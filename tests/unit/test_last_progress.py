@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox_plugin.core.last_progress import LastProgress, LogRecord, Numbering, Reader
-from outbox_plugin.core.progress import Identity, MalformedProgress, ProgressRecord
+from outbox_plugin.core.progress import MalformedProgress, OutboxIdentity, ProgressRecord
 from outbox_plugin.core.signing import Signer, Slot
 from outbox_plugin.core.takeover import Terms, require_recorded
 from outbox_plugin.errors import ProgressLost
@@ -21,7 +21,7 @@ READER = Reader(SIGNER, SLOT, b"0")
 
 
 def a_record(term: int, sequence: int = 0, after: int = -1) -> ProgressRecord:
-    return ProgressRecord(Identity("incarnation", "place"), f"leader-{term}", 0, (), 0, term, sequence, after)
+    return ProgressRecord(OutboxIdentity("incarnation", "place"), f"leader-{term}", 0, (), 0, term, sequence, after)
 
 
 @dataclass

@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox_plugin import Settings, harvester, logs
-from outbox_plugin.core.lanes import BadRow, Lane
+from outbox_plugin.core.ordering_keys import BadRow, OrderingKey
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.errors import InvalidSetting, Refusal
-from outbox_plugin.relay.events import LanesHeld, RowsParked, TermBegan, TermFinished
+from outbox_plugin.relay.events import KeysHeld, RowsParked, TermBegan, TermFinished
 from outbox_plugin.settings import LogSettings
 
 EVIL = "k\x1b[2J\nfake line\r\x9b31m\u202e\x00\ud800"
@@ -107,7 +107,7 @@ def test_a_harvesters_events_name_what_they_are_about(caplog: pytest.LogCaptureF
     for event in (
         TermBegan(2, "leader", 5, term=9),
         RowsParked(2, (BadRow(row, Refusal("too large")),)),
-        LanesHeld(2, (Lane("orders", None),), "away", 1.0),
+        KeysHeld(2, (OrderingKey("orders", None),), "away", 1.0),
         TermFinished(2, "leader", "fenced", "Fenced"),
         TermFinished(2, "leader", None, None),
     ):

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 import outbox_plugin
 from outbox_plugin import cli, harvester, operate
-from outbox_plugin.core.lanes import BadRow, Lane, ParkedLane
+from outbox_plugin.core.ordering_keys import BadRow, OrderingKey, ParkedKey
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.dagster import health
 from outbox_plugin.errors import Refusal
 from outbox_plugin.printable import logger_of, printable
-from outbox_plugin.relay.events import LanesHeld, RowsParked
+from outbox_plugin.relay.events import KeysHeld, RowsParked
 from outbox_plugin.settings import Settings
 from outbox_plugin.status import command, health_rules, reader
 
@@ -48,7 +48,7 @@ def test_the_harvester_logs_keys_topics_and_reasons_so(caplog: pytest.LogCapture
     row = OutboxRow(1, 0, f"t{EVIL}", EVIL, None, [], [], 0)
     observer = harvester.Harvester(Settings(dsn="postgresql://db/shop", bootstrap_servers="k:1"))
     observer._observe(RowsParked(0, (BadRow(row, Refusal(EVIL)),)))
-    observer._observe(LanesHeld(0, (Lane(f"t{EVIL}", EVIL),), EVIL, 1.0))
+    observer._observe(KeysHeld(0, (OrderingKey(f"t{EVIL}", EVIL),), EVIL, 1.0))
     assert len(caplog.messages) == 2
     for message in caplog.messages:
         assert message.isprintable()
@@ -69,7 +69,7 @@ def test_every_logger_of_the_package_is_made_so() -> None:
 def said(monkeypatch: pytest.MonkeyPatch) -> reader.Status:
     monkeypatch.setenv("OUTBOX_DSN", "postgresql://db/shop")
     monkeypatch.setenv("OUTBOX_BOOTSTRAP_SERVERS", "k:1")
-    lane = ParkedLane(f"t{EVIL}", EVIL, 1, EVIL, SINCE)
+    lane = ParkedKey(f"t{EVIL}", EVIL, 1, EVIL, SINCE)
     shard = reader.ShardStatus(0, reader.Leader(EVIL, EVIL, 1, "id", "now"), 0, 0.0, 0, 0.1, EVIL)
     found = reader.Status(1, 1.0, (shard,), (EVIL,), 1, (lane,), 0)
     letter = operate.DeadLetter(1, f"t{EVIL}", EVIL, EVIL, SINCE)

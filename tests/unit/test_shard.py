@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from outbox_plugin.core.election import Election, Timing
+from outbox_plugin.core.election import Election, ElectionTiming
 from outbox_plugin.core.heartbeat import Heartbeat
 from outbox_plugin.relay.events import HarvestEvent, Observer, TermFinished
 from outbox_plugin.relay.runtime import Threads
@@ -42,7 +42,7 @@ def open_relay(shard: int, leader_id: str, wanted: Callable[[], bool], observe: 
 def leading_shard(sent: list[Heartbeat], seen: list[HarvestEvent]) -> Shard:
     shard = Shard(
         0,
-        Election(Timing(receive_deadline=5.0), early_takeover=True),
+        Election(ElectionTiming(receive_deadline=5.0), early_takeover=True),
         open_relay,
         sent.append,
         seen.append,

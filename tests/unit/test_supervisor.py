@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from outbox_plugin.core.election import Election, Timing
+from outbox_plugin.core.election import Election, ElectionTiming
 from outbox_plugin.core.heartbeat import Heartbeat
-from outbox_plugin.core.progress import Identity
+from outbox_plugin.core.progress import OutboxIdentity
 from outbox_plugin.relay.runtime import Threads
 from outbox_plugin.relay.shard import Shard
 from outbox_plugin.relay.supervisor import Supervisor
 from tests.support import eventually
 from tests.unit.test_shard import open_relay
 
-IDENTITY = Identity("incarnation", "place")
+IDENTITY = OutboxIdentity("incarnation", "place")
 
 
 class Clock(Threads):
@@ -65,7 +65,7 @@ def harvester(seconds: float, *, early_takeover: bool = True) -> tuple[Superviso
     membership = SlowMembership(clock, seconds)
     shard = Shard(
         0,
-        Election(Timing(), early_takeover=early_takeover),
+        Election(ElectionTiming(), early_takeover=early_takeover),
         open_relay,
         membership.send,
         lambda _: None,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from outbox_plugin.core.ids import IdRanges
-from outbox_plugin.core.progress import LATEST_TIME, Identity, MalformedProgress, ProgressRecord, Publication
+from outbox_plugin.core.progress import LATEST_TIME, MalformedProgress, OutboxIdentity, ProgressRecord, Publication
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.takeover import left_behind
 from outbox_plugin.core.window import ROWS_IN_FLIGHT, ROWS_PER_WINDOW, UNPURGED_WINDOWS, Window, Windows
 from outbox_plugin.errors import ForeignOutbox
 
 NOON = 820_497_600_000_000  # Microseconds since 2000: noon of 2025-12-31.
-OURS = Identity("incarnation-1", "outbox in database shop of cluster 1")
+OURS = OutboxIdentity("incarnation-1", "outbox in database shop of cluster 1")
 
 
 def rows(*ids: int, horizon: int = 700) -> list[OutboxRow]:
@@ -25,7 +25,7 @@ def admitted(windows: Windows, *ids: int) -> Window:
     return window
 
 
-def record(*publications: Publication, identity: Identity = OURS) -> ProgressRecord:
+def record(*publications: Publication, identity: OutboxIdentity = OURS) -> ProgressRecord:
     return ProgressRecord(identity, "leader-1", sum(len(each.ids) for each in publications), publications)
 
 
@@ -33,25 +33,25 @@ def test_what_is_read_is_in_flight_until_it_is_purged() -> None:
     windows = Windows()
     first, second = admitted(windows, 1, 2), admitted(windows, 5)
     assert list(windows.in_flight) == [1, 2, 5]
-    windows.published(first)
-    windows.published(second)
+    windows.mark_published(first)
+    windows.mark_published(second)
     assert list(windows.in_flight) == [1, 2, 5]
-    windows.purged([first])
+    windows.mark_purged([first])
     assert list(windows.in_flight) == [5]
-    windows.purged([second])
+    windows.mark_purged([second])
     assert windows.in_flight == IdRanges()
 
 
 def test_a_progress_record_names_the_window_and_all_that_may_not_be_deleted_yet() -> None:
     windows = Windows()
     first, second, third = admitted(windows, 1), admitted(windows, 2), admitted(windows, 3)
-    assert windows.to_name(first) == (first.publication,)
-    windows.published(first)
-    assert windows.to_name(second) == (first.publication, second.publication)
-    windows.published(second)
-    windows.purged([first])
+    assert windows.publications_with(first) == (first.publication,)
+    windows.mark_published(first)
+    assert windows.publications_with(second) == (first.publication, second.publication)
+    windows.mark_published(second)
+    windows.mark_purged([first])
     assert windows.unpurged == (second.publication,)
-    assert windows.to_name(third) == (second.publication, third.publication)
+    assert windows.publications_with(third) == (second.publication, third.publication)
 
 
 def test_windows_are_published_in_the_order_in_which_they_were_read() -> None:
@@ -59,9 +59,9 @@ def test_windows_are_published_in_the_order_in_which_they_were_read() -> None:
     admitted(windows, 1)
     second = admitted(windows, 2)
     with pytest.raises(ValueError, match="in the order"):
-        windows.to_name(second)
+        windows.publications_with(second)
     with pytest.raises(ValueError, match="in the order"):
-        windows.published(second)
+        windows.mark_published(second)
     assert list(windows.in_flight) == [1, 2]
 
 
@@ -72,17 +72,17 @@ def test_reading_on_waits_for_a_purge(size: int, count: int) -> None:
     windows = Windows()
     each = [admitted(windows, *range(number * size, (number + 1) * size)) for number in range(count)]
     for window in each[:-1]:
-        windows.published(window)
-    windows.published(each[-1])
+        windows.mark_published(window)
+    windows.mark_published(each[-1])
     assert windows.full
-    windows.purged(each[:1])
+    windows.mark_purged(each[:1])
     assert not windows.full
 
 
 def test_a_published_window_gives_its_rows_back() -> None:
     windows = Windows()
     window = admitted(windows, 1, 2)
-    windows.published(window)
+    windows.mark_published(window)
     assert (window.rows, window.size) == ((), 2)
 
 
@@ -192,12 +192,12 @@ def test_a_new_leader_deletes_what_the_last_one_published() -> None:
 
 
 def test_the_record_of_a_dropped_table_deletes_nothing() -> None:
-    old = Identity("incarnation-0", OURS.place)
+    old = OutboxIdentity("incarnation-0", OURS.place)
     assert left_behind(record(Publication.of(rows(1)), identity=old), OURS) == ()
 
 
 def test_the_record_of_another_outbox_is_refused_unless_adopted() -> None:
-    other = record(Publication.of(rows(1)), identity=Identity("incarnation-9", "elsewhere"))
+    other = record(Publication.of(rows(1)), identity=OutboxIdentity("incarnation-9", "elsewhere"))
     with pytest.raises(ForeignOutbox, match=r"elsewhere, not outbox in database shop.*OUTBOX_GROUP"):
         left_behind(other, OURS)
     assert left_behind(other, OURS, adopt=True) == ()

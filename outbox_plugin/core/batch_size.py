@@ -1,4 +1,4 @@
-"""How many rows to ask for at once, so that they are in bounds together, whatever the size of values and headers."""
+"""How many rows to read at once, so that together they stay within bounds whatever the size of values and headers."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _FEWEST_ROWS = 8
 _SAMPLES = 100
 
 
-class Portion:
-    """Follows the size of the rows: `rows` of them have `BYTES_PER_WINDOW` together, if they are like the last.
+class BatchSize:
+    """Follows the size of the rows: `rows` of them have about `BYTES_PER_WINDOW` bytes, if they are like the last ones.
 
-    For those that are not, there is `Wanted.large_bytes`.
+    Rows that are much larger are read apart: see `ReadRequest.large_bytes`.
     """
 
     def __init__(self) -> None:
         self.rows = ROWS_PER_WINDOW
 
-    def learned(self, rows: Sequence[OutboxRow]) -> None:
-        """Look at some of the `rows` that were read, of which there is at least one."""
+    def update(self, rows: Sequence[OutboxRow]) -> None:
+        """Measure a sample of the `rows` that were read; there is at least one."""
         sizes = [length_of(row) for row in rows[:: 1 + len(rows) // _SAMPLES]]
         fitting = BYTES_PER_WINDOW * len(sizes) // max(1, sum(sizes))
         self.rows = min(ROWS_PER_WINDOW, max(_FEWEST_ROWS, fitting))

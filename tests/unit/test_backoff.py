@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outbox_plugin.core.pace import Backoff
+from outbox_plugin.core.backoff import Backoff
 
 
 def test_waits_double_up_to_the_last_and_start_again_after_a_success() -> None:
