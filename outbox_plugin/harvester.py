@@ -28,9 +28,9 @@ from outbox_plugin.adapters.postgres_window_store import PostgresWindowStore
 from outbox_plugin.adapters.progress_reader import read_progress
 from outbox_plugin.adapters.registration import Registration
 from outbox_plugin.adapters.reserved_topics import ReservedTopics
-from outbox_plugin.core.election import Election, Timing
-from outbox_plugin.core.heartbeat import Heartbeat
 from outbox_plugin.core.backoff import Backoff
+from outbox_plugin.core.election import Election, ElectionTiming
+from outbox_plugin.core.heartbeat import Heartbeat
 from outbox_plugin.core.intervals import ERROR_FIRST, ERROR_LAST
 from outbox_plugin.core.progress import OutboxIdentity
 from outbox_plugin.core.shards import Layout, Slice
@@ -268,7 +268,7 @@ class Harvester(Background):
         host, pid = socket.gethostname(), os.getpid()
         instance = f"{host}-{pid}-{uuid.uuid4().hex[:12]}"
         membership = KafkaMembership(self._settings, self._names, layout.shards, self._signer, instance)
-        timing = Timing(spread=random.uniform(0.0, 0.3))  # noqa: S311 - not for secrets.
+        timing = ElectionTiming(spread=random.uniform(0.0, 0.3))  # noqa: S311 - not for secrets.
         shards = [
             Shard(
                 number,

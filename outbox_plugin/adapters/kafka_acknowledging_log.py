@@ -11,7 +11,7 @@ from confluent_kafka import KafkaException, Producer
 from outbox_plugin.adapters.kafka_clients import ended, refused_property
 from outbox_plugin.adapters.kafka_transactional_log import off_clock, producer_config
 from outbox_plugin.adapters.row_delivery import RowDelivery, refused_by_topic
-from outbox_plugin.core.ports import Sent
+from outbox_plugin.core.ports import SendResult
 from outbox_plugin.core.row import OutboxRow, column
 from outbox_plugin.errors import LogUnavailable
 from outbox_plugin.settings import Settings
@@ -42,7 +42,7 @@ class KafkaAcknowledgingLog:
         except KafkaException as error:
             raise refused_property(error) from None
 
-    def send(self, rows: Sequence[OutboxRow], confirm: Callable[[], None]) -> Sent:
+    def send(self, rows: Sequence[OutboxRow], confirm: Callable[[], None]) -> SendResult:
         """Send `rows`, in which no key of a topic occurs twice, and wait for what becomes of each.
 
         Args:
@@ -72,7 +72,7 @@ class KafkaAcknowledgingLog:
                 del refused[row.id]
                 failed |= {row.id} if row.topic in off else self._records.failed
         away |= {topic: off_clock(error) for topic, error in off.items()}
-        return Sent(set(column(rows, "id")) - refused.keys() - failed, refused, away)
+        return SendResult(set(column(rows, "id")) - refused.keys() - failed, refused, away)
 
     def _doubtful(self, rows: Sequence[OutboxRow]) -> list[OutboxRow]:
         """Those of `rows` that a broker called invalid in a batch of several.

@@ -65,7 +65,7 @@ _MAY_BE_FORBIDDEN = {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError._STATE}
 
 
 class KafkaTransactionalLog:
-    """`Log` on transactional producers, one after the other; each `fence` makes a new one."""
+    """`TransactionalLog` on transactional producers, one after the other; each `fence` makes a new one."""
 
     def __init__(
         self,
