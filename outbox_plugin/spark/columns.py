@@ -15,9 +15,17 @@ from pyspark.sql.types import BinaryType, StructType
 
 from outbox_plugin.errors import UserError
 from outbox_plugin.spark.column_types import DECIMAL_ORDER, KEYS, PLAIN, TEXTS, are_headers, is_document, ordered_as
+from outbox_plugin.spark.dead_letters import staged_events
 from outbox_plugin.spark.json_text import element_offsets, entries, json_text
-from outbox_plugin.spark.rows import BadRow, Limits, Unstorable, bad_rows, event_shown, first_unstorable, shown
-from outbox_plugin.spark.set_aside import staged_events
+from outbox_plugin.spark.rows import (
+    RowProblem,
+    SizeLimits,
+    Unstorable,
+    event_shown,
+    first_unstorable,
+    row_problems,
+    shown,
+)
 from outbox_plugin.spark.texts import decoded, decoded_document, is_text, lists_with, without_nul
 
 EVENT_COLUMNS = ("kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values")
@@ -40,8 +48,8 @@ class Converted:
     """
 
     columns: list[pa.Array]
-    bad: dict[int, BadRow]
-    refused: BadRow | None = None
+    bad: dict[int, RowProblem]
+    refused: RowProblem | None = None
 
 
 @dataclass(frozen=True)
@@ -72,14 +80,14 @@ class RowForm:
         """Whether all columns have a binary form; a business table's may be of any type."""
         return False
 
-    def convert(self, batch: pa.RecordBatch, limits: Limits) -> Converted:  # noqa: ARG002 Postgres judges these.
+    def convert(self, batch: pa.RecordBatch, limits: SizeLimits) -> Converted:  # noqa: ARG002 Postgres judges these.
         """The columns as they are; bytes in the form of bytea's text."""
         wrong = self.unstorable(batch)
         refused = None
         if wrong:
             first = self.names[0]
             of = f"the row with {first} {shown(decoded(self._column(batch, first)).values[wrong.row])}"
-            refused = BadRow(wrong.column, f"{wrong.problem}, of {of}")
+            refused = RowProblem(wrong.column, f"{wrong.problem}, of {of}")
         return Converted(self.copied(batch), {}, refused)
 
     def copied(self, batch: pa.RecordBatch) -> list[pa.Array]:
@@ -137,7 +145,7 @@ class EventForm:
         """Whether all columns have a binary form: decimals have none that is simple."""
         return not self.rows.names and all(example != DECIMAL_ORDER for _, example in self.order_by)
 
-    def convert(self, batch: pa.RecordBatch, limits: Limits) -> Converted:
+    def convert(self, batch: pa.RecordBatch, limits: SizeLimits) -> Converted:
         """The events of `batch`, and which of them the outbox or Kafka would refuse."""
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         undecodable: dict[str, pa.Array] = {}
@@ -157,7 +165,7 @@ class EventForm:
         order = {name: text(name) if is_text(columns[name].type) else columns[name] for name, _ in self.order_by}
         ordering_texts = {name: column for name, column in order.items() if is_text(column.type)}
         events = [topics, keys, values, names, texts]
-        bad = bad_rows(pa.RecordBatch.from_arrays(events, list(EVENT_COLUMNS)), undecodable, limits, ordering_texts)
+        bad = row_problems(pa.RecordBatch.from_arrays(events, list(EVENT_COLUMNS)), undecodable, limits, ordering_texts)
         if bad:
             order = {name: without_nul(each) if name in ordering_texts else each for name, each in order.items()}
         altering = {
@@ -169,7 +177,7 @@ class EventForm:
         refused = None
         if wrong := self.rows.unstorable(batch):
             of = event_shown(topics[wrong.row], keys[wrong.row])
-            refused = BadRow(wrong.column, f"{wrong.problem}, of {of}")
+            refused = RowProblem(wrong.column, f"{wrong.problem}, of {of}")
         return Converted([*staged, *order.values(), *self.rows.copied(batch)], bad, refused)
 
 

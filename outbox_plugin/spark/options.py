@@ -12,8 +12,8 @@ from outbox_plugin.errors import UserError
 
 OnBadRow = Literal["fail", "deadLetter"]
 _KNOWN = ("dsn", "table", "topic", "orderBy", "businessTable", "jobId", "onBadRow")
-# What a job that wrote to Kafka, or a stream, has set beside: it means nothing here, and harms nobody.
-_OF_OTHERS = ("checkpointlocation", "includeheaders", "path")
+# Options of Spark's own and of its Kafka sink, which a job may keep: they have no effect here.
+_IGNORED = ("checkpointlocation", "includeheaders", "path")
 
 
 class OptionWrong(UserError):
@@ -22,27 +22,27 @@ class OptionWrong(UserError):
 
 @dataclass(frozen=True)
 class SinkOptions:
-    """What a write was asked to do."""
+    """The options of a write, checked."""
 
-    settings: dict[str, Any]  # Those that are given; the others come from the environment.
+    settings: dict[str, Any]  # The settings that are given as options; the others come from the environment.
     topic: str | None
     order_by: tuple[str, ...]
     business_table: str | None
     job_id: str
-    set_aside: bool
+    dead_letter: bool  # Bad events become dead letters; else the first one fails the job.
 
 
 def sink_options(given: Mapping[str, str], *, streaming: bool = False) -> SinkOptions:
-    """What the options say; their names' case does not matter.
+    """Check the options of a write. The case of their names does not matter.
 
     Raises:
-        OptionWrong: one is not known, or not what it may be.
+        OptionWrong: an option is not known, or has a value that it cannot have.
         InvalidSetting: the job id is empty, too long, or has a NUL.
     """
     options = {name.lower(): text for name, text in given.items()}
     lower = {name.lower(): name for name in _KNOWN}
     for name in options:
-        if name not in lower and name not in _OF_OTHERS and not name.startswith("kafka."):
+        if name not in lower and name not in _IGNORED and not name.startswith("kafka."):
             raise OptionWrong(f"the option {name!r} is not known; the outbox's are {', '.join(_KNOWN)}")
     if streaming and "jobid" in options:
         raise OptionWrong("the option 'jobId' is not for a stream: its query id tells it from others, across restarts")
@@ -58,5 +58,5 @@ def sink_options(given: Mapping[str, str], *, streaming: bool = False) -> SinkOp
         order_by=tuple(name.strip() for name in options.get("orderby", "").split(",") if name.strip()),
         business_table=options.get("businesstable"),
         job_id=job_id,
-        set_aside=policies[on_bad_row.lower()] == "deadLetter",
+        dead_letter=policies[on_bad_row.lower()] == "deadLetter",
     )

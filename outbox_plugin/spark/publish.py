@@ -1,4 +1,7 @@
-"""Moves what the accepted attempts staged to where it is seen: all of it in the caller's transaction."""
+"""Moves the rows of the accepted attempts from staging tables to the outbox and the business table.
+
+All of it happens in the caller's transaction.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from outbox_plugin.schema.qualify import qualified
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.spark.staging import PARTITION_BITS, PREFIX, Attempt, StagingTable, identifier, row_column
 
-# Where all of a partition's rows are published in their order, a place is known without counting.
+# The sequence number of a row is known without counting where all rows of each partition are published in order.
 _KNOWN_PLACE = sql.SQL(
     qualified("(%(earlier)s::bigint[])[1 + (outbox_ordinal >> {bits})] + (outbox_ordinal & {mask}) + 1")
 ).format(bits=PARTITION_BITS, mask=(1 << PARTITION_BITS) - 1)
@@ -37,29 +40,29 @@ class RowsDropped(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """What the attempts that Spark accepted have put into a staging table."""
+    """The rows that the attempts which Spark accepted have put into a staging table."""
 
     table: StagingTable
     attempts: list[Attempt]
 
     @property
     def ids(self) -> list[str]:
-        """Of the attempts."""
+        """The ids of the attempts."""
         return [attempt.id for attempt in self.attempts]
 
     @property
     def rows(self) -> int:
-        """How many there are to publish."""
+        """The number of rows to publish."""
         return sum(attempt.rows for attempt in self.attempts)
 
     @property
-    def set_aside(self) -> int:
-        """How many go to the dead letters instead."""
-        return sum(attempt.set_aside for attempt in self.attempts)
+    def dead_letters(self) -> int:
+        """How many of the events become dead letters instead."""
+        return sum(attempt.dead_letters for attempt in self.attempts)
 
     @property
     def earlier(self) -> list[int]:
-        """How many rows the partitions before each partition have."""
+        """The number of rows in all partitions before each partition, by its number."""
         rows = [0] * (1 + max((attempt.partition for attempt in self.attempts), default=0))
         for attempt in self.attempts:
             rows[attempt.partition] = attempt.rows
@@ -67,7 +70,7 @@ class Staged:
 
 
 def accepted(table: StagingTable, attempts: Iterable[Attempt]) -> Staged:
-    """What is to be published of `table`.
+    """The rows of `table` that are published.
 
     Raises:
         InvalidEvent: an attempt met a row that the outbox or Kafka would refuse.
@@ -85,41 +88,41 @@ def accepted(table: StagingTable, attempts: Iterable[Attempt]) -> Staged:
 def publish_events(
     connection: psycopg.Connection[tuple[Any, ...]], staged: Staged, job_id: str, before: int = 0
 ) -> None:
-    """Insert the events, and set those aside that would be refused.
+    """Insert the events, and dead-letter those that the outbox or Kafka would refuse.
 
     Args:
         connection: in a transaction.
         staged: the events.
         job_id: goes into the header `outbox-job`.
-        before: how many events of the job are in the outbox already; `outbox-sequence` goes on from there.
+        before: the number of the job's events that earlier commits have published; `outbox-sequence` continues it.
 
     Raises:
         StagingLost: not all of them are there any more.
         RowsDropped: the table did not take all of them.
     """
-    asked = [
+    ordered_by = [
         sql.SQL("{} NULLS FIRST").format(sql.Identifier(name)) for name in staged.table.form.order
     ]  # Nulls as in Spark.
-    order = sql.SQL(", ").join([*asked, sql.Identifier("outbox_ordinal")])
-    place = _COUNTED_PLACE.format(order=order) if asked or staged.set_aside else _KNOWN_PLACE
+    order = sql.SQL(", ").join([*ordered_by, sql.Identifier("outbox_ordinal")])
+    place = _COUNTED_PLACE.format(order=order) if ordered_by or staged.dead_letters else _KNOWN_PLACE
     values = {"attempts": staged.ids, "job_id": job_id}
     placed = {**values, "before": before, "earlier": staged.earlier}
     steer = "read_by_index" if staged.table.comes_in_order else "sort_in_memory"
     connection.execute(statement("staging", steer, staged.table.outbox))
     _run(connection, staged, "publish_events", staged.table.outbox_name, staged.rows, placed, order=order, place=place)
-    if staged.set_aside:
+    if staged.dead_letters:
         _run(
             connection,
             staged,
-            "set_aside",
+            "dead_letter_events",
             "outbox_dead_letter",
-            staged.set_aside,
+            staged.dead_letters,
             {**values, "table": staged.table.outbox_name},
         )
 
 
 def digest_events(connection: psycopg.Connection[tuple[Any, ...]], staged: Staged) -> str:
-    """What tells the staged events from others: how many they are, and a sum over their topics, keys and values.
+    """A digest of the staged events: their number, and a sum over their topics, keys and values.
 
     Raises:
         StagingLost: not all of them are there any more.
@@ -127,7 +130,7 @@ def digest_events(connection: psycopg.Connection[tuple[Any, ...]], staged: Stage
     query = statement("staging", "digest_staged", staged.table.outbox, staging=staged.table.identifier)
     with _lost_if_dropped():
         [(there, total)] = connection.execute(query, {"attempts": staged.ids}).fetchall()
-    if there != (expected := staged.rows + staged.set_aside):
+    if there != (expected := staged.rows + staged.dead_letters):
         raise _lost(expected, there)
     return f"{there}:{total}"
 
@@ -138,9 +141,13 @@ def publish_rows(
     replaced: sql.Composable | None = None,
     on_conflict: sql.Composable | None = None,
 ) -> None:
-    """Insert the business rows; those of which `replaced` is true are deleted first.
+    """Insert the business rows.
 
-    `on_conflict` is what follows ON CONFLICT. It may leave rows out, so only what was staged is counted then.
+    Args:
+        connection: in a transaction.
+        staged: the business rows.
+        replaced: the rows of the table of which this is true are deleted first; None deletes none.
+        on_conflict: follows ON CONFLICT in the INSERT. It may leave out rows, so then only the staged rows are counted.
 
     Raises:
         StagingLost: not all of them are there any more.
@@ -151,7 +158,7 @@ def publish_rows(
         connection.execute(sql.SQL("DELETE FROM {} WHERE {}").format(sql.Identifier(*table), replaced))
     columns = sql.SQL(", ").join(map(identifier, staged.table.form.business))
     taken = sql.SQL(", ").join(sql.Identifier(row_column(n)) for n in range(len(staged.table.form.business)))
-    rows = staged.rows + staged.set_aside
+    rows = staged.rows + staged.dead_letters
     conflict = sql.SQL("")
     if on_conflict is not None:
         _check_staged(connection, staged, rows)
@@ -188,7 +195,7 @@ def _run(
         if expected is None or found == expected:
             return
         there = _count_staged(connection, staged)
-    if there == staged.rows + staged.set_aside:
+    if there == staged.rows + staged.dead_letters:
         raise RowsDropped(
             f"the table {into!r} took {found} of {expected} rows: a trigger or a rule of its own drops rows; "
             "nothing was written"

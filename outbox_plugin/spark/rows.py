@@ -19,14 +19,14 @@ _SHOWN_CHARACTERS = 40
 _NUL = "has the character NUL, which Postgres cannot store"
 
 
-class BadRow(NamedTuple):
+class RowProblem(NamedTuple):
     """What is wrong with a row: the column that the user gave, and the problem, which names the row's key."""
 
     column: str
     problem: str
 
 
-class Limits(NamedTuple):
+class SizeLimits(NamedTuple):
     """How many characters fit into the outbox's columns; None is no limit."""
 
     key: int | None = MAX_KEY_CHARACTERS
@@ -41,12 +41,12 @@ class Unstorable(NamedTuple):
     problem: str
 
 
-def bad_rows(
+def row_problems(
     batch: pa.RecordBatch,
     undecodable: Mapping[str, pa.Array],
-    limits: Limits,
+    limits: SizeLimits,
     order: Mapping[str, pa.Array] | None = None,
-) -> dict[int, BadRow]:
+) -> dict[int, RowProblem]:
     """The rows that are wrong, by their numbers; empty when all are well.
 
     Args:
@@ -56,11 +56,11 @@ def bad_rows(
         order: the columns of text that the events are ordered by.
     """
     topics, keys = batch.column("kafka_topic"), batch.column("kafka_key")
-    found: dict[int, BadRow] = {}
+    found: dict[int, RowProblem] = {}
     for column, wrong, problem in _rules(batch, undecodable, limits, order or {}):
         if pc.any(wrong).as_py():
             for row in pc.indices_nonzero(pc.fill_null(wrong, fill_value=False)).to_pylist():
-                found.setdefault(row, BadRow(column, f"{problem(row)}, of {event_shown(topics[row], keys[row])}"))
+                found.setdefault(row, RowProblem(column, f"{problem(row)}, of {event_shown(topics[row], keys[row])}"))
     return found
 
 
@@ -97,7 +97,7 @@ def shown(value: pa.Scalar) -> str:
 
 
 def _rules(
-    batch: pa.RecordBatch, undecodable: Mapping[str, pa.Array], limits: Limits, order: Mapping[str, pa.Array]
+    batch: pa.RecordBatch, undecodable: Mapping[str, pa.Array], limits: SizeLimits, order: Mapping[str, pa.Array]
 ) -> Iterator[tuple[str, pa.Array, Callable[[int], str]]]:
     """A column, the rows in which it is wrong, and what is wrong in a row."""
     topics, keys, values = (batch.column(name) for name in ("kafka_topic", "kafka_key", "kafka_value"))

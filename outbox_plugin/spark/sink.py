@@ -1,19 +1,16 @@
 """`df.write.format("outbox")` and `df.writeStream.format("outbox")`: the outbox as a Python data source of Spark's.
 
 Spark makes a writer in one process, runs its tasks in others, and commits in one more. So no session spans a job: its
-tasks create the staging table, and a lease in the database says how long it is the job's. The commit is one transaction
-that publishes what the accepted attempts staged, records the job or the stream's batch, and drops the staging table.
+tasks create the staging table, and a lease in the database keeps the table for the job. `commit` has the protocol.
 """
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
 
-import psycopg
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
@@ -27,7 +24,6 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from outbox_plugin.core.job_id import former_job_ids
 from outbox_plugin.errors import UserError
 from outbox_plugin.schema.connection import connect_patiently, reported_as_refusal
 from outbox_plugin.schema.orphans import drop_orphans
@@ -36,11 +32,20 @@ from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 from outbox_plugin.spark.business import check_business_table
 from outbox_plugin.spark.columns import EVENT_FIELDS, EventForm, event_form, row_form
+from outbox_plugin.spark.commit import (
+    CommitRecord,
+    Connection,
+    StagedWrite,
+    batch_record,
+    is_committed,
+    job_record,
+    publish_once,
+    watch_client,
+)
 from outbox_plugin.spark.options import OptionWrong, SinkOptions, sink_options
-from outbox_plugin.spark.publish import Staged, accepted, digest_events, publish_events, publish_rows
-from outbox_plugin.spark.staging import PREFIX, Attempt, StageTask, StagingTable
+from outbox_plugin.spark.publish import Staged, accepted, digest_events
+from outbox_plugin.spark.staging import Attempt, StageTask, StagingTable, new_staging_table
 
-_Connection = psycopg.Connection[tuple[Any, ...]]
 COMMIT_PURPOSE = "outbox spark commit"
 
 
@@ -58,7 +63,7 @@ def register(spark: SparkSession) -> None:
 
 @dataclass
 class _Message(WriterCommitMessage):
-    """What a task tells the commit."""
+    """A task's message to the commit."""
 
     attempt: Attempt | None = None  # None: nothing was staged, because the job had been committed before.
     table: StagingTable | None = None
@@ -67,7 +72,7 @@ class _Message(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class _Sink:
-    """What batch and stream have in common."""
+    """The staging and publishing that batches and streams share."""
 
     settings: Settings = field(repr=False)
     options: SinkOptions = field(repr=False)
@@ -75,46 +80,39 @@ class _Sink:
     outbox: str  # In full.
 
     def new_table(self) -> StagingTable:
-        name = f"{PREFIX}{uuid.uuid4().hex}"
-        return StagingTable(self.outbox, name, self.form, self.options.business_table, self.settings.table)
+        return new_staging_table(self.outbox, self.form, self.options.business_table, self.settings.table)
 
     def stage(self, batches: Iterator[pa.RecordBatch], table: StagingTable, job_id: str) -> Attempt:
-        return StageTask(self.settings.dsn.get_secret_value(), table, self.options.set_aside, job_id)(batches)
+        return StageTask(self.settings.dsn.get_secret_value(), table, self.options.dead_letter, job_id)(batches)
 
     @contextmanager
-    def connection(self) -> Iterator[_Connection]:
+    def connection(self) -> Iterator[Connection]:
         with _connection(self.settings) as connection:
             yield connection
 
     def publish(
         self,
-        claim: str,
-        values: dict[str, Any],
         staged: Staged,
-        check_repeat: Callable[[_Connection, dict[str, Any]], None] | None = None,
+        record_of: Callable[[Connection], CommitRecord],
+        check_repeat: Callable[[Connection, CommitRecord], None] | None = None,
     ) -> None:
-        """All at once, unless it has been; then remove the staging table.
+        """Publish the staged rows, unless that has been recorded; then remove the staging table.
 
-        `claim` names the statement that records the job, or the batch of the stream, unless it is recorded already, and
-        says how many events of it there have been before. `check_repeat` runs where it is recorded already; it is given
-        the values with a digest of the events, which tells them from others.
+        Args:
+            staged: the events, each with its business row where there is a business table.
+            record_of: makes the record, in the transaction of the commit.
+            check_repeat: runs where the commit has been recorded before.
         """
         with self.connection() as connection:
             with connection.transaction():
-                connection.execute(statement("probe", "watch_client", self.outbox))
-                named = {**values, "events": staged.rows}
-                if check_repeat:
-                    named["digest"] = digest_events(connection, staged)
-                claimed = connection.execute(statement("staging", claim, self.outbox), named).fetchall()
-                if check_repeat and not claimed:
-                    check_repeat(connection, named)
-                for (before,) in claimed:
-                    if self.options.business_table:
-                        publish_rows(connection, staged)
-                    publish_events(connection, staged, values["job_id"], before)
+                watch_client(connection, self.outbox)
+                record = record_of(connection)
+                write = StagedWrite(staged if self.options.business_table else None, staged)
+                if not publish_once(connection, self.outbox, record, write) and check_repeat:
+                    check_repeat(connection, record)
                 staged.table.end_lease(connection)
             staged.table.drop(connection)
-            drop_orphans(connection, self.outbox, values["job_id"])
+            drop_orphans(connection, self.outbox, record.job_id)
 
     def drop(self, table: StagingTable) -> None:
         with self.connection() as connection:
@@ -127,10 +125,9 @@ class OutboxWriter(DataSourceArrowWriter):
     def __init__(self, sink: _Sink) -> None:
         self._sink = sink
         self._table = sink.new_table()
+        self._record = job_record(sink.options.job_id)
         with sink.connection() as connection:
-            drop_orphans(connection, sink.outbox, sink.options.job_id)
-            find = statement("staging", "find_job", sink.outbox)
-            self._again = bool(connection.execute(find, _named(sink.options.job_id)).fetchall())
+            self._again = is_committed(connection, sink.outbox, self._record)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """A task: stage its partition."""
@@ -144,19 +141,15 @@ class OutboxWriter(DataSourceArrowWriter):
         Raises:
             InvalidEvent: a row would be refused by the outbox or by Kafka; nothing is written.
             InvalidRow: a business row would be refused by Postgres; nothing is written.
-        StagingLost: Postgres crashed meanwhile, or a later run of the same job is under way.
+            StagingLost: Postgres crashed meanwhile, or a later run of the same job is under way.
         """
         if not self._again:
-            staged = accepted(self._table, [said.attempt for said in _said(messages) if said.attempt])
-            self._sink.publish("claim_job", _named(self._sink.options.job_id), staged)
+            staged = accepted(self._table, [message.attempt for message in _own(messages) if message.attempt])
+            self._sink.publish(staged, lambda _: self._record)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002
-        """Remove what was staged."""
+        """Remove the staging table."""
         self._sink.drop(self._table)
-
-
-def _named(job_id: str) -> dict[str, Any]:
-    return {"job_id": job_id, "former": former_job_ids(job_id)}
 
 
 class OutboxStreamWriter(DataSourceStreamArrowWriter):
@@ -183,19 +176,23 @@ class OutboxStreamWriter(DataSourceStreamArrowWriter):
             CheckpointTooOld: a later batch of the query, or this one with other events, has been published; nothing is
                 written.
         """
-        said = _said(messages)
-        for table, query_id in {(each.table, each.query_id) for each in said if each.table}:
-            staged = accepted(table, [each.attempt for each in said if each.attempt])
-            batch = {"job_id": query_id, "batch_id": batchId}
-            self._sink.publish("claim_batch", batch, staged, self._check_repeat)
+        own = _own(messages)
+        for table, query_id in {(message.table, message.query_id) for message in own if message.table}:
+            staged = accepted(table, [message.attempt for message in own if message.attempt])
+            self._sink.publish(staged, partial(self._record, staged, query_id, batchId), self._check_repeat)
 
-    def _check_repeat(self, connection: _Connection, batch: dict[str, Any]) -> None:
-        """See that a batch which is not published now was the last one, with the same events; Spark repeats no other.
+    @staticmethod
+    def _record(staged: Staged, query_id: str, batch_id: int, connection: Connection) -> CommitRecord:
+        return batch_record(query_id, batch_id, digest_events(connection, staged))
+
+    def _check_repeat(self, connection: Connection, record: CommitRecord) -> None:
+        """Check that a repeated batch is the last one that was published, with the same events; Spark repeats no other.
 
         With a checkpoint that was set back by one batch, Spark puts other rows under the number of the last one.
         """
         last_batch = statement("staging", "last_batch", self._sink.outbox)
-        [(last, is_same)] = connection.execute(last_batch, batch).fetchall()
+        [(last, is_same)] = connection.execute(last_batch, record.parameters).fetchall()
+        batch = record.parameters
         if last > batch["batch_id"]:
             raise CheckpointTooOld(
                 f"the checkpoint is older than what was emitted: batch {batch['batch_id']} of the query "
@@ -211,12 +208,12 @@ class OutboxStreamWriter(DataSourceStreamArrowWriter):
             )
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
-        """Remove what was staged."""
-        for table in {each.table for each in _said(messages) if each.table}:
+        """Remove the staging table."""
+        for table in {message.table for message in _own(messages) if message.table}:
             self._sink.drop(table)
 
 
-def _said(messages: list[WriterCommitMessage | None]) -> list[_Message]:
+def _own(messages: list[WriterCommitMessage | None]) -> list[_Message]:
     return [message for message in messages if isinstance(message, _Message)]
 
 
@@ -225,7 +222,7 @@ class OutboxDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What stands in `format(…)`."""
+        """The name that `format(…)` takes."""
         return "outbox"
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -263,6 +260,6 @@ class OutboxDataSource(DataSource):
 
 
 @contextmanager
-def _connection(settings: Settings) -> Iterator[_Connection]:
+def _connection(settings: Settings) -> Iterator[Connection]:
     with reported_as_refusal(settings), connect_patiently(settings, purpose=COMMIT_PURPOSE) as connection:
         yield connection

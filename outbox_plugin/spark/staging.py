@@ -1,6 +1,6 @@
-"""What a Spark task does: copy its partition into a staging table, under an attempt id of its own.
+"""A Spark task copies its partition into a staging table, under an attempt id of its own.
 
-Runs in Spark's Python workers, which import this module afresh.
+This runs in Spark's Python workers, which import the module themselves.
 """
 
 from __future__ import annotations
@@ -23,35 +23,45 @@ from outbox_plugin.schema.qualify import qualified
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.spark.columns import EventForm, RowForm
 from outbox_plugin.spark.copy_format import BINARY_END, BINARY_START, binary_rows, csv_rows
-from outbox_plugin.spark.rows import BadRow, Limits
+from outbox_plugin.spark.rows import RowProblem, SizeLimits
 
 SCHEMA = "outbox_staging"
 PREFIX = "outbox_staging_"
 RESTART_SECONDS = 30.0
-PARTITION_BITS = 40  # An ordinal is its partition's number, and in so many bits the row's number in there.
+PARTITION_BITS = 40  # An ordinal is the partition's number, and in its last 40 bits the row's number within it.
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What one attempt of a partition's task staged: rows, and those that are set aside.
+    """What one attempt of a partition's task staged, or why its job must fail.
 
-    Or the first row for which its job must fail: `bad`, a bad event, or `refused`, a business row.
+    Attributes:
+        id: the attempt's own, which its rows carry.
+        partition: the partition's number.
+        rows: how many good rows it has staged.
+        dead_letters: how many rows it has staged that become dead letters.
+        bad: the first bad event, where a bad event fails the job.
+        refused: the first business row that Postgres cannot store.
     """
 
     id: str
     partition: int
     rows: int
-    set_aside: int = 0
-    bad: BadRow | None = None
-    refused: BadRow | None = None
+    dead_letters: int = 0
+    bad: RowProblem | None = None
+    refused: RowProblem | None = None
 
 
 @dataclass(frozen=True)
 class StagingTable:
     """A table that the tasks of one job fill.
 
-    `outbox` is the outbox's name with its schema, so that every session means the same table by it; `known_as` is the
-    name that the user gave, by which the database knows it, where that is another one.
+    Attributes:
+        outbox: the outbox's name with its schema, so that every session finds the same table.
+        name: the table's own.
+        form: the columns of its rows.
+        business: the business table that the rows go to.
+        known_as: the outbox's name as the user gave it, where that is another one.
     """
 
     outbox: str
@@ -83,7 +93,7 @@ class StagingTable:
         return isinstance(self.form, EventForm) and not self.form.order
 
     def create(self, connection: psycopg.Connection[tuple[Any, ...]], job_id: str) -> None:
-        """Make it, and register it as the job's, so that it is removed when nobody owns it any more."""
+        """Create the table, and register it for the job, so that it is removed when nobody owns it any more."""
         columns = [sql.SQL("{} AS {}").format(kind, sql.Identifier(name)) for name, kind in self.columns.items()]
         source = identifier(*self.business.split(".")) if self.business else sql.SQL("(VALUES (0))")
         with connection.transaction():
@@ -93,7 +103,7 @@ class StagingTable:
             connection.execute(self._statement("register"), {"staging": self.name, "job_id": job_id})
 
     def create_leased(self, connection: psycopg.Connection[tuple[Any, ...]], job_id: str) -> None:
-        """Make it, unless another task has, and lease it for the job."""
+        """Create the table, unless another task has, and lease it for the job."""
         with connection.transaction():
             self._run(connection, "create_alone")
             if not self._run(connection, "staging_exists").rowcount:
@@ -101,15 +111,15 @@ class StagingTable:
             self.lease(connection)
 
     def lease(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
-        """Keep it for another hour."""
+        """Keep the table for another hour."""
         self._run(connection, "lease")
 
     def end_lease(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
-        """From now on it is anybody's to remove."""
+        """Let any job remove the table from now on."""
         self._run(connection, "end_lease")
 
     def drop(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
-        """Remove it, or, while a task that nobody needs still writes to it, leave that to a later job."""
+        """Remove the table. While a task that lost its race still writes to it, leave it for a later job to remove."""
         self.end_lease(connection)
         drop_unless_used(connection, self.outbox, self.name, self.identifier)
 
@@ -123,24 +133,32 @@ class StagingTable:
         return statement("staging", name, self.outbox, staging=self.identifier, quoted_staging=quoted, **parts)
 
 
+def new_staging_table(
+    outbox: str, form: EventForm | RowForm, business: str | None, known_as: str | None
+) -> StagingTable:
+    """A staging table with a name that no other one has; its arguments are `StagingTable`'s."""
+    return StagingTable(outbox, f"{PREFIX}{uuid.uuid4().hex}", form, business, known_as)
+
+
 @dataclass(frozen=True)
 class StageTask:
     """Copies a partition's Arrow batches; picklable, so that a worker can be handed it."""
 
     dsn: str = field(repr=False)  # It may hold a password.
     table: StagingTable
-    set_aside: bool = False
+    dead_letter: bool = False  # Bad events become dead letters; else the first one fails the job.
     leased_for: str | None = None  # The job, when its tasks create the table and no session owns it.
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Attempt:
         """Copy `batches` in one transaction.
 
-        A bad row ends the attempt, unless such rows are to be set aside; nothing of a job that has one is published.
+        A bad event ends the attempt, unless bad events become dead letters. A business row that Postgres cannot store
+        always does.
         """
         context = TaskContext.get()
         partition = context.partitionId() if context else 0
         first = partition << PARTITION_BITS
-        attempt, rows, aside = uuid.uuid4(), 0, 0
+        attempt, rows, dead_letters = uuid.uuid4(), 0, 0
         with closing(_connected(self.dsn)) as connection:
             limits = self._prepare(connection)
             with connection.transaction(), connection.cursor() as cursor:
@@ -153,24 +171,24 @@ class StageTask:
                         converted = self.table.form.convert(batch, limits)
                         if converted.refused:
                             return Attempt(attempt.hex, partition, 0, refused=converted.refused)
-                        if converted.bad and not self.set_aside:
+                        if converted.bad and not self.dead_letter:
                             return Attempt(attempt.hex, partition, 0, 0, converted.bad[min(converted.bad)])
                         ordinals = pa.array(np.arange(first + rows, first + rows + batch.num_rows))
                         columns = [ordinals, *converted.columns]
                         copy.write(binary_rows(attempt, columns) if binary else csv_rows(attempt, columns))
                         rows += batch.num_rows
-                        aside += len(converted.bad)
+                        dead_letters += len(converted.bad)
                     copy.write(BINARY_END if binary else b"")
                 if self.leased_for:
                     self.table.lease(connection)
-        return Attempt(attempt.hex, partition, rows - aside, aside)
+        return Attempt(attempt.hex, partition, rows - dead_letters, dead_letters)
 
-    def _prepare(self, connection: psycopg.Connection[tuple[Any, ...]]) -> Limits:
+    def _prepare(self, connection: psycopg.Connection[tuple[Any, ...]]) -> SizeLimits:
         if self.leased_for:
             self.table.create_leased(connection, self.leased_for)
         found = connection.execute(statement("staging", "limits", self.table.outbox)).fetchall()
         characters = dict(found)
-        return Limits(characters.get("kafka_key"), characters.get("kafka_value"))
+        return SizeLimits(characters.get("kafka_key"), characters.get("kafka_value"))
 
     def _copy_statement(self) -> sql.Composed:
         columns = self.table.columns
@@ -182,7 +200,7 @@ class StageTask:
 
 
 def _connected(dsn: str) -> psycopg.Connection[tuple[Any, ...]]:
-    """A connection; a Postgres that is being started again is waited for, else Spark has soon tried often enough."""
+    """Connect; wait while Postgres restarts, because Spark gives a task few attempts."""
     deadline = time.monotonic() + RESTART_SECONDS
     while True:
         try:

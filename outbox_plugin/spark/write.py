@@ -1,4 +1,4 @@
-"""The driver's side: stage what the tasks write, then move all of it in one transaction."""
+"""`OutboxWrite`: a job's business rows and events, written in one transaction of the driver."""
 
 from __future__ import annotations
 
@@ -14,31 +14,36 @@ from psycopg import sql
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as f
 
-from outbox_plugin.core.job_id import check_job_id, former_job_ids
+from outbox_plugin.core.job_id import check_job_id
 from outbox_plugin.schema.connection import connect_patiently, reported_as_refusal
-from outbox_plugin.schema.orphans import drop_orphans
 from outbox_plugin.schema.place import in_full
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 from outbox_plugin.spark.business import check_business_table
 from outbox_plugin.spark.columns import EventForm, RowForm, event_form, row_form
+from outbox_plugin.spark.commit import Connection, StagedWrite, is_committed, job_record, publish_once, watch_client
 from outbox_plugin.spark.evaluated import evaluated_once
 from outbox_plugin.spark.options import OnBadRow, OptionWrong
-from outbox_plugin.spark.publish import Staged, accepted, publish_events, publish_rows
-from outbox_plugin.spark.rows import BadRow
-from outbox_plugin.spark.staging import PREFIX, Attempt, StageTask, StagingTable
+from outbox_plugin.spark.publish import Staged, accepted
+from outbox_plugin.spark.rows import RowProblem
+from outbox_plugin.spark.staging import Attempt, StageTask, StagingTable, new_staging_table
 
 PURPOSE = "outbox spark driver"
-_ATTEMPT = "id string, partition long, rows long, set_aside long, bad_column string, problem string, business boolean"
-_Connection = psycopg.Connection[tuple[Any, ...]]
+_ATTEMPT = (
+    "id string, partition long, rows long, dead_letters long, bad_column string, problem string, business boolean"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class JobCommitted:
-    """What a job wrote.
+    """The result of a commit.
 
-    `again`: it had been committed before under this id, and nothing was written now. `set_aside`: how many events would
-    have been refused, and went to the table `outbox_dead_letter`.
+    Attributes:
+        job_id: the job's.
+        events: how many events were emitted.
+        rows: how many business rows were written.
+        again: the job had been committed before under this id, and nothing was written now.
+        set_aside: how many events the outbox or Kafka would have refused. They are in the table `outbox_dead_letter`.
     """
 
     job_id: str
@@ -51,8 +56,8 @@ class JobCommitted:
 class OutboxWrite:
     """A write of business rows and events that appear together or not at all.
 
-    What rows and events are both made of, such as the rows themselves, is evaluated once, so that a row and its event
-    agree whatever functions they call. It is kept on Spark's executors while the job runs.
+    A DataFrame that rows and events are both made of is evaluated once, so that a row and its event agree whatever
+    functions they call. Spark's executors keep it while the job runs.
 
     Example:
         OutboxWrite(settings, job_id=run_id).table(flights, "flight").events(departures, topic="departures").commit()
@@ -70,9 +75,9 @@ class OutboxWrite:
         self._named_by_user = job_id is not None
         self._job_id = uuid.uuid4().hex if job_id is None else job_id
         check_job_id(self._job_id)
-        self._named = {"job_id": self._job_id, "former": former_job_ids(self._job_id)}
+        self._record = job_record(self._job_id)
         self._business: tuple[DataFrame, str, sql.Composable | None, sql.Composable | None] | None = None
-        self._claim: Callable[[_Connection], bool] | None = None
+        self._condition: Callable[[Connection], bool] | None = None
         self._events: tuple[DataFrame, EventForm, bool] | None = None
 
     def table(
@@ -128,8 +133,8 @@ class OutboxWrite:
             topic: the topic of all of them.
             order_by: columns of `events`; ids, and so what a consumer of a key sees, ascend in their order. Without it,
                 events are in the order of the DataFrame's rows.
-            on_bad_row: what becomes of an event that the outbox or Kafka would refuse: the job fails, or the event goes
-                to the table `outbox_dead_letter` in the same transaction.
+            on_bad_row: what happens to an event that the outbox or Kafka would refuse. With `fail` the job fails; with
+                `deadLetter` the event goes to the table `outbox_dead_letter` in the same transaction.
 
         Raises:
             EventColumnWrong: a column is missing or of a wrong type.
@@ -148,17 +153,17 @@ class OutboxWrite:
     def only_if(self, claim: Callable[[psycopg.Connection[tuple[Any, ...]]], bool]) -> OutboxWrite:
         """Write only if `claim` returns True: it runs first in the transaction of the write, and may write itself.
 
-        Where it returns False, `commit` says `again`. So a consumer's position is moved together with its effects: see
-        `outbox_plugin.consuming.spark`.
+        Where it returns False, the result of `commit` has `again`. `outbox_plugin.consuming.spark` moves a consumer's
+        position by it, together with the effects.
 
         Raises:
             OptionWrong: the write has such a condition already, or a job id: one of them says what was written before.
         """
         if self._named_by_user:
             raise OptionWrong("a write that is made once by a condition takes no job_id: leave it out")
-        if self._claim:
+        if self._condition:
             raise OptionWrong("a write has one condition: `only_if` was called before")
-        self._claim = claim
+        self._condition = claim
         return self
 
     def commit(self) -> JobCommitted:
@@ -171,7 +176,7 @@ class OutboxWrite:
             InvalidRow: a business row would be refused by Postgres; nothing has been written.
             RowsDropped: a table did not take all rows, because of its own triggers or rules; nothing has been written.
             StagingLost: Postgres crashed meanwhile.
-            EvaluationLost: an executor is lost that held what rows and events are both made of.
+            EvaluationLost: an executor is lost that kept a DataFrame which rows and events are both made of.
             ServerRefused, SchemaMissing: Postgres does not let us.
             pyspark.errors.PySparkException: a task failed for good; nothing has been written.
         """
@@ -179,23 +184,21 @@ class OutboxWrite:
             raise OptionWrong("there is nothing to write: call `table`, `events` or both before `commit`")
         with reported_as_refusal(self._settings), connect_patiently(self._settings, purpose=PURPOSE) as connection:
             outbox = in_full(connection, self._settings.table)
-            drop_orphans(connection, outbox, self._job_id)
-            find = statement("staging", "find_job", outbox)
-            if connection.execute(find, self._named).fetchall():
+            if is_committed(connection, outbox, self._record):
                 return JobCommitted(self._job_id, 0, 0, again=True)
             with self._stage_all(connection, outbox) as (business, events), connection.transaction():
                 return self._publish(connection, outbox, business, events)
 
     @contextmanager
-    def _stage_all(self, connection: _Connection, outbox: str) -> Iterator[tuple[Staged | None, Staged | None]]:
+    def _stage_all(self, connection: Connection, outbox: str) -> Iterator[tuple[Staged | None, Staged | None]]:
         tables: list[StagingTable] = []
 
-        def stage(rows: DataFrame, form: EventForm | RowForm, business: str | None, set_aside: bool) -> Staged:
-            table = StagingTable(outbox, f"{PREFIX}{uuid.uuid4().hex}", form, business, self._settings.table)
+        def stage(rows: DataFrame, form: EventForm | RowForm, business: str | None, *, dead_letter: bool) -> Staged:
+            table = new_staging_table(outbox, form, business, self._settings.table)
             tables.append(table)
             connection.execute(statement("staging", "own", outbox), {"staging": table.name})
             table.create(connection, self._job_id)
-            task = StageTask(self._settings.dsn.get_secret_value(), table, set_aside)
+            task = StageTask(self._settings.dsn.get_secret_value(), table, dead_letter)
             return accepted(table, map(_as_attempt, rows.mapInArrow(_Reported(task), _ATTEMPT).collect()))
 
         try:
@@ -204,10 +207,10 @@ class OutboxWrite:
                 if self._business and rows is not None:
                     row, name = row_form(rows.schema), self._business[1]
                     check_business_table(connection, outbox, name, row)
-                    business = stage(rows, row, name, set_aside=False)
+                    business = stage(rows, row, name, dead_letter=False)
                 if self._events and emitted is not None:
-                    _, form, set_aside = self._events
-                    events = stage(emitted, form, None, set_aside)
+                    _, form, dead_letter = self._events
+                    events = stage(emitted, form, None, dead_letter=dead_letter)
             yield business, events
         finally:
             for table in tables:
@@ -216,7 +219,7 @@ class OutboxWrite:
 
     @contextmanager
     def _evaluated(self) -> Iterator[tuple[DataFrame | None, DataFrame | None]]:
-        """The business rows and the events; what both are made of is evaluated once."""
+        """The business rows and the events, each evaluated once."""
         rows = self._business[0] if self._business else None
         events = self._events[0] if self._events else None
         if rows is None or events is None:
@@ -226,27 +229,21 @@ class OutboxWrite:
             yield both
 
     def _publish(
-        self, connection: _Connection, outbox: str, business: Staged | None, events: Staged | None
+        self, connection: Connection, outbox: str, business: Staged | None, events: Staged | None
     ) -> JobCommitted:
         emitted = events.rows if events else 0
-        connection.execute(statement("probe", "watch_client", self._settings.table))
-        if self._claim and not self._claim(connection):
+        watch_client(connection, outbox)
+        replaced, on_conflict = self._business[2:] if self._business else (None, None)
+        write = StagedWrite(business, events, replaced, on_conflict)
+        if not publish_once(connection, outbox, self._record, write, self._condition):
             return JobCommitted(self._job_id, 0, 0, again=True)
-        claim = statement("staging", "claim_job", outbox)
-        if not connection.execute(claim, {**self._named, "events": emitted}).fetchall():
-            return JobCommitted(self._job_id, 0, 0, again=True)
-        if business and self._business:
-            publish_rows(connection, business, self._business[2], self._business[3])
-        if events:
-            publish_events(connection, events, self._job_id)
-        return JobCommitted(
-            self._job_id, emitted, business.rows if business else 0, set_aside=events.set_aside if events else 0
-        )
+        rows, dead_letters = business.rows if business else 0, events.dead_letters if events else 0
+        return JobCommitted(self._job_id, emitted, rows, set_aside=dead_letters)
 
 
 @dataclass(frozen=True)
 class _Reported:
-    """A task as `mapInArrow` takes it: what it staged is its one row."""
+    """A task as `mapInArrow` takes it: its only row is the attempt."""
 
     task: StageTask
 
@@ -254,18 +251,18 @@ class _Reported:
         attempt = self.task(batches)
         wrong = attempt.refused or attempt.bad or (None, None)
         business = attempt.refused is not None
-        said = [attempt.id, attempt.partition, attempt.rows, attempt.set_aside, *wrong, business]
+        values = [attempt.id, attempt.partition, attempt.rows, attempt.dead_letters, *wrong, business]
         kinds = [pa.string(), pa.int64(), pa.int64(), pa.int64(), pa.string(), pa.string(), pa.bool_()]
-        names = ["id", "partition", "rows", "set_aside", "bad_column", "problem", "business"]
+        names = ["id", "partition", "rows", "dead_letters", "bad_column", "problem", "business"]
         yield pa.RecordBatch.from_arrays(
-            [pa.array([each], kind) for each, kind in zip(said, kinds, strict=True)], names
+            [pa.array([value], kind) for value, kind in zip(values, kinds, strict=True)], names
         )
 
 
 def _as_attempt(row: Row) -> Attempt:
-    wrong = None if row["problem"] is None else BadRow(row["bad_column"], row["problem"])
+    wrong = None if row["problem"] is None else RowProblem(row["bad_column"], row["problem"])
     bad, refused = (None, wrong) if row["business"] else (wrong, None)
-    return Attempt(row["id"], row["partition"], row["rows"], row["set_aside"], bad, refused)
+    return Attempt(row["id"], row["partition"], row["rows"], row["dead_letters"], bad, refused)
 
 
 def _quoted(name: str) -> str:

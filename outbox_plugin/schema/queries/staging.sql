@@ -86,7 +86,7 @@ SELECT job_id FROM {outbox_job}
 WHERE (job_id = %(job_id)s AND events_by_outbox ? (SELECT relname FROM pg_class WHERE oid = {quoted_outbox}::regclass))
     OR (job_id = ANY (%(former)s::text[] || %(job_id)s::text) AND events_by_outbox IS NULL)
 
--- name: claim_job
+-- name: record_job
 -- One row, if the job has not been committed to this outbox. A second driver with the same id waits here for the first,
 -- also one of an earlier version, and one that writes to another outbox.
 INSERT INTO {outbox_job} AS job (job_id, events, events_by_outbox)
@@ -99,7 +99,7 @@ ON CONFLICT (job_id) DO UPDATE
     WHERE NOT job.events_by_outbox ? (SELECT relname FROM pg_class WHERE oid = {quoted_outbox}::regclass)
 RETURNING 0
 
--- name: claim_batch
+-- name: record_batch
 -- One row, if the batch of the stream has not been committed before: how many events the batches before it emitted.
 INSERT INTO {outbox_stream} AS stream (query_id, batch_id, events, digest)
 VALUES (%(job_id)s, %(batch_id)s, %(events)s, %(batch_id)s::text || ':' || %(digest)s::text)
@@ -152,7 +152,7 @@ FROM {staging}
 WHERE outbox_attempt = ANY (%(attempts)s::uuid[]) AND outbox_problem IS NULL
 ORDER BY {order}
 
--- name: set_aside
+-- name: dead_letter_events
 -- The events that would be refused, with what is wrong with each. A key or a topic that is missing is missing here too.
 INSERT INTO {outbox_dead_letter} (table_name, reason, create_time, kafka_topic, kafka_key, kafka_value,
                                   kafka_header_keys, kafka_header_values, altered)

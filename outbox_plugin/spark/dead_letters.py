@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from outbox_plugin.spark.rows import BadRow
+from outbox_plugin.spark.rows import RowProblem
 from outbox_plugin.spark.texts import as_bytes, with_nul, without_nul
 
 _COLUMNS = ("topic", "key", "value", "headers", "headers")  # The outbox's, as the user calls them.
@@ -21,7 +21,7 @@ _VALUE = _COLUMNS.index("value")
 
 
 def staged_events(
-    events: Sequence[pa.Array], value: pa.Array, bad: Mapping[int, BadRow], undecodable: Mapping[str, pa.Array]
+    events: Sequence[pa.Array], value: pa.Array, bad: Mapping[int, RowProblem], undecodable: Mapping[str, pa.Array]
 ) -> list[pa.Array]:
     """The columns of the outbox, and after them what is wrong with each row: a JSON text, null for a good row.
 
