@@ -1,4 +1,4 @@
-"""The outbox in Dagster: resources that name it, a sensor that keeps its harvester alive, checks that prove it drained.
+"""The outbox in Dagster: resources, a sensor that keeps the harvester running, assets, checks and jobs.
 
 The names below are imported on first use: the harvester's daemon is started from this package, and loads no Dagster.
 """

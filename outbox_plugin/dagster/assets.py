@@ -1,6 +1,6 @@
-"""What an outbox looks like in the lineage graph: the asset that emits -> outbox -> topic, and the harvester beside it.
+"""The outbox in the lineage graph: an emitting asset -> the outbox -> a topic, with the harvester beside them.
 
-All of them are external assets: Dagster does not make them, the harvester's sensor tells how they are.
+The outbox, the topics and the harvester are external assets: the harvester's sensor reports on them.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ Emitter = AssetKey | AssetSpec | AssetsDefinition | str
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic that events leave for.
+    """A topic that events are published to.
 
-    `emitted_by`: the assets whose materialization emits to it. `fresh_within`: how long it may go without a new record
-    before Dagster calls it stale, at least a minute; by default it may stay silent for ever.
+    Attributes:
+        name: the topic's name in Kafka.
+        emitted_by: the assets that emit to the topic when they are materialized.
+        fresh_within: the time without a new record after which Dagster calls the topic stale, at least a minute. None
+            never does.
 
     Raises:
         InvalidSetting: the name is not one that Kafka allows, or `emitted_by` is one asset instead of a list of them.
@@ -38,7 +41,7 @@ class Topic:
 
     def __post_init__(self) -> None:
         check_topic_names([self.name])
-        # A text and a key are sequences too: of letters, and of the key's parts.
+        # A text and a key are sequences, too.
         if isinstance(self.emitted_by, Emitter) or not isinstance(self.emitted_by, Sequence):
             raise InvalidSetting(
                 f"the topic {self.name}: emitted_by: expected a list of assets (given: {self.emitted_by!r})"
@@ -46,7 +49,7 @@ class Topic:
 
     @property
     def key(self) -> AssetKey:
-        """The asset that stands for it."""
+        """The key of the topic's asset."""
         return topic_key(self.name)
 
     @property
@@ -69,7 +72,7 @@ def check_topic_names(topics: Sequence[str]) -> None:
 
 
 def topic_key(name: str) -> AssetKey:
-    """The asset that stands for the topic `name`: `kafka/<name>`."""
+    """The key of the asset of the topic `name`: `kafka/<name>`."""
     return AssetKey(["kafka", name])
 
 
@@ -81,25 +84,25 @@ def emitter_key(emitter: Emitter) -> AssetKey:
 
 
 def build_harvester_asset(key: AssetKey | str = "harvester", *, outbox: AssetKey | str | None = None) -> AssetSpec:
-    """The asset whose page plots how an outbox's harvester is: backlog, lag, rate, takeovers, duplicates
-    suppressed, CPU, memory.
+    """The harvester as an asset, whose page plots backlog, lag, rate, takeovers, suppressed duplicates, CPU and memory.
 
-    `outbox` is the asset of the table that it relays, if there is one.
+    Args:
+        key: the asset's key.
+        outbox: the asset of the table that the harvester relays, if there is one.
     """
     return AssetSpec(
         emitter_key(key),
         deps=[] if outbox is None else [emitter_key(outbox)],
-        description="Relays the outbox to Kafka. Each tick of its sensor observes it: see the plots.",
+        description="Relays the outbox to Kafka. Each tick of its sensor adds to the plots.",
         group_name=GROUP,
         kinds={"kafka"},
     )
 
 
 def build_topic_assets(topics: Sequence[Topic], *, outbox: AssetKey | str = "outbox") -> list[AssetSpec]:
-    """The outbox's table, downstream of all that emit to it, and each topic, downstream of the table.
+    """The outbox's table, downstream of all assets that emit, and each topic, downstream of the table.
 
-    A topic counts as materialized when the harvester's sensor has seen new records on it, so Dagster's own freshness
-    applies to it.
+    The harvester's sensor materializes a topic when it has new records, so Dagster's freshness policies work.
     """
     table = emitter_key(outbox)
     emitters = sorted({emitter for topic in topics for emitter in topic.emitters})
@@ -107,7 +110,7 @@ def build_topic_assets(topics: Sequence[Topic], *, outbox: AssetKey | str = "out
         AssetSpec(
             table,
             deps=emitters,
-            description="Events wait here, written in the transaction of the rows that they tell of.",
+            description="Events wait here. They are written in the transaction of the rows that they are about.",
             group_name=GROUP,
             kinds={"postgres"},
         ),

@@ -1,4 +1,4 @@
-"""Asset checks that prove that an outbox drained, and that its events arrived once and in order."""
+"""Asset checks: the outbox has drained, and its events are on Kafka once and in order."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ from outbox_plugin.verification.topic_reader import records_in, verify_topic
 from outbox_plugin.verification.verdict import TopicVerdict
 
 POLL_SECONDS = 0.2
-SPARK_RECORDS = 5_000  # Below that, a session takes longer to start than one consumer to read.
+SPARK_RECORDS = 5_000  # One consumer reads fewer records before a Spark session has started.
 DRAINED, IN_ORDER, EXACTLY_ONCE = "outbox_drained", "events_in_order", "events_exactly_once"
 
 
@@ -46,19 +46,28 @@ def build_outbox_checks(
     blocking: bool = False,
     limits: Limits | None = None,
 ) -> list[AssetChecksDefinition]:
-    """Checks on `asset`, which emits to `topics` through the outbox of the resource `resource_key`.
+    """Checks on `asset`, which emits to `topics`.
 
-    `outbox_drained`: what was in the outbox when the check began has left it within `drain_seconds`; when `blocking`,
-    assets downstream of `asset` wait for it in the same run, and are skipped if it fails.
-    `events_in_order`, `events_exactly_once`: once they have left, on every topic each key's events are in the order of
-    their emission, and each event is seen once. What records lack the headers for (`outbox-sequence`, which a Spark
-    job's have, and `idempotency-key`) is not judged, and the explanation says of how many.
-    With `spark_resource_key`, which names a `SparkResource`, Spark reads topics of more than a few thousand records,
-    and the explanation also says how many events are missing.
-    With `harvester`, also that asset's checks `healthy` and `no_dead_letters`, as the harvester's sensor reports them.
+    `outbox_drained` passes when the rows that wait at its start have left the outbox within `drain_seconds`.
+    `events_in_order` and `events_exactly_once` wait for the same, and then read the topics: each key's events are in
+    the order of their emission, and each event is there once. Order is judged by the header `outbox-sequence`, which
+    Spark's jobs write, and duplicates by that or `idempotency-key`. The explanation counts the records without these
+    headers.
+
+    Args:
+        asset: emits the events.
+        topics: all topics that the asset emits to.
+        harvester: adds the checks `healthy` and `no_dead_letters` of this asset, which its sensor evaluates.
+        resource_key: names the `OutboxResource` of the outbox.
+        spark_resource_key: names a `SparkResource` that reads topics of more than a few thousand records. The
+            explanation then also counts missing events. None reads without Spark.
+        drain_seconds: how long the checks wait for the outbox to drain.
+        blocking: whether assets downstream of `asset` wait for `outbox_drained` in the same run, and are skipped if it
+            fails.
+        limits: decide how severe a failure of the harvester's checks is.
 
     Raises:
-        InvalidSetting: `topics` is a text, or a topic's name is none.
+        InvalidSetting: `topics` is no list, or a name is not one that Kafka allows.
     """
     check_topic_names(topics)
     checks = [
@@ -76,17 +85,17 @@ def build_outbox_checks(
 def build_health_check(
     harvester: AssetKey, *, resource_key: str = "outbox", limits: Limits | None = None
 ) -> AssetChecksDefinition:
-    """The check `healthy` of the asset `harvester`: the sensor reports it on each tick, and Dagster can run it."""
-    said = "Every shard has a leader that is heard, no harvester complains, and no event waits too long."
-    return _of_status(harvester, HEALTHY, said, health, resource_key, limits)
+    """The check `healthy` of the asset `harvester`. The sensor evaluates it on each tick, and Dagster can run it."""
+    description = "Every shard has a leader, no harvester reports trouble, and no event waits too long."
+    return _of_status(harvester, HEALTHY, description, health, resource_key, limits)
 
 
 def build_dead_letter_check(
     harvester: AssetKey, *, resource_key: str = "outbox", limits: Limits | None = None
 ) -> AssetChecksDefinition:
-    """The check `no_dead_letters` of the asset `harvester`: the sensor reports it, and Dagster can run it."""
-    said = "Kafka has refused no row: none is a dead letter, and no key waits behind one."
-    return _of_status(harvester, NO_DEAD_LETTERS, said, dead_letters, resource_key, limits)
+    """The check `no_dead_letters` of the asset `harvester`. The sensor evaluates it, and Dagster can run it."""
+    description = "Kafka has refused no row: no row is a dead letter, and no key is parked."
+    return _of_status(harvester, NO_DEAD_LETTERS, description, dead_letters, resource_key, limits)
 
 
 def _of_status(
@@ -97,7 +106,7 @@ def _of_status(
     resource_key: str,
     limits: Limits | None,
 ) -> AssetChecksDefinition:
-    """A check that judges the status as it is when the check runs."""
+    """A check that reads the status when it runs."""
 
     @asset_check(asset=harvester, name=name, required_resource_keys={resource_key}, description=description)
     def judged(context: AssetCheckExecutionContext) -> AssetCheckResult:
@@ -113,7 +122,7 @@ def _drained(asset: AssetKey, resource_key: str, drain_seconds: float, blocking:
         name=DRAINED,
         blocking=blocking,
         required_resource_keys={resource_key},
-        description="All events that were waiting when the check began have left for Kafka.",
+        description="All events that waited when the check started have been published.",
     )
     def outbox_drained(context: AssetCheckExecutionContext) -> AssetCheckResult:
         settings = _settings(context, resource_key)
@@ -133,7 +142,7 @@ def _drained(asset: AssetKey, resource_key: str, drain_seconds: float, blocking:
 def _events(
     asset: AssetKey, topics: Sequence[str], resource_key: str, spark: str | None, drain_seconds: float
 ) -> AssetChecksDefinition:
-    """Both checks at once, because they are proved by one reading of the topics."""
+    """Both checks at once, because one read of the topics serves both."""
 
     @multi_asset_check(
         name=f"{asset.to_python_identifier()}_events",
@@ -190,7 +199,7 @@ def wait_until_drained(settings: Settings, seconds: float) -> int:
 def _judged(
     context: AssetCheckExecutionContext, settings: Settings, topics: Sequence[str], spark: str | None
 ) -> dict[str, TopicVerdict]:
-    """What each topic proves; where Spark reads them, what all of them do."""
+    """The verdict on each topic; with Spark, one verdict on all of them."""
     if spark is None or records_in(settings, topics) <= SPARK_RECORDS:
         return {topic: verify_topic(settings, topic) for topic in topics}
     from outbox_plugin.verification.on_spark import verify

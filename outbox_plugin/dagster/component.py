@@ -32,9 +32,9 @@ _TEMPLATE = r"\{\{.*\}\}"
 
 
 class Attributes(Model, Resolvable):
-    """Attributes whose JSON schema, by which `dg check yaml` judges, takes a text only for a text or a template.
+    """Attributes whose JSON schema, which `dg check yaml` applies, accepts a text only for a text or a template.
 
-    Dagster lets a text stand in for every type, as it may be a template; so a wrong word would pass.
+    Dagster's own schema accepts any text for every type, because it may be a template. A wrong value would pass.
     """
 
     @classmethod
@@ -70,38 +70,42 @@ _TEXT = {"type": "string"}
 class ConsumerModel(Attributes):
     """An asset that consumes a topic, range by range."""
 
-    asset: ResolvedAssetKey = Field(description="The asset, which takes a RangeConfig; it gets a check and a job.")
-    max_records: int = Field(default=100_000, ge=1, description="How many offsets a range has at most.")
+    asset: ResolvedAssetKey = Field(description="The asset. It takes a RangeConfig, and gets a check and a job.")
+    max_records: int = Field(default=100_000, ge=1, description="The most offsets in one range.")
     max_wait_seconds: float = Field(
-        default=60.0, ge=0, description="A smaller range is requested when its first record has waited for as long."
+        default=60.0,
+        ge=0,
+        description="Seconds that the first record of a smaller range waits before a run is requested.",
     )
-    interval_seconds: int = Field(default=30, ge=1, description="How often its sensor ticks.")
+    interval_seconds: int = Field(default=30, ge=1, description="Seconds between two ticks of its sensor.")
     stuck_after_seconds: float = Field(
-        default=STUCK_SECONDS, gt=0, description="A run that takes longer, while records wait, turns the check red."
+        default=STUCK_SECONDS,
+        gt=0,
+        description="Seconds after which a run that has not ended fails the check, while records wait.",
     )
 
 
 class TopicModel(Attributes):
-    """A topic that events leave for."""
+    """A topic that events are published to."""
 
     name: Annotated[str, Resolver.default(json_schema_extra={"pattern": f"{TOPIC_PATTERN}|{_TEMPLATE}"})] = Field(
-        description="Its name in Kafka."
+        description="The topic's name in Kafka."
     )
     emitted_by: Sequence[ResolvedAssetKey] = Field(
-        default=(), description="The assets whose materialization emits to it; each gets checks."
+        default=(), description="The assets that emit to the topic when they are materialized. Each gets checks."
     )
     fresh_within_minutes: int | None = Field(
-        default=None, ge=1, description="How long it may go without a new record before Dagster calls it stale."
+        default=None, ge=1, description="Minutes without a new record after which Dagster calls the topic stale."
     )
     consumed_by: Sequence[ConsumerModel] = Field(
-        default=(), description="The assets that consume it, each with a position of its own and a sensor."
+        default=(), description="The assets that consume the topic. Each gets a position of its own and a sensor."
     )
 
 
 class OutboxScaffoldParams(BaseModel):
-    """What `dg scaffold` may be told."""
+    """The parameters of `dg scaffold`."""
 
-    topic: str = Field(default="events", description="A topic that events leave for.")
+    topic: str = Field(default="events", description="A topic that events are published to.")
     emitted_by: str | None = Field(default=None, description="The asset that emits to it.")
 
 
@@ -123,31 +127,39 @@ class OutboxScaffolder(Scaffolder[OutboxScaffoldParams]):
 
 @scaffold_with(OutboxScaffolder)
 class OutboxComponent(Component, Attributes):
-    """A transactional outbox: its table, topics and harvester as assets, kept alive by a sensor and proved by checks.
+    """A transactional outbox: its table, topics and harvester as assets, with a sensor, checks and jobs.
 
-    The database and the brokers are named by `OUTBOX_DSN` and `OUTBOX_BOOTSTRAP_SERVERS` where the attributes do not.
+    The sensor keeps the harvester running. Where the attributes do not name the database and the brokers,
+    `OUTBOX_DSN` and `OUTBOX_BOOTSTRAP_SERVERS` do.
     """
 
-    topics: Sequence[TopicModel] = Field(description="The topics that events leave for.")
+    topics: Sequence[TopicModel] = Field(description="The topics that events are published to.")
     dsn: str | None = Field(default=None, description="Postgres URI. A secret; by default $OUTBOX_DSN.")
     bootstrap_servers: str | None = Field(
         default=None, description="Kafka brokers, host:port, comma separated; by default $OUTBOX_BOOTSTRAP_SERVERS."
     )
     table: str | None = Field(default=None, description="The outbox table, optionally with its schema.")
-    group: str | None = Field(default=None, description="What the harvesters of this outbox share.")
+    group: str | None = Field(default=None, description="The name that all harvesters of this outbox share.")
     kafka: dict[str, str | int | float | bool] = Field(
         default={}, description="librdkafka properties: TLS, SASL, tuning."
     )
-    prefix: str = Field(default="", description="Goes before each name, for a second outbox in one code location.")
-    mode: Literal["supervise", "observe"] = Field(
-        default="supervise", description="supervise: keep a daemon alive here; observe: watch what runs elsewhere."
+    prefix: str = Field(
+        default="", description="Comes before each name; set it for a second outbox in one code location."
     )
-    lease_seconds: float = Field(default=60.0, gt=0, description="The daemon ends when no tick has come for as long.")
-    interval_seconds: int = Field(default=10, ge=1, description="How often the sensor ticks.")
-    drain_seconds: float = Field(default=120.0, gt=0, description="How long the check outbox_drained waits.")
-    blocking: bool = Field(default=False, description="Whether assets downstream wait for outbox_drained.")
-    lag_warn_seconds: float = Field(default=30.0, gt=0, description="From when on a lag warns.")
-    lag_error_seconds: float = Field(default=300.0, gt=0, description="From when on a lag, or trouble, is an error.")
+    mode: Literal["supervise", "observe"] = Field(
+        default="supervise",
+        description="supervise: keep a daemon running here; observe: report on one that runs elsewhere.",
+    )
+    lease_seconds: float = Field(default=60.0, gt=0, description="Seconds without a tick after which the daemon ends.")
+    interval_seconds: int = Field(default=10, ge=1, description="Seconds between two ticks of the sensor.")
+    drain_seconds: float = Field(default=120.0, gt=0, description="Seconds that the check outbox_drained waits.")
+    blocking: bool = Field(default=False, description="Whether downstream assets wait for outbox_drained.")
+    lag_warn_seconds: float = Field(
+        default=30.0, gt=0, description="Seconds of lag from which the check healthy warns."
+    )
+    lag_error_seconds: float = Field(
+        default=300.0, gt=0, description="Seconds of lag or trouble from which it is an error."
+    )
 
     @classmethod
     def get_spec(cls) -> ComponentTypeSpec:

@@ -1,4 +1,4 @@
-"""What one tick of the harvester's sensor leaves for the next. Pure: what is seen comes in, what changed goes out."""
+"""The cursor of the harvester's sensor: what one tick keeps for the next. No I/O."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What a process has used: CPU in seconds since it began, memory in bytes now."""
+    """A process's use of CPU, in seconds since it started, and of memory, in bytes."""
 
     pid: int
     cpu_seconds: float
@@ -26,7 +26,13 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A topic's end, summed over its partitions, how far it has moved since it was last seen, and how fast."""
+    """The move of a topic's end since the last tick.
+
+    Attributes:
+        offset: the end now, summed over the partitions.
+        by: how many offsets it has moved.
+        per_second: how many offsets it has moved per second.
+    """
 
     offset: int
     by: int
@@ -36,11 +42,18 @@ class Moved:
 @with_config(ConfigDict(extra="forbid"))
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """What was seen last. Times are seconds since the epoch.
+    """The state that the last tick saw. Times are seconds since the epoch.
 
-    `leaders`: the term of each shard; `takeovers`: how often one followed another; `suppressed`: the rows that new
-    leaders found published, and did not repeat; `troubled_since`: 0 when all is well; `offsets`: the topics' ends;
-    `moving`: those that had moved.
+    Attributes:
+        at: the time of the tick.
+        leaders: the leader's term of each shard.
+        takeovers: how often a shard's leader has changed.
+        troubled_since: when the present trouble began; 0 if there is none.
+        offsets: the end of each topic.
+        moving: the topics that had moved.
+        pid: the daemon's process id; 0 if there is none.
+        cpu_seconds: the CPU that this process has used.
+        suppressed: rows that new leaders found already published, and did not publish again.
     """
 
     at: _Seconds = 0.0
@@ -66,7 +79,7 @@ class Cursor:
         return json.dumps(asdict(self), separators=(",", ":"))
 
     def after(self, status: Status, now: float, *, troubled: bool) -> Cursor:
-        """What was seen last, once `status` has been."""
+        """The cursor after a tick that saw `status`."""
         heard = {str(shard.shard): (shard.leader.leader_id, shard.recovered) for shard in status.shards if shard.leader}
         terms = {shard: term for shard, (term, _) in heard.items()}
         return replace(
@@ -80,23 +93,27 @@ class Cursor:
         )
 
     def moved(self, ends: Mapping[str, int], now: float) -> tuple[Cursor, dict[str, Moved]]:
-        """The cursor with the topics' new ends, and what there is to tell: topics that moved or have just stopped to.
+        """The cursor with the topics' new ends, and the moves to report.
 
-        A topic that is seen for the first time is told of once, as if it had not moved. One that was made anew has
-        moved by all that it holds.
+        A topic is reported when it moves, once when it has stopped, and once, as not moved, when it is first seen. A
+        topic that was deleted and created again has moved by all that it holds.
+
+        Args:
+            ends: the end of each topic, summed over its partitions.
+            now: in seconds since the epoch.
         """
-        told = {}
+        moves = {}
         seconds = max(now - self.at, 0.001)
         for topic, end in ends.items():
             before = self.offsets.get(topic, end)
             by = end - before if end >= before else end
             if by or topic in self.moving or topic not in self.offsets:
-                told[topic] = Moved(end, by, by / seconds)
-        moving = tuple(sorted(topic for topic, moved in told.items() if moved.by))
-        return replace(self, offsets={**self.offsets, **ends}, moving=moving), told
+                moves[topic] = Moved(end, by, by / seconds)
+        moving = tuple(sorted(topic for topic, move in moves.items() if move.by))
+        return replace(self, offsets={**self.offsets, **ends}, moving=moving), moves
 
     def used(self, use: Use | None, now: float) -> tuple[Cursor, float | None]:
-        """The cursor with what the daemon has used, and its CPU in percent of a core since it was last seen."""
+        """The cursor with the daemon's use, and its CPU since the last tick in percent of a core."""
         if use is None:
             return replace(self, pid=0, cpu_seconds=0.0), None
         since = max(now - self.at, 0.001)

@@ -1,11 +1,11 @@
-"""The harvester as a daemon: at most one per host and outbox, alive for as long as its lease is renewed.
+"""The harvester as a daemon: at most one per host and outbox. It runs while its lease is renewed.
 
-Its folder holds an OS lock that says whether it runs, the lease (a file whose time each sensor tick sets), its log, and
-when it was started. It is started in a session of its own, so it outlives the tick and the code server that
-started it; when nobody renews the lease, it hands over and ends.
+The daemon's folder holds a lock that the running daemon takes, the lease (a file that each sensor tick touches), the
+log, and the times of its starts. The daemon runs in a session of its own, so it outlives the tick and the code server
+that started it. When its lease runs out, it hands over leadership and ends.
 
-A lease is for one set of settings and one version of this package. So a daemon whose settings have since been changed
-is renewed by nobody, and makes room; two code locations that disagree do not end each other's daemon.
+A lease is for one set of settings and one version of this package. So no tick renews the lease of a daemon with old
+settings: it ends, and a new one starts. Two code locations with different settings do not end each other's daemon.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 from psycopg.conninfo import conninfo_to_dict
 
 from outbox_plugin import logs
-from outbox_plugin.dagster.supervision import Decision, Seen, decide, recent
+from outbox_plugin.dagster.daemon_supervision import DaemonAction, DaemonState, decide, recent
 from outbox_plugin.errors import InvalidSetting, OutboxError
 from outbox_plugin.harvester import Harvester, look_for_cycles_less_often
 from outbox_plugin.printable import logger_of
@@ -35,7 +35,7 @@ from outbox_plugin.settings import Settings
 logger = logger_of("outbox_plugin.daemon")
 
 LEASE_CHECK_SECONDS = 0.5
-LOG_BYTES = 10_000_000  # Of the log; there is as much again in the older one beside it.
+LOG_BYTES = 10_000_000  # The largest log; the one before it is kept beside it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Daemon:
 
     @classmethod
     def of(cls, settings: Settings) -> Daemon:
-        """The daemon for `settings`; the same one for every code location and Dagster instance of this user."""
+        """The daemon for `settings`, which all code locations and Dagster instances of this user share."""
         given = conninfo_to_dict(settings.dsn.get_secret_value())
         where = [str(given.get(part, "")) for part in ("host", "hostaddr", "port", "dbname")]
         name = hashlib.sha256("\0".join([*where, settings.table, settings.group]).encode()).hexdigest()[:16]
@@ -61,7 +61,7 @@ class Daemon:
 
     @property
     def lease(self) -> Path:
-        """What a tick touches. Its name tells these settings from others, in a folder that only we can read."""
+        """The file that a tick touches. Its name has a digest of the settings; only this user can read the folder."""
         known = [
             version("outbox-plugin"),
             *(f"{name}={value}" for name, value in sorted(self.settings.environment().items())),
@@ -70,7 +70,7 @@ class Daemon:
 
     @property
     def running(self) -> bool:
-        """Whether it runs, as the lock tells."""
+        """Whether it runs: whether its lock is held."""
         with suppress(FileNotFoundError), (self.folder / "lock").open("rb") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -86,12 +86,12 @@ class Daemon:
 
     @property
     def outdated(self) -> bool:
-        """Whether the one that runs has other settings, or is of another version of this package."""
+        """Whether the running daemon has other settings, or another version of this package."""
         holder = self._holder()
         return holder is not None and holder[1] != self.lease.name
 
     def _holder(self) -> tuple[str, str] | None:
-        """Process id and lease of the one that runs."""
+        """The process id and the lease of the running daemon."""
         if not self.running:
             return None
         with suppress(ValueError, OSError):
@@ -99,8 +99,12 @@ class Daemon:
             return pid, lease
         return None
 
-    def keep_alive(self, lease_seconds: float, now: float) -> Decision:
-        """Renew the lease, and start the daemon if it is not there; never waits. `now`: seconds since the epoch.
+    def keep_alive(self, lease_seconds: float, now: float) -> DaemonAction:
+        """Renew the lease, and start the daemon if it is not there, without waiting for it.
+
+        Args:
+            lease_seconds: how long the daemon runs without a renewal.
+            now: in seconds since the epoch.
 
         Raises:
             InvalidSetting: its folder cannot be written to.
@@ -109,8 +113,8 @@ class Daemon:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.lease.touch()
             starts = self._starts()
-            decision = decide(Seen(self.running, starts, now))
-            if decision is Decision.START:
+            decision = decide(DaemonState(self.running, starts, now))
+            if decision is DaemonAction.START:
                 (self.folder / "starts.json").write_text(json.dumps([*recent(starts, now), now]))
                 self._start(lease_seconds)
         except OSError as error:
@@ -145,13 +149,13 @@ class Daemon:
                 stderr=log,
                 start_new_session=True,
             )
-        # Somebody must take note of its end, or it stays as a zombie for as long as the code server lives.
+        # Wait for its end: else it stays a zombie until the code server ends.
         threading.Thread(target=child.wait, name="harvester-daemon-reaper", daemon=True).start()
 
     def _bound_log(self) -> None:
-        """Begin a new log where the last one is too large: daemons that cannot even start fill it with their errors.
+        """Begin a new log if the present one is too large: daemons that fail to start fill it with their errors.
 
-        A daemon that runs does this itself, and goes on writing to its own log: so only while there is none.
+        A running daemon does this itself, so this does nothing while one runs.
         """
         with (self.folder / "lock").open("ab") as lock, suppress(BlockingIOError, FileNotFoundError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -160,7 +164,7 @@ class Daemon:
 
 
 def main(folder: Path, lease_seconds: float) -> int:
-    """Be the daemon in `folder`; returns the exit code. Does nothing where one runs already."""
+    """Run the daemon in `folder`; returns the exit code. Ends at once if one runs already."""
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     if not _taken(lock):
         return 0
@@ -184,7 +188,7 @@ def main(folder: Path, lease_seconds: float) -> int:
 
 
 def _taken(lock: int) -> bool:
-    """Take the lock. One who only looks whether it is held, holds it for an instant: that one is waited for."""
+    """Take the lock. Waits for a process that holds it for an instant, to find out whether the daemon runs."""
     for _ in range(20):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""One call that gives all of an outbox in Dagster, to be merged into a project's own definitions."""
+"""All definitions of an outbox in one call, for a project to merge into its own."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dagster import AssetKey, Definitions
 
 from outbox_plugin.dagster.assets import Topic, build_harvester_asset, build_topic_assets
 from outbox_plugin.dagster.checks import build_dead_letter_check, build_health_check, build_outbox_checks
+from outbox_plugin.dagster.daemon_supervision import check_lease
 from outbox_plugin.dagster.jobs import build_outbox_jobs
 from outbox_plugin.dagster.resources import HarvesterResource
 from outbox_plugin.dagster.sensor import build_harvester_sensor
-from outbox_plugin.dagster.supervision import check_lease
 from outbox_plugin.status.health_rules import Limits
 
 
@@ -27,12 +27,19 @@ def build_outbox_definitions(
     blocking: bool = False,
     limits: Limits | None = None,
 ) -> Definitions:
-    """All of an outbox: its table, its topics and its harvester as assets, the sensor, the checks, the jobs
-    that give it orders, and the resources.
+    """All of an outbox: its table, topics and harvester as assets, the sensor, checks, jobs and resources.
 
-    The resources are `outbox` and `harvester`, so an asset that emits asks for `outbox: OutboxResource`. `prefix` goes
-    before each name, for a second outbox in one code location. `drain_within`, `blocking` and `spark_resource_key` are
-    for the checks of each asset that a topic is emitted by; `limits` are for those of the harvester.
+    The resources are `outbox` and `harvester`, so an asset that emits asks for `outbox: OutboxResource`.
+
+    Args:
+        harvester: the harvester, and the outbox that it relays.
+        topics: the topics, and the assets that emit to them.
+        prefix: comes before each name; set it for a second outbox in one code location.
+        interval_seconds: the time between two ticks of the sensor.
+        spark_resource_key: names the `SparkResource` that reads large topics for the checks; None reads without Spark.
+        drain_within: how long the check `outbox_drained` waits for the events of an asset.
+        blocking: whether assets downstream of an asset that emits wait for its check `outbox_drained`.
+        limits: when the harvester's checks warn, and when they fail.
 
     Raises:
         InvalidSetting: the harvester's lease is shorter than two of the sensor's intervals.

@@ -1,4 +1,4 @@
-"""An outbox's status as Dagster shows it: metadata that the UI plots, and checks that say what to do."""
+"""An outbox's status in Dagster's terms: metadata that the UI plots, and results of checks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Metadata = dict[str, MetadataValue]
 
 
 def metadata(status: Status) -> Metadata:
-    """The status as metadata; what is a number is plotted over time."""
+    """The status as metadata. The UI plots the numbers over time."""
     shown: Metadata = {
         "records_per_second": MetadataValue.float(sum(shard.records_per_second for shard in status.shards)),
         "published": MetadataValue.int(sum(shard.published for shard in status.shards)),
@@ -38,36 +38,36 @@ def daemon_metadata(daemon: Daemon) -> Metadata:
     return shown
 
 
-def result(judgement: HealthResult, shown: Metadata) -> AssetCheckResult:
-    """The outcome of a check that Dagster runs."""
+def result(health: HealthResult, shown: Metadata) -> AssetCheckResult:
+    """The result of a check that Dagster runs."""
     return AssetCheckResult(
-        passed=judgement.passed,
-        severity=_severity(judgement),
-        description=printable(judgement.explanation),
-        metadata={**_explained(judgement), **shown},
+        passed=health.passed,
+        severity=_severity(health),
+        description=printable(health.explanation),
+        metadata={**_explained(health), **shown},
     )
 
 
-def evaluation(judgement: HealthResult, asset: AssetKey, check: str) -> AssetCheckEvaluation:
-    """The outcome of a check that the sensor has judged."""
+def evaluation(health: HealthResult, asset: AssetKey, check: str) -> AssetCheckEvaluation:
+    """The result of a check that the sensor evaluates."""
     return AssetCheckEvaluation(
         asset_key=asset,
         check_name=check,
-        passed=judgement.passed,
-        severity=_severity(judgement),
-        description=printable(judgement.explanation),
-        metadata=_explained(judgement),
+        passed=health.passed,
+        severity=_severity(health),
+        description=printable(health.explanation),
+        metadata=_explained(health),
     )
 
 
-def _severity(judgement: HealthResult) -> AssetCheckSeverity:
-    return AssetCheckSeverity.ERROR if judgement.severe else AssetCheckSeverity.WARN
+def _severity(health: HealthResult) -> AssetCheckSeverity:
+    return AssetCheckSeverity.ERROR if health.severe else AssetCheckSeverity.WARN
 
 
-def _explained(judgement: HealthResult) -> Metadata:
-    said: Metadata = {"explanation": MetadataValue.text(printable(judgement.explanation))}
-    if judgement.what_to_do:
-        said["what_to_do"] = MetadataValue.text(judgement.what_to_do)
+def _explained(health: HealthResult) -> Metadata:
+    said: Metadata = {"explanation": MetadataValue.text(printable(health.explanation))}
+    if health.what_to_do:
+        said["what_to_do"] = MetadataValue.text(health.what_to_do)
     return said
 
 

@@ -1,4 +1,4 @@
-"""What names a job that emits, so that Dagster's retries of it emit nothing again."""
+"""Ids for jobs that emit, by which Dagster's retries of a job emit nothing again."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from outbox_plugin.core.job_id import JobName
 
 
 def job_id(context: AssetExecutionContext) -> str:
-    """The same for every attempt at materializing the asset (or the partitions of it) in `context`; for `OutboxWrite`.
+    """The id of a job for `OutboxWrite`: the same in every attempt at materializing the asset, or its partitions.
 
-    It is named by the first run, so a step that is retried and a run that is executed again, from the failure or as a
-    whole, write nothing again once the job has been committed. A new materialization, or backfill, is a new job. An
-    asset that commits several times adds what tells its jobs apart: `f"{job_id(context)}&of=payments"`.
+    The id has the first run's id. So once the job has been committed, a retried step or a run that is executed again
+    writes nothing again. A new materialization or backfill is a new job. An asset that commits several times appends a
+    name to tell its jobs apart: `f"{job_id(context)}&of=payments"`.
 
     Example: `OutboxWrite(settings, job_id=job_id(context)).table(…).events(…).commit()`.
     """
@@ -25,7 +25,7 @@ def job_id(context: AssetExecutionContext) -> str:
 
 
 def output_job_id(context: OutputContext) -> str:
-    """The same for every attempt at storing the output in `context`; another one than `job_id` gives for its step."""
+    """The id of the job that stores an output: the same in every attempt, and not the one that `job_id` gives."""
     step = context.step_context
     run = step.dagster_run
     of = step.partition_key_range if step.has_partition_key or step.has_partition_key_range else None

@@ -1,4 +1,4 @@
-"""A range of a topic as the configuration of a run, and the tags by which a consumer's runs are found."""
+"""A range of a topic as a run's configuration, and the tags of a consumer's runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CONSUMER_TAG, TOPIC_TAG = "outbox/consumer", "outbox/topic"
 
 
 class RangeConfig(Config):
-    """The range of a topic that a run consumes: what `build_topic_sensor` requests, and a backfill names.
+    """The range of a topic that a run consumes. `build_topic_sensor` requests ranges; for a backfill, you name one.
 
     Example:
         @asset
@@ -22,21 +22,23 @@ class RangeConfig(Config):
             return MaterializeResult(metadata=consume_range(outbox.settings(), config.range(), add).metadata)
     """
 
-    consumer: str = Field(description="Whose position is moved.")
+    consumer: str = Field(description="The consumer whose position is moved.")
     topic: str = Field(description="The topic's name.")
-    topic_id: str = Field(description="Kafka's id of the topic, by which one that is made anew is told.")
-    begin: dict[str, int] = Field(description="Of each partition, the first offset.")
-    end: dict[str, int] = Field(description="Of each partition, the offset after the last.")
+    topic_id: str = Field(
+        description="Kafka's id of the topic, which changes when the topic is deleted and created again."
+    )
+    begin: dict[str, int] = Field(description="The first offset of each partition.")
+    end: dict[str, int] = Field(description="The offset after the last one, of each partition.")
     backfill: str = Field(
         default="",
-        description="A name, to consume again what has been consumed: the backfill has a position of its own.",
+        description="The name of a backfill, which consumes records again: it has a position of its own.",
     )
 
     def range(self) -> TopicRange:
         """The range.
 
         Raises:
-            RangeRefused: partitions or offsets make no sense.
+            RangeRefused: a partition or an offset is not possible.
         """
         try:
             begin, end = ({int(each): offset for each, offset in given.items()} for given in (self.begin, self.end))
@@ -45,13 +47,13 @@ class RangeConfig(Config):
         return TopicRange(self.consumer, self.topic, self.topic_id, begin, end, self.backfill)
 
 
-def as_config(wanted: TopicRange) -> dict[str, Any]:
-    """The range as a run's configuration says it."""
+def as_config(topic_range: TopicRange) -> dict[str, Any]:
+    """The range as a run's configuration."""
     return {
-        "consumer": wanted.consumer,
-        "topic": wanted.topic,
-        "topic_id": wanted.topic_id,
-        "begin": {str(partition): offset for partition, offset in wanted.begin.items()},
-        "end": {str(partition): offset for partition, offset in wanted.end.items()},
-        "backfill": wanted.backfill,
+        "consumer": topic_range.consumer,
+        "topic": topic_range.topic,
+        "topic_id": topic_range.topic_id,
+        "begin": {str(partition): offset for partition, offset in topic_range.begin.items()},
+        "end": {str(partition): offset for partition, offset in topic_range.end.items()},
+        "backfill": topic_range.backfill,
     }

@@ -16,7 +16,7 @@ from outbox_plugin.settings import Settings
 
 DagsterLibraryRegistry.register("outbox-plugin", version("outbox-plugin"), is_dagster_package=False)
 
-_MASK = "********"  # What Dagster shows in the place of a secret, and takes back as it is.
+_MASK = "********"  # Dagster shows it in the place of a secret, and passes it back unchanged.
 _NAMES = ("dsn", "bootstrap_servers", "table", "group", "kafka")
 _SECRET: JsonDict = {"dagster__is_secret": True}  # Not shown in the UI, even where it was written out.
 
@@ -24,13 +24,14 @@ _SECRET: JsonDict = {"dagster__is_secret": True}  # Not shown in the UI, even wh
 class OutboxResource(ConfigurableResource[Settings]):
     """An outbox: its table in Postgres, and the Kafka that its events go to.
 
-    What is not given comes from the environment (`OUTBOX_TABLE`, …), as for the command line, then from the defaults.
-    What is known when the code location loads is checked then: what was written out, and variables that are set.
+    A setting that is not given comes from the environment (`OUTBOX_TABLE`, …), as for the command line, and then from
+    the defaults. The code location checks, when it loads, the values that are written out and the variables that are
+    set.
 
     Example: `OutboxResource(dsn=EnvVar("OUTBOX_DSN"), bootstrap_servers=EnvVar("OUTBOX_BOOTSTRAP_SERVERS"))`.
 
     Raises:
-        InvalidSetting: one of them is wrong.
+        InvalidSetting: a setting is wrong.
     """
 
     dsn: str = Field(
@@ -40,7 +41,7 @@ class OutboxResource(ConfigurableResource[Settings]):
     )
     bootstrap_servers: str = Field(description="Kafka brokers, host:port, comma separated.")
     table: str | None = Field(default=None, description="The outbox table, optionally with its schema.")
-    group: str | None = Field(default=None, description="What the harvesters of this outbox share.")
+    group: str | None = Field(default=None, description="The name that all harvesters of this outbox share.")
     kafka: dict[str, str] = Field(
         default={},
         description="librdkafka properties: TLS, SASL, tuning.",
@@ -56,10 +57,10 @@ class OutboxResource(ConfigurableResource[Settings]):
             Settings(**given)
 
     def settings(self) -> Settings:
-        """The settings that this resource stands for.
+        """The outbox's settings.
 
         Raises:
-            InvalidSetting: one of them is wrong.
+            InvalidSetting: a setting is wrong.
         """
         if self.dsn == _MASK:
             raise InvalidSetting(
@@ -76,13 +77,13 @@ class HarvesterResource(ConfigurableResource[Settings]):
     Example: `HarvesterResource(outbox=OutboxResource(…))`.
     """
 
-    outbox: OutboxResource = Field(description="What it relays.")
+    outbox: OutboxResource = Field(description="The outbox that it relays.")
     mode: Literal["supervise", "observe"] = Field(
         default="supervise",
-        description="supervise: keep a daemon alive on this host; observe: only watch what runs elsewhere.",
+        description="supervise: keep a daemon running on this host; observe: report on one that runs elsewhere.",
     )
     lease_seconds: float = Field(
-        default=60.0, gt=0, description="It ends when no sensor tick has renewed its lease for as long."
+        default=60.0, gt=0, description="Seconds without a sensor tick after which the daemon hands over and ends."
     )
 
     def settings(self) -> Settings:
@@ -91,5 +92,5 @@ class HarvesterResource(ConfigurableResource[Settings]):
 
 
 def _known(value: Any) -> Any:
-    """What a value is when the code location loads; None where only the run will tell."""
+    """The value, as far as it is known when the code location loads; None for a variable that is not set there."""
     return os.environ.get(value.env_var_name) if isinstance(value, EnvVar) else value

@@ -1,4 +1,4 @@
-"""The sensor that keeps a harvester's daemon alive and reports how it is."""
+"""The sensor that keeps a harvester's daemon running and reports its state."""
 
 import time
 from collections.abc import Sequence
@@ -20,16 +20,16 @@ from dagster import (
 from outbox_plugin.dagster.assets import check_topic_names, topic_key
 from outbox_plugin.dagster.cursor import Cursor, Moved, Use
 from outbox_plugin.dagster.daemon import Daemon
+from outbox_plugin.dagster.daemon_supervision import DaemonAction, check_lease
 from outbox_plugin.dagster.health import Metadata, daemon_metadata, evaluation, metadata
 from outbox_plugin.dagster.resources import HarvesterResource
-from outbox_plugin.dagster.supervision import Decision, check_lease
 from outbox_plugin.dagster.topics import topic_ends
 from outbox_plugin.printable import printable
 from outbox_plugin.status.health_rules import Limits, dead_letters, health
 from outbox_plugin.status.reader import read_status
 from outbox_plugin.threads.deadline import DeadlineFuture
 
-# A tick that waits starves every other sensor: servers that are away are given up soon.
+# A tick that waits holds up every other sensor, so a tick gives up soon on a server that is away.
 STATUS_SECONDS = 1.5
 HEALTHY, NO_DEAD_LETTERS = "healthy", "no_dead_letters"
 Event = AssetObservation | AssetMaterialization | AssetCheckEvaluation
@@ -47,15 +47,23 @@ def build_harvester_sensor(
 ) -> SensorDefinition:
     """A sensor that keeps the harvester of the resource `resource_key` running.
 
-    Each tick renews the daemon's lease, starts it if it is not there, and reports an observation of `asset_key` (an
-    external asset) and its checks `healthy` and `no_dead_letters`, whose severity `limits` decide. Of `topics` it
-    reports those that have moved: as a materialization of `kafka/<topic>`, and once more, as an observation, when they
-    have stopped to. Turned off, the daemon ends once its lease has run out. With a resource of mode "observe", it
-    starts nothing. A tick ends within 2 s, whatever the servers do. A tick fails if the resource's lease is so short
-    that the daemon would end between ticks.
+    Each tick renews the daemon's lease, starts the daemon if it is not there, observes `asset_key`, and evaluates the
+    asset's checks `healthy` and `no_dead_letters`. It materializes `kafka/<topic>` for each topic that has new records,
+    and observes the topic once when it has no more. A tick ends within 2 s, even if a server is away. A tick fails if
+    the daemon's lease is so short that the daemon would end between ticks. When the sensor is turned off, the daemon
+    ends once its lease has run out.
+
+    Args:
+        asset_key: the harvester's external asset.
+        topics: the topics that the sensor reports on.
+        resource_key: names the `HarvesterResource`. With its mode "observe", the sensor starts no daemon.
+        name: the sensor's.
+        interval_seconds: the time between two ticks.
+        limits: decide how severe a failure of a check is.
+        default_status: whether the sensor runs from the start.
 
     Raises:
-        InvalidSetting: `topics` is a text, or a topic's name is none.
+        InvalidSetting: `topics` is no list, or a name is not one that Kafka allows.
     """
     check_topic_names(topics)
     bounds = limits or Limits()
@@ -65,7 +73,7 @@ def build_harvester_sensor(
         minimum_interval_seconds=interval_seconds,
         default_status=default_status,
         required_resource_keys={resource_key},
-        description="Keeps the outbox's harvester running, and reports how it is.",
+        description="Keeps the outbox's harvester running, and reports its state.",
     )
     def keep_harvesting(context: SensorEvaluationContext) -> SensorResult:
         harvester: HarvesterResource = getattr(context.resources, resource_key)
@@ -79,14 +87,14 @@ def build_harvester_sensor(
         status = read_status(settings, max(0.1, deadline - time.monotonic()))
         now = time.time()
         before = Cursor.parse(context.cursor)
-        judged = health(status, bounds, now - before.troubled_since if before.troubled_since else 0.0)
-        if not judged.passed:
-            context.log.warning(printable(judged.explanation))
-        found, _ = ends.result(deadline, "Kafka") if ends else (None, None)  # If it is away, the status says so.
-        cursor, told = before.moved(found or {}, now)
+        healthy = health(status, bounds, now - before.troubled_since if before.troubled_since else 0.0)
+        if not healthy.passed:
+            context.log.warning(printable(healthy.explanation))
+        topic_offsets, _ = ends.result(deadline, "Kafka") if ends else (None, None)  # The status has the error.
+        cursor, moves = before.moved(topic_offsets or {}, now)
         use = _use_of(daemon)
         cursor, cpu_percent = cursor.used(use, now)
-        cursor = cursor.after(status, now, troubled=not judged.passed)
+        cursor = cursor.after(status, now, troubled=not healthy.passed)
         shown = {
             **metadata(status),
             "takeovers": MetadataValue.int(cursor.takeovers),
@@ -101,27 +109,27 @@ def build_harvester_sensor(
         letters = dead_letters(status, bounds)
         events: list[Event] = [
             AssetObservation(asset_key, metadata=shown),
-            evaluation(judged, asset_key, HEALTHY),
+            evaluation(healthy, asset_key, HEALTHY),
             evaluation(letters, asset_key, NO_DEAD_LETTERS),
         ]
-        events += [_told(topic, moved) for topic, moved in told.items()]
-        return SensorResult(skip_reason=judged.explanation, asset_events=events, cursor=cursor.encode())
+        events += [_topic_event(topic, move) for topic, move in moves.items()]
+        return SensorResult(skip_reason=healthy.explanation, asset_events=events, cursor=cursor.encode())
 
     return keep_harvesting
 
 
 def _supervise(context: SensorEvaluationContext, daemon: Daemon, lease_seconds: float) -> None:
     decision = daemon.keep_alive(lease_seconds, time.time())
-    if decision is Decision.START:
+    if decision is DaemonAction.START:
         context.log.info(f"started the harvester's daemon; its log is {daemon.log}")
-    elif decision is Decision.WAIT:
+    elif decision is DaemonAction.WAIT:
         context.log.warning(f"the harvester's daemon keeps ending, and is started more slowly; see {daemon.log}")
     elif daemon.outdated:
-        context.log.info("the daemon that runs has other settings; once its lease has run out, ours follows")
+        context.log.info("the running daemon has other settings: it ends with its lease, and ours starts then")
 
 
 def _use_of(daemon: Daemon) -> Use | None:
-    """What the daemon uses; None where none runs on this host."""
+    """The daemon's CPU and memory; None where no daemon runs on this host."""
     pid = daemon.pid
     if pid is None:
         return None
@@ -133,7 +141,7 @@ def _use_of(daemon: Daemon) -> Use | None:
         return None
 
 
-def _told(topic: str, moved: Moved) -> Event:
+def _topic_event(topic: str, moved: Moved) -> Event:
     shown: Metadata = {
         "last_offset": MetadataValue.int(moved.offset),
         "new_offsets": MetadataValue.int(moved.by),

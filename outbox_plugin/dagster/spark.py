@@ -27,10 +27,10 @@ from outbox_plugin.spark.session import spark_session
 
 
 class SparkResource(ConfigurableResource["SparkResource"]):
-    """A Spark session of the step's own, started when it is first asked for and ended with the step.
+    """A Spark session for one step, started on first use and ended with the step.
 
-    Each process of the multi-process executor has its own driver, JVM and scratch folder. With the in-process executor
-    a step's session is ended before the next one's begins.
+    Each process of the multi-process executor has its own driver, JVM and scratch folder. The in-process executor ends
+    a step's session before the next step starts one.
 
     Example:
         @asset(io_manager_key="outbox_io")
@@ -38,8 +38,8 @@ class SparkResource(ConfigurableResource["SparkResource"]):
             return spark.session.read.parquet("orders").selectExpr("customer AS key", "struct(*) AS value")
     """
 
-    master: str = Field(default="local[2]", description="Where Spark runs.")
-    conf: dict[str, str] = Field(default_factory=dict, description="Spark's own properties.")
+    master: str = Field(default="local[2]", description="Spark's master URL.")
+    conf: dict[str, str] = Field(default_factory=dict, description="Spark's configuration properties.")
     _opened: ExitStack = PrivateAttr(default_factory=ExitStack)
     _session: SparkSession | None = PrivateAttr(default=None)
 
@@ -56,7 +56,7 @@ class SparkResource(ConfigurableResource["SparkResource"]):
         return self._session
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:  # noqa: ARG002
-        """End it, after the step's outputs are stored."""
+        """End the session, after the step's outputs are stored."""
         self._session = None
         self._opened.close()
 
@@ -64,26 +64,26 @@ class SparkResource(ConfigurableResource["SparkResource"]):
 class OutboxIOManager(ConfigurableIOManager):
     """Emits one event per row of the DataFrame that an asset, or an op, returns: one job for each output.
 
-    The job is named by the first run, the asset, the partitions and the output. So a step that is retried after its
-    commit, and a run that is executed again, emit nothing again. Columns are those of `df.write.format("outbox")`.
-    Further options of it stand in the output's metadata under `outbox`; several columns of `orderBy` may be a list.
+    The first run, the asset, the partitions and the output name the job. So a step that is retried after its commit, or
+    a run that is executed again, emits nothing again. The columns are those of `df.write.format("outbox")`. Its options
+    are taken from the output's metadata `outbox`; `orderBy` may be a list of columns.
 
     Example:
         @asset(io_manager_key="outbox_io", metadata={"outbox": {"topic": "orders", "orderBy": "placed_at"}})
     """
 
-    outbox: OutboxResource = Field(description="Where events go.")
+    outbox: OutboxResource = Field(description="The outbox that events are written to.")
 
     def handle_output(self, context: OutputContext, obj: object) -> None:
         """Emit the events.
 
         Raises:
-            DagsterInvariantViolationError: it did not return a DataFrame, or an option of its metadata is no text.
-            pyspark.errors.PySparkException: nothing was written, and the message says why.
+            DagsterInvariantViolationError: the asset returned no DataFrame, or an option in its metadata is no text.
+            pyspark.errors.PySparkException: the write failed; nothing was written.
         """
         if not isinstance(obj, DataFrame):
-            said = type(obj).__name__
-            raise DagsterInvariantViolationError(f"the outbox takes a Spark DataFrame; the asset returned {said}")
+            kind = type(obj).__name__
+            raise DagsterInvariantViolationError(f"the outbox takes a Spark DataFrame; the asset returned {kind}")
         settings = self.outbox.settings()
         name = output_job_id(context)
         options = _options(context.definition_metadata.get("outbox") or {})
@@ -105,7 +105,7 @@ class OutboxIOManager(ConfigurableIOManager):
 
 
 def _options(given: Mapping[str, object]) -> dict[str, str]:
-    """The sink's options, as metadata gives them.
+    """The sink's options, from metadata.
 
     Raises:
         DagsterInvariantViolationError: one is neither text nor, for `orderBy`, a list of columns.

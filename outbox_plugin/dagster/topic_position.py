@@ -31,20 +31,26 @@ from outbox_plugin.status.health_rules import HealthResult
 
 
 class PositionConfig(Config):
-    """Where a consumer is to go on."""
+    """The position at which a consumer goes on."""
 
     where: Literal["beginning", "end", "here"] = Field(
-        description="Of the topic as it is now; or here: it stays where it stands, and its losses are acknowledged."
+        description="Of the topic as it is now; or here: the position stays, and its losses are acknowledged."
     )
 
 
 def build_topic_check(
     topic: str, asset: Emitter, *, resource_key: str = "outbox", stuck_after_seconds: float = STUCK_SECONDS
 ) -> AssetChecksDefinition:
-    """The check `consumed_in_full` of `asset`: Kafka deleted nothing of `topic` before it was consumed.
+    """The check `consumed_in_full` of `asset`: Kafka deleted no record of `topic` before it was consumed.
 
-    It fails, too, while records wait for a run that has gone on for longer than `stuck_after_seconds`, as one whose
-    process was killed does. The sensor of `build_topic_sensor` evaluates it on each tick, and Dagster can run it.
+    The check also fails while records wait for a run that has not ended after `stuck_after_seconds`, such as a run
+    whose process was killed. The sensor of `build_topic_sensor` evaluates it on each tick, and Dagster can run it.
+
+    Args:
+        topic: its name.
+        asset: consumes the topic.
+        resource_key: names the `OutboxResource`.
+        stuck_after_seconds: how long a run may take.
     """
     key = emitter_key(asset)
 
@@ -70,7 +76,13 @@ def build_topic_check(
 
 
 def build_position_job(topic: str, asset: Emitter, *, resource_key: str = "outbox") -> JobDefinition:
-    """The job `<asset>_position`: it sets where `asset` goes on in `topic`, as after the topic was made anew."""
+    """The job `<asset>_position`, which sets the position of `asset` in `topic`, such as after the topic was recreated.
+
+    Args:
+        topic: its name.
+        asset: consumes the topic.
+        resource_key: names the `OutboxResource`.
+    """
     key = emitter_key(asset)
     name = f"{key.to_python_identifier()}_position"
 

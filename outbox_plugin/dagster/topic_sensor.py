@@ -26,8 +26,8 @@ from outbox_plugin.consuming.positions import read_position
 from outbox_plugin.consuming.topic_state import topic_state
 from outbox_plugin.core.ranges import Planned, Position, TopicRange, TopicState, plan
 from outbox_plugin.dagster.assets import Emitter, check_topic_names, emitter_key
-from outbox_plugin.dagster.consumption import Bounds, Decision, Memory, decide
 from outbox_plugin.dagster.health import Metadata, evaluation
+from outbox_plugin.dagster.range_decisions import Bounds, Memory, RangeDecision, decide
 from outbox_plugin.dagster.ranges import CONSUMER_TAG, TOPIC_TAG, as_config
 from outbox_plugin.dagster.resources import OutboxResource
 from outbox_plugin.errors import InvalidSetting, TopicReplaced
@@ -36,13 +36,13 @@ from outbox_plugin.settings import Settings
 from outbox_plugin.status.health_rules import HealthResult
 from outbox_plugin.threads.deadline import DeadlineFuture
 
-# A tick that waits starves every other sensor: servers that are away are given up soon.
+# A tick that waits holds up every other sensor, so a tick gives up soon on a server that is away.
 ANSWER_SECONDS = 1.5
-RETRY_SECONDS = 600.0  # For as long, a failed run that Dagster has promised to retry is waited for.
+RETRY_SECONDS = 600.0  # How long a tick waits for the retry of a failed run that Dagster has announced.
 CONSUMED_IN_FULL = "consumed_in_full"
 WILL_RETRY_TAG, RETRIED_BY_TAG = "dagster/will_retry", "dagster/auto_retry_run_id"
 STUCK_SECONDS = 3600.0
-LAUNCH_SECONDS = 600.0  # For as long, a run is waited for that was made and not launched: who should, may be gone.
+LAUNCH_SECONDS = 600.0  # How long a tick waits for a created run to be launched.
 _UNFINISHED = [each for each in DagsterRunStatus if each.name not in ("NOT_STARTED", "SUCCESS", "FAILURE", "CANCELED")]
 
 
@@ -66,21 +66,21 @@ def build_topic_sensor(
     requested again, and after any pause the sensor goes on where the asset stands.
 
     It observes the asset on each tick (`lag_offsets`, `waiting_seconds`), and evaluates its check `consumed_in_full`.
-    A tick ends within about 2 s, whatever the servers do.
+    A tick ends within about 2 s, even if a server is away.
 
     Args:
         topic: its name.
-        asset: the asset, which is also the consumer's name: each asset has a position of its own.
+        asset: the asset. Its key is the consumer's name: each asset has a position of its own.
         resource_key: the `OutboxResource` that names Postgres and Kafka.
         name: the sensor's; by default `<asset>_of_<topic>`.
-        interval_seconds: how often it ticks at most.
-        max_records: how many offsets a range has at most. Offsets count records, and marks of Kafka's transactions.
-        max_wait_seconds: a smaller range is requested when its first record has been seen waiting for as long.
-        stuck_after_seconds: a run that takes longer turns the check red. It is still waited for, as it may commit.
+        interval_seconds: the shortest time between two ticks.
+        max_records: the most offsets in a range. Offsets count records, and markers of Kafka's transactions.
+        max_wait_seconds: how long the first record of a smaller range waits before a run is requested.
+        stuck_after_seconds: a run that takes longer fails the check. The sensor still waits for it, as it may commit.
         default_status: whether it runs from the start.
 
     Raises:
-        InvalidSetting: the topic's name is none, or a bound is not above 0.
+        InvalidSetting: the name is not one that Kafka allows, or a bound is too low.
     """
     check_topic_names([topic])
     if max_records < 1 or max_wait_seconds < 0:
@@ -138,14 +138,14 @@ SAYS_WHERE = "run the job that sets the consumer's position, at the beginning or
 
 
 class _NotAnswered(Exception):
-    """A server did not answer in time, or said no."""
+    """A server did not answer in time, or refused."""
 
 
 def _asked(settings: Settings, consumer: str, topic: str) -> tuple[Position | None, TopicState]:
-    """Where the consumer stands, and where the topic ends; both servers are asked at once.
+    """The consumer's position and the topic's state, asked of both servers at once.
 
     Raises:
-        _NotAnswered: one of them did not say.
+        _NotAnswered: a server did not answer in time, or refused.
     """
     deadline = time.monotonic() + ANSWER_SECONDS
     in_kafka = DeadlineFuture(lambda: topic_state(settings, topic, ANSWER_SECONDS))
@@ -158,7 +158,7 @@ def _asked(settings: Settings, consumer: str, topic: str) -> tuple[Position | No
 
 
 class UnfinishedRun(NamedTuple):
-    """A run of the consumer that may still commit: what to say of it, and for how long it has run, or been queued."""
+    """A run of the consumer that may still commit: its description, and the seconds that it has run or been queued."""
 
     explanation: str
     seconds: float = 0.0
@@ -167,9 +167,16 @@ class UnfinishedRun(NamedTuple):
 def unfinished_run(
     instance: DagsterInstance, consumer: str, topic: str, now: float, but: str | None = None
 ) -> UnfinishedRun | None:
-    """The run of the consumer that may still commit, other than the run `but`; None where there is none.
+    """The run of the consumer that may still commit; None if there is none.
 
-    A run that is launched after all, when it is not waited for any more, finds what is left of its range.
+    A run that is launched later than `LAUNCH_SECONDS` consumes what is left of its range.
+
+    Args:
+        instance: knows the runs.
+        consumer: the consumer's name.
+        topic: the topic's.
+        now: in seconds since the epoch.
+        but: the id of a run that does not count.
     """
     tags = {CONSUMER_TAG: consumer, TOPIC_TAG: topic}
     running = instance.get_run_records(RunsFilter(tags=tags, statuses=_UNFINISHED), limit=2)
@@ -215,7 +222,7 @@ def _request(wanted: TopicRange, op: str, key: AssetKey) -> RunRequest:
 def in_full(
     position: Position | None, planned: Planned, run: UnfinishedRun | None = None, stuck_after_seconds: float = 0.0
 ) -> HealthResult:
-    """Whether nothing was lost before it was consumed, and nothing waits for a run that does not end."""
+    """Whether no record was lost before it was consumed, and none waits for a run that does not end."""
     lost = position.lost if position else 0
     wrong = []
     if planned.lost:
@@ -239,7 +246,7 @@ def in_full(
     return HealthResult(True, f"{planned.lag} offsets wait, and none was lost")
 
 
-def _shown(topic: str, decision: Decision, planned: Planned, position: Position | None) -> Metadata:
+def _shown(topic: str, decision: RangeDecision, planned: Planned, position: Position | None) -> Metadata:
     return {
         "topic": MetadataValue.text(topic),
         "lag_offsets": MetadataValue.int(planned.lag),

@@ -1,4 +1,4 @@
-"""Where the topics of an outbox end."""
+"""Asks Kafka for the end offsets of topics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ from outbox_plugin.settings import Settings
 def topic_ends(settings: Settings, topics: Sequence[str], deadline: float) -> dict[str, int]:
     """The end offset of each topic that is there, summed over its partitions; ends by about `deadline`.
 
-    Offsets count the marks that end Kafka's transactions too. `deadline`: of `time.monotonic()`, in seconds.
+    Offsets count the markers of Kafka's transactions, too.
+
+    Args:
+        settings: where Kafka is.
+        topics: their names.
+        deadline: of `time.monotonic()`, in seconds.
 
     Raises:
         LogUnavailable: Kafka does not answer in time.

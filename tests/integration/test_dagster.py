@@ -29,7 +29,7 @@ from pydantic import SecretStr
 from outbox_plugin import Event, Outbox, Settings
 from outbox_plugin.dagster import OutboxResource, build_outbox_checks
 from outbox_plugin.dagster.daemon import LOG_BYTES, Daemon
-from outbox_plugin.dagster.supervision import Decision
+from outbox_plugin.dagster.daemon_supervision import DaemonAction
 from outbox_plugin.status.reader import read_status
 from tests.harvesting import backlog, create_topic, drained, insert_numbered
 from tests.supervising import HARVESTER, Ticks, daemons, reported, resources
@@ -46,20 +46,20 @@ def test_ticks_that_race_start_one_daemon(daemon: Daemon, settings: Settings) ->
         list(ticks.map(lambda _: Daemon.of(settings).keep_alive(60.0, now), range(8)))
     eventually(lambda: daemon.running, 30)
     eventually(lambda: len(daemons(daemon)) == 1, 30)
-    assert daemon.keep_alive(60.0, now + 100) is Decision.LEAVE
+    assert daemon.keep_alive(60.0, now + 100) is DaemonAction.LEAVE
     assert daemons(daemon) == [daemon.pid]
 
 
 def test_a_killed_daemon_is_replaced(daemon: Daemon, settings: Settings, group: str) -> None:
     now = time.time()
-    assert daemon.keep_alive(60.0, now) is Decision.START
+    assert daemon.keep_alive(60.0, now) is DaemonAction.START
     eventually(lambda: daemon.pid, 30)
     first = daemon.pid
     assert first is not None
     os.kill(first, signal.SIGKILL)
     eventually(lambda: not daemon.running, 10)
-    assert daemon.keep_alive(60.0, now + 1) is Decision.WAIT
-    assert daemon.keep_alive(60.0, now + 10) is Decision.START
+    assert daemon.keep_alive(60.0, now + 1) is DaemonAction.WAIT
+    assert daemon.keep_alive(60.0, now + 10) is DaemonAction.START
     eventually(lambda: daemon.pid not in (None, first), 30)
     insert_numbered(settings, create_topic(settings, f"{group}-events"), 0, 100)
     drained(settings)
@@ -148,7 +148,7 @@ def test_a_daemon_that_ended_as_it_should_is_started_again_at_once(daemon: Daemo
     daemon.keep_alive(1.0, time.time())
     eventually(lambda: renewed(daemon).pid, 30)
     eventually(lambda: not daemon.running, 30)
-    assert daemon.keep_alive(60.0, time.time()) is Decision.START
+    assert daemon.keep_alive(60.0, time.time()) is DaemonAction.START
 
 
 def test_a_password_is_not_in_the_arguments_of_the_daemon(daemon: Daemon) -> None:

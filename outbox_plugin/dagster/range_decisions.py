@@ -1,8 +1,8 @@
-"""What one tick of a topic's sensor decides. Pure: what was seen comes in, what is to be done goes out.
+"""Decides, on each tick of a topic's sensor, whether to request a run for the next range. No I/O.
 
-The position in Postgres says what has been consumed. The runs in Dagster say what is being consumed. The cursor only
-remembers since when records wait, and how often a range was requested in vain. If it is lost, a range is requested a
-little later or sooner, and nothing else changes.
+Postgres has the position up to which records have been consumed. Dagster knows the unfinished runs. The cursor only
+remembers since when records wait, and how many runs ended without effect. If the cursor is lost, a range is requested
+a little later or sooner, and nothing else changes.
 
     a run of the consumer is unfinished, or will be retried     wait
     nothing waits                                               nothing
@@ -30,10 +30,13 @@ _Count = Annotated[int, Field(ge=0, lt=2**63)]
 @with_config(ConfigDict(extra="forbid"))
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What one tick leaves for the next. Times are seconds since the epoch, 0 where there is none.
+    """What one tick keeps for the next. Times are seconds since the epoch, 0 where there is none.
 
-    `place`: the position, in short. `waiting_since`: when records were first seen to wait there. `requests`: how many
-    runs were requested from there. `busy_at`: when a run was last requested, or seen unfinished.
+    Attributes:
+        place: a digest of the consumer's position.
+        waiting_since: when a tick first saw records wait at this position.
+        requests: how many runs were requested from this position.
+        busy_at: when a run was last requested, or seen unfinished.
     """
 
     place: str = ""
@@ -59,10 +62,11 @@ _MEMORY = TypeAdapter(Memory)
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How large a range is at most, and how long records wait for it to become that large.
+    """The bounds of a range.
 
-    `max_records`: how many offsets a range spans at most. `max_wait_seconds`: a smaller range is requested when its
-    first record has waited for as long.
+    Attributes:
+        max_records: the most offsets in a range.
+        max_wait_seconds: how long the first record of a smaller range waits before a run is requested.
     """
 
     max_records: int
@@ -70,10 +74,14 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class RangeDecision:
     """What a tick does.
 
-    `range`: what to request; None where nothing is. `why`: the reason, for whoever looks at the tick.
+    Attributes:
+        range: the range to request; None requests nothing.
+        why: the reason, which the tick shows.
+        memory: what the next tick needs.
+        waited_seconds: how long the first record has waited.
     """
 
     range: TopicRange | None
@@ -84,14 +92,14 @@ class Decision:
 
 def decide(
     memory: Memory, position: Position | None, planned: Planned, unfinished: str | None, bounds: Bounds, now: float
-) -> Decision:
-    """What to do about `planned`, the next range.
+) -> RangeDecision:
+    """Decide whether to request `planned`, the next range.
 
     Args:
         memory: what the last tick left.
         position: where the consumer stands; None where it has consumed nothing yet.
         planned: the next range, of at most `bounds.max_records` offsets.
-        unfinished: what is said of a run of the consumer that may still commit; None where there is none.
+        unfinished: describes a run of the consumer that may still commit; None if there is none.
         bounds: when a range is requested.
         now: in seconds since the epoch.
     """
@@ -102,23 +110,25 @@ def decide(
     memory = replace(memory, waiting_since=min(memory.waiting_since or now, now) if waiting else 0.0)
     waited = max(0.0, now - memory.waiting_since) if waiting else 0.0
     if unfinished:
-        return Decision(None, unfinished, replace(memory, busy_at=now), waited)
+        return RangeDecision(None, unfinished, replace(memory, busy_at=now), waited)
     if planned.range is None:
-        return Decision(None, "everything has been consumed", memory)
+        return RangeDecision(None, "everything has been consumed", memory)
     if memory.requests:
         pause = min(FIRST_RETRY_SECONDS * 2 ** min(memory.requests - 1, 20), LAST_RETRY_SECONDS)
         if 0 <= now - memory.busy_at < pause:
             why = f"{memory.requests} runs from this position ended without effect; the next one is due in "
-            return Decision(None, f"{why}{pause - (now - memory.busy_at):.0f} s", memory, waited)
+            return RangeDecision(None, f"{why}{pause - (now - memory.busy_at):.0f} s", memory, waited)
     elif planned.lag < bounds.max_records and waited < bounds.max_wait_seconds and not planned.lost:
         why = f"{planned.lag} offsets wait for up to {bounds.max_wait_seconds - waited:.0f} s more"
-        return Decision(None, why, memory, waited)
+        return RangeDecision(None, why, memory, waited)
     requested = replace(memory, requests=memory.requests + 1, busy_at=now)
-    return Decision(planned.range, f"requested {planned.range.offsets} of {planned.lag} offsets", requested, waited)
+    return RangeDecision(
+        planned.range, f"requested {planned.range.offsets} of {planned.lag} offsets", requested, waited
+    )
 
 
 def _place(position: Position | None) -> str:
-    """A position in one short text, which differs from that of every other position."""
+    """A short digest of a position."""
     if position is None:
         return ""
     whole = json.dumps([position.topic_id, sorted(position.next_offsets.items())])

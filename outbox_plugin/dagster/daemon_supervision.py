@@ -1,4 +1,4 @@
-"""Whether a sensor tick starts the harvester's daemon. Pure: what is seen comes in, a decision goes out."""
+"""Decides whether a sensor tick starts the harvester's daemon. No I/O."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from enum import Enum, auto
 
 from outbox_plugin.errors import InvalidSetting
 
-SENSOR_LOOP_SECONDS = 5.0  # Dagster's daemon looks at sensors so often, so none ticks more often.
+SENSOR_LOOP_SECONDS = 5.0  # Dagster's daemon evaluates sensors at this interval; none ticks more often.
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5.0, 300.0
 FORGIVEN_AFTER_SECONDS = 900.0
 
 
-class Decision(Enum):
-    """What a tick does."""
+class DaemonAction(Enum):
+    """What a tick does about the daemon."""
 
     START = auto()
     LEAVE = auto()
@@ -21,8 +21,14 @@ class Decision(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What a tick sees of the daemon on its host. `starts`: when it was started before, in seconds like `now`."""
+class DaemonState:
+    """The daemon on this host, as a tick sees it.
+
+    Attributes:
+        running: whether it runs.
+        starts: when it was started before, in seconds since the epoch.
+        now: the time of the tick, in seconds since the epoch.
+    """
 
     running: bool
     starts: tuple[float, ...]
@@ -30,14 +36,14 @@ class Seen:
 
 
 def check_lease(lease_seconds: float, interval_seconds: float) -> None:
-    """Check that a lease outlives one tick that is missed.
+    """Check that a lease outlives a missed tick.
 
     Args:
         lease_seconds: how long the daemon runs without a tick.
         interval_seconds: the shortest time between two ticks.
 
     Raises:
-        InvalidSetting: it does not: the daemon would end between ticks, and each end is a takeover.
+        InvalidSetting: it does not. The daemon would end between ticks, and each end is a takeover.
     """
     shortest = 2 * max(interval_seconds, SENSOR_LOOP_SECONDS)
     if lease_seconds < shortest:
@@ -47,17 +53,17 @@ def check_lease(lease_seconds: float, interval_seconds: float) -> None:
         )
 
 
-def decide(seen: Seen) -> Decision:
-    """Leave a running daemon alone; start one that is not there, more slowly the more often it has ended lately."""
-    if seen.running:
-        return Decision.LEAVE
-    lately = recent(seen.starts, seen.now)
+def decide(daemon: DaemonState) -> DaemonAction:
+    """Leave a running daemon alone. Start one that is not there, after a pause that grows with its recent starts."""
+    if daemon.running:
+        return DaemonAction.LEAVE
+    lately = recent(daemon.starts, daemon.now)
     if not lately:
-        return Decision.START
+        return DaemonAction.START
     pause = min(FIRST_PAUSE_SECONDS * 2 ** (len(lately) - 1), LONGEST_PAUSE_SECONDS)
-    return Decision.START if seen.now - lately[-1] >= pause else Decision.WAIT
+    return DaemonAction.START if daemon.now - lately[-1] >= pause else DaemonAction.WAIT
 
 
 def recent(starts: tuple[float, ...], now: float) -> tuple[float, ...]:
-    """The starts that still count, oldest first."""
+    """The starts of the last 15 minutes, oldest first."""
     return tuple(sorted(start for start in starts if 0 <= now - start < FORGIVEN_AFTER_SECONDS))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outbox_plugin.core.ranges import Planned, Position, TopicRange
-from outbox_plugin.dagster.consumption import Bounds, Decision, Memory, decide
+from outbox_plugin.dagster.range_decisions import Bounds, Memory, RangeDecision, decide
 
 BOUNDS = Bounds(max_records=100, max_wait_seconds=60.0)
 
@@ -19,7 +19,7 @@ def at(offset: int) -> Position:
     return Position("id", {0: offset})
 
 
-def ticked(memory: Memory, lag: int, now: float, unfinished: str | None = None, begin: int = 0) -> Decision:
+def ticked(memory: Memory, lag: int, now: float, unfinished: str | None = None, begin: int = 0) -> RangeDecision:
     return decide(memory, at(begin), planned(lag, begin), unfinished, BOUNDS, now)
 
 

@@ -7,36 +7,36 @@ from pathlib import Path
 import pytest
 
 from outbox_plugin.dagster.daemon import Daemon
-from outbox_plugin.dagster.supervision import Decision, Seen, check_lease, decide
+from outbox_plugin.dagster.daemon_supervision import DaemonAction, DaemonState, check_lease, decide
 from outbox_plugin.errors import InvalidSetting
 from outbox_plugin.settings import Settings
 
 
 def test_a_daemon_that_runs_is_left_alone() -> None:
-    assert decide(Seen(running=True, starts=(), now=0.0)) is Decision.LEAVE
-    assert decide(Seen(running=True, starts=(1.0, 2.0), now=2.0)) is Decision.LEAVE
+    assert decide(DaemonState(running=True, starts=(), now=0.0)) is DaemonAction.LEAVE
+    assert decide(DaemonState(running=True, starts=(1.0, 2.0), now=2.0)) is DaemonAction.LEAVE
 
 
 def test_one_that_was_never_started_is_started() -> None:
-    assert decide(Seen(running=False, starts=(), now=100.0)) is Decision.START
+    assert decide(DaemonState(running=False, starts=(), now=100.0)) is DaemonAction.START
 
 
 def test_one_that_keeps_ending_is_started_more_and_more_slowly() -> None:
-    assert decide(Seen(False, (100.0,), 104.9)) is Decision.WAIT
-    assert decide(Seen(False, (100.0,), 105.0)) is Decision.START
-    assert decide(Seen(False, (90.0, 95.0, 100.0), 119.9)) is Decision.WAIT
-    assert decide(Seen(False, (90.0, 95.0, 100.0), 120.0)) is Decision.START
+    assert decide(DaemonState(False, (100.0,), 104.9)) is DaemonAction.WAIT
+    assert decide(DaemonState(False, (100.0,), 105.0)) is DaemonAction.START
+    assert decide(DaemonState(False, (90.0, 95.0, 100.0), 119.9)) is DaemonAction.WAIT
+    assert decide(DaemonState(False, (90.0, 95.0, 100.0), 120.0)) is DaemonAction.START
 
 
 def test_the_pause_has_a_cap_and_old_starts_are_forgiven() -> None:
     often = tuple(float(number) for number in range(50))
-    assert decide(Seen(False, often, 49.0 + 299.0)) is Decision.WAIT
-    assert decide(Seen(False, often, 49.0 + 300.0)) is Decision.START
-    assert decide(Seen(False, often, 49.0 + 900.0)) is Decision.START
+    assert decide(DaemonState(False, often, 49.0 + 299.0)) is DaemonAction.WAIT
+    assert decide(DaemonState(False, often, 49.0 + 300.0)) is DaemonAction.START
+    assert decide(DaemonState(False, often, 49.0 + 900.0)) is DaemonAction.START
 
 
 def test_starts_of_a_clock_that_has_been_set_back_do_not_count() -> None:
-    assert decide(Seen(False, (1_000_000.0,), 100.0)) is Decision.START
+    assert decide(DaemonState(False, (1_000_000.0,), 100.0)) is DaemonAction.START
 
 
 @pytest.mark.parametrize(("interval", "shortest"), [(1, 10), (5, 10), (10, 20), (60, 120)])
