@@ -78,7 +78,7 @@ class ClusterNode(KafkaNode):
         return port
 
     def properties(self, port: int, data: str) -> str:
-        """See `KafkaNode.properties`."""
+        """The node's server.properties, for clients at `port`, with the folder `data`."""
         voters = ",".join(f"{node}@127.0.0.1:{each}" for node, each in self._controllers.items())
         ports = {"PLAINTEXT": (port, port)}
         ports |= {f"PROXIED{number}": each for number, each in enumerate(self._proxied.items())}
@@ -93,7 +93,7 @@ class ClusterNode(KafkaNode):
         )
 
     def answers(self, port: int) -> bool:
-        """See `EmbeddedServer.answers`: the cluster has taken it in."""
+        """Whether the node at `port` is one of the cluster's brokers."""
         with suppress(KafkaException):
             return self.node in AdminClient({"bootstrap.servers": f"127.0.0.1:{port}"}).list_topics(timeout=2).brokers
         return False

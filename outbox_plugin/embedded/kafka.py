@@ -63,10 +63,10 @@ class KafkaNode(EmbeddedServer):
 
     @abstractmethod
     def properties(self, port: int, data: str) -> str:
-        """Its server.properties, for clients at `port`, with the folder `data`."""
+        """The server.properties, for clients at `port`, with the folder `data`."""
 
     def launch(self, inherited: Sequence[int] = ()) -> None:
-        """See `EmbeddedServer.launch`.
+        """Start the server, without waiting; on the port that it had, if that is free.
 
         Raises:
             JarsMissing: there are no jars.
@@ -96,7 +96,7 @@ class KafkaNode(EmbeddedServer):
             raise ServerFailed(f"Kafka could not make its storage: {(done.stderr or done.stdout).strip()[-300:]}")
 
     def answers(self, port: int) -> bool:
-        """See `EmbeddedServer.answers`: it listens before it is ready."""
+        """Whether the broker at `port` names brokers; it listens before it is ready to."""
         with suppress(KafkaException):
             return bool(AdminClient({"bootstrap.servers": f"127.0.0.1:{port}"}).list_topics(timeout=2).brokers)
         return False
@@ -106,7 +106,7 @@ class EmbeddedKafka(KafkaNode):
     """One broker, which is its own controller."""
 
     def properties(self, port: int, data: str) -> str:
-        """See `KafkaNode.properties`."""
+        """The server.properties of a broker that is its own controller."""
         return _PROPERTIES.format(port=port, controller=free_port(), data=data)
 
 

@@ -57,7 +57,7 @@ class EmbeddedPostgres(EmbeddedServer):
         return f"postgresql://{SUPERUSER}:{self._password_file.read_text()}@127.0.0.1:{self.port}/postgres"
 
     def launch(self, inherited: Sequence[int] = ()) -> None:
-        """See `EmbeddedServer.launch`."""
+        """Start the server, without waiting; on the port that it had, if that is free."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o700)
         if not (self._data / "PG_VERSION").exists():
@@ -106,7 +106,7 @@ class EmbeddedPostgres(EmbeddedServer):
             connection.execute("SELECT pg_promote(true)")
 
     def answers(self, port: int) -> bool:
-        """See `EmbeddedServer.answers`: it listens before it is ready, and while it recovers."""
+        """Whether the server takes connections; it listens before it is ready, and while it recovers."""
         with suppress(psycopg.OperationalError), closing(psycopg.connect(self.dsn, connect_timeout=2)):
             return port == self.port
         return False

@@ -111,15 +111,15 @@ class EmbeddedServer(ABC):
 
     @abstractmethod
     def launch(self, inherited: Sequence[int] = ()) -> None:
-        """Start it, without waiting; on the port that it had, if that is free.
+        """Start the server, without waiting; on the port that it had, if that is free.
 
         Raises:
-            ServerFailed: what it needs could not be made.
+            ServerFailed: its folder or its configuration could not be made.
         """
 
     @abstractmethod
     def answers(self, port: int) -> bool:
-        """Whether it does, on `port`, where somebody listens."""
+        """Whether the server is ready at `port`, where some process listens."""
 
     @property
     def pid(self) -> int:

@@ -50,16 +50,16 @@ class ObservedHarvester:
 
     @property
     def name(self) -> str:
-        """See `Member.name`."""
+        """Names the harvester in the answers of the port."""
         return f"group {self._settings.group}"
 
     def observe(self, event: HarvestEvent) -> None:
-        """Take note of what happens."""
+        """Count an event of the relay."""
         self._watch.observe(event)
         self._metrics.observe(event)
 
     def look_at_table(self) -> None:
-        """Ask Postgres every few seconds, from now on."""
+        """Read the table's state from Postgres every few seconds from now on."""
         self._looks = TableLooks(self._settings, self._looked, self._watch.table_unavailable)
 
     def _looked(self, table: Table) -> None:
@@ -67,11 +67,11 @@ class ObservedHarvester:
         self._watch.table_looked_at(None if table.waiting is None else table.waiting.keys(), table.paused)
 
     def is_alive(self) -> bool:
-        """See `Member.is_alive`."""
+        """Whether the harvester runs; if not, the process should be restarted."""
         return self._watch.is_alive(runs=self._error() is None)
 
     def readiness(self) -> Mapping[int, Readiness]:
-        """See `Member.readiness`."""
+        """Whether each shard is relayed as it should be, or why not."""
         if (error := self._error()) is not None:
             return {0: NotReady(f"the harvester has ended: {error}")}
         if self._stopping():
@@ -79,7 +79,7 @@ class ObservedHarvester:
         return self._watch.readiness()
 
     def show_gauges(self) -> None:
-        """See `Member.show_gauges`."""
+        """Set the gauges to the present state."""
         leads = self._watch.leads()
         for shard, readiness in self.readiness().items():
             self._metrics.show_shard(shard, leads=shard in leads, readiness=readiness)

@@ -24,19 +24,19 @@ class Member(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is, in a line of an answer."""
+        """Names the member in a line of an answer."""
         ...
 
     def is_alive(self) -> bool:
-        """Whether it runs, so that nothing would be won by starting the process anew."""
+        """Whether the member runs; if not, the process should be restarted."""
         ...
 
     def readiness(self) -> Mapping[int, Readiness]:
-        """Whether it does what it should, shard by shard."""
+        """Whether each shard is relayed as it should be, or why not."""
         ...
 
     def show_gauges(self) -> None:
-        """Set the gauges that tell how it is now."""
+        """Set the gauges to the present state."""
         ...
 
 

@@ -51,7 +51,7 @@ class WatchedAsyncConnection(psycopg.AsyncConnection[Row]):
     probe_name: str | None = None
 
     async def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
-        """See `WatchedConnection.wait`."""
+        """As psycopg's own, but raises NoAnswer and closes the connection where the path to the server is dead."""
         return await super().wait(_watched(gen, self.pgconn, lambda: _probe(self)), *args, **kwargs)
 
 
