@@ -67,8 +67,8 @@ def _named(offsets: Any) -> dict[str, int]:
     return {str(partition): offset for partition, offset in sorted(offsets.items())}
 
 
-def begin_range(settings: Settings, wanted: TopicRange) -> tuple[TopicRange, Readable]:
-    """The part of `wanted` that is still to be consumed, and what of that Kafka still has.
+def unconsumed_range(settings: Settings, wanted: TopicRange) -> tuple[TopicRange, Readable]:
+    """Return the part of `wanted` that is not consumed yet, and what Kafka still has of that part.
 
     Raises:
         RangeRefused, TopicReplaced: it cannot be consumed.
@@ -81,7 +81,7 @@ def begin_range(settings: Settings, wanted: TopicRange) -> tuple[TopicRange, Rea
 
 
 def confirm_topic(settings: Settings, wanted: TopicRange) -> None:
-    """See that what was read is of the topic that was meant.
+    """Check that the records were read from the topic that the range names.
 
     Raises:
         TopicReplaced: the topic was made anew meanwhile.
@@ -90,12 +90,16 @@ def confirm_topic(settings: Settings, wanted: TopicRange) -> None:
 
 
 def consume_range(settings: Settings, wanted: TopicRange, handler: Handler) -> Consumed:
-    """Let the records of `wanted` have their effects, once.
+    """Run a handler with the records of a range. Its database effects happen once, however often this is called.
 
-    `handler` gets a psycopg connection, with a transaction open, and the records: each partition's in their order. What
-    it writes is committed together with the position. It is not called where the range has been consumed before, nor
-    where it holds no records. It must not end the transaction. All records of the range are in memory meanwhile: for
-    ranges that are large, use `consume_range_with_spark`.
+    What the handler writes is committed together with the position. All records of the range are in memory meanwhile:
+    use `consume_range_with_spark` for large ranges.
+
+    Args:
+        settings: the outbox, beside which positions are kept, and the Kafka of the topic.
+        wanted: the range to consume.
+        handler: is called with a psycopg connection, in a transaction that it must not end, and with the records, each
+            partition's in their order. It is not called if the range was consumed before or holds no records.
 
     Raises:
         RangeMoved, RecordsVanished: run it again.
@@ -105,7 +109,7 @@ def consume_range(settings: Settings, wanted: TopicRange, handler: Handler) -> C
         LogUnavailable, ServerRefused, SchemaMissing: a server is away, or does not let us.
         Exception: whatever the handler raises, and psycopg.Error if the commit fails; nothing has had an effect.
     """
-    rest, there = begin_range(settings, wanted)
+    rest, there = unconsumed_range(settings, wanted)
     if not rest.offsets:
         return Consumed(rest, 0, again=True)
     records = read_records(settings, there.range)

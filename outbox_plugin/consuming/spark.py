@@ -20,7 +20,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from outbox_plugin.consuming.consume import Consumed, begin_range, confirm_topic
+from outbox_plugin.consuming.consume import Consumed, confirm_topic, unconsumed_range
 from outbox_plugin.consuming.positions import RangeMoved, claim, read_position
 from outbox_plugin.consuming.records import first_record
 from outbox_plugin.consuming.topic_state import topic_state
@@ -39,14 +39,14 @@ _Claim = Callable[[psycopg.Connection[tuple[object, ...]]], bool]
 
 
 def consume_range_with_spark(spark: SparkSession, settings: Settings, wanted: TopicRange, write: Write) -> Consumed:
-    """Let the records of `wanted` have their effects, once.
+    """Write what a range's records result in, with Spark. It is written once, however often this is called.
 
     Args:
         spark: any session; Spark's Kafka source is added to it if it is not there.
         settings: the outbox, beside which positions are kept, and the Kafka of the topic.
-        wanted: what to consume.
-        write: gets the records, with the columns of Spark's Kafka source, and returns what is to be written, which it
-            must not commit. It is not called where the range has been consumed before.
+        wanted: the range to consume.
+        write: is called with the records, with the columns of Spark's Kafka source, and returns a write that it has
+            not committed. It is not called if the range was consumed before.
 
     Raises:
         RangeMoved: run it again.
@@ -55,7 +55,7 @@ def consume_range_with_spark(spark: SparkSession, settings: Settings, wanted: To
         LogUnavailable, ServerRefused, SchemaMissing: a server is away, or does not let us.
         OutboxError, pyspark.errors.PySparkException: as `OutboxWrite.commit` does; nothing was written.
     """
-    rest, there = begin_range(settings, wanted)
+    rest, there = unconsumed_range(settings, wanted)
     if not rest.offsets:
         return Consumed(rest, 0, again=True)
     claims = [(rest, there.lost)]
@@ -69,11 +69,11 @@ def consume_range_with_spark(spark: SparkSession, settings: Settings, wanted: To
 
 
 def foreach_batch(settings: Settings, consumer: str, write: Write) -> Callable[[DataFrame, int], None]:
-    """What `writeStream.foreachBatch` takes, to consume topics with each record's effect once.
+    """Make a function for `writeStream.foreachBatch` that consumes topics with each record's effect once.
 
     Args:
         settings: as for `consume_range_with_spark`.
-        consumer: the name under which the position is kept: the stream's own, and the same after each restart.
+        consumer: the name of the position, which no other stream may use; the same after each restart.
         write: as for `consume_range_with_spark`; it gets the records of a batch that have had no effect yet. Its
             columns `topic`, `partition` and `offset` must be the Kafka source's own.
 

@@ -24,7 +24,7 @@ ANSWER_SECONDS = 10.0
 
 
 def _nothing(_: Entry) -> None:
-    """Nobody wants to know."""
+    """Ignore the entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Known:
 
 
 class Admin:
-    """An operator of all groups on one coordination topic. Connects anew for each thing that it does."""
+    """An operator of all groups on one coordination topic. Each method connects anew."""
 
     def __init__(
         self,
@@ -47,7 +47,13 @@ class Admin:
         bootstrap_servers: str | None = None,
         kafka: dict[str, str] | None = None,
     ) -> None:
-        """Arguments as of `Consumer`, and the same as the group's.
+        """Remember the arguments, which must be the group's own.
+
+        Args:
+            heartbeat_interval_seconds: the heartbeat interval of the groups.
+            coordination_topic: the topic of their claims.
+            bootstrap_servers: Kafka brokers; OUTBOX_BOOTSTRAP_SERVERS if it is None.
+            kafka: librdkafka properties; OUTBOX_KAFKA if it is None.
 
         Raises:
             InvalidSetting: brokers or properties are missing or wrong.
@@ -58,7 +64,7 @@ class Admin:
         self._me = Holder(uuid.uuid4().hex[:12], CLIENT_ID)
 
     def world(self, group_id: str | None = None) -> Known:
-        """Who holds what, and how far it is behind, of one group or of all; and all pauses, however old.
+        """Return who holds which partition, how far each is behind, and all pauses, of one group or of all (None).
 
         Raises:
             ServerRefused: no broker answers, or it does not let us in.
@@ -76,10 +82,17 @@ class Admin:
             )
 
     def pause(self, group_id: str, seconds: float | None = None) -> list[Key]:
-        """Have the whole group release what it holds, and claim nothing for `seconds`, or until `resume`.
+        """Have the whole group release its partitions, and claim none for a time or until `resume`.
 
-        Returns once all have released, or have been silent for so long that they hand out nothing any more; the
-        partitions of the latter are returned.
+        Waits until each instance has released its partitions, or has been silent for so long that it hands out no
+        records any more.
+
+        Args:
+            group_id: the group.
+            seconds: how long the pause lasts; None until `resume`.
+
+        Returns:
+            The partitions of instances that were silent.
 
         Raises:
             LogUnavailable: Kafka is away.
@@ -98,7 +111,7 @@ class Admin:
             return sorted(silent)
 
     def resume(self, group_id: str) -> None:
-        """Let a paused group go on, each partition from where it was released or set to.
+        """Let a paused group go on, in each partition from where it was released or set.
 
         Raises:
             LogUnavailable: Kafka is away.
@@ -107,7 +120,7 @@ class Admin:
             self._release_group(view, group_id, 0.0)
 
     def set_position(self, group_id: str, positions: Mapping[tuple[str, int], int]) -> None:
-        """Have a paused group go on at exactly these offsets, by (topic, partition).
+        """Set the offsets at which a paused group goes on, by (topic, partition).
 
         Raises:
             UserError: the group is not paused, or there is no such partition or offset.

@@ -30,23 +30,23 @@ LOGGER = logger_of(__name__)
 
 Guarantee = Literal["at-least-once", "at-most-once"]
 
-BATCH = 1_000  # Records that are fetched, and at most once promised, together.
-FOLLOW_SECONDS = 0.05  # Between two looks at what we hold.
-GATHER_SECONDS = 0.005  # For more than one record, once there is one;
-PROMISED_GATHER_SECONDS = 0.05  # longer where each batch takes a promise, which costs about as much.
+BATCH = 1_000  # Records that are fetched together and, at most once, promised together.
+FOLLOW_SECONDS = 0.05  # Between two checks of which partitions we hold.
+GATHER_SECONDS = 0.005  # How long to wait for more records after the first one.
+PROMISED_GATHER_SECONDS = 0.05  # The same at most once: the promise for each batch takes about as long.
 PROMISE_SECONDS = 5.0
-LEAST_PROMISE_SECONDS = 1.0  # So long a promise is waited for also where `poll` has less time; most take milliseconds.
+LEAST_PROMISE_SECONDS = 1.0  # The shortest wait for a promise, also if `poll` has less time; most take milliseconds.
 
 
 def _nothing(_: ClaimEvent) -> None:
-    """Nobody wants to know."""
+    """Observe nothing."""
 
 
 class Consumer:
-    """Consumes what the group's other instances do not; see the package for who decides that.
+    """Consumes partitions that no other instance of the group holds; the coordination topic decides which.
 
     Example: `with Consumer(["orders"], "billing", "worker-1") as orders: for each in orders: …; orders.commit(each)`.
-    For one thread; only `stop` may be called from any, and from a signal handler.
+    Not safe for threads; only `stop` may be called from any thread, and from a signal handler.
     """
 
     def __init__(
@@ -64,26 +64,26 @@ class Consumer:
         kafka: dict[str, str] | None = None,
         observe: Callable[[ClaimEvent], None] = _nothing,
     ) -> None:
-        """Connect, go on with what this client held, and start to claim; records come from `poll` or iteration.
+        """Connect, take over what this client held, and start to claim partitions.
 
         Args:
-            topics: what to consume; one that does not exist yet is consumed once it does.
-            group_id: who shares the topics; names the offsets in Kafka's own store too.
+            topics: the topics to consume; a topic that does not exist yet is consumed once it does.
+            group_id: the group that shares the topics; also names its offsets in Kafka's own store.
             client_id: this consumer's name in its group, one at a time; one that comes back goes on with its claims.
-            guarantee: at-least-once: what was not committed comes again. at-most-once: nothing comes twice.
-            max_claims: how many partitions this instance may hold; None for as many as its share is.
-            heartbeat_interval_seconds: the same for all of a group (Marshal's own: 60). Two without a sign, and others
-                take over.
-            idle_seconds: how long `poll` may stay away before all is released.
-            coordination_topic: where claims are talked about; made where it is missing.
+            guarantee: at-least-once repeats records that were not committed; at-most-once repeats none.
+            max_claims: the highest number of partitions that this instance holds; None for its share of them.
+            heartbeat_interval_seconds: the same for all of a group (Marshal's own: 60). Others take over the partitions
+                of an instance that writes no heartbeat for two intervals.
+            idle_seconds: after this time without a `poll`, all partitions are released.
+            coordination_topic: the topic of the claims; it is created if it is missing.
             bootstrap_servers: Kafka brokers; OUTBOX_BOOTSTRAP_SERVERS where it is None.
             kafka: librdkafka properties; OUTBOX_KAFKA where it is None.
-            observe: told what is gained and lost, on another thread.
+            observe: is called with each partition that is gained or lost, on another thread.
 
         Raises:
             UserError: an argument is wrong; one line says which.
             InvalidSetting: brokers or properties are missing or wrong.
-            ServerRefused: no broker answers, or it does not let us in.
+            ServerRefused: no broker answers, or it refuses us.
         """
         _check(topics, group_id, client_id, guarantee, max_claims, heartbeat_interval_seconds)
         self._settings = kafka_settings(bootstrap_servers, kafka)
@@ -129,27 +129,30 @@ class Consumer:
 
     @property
     def instance_id(self) -> str:
-        """This run of the client, as the log knows it."""
+        """The id of this run of the client in the coordination topic."""
         return self._instance.me.instance_id
 
     @property
     def claims(self) -> dict[tuple[str, int], int]:
-        """What is held now: (topic, partition), and the offset where another would have to go on."""
+        """The partitions that are held, and the offset of each at which another instance would go on."""
         return {tp: claim.offset for tp, claim in self._instance.held().items()}
 
     @property
     def malformed(self) -> int:
-        """How many messages of the coordination topic were skipped, because they are none of the protocol's."""
+        """How many messages of the coordination topic were skipped because they do not follow the protocol."""
         return self._log.malformed
 
     def poll(self, timeout_seconds: float = 1.0) -> Message | None:
-        """The next record; None when none came in time, as always while the group is paused.
+        """Return the next record; None if none came in time, as always while the group is paused.
 
-        At most once, it counts as consumed before it is returned. For the log to say so, it may take about a second
-        longer than `timeout_seconds`, and some more where Kafka is away.
+        At most once, a record counts as consumed before it is returned. The coordination topic must confirm that, which
+        may take about a second longer than `timeout_seconds`, and more while Kafka is away.
+
+        Args:
+            timeout_seconds: how long to wait for a record; 0 fetches once without waiting.
 
         Raises:
-            OutboxError: what is wrong cannot be mended by waiting.
+            OutboxError: waiting cannot mend the fault.
         """
         deadline, fetched = time.monotonic() + timeout_seconds, False
         while not self._stopped:
@@ -167,31 +170,37 @@ class Consumer:
         return None
 
     def __iter__(self) -> Iterator[Message]:
-        """All records as they come, until `stop`."""
+        """Yield all records as they come, until `stop`."""
         while not self._stopped:
             message = self.poll()
             if message is not None:
                 yield message
 
     def commit(self, message: Message) -> bool:
-        """`message` is done with, in whatever order; whether its partition is still ours (if not, it comes to another).
+        """Note that a record is done; records may be committed in any order.
 
-        The next heartbeat tells the others. At most once, it has nothing to do.
+        The next heartbeat writes the new offset. At most once, this does nothing.
+
+        Args:
+            message: a record that `poll` returned.
+
+        Returns:
+            Whether we still hold its partition; if not, another instance gets the record again.
         """
         return self._instance.done(
             TopicPartition(message.topic() or "", message.partition() or 0), message.offset() or 0
         )
 
     def stop(self) -> None:
-        """End an iteration or a `poll` soon; what is held stays so until `close`."""
+        """End an iteration or a `poll` soon; the partitions stay ours until `close`."""
         self._stopped = True
 
     def close(self, *, release: bool = True) -> None:
-        """Say how far we are, and release all; or leave it to the next run of this client. Safe twice.
+        """Write our offsets, release all partitions, and disconnect. A second call does nothing.
 
         Args:
-            release: False keeps the claims for a restart that comes before two heartbeats are missed; at most once,
-                what was fetched for us and not yet returned is lost then.
+            release: False keeps the claims for the next run of this client, if it starts within two heartbeat
+                intervals. At most once, records that were fetched and not yet returned are lost then.
         """
         self._stopped = True
         self._instance.stop(keep=not release)
@@ -207,7 +216,7 @@ class Consumer:
         self.close()
 
     def _follow_claims(self) -> None:
-        """Fetch from what we hold now, each partition from where its claim says, and from nothing else."""
+        """Fetch from the partitions that we hold now, each from its claim's offset."""
         held = self._instance.claims()
         gone = [tp for tp, claim in self._assigned.items() if held.get(tp) is not claim]
         if gone:
@@ -221,7 +230,7 @@ class Consumer:
             self._assigned.update((tp, held[tp]) for tp in new)
 
     def _fetch(self, wait_seconds: float, deadline: float) -> None:
-        """Take in what has arrived; at most once, only what the log has promised us."""
+        """Take in records that have arrived; at most once, have the log promise them to us."""
         if len(self._fetched) < BATCH:
             self._take_in(wait_seconds)
         elif not self._at_most_once or not self._unpromised():  # It waits for the log to say that we still hold it.
@@ -242,7 +251,7 @@ class Consumer:
                 self._fetched.add(tp, claim, message.offset() or 0, message)
 
     def _promise(self, unpromised: Mapping[TopicPartition, tuple[Claim, int]], deadline: float) -> None:
-        """Have the log say that this is ours; what it does not say in time, it is asked again, while we hold it."""
+        """Ask the log to promise records to us; what it does not answer in time is asked again while we hold it."""
         left = deadline - time.monotonic()
         self._instance.promise(unpromised, min(PROMISE_SECONDS, max(left, LEAST_PROMISE_SECONDS)))
         held = self._instance.claims()
@@ -267,7 +276,7 @@ class Consumer:
 def _check(
     topics: Sequence[str], group_id: str, client_id: str, guarantee: str, max_claims: int | None, interval: float
 ) -> None:
-    """Raises UserError for what the protocol cannot carry, or nobody can mean."""
+    """Raise UserError for arguments that the protocol cannot carry or that make no sense."""
     if isinstance(topics, str) or not topics or not all(isinstance(topic, str) for topic in topics):
         raise UserError(f"topics: expected a list of topic names, such as ['orders'] (given: {topics!r})")
     if guarantee not in get_args(Guarantee):

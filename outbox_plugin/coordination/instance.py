@@ -1,4 +1,4 @@
-"""One instance: a thread that follows the log for a `Member`, and carries out what it wants done."""
+"""One instance: a thread that follows the log for a `Member`, and carries out its actions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PARTITIONS_PER_SECOND = 300  # A topic with more partitions is described less of
 
 
 class Instance:
-    """What `client_id` holds of `topics` in `group_id`. Its methods may be called from any thread."""
+    """A `Member` behind a lock. Its methods may be called from any thread."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Instance:
         if self._thread.is_alive():
             self._thread.join()
 
-    # What the user's thread asks.
+    # Called by the user's thread.
 
     def claims(self) -> dict[TopicPartition, Claim]:
         """What we hold, or may still hold, for one who polls.
@@ -155,7 +155,7 @@ class Instance:
                 if now_held.get(each.topic_partition) is claim:
                     claim.promise(end)
 
-    # Our own thread.
+    # Run by our own thread.
 
     def _run(self) -> None:
         try:

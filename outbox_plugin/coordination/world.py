@@ -138,10 +138,15 @@ class Pause(NamedTuple):
 
 
 class World:
-    """Who holds what. Times are seconds since the epoch; `now` is the log's time where it can be had."""
+    """Who holds which partition. Times are seconds since the epoch; `now` is the log's time, if it is known."""
 
     def __init__(self, heartbeat_interval_seconds: float, *, since: float = -FOREVER) -> None:
-        """All instances of a group need the same interval. `since`: when the part of the log begins that is read."""
+        """Begin with an empty log.
+
+        Args:
+            heartbeat_interval_seconds: the interval, which must be the same in all instances of a group.
+            since: when the part of the log begins that is read (seconds since the epoch).
+        """
         self._interval = heartbeat_interval_seconds
         self._stale_after = STALE_INTERVALS * heartbeat_interval_seconds
         self._since = since
@@ -149,7 +154,7 @@ class World:
         self._groups: dict[str, _Group] = {}
 
     def apply(self, message: Message, now: float) -> bool:
-        """Take in the log's next message, which was appended at `now`; whether it counted."""
+        """Apply the log's next message, which was appended at `now`. Returns whether it counted."""
         at = now
         group = self._groups.get(message.group_id)
         if group is None:
@@ -196,41 +201,41 @@ class World:
             claim.recall()
 
     def recall_all(self) -> None:
-        """All of the log that is there was read: what is remembered counts."""
+        """Let remembered positions count, because all of the log has been read."""
         for claim in self._claims.values():
             claim.recall()
 
     def left_by(self, group_id: str, topic: str, partition: int) -> Holder | None:
-        """Who gave a free partition up by its own word."""
+        """Return the instance that released a free partition itself."""
         claim = self._claims.get(Key(group_id, topic, partition))
         return None if claim is None or claim.holder is not None else claim.left_by
 
     def topic_id(self, group_id: str, topic: str, partition: int) -> str:
-        """Which topic the partition's offset belongs to; empty when nobody said."""
+        """Return the id of the topic that the partition's offset belongs to; empty if the log has none."""
         claim = self._claims.get(Key(group_id, topic, partition))
         return "" if claim is None else claim.topic_id
 
     def latest_holder(self, group_id: str, topic: str, partition: int) -> Holder | None:
-        """Who holds the partition, or was the last to hold it and became stale; None after a release or a pause."""
+        """Return who holds the partition or became stale in it last; None after a release or a pause."""
         claim = self._claims.get(Key(group_id, topic, partition))
         if claim is None or claim.pauses != self._groups[group_id].pauses:
             return None
         return claim.holder
 
     def owner(self, group_id: str, topic: str, partition: int, now: float) -> Holder | None:
-        """The instance and the client that hold the partition at `now`; None when it is free to be claimed."""
+        """Return the instance and the client that hold the partition at `now`; None if it can be claimed."""
         claim = self._claims.get(Key(group_id, topic, partition))
         if claim is None or not self._holds(self._groups[group_id], claim, now):
             return None
         return claim.holder
 
     def offset(self, group_id: str, topic: str, partition: int) -> int | None:
-        """Where consumption of the partition is to go on; None when the log does not say."""
+        """Return the offset at which the group goes on in the partition; None if the log has none."""
         claim = self._claims.get(Key(group_id, topic, partition))
         return None if claim is None else claim.offset
 
     def state(self, group_id: str, topic: str, partition: int, now: float) -> State:
-        """What the partition is to one who would claim it."""
+        """Return the state of the partition at `now`, for an instance that would claim it."""
         group, claim = self._groups.get(group_id), self._claims.get(Key(group_id, topic, partition))
         if group is None:
             return "unclaimed"
@@ -240,12 +245,12 @@ class World:
         return "fresh" if age < self._interval else "unknown" if age <= self._stale_after else "stale"
 
     def paused(self, group_id: str, now: float) -> bool:
-        """Whether the group is to hold nothing."""
+        """Return whether the group is paused at `now`."""
         group = self._groups.get(group_id)
         return group is not None and now < group.paused_until
 
     def pauses(self, now: float) -> dict[str, Pause]:
-        """The groups that are to hold nothing."""
+        """Return the pauses of all paused groups, by group."""
         return {
             group_id: Pause(group.paused_until, group.paused_by)
             for group_id, group in self._groups.items()
@@ -266,7 +271,7 @@ class World:
         return {each: asks for each, asks in live.items() if latest[each.client_id] == each}
 
     def rows(self, now: float) -> Iterator[Row]:
-        """All that the log has spoken of, sorted."""
+        """Yield all partitions that the log names, sorted."""
         for key, claim in sorted(self._claims.items()):
             state = self.state(*key, now)
             holder = claim.holder if state in ("fresh", "unknown", "stale") else None

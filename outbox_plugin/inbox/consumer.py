@@ -48,16 +48,17 @@ from outbox_plugin.threads.background import Background
 
 logger = logger_of("outbox_plugin.inbox")
 
-SESSION_TIMEOUT_MS = 6_000  # After so long without a word from a killed process, others get its partitions.
+SESSION_TIMEOUT_MS = 6_000  # Kafka gives a killed process's partitions to others after this time.
 POLL_SECONDS = 0.1
 POLL_RECORDS = 1_000
-MAX_HELD_RECORDS = 10_000  # Records in memory; beyond that it waits for room, or pauses until half of it is done.
-MAX_HELD_BYTES = 64_000_000  # The same for the bytes of their keys, values and headers.
-QUEUED_KILOBYTES = 16_384  # What librdkafka holds beside that. Its own default is 64 MB.
-ROOM_SECONDS = 0.5  # So long it waits for room before it pauses, which has librdkafka drop what it has fetched.
+# Records in memory. At this bound it waits for room, then pauses until half of them are done.
+MAX_HELD_RECORDS = 10_000
+MAX_HELD_BYTES = 64_000_000  # The same bound for the bytes of their keys, values and headers.
+QUEUED_KILOBYTES = 16_384  # What librdkafka may fetch ahead. Its own default is 64 MB.
+ROOM_SECONDS = 0.5  # How long it waits for room before it pauses: a pause drops what librdkafka has fetched ahead.
 COMMIT_SECONDS = 0.5
-HAND_OVER_SECONDS = 20.0
-SILENT_SECONDS = 0.2  # Before records are fetched again because Kafka did not say which incarnation they are of.
+RELEASE_SECONDS = 20.0
+UNKNOWN_ID_SECONDS = 0.2  # The wait before records are fetched again whose topic's id Kafka did not return.
 _RESET, _FROM_THE_BEGINNING = "auto.offset.reset", {"earliest", "smallest", "beginning"}
 _WAITED_FOR = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._ALL_BROKERS_DOWN}
 _REFUSED = {
@@ -69,7 +70,7 @@ _REFUSED = {
 
 
 class Inbox(Background):
-    """Consumes topics, and runs a handler for each event, whose database effects happen once.
+    """Consumes topics and runs a handler for each event. The handler's database effects happen once.
 
     The handler gets a psycopg connection, with a transaction open, and the event. What it writes, emits included, is
     committed together with the event's idempotency key. It may run more than once, but only one run is committed. An
@@ -98,17 +99,17 @@ class Inbox(Background):
         keep: timedelta = timedelta(days=7),
         keep_dead_letters: timedelta = timedelta(days=30),
     ) -> None:
-        """Nothing is connected yet.
+        """Check the arguments. The connections are made when the inbox starts.
 
         Args:
-            settings: the database, whose inbox tables `outbox migrate` makes, and Kafka.
+            settings: Kafka, and the database of the effects, in which `outbox migrate` has made the inbox's tables.
             group: the consumer group; an event has its effect once for each group.
-            topics: what to consume; from the beginning, where the group has not been before.
-            handler: what an event does; with a `batch_size`, what a list of events does.
-            batch_size: how many events the handler gets at once, at most, each key's in order; None: one, and no list.
-            concurrency: how many keys are handled side by side, each on a connection of its own.
+            topics: the topics to consume; the group reads a partition from its beginning if it has not been there.
+            handler: is called with an event, or, with a `batch_size`, with a list of events.
+            batch_size: the highest number of events in a list, each key's in order; None to pass single events.
+            concurrency: how many handlers run at the same time, each on a connection of its own.
             retry: how often a failing record is tried, and how long it waits between.
-            keep: how long a handled event is remembered; an event that Kafka delivers again later has its effect again.
+            keep: how long a handled event is remembered. If Kafka delivers it again later, it has its effect again.
             keep_dead_letters: how long dead letters are kept.
 
         Raises:
@@ -137,7 +138,7 @@ class Inbox(Background):
 
     @property
     def partitions(self) -> list[TopicPartition]:
-        """The partitions, as (topic, number), that this process handles now."""
+        """The partitions that this process handles now, as named tuples of topic and partition."""
         return self._dispatcher.locked(KeyQueues.partitions)
 
     def _prepare(self, loop: asyncio.AbstractEventLoop | None) -> Callable[[], None]:
@@ -189,7 +190,7 @@ class Inbox(Background):
             fetch_wait_max_ms=100,
             queued_max_messages_kbytes=QUEUED_KILOBYTES,
         )
-        # What our callbacks rest on; tuning must not take it away.
+        # Our callbacks need these two, so OUTBOX_KAFKA cannot change them.
         config |= {"partition.assignment.strategy": "cooperative-sticky", "enable.auto.offset.store": False}
         try:
             consumer = Consumer(config)
@@ -219,27 +220,27 @@ class Inbox(Background):
         finally:
             housekeeping.stop()
             self._dispatcher.stop()
-            # Others wait for our partitions, so not longer than at a rebalance. A handler that goes on keeps its
-            # transaction: who gets its event meanwhile waits for that, and then leaves the event out.
+            # Other members wait for our partitions, so wait no longer than at a rebalance. A handler that still runs
+            # keeps its transaction: a member that gets its event waits for that, and then leaves the event out.
             positions = self._dispatcher.locked(KeyQueues.positions)
-            reached = self._dispatcher.release(self._dispatcher.locked(KeyQueues.partitions), HAND_OVER_SECONDS)
+            reached = self._dispatcher.release(self._dispatcher.locked(KeyQueues.partitions), RELEASE_SECONDS)
             self._commit(consumer, reached, wait=True)
             try:
-                # While the partitions are still ours: later, their next owner may have written greater ones.
+                # Before the partitions go to their next owner, who may write greater positions.
                 if housekeeping.join():
                     self._positions.write_last(
-                        {tp: at._replace(next_offset=reached.get(tp, at[1])) for tp, at in positions.items()}
+                        {tp: at._replace(next_offset=reached.get(tp, at.next_offset)) for tp, at in positions.items()}
                     )
             finally:
                 consumer.close()
                 workers.join()
 
     def _take_in(self, consumer: Consumer) -> None:
-        """Add what has come. The first is added before a rebalance that the second call may bring."""
+        """Poll, and add the records. The first is added before the second call, which may run a rebalance."""
         if (first := consumer.poll(POLL_SECONDS)) is None:
             return
         self._add(consumer, [first])
-        # How large the next ones are is not known before they are here: as large as those that are held, most likely.
+        # The size of the next records is unknown until they are here. Assume that of those that are held.
         held, held_bytes = self._dispatcher.locked(KeyQueues.load)
         room = max(0, MAX_HELD_BYTES - held_bytes) * held // max(1, held_bytes)
         if records := min(POLL_RECORDS, room):
@@ -252,7 +253,7 @@ class Inbox(Background):
         doubtful = {tp[0] for tp in at if self._goes_back(*tp) or not self._topic_ids.of(tp[0])}
         left_out = self._unconfirmed(consumer, doubtful, at)
         received = [self._received(message) for message in good if message.topic() not in left_out]
-        # A name by the topic's id is right only if Kafka says that id after the record came.
+        # A name by the topic's id is right only if Kafka returns that id after the record came.
         if unnamed := {record.topic for record in received if record.named_by_place} - doubtful:
             at = [(record.topic, record.partition, record.offset) for record in received]
             left_out = self._unconfirmed(consumer, unnamed, at)
@@ -260,14 +261,17 @@ class Inbox(Background):
         self._dispatcher.add(received)
 
     def _unconfirmed(self, consumer: Consumer, topics: Collection[str], at: Sequence[tuple[str, int, int]]) -> set[str]:
-        """Ask for the ids of these topics; returns those whose records, which are `at` these offsets, come again."""
+        """Ask Kafka for the ids of topics, and seek back where it does not answer, to the first offset in `at`.
+
+        Returns the topics whose records must be left out, because they come again.
+        """
         if not topics:
             return set()
         answer = self._topic_ids.look_up(topics)
         self._begin_anew(consumer, answer.recreated)
         silent = {*topics} - answer.known
         if silent:
-            logger.warning("records of %s wait until Kafka says the id of the topic", ", ".join(sorted(silent)))
+            logger.warning("records of %s wait until Kafka returns the id of the topic", ", ".join(sorted(silent)))
             first: dict[TopicPartition, int] = {}
             for topic, partition, offset in at:
                 if topic in silent:
@@ -276,22 +280,22 @@ class Inbox(Background):
                 self._next.pop(tp, None)
                 with suppress(KafkaException):  # The partition is not ours any more.
                     consumer.seek(KafkaTopicPartition(*tp, offset))
-            self._stop.wait(SILENT_SECONDS)
+            self._stop.wait(UNKNOWN_ID_SECONDS)
         return answer.recreated | silent
 
     def _goes_back(self, topic: str, partition: int, offset: int) -> bool:
-        """Whether a record comes before the one that came last of its partition: the topic may be another one."""
+        """Whether a record's offset is below the next one of its partition, so that the topic may be another one."""
         tp = TopicPartition(topic, partition)
         expected, self._next[tp] = self._next.get(tp, 0), offset + 1
         return offset < expected
 
     def _begin_anew(self, consumer: Consumer, topics: Collection[str]) -> None:
-        """These topics were deleted and made anew: read them from the beginning."""
+        """Read topics from their beginning that were deleted and made anew."""
         partitions = [tp for tp in self._dispatcher.locked(KeyQueues.partitions) if tp.topic in topics]
         if not partitions:
             return
         logger.warning("the topic %s was made anew, and is read from its beginning", ", ".join(sorted(topics)))
-        self._dispatcher.release(partitions, HAND_OVER_SECONDS)
+        self._dispatcher.release(partitions, RELEASE_SECONDS)
         topic_ids = self._topic_ids.known()
         self._dispatcher.locked(lambda queues: queues.assign(partitions, topic_ids))
         for tp in partitions:
@@ -319,14 +323,14 @@ class Inbox(Background):
         )
 
     def _noted(self, error: KafkaError) -> bool:
-        """An error that polling brought: say so, or end if it is for good; never a record."""
+        """Log an error that a poll returned. Raises ServerRefused if waiting cannot mend it. Returns False always."""
         if error.fatal() or error.code() in _REFUSED:
             raise ServerRefused(str(refusal(error, self._settings)))
         (logger.warning if error.code() in _WAITED_FOR else logger.info)("Kafka, while consuming: %s", error.str())
         return False
 
     def _hold_back(self, consumer: Consumer) -> None:
-        """Bound what is in memory, while polling goes on: it is what keeps us in the group."""
+        """Bound the records in memory by a pause. Polling goes on, because it keeps us in the group."""
         held, held_bytes = self._dispatcher.locked(KeyQueues.load)
         full = max(held / MAX_HELD_RECORDS, held_bytes / MAX_HELD_BYTES)
         if not self._paused and full >= 1:
@@ -338,10 +342,10 @@ class Inbox(Background):
             self._paused = False
 
     def _commit(self, consumer: Consumer, reached: dict[TopicPartition, int], *, wait: bool) -> None:
-        """Tell Kafka where to go on. Nothing rests on it: what is delivered again is left out."""
+        """Commit offsets. A failure costs work only: events that are delivered again are left out."""
         if not reached:
             return
-        # With the topic's id: in one that was made anew meanwhile, the offset means something else.
+        # With the topic's id as metadata, because the offset means nothing in a topic that is made anew meanwhile.
         offsets = [
             KafkaTopicPartition(topic, partition, offset, self._topic_ids.of(topic))
             for (topic, partition), offset in reached.items()
@@ -357,13 +361,11 @@ class Inbox(Background):
     def _assigned(self, consumer: Consumer, partitions: list[KafkaTopicPartition]) -> None:
         def look_up() -> dict[str, str]:
             answer = self._topic_ids.look_up(each.topic for each in partitions)
-            self._begin_anew(
-                consumer, answer.recreated
-            )  # What is ours already; what is new begins as `start_offsets` says.
+            self._begin_anew(consumer, answer.recreated)  # Only partitions that are ours already.
             return {topic: self._topic_ids.of(topic) for topic in answer.known}
 
         found = start_offsets(self._positions, consumer, partitions, look_up, self._stop)
-        if found is None:  # It stops, and handles no record of these, wherever they begin.
+        if found is None:  # The inbox stops, and must handle none of their records.
             for each in partitions:
                 each.offset = OFFSET_END
             consumer.incremental_assign(partitions)
@@ -371,7 +373,7 @@ class Inbox(Background):
         for each in partitions:
             tp = TopicPartition(each.topic, each.partition)
             self._next.pop(tp, None)
-            each.offset = found.get(tp, OFFSET_BEGINNING)  # Not the committed one, which may be another topic's.
+            each.offset = found.get(tp, OFFSET_BEGINNING)  # Not Kafka's own, which may be of an older topic.
         assigned, topic_ids = (
             [TopicPartition(each.topic, each.partition) for each in partitions],
             self._topic_ids.known(),
@@ -383,7 +385,7 @@ class Inbox(Background):
 
     def _revoked(self, consumer: Consumer, partitions: list[KafkaTopicPartition]) -> None:
         reached = self._dispatcher.release(
-            [TopicPartition(each.topic, each.partition) for each in partitions], HAND_OVER_SECONDS
+            [TopicPartition(each.topic, each.partition) for each in partitions], RELEASE_SECONDS
         )
         self._commit(consumer, reached, wait=True)
         consumer.incremental_unassign(partitions)

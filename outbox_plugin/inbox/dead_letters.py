@@ -1,7 +1,7 @@
-"""Dead letters: what groups gave up on, kept as it came, to be looked at, tried again, or discarded.
+"""Dead letters: events that groups gave up on, kept as they came, to be shown, tried again, or discarded.
 
-To try one again is a wish in its row. The process that has the letter's partition fulfils it: so it takes its turn in
-its key's queue, and its effect and the removal of the letter are one transaction.
+A command to try one again is written to its row. The process that has its partition puts it into its key's queue, and
+handles it in the transaction that removes the dead letter.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_SHOWN = 1_000
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """One of them, without its content."""
+    """A dead letter, without the event's value and headers."""
 
     id: int
     group: str
@@ -42,7 +42,7 @@ class DeadLetter:
     retry_at: datetime | None
 
     def to_json(self) -> dict[str, object]:
-        """For machines; a key that is no text is shown as well as can be."""
+        """Return it as JSON. Bytes of the key that are not UTF-8 are escaped."""
         return {
             "id": self.id,
             "group": self.group,
@@ -70,15 +70,15 @@ class DeadLetters:
         self._settings = settings
 
     def list(self, group: str | None = None) -> list[DeadLetter]:
-        """The oldest of them, at most 1,000; of all groups, or of one."""
+        """Return the oldest dead letters, at most 1,000, of one group or of all (None)."""
         return [DeadLetter(*row) for row in self._run("letters", group=group, limit=MAX_SHOWN)]
 
     def retry(self, ids: Sequence[int] | None, group: str | None = None) -> builtins.list[int]:
-        """Have these tried again, or (None) all; returns those that there were."""
+        """Have these dead letters, or all (None), tried again. Returns the ids of those that exist."""
         return self._change("ask_retry", ids, group)
 
     def discard(self, ids: Sequence[int] | None, group: str | None = None) -> builtins.list[int]:
-        """Forget these for good, or (None) all; returns those that there were."""
+        """Delete these dead letters, or all (None). Returns the ids of those that existed."""
         return self._change("discard", ids, group)
 
     def _change(self, name: str, ids: Sequence[int] | None, group: str | None) -> builtins.list[int]:

@@ -1,4 +1,4 @@
-"""From records to transactions to outcomes: together while all is well, one by one where it is not.
+"""Handles key batches: all in one transaction while nothing fails, one by one after a failure.
 
 Written once, for sync and async handlers: see `session`. A session on a sync connection never suspends, so that a plain
 thread can drive it (`driven`).
@@ -32,7 +32,7 @@ _ENDED = "the handler ended the transaction that it was given: leave that to the
 
 
 class _LostWhileHandled(Exception):
-    """The connection was lost since the handler began."""
+    """The connection was lost after the handler had begun."""
 
 
 class UnreadableHeaders(OutboxError):
@@ -40,11 +40,11 @@ class UnreadableHeaders(OutboxError):
 
 
 class _NotClaimed(Exception):
-    """The event could not be claimed, so its handler has not begun: that is not its fault."""
+    """The event could not be claimed. Its handler has not begun, so this does not count as an attempt."""
 
 
 class Handling:
-    """Carries out batches of queues for one consumer group."""
+    """Handles key batches for one consumer group."""
 
     def __init__(
         self, table: str, group: str, retry: Retry, jitter: Callable[[], float], *, in_batches: bool = False
@@ -55,7 +55,7 @@ class Handling:
             table: the outbox with its schema: a handler may change the search_path.
             group: the consumer group.
             retry: how often a failing record is tried, and how long it waits between.
-            jitter: a random number from 0 to 1.
+            jitter: returns a random number from 0 to 1.
             in_batches: the handler takes a list of events, in their keys' order.
         """
         self._group = group
@@ -68,10 +68,10 @@ class Handling:
         )
 
     async def handle(self, session: HandlerSession, batches: list[KeyBatch]) -> HandlingResult:
-        """What became of each batch.
+        """Handle key batches, and return what became of them.
 
-        They are handled together, which means in one transaction; a failure undoes it, and then each record has a
-        transaction of its own, or, in batches, each half of them.
+        All of them are handled in one transaction. If it fails, each record gets a transaction of its own; for a
+        handler that takes lists, each half of them does, and so on.
         """
         rolled_back = deadlock = False
         if not await self._connected(session):
@@ -109,7 +109,7 @@ class Handling:
                     if begun is not None and record.idempotency_key in fresh:
                         await session.handle(record)
                         ended = await self._claims.has_ended(session, begun)
-                        fresh.pop(record.idempotency_key, None)  # It may stand in the topic twice.
+                        fresh.pop(record.idempotency_key, None)  # The topic may hold the event twice.
                         if ended:
                             break
                         if session.has_savepoints:
@@ -125,9 +125,9 @@ class Handling:
         raise TransactionEnded(_ENDED)
 
     async def _handle_halved(self, session: HandlerSession, batches: list[KeyBatch]) -> HandlingResult:
-        """Hand all records over at once; after a failure each half of them, until the guilty one is alone.
+        """Pass all records to the handler at once; after a failure each half, until the guilty record is alone.
 
-        What has failed before, or was a dead letter, is not handed over together with others.
+        Records that have failed before, and dead letters, are passed alone.
         """
         halves = Halves(batches, lambda each: bool(each.failures or each.losses or _goes_alone([each])))
         while part := halves.next():
@@ -232,9 +232,9 @@ class Handling:
             raise TransactionEnded(_ENDED)
 
     async def _dead_lettered(self, session: HandlerSession, record: Received, error: Exception, attempts: int) -> bool:
-        """Lay a record among the dead letters; False when the database does not let us now."""
+        """Dead-letter a record. Returns False if the database does not let us now."""
         said = "".join(traceback.format_exception(error))[-MAX_ERROR_CHARACTERS:].replace("\0", "")
-        said = said.encode(errors="backslashreplace").decode()  # Half a surrogate pair is no text to Postgres.
+        said = said.encode(errors="backslashreplace").decode()  # Postgres refuses half a surrogate pair.
         reason: dict[str, object] = {"error": said, "attempts": attempts}
         try:
             await session.connect()
@@ -244,14 +244,14 @@ class Handling:
                 else:
                     await session.fetch(self._dead_letter, {"group": self._group, **_columns(record), **reason})
         except psycopg.Error as refusal:
-            logger.error("%s could not be laid among the dead letters: %s", _location(record), one_line(refusal))
+            logger.error("%s could not be dead-lettered: %s", _location(record), one_line(refusal))
             return False
         logger.error("%s is a dead letter after %d attempts: %s", _location(record), attempts, one_line(error))
         return True
 
 
 def _goes_alone(batches: list[KeyBatch]) -> bool:
-    """Whether a record among them must have a transaction of its own: it is a dead letter, or becomes one at once."""
+    """Whether a record must have a transaction of its own: it is a dead letter, or becomes one at once."""
     for each in batches:
         for record in each.records:
             if record.dead_letter is not None or record.unreadable_headers:

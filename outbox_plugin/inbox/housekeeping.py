@@ -1,4 +1,4 @@
-"""What an inbox does beside handling: it writes positions, fetches dead letters to be tried again, and cleans."""
+"""Housekeeping of an inbox: it writes positions, fetches dead letters that are tried again, and cleans."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ RETRY_SECONDS = 1.0
 CLEAN_SECONDS = 60.0
 TROUBLE_SECONDS = 5.0
 CANCEL_SECONDS = 1.0
-END_SECONDS = 2.0  # A statement that cannot be cancelled in that time is left to its thread, which ends with it.
+END_SECONDS = 2.0  # After that, a statement that cannot be cancelled is left to end with its thread.
 
 
 class Housekeeping:
-    """A thread with a connection of its own."""
+    """A thread with its own connection, which runs beside the handlers."""
 
     def __init__(
         self, settings: Settings, group: str, dispatcher: Dispatcher, positions: Positions, keep: Keep
@@ -44,21 +44,21 @@ class Housekeeping:
         self._thread = threading.Thread(target=self._live, name="outbox-inbox-housekeeping", daemon=True)
 
     def start(self) -> None:
-        """Start."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Begin to end. What it does now is cancelled; it can be done at another time, or by another process."""
+        """Ask the thread to end, and cancel its statement; another process can do its work later."""
         self._stop.set()
         threading.Thread(target=self._cancel, name="outbox-inbox-cancel", daemon=True).start()
 
     def join(self) -> bool:
-        """Wait until it has ended, but not for a database that does not let it end; says whether it has."""
+        """Wait for the end of the thread, 2 seconds at most. Returns whether it has ended."""
         self._thread.join(END_SECONDS)
         return not self._thread.is_alive()
 
     def _cancel(self) -> None:
-        """Again and again: a request that comes between two statements cancels none."""
+        """Cancel repeatedly, because a request that comes between two statements cancels none."""
         deadline = time.monotonic() + END_SECONDS
         while self._thread.is_alive() and time.monotonic() < deadline:
             if (connection := self._connection) is not None:
@@ -67,7 +67,7 @@ class Housekeeping:
             self._thread.join(0.1)
 
     def _live(self) -> None:
-        """Until it is stopped, whatever goes wrong: nobody would notice that nothing is cleaned or tried again."""
+        """Run until it is stopped, whatever fails: nobody would notice a housekeeping that has ended."""
         while not self._stop.is_set():
             try:
                 with closing(connect(self._settings, purpose="outbox inbox (housekeeping)")) as connection:

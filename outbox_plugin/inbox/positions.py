@@ -1,14 +1,14 @@
 """Where a group goes on when Kafka has forgotten it.
 
 Brokers drop the committed offsets of a group that has had no member for `offsets.retention.minutes` (7 days). Such a
-group would begin its topics anew, and an event whose key is remembered no more would have its effect again. So an inbox
-also writes its positions to its own database, about once a second, and when it ends.
+group would read its topics from the beginning, and events whose keys are forgotten would have their effects again. So
+an inbox also writes its positions to its own database, about once a second and when it ends.
 
-A position may lag: what was handled after it was written is known by its keys. Of the committed offset and our position
-the greater one counts, so that an operator can still pass records over. Either counts only in the topic, by its id, in
-which it was reached: one that was made anew has other records at the same offsets. With an offset, an inbox commits the
-topic's id as its metadata; an offset with other metadata or none, as an operator or another consumer sets it, counts in
-every topic of the name.
+A position may lag: events that were handled after it was written are known by their keys. The greater of the committed
+offset and our position counts, so an operator can still skip records. Each counts only in the topic in which it was
+reached, by the topic's id, because a topic that was made anew has other records at the same offsets. An inbox commits
+the topic's id as the offset's metadata. An offset with other metadata or none, as an operator or another consumer
+commits it, counts in every topic of that name.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from outbox_plugin.settings import Settings
 
 logger = logger_of("outbox_plugin.inbox")
 
-LOCK_MILLISECONDS = 1_000  # A stop waits no longer than that for somebody's lock on the table.
+LOCK_MILLISECONDS = 1_000  # How long a stop waits for a lock on the table.
 ANSWER_SECONDS = 10.0
 TROUBLE_SECONDS = 1.0
 _TOPIC_ID = re.compile(r"[A-Za-z0-9_+/-]{22}(==)?")  # 16 bytes in Base64, of either alphabet.
 
 
 class Positions:
-    """A group's positions, in the database of its effects. `write` is for one thread at a time."""
+    """A group's positions, in the database of its effects. Only one thread at a time may write."""
 
     def __init__(self, settings: Settings, group: str) -> None:
-        """Nothing is connected yet."""
+        """Prepare the statements; nothing is connected yet."""
         self._settings = settings
         self._group = group
         self._read, self._move, self._patience = (
@@ -51,7 +51,7 @@ class Positions:
         self._written: Mapping[TopicPartition, PartitionPosition] = {}
 
     def read(self, connection: psycopg.Connection[Any], topic_ids: Mapping[str, str]) -> dict[TopicPartition, int]:
-        """The group's positions in the topics with these names and ids.
+        """Return the group's positions in topics.
 
         Raises:
             psycopg.Error: as psycopg says it.
@@ -63,14 +63,14 @@ class Positions:
         return {TopicPartition(topic, partition): offset for topic, partition, offset in rows}
 
     def read_now(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, int]:
-        """As `read`, on a connection of its own."""
+        """Return the group's positions in topics, by their names and ids, read on a new connection."""
         with closing(connect(self._settings, purpose="outbox inbox (positions)")) as connection:
             return self.read(connection, topic_ids)
 
     def write(self, connection: psycopg.Connection[Any], positions: Mapping[TopicPartition, PartitionPosition]) -> None:
-        """Write all positions, if any of them has changed since they were last written.
+        """Write all positions, if any has changed since the last call.
 
-        All, as another process, which had a partition before, may have written late.
+        It writes those that have not changed, too: a process that had a partition before may have written late.
 
         Raises:
             psycopg.Error: as psycopg says it.
@@ -90,7 +90,7 @@ class Positions:
         self._written = positions
 
     def write_last(self, positions: Mapping[TopicPartition, PartitionPosition]) -> None:
-        """As `write`, on a connection of its own; without the database, where they were last written stands."""
+        """Write all positions on a new connection; if the database is away, the last ones that were written stay."""
         if not positions or positions == self._written:
             return
         try:
@@ -107,17 +107,18 @@ def start_offsets(
     look_up: Callable[[], Mapping[str, str]],
     stop: threading.Event,
 ) -> dict[TopicPartition, int] | None:
-    """Where to go on in `partitions`, for those where the group has been before; None: `stop` was set first.
+    """Return the offsets at which to go on, for partitions where the group has been before; None if `stop` is set.
 
-    Waits until Postgres and Kafka have answered for every partition: to go on without them could repeat what is
-    forgotten. Where that takes longer than `max.poll.interval.ms`, Kafka gives the partitions to another member.
+    Waits until Postgres and Kafka have answered for every partition: without their answers, events whose keys are
+    forgotten could have their effects again. If that takes longer than `max.poll.interval.ms`, Kafka gives the
+    partitions to another member.
 
     Args:
-        positions: the group's own.
+        positions: the group's positions in Postgres.
         consumer: a member of the group, which knows its committed offsets.
-        partitions: those that were assigned.
-        look_up: asks Kafka for the ids of their topics; returns those that it has said now.
-        stop: set where nothing will be handled any more.
+        partitions: the partitions that were assigned.
+        look_up: asks Kafka for the ids of their topics, and returns those that it got.
+        stop: is set when the inbox stops.
     """
     while not stop.is_set():
         topic_ids = look_up()
@@ -130,31 +131,31 @@ def start_offsets(
         except KafkaException as error:
             logger.warning("the partitions that were assigned wait for Kafka: %s", error.args[0].str())
         else:
-            silent = {each.topic for each in partitions} - topic_ids.keys()
-            silent |= {each.topic for each in committed if each.error is not None}
-            if not silent:
+            unanswered = {each.topic for each in partitions} - topic_ids.keys()
+            unanswered |= {each.topic for each in committed if each.error is not None}
+            if not unanswered:
                 theirs = {
                     TopicPartition(each.topic, each.partition): each.offset
                     for each in committed
-                    if _counts_in(topic_ids[each.topic], each.metadata)
+                    if _is_for_topic(topic_ids[each.topic], each.metadata)
                 }
                 return _greater((TopicPartition(each.topic, each.partition) for each in partitions), theirs, ours)
             logger.warning(
-                "the partitions that were assigned wait until Kafka says the ids and the committed offsets of %s",
-                ", ".join(sorted(silent)),
+                "the partitions that were assigned wait until Kafka returns the ids and the committed offsets of %s",
+                ", ".join(sorted(unanswered)),
             )
         stop.wait(TROUBLE_SECONDS)
     return None
 
 
-def _counts_in(topic_id: str, metadata: str | None) -> bool:
-    """Whether an offset that was committed with this metadata counts in the topic: it names no other topic's id."""
+def _is_for_topic(topic_id: str, metadata: str | None) -> bool:
+    """Whether a committed offset counts in the topic: its metadata is not the id of another topic."""
     return metadata == topic_id or _TOPIC_ID.fullmatch(metadata or "") is None
 
 
 def _greater(
     partitions: Iterable[TopicPartition], theirs: Mapping[TopicPartition, int], ours: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, int]:
-    """Of each place the greater offset; librdkafka's negative ones mean that there is none."""
+    """Return the greater offset of each partition; librdkafka's negative offsets mean that there is none."""
     found = {tp: max(theirs.get(tp, -1), ours.get(tp, -1)) for tp in partitions}
     return {tp: offset for tp, offset in found.items() if offset >= 0}

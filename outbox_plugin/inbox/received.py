@@ -1,4 +1,4 @@
-"""What a handler gets: a record as it came, and what identifies it."""
+"""What a handler gets: an event as it was received, and the key that identifies it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Received:
     size: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Count its bytes once: they are asked for whenever it is put somewhere else."""
+        """Count the bytes once, because each queue that holds the record needs them."""
         size = len(self.key or b"") + len(self.value or b"")
         for name, value in self.headers:
             size += len(name) + len(value or b"")
@@ -71,11 +71,11 @@ class Received:
         A time in Kafka that is before the year 1 or after 9999 is given as the first or the last that there is.
         """
         try:
-            said = datetime.fromisoformat(self.header(OCCURRED_AT_HEADER) or "")
+            occurred = datetime.fromisoformat(self.header(OCCURRED_AT_HEADER) or "")
         except ValueError:
-            said = None
-        if said is not None and said.tzinfo:
-            return said
+            occurred = None
+        if occurred is not None and occurred.tzinfo:
+            return occurred
         milliseconds = min(max(self.timestamp, _EARLIEST), _LATEST)  # A producer may write any number.
         return datetime.fromtimestamp(milliseconds / 1000, UTC)
 

@@ -1,4 +1,4 @@
-"""What to do about a record that failed: again after a while, or a dead letter.
+"""Whether a record that failed is tried again, and when, or becomes a dead letter.
 
 Only a record's own failures count against it. That a server is away, or that Postgres had a transaction give way to
 another one, is no record's fault: such a record is tried until it gets its turn.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 # Transactions that gave way; resources that are short; an administrator who ends sessions; a server that is starting.
 # Class 08 (connection exception) is not among them: on a session that lives, it is of a server the handler talks to.
 _NOT_ITS_FAULT = ("40", "53", "57P", "58")
-MAX_LOSSES = 6  # An outage can meet one record's handler, and the next outage too; but not so often in a row.
+MAX_LOSSES = 6  # Two outages in a row may hit one record's handler, but not this many.
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +19,8 @@ class Retry:
     """How often a record is tried, and how long it waits between.
 
     Attributes:
-        attempts: failures after which a record is laid among the dead letters.
-        first_seconds: the wait after its first failure; it doubles with each.
+        attempts: the number of failures after which a record becomes a dead letter.
+        first_seconds: the wait after its first failure; it doubles with each failure.
         most_seconds: the longest wait.
     """
 
@@ -33,14 +33,19 @@ class Retry:
             raise ValueError(f"expected attempts >= 1 and 0 < first_seconds <= most_seconds (given: {self})")
 
     def wait(self, failures: int, jitter: float) -> float:
-        """Seconds to wait after so many `failures`; `jitter` in [0, 1) takes up to half of them away."""
+        """Return the seconds to wait after so many failures, less up to half of them by `jitter` in [0, 1)."""
         return min(self.most_seconds, self.first_seconds * 2.0 ** min(failures - 1, 60)) * (1 - jitter / 2)
 
     def is_spent(self, failures: int) -> bool:
-        """Whether a record that failed so often is given up."""
+        """Whether a record with so many failures becomes a dead letter."""
         return failures >= self.attempts
 
 
 def counts_against_the_record(sqlstate: str | None, *, connection_lost: bool) -> bool:
-    """Whether a failure is the record's, or its handler's, own."""
+    """Whether a failure counts as one of the record's attempts.
+
+    Args:
+        sqlstate: the error code of Postgres; None for other failures.
+        connection_lost: the connection was lost, or the server did not answer in time.
+    """
     return not connection_lost and not (sqlstate or "").startswith(_NOT_ITS_FAULT)

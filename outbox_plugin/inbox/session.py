@@ -45,19 +45,19 @@ _MAX_NAME_CHARACTERS = 45  # Postgres cuts it off at 63 bytes; the rest is for a
 
 
 class HandlerSession(Protocol):
-    """A connection, and the handler that works on it."""
+    """The port of `handling`: a connection, and the handler that works on it."""
 
     @property
     def lost(self) -> bool:
-        """Whether the connection is no more."""
+        """Whether the connection is closed, or was never made."""
         ...
 
     async def connect(self) -> None:
-        """Make a new connection where there is none that works, and is as we left it."""
+        """Make a new connection if there is none, it does not work, or a handler may have changed it."""
         ...
 
     def transaction(self) -> AbstractAsyncContextManager[None]:
-        """A transaction: committed at its end, undone on an exception."""
+        """Return a transaction: committed at its end, rolled back on an exception."""
         ...
 
     async def fetch(self, query: Composed | SQL, values: dict[str, object] | None = None) -> list[Row]:
@@ -68,16 +68,17 @@ class HandlerSession(Protocol):
         """Run the handler with an event, or a list of events, as it takes them.
 
         Raises:
-            HandlerMisuse: it let out what is no Exception, or psycopg.Rollback, or left the connection unusable.
+            HandlerMisuse: the handler raised psycopg.Rollback or a BaseException that is no Exception, or left a
+                statement, a COPY or a pipeline unfinished on its connection.
         """
         ...
 
     async def rest(self, seconds: float) -> None:
-        """Wait."""
+        """Wait for so many seconds."""
         ...
 
     def distrust(self) -> None:
-        """A handler may have changed the session: have a new connection for the next transaction."""
+        """Have a new connection for the next transaction, because a handler may have changed the session."""
         ...
 
     @property
@@ -86,11 +87,11 @@ class HandlerSession(Protocol):
         ...
 
     def new_sign(self) -> str:
-        """A sign for the next transaction, which no other one of this connection has."""
+        """Return a sign for the next transaction, which no other one of this connection has."""
         ...
 
     def shows(self, sign: str) -> bool:
-        """Whether this connection is in the very transaction that has this sign; False where that is not certain."""
+        """Whether the connection is in the transaction that has this sign; False if that is not certain."""
         ...
 
     async def close(self) -> None:
@@ -99,7 +100,7 @@ class HandlerSession(Protocol):
 
 
 class _SessionState:
-    """What both kinds of sessions know of their connection."""
+    """What sync and async sessions remember of their connection."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -108,12 +109,12 @@ class _SessionState:
         self._noted: set[str] = set()
 
     def distrust(self) -> None:
-        """See `HandlerSession.distrust`."""
+        """Have a new connection for the next transaction, because a handler may have changed the session."""
         self._trusted = False
 
     @property
     def has_savepoints(self) -> bool:
-        """See `HandlerSession.has_savepoints`."""
+        """Whether a handler has made savepoints since the transaction began."""
         return bool(self._noted)
 
     def _is_as_we_left_it(self, connection: _AnyConnection) -> bool:
@@ -128,7 +129,7 @@ class _SessionState:
 
 
 class ThreadSession(_SessionState):
-    """A session of a thread's own."""
+    """The session of one thread, for a sync handler."""
 
     def __init__(self, settings: Settings, handler: Callable[[Any, Any], None]) -> None:
         super().__init__(settings)
@@ -137,11 +138,11 @@ class ThreadSession(_SessionState):
 
     @property
     def lost(self) -> bool:
-        """See `HandlerSession.lost`."""
+        """Whether the connection is closed, or was never made."""
         return self._connection is None or self._connection.closed
 
     async def connect(self) -> None:
-        """See `HandlerSession.connect`."""
+        """Make a new connection if there is none, it does not work, or a handler may have changed it."""
         if self._connection is not None and not self._is_as_we_left_it(self._connection):
             self._connection.close()
         if self._connection is None or self._connection.closed:
@@ -151,20 +152,20 @@ class ThreadSession(_SessionState):
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
-        """See `HandlerSession.transaction`."""
+        """Return a transaction: committed at its end, rolled back on an exception."""
         await self.connect()
         assert self._connection is not None  # noqa: S101 - mypy cannot know.
         with self._connection.transaction():
             yield
 
     async def fetch(self, query: Composed | SQL, values: dict[str, object] | None = None) -> list[Row]:
-        """See `HandlerSession.fetch`."""
+        """Run a statement, and return its rows, if it has any."""
         assert self._connection is not None  # noqa: S101 - `connect` comes first.
         cursor = psycopg.Cursor(self._connection, row_factory=tuple_row).execute(query, values)
         return cursor.fetchall() if cursor.description else []
 
     async def handle(self, events: Events) -> None:
-        """See `HandlerSession.handle`."""
+        """Run the handler with an event or a list of events; raises HandlerMisuse if it breaks the rules."""
         assert self._connection is not None  # noqa: S101
         try:
             self._handler(self._connection, events)
@@ -172,33 +173,33 @@ class ThreadSession(_SessionState):
             raise HandlerMisuse(RAISED_ROLLBACK) from error
         except Exception:
             raise
-        except BaseException as error:  # SystemExit, CancelledError, …: they are to end the handler, not this thread.
+        except BaseException as error:  # SystemExit and the like must not end this thread.
             raise HandlerMisuse(f"the handler let {type(error).__name__} out") from error
         if _is_busy(self._connection):
             self._connection.close()
             raise HandlerMisuse(_LEFT_BUSY)
 
     async def rest(self, seconds: float) -> None:
-        """See `HandlerSession.rest`."""
+        """Wait for so many seconds."""
         time.sleep(seconds)
 
     def new_sign(self) -> str:
-        """See `HandlerSession.new_sign`."""
+        """Return a sign for the next transaction, which no other one of this connection has."""
         assert self._connection is not None  # noqa: S101
         return self._new_sign(self._connection)
 
     def shows(self, sign: str) -> bool:
-        """See `HandlerSession.shows`."""
+        """Whether the connection is certainly still in the transaction that has this sign."""
         return self._connection is not None and _shows(self._connection, sign)
 
     async def close(self) -> None:
-        """See `HandlerSession.close`."""
+        """Close the connection."""
         if self._connection is not None:
             self._connection.close()
 
 
 class TaskSession(_SessionState):
-    """A session of an asyncio task's own."""
+    """The session of one asyncio task, for an async handler."""
 
     def __init__(self, settings: Settings, handler: Callable[[Any, Any], Awaitable[None]]) -> None:
         super().__init__(settings)
@@ -207,11 +208,11 @@ class TaskSession(_SessionState):
 
     @property
     def lost(self) -> bool:
-        """See `HandlerSession.lost`."""
+        """Whether the connection is closed, or was never made."""
         return self._connection is None or self._connection.closed
 
     async def connect(self) -> None:
-        """See `HandlerSession.connect`."""
+        """Make a new connection if there is none, it does not work, or a handler may have changed it."""
         if self._connection is not None and not self._is_as_we_left_it(self._connection):
             await self._connection.close()
         if self._connection is None or self._connection.closed:
@@ -221,21 +222,21 @@ class TaskSession(_SessionState):
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
-        """See `HandlerSession.transaction`."""
+        """Return a transaction: committed at its end, rolled back on an exception."""
         await self.connect()
         assert self._connection is not None  # noqa: S101
         async with self._connection.transaction():
             yield
 
     async def fetch(self, query: Composed | SQL, values: dict[str, object] | None = None) -> list[Row]:
-        """See `HandlerSession.fetch`."""
+        """Run a statement, and return its rows, if it has any."""
         assert self._connection is not None  # noqa: S101
         cursor = psycopg.AsyncCursor(self._connection, row_factory=tuple_row)
         await cursor.execute(query, values)
         return await cursor.fetchall() if cursor.description else []
 
     async def handle(self, events: Events) -> None:
-        """See `HandlerSession.handle`."""
+        """Run the handler with an event or a list of events; raises HandlerMisuse if it breaks the rules."""
         assert self._connection is not None  # noqa: S101
         try:
             await self._handler(self._connection, events)
@@ -246,33 +247,33 @@ class TaskSession(_SessionState):
         except BaseException as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-                raise  # It is this task that is to end.
+                raise  # This task itself is cancelled.
             raise HandlerMisuse(f"the handler let {type(error).__name__} out") from error
         if _is_busy(self._connection):
             await self._connection.close()
             raise HandlerMisuse(_LEFT_BUSY)
 
     async def rest(self, seconds: float) -> None:
-        """See `HandlerSession.rest`."""
+        """Wait for so many seconds."""
         await asyncio.sleep(seconds)
 
     def new_sign(self) -> str:
-        """See `HandlerSession.new_sign`."""
+        """Return a sign for the next transaction, which no other one of this connection has."""
         assert self._connection is not None  # noqa: S101
         return self._new_sign(self._connection)
 
     def shows(self, sign: str) -> bool:
-        """See `HandlerSession.shows`."""
+        """Whether the connection is certainly still in the transaction that has this sign."""
         return self._connection is not None and _shows(self._connection, sign)
 
     async def close(self) -> None:
-        """See `HandlerSession.close`."""
+        """Close the connection."""
         if self._connection is not None:
             await self._connection.close()
 
 
 def _noting(noted: set[str]) -> type[psycopg.Cursor[Any]]:
-    """A kind of cursor for the handler of one session, which notes that a savepoint was made."""
+    """Make a class of cursors that note when a handler makes a savepoint."""
 
     class NotingCursor(psycopg.Cursor[Any]):
         def execute(self, *arguments: Any, **named: Any) -> Self:
@@ -286,7 +287,7 @@ def _noting(noted: set[str]) -> type[psycopg.Cursor[Any]]:
 
 
 def _noting_async(noted: set[str]) -> type[psycopg.AsyncCursor[Any]]:
-    """As `_noting`, for asyncio."""
+    """Make the same class for asyncio."""
 
     class NotingAsyncCursor(psycopg.AsyncCursor[Any]):
         async def execute(self, *arguments: Any, **named: Any) -> Self:
@@ -300,7 +301,12 @@ def _noting_async(noted: set[str]) -> type[psycopg.AsyncCursor[Any]]:
 
 
 class Begun(NamedTuple):
-    """A transaction that was begun for events: its id, and its sign."""
+    """A transaction that was begun for events.
+
+    Attributes:
+        id: its id in Postgres.
+        sign: the value of `application_name` while it lasts.
+    """
 
     id: str
     sign: str
@@ -314,7 +320,7 @@ _LEFT_BUSY = "the handler left a statement, a COPY or a pipeline unfinished on i
 
 
 def _shows(connection: _AnyConnection, sign: str) -> bool:
-    """Asked after each event, so libpq is asked directly."""
+    """Ask libpq directly, because this runs after each event."""
     pgconn = connection.pgconn
     in_transaction = pgconn.transaction_status == _IN_TRANSACTION
     return in_transaction and pgconn.parameter_status(_SIGN) == sign.encode()  # Of ASCII alone.
@@ -329,11 +335,11 @@ def _in_pipeline(connection: _AnyConnection) -> bool:
 
 
 def driven(work: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that never suspends, without an event loop."""
+    """Run a coroutine that never suspends, without an event loop, and return its result."""
     try:
         work.send(None)
     except StopIteration as done:
         result: T = done.value
         return result
     work.close()
-    raise RuntimeError("a coroutine that was to run through has suspended")
+    raise RuntimeError("a coroutine suspended that must run to its end at once")

@@ -1,4 +1,4 @@
-"""Where handlers run: each on a thread of its own, or as tasks of one event loop."""
+"""Workers take records from the dispatcher and run handlers: threads, or tasks of one event loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from outbox_plugin.inbox.session import HandlerSession, driven
 
 
 class ThreadWorkers:
-    """Sync handlers: one thread and one connection each. `error`: what ended one of them, which nothing should."""
+    """Threads for a sync handler, with a connection each.
+
+    Attributes:
+        error: the exception that ended a thread, which nothing should do; None while all run.
+    """
 
     def __init__(
         self, dispatcher: Dispatcher, handling: Handling, make: Callable[[], HandlerSession], count: int
@@ -36,23 +40,24 @@ class ThreadWorkers:
         try:
             while (batches := self._dispatcher.wait_and_take()) is not None:
                 began = time.monotonic()
-                handled = driven(self._handling.handle(session, batches))
-                self._dispatcher.finish(batches, handled, time.monotonic() - began)
+                result = driven(self._handling.handle(session, batches))
+                self._dispatcher.finish(batches, result, time.monotonic() - began)
         except BaseException as error:
             self.error = error
         finally:
             driven(session.close())
 
     def join(self) -> None:
-        """Wait until all handlers have ended; the dispatcher must have been stopped."""
+        """Wait for the end of all threads. Stop the dispatcher first."""
         for thread in self._threads:
             thread.join()
 
 
 class TaskWorkers:
-    """Async handlers: one task and one connection each, in a loop that is given, or in one of their own.
+    """Asyncio tasks for an async handler, with a connection each, in a given event loop or a new one.
 
-    `error`: what ended one of them; nothing should but the end of the loop.
+    Attributes:
+        error: the exception that ended a task, which only the end of the loop should do; None while all run.
     """
 
     def __init__(
@@ -84,33 +89,33 @@ class TaskWorkers:
 
     async def _work_all(self) -> None:
         loop = asyncio.get_running_loop()
-        wanted = asyncio.Event()
+        changed = asyncio.Event()
 
         def wake() -> None:
-            with suppress(RuntimeError):  # The loop is closed: nobody waits any more.
-                loop.call_soon_threadsafe(wanted.set)
+            with suppress(RuntimeError):  # The loop is closed, so no task waits.
+                loop.call_soon_threadsafe(changed.set)
 
         self._dispatcher.on_change(wake)
         try:
-            work = (self._work(self._make(), wanted) for _ in range(self._count))
+            work = (self._work(self._make(), changed) for _ in range(self._count))
             await asyncio.gather(*work, return_exceptions=True)
         finally:
             self._ended.set()
 
-    async def _work(self, session: HandlerSession, wanted: asyncio.Event) -> None:
+    async def _work(self, session: HandlerSession, changed: asyncio.Event) -> None:
         try:
             while True:
-                wanted.clear()
+                changed.clear()
                 batches, again_in = self._dispatcher.take()
                 if batches is None:
                     return
                 if not batches:
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(wanted.wait(), again_in)
+                        await asyncio.wait_for(changed.wait(), again_in)
                     continue
                 began = time.monotonic()
-                handled = await self._handling.handle(session, batches)
-                self._dispatcher.finish(batches, handled, time.monotonic() - began)
+                result = await self._handling.handle(session, batches)
+                self._dispatcher.finish(batches, result, time.monotonic() - began)
         except BaseException as error:
             self.error = error
             raise
@@ -118,7 +123,7 @@ class TaskWorkers:
             await session.close()
 
     def join(self) -> None:
-        """Wait until all handlers have ended; the dispatcher must have been stopped. Not in the handlers' own loop."""
+        """Wait for the end of all tasks. Stop the dispatcher first; do not call this in the tasks' own loop."""
         self._ended.wait()
         if self._thread is not None:
             self._thread.join()

@@ -273,7 +273,7 @@ def test_handlers_that_share_rows_do_not_deadlock_by_the_batch(
 def test_an_inbox_that_stops_leaves_its_partitions_to_others_though_a_handler_goes_on(
     ready: Settings, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outbox_plugin.inbox.consumer.HAND_OVER_SECONDS", 1.0)
+    monkeypatch.setattr("outbox_plugin.inbox.consumer.RELEASE_SECONDS", 1.0)
     working, go_on = threading.Event(), threading.Event()
 
     def slow(connection: psycopg.Connection[Any], event: Received) -> None:
