@@ -62,8 +62,10 @@ from outbox_plugin.relay.events import (
 )
 from outbox_plugin.relay.exactly_once import ExactlyOnce
 from outbox_plugin.relay.runtime import Threads
-from outbox_plugin.relay.shard import OpenRelay, Relay, Shard
+from outbox_plugin.relay.shard import Shard, ShardServices
+from outbox_plugin.relay.shard_report import ShardReport
 from outbox_plugin.relay.supervisor import Supervisor
+from outbox_plugin.relay.term import OpenRelay, Relay
 from outbox_plugin.schema.connection import connect, reported, reported_as_refusal
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
@@ -269,33 +271,17 @@ class Harvester(Background):
         instance = f"{host}-{pid}-{uuid.uuid4().hex[:12]}"
         membership = KafkaMembership(self._settings, self._names, layout.shards, self._signer, instance)
         timing = ElectionTiming(spread=random.uniform(0.0, 0.3))  # noqa: S311 - not for secrets.
-        shards = [
-            Shard(
-                number,
-                Election(timing, early_takeover=may_take_over_early(self._settings)),
-                self._relays(layout),
-                membership.send,
-                self._observe,
-                self._runtime,
-                template=Heartbeat(
-                    number,
-                    "waiting",
-                    "",
-                    instance,
-                    host,
-                    pid,
-                    _wall_clock(),
-                    identity.incarnation,
-                    identity.place,
-                    layout.number,
-                ),
-                wall_clock=_wall_clock,
-                heartbeat_interval=timing.heartbeat_interval,
-                jitter=random.random,
-                note=note,
-            )
-            for number in range(layout.shards)
-        ]
+        services = ShardServices(
+            self._relays(layout), membership.send, self._observe, self._runtime, _wall_clock, random.random
+        )
+
+        def shard(number: int) -> Shard:
+            place, since = (identity.incarnation, identity.place, layout.number), _wall_clock()
+            template = Heartbeat(number, "waiting", "", instance, host, pid, since, *place)
+            election = Election(timing, early_takeover=may_take_over_early(self._settings))
+            return Shard(number, election, ShardReport(template, timing.heartbeat_interval, note), services)
+
+        shards = [shard(number) for number in range(layout.shards)]
         return Supervisor(membership, shards, identity, layout.number, self._runtime, is_new=self._is_new)
 
     def _relays(self, layout: Layout) -> OpenRelay:

@@ -15,8 +15,10 @@ from outbox_plugin.errors import ForeignOutbox, LayoutChanged, LogUnavailable, S
 from outbox_plugin.relay.at_least_once import AtLeastOnce
 from outbox_plugin.relay.events import HarvestEvent, Observer
 from outbox_plugin.relay.exactly_once import ExactlyOnce
-from outbox_plugin.relay.shard import OpenRelay, Relay, Shard
+from outbox_plugin.relay.shard import Shard, ShardServices
+from outbox_plugin.relay.shard_report import ShardReport
 from outbox_plugin.relay.supervisor import Supervisor
+from outbox_plugin.relay.term import OpenRelay, Relay
 from tests.simulation import plan as plans
 from tests.simulation.kafka import Broker, SimulatedAcknowledgingLog, SimulatedLog, SimulatedMembership
 from tests.simulation.neighbour import write_to_control_topics
@@ -447,32 +449,22 @@ class Harvester:
         membership = SimulatedMembership(world.broker, world.kafka, process, group, layout.shards, instance)
         early = delivery == "exactly-once" or not world.plan.shares_election
         timing = ElectionTiming(spread=world.scheduler.random() * 0.3)
-        shards = [
-            Shard(
-                number,
-                Election(timing, early_takeover=early),
-                self._open_relay(process, layout),
-                membership.send,
-                self._observe,
-                process,
-                template=Heartbeat(
-                    number,
-                    "waiting",
-                    "",
-                    instance,
-                    "host",
-                    1,
-                    "now",
-                    identity.incarnation,
-                    identity.place,
-                    layout.number,
-                ),
-                wall_clock=lambda: "now",
-                heartbeat_interval=timing.heartbeat_interval,
-                jitter=world.scheduler.random,
-            )
-            for number in range(layout.shards)
-        ]
+        services = ShardServices(
+            self._open_relay(process, layout),
+            membership.send,
+            self._observe,
+            process,
+            lambda: "now",
+            world.scheduler.random,
+        )
+
+        def shard(number: int) -> Shard:
+            place = identity.incarnation, identity.place, layout.number
+            template = Heartbeat(number, "waiting", "", instance, "host", 1, "now", *place)
+            report = ShardReport(template, timing.heartbeat_interval)
+            return Shard(number, Election(timing, early_takeover=early), report, services)
+
+        shards = [shard(number) for number in range(layout.shards)]
         Supervisor(membership, shards, identity, layout.number, process).run(lambda: self._stopping)
 
     def _open_relay(self, process: Process, layout: Layout) -> OpenRelay:

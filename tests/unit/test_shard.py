@@ -11,7 +11,9 @@ from outbox_plugin.core.election import Election, ElectionTiming
 from outbox_plugin.core.heartbeat import Heartbeat
 from outbox_plugin.relay.events import HarvestEvent, Observer, TermFinished
 from outbox_plugin.relay.runtime import Threads
-from outbox_plugin.relay.shard import Relay, Shard
+from outbox_plugin.relay.shard import Shard, ShardServices
+from outbox_plugin.relay.shard_report import ShardReport
+from outbox_plugin.relay.term import Relay
 from tests.support import eventually
 
 
@@ -40,18 +42,10 @@ def open_relay(shard: int, leader_id: str, wanted: Callable[[], bool], observe: 
 
 
 def leading_shard(sent: list[Heartbeat], seen: list[HarvestEvent]) -> Shard:
-    shard = Shard(
-        0,
-        Election(ElectionTiming(receive_deadline=5.0), early_takeover=True),
-        open_relay,
-        sent.append,
-        seen.append,
-        Threads(),
-        template=Heartbeat(0, "waiting", "", "host-1", "host", 1, "now", "incarnation", "place"),
-        wall_clock=lambda: "now",
-        heartbeat_interval=0.3,
-        jitter=lambda: 0.0,
-    )
+    services = ShardServices(open_relay, sent.append, seen.append, Threads(), lambda: "now", lambda: 0.0)
+    template = Heartbeat(0, "waiting", "", "host-1", "host", 1, "now", "incarnation", "place")
+    election = Election(ElectionTiming(receive_deadline=5.0), early_takeover=True)
+    shard = Shard(0, election, ShardReport(template, 0.3), services)
     shard.election.owns(True)
     shard.step(0.0)
     return shard

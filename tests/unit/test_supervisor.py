@@ -8,7 +8,8 @@ from outbox_plugin.core.election import Election, ElectionTiming
 from outbox_plugin.core.heartbeat import Heartbeat
 from outbox_plugin.core.progress import OutboxIdentity
 from outbox_plugin.relay.runtime import Threads
-from outbox_plugin.relay.shard import Shard
+from outbox_plugin.relay.shard import Shard, ShardServices
+from outbox_plugin.relay.shard_report import ShardReport
 from outbox_plugin.relay.supervisor import Supervisor
 from tests.support import eventually
 from tests.unit.test_shard import open_relay
@@ -63,18 +64,10 @@ class SlowMembership:
 def harvester(seconds: float, *, early_takeover: bool = True) -> tuple[Supervisor, SlowMembership]:
     clock = Clock()
     membership = SlowMembership(clock, seconds)
-    shard = Shard(
-        0,
-        Election(ElectionTiming(), early_takeover=early_takeover),
-        open_relay,
-        membership.send,
-        lambda _: None,
-        clock,
-        template=Heartbeat(0, "waiting", "", "host-1", "host", 1, "now", "incarnation", "place"),
-        wall_clock=lambda: "now",
-        heartbeat_interval=0.3,
-        jitter=lambda: 0.0,
-    )
+    services = ShardServices(open_relay, membership.send, lambda _: None, clock, lambda: "now", lambda: 0.0)
+    template = Heartbeat(0, "waiting", "", "host-1", "host", 1, "now", "incarnation", "place")
+    election = Election(ElectionTiming(), early_takeover=early_takeover)
+    shard = Shard(0, election, ShardReport(template, 0.3), services)
     return Supervisor(membership, [shard], IDENTITY, 0, clock), membership
 
 

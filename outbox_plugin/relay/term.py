@@ -1,0 +1,135 @@
+"""One term of one shard: a thread that connects, takes over, relays, and ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from enum import Enum
+from typing import Protocol
+
+from outbox_plugin.core.heartbeat import Phase
+from outbox_plugin.relay.events import Observer
+from outbox_plugin.relay.runtime import Runtime
+
+
+class Relay(Protocol):
+    """What relays a shard for one term."""
+
+    def take_over(self) -> None:
+        """Make sure that nobody else publishes, and recover what the last leader left."""
+        ...
+
+    def run(self) -> None:
+        """Relay until `stop`."""
+        ...
+
+    def stop(self) -> None:
+        """Ask `run` to end."""
+        ...
+
+    def prove(self, proved: Callable[[], None]) -> None:
+        """Find out soon whether we have been fenced; call `proved` if not, end if so."""
+        ...
+
+
+# Connects for one term: (shard, leader id, whether waiting still makes sense, observer) -> the relay, closed on exit.
+OpenRelay = Callable[[int, str, Callable[[], bool], Observer], AbstractContextManager[Relay]]
+
+
+class Ending(Enum):
+    """Why the election ends a term; the value is the reason as an operator reads it."""
+
+    STEPPED_DOWN = "stepped down: lost the leader topic's partition, or contact with Kafka"
+    STOOD_BACK = "another harvester leads"  # Before the term took over.
+
+
+class Term:
+    """A term and its thread.
+
+    The supervisor's thread calls the methods. The term's own thread sets `phase` and `error`, and calls `_proven`.
+    """
+
+    def __init__(self, shard: int, open_relay: OpenRelay, observe: Observer, runtime: Runtime) -> None:
+        """Begin to connect, on a thread of its own; `take_over` lets the term go on.
+
+        Args:
+            shard: which shard.
+            open_relay: connects and makes the relay.
+            observe: is told what happens.
+            runtime: makes the thread and the leader's id.
+        """
+        self.leader_id = runtime.new_id()
+        self.began_at = runtime.now()
+        self.phase: Phase = "candidate"  # Until the takeover has succeeded.
+        self.error: BaseException | None = None
+        self.ending: Ending | None = None  # Set where the election has ended the term.
+        self.stopping = False
+        self._proving = self._proved = False
+        self._abandoned = False
+        self._relay: Relay | None = None
+        self._lock = runtime.lock()
+        self._changed = runtime.condition(self._lock)
+        self._may_take_over = False
+        self._task = runtime.spawn(lambda: self._live(shard, open_relay, observe), f"outbox-{shard}-publish")
+
+    def _live(self, shard: int, open_relay: OpenRelay, observe: Observer) -> None:
+        try:
+            with open_relay(shard, self.leader_id, lambda: not self._abandoned, observe) as relay:
+                with self._lock:
+                    self._changed.wait_for(lambda: self._may_take_over or self.stopping)
+                    if self.stopping:
+                        return
+                    self._relay = relay  # From now on, `stop` reaches it.
+                relay.take_over()
+                self.phase = "leader"
+                if not self.stopping:
+                    relay.run()
+        except Exception as error:
+            self.error = error
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its thread has ended."""
+        return not self._task.is_alive()
+
+    def take_over(self) -> None:
+        """Let the term take over as soon as its connections are open."""
+        if not self._may_take_over:
+            with self._lock:
+                self._may_take_over = True
+                self._changed.notify_all()
+
+    def prove(self) -> None:
+        """Ask the servers whether the term still leads, unless that is being asked; see `take_proof`."""
+        if self._relay is not None and self.phase == "leader" and not self._proving:
+            self._proving = True
+            self._relay.prove(self._proven)
+
+    def _proven(self) -> None:
+        self._proved = True
+
+    def take_proof(self) -> bool:
+        """Whether the servers have confirmed the lead since the last call."""
+        if not self._proved:
+            return False
+        self._proved = self._proving = False
+        return True
+
+    def stop(self) -> None:
+        """Ask the term to end."""
+        with self._lock:
+            self.stopping = True
+            self._changed.notify_all()
+            if self._relay is not None:
+                self._relay.stop()
+
+    def abandon(self, ending: Ending | None = None) -> None:
+        """Ask the term to end without waiting for servers: an open transaction is left to the next leader's fence."""
+        self.ending = ending or self.ending
+        self._abandoned = True
+        self.stop()
+
+    def join(self, timeout_seconds: float) -> bool:
+        """Wait for its thread. Returns whether it has ended."""
+        self._task.join(timeout_seconds)
+        return self.is_over
