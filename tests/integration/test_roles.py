@@ -260,6 +260,10 @@ def test_an_inbox_handles_retries_and_cleans(grant: Grant, settings: Settings, t
         fails = False
         assert len(DeadLetters(operator).retry(None, group)) == 1
         eventually(lambda: len(effects(settings)) == 3, 60)
+        fails = True
+        produce(settings, topic, [("bad", "4")])
+        eventually(lambda: len(DeadLetters(operator).list(group)) == 1, 60)
+        assert len(DeadLetters(operator).discard(None, group)) == 1
     with closing(connect(inbox)) as connection:
         clean(connection, inbox, group, Keep(timedelta(0), timedelta(0)))
     assert count(settings, "outbox_inbox") == 0
@@ -297,6 +301,9 @@ def test_an_operator_does_what_operators_do(grant: Grant, settings: Settings, to
     assert operate.discard_dead_letters(operator, None) == 1
     assert operate.replay(operator, topic=topic) == 1
     assert (read_status(operator).backlog, read_status(operator).errors) == (1, ())
+    with Harvester(settings):
+        eventually(lambda: read_status(operator).shards[0].leader, 30)
+        assert read_status(operator).shards[0].trouble is None  # It can tell heartbeats from forged ones.
     assert refused(operator, "DELETE FROM outbox")
     assert refused(operator, "TRUNCATE outbox_history")
 
@@ -309,6 +316,7 @@ def test_a_monitor_sees_the_status_and_changes_nothing(grant: Grant, settings: S
         eventually(lambda: read_status(monitor).shards[0].leader, 30)
         assert (read_status(monitor).errors, read_status(monitor).shards[0].trouble) == ((), None)
     assert DeadLetters(monitor).list(None) == []
+    assert read_position(monitor, "totals", topic) is None
     for each in ("outbox", *OTHER_TABLES):
         assert refused(monitor, f"DELETE FROM {each}"), each
         assert refused(monitor, f"INSERT INTO {each} DEFAULT VALUES"), each

@@ -45,13 +45,12 @@ GRANT INSERT ON {outbox_dead_letter} TO {role};
 GRANT USAGE ON SEQUENCE {outbox_dead_letter_id_seq} TO {role};
 GRANT SELECT, INSERT, UPDATE, DELETE ON {outbox_staging} TO {role};
 GRANT SELECT, INSERT, UPDATE ON {outbox_job} TO {role};
-GRANT SELECT, INSERT, UPDATE, DELETE ON {outbox_stream} TO {role};
+GRANT SELECT, INSERT, UPDATE ON {outbox_stream} TO {role};
 GRANT USAGE, CREATE ON SCHEMA outbox_staging TO {role};
 GRANT EXECUTE ON FUNCTION
     {outbox_value}(pg_catalog.text, pg_catalog.text), {outbox_value}(pg_catalog.text, pg_catalog.bytea),
     {outbox_value}(pg_catalog.bytea, pg_catalog.text), {outbox_value}(pg_catalog.bytea, pg_catalog.bytea)
 TO {role};
-GRANT EXECUTE ON FUNCTION {outbox_bytes}(pg_catalog.text), {outbox_bytes}(pg_catalog.bytea) TO {role};
 
 -- name: operator
 -- Pauses, resumes, releases parked keys, retries or discards dead letters, replays kept events, and sees the status.
@@ -63,7 +62,6 @@ GRANT SELECT ON {outbox_secret} TO {role};
 GRANT SELECT, DELETE ON {outbox_parked} TO {role};
 GRANT SELECT, UPDATE, DELETE ON {outbox_dead_letter} TO {role};
 GRANT SELECT ON {outbox_history} TO {role};
-GRANT SELECT ON {outbox_inbox} TO {role};
 GRANT SELECT, UPDATE, DELETE ON {outbox_inbox_dead_letter} TO {role};
 GRANT SELECT, INSERT, UPDATE ON {outbox_consumer_position} TO {role};
 GRANT EXECUTE ON FUNCTION
@@ -76,7 +74,6 @@ TO {role};
 -- from forged ones; with it, it could forge them.
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT SELECT ON {outbox} TO {role};
-GRANT SELECT ON SEQUENCE {sequence} TO {role};
 GRANT SELECT ON {outbox_identity} TO {role};
 GRANT SELECT ON {outbox_secret} TO {role};
 GRANT SELECT ON {outbox_parked} TO {role};
