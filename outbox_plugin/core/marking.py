@@ -22,22 +22,22 @@ ROWS_PER_MARK = 5_000  # Also the throttle: no more records than that are in fli
 
 
 def rounds(rows: Sequence[OutboxRow]) -> list[Rows]:
-    """`rows`, which ascend by id, as rounds: the n-th has each key's n-th row."""
+    """Split `rows`, which ascend by id, into rounds: the n-th round has the n-th row of each key."""
     seen: dict[tuple[str, str], int] = {}
-    sorted_out: list[list[tuple[Any, ...]]] = []
-    lanes = zip(column(rows, "topic"), column(rows, "key"), strict=True)
-    for fields, lane in zip(fields_of(rows), lanes, strict=True):
-        number = seen.get(lane, 0)
-        seen[lane] = number + 1
-        if number == len(sorted_out):
-            sorted_out.append([])
-        sorted_out[number].append(fields)
-    return [Rows(each) for each in sorted_out]
+    fields_by_round: list[list[tuple[Any, ...]]] = []
+    keys = zip(column(rows, "topic"), column(rows, "key"), strict=True)
+    for fields, key in zip(fields_of(rows), keys, strict=True):
+        number = seen.get(key, 0)
+        seen[key] = number + 1
+        if number == len(fields_by_round):
+            fields_by_round.append([])
+        fields_by_round[number].append(fields)
+    return [Rows(round_) for round_ in fields_by_round]
 
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """What follows from a round in which not every row was delivered: its bad rows, and the rows to be marked anew."""
+    """What follows from a round: the bad rows to park, and the ids of the rows to mark anew."""
 
     bad: tuple[BadRow, ...]
     reset: tuple[int, ...]
@@ -46,16 +46,16 @@ class RoundResult:
 def resolve_round(
     round_: Sequence[OutboxRow], done: Set[int], refused: Mapping[int, Refusal], behind: Sequence[OutboxRow]
 ) -> RoundResult:
-    """What follows when `round_` was sent, and the marked rows `behind` wait for it.
+    """What follows after `round_` was sent, while the marked rows `behind` wait for it.
+
+    No row may overtake a row that is not done. So that row is marked anew, and all rows that wait with it are too, also
+    those of keys that are parked or held back now.
 
     Args:
         round_: what was sent.
-        done: the ids of the rows that were delivered, or have become dead letters; these hold nothing up.
-        refused: why the bad rows of the round that are still in the outbox are bad, by their ids.
+        done: the ids of the rows that were delivered or dead-lettered.
+        refused: by id, why rows of the round that are still in the outbox are bad.
         behind: the marked rows that were to be sent after the round.
-
-    A row that is not done may not be overtaken. So it is marked anew, and so is all that waits: also what waits in a
-    lane that is parked or held back now.
     """
     reset = [row.id for row in round_ if row.id not in done]
     if reset:

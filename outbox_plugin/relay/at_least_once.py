@@ -200,14 +200,14 @@ class AtLeastOnce:
             if self._dead_letters and refused:
                 refused = self._dead_letter([BadRow(row, refused[row.id]) for row in round_ if row.id in refused])
                 done = done | (sent.refused.keys() - refused.keys())
-            verdict = resolve_round(round_, done, refused, sorted(row for each in pending for row in each))
-            self._park(verdict.bad)
+            result = resolve_round(round_, done, refused, sorted(row for each in pending for row in each))
+            self._park(result.bad)
             self._hold(sent.away)
-            if verdict.reset:
+            if result.reset:
                 failed = any(
                     row.id not in done and row.id not in refused and row.topic not in sent.away for row in round_
                 )
-                self._force_remark(mark_id, verdict.reset)
+                self._force_remark(mark_id, result.reset)
                 self._stages.rest(self._failures.wait() if failed else 0.0)
                 break
         return Rows(delivered)
@@ -231,23 +231,23 @@ class AtLeastOnce:
         dead = without(bad, stuck)
         if dead:
             self._observe(RowsDeadLettered(self._shard, tuple(dead)))
-        return {each.row.id: each.refusal for each in stuck}
+        return {row.row.id: row.refusal for row in stuck}
 
     def _park(self, bad: Sequence[BadRow]) -> None:
-        """Let the lanes of bad rows wait. One that the database refuses to park is held back, and tried again."""
+        """Park bad rows. Where the database refuses to park one, its key is held back and tried again."""
         unrecorded = self._store.park(bad) if bad else ()
         parked = without(bad, unrecorded)
         with self._lock:
-            self._parked |= {each.ordering_key for each in parked}
+            self._parked |= {row.ordering_key for row in parked}
             again_at = self._runtime.now() + RETRY_BAD_ROW_SECONDS
-            self._held.hold({each.ordering_key: again_at for each in unrecorded})
+            self._held.hold({row.ordering_key: again_at for row in unrecorded})
         if parked:
             self._observe(RowsParked(self._shard, tuple(parked)))
-        for each in unrecorded:
-            self._observe(KeysHeld(self._shard, (each.ordering_key,), each.refusal.reason, RETRY_BAD_ROW_SECONDS))
+        for row in unrecorded:
+            self._observe(KeysHeld(self._shard, (row.ordering_key,), row.refusal.reason, RETRY_BAD_ROW_SECONDS))
 
     def _hold(self, topics: Mapping[str, Away]) -> None:
-        """Leave the rows of topics that are away unmarked for a while, so that the rest goes."""
+        """Leave rows of topics that are away unmarked for a while, so that the others can be sent."""
         now = self._runtime.now()
         with self._lock:
             self._held.hold({OrderingKey(topic, None): now + away.seconds for topic, away in topics.items()})

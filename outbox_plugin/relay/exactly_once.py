@@ -8,12 +8,10 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
 
-from outbox_plugin.core.batch_size import BatchSize
 from outbox_plugin.core.delivery import BadRows
 from outbox_plugin.core.intervals import CLEAR_PROGRESS_SECONDS, PURGE_REST_SECONDS, PURGE_ROWS, RETRY_BAD_ROW_SECONDS
-from outbox_plugin.core.low_watermark import IdRange
 from outbox_plugin.core.ordering_keys import BadRow, OrderingKey, first_bad_rows, without
-from outbox_plugin.core.ports import Control, ReadRequest, TransactionalLog, WakeUp, WindowStore
+from outbox_plugin.core.ports import TransactionalLog, WakeUp, WindowStore
 from outbox_plugin.core.progress import ProgressRecord, Publication
 from outbox_plugin.core.repeats import require_own_record
 from outbox_plugin.core.row import OutboxRow
@@ -42,10 +40,11 @@ from outbox_plugin.relay.events import (
     WindowPurged,
     held_topics,
 )
-from outbox_plugin.relay.poller import Poller, Source
+from outbox_plugin.relay.poller import Poller
 from outbox_plugin.relay.runtime import Runtime
 from outbox_plugin.relay.stages import Stages
 from outbox_plugin.relay.timed import TimedLog, took
+from outbox_plugin.relay.window_source import WindowSource
 
 Proved = Callable[[], None]
 
@@ -86,13 +85,11 @@ class ExactlyOnce:
         self._may_publish = self._stages.condition()
         self._may_purge = self._stages.condition()
         self._has_purged = self._stages.condition()
-        source = Source(self._control, self._held_are_released, self._request, self._read_rows, store.snapshot)
+        source = WindowSource(store, self._windows, self._lock).source()
         self._poller = Poller(shard, source, self._stages, wake_up, observe)
-        self._batch_size = BatchSize()
         self._read: deque[tuple[Window, float]] = deque()
         self._published: list[Window] = []
-        self._publishing = False
-        self._publisher_done = False
+        self._publishing = self._publisher_done = False
         self._challenged: Proved | None = None
         self._slice = Slice(shard, store.layout.shards)
         self._generation = 0  # Of the transactional id; see `core.generations`.
@@ -126,7 +123,7 @@ class ExactlyOnce:
 
     def _wait_for_settled_layout(self) -> bool:
         """Wait until shard 0 has recovered the slices of earlier layouts; False when the term is to end."""
-        return not self._store.layout.former or self._stages.poll(self._store.is_settled)
+        return not self._store.layout.former or self._stages.wait_until(self._store.is_settled)
 
     def _recover(self, log: TransactionalLog, slice_: Slice, generation: int) -> tuple[int, int]:
         """Delete what the fenced slice has published. Returns how many rows, and the generation that is fenced."""
@@ -199,28 +196,6 @@ class ExactlyOnce:
                     self._read.append((window, read_at))
                     self._may_publish.notify_all()
 
-    def _control(self) -> tuple[Control, bool]:
-        with self._lock:
-            parkings = self._windows.parkings
-        control = self._store.control()
-        with self._lock:
-            return control, self._windows.update_parked(control.parked, parkings)
-
-    def _held_are_released(self, now: float) -> bool:
-        with self._lock:
-            return self._windows.release_held(now)
-
-    def _request(self, ids: IdRange) -> ReadRequest:
-        with self._lock:
-            in_flight, parked = self._windows.in_flight.above(ids.above), self._windows.parked
-        return ReadRequest(self._batch_size.rows, ids, in_flight, parked)
-
-    def _read_rows(self, request: ReadRequest) -> Sequence[OutboxRow]:
-        rows = self._store.read(request)
-        if rows:
-            self._batch_size.update(rows)
-        return rows
-
     def _wait_for_room(self) -> bool:
         """Waits until a window may be read; False when the term is to end."""
         with self._lock:
@@ -279,7 +254,7 @@ class ExactlyOnce:
                 if self._commit(window.rows, progress):
                     break
             except RowsRefused as refused:
-                self._put_aside(window, refused)
+                self._handle_refused_rows(window, refused)
                 self._hold(refused.away)
             except TopicsAway as away:
                 self._hold(away.topics)
@@ -359,11 +334,11 @@ class ExactlyOnce:
             self._observe(GenerationRaised(self._shard, self._generation))
         self._store.check_leads()
 
-    def _put_aside(self, window: Window, refused: RowsRefused) -> None:
-        """Nothing of the window was published: take the bad rows out, so that the rest can be.
+    def _handle_refused_rows(self, window: Window, refused: RowsRefused) -> None:
+        """Nothing of the window was published: take the bad rows out, so that the rest can be published.
 
-        What the database must know of it, it knows before any row behind a bad one is published. A row that it refuses
-        to make a dead letter is parked; one that it refuses to park holds its lane back, and is tried again.
+        Postgres records the parked or dead-lettered rows before any later row of their keys is published. A row that it
+        refuses to dead-letter is parked. Where it refuses to park one, the key is held back and tried again.
         """
         refusals = refused.refusals
         if self._bad_rows == "dead-letter":
@@ -374,14 +349,14 @@ class ExactlyOnce:
         with self._lock:
             self._windows.park(parked)
             again_at = self._runtime.now() + RETRY_BAD_ROW_SECONDS
-            self._windows.hold({each.ordering_key: again_at for each in unrecorded})
+            self._windows.hold({row.ordering_key: again_at for row in unrecorded})
         if parked:
             self._observe(RowsParked(self._shard, tuple(parked)))
-        for each in unrecorded:
-            self._observe(KeysHeld(self._shard, (each.ordering_key,), each.refusal.reason, RETRY_BAD_ROW_SECONDS))
+        for row in unrecorded:
+            self._observe(KeysHeld(self._shard, (row.ordering_key,), row.refusal.reason, RETRY_BAD_ROW_SECONDS))
 
     def _hold(self, topics: Mapping[str, Away]) -> None:
-        """Nothing was published: leave the rows of topics that are away unread for a while, so that the rest goes."""
+        """Nothing was published: leave rows of topics that are away unread for a while; the others can be sent."""
         now = self._runtime.now()
         with self._lock:
             self._windows.hold({OrderingKey(topic, None): now + away.seconds for topic, away in topics.items()})
@@ -397,7 +372,7 @@ class ExactlyOnce:
             window.dead_letter(dead)
         if dead:
             self._observe(RowsDeadLettered(self._shard, tuple(dead)))
-        return {each.row.id: each.refusal for each in stuck}
+        return {row.row.id: row.refusal for row in stuck}
 
     def _progress(self, records: int, publications: tuple[Publication, ...]) -> ProgressRecord:
         return ProgressRecord(

@@ -49,15 +49,15 @@ class Stages:
             self._stop()
 
     def rest(self, seconds: float) -> None:
-        """Wait for so long, or until the stages are to end."""
+        """Wait for `seconds`, or until the stages are to end."""
         with self.lock:
             self._rested.wait_for(lambda: self.stopping, seconds)
 
-    def poll(self, is_so: Callable[[], bool]) -> bool:
-        """Ask again and again until it is so; returns False when the stages are to end."""
-        pace = Backoff(POLL_FIRST, POLL_LAST)
-        while not is_so():
-            self.rest(pace.wait())
+    def wait_until(self, condition: Callable[[], bool]) -> bool:
+        """Call `condition` with a backoff until it is true. Returns False if the stages are to end before."""
+        backoff = Backoff(POLL_FIRST, POLL_LAST)
+        while not condition():
+            self.rest(backoff.wait())
             if self.stopping:
                 return False
         return True
