@@ -36,7 +36,7 @@ class RowReader:
     def conditions(self, wanted: ReadRequest) -> tuple[tuple[str, ...], dict[str, object]]:
         """Which rows are this term's to read, in a span and not parked: names of conditions, and all their values."""
         names = ["of_this_outbox", *(["of_slice"] if self._session.layout.shards > 1 else [])]
-        values: dict[str, object] = {"limit": wanted.limit, "floor": wanted.ids.above}
+        values: dict[str, object] = {"limit": wanted.limit, "above": wanted.ids.above}
         if wanted.ids.up_to is not None:
             names.append("up_to")
             values["until"] = wanted.ids.up_to

@@ -1,1 +1,1 @@
-"""Benchmarks: ratios against a floor or a peer that is measured in the same run, because machines are noisy."""
+"""Benchmarks: ratios against a baseline or a peer that is measured in the same run, because machines are noisy."""

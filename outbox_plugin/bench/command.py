@@ -67,10 +67,10 @@ def _show(report: Report, as_json: bool) -> None:
 @_rounds
 @_benchmark
 def drain(rows: int, keys: int, rounds: int, delivery: str | None, as_json: bool) -> None:
-    """Drain a backlog with one warm harvester, against a bare loop (the floor)."""
-    from outbox_plugin.bench.drain import against_floor
+    """Drain a backlog with one warm harvester, against a bare loop (the baseline)."""
+    from outbox_plugin.bench.drain import against_baseline
 
-    _run(lambda settings, tell: against_floor(settings, rows, keys, rounds, tell), delivery, as_json)
+    _run(lambda settings, tell: against_baseline(settings, rows, keys, rounds, tell), delivery, as_json)
 
 
 @bench.command("hot-key")
@@ -113,7 +113,7 @@ def backlog(rows: int, reference_rows: int, rounds: int, delivery: str | None, a
 @click.option("--rate", default=200.0, show_default=True, help="Rows per second, one a transaction.")
 @_benchmark
 def latency(seconds: float, rate: float, delivery: str | None, as_json: bool) -> None:
-    """Measure commit to receipt under a steady writer, and the harvester's CPU, beside a bare loop (the floor)."""
+    """Measure commit to receipt under a steady writer, and the harvester's CPU, beside a bare loop (the baseline)."""
     from outbox_plugin.bench.latency import latency
 
     _run(lambda settings, tell: latency(settings, seconds, rate, tell), delivery, as_json)
@@ -186,11 +186,11 @@ def coordination(partitions: int, instances: int, as_json: bool) -> None:
 @click.option("--records", default=60_000, show_default=True, help="Records in the topic.")
 @click.option("--keys", default=1_000, show_default=True, help="Distinct keys, each a row that is updated.")
 @_rounds
-@click.option("--concurrency", default=4, show_default=True, help="Connections, of the inbox and of the floor.")
+@click.option("--concurrency", default=4, show_default=True, help="Connections, of the inbox and of the baseline.")
 @click.option("--batch", type=int, help="Handle so many at once, by one upsert; else each by an UPDATE.")
 @_json
 def inbox(records: int, keys: int, rounds: int, concurrency: int, batch: int | None, as_json: bool) -> None:
-    """Handle a topic, one UPDATE a record, against the same SQL without an inbox (the floor)."""
+    """Handle a topic, one UPDATE a record, against the same SQL without an inbox (the baseline)."""
     from outbox_plugin.bench.inbox import bench_inbox
 
     _run(lambda settings, tell: bench_inbox(settings, records, keys, rounds, concurrency, tell, batch), None, as_json)

@@ -1,4 +1,4 @@
-"""Drains: how fast one warm harvester relays a backlog, against the floor, or against another backlog, in one run."""
+"""Drains: how fast one warm harvester relays a backlog, against the baseline or another backlog, in one run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 from psycopg import sql
 
-from outbox_plugin.bench.floor import ready_to_relay
+from outbox_plugin.bench.baseline import ready_to_relay
 from outbox_plugin.bench.scratch import (
     PATIENCE_SECONDS,
     Tell,
@@ -72,11 +72,11 @@ class DrainReport:
         return {**asdict(self), "ratio": self.ratio}
 
 
-def against_floor(settings: Settings, rows: int, keys: int, rounds: int, tell: Tell) -> DrainReport:
+def against_baseline(settings: Settings, rows: int, keys: int, rounds: int, tell: Tell) -> DrainReport:
     """A harvester against a bare loop."""
     with scratch_outbox(settings) as ours:
         return _in_turn(
-            DrainReport("harvester", "floor"),
+            DrainReport("harvester", "baseline"),
             lambda: _harvested(ours, rows, keys),
             lambda: _bare(ours, rows, keys),
             rounds,
@@ -138,8 +138,8 @@ def _in_turn(
 
 
 def _bare(settings: Settings, rows: int, keys: int) -> Drained:
-    """Drain rows with the floor's loop, as warm as the harvester is, and from a table as fresh."""
-    topic = f"{settings.group}-floor"
+    """Drain rows with the baseline's loop, as warm as the harvester is, and from a table as fresh."""
+    topic = f"{settings.group}-baseline"
     with ready_to_relay(settings, topic) as relay, connect(settings, autocommit=True) as connection:
         insert(connection, settings, topic, WARMING_ROWS, keys)
         relay()

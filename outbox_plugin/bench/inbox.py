@@ -1,8 +1,8 @@
 """Inbox: how fast it handles a topic, against the least that does the same SQL.
 
-The floor consumes and updates in one bare loop per connection, as many connections as the inbox has, in transactions as
-large as the inbox's may become; it remembers no key, keeps no order and recovers from nothing. For a handler that takes
-batches, it is a bare consumer that upserts what each poll brings, with the same statement.
+The baseline consumes and updates in one bare loop per connection, on as many connections as the inbox has, in
+transactions as large as the inbox's may become. It remembers no key, keeps no order and recovers from nothing. For a
+handler that takes batches, it is a bare consumer that upserts what each poll brings, with the same statement.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ ON CONFLICT (key) DO UPDATE SET times = known.times + excluded.times, value = ex
 
 @dataclass(frozen=True)
 class InboxReport:
-    """Records per second of floor and inbox, in turn; `ratio` compares each pair, and is the median of them."""
+    """Records per second of baseline and inbox, in turn; `ratio` compares each pair, and is the median of them."""
 
     records: int
     keys: int
-    floor: list[float]
+    baseline: list[float]
     inbox: list[float]
 
     @property
     def ratio(self) -> float:
-        """The inbox's records per second over the floor's."""
-        return median_ratio(self.inbox, self.floor)
+        """The inbox's records per second over the baseline's."""
+        return median_ratio(self.inbox, self.baseline)
 
     def lines(self) -> list[str]:
         """See `Report.lines`."""
         return [
-            f"floor  {median(self.floor):8,.0f} records/s (median of {len(self.floor)})",
-            f"inbox  {median(self.inbox):8,.0f} records/s",
-            f"ratio  {self.ratio:8.2f} of the floor",
+            f"baseline  {median(self.baseline):8,.0f} records/s (median of {len(self.baseline)})",
+            f"inbox     {median(self.inbox):8,.0f} records/s",
+            f"ratio     {self.ratio:8.2f} of the baseline",
         ]
 
     def to_json(self) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class _Done:
 def bench_inbox(
     settings: Settings, records: int, keys: int, rounds: int, seats: int, tell: Tell, batch: int | None = None
 ) -> InboxReport:
-    """Handle a topic of `records`, each an UPDATE of its key's row, with the floor and with an inbox, in turn.
+    """Handle a topic of `records`, each an UPDATE of its key's row, with the baseline and with an inbox, in turn.
 
     With `batch`, that many are handled at once, by one upsert of their keys' rows.
     """
@@ -113,17 +113,17 @@ def bench_inbox(
             _fill(scratch, topic, records, keys)
             for number in range(rounds):
                 if batch is None:
-                    report.floor.append(_floor(scratch, topic, records, seats, update))
+                    report.baseline.append(_baseline(scratch, topic, records, seats, update))
                 else:
-                    report.floor.append(_batch_floor(scratch, topic, records, batch, upsert))
-                tell(f"round {number + 1}: floor  {report.floor[-1]:8,.0f} records/s")
+                    report.baseline.append(_batch_baseline(scratch, topic, records, batch, upsert))
+                tell(f"round {number + 1}: baseline  {report.baseline[-1]:8,.0f} records/s")
                 connection.execute(sql.SQL("VACUUM {}").format(table))
                 group = f"{schema}-{number}"
                 if batch is None:
                     report.inbox.append(_inbox(scratch, group, topic, records, seats, update))
                 else:
                     report.inbox.append(_batch_inbox(scratch, group, topic, records, seats, batch, upsert))
-                tell(f"round {number + 1}: inbox  {report.inbox[-1]:8,.0f} records/s")
+                tell(f"round {number + 1}: inbox     {report.inbox[-1]:8,.0f} records/s")
                 connection.execute(sql.SQL("VACUUM {}").format(table))
             _check(connection, table, records * rounds * 2)
     return report
@@ -154,7 +154,7 @@ def _batch_inbox(
         return done.rate()
 
 
-def _batch_floor(settings: Settings, topic: str, records: int, batch: int, upsert: sql.Composed) -> float:
+def _batch_baseline(settings: Settings, topic: str, records: int, batch: int, upsert: sql.Composed) -> float:
     done = _Done(records)
     consumer = Consumer(
         client_config(settings, group_id=f"{topic}-{uuid.uuid4().hex[:6]}", auto_offset_reset="earliest")
@@ -172,7 +172,7 @@ def _batch_floor(settings: Settings, topic: str, records: int, batch: int, upser
     return done.rate()
 
 
-def _floor(settings: Settings, topic: str, records: int, seats: int, update: sql.Composed) -> float:
+def _baseline(settings: Settings, topic: str, records: int, seats: int, update: sql.Composed) -> float:
     done = _Done(records)
     queues: list[deque[Message | None]] = [deque() for _ in range(seats)]
     arrived = threading.Condition()

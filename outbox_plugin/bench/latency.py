@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from outbox_plugin.bench.paced import floor, harvester, wait, write
+from outbox_plugin.bench.paced import baseline, harvester, wait, write
 from outbox_plugin.bench.reader import LiveReader
 from outbox_plugin.bench.scratch import Tell, create_topic, scratch_outbox
 from outbox_plugin.settings import Settings
@@ -42,13 +42,13 @@ class LatencyReport:
     delivery: str
     rows_per_second: float
     harvester: Latencies
-    floor: Latencies
+    baseline: Latencies
 
     def lines(self) -> list[str]:
         """See `Report.lines`."""
         return [
             f"{self.delivery}, {self.rows_per_second:.0f} rows/s, one a transaction",
-            f"floor:     {self.floor.line}",
+            f"baseline:  {self.baseline.line}",
             f"harvester: {self.harvester.line}",
         ]
 
@@ -64,7 +64,7 @@ def latency(settings: Settings, seconds: float, rows_per_second: float, tell: Te
         NotRelayed: what was written did not arrive within ten minutes.
     """
     found = []
-    for name, relay in (("floor", floor), ("harvester", harvester)):
+    for name, relay in (("baseline", baseline), ("harvester", harvester)):
         tell(f"{name}: {seconds:.0f} s")
         with scratch_outbox(settings) as ours, relay(ours) as process:
             found.append(_measured(ours, process, seconds, rows_per_second))

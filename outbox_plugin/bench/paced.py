@@ -78,9 +78,9 @@ def _pid(harvester: HarvesterProcess) -> int:
 
 
 @contextmanager
-def floor(settings: Settings) -> Iterator[psutil.Process]:
+def baseline(settings: Settings) -> Iterator[psutil.Process]:
     """The bare loop, until the end of the body."""
-    command = [sys.executable, "-m", "outbox_plugin.bench.floor"]
+    command = [sys.executable, "-m", "outbox_plugin.bench.baseline"]
     process = subprocess.Popen(command, env={**os.environ, **environment(settings)})
     try:
         yield psutil.Process(process.pid)

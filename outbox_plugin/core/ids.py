@@ -57,11 +57,11 @@ class IdRanges:
             raise ValueError(f"not an int8multirange in its canonical form: {text[:80]!r}")
         return cls(ranges)
 
-    def above(self, floor: int) -> IdRanges:
-        """The ids that are greater than `floor`."""
-        if not self.ranges or self.ranges[0][0] > floor:
+    def above(self, id_: int) -> IdRanges:
+        """The ids that are greater than `id_`."""
+        if not self.ranges or self.ranges[0][0] > id_:
             return self
-        return IdRanges(tuple((max(first, floor + 1), after) for first, after in self.ranges if after > floor + 1))
+        return IdRanges(tuple((max(first, id_ + 1), after) for first, after in self.ranges if after > id_ + 1))
 
     def text(self) -> str:
         """The set as Postgres writes an int8multirange: `{[1,5),[7,8)}`."""

@@ -496,7 +496,7 @@ def test_nothing_is_read_from_a_table_that_was_truncated(store: PostgresWindowSt
 
 
 @pytest.mark.parametrize(
-    ("query", "condition", "floor"),
+    ("query", "condition", "above"),
     [
         ("read_window", "of_this_outbox", 0),
         ("read_window", "of_this_outbox", 99_000),
@@ -505,7 +505,7 @@ def test_nothing_is_read_from_a_table_that_was_truncated(store: PostgresWindowSt
     ],
 )
 def test_the_primary_key_is_walked_even_when_the_planner_believes_the_table_to_be_empty(
-    settings: Settings, query: str, condition: str, floor: int
+    settings: Settings, query: str, condition: str, above: int
 ) -> None:
     """A burst after the table was analysed while it was nearly empty, as every outbox is."""
     with psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection:
@@ -522,7 +522,7 @@ def test_the_primary_key_is_walked_even_when_the_planner_believes_the_table_to_b
             "incarnation": known[1],
             "ids": "{[60000,65000)}",
             "layout": 1,
-            "floor": floor,
+            "above": above,
             "large": 2_000,
             "horizon": 2**31,
             "created_until": None,

@@ -295,7 +295,9 @@ def test_rows_that_are_hidden_are_not_passed_over_again_and_again() -> None:
     term = ExactlyOnce(0, "leader", store, TransactionalLog(kafka, faults), Threads(), lambda _: None)
     assert live(term, is_over) is None
     assert kafka.rows == list(range(1, ROWS + 1))
-    assert store.looks == 3  # From the beginning; from the floor; and that again, once the snapshot was asked for.
+    assert (
+        store.looks == 3
+    )  # From the beginning; from the low watermark; and that again, once the snapshot was asked for.
 
 
 def test_a_zombie_publishes_nothing_once_another_has_fenced_it() -> None:

@@ -47,7 +47,7 @@ WHERE id = ANY (ARRAY(
             SELECT id, CASE WHEN octet_length(kafka_value) <= %(largest)s THEN octet_length(kafka_value) ELSE 0 END
                        + CASE WHEN {header_bytes} <= %(largest_headers)s THEN {header_bytes} ELSE 0 END AS size
             FROM {outbox}
-            WHERE id > (%(floor)s)::bigint
+            WHERE id > (%(above)s)::bigint
               AND (leader_id IS NULL OR (leader_id <> %(leader_id)s AND leader_id <> %(delivered)s))
               {conditions}
             ORDER BY id

@@ -62,7 +62,7 @@ FROM (
            OR pg_column_compression(kafka_header_keys) IS NOT NULL
            OR pg_column_compression(kafka_header_values) IS NOT NULL AS is_large
     FROM {outbox}
-    WHERE id > (%(floor)s)::bigint AND id < 9223372036854775807
+    WHERE id > (%(above)s)::bigint AND id < 9223372036854775807
       {conditions}
     ORDER BY id
     LIMIT %(limit)s

@@ -1,6 +1,6 @@
-"""The floor: the least that a relay must do, in bare loops without election, recovery or errors.
+"""The baseline: the least that a relay must do, in bare loops without election, recovery or errors.
 
-`python -m outbox_plugin.bench.floor` runs the one-by-one loop as a process of its own, until SIGTERM.
+`python -m outbox_plugin.bench.baseline` runs the one-by-one loop as a process of its own, until SIGTERM.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def relay_one_by_one(settings: Settings, stop: threading.Event) -> None:
     Each read is one transaction of the delivery `exactly-once`, or one flush of `at-least-once`.
     """
     transactional = settings.delivery == "exactly-once"
-    ours = {"transactional_id": f"{settings.group}-floor"} if transactional else {"enable_idempotence": True}
+    ours = {"transactional_id": f"{settings.group}-baseline"} if transactional else {"enable_idempotence": True}
     producer = Producer(producer_config(settings, **ours))
     if transactional:
         producer.init_transactions()
