@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import psycopg
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from psycopg.rows import TupleRow
 from psycopg_pool import AsyncConnectionPool
