@@ -369,9 +369,9 @@ class Harvester(Background):
             case RecordsIgnored():
                 logger.warning("shard %d: %s", event.shard, event.message(), extra=of_shard)
             case KeysHeld():
-                for lane in event.keys:
-                    named = {**of_shard, "topic": lane.topic, "key": lane.key}
-                    logger.warning("shard %d: %s", event.shard, event.message(lane), extra=named)
+                for key in event.keys:
+                    named = {**of_shard, "topic": key.topic, "key": key.key}
+                    logger.warning("shard %d: %s", event.shard, event.message(key), extra=named)
             case _:
                 pass
         if (observed := self._observed) is not None:

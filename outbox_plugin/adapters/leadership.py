@@ -1,4 +1,4 @@
-"""A leader's hold on a shard in Postgres: what it does to other tables than Kafka's log is fenced by it."""
+"""A leader's hold on a shard in Postgres: it parks and dead-letters bad rows unless another leader has taken over."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Leadership:
     def transaction(self) -> Iterator[Run]:
         """A durable transaction that is committed only if nobody else leads.
 
-        That is asked last: what the transaction did to the table keeps the table from being truncated since.
+        The check comes last: by then the transaction's own lock prevents a TRUNCATE.
 
         Raises:
             Fenced: another leader leads the shard.
@@ -93,9 +93,9 @@ class Leadership:
 
 def _values(bad: Sequence[BadRow]) -> dict[str, object]:
     return {
-        "ids": [each.row.id for each in bad],
-        "whole_topics": [each.ordering_key.whole_topic for each in bad],
-        "reasons": [storable(each.refusal.reason) for each in bad],
+        "ids": [row.row.id for row in bad],
+        "whole_topics": [row.ordering_key.whole_topic for row in bad],
+        "reasons": [storable(row.refusal.reason) for row in bad],
     }
 
 

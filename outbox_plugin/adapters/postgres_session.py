@@ -118,7 +118,7 @@ class PostgresSession:
             writers = self.reader.execute(*self.query("control", "writers"))
             parked = self.reader.execute(*self.query("control", "parked"))
             found, holders = state.fetchone(), frozenset(writer for (writer,) in writers.fetchall())
-            lanes = frozenset(OrderingKey(topic, key, keyless) for topic, key, *_, keyless in parked.fetchall())
+            parked_keys = frozenset(OrderingKey(topic, key, keyless) for topic, key, *_, keyless in parked.fetchall())
         if found is None or not found[0]:
             raise StoreUnavailable(f"Postgres: the table {self.settings.table!r} was dropped, truncated or made anew")
         _, is_standby, layout, paused, last_id = found
@@ -126,7 +126,7 @@ class PostgresSession:
             raise StoreUnavailable(IS_STANDBY)
         if layout != self.layout.number:
             raise LayoutChanged("the outbox has another number of shards now")
-        return Control(paused, lanes, SequenceState(last_id, holders))
+        return Control(paused, parked_keys, SequenceState(last_id, holders))
 
     def snapshot(self) -> str:
         """Which transactions have ended. Reads on the reader.

@@ -89,7 +89,7 @@ class RowDelivery:
 
         Raises:
             LogUnavailable: Kafka does not answer.
-            SchemaMissing: one is no text. No lane can wait for a row without a topic, so the table is to be mended.
+            SchemaMissing: one is no text. No ordering key can wait for such a row, so the table must be mended.
         """
         topics = set(topics_of(rows))
         if not all(isinstance(topic, str) for topic in topics):
@@ -209,8 +209,8 @@ class RowDelivery:
     def refuse_forbidden_topics(self, settings: Settings) -> None:
         """Refuse the last rows whose topics we may not write to.
 
-        To describe a topic, less is needed than to write to it, so it looks well. The first transaction that touches
-        it fails as a whole.
+        To describe a topic takes fewer rights than to write to it, so the topic looked fine. The first transaction
+        that touches it fails as a whole.
         """
         topics = set(column(self._rows, "topic"))
         forbidden = {

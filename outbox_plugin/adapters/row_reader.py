@@ -109,12 +109,12 @@ class RowReader:
         return {id_: tuple(columns) for id_, *columns in found.fetchall()}
 
 
-def parked_values(lanes: Collection[OrderingKey]) -> dict[str, object]:
+def parked_values(parked: Collection[OrderingKey]) -> dict[str, object]:
     """The values of the condition `not_parked`."""
-    keys = [lane for lane in lanes if lane.key is not None]
+    with_key = [key for key in parked if key.key is not None]
     return {
-        "parked_topics": [lane.topic for lane in lanes if lane.whole_topic],
-        "parked_keyless": [lane.topic for lane in lanes if lane.keyless],
-        "parked_key_topics": [lane.topic for lane in keys],
-        "parked_keys": [lane.key for lane in keys],
+        "parked_topics": [key.topic for key in parked if key.whole_topic],
+        "parked_keyless": [key.topic for key in parked if key.keyless],
+        "parked_key_topics": [key.topic for key in with_key],
+        "parked_keys": [key.key for key in with_key],
     }

@@ -82,7 +82,7 @@ class Election:
         self._took_over = False
         self._unheard = False  # Our last term ended because it heard nothing of itself, and nothing came since.
         self._doubted_until = 0.0  # Until then, ownership that we had before is not believed in.
-        self._former: str | None = None  # Our last term's; what it said may still arrive, and is nobody's word.
+        self._former: str | None = None  # Our last term's; its late heartbeats may still arrive, and are ignored.
         self._other: str | None = None
         self._other_heard_at: float | None = None
         self.leader_heard_at: float | None = None  # When another harvester was last heard to lead; never forgotten.

@@ -48,7 +48,7 @@ class Control:
 
 @dataclass(frozen=True, slots=True)
 class SendResult:
-    """What became of rows, by their ids: delivered, refused for what they are, or unknown where neither has them.
+    """What became of rows, by their ids: delivered, refused for what they are, or unknown if neither names them.
 
     `away` names topics of which no row was sent or acknowledged, though nothing is wrong with the rows.
     """

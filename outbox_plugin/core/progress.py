@@ -144,10 +144,10 @@ def _exact(time: int) -> int | None:
 class ProgressRecord:
     """What a leader says, inside a transaction, about the rows of its shard.
 
-    `records` counts the events of this very transaction, so that a torn one can be noticed. `generation` is that of
+    `records` counts the events of the record's own transaction, so that a torn one is noticed. `generation` is that of
     the transactional id (see `core.generations`): a database that was restored from a backup may have forgotten it.
-    `records` counts the events of this very transaction, so that a torn one can be noticed. `term`, `sequence` and
-    `after` tell the record from a copy of it: see `last_progress`. They are 0 in records of versions that did not sign.
+    `term`, `sequence` and `after` tell the record from a copy of it: see `last_progress`. They are 0 in records of
+    versions that did not sign.
     """
 
     identity: OutboxIdentity

@@ -37,7 +37,7 @@ class DeadLetter:
 
 
 def parked_lanes(settings: Settings) -> list[ParkedKey]:
-    """The lanes that wait.
+    """The ordering keys that wait.
 
     Raises:
         SchemaMissing: our tables are not there.
@@ -48,7 +48,7 @@ def parked_lanes(settings: Settings) -> list[ParkedKey]:
 
 
 def release(settings: Settings, *, topic: str | None = None, key: str | None = None) -> list[ParkedKey]:
-    """Let parked lanes go on, in their order: of a topic, of a key, or all. A row that is still bad parks again.
+    """Let parked keys go on, in their order: of a topic, of a key, or all. A row that is still bad parks again.
 
     Raises:
         SchemaMissing: our tables are not there.

@@ -43,11 +43,11 @@ def parked() -> None:
 @parked.command(name="list")
 def list_parked() -> None:
     """Show which keys wait, since when, and why."""
-    lanes = operate.parked_lanes(Settings())
-    for lane in lanes:
-        waits = f"row {lane.row_id}, since {lane.since:%Y-%m-%d %H:%M:%S}"
-        click.echo(printable(f"topic {lane.topic}, {lane.ordering_key.description}: {waits}: {lane.reason}"))
-    if not lanes:
+    keys = operate.parked_lanes(Settings())
+    for key in keys:
+        waits = f"row {key.row_id}, since {key.since:%Y-%m-%d %H:%M:%S}"
+        click.echo(printable(f"topic {key.topic}, {key.ordering_key.description}: {waits}: {key.reason}"))
+    if not keys:
         click.echo("nothing is parked")
 
 
@@ -56,8 +56,8 @@ def list_parked() -> None:
 @click.option("--key", help="Only this key.")
 def release(topic: str | None, key: str | None) -> None:
     """Let parked keys go on, in their order, once what was wrong is mended."""
-    lanes = operate.release(Settings(), topic=topic, key=key)
-    click.echo(f"released: {len(lanes)}")
+    released = operate.release(Settings(), topic=topic, key=key)
+    click.echo(f"released: {len(released)}")
 
 
 @click.group(name="dead-letters")

@@ -1,4 +1,4 @@
-"""One term of at-least-once delivery: mark, send past the barrier, purge or reset; two stages overlapped."""
+"""One term of at-least-once delivery: mark, send past the barrier, purge or reset; three stages overlapped."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ class ExactlyOnce:
         try:
             self._stages.run(self._publish_windows, read=self._read_windows, purge=self._purge_windows)
             if self._names_rows and not self._log.in_doubt:
-                with suppress(TermEnded, ServerUnavailable):  # The next leader looks for the rows in vain, and no more.
+                with suppress(TermEnded, ServerUnavailable):  # The next leader only searches for rows that are gone.
                     self._commit((), self._progress(0, ()))
         finally:
             if not self._outcome_unknown and not self._windows.unpurged:

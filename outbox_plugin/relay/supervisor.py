@@ -17,7 +17,7 @@ SILENT_SECONDS = 10.0  # Somebody always sends heartbeats; after this long witho
 # A turn takes a tenth of it: we were stopped, and know nothing of what happened since. Unless the last one took as
 # long: then the machine is slow, and would never lead if each of its turns were taken for a stop.
 ASLEEP_SECONDS = 1.0
-OLD_LAYOUT_SECONDS = 10.0  # By then every leader of an earlier layout has noticed that it is one.
+OLD_LAYOUT_SECONDS = 10.0  # By then every leader of an earlier layout has noticed that its layout is outdated.
 
 
 class Supervisor:
@@ -102,7 +102,7 @@ class Supervisor:
     def _refuse_stranger(self, stranger: Heartbeat | None) -> None:
         """End where another outbox seems to use the group, as long as nobody has ever led this one.
 
-        Later, who may write to the topic could end all stand-bys so.
+        Only then: otherwise anyone who may write to the topic could end every stand-by.
         """
         if stranger is not None and stranger.phase == "leader" and not self._may_be_ours(stranger):
             raise ForeignOutbox(

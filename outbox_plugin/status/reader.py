@@ -87,7 +87,7 @@ class Status:
 
     def to_json(self) -> dict[str, Any]:
         """The status as plain values."""
-        parked = [{**asdict(lane), "since": lane.since.isoformat()} for lane in self.parked]
+        parked = [{**asdict(key), "since": key.since.isoformat()} for key in self.parked]
         return {**asdict(self), "parked": parked}
 
 
@@ -202,7 +202,7 @@ def _table(settings: Settings, seconds: float) -> _Table:
     return _Table(
         _backlog(earliest, shards, COUNTED_ROWS),
         frozenset(range(shards) if paused else paused_shards),
-        tuple(ParkedKey(*lane) for lane in parked),
+        tuple(ParkedKey(*row) for row in parked),
         letters,
         signer,
         cannot_verify,

@@ -21,7 +21,7 @@ WHERE locktype = 'relation' AND relation = {id_sequence}
   AND granted AND mode <> 'AccessShareLock' AND (pid IS NULL OR pid <> pg_backend_pid())
 
 -- name: parked
--- The lanes that wait, with their bad rows.
+-- The ordering keys that are parked, with their bad rows.
 SELECT kafka_topic, kafka_key, row_id, reason, since, keyless FROM {outbox_parked} WHERE table_name = %(table)s ORDER BY row_id
 
 -- name: lead
@@ -74,7 +74,7 @@ WHERE table_name = %(table)s AND incarnation = %(incarnation)s AND layout = %(la
 RETURNING (generations ->> %(slice)s::text)::int
 
 -- name: park
--- Let the lanes of bad rows wait; a row that is gone harms nobody.
+-- Park the ordering keys of bad rows; a row that is gone is left out.
 INSERT INTO {outbox_parked} (table_name, kafka_topic, kafka_key, row_id, reason, keyless)
 SELECT %(table)s, kafka_topic, CASE WHEN bad.whole_topic THEN NULL ELSE kafka_key END, id, bad.reason,
        kafka_key IS NULL AND NOT bad.whole_topic
@@ -84,7 +84,7 @@ ORDER BY id
 ON CONFLICT DO NOTHING
 
 -- name: release
--- Let lanes go on: of a topic, or of a key, or all where neither is given.
+-- Release parked keys: of a topic, or of a key, or all where neither is given.
 DELETE FROM {outbox_parked}
 WHERE table_name = %(table)s
   AND (%(topic)s::text IS NULL OR kafka_topic = %(topic)s)
