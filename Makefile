@@ -16,7 +16,7 @@ PROGRESS := \
   END { print "" }
 .DEFAULT_GOAL := help
 
-.PHONY: help setup demo test test-long lint types unit lock build clean
+.PHONY: help setup demo test test-long test-lowest test-newest lint types unit docs lock build clean
 
 help: ## Say what can be made
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 19
@@ -47,17 +47,47 @@ types: setup
 	@$(BIN)/mypy
 
 unit: setup
-	@$(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations=10
+	@$(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations=10 --share
 
-test-long: setup ## Run the tests that take many minutes
-	@$(BIN)/pytest --durations=10 -m long
+test-long: setup ## Run the tests that take many minutes, and all that `make test` takes turns with
+	@$(BIN)/pytest --durations=10 -m "long or slow"
+
+# Environments of their own, whose libraries are resolved anew; $(1) is the environment.
+TESTS ?= tests/unit
+INSTALL = $(BIN)/uv pip install --quiet --python $(1)
+test-in = @$(INSTALL) --no-deps --no-build-isolation --editable . && $(1)/bin/pytest $(TESTS)
+
+test-lowest: setup ## Test with the oldest libraries that pyproject.toml allows; TESTS=tests/unit
+	@$(BIN)/uv venv --quiet --clear --seed --python "$(PYTHON)" .venv-lowest
+	@$(BIN)/uv pip compile --quiet --python .venv-lowest --extra all --resolution lowest-direct --no-header --no-annotate \
+	    --output-file .venv-lowest/requirements.txt pyproject.toml
+	@$(call INSTALL,.venv-lowest) --requirements .venv-lowest/requirements.txt --group test
+	$(call test-in,.venv-lowest)
+
+test-newest: setup ## Test with the newest libraries that pyproject.toml allows; TESTS=tests/unit
+	@$(BIN)/uv venv --quiet --clear --seed --python "$(PYTHON)" .venv-newest
+	@$(call INSTALL,.venv-newest) --requirements pyproject.toml --extra all --group test
+	$(call test-in,.venv-newest)
+
+DOCS_BIN := .venv-docs/bin
+DOCS_STAMP := .venv-docs/.complete
+
+docs: $(DOCS_STAMP) ## Build the documentation as a site, into site/
+	@NO_MKDOCS_2_WARNING=1 $(DOCS_BIN)/mkdocs build --strict  # With --quiet, it counts no warnings.
+
+$(DOCS_STAMP): requirements-docs.lock
+	@"$(PYTHON)" -m venv --clear .venv-docs
+	@$(DOCS_BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --require-hashes -r requirements-docs.lock
+	@touch $@
 
 lock: setup ## Resolve the dependencies anew
 	@$(BIN)/uv pip compile pyproject.toml --extra all --group dev --universal --generate-hashes --no-emit-index-url \
 	    --no-header --quiet --output-file requirements.lock
+	@$(BIN)/uv pip compile --group docs --universal --python-version 3.11 --constraints requirements.lock --generate-hashes \
+	    --no-emit-index-url --no-header --quiet --output-file requirements-docs.lock
 
-build: setup ## Build the wheel into dist/
-	@$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+build: setup ## Build the sdist, and from it the wheel, into dist/
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/uv build --quiet --no-build-isolation --python $(BIN)/python --out-dir dist
 
 clean: ## Remove everything that was built, and the embedded servers' data
-	@rm -rf $(VENV) .outbox dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) .venv-lowest .venv-newest .venv-docs .outbox dist build site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

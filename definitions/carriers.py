@@ -13,7 +13,7 @@ from outbox_plugin.dagster import OutboxResource
 
 HEARTBEAT_INTERVAL_SECONDS = 2.0
 QUIET_SECONDS = 6.0  # More than two heartbeats: what a killed run held is ours by then.
-MOST_EVENTS = 50_000  # Of one run, which keeps them until their count is stored.
+MAX_EVENTS = 50_000  # Of one run, which keeps them until their count is stored.
 
 
 @asset(deps=[AssetKey(["kafka", TOPIC])], kinds={"kafka"}, group_name="outbox")
@@ -35,7 +35,7 @@ def departures_per_carrier(context: AssetExecutionContext, outbox: OutboxResourc
         bootstrap_servers=settings.bootstrap_servers,
         kafka=settings.kafka,
     ) as departures:
-        while len(counted) < MOST_EVENTS and (departure := departures.poll(QUIET_SECONDS)) is not None:
+        while len(counted) < MAX_EVENTS and (departure := departures.poll(QUIET_SECONDS)) is not None:
             carriers[json.loads(departure.value() or b"{}").get("carrier", "unknown")] += 1
             counted.append(departure)
         yield MaterializeResult(metadata={"events": carriers.total(), "carriers": dict(carriers)})

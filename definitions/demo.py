@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from outbox_plugin.dagster.daemon import Daemon
-from outbox_plugin.dagster.ranges import CONSUMER_TAG
+from outbox_plugin.dagster.range_config import CONSUMER_TAG
 from outbox_plugin.embedded.kafka import EmbeddedKafka, MockKafka
 from outbox_plugin.embedded.ports import free_port
 from outbox_plugin.embedded.server import GuardedServer

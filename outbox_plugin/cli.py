@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from outbox_plugin.settings import Settings
 
 # Commands that live with what they start; imported on use, because each needs an extra of its own or much time.
-_ELSEWHERE = {
+_LAZY_COMMANDS = {
     "bench": "outbox_plugin.bench.command:bench",
     "consumers": "outbox_plugin.coordination.command:consumers",
     "dead-letters": "outbox_plugin.operate.command:dead_letters",
@@ -39,12 +39,12 @@ class _Commands(click.Group):
     """The group of all commands, those in other modules included."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([*super().list_commands(ctx), *_ELSEWHERE])
+        return sorted([*super().list_commands(ctx), *_LAZY_COMMANDS])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _ELSEWHERE:
+        if cmd_name not in _LAZY_COMMANDS:
             return super().get_command(ctx, cmd_name)
-        module, _, name = _ELSEWHERE[cmd_name].partition(":")
+        module, _, name = _LAZY_COMMANDS[cmd_name].partition(":")
         try:
             command: click.Command = getattr(import_module(module), name)
         except ModuleNotFoundError as error:
@@ -141,6 +141,9 @@ def main() -> None:
         sys.exit(error.exit_code)
     except click.Abort:
         sys.exit(130)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(error.exit_code)
     except click.ClickException as error:
         _refuse(error.format_message())
         sys.exit(2)

@@ -1,30 +1,30 @@
 """Every exception a user can meet.
 
     OutboxError                  something this package raises on purpose
-     |- UserError                what was asked cannot be done as asked: exit code 2
+     |- UserError                the request cannot be carried out as it is: exit code 2
      |   |- InvalidSetting       a setting is missing or wrong
      |   |- InvalidEvent         an event that the table or the broker would refuse
-     |   |- ServerRefused        a server was reached, or cannot be at start, and said no
+     |   |- ServerRefused        a server refused us, or could not be reached at start
      |   |- SchemaMissing        our tables are not there, or not of the form we need
      |   |- ForeignOutbox        group and outbox do not belong together
-    |   |- ProgressLost         the progress topic lacks a record that the database expects
-     |   |- WrongConnection      a connection that events cannot be emitted on as it is
-     |   |- HandlerMisuse        a handler did with its transaction what is not its to do
-     |   |- RangeRefused         a range of offsets that cannot be consumed as it is
-     |   `- TopicReplaced        a topic was made anew since it was last consumed
+     |   |- ProgressLost         the progress topic lacks a record that the database expects
+      |   |- WrongConnection      a connection that events cannot be emitted on as it is
+      |   |- HandlerMisuse        a handler ended its transaction, or broke it
+      |   |- RangeRefused         a range of offsets that cannot be consumed as it is
+      |   `- TopicReplaced        a topic was deleted and created anew since it was last consumed
      |- ServerUnavailable        a server is away for now: wait and try again
      |   |- StoreUnavailable     Postgres
      |   `- LogUnavailable       Kafka
-     |       `- TransactionStuck a transaction cannot end, as a partition that it touched has no leader
-     |- TermEnded                this term may publish nothing any more: take over again or follow
+     |       `- TransactionStuck a transaction cannot end, because a partition that it touched has no leader
+     |- TermEnded                this term may not publish any more: take over again or follow
      |   |- Fenced               another harvester took the shard over
-     |   |- OutcomeUnknown       a commit or abort was not answered: only the log knows
+     |   |- OutcomeUnknown       a commit or abort was not answered: only Kafka knows the outcome
      |   |- LayoutChanged        the outbox has another number of shards now
      |   `- TopicMissing         somebody deleted one of the group's own topics
      |- TopicsAway               some topics cannot be written to now; others can
-     `- RowsRefused              Kafka refused rows for what they are
+     `- RowsRefused              Kafka refused rows because of what they contain
 
-The name says whose fault it is; `exit_code` is what the command line ends with.
+The name says whose fault it is; the command line ends with `exit_code`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class OutboxError(Exception):
 
 
 class UserError(OutboxError):
-    """What was asked cannot be done as asked."""
+    """The user's request cannot be carried out as it is."""
 
     exit_code = 2
 
@@ -65,7 +65,7 @@ class ServerRefused(UserError):
 
 
 class SchemaMissing(UserError):
-    """The outbox's tables are not there, or not of the form that is needed."""
+    """The outbox's tables are not there, or do not have the form that is needed."""
 
 
 class ForeignOutbox(UserError):
@@ -81,7 +81,7 @@ class WrongConnection(UserError):
 
 
 class HandlerMisuse(UserError):
-    """A handler did with the inbox's transaction what is not the handler's to do."""
+    """A handler ended the inbox's transaction, or left it so that the inbox cannot commit it."""
 
 
 RAISED_ROLLBACK = (
@@ -94,7 +94,7 @@ class RangeRefused(UserError):
 
 
 class TopicReplaced(UserError):
-    """A topic was deleted and made anew, so a position in the old one says nothing; nothing was written."""
+    """A topic was deleted and created anew, so a position in the old one has no meaning; nothing was written."""
 
     def __init__(self, consumer: str, topic: str, known: str, found: str) -> None:
         super().__init__(
@@ -104,7 +104,7 @@ class TopicReplaced(UserError):
 
 
 class ServerUnavailable(OutboxError):
-    """A server is away for now; waiting and trying again is the cure."""
+    """A server is away for now: wait and try again."""
 
 
 class StoreUnavailable(ServerUnavailable):
@@ -123,7 +123,7 @@ class TransactionStuck(LogUnavailable):
 
 
 class TermEnded(OutboxError):
-    """This term may publish nothing any more."""
+    """This term may not publish any more."""
 
 
 class Fenced(TermEnded):
@@ -131,20 +131,20 @@ class Fenced(TermEnded):
 
 
 class OutcomeUnknown(TermEnded):
-    """A commit or an abort was not answered: only the log knows what became of it."""
+    """A commit or an abort was not answered: only Kafka knows the outcome."""
 
 
 class LayoutChanged(TermEnded):
-    """The outbox has another number of shards, or another group, now: a harvester asks which, and acts on it."""
+    """The outbox has another number of shards, or another group, now. The harvester reads them and begins again."""
 
 
 class TopicMissing(TermEnded):
-    """Somebody deleted one of the group's own topics, or made it anew; a harvester sees to it and begins again."""
+    """Somebody deleted one of the group's own topics, or created it anew. A harvester then begins again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why Kafka refuses a row; `whole_topic` where the topic itself is what is wrong."""
+    """Why Kafka refuses a row. `whole_topic`: the topic itself is wrong, and all rows of it are refused."""
 
     reason: str
     whole_topic: bool = False
@@ -169,9 +169,9 @@ class TopicsAway(OutboxError):
 
 
 class RowsRefused(OutboxError):
-    """Kafka refused rows for what they are, not for how Kafka is; `refusals` by the row's id. Nothing was published.
+    """Kafka refused rows because of what they contain, not because of an outage. Nothing was published.
 
-    `away` has the topics that cannot be written to now, as `TopicsAway` has.
+    `refusals` has the reasons by the rows' ids, `away` the topics that cannot be written to now, as in `TopicsAway`.
     """
 
     def __init__(self, refusals: Mapping[int, Refusal], away: Mapping[str, Away] | None = None) -> None:

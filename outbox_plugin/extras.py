@@ -20,7 +20,7 @@ _EXTRA_OF = {
 def what_to_install(what: str, error: ModuleNotFoundError) -> str | None:
     """A sentence that says what `what` needs; None where `error` names a module that is of none of our extras."""
     module = (error.name or "").partition(".")[0]
-    extra = _EXTRA_OF.get(module)
+    extra = "bench" if (what, module) == ("`outbox bench`", "psutil") else _EXTRA_OF.get(module)
     return extra and f"{what} needs the module {module}: install outbox-plugin[{extra}]"
 
 

@@ -30,8 +30,8 @@ from outbox_plugin.adapters.registration import Registration
 from outbox_plugin.adapters.reserved_topics import ReservedTopics
 from outbox_plugin.core.backoff import Backoff
 from outbox_plugin.core.election import Election, ElectionTiming
-from outbox_plugin.core.heartbeat import Heartbeat
 from outbox_plugin.core.intervals import ERROR_FIRST, ERROR_LAST
+from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat
 from outbox_plugin.core.progress import OutboxIdentity
 from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.core.signing import Signer
@@ -46,20 +46,10 @@ from outbox_plugin.errors import (
 )
 from outbox_plugin.extras import what_to_install
 from outbox_plugin.insecure_settings import warn_about_insecure_settings
+from outbox_plugin.observe.event_log import log_event
 from outbox_plugin.printable import logger_of
 from outbox_plugin.relay.at_least_once import AtLeastOnce
-from outbox_plugin.relay.events import (
-    BeginsAgain,
-    GenerationRaised,
-    HarvestEvent,
-    KeysHeld,
-    Observer,
-    RecordsIgnored,
-    RowsDeadLettered,
-    RowsParked,
-    TermBegan,
-    TermFinished,
-)
+from outbox_plugin.relay.events import BeginsAgain, HarvestEvent, Observer, TermBegan
 from outbox_plugin.relay.exactly_once import ExactlyOnce
 from outbox_plugin.relay.runtime import Threads
 from outbox_plugin.relay.shard import Shard, ShardServices
@@ -134,7 +124,7 @@ class Harvester(Background):
             self._close_port()
             raise
         if self._observed is not None:
-            self._observed.look_at_table()
+            self._observed.poll_table()
         return partial(self._harvest, *checked)
 
     def _listen(self, listen: str) -> ObservedHarvester:
@@ -277,7 +267,7 @@ class Harvester(Background):
 
         def shard(number: int) -> Shard:
             place, since = (identity.incarnation, identity.place, layout.number), _wall_clock()
-            template = Heartbeat(number, "waiting", "", instance, host, pid, since, *place)
+            template = LeaderHeartbeat(number, "waiting", "", instance, host, pid, since, *place)
             election = Election(timing, early_takeover=may_take_over_early(self._settings))
             return Shard(number, election, ShardReport(template, timing.heartbeat_interval, note), services)
 
@@ -334,46 +324,9 @@ class Harvester(Background):
         return open_relay
 
     def _observe(self, event: HarvestEvent) -> None:
-        of_shard: dict[str, object] = {"shard": event.shard}  # Where a log's line names what it is about.
-        match event:
-            case TermBegan():
-                self._adopted.add(event.shard)
-                logger.info(
-                    "shard %d: leading as %s (%d published rows of the last leader deleted)",
-                    event.shard,
-                    event.leader_id,
-                    event.recovered,
-                    extra={**of_shard, "leader": event.leader_id, "term": event.term},
-                )
-            case TermFinished():
-                leader = {**of_shard, "leader": event.leader_id}
-                if event.reason is None:
-                    logger.info("shard %d: handed over", event.shard, extra=leader)
-                else:
-                    logger.warning("shard %d: leading no more: %s", event.shard, event.reason, extra=leader)
-            case RowsParked() | RowsDeadLettered():
-                done = "waits" if isinstance(event, RowsParked) else "is a dead letter"
-                for bad in event.bad:
-                    row, reason = bad.row, bad.refusal.reason
-                    whose = f"topic {row.topic}, key {row.key}"
-                    named = {**of_shard, "topic": row.topic, "key": row.key}
-                    logger.warning("row %d (%s) %s: %s", row.id, whose, done, reason, extra=named)
-            case GenerationRaised():
-                logger.warning(
-                    "shard %d: a transaction that touched a partition without a leader cannot end yet; going on with "
-                    "generation %d of the transactional id",
-                    event.shard,
-                    event.generation,
-                    extra=of_shard,
-                )
-            case RecordsIgnored():
-                logger.warning("shard %d: %s", event.shard, event.message(), extra=of_shard)
-            case KeysHeld():
-                for key in event.keys:
-                    named = {**of_shard, "topic": key.topic, "key": key.key}
-                    logger.warning("shard %d: %s", event.shard, event.message(key), extra=named)
-            case _:
-                pass
+        if isinstance(event, TermBegan):
+            self._adopted.add(event.shard)
+        log_event(event)
         if (observed := self._observed) is not None:
             observed.observe(event)
         self._observe_too(event)

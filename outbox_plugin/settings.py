@@ -1,4 +1,4 @@
-"""Every option of the outbox, once: its name, its default, what it may be.
+"""Every option of the outbox: its name, its default, its allowed values.
 
 Values come from keyword arguments, then the environment (`OUTBOX_…`), then a `.env` file in the working directory.
 """
@@ -13,13 +13,13 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from outbox_plugin.core.delivery import BadRows, Delivery
+from outbox_plugin.core.delivery_options import BadRows, Delivery
 from outbox_plugin.errors import InvalidSetting
 
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 
-# What the promises rest on; tuning must not take it away.
+# The promises rest on these properties, so OUTBOX_KAFKA must not change them.
 LOAD_BEARING_PROPERTIES = {
     "acks": "OUTBOX_DELIVERY",
     "bootstrap.servers": "OUTBOX_BOOTSTRAP_SERVERS",
@@ -45,10 +45,10 @@ LOCALHOST = "127.0.0.1"
 
 
 class LogSettings(BaseSettings):
-    """How our own processes write their log: `outbox …`, and the harvester that Dagster's daemon runs.
+    """How the processes that we start write their logs: `outbox …`, and the harvester that Dagster's daemon runs.
 
     Raises:
-        InvalidSetting: in one line, which setting is wrong, what was given and what is allowed.
+        InvalidSetting: in one line, which setting is wrong, its value and the allowed values.
     """
 
     model_config = SettingsConfigDict(env_prefix="OUTBOX_", env_file=".env", extra="ignore", frozen=True)
@@ -70,7 +70,7 @@ class LogSettings(BaseSettings):
             super().__init__(**values)
         except ValidationError as error:
             raise InvalidSetting(_one_line(error)) from None
-        except ValueError as error:  # A complex value in the environment that is no JSON.
+        except ValueError as error:  # A complex value in the environment that is not JSON.
             raise InvalidSetting(str(error).replace("\n", " ")) from None
 
 
@@ -80,7 +80,7 @@ class Settings(LogSettings):
     Example: `Settings(dsn="postgresql://app@db/shop", bootstrap_servers="kafka:9092")`.
 
     Raises:
-        InvalidSetting: in one line, which setting is wrong, what was given and what is allowed. A secret is not shown.
+        InvalidSetting: in one line, which setting is wrong, its value and the allowed values. A secret is not shown.
     """
 
     dsn: Annotated[SecretStr, Field(description="Postgres URI of the database that holds the outbox.")]
@@ -119,13 +119,13 @@ class Settings(LogSettings):
         str, Field(description="Maven coordinates of Spark's Kafka source; without a version, that of Spark itself.")
     ] = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 
-    def __init__(self, **values: Any) -> None:  # Else a type checker expects the values as they are in the end.
+    def __init__(self, **values: Any) -> None:  # Without it, a type checker expects values of the fields' final types.
         super().__init__(**values)
 
     @field_validator("dsn")
     @classmethod
     def _dsn_is_a_conninfo(cls, dsn: SecretStr) -> SecretStr:
-        from psycopg import ProgrammingError  # Here, as consumers that need no Postgres start without it.
+        from psycopg import ProgrammingError  # Imported here, so that consumers without Postgres need no driver.
         from psycopg.conninfo import conninfo_to_dict
 
         try:
@@ -179,10 +179,10 @@ class Settings(LogSettings):
         return self
 
     def each(self) -> tuple[Settings, ...]:
-        """The settings of every outbox that is to be harvested: these alone, or one for each of `outboxes`.
+        """The settings of every outbox to harvest: these alone, or one for each of `outboxes`.
 
         Raises:
-            InvalidSetting: one of the `outboxes` is not as it must be.
+            InvalidSetting: one of the `outboxes` is wrong.
         """
         if not self.outboxes:
             return (self,)
@@ -199,7 +199,7 @@ class Settings(LogSettings):
         return tuple(found)
 
     def environment(self) -> dict[str, str]:
-        """The settings as the environment of a process that is to use them; a secret is in it as it is."""
+        """The settings as environment variables for another process. Secrets are in plain text."""
         plain = self.model_dump(mode="json", exclude={"dsn", "retention"}, exclude_none=True)
         given = {
             name: each if isinstance(each, str) else json.dumps(each, sort_keys=True) for name, each in plain.items()
@@ -212,7 +212,7 @@ class Settings(LogSettings):
     @field_validator("kafka", mode="before")
     @classmethod
     def _kafka_is_text(cls, kafka: Any) -> Any:
-        """librdkafka takes its properties as text; JSON's true and 5 are as good."""
+        """librdkafka takes its properties as text. JSON's true and 5 are accepted, too."""
         if not isinstance(kafka, dict):
             raise ValueError("expected a JSON object of librdkafka properties")
         return {name: _property_text(value) for name, value in kafka.items()}
@@ -245,7 +245,7 @@ def _property_text(value: Any) -> Any:
 
 
 def _one_line(error: ValidationError) -> str:
-    """The first thing that is wrong, as the user would name it: `OUTBOX_DELIVERY: …`."""
+    """The first error, with the setting's name as the user knows it: `OUTBOX_DELIVERY: …`."""
     first = error.errors(include_url=False)[0]
     if not first["loc"]:
         return str(first["msg"]).removeprefix("Value error, ")

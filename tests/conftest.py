@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import psycopg
@@ -22,19 +23,75 @@ from outbox_plugin.embedded.stack import EmbeddedStack, Endpoints
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.settings import Settings
 from tests.harvesting import create_topic
-from tests.support import PATIENCE, eventually
+from tests.shares import in_share, present_share
+from tests.support import PATIENCE, begins_with_shared_spark, eventually
 
 # Every run has the same examples, and may take its time. `pytest --hypothesis-profile default` looks for others.
 hypothesis_settings.register_profile(
     "gate", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 hypothesis_settings.load_profile("gate")
+# Every `java` that the tests start reads it, Spark's and Kafka's. Each lives for seconds or minutes, in which the
+# optimizing compiler takes more processor time than its code saves. A developer's own JDK_JAVA_OPTIONS go first.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
 RESOURCE_TRACKER = "multiprocessing.resource_tracker"  # Python's own, of whoever has used a pool; it ends with us.
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those of one long file go first: begun last, it would run alone while the other processes have nothing to do."""
-    items.sort(key=lambda item: "/tests/simulation/" not in item.path.as_posix())
+LEFT_OUT = pytest.StashKey[set[str]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """An option of the gate."""
+    parser.addoption("--share", action="store_true", help="of the tests marked `slow`, run the commit's share")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Each process counts what it leaves out."""
+    nothing: set[str] = set()
+    config.stash[LEFT_OUT] = nothing
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what belongs to another share; and let the longest files go first.
+
+    Begun last, one would run alone while the other processes have nothing to do. Files that begin with the shared Spark
+    session follow each other, so that each process starts it once.
+    """
+    if config.getoption("share"):
+        _leave_out_other_shares(config, items)
+    first: dict[Path, pytest.Item] = {}
+    for item in items:
+        first.setdefault(item.path, item)
+    with_spark = {path for path, item in first.items() if begins_with_shared_spark(item)}
+    items.sort(key=lambda item: ("/tests/simulation/" not in item.path.as_posix(), item.path not in with_spark))
+
+
+def _leave_out_other_shares(config: pytest.Config, items: list[pytest.Item]) -> None:
+    slow = {item.nodeid for item in items if item.get_closest_marker("slow")}
+    left_out = slow - in_share(slow, present_share(config.rootpath))
+    config.stash[LEFT_OUT].update(left_out)
+    items[:] = [item for item in items if item.nodeid not in left_out]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """One of several processes tells the one that started it what was left out."""
+    if (told := getattr(session.config, "workeroutput", None)) is not None:
+        left_out = session.config.stash[LEFT_OUT]
+        told["left_out"] = sorted(left_out)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """One of several processes has ended. (Their library has no types.)"""
+    node.config.stash[LEFT_OUT].update(getattr(node, "workeroutput", {}).get("left_out", ()))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say what was left out."""
+    if left_out := config.stash[LEFT_OUT]:
+        terminalreporter.section(f"left out: {len(left_out)} slow tests of other shares; `make test-long` runs them")
+        for name in sorted(left_out):
+            terminalreporter.write_line(name)
 
 
 @pytest.fixture(autouse=True)

@@ -9,44 +9,43 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import outbox_plugin.dagster
 import outbox_plugin.errors
 from tests.documents import DOCS
 
 _SECTION = re.compile(r"^(Args|Attributes|Raises|Returns|Yields|Example|Examples):$")
 _MADE = "Made from docstrings, by `python -m tests.reference`."
-_PYTHON = {
-    "outbox_plugin": ["Event", "Harvester", "Outbox", "Settings"],
-    "outbox_plugin.encoding": ["as_bytes", "as_text", "registered"],
-    "outbox_plugin.spark": ["OutboxWrite", "register", "verify"],
-}
-_CONSUMING = {
-    "outbox_plugin.inbox": ["Inbox", "Received", "Retry"],
-    "outbox_plugin.consuming": ["Consumed", "TopicRange", "consume_range", "set_position"],
+_PYTHON = ("outbox_plugin", "outbox_plugin.encoding", "outbox_plugin.operate", "outbox_plugin.spark")
+_CONSUMING = ("outbox_plugin.inbox", "outbox_plugin.consuming", "outbox_plugin.consuming.spark")
+_COORDINATION = ("outbox_plugin.coordination",)
+_DAGSTER = ("outbox_plugin.dagster", "outbox_plugin.dagster.spark")
+_WITHOUT_ALL = {  # Modules that import what an extra brings, and name no `__all__`.
     "outbox_plugin.consuming.spark": ["consume_range_with_spark", "foreach_batch"],
-}
-_COORDINATION = {"outbox_plugin.coordination": ["Admin", "Consumer", "World", "decode", "encode"]}
-_DAGSTER = {
-    "outbox_plugin.dagster": list(outbox_plugin.dagster.__all__),
     "outbox_plugin.dagster.spark": ["OutboxIOManager", "SparkResource"],
 }
+_DESCRIBED_ELSEWHERE = {("outbox_plugin.consuming", "Received")}  # It is the inbox's.
+
+
+def public_names(module: str) -> list[str]:
+    """The public names of a module, in the order of its `__all__`."""
+    return list(_WITHOUT_ALL.get(module) or importlib.import_module(module).__all__)
 
 
 def pages() -> dict[Path, str]:
     """Each page that is made, and its text."""
     texts = {
         "dagster.md": _page("Dagster: every public name", _DAGSTER),
-        "python.md": _page("Python: emit, relay, Spark", _PYTHON) + "\n".join(_errors()) + "\n",
+        "python.md": _page("Python: emit, relay, operate, Spark", _PYTHON) + "\n".join(_errors()) + "\n",
         "python-consuming.md": _page("Python: inbox and ranges", _CONSUMING),
         "python-coordination.md": _page("Python: coordination", _COORDINATION),
     }
     return {DOCS / "reference" / name: text for name, text in texts.items()}
 
 
-def _page(title: str, modules: dict[str, list[str]]) -> str:
+def _page(title: str, modules: tuple[str, ...]) -> str:
     lines = [f"# {title}", "", _MADE]
-    for module, names in modules.items():
+    for module in modules:
         lines += ["", f"## `{module}`"]
+        names = [name for name in public_names(module) if (module, name) not in _DESCRIBED_ELSEWHERE]
         for name in names:
             lines += ["", f"### {name}", "", *_described(name, getattr(importlib.import_module(module), name))]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
@@ -90,6 +89,8 @@ def _own_doc(thing: Any) -> str:
 
 def _signature(thing: Any) -> str:
     """Without modules and the quotes of annotations, which are texts; so are some defaults, whose quotes stay."""
+    if inspect.isclass(thing) and issubclass(thing, BaseException) and thing.__init__ is Exception.__init__:
+        return ""  # A built-in constructor has no signature.
     text = re.sub(r"<function (\w+) at 0x[0-9a-f]+>", r"\1", str(inspect.signature(thing)))
     text = re.sub(r"\b(?:[a-z_]\w*\.)+([A-Za-z_]\w*)", r"\1", text)
     text = re.sub(r"(: |-> )'([^']*)'", r"\1\2", text)

@@ -8,11 +8,10 @@ import ipaddress
 import shlex
 import ssl
 import struct
-import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Self
 
 from confluent_kafka.admin import (
     AclBinding,
@@ -32,6 +31,7 @@ from cryptography.x509.oid import NameOID
 
 from outbox_plugin.embedded.kafka import EmbeddedKafka
 from outbox_plugin.embedded.ports import free_port
+from tests.stream_server import StreamServer
 from tests.support import PATIENCE
 
 PASSWORD = 'a password, with "quotes" and spaces'
@@ -193,52 +193,23 @@ def _operation(name: str) -> AclOperation:
     return AclOperation["".join(f"_{letter}" if letter.isupper() else letter.upper() for letter in name).lstrip("_")]
 
 
-class TlsFront:
+class TlsFront(StreamServer):
     """Speaks TLS with clients of Postgres, as a pooler does, and forwards what they say; plain clients are refused."""
 
     _REQUEST_TLS = struct.pack("!ii", 8, 80877103)
     _REQUEST_GSS = struct.pack("!ii", 8, 80877104)
 
     def __init__(self, target: int, certificate: Path) -> None:
+        super().__init__()
         self._target = target
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.load_cert_chain(certificate)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="tls-front", daemon=True)
-        self._listening = threading.Event()
-        self.port = 0
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        self._listening.wait()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        server = self._loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", 0))
-        self.port = server.sockets[0].getsockname()[1]
-        self._listening.set()
-        self._loop.run_forever()
-        server.close()
-        tasks = asyncio.all_tasks(self._loop)
-        for task in tasks:
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        self._loop.close()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, EOFError):  # The client does not like our certificate, or is gone.
             if await self._begins_tls(reader, writer):
-                to_server, from_us = await asyncio.open_connection("127.0.0.1", self._target)
+                to_server, from_us = await self.connect(self._target)
                 await asyncio.gather(_pump(reader, from_us), _pump(to_server, writer))
-        except (OSError, EOFError):
-            pass  # The client does not like our certificate, or is gone.
-        finally:
-            writer.close()
 
     async def _begins_tls(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         while (request := await reader.readexactly(8)) == self._REQUEST_GSS:

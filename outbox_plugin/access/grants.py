@@ -10,8 +10,8 @@ from psycopg import sql
 from outbox_plugin.access.roles import Role
 from outbox_plugin.errors import ServerRefused
 from outbox_plugin.schema.connection import connect, reported_as_refusal
-from outbox_plugin.schema.place import in_full
 from outbox_plugin.schema.statements import statement
+from outbox_plugin.schema.table_name import in_full
 from outbox_plugin.settings import Settings
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import psycopg
 
-from outbox_plugin.schema.place import in_full
 from outbox_plugin.schema.statements import statement
+from outbox_plugin.schema.table_name import in_full
 from outbox_plugin.settings import Settings
 
 INTERVAL_SECONDS = 3_600.0  # Tomorrow's partition is made ahead, so a look an hour is plenty.

@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 
 from confluent_kafka import KafkaException, Producer
 
-from outbox_plugin.adapters.kafka_clients import ended, refused_property
-from outbox_plugin.adapters.kafka_transactional_log import off_clock, producer_config
-from outbox_plugin.adapters.row_delivery import RowDelivery, refused_by_topic
+from outbox_plugin.adapters.kafka_clients import producer_config, refused_property, transaction_error
+from outbox_plugin.adapters.record_sender import RecordSender, away_by_clock, refused_by_topic
 from outbox_plugin.core.ports import SendResult
 from outbox_plugin.core.row import OutboxRow, column
 from outbox_plugin.errors import LogUnavailable
@@ -35,7 +34,7 @@ class KafkaAcknowledgingLog:
             InvalidSetting: OUTBOX_KAFKA holds something that librdkafka does not take.
         """
         self._wanted = wanted
-        self._records = RowDelivery(reserved)
+        self._records = RecordSender(reserved)
         config = producer_config(settings, enable_idempotence=True, message_timeout_ms=DELIVERY_TIMEOUT_MS)
         try:
             self._producer: Producer | None = Producer({**config, "on_delivery": self._records.on_delivery})
@@ -71,7 +70,7 @@ class KafkaAcknowledgingLog:
             if row.topic in off or row.id not in self._records.refusals:
                 del refused[row.id]
                 failed |= {row.id} if row.topic in off else self._records.failed
-        away |= {topic: off_clock(error) for topic, error in off.items()}
+        away |= {topic: away_by_clock(error) for topic, error in off.items()}
         return SendResult(set(column(rows, "id")) - refused.keys() - failed, refused, away)
 
     def _doubtful(self, rows: Sequence[OutboxRow]) -> list[OutboxRow]:
@@ -92,13 +91,13 @@ class KafkaAcknowledgingLog:
         """
         if not self._wanted():
             raise LogUnavailable("Kafka: what was sent is no longer wanted")
-        self._records.begin()
+        self._records.reset()
         try:
-            self._records.hand_over(producer, rows)
+            self._records.produce(producer, rows)
             self._flush(producer)
         except KafkaException as error:
-            raise LogUnavailable(str(ended(error.args[0], "delivering", unpublished=False))) from error
-        self._records.conclude()
+            raise LogUnavailable(str(transaction_error(error.args[0], "delivering", unpublished=False))) from error
+        self._records.interpret_failures()
 
     def _flush(self, producer: Producer) -> None:
         deadline = time.monotonic() + 2 * DELIVERY_TIMEOUT_MS / 1000

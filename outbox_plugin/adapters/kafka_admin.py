@@ -1,4 +1,4 @@
-"""What is asked of the Kafka cluster itself: is it reachable, are our topics there, may we write to a topic."""
+"""Administers Kafka: checks that it can be reached, creates our topics, and finds topics that we may not write to."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from outbox_plugin.adapters.kafka_clients import (
     REACH_SECONDS,
     REQUEST_TIMEOUT_SECONDS,
     client_config,
-    refusal,
+    connection_error,
     refused_property,
 )
 from outbox_plugin.adapters.kafka_names import KafkaNames
@@ -45,7 +45,7 @@ def _may_be_written(answer: Future[Any]) -> bool:
 
 
 class KafkaAdmin:
-    """The few things that are asked of the cluster itself."""
+    """A client of Kafka's admin API."""
 
     def __init__(self, settings: Settings) -> None:
         """Make a client; no connection yet.
@@ -69,7 +69,7 @@ class KafkaAdmin:
         except KafkaException as error:
             self.client.poll(0)
             problem = self._problems[-1] if self._problems else error.args[0]
-            raise ServerRefused(str(refusal(problem, self._settings))) from None
+            raise ServerRefused(str(connection_error(problem, self._settings))) from None
 
     def ensure_topics(self, names: KafkaNames, shards: int, *, progress: bool = True) -> None:
         """Create the group's topics where they are missing, and add partitions where they have fewer than `shards`.
@@ -103,7 +103,7 @@ class KafkaAdmin:
             for future in futures:
                 self._created(future)
         except KafkaException as error:
-            raise refusal(error.args[0], self._settings) from error
+            raise connection_error(error.args[0], self._settings) from error
 
     @staticmethod
     def _created(future: Future[None]) -> None:
@@ -125,9 +125,13 @@ class KafkaAdmin:
         return {topic for topic, answer in asked.items() if _may_be_written(answer)}
 
     def keep_progress(self, names: KafkaNames) -> str | None:
-        """See that the progress topic never expires, as one would that somebody else, or the broker, has made.
+        """Set the progress topic's `cleanup.policy` to `compact` where it is another, so that its records never expire.
 
-        Returns a warning where it will and we may not change that; None where all is well or the broker does not say.
+        An operator, or the broker on first use, may have created the topic with the broker's default policy.
+
+        Returns:
+            A warning if the policy is another one and we may not change it; None if all is well, or if the broker does
+            not answer.
         """
         topic = names.progress_topic
         try:

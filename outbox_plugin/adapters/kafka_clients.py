@@ -14,6 +14,7 @@ from outbox_plugin.settings import Settings
 
 DEFAULT_LARGEST_RECORD_BYTES = 1_000_000  # librdkafka's own.
 REQUEST_TIMEOUT_SECONDS = 10.0
+_LINGER_MS = 5  # Batches fill while a window is produced; a flush, and so a commit, cuts it short.
 REACH_SECONDS = 5.0  # At start, when a user waits for what is wrong.
 # librdkafka's own lines: kept away from the terminal unless somebody listens to this logger.
 LIBRARY_LOGGER = logging.getLogger("outbox_plugin.librdkafka")
@@ -37,6 +38,14 @@ _NOT_LET_IN = {
 _OTHER_NAMES = {"linger.ms": "queue.buffering.max.ms", "message.timeout.ms": "delivery.timeout.ms"}  # librdkafka's.
 
 UNKNOWN_TOPIC = {KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART}
+# A partition that is new, or moves to another broker, gives these answers until all brokers know its leader.
+NO_LEADER_YET = {
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.OFFSET_NOT_AVAILABLE,
+}
 
 
 def client_config(settings: Settings, **ours: Any) -> dict[str, Any]:
@@ -51,7 +60,22 @@ def client_config(settings: Settings, **ours: Any) -> dict[str, Any]:
     }
 
 
-def own_config(settings: Settings, **required: Any) -> dict[str, Any]:
+def producer_config(settings: Settings, **ours: Any) -> dict[str, Any]:
+    """The configuration of a producer that sends events."""
+    return client_config(
+        settings,
+        partitioner="murmur2_random",  # Records land where Java's clients put them.
+        linger_ms=_LINGER_MS,
+        batch_num_messages=50_000,
+        batch_size=1_000_000,
+        queue_buffering_max_messages=1_000_000,
+        queue_buffering_max_kbytes=262_144,
+        delivery_report_only_error=True,
+        **ours,
+    )
+
+
+def internal_client_config(settings: Settings, **required: Any) -> dict[str, Any]:
     """The configuration of a client for our own topics, whose work rests on what is `required` (written as in
     `client_config`; None: the property may not be set at all).
 
@@ -73,7 +97,7 @@ def refused_property(error: KafkaException) -> InvalidSetting:
     return InvalidSetting(f"OUTBOX_KAFKA: {error.args[0].str()}")
 
 
-def ended(error: KafkaError, doing: str, *, unpublished: bool) -> TermEnded | LogUnavailable:
+def transaction_error(error: KafkaError, doing: str, *, unpublished: bool) -> TermEnded | LogUnavailable:
     """What `error`, met while `doing` something in a transaction, means for the term.
 
     Args:
@@ -87,7 +111,7 @@ def ended(error: KafkaError, doing: str, *, unpublished: bool) -> TermEnded | Lo
     return LogUnavailable(message) if unpublished else OutcomeUnknown(message)
 
 
-def refusal(error: KafkaError, settings: Settings) -> ServerRefused | LogUnavailable:
+def connection_error(error: KafkaError, settings: Settings) -> ServerRefused | LogUnavailable:
     """What `error`, met at start or in a read, means: refused for good, or away for now."""
     said = f"Kafka, as OUTBOX_BOOTSTRAP_SERVERS names it ({settings.bootstrap_servers}): {error.str()}"
     return ServerRefused(said) if error.code() in _NOT_LET_IN else LogUnavailable(said)

@@ -12,11 +12,17 @@ from contextlib import suppress
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from outbox_plugin.adapters.kafka_clients import UNKNOWN_TOPIC, content, own_config, refusal, refused_property
+from outbox_plugin.adapters.kafka_clients import (
+    UNKNOWN_TOPIC,
+    connection_error,
+    content,
+    internal_client_config,
+    refused_property,
+)
 from outbox_plugin.adapters.kafka_names import KafkaNames
 from outbox_plugin.adapters.topic_ids import TopicIds
-from outbox_plugin.core.heartbeat import Heartbeat, is_goharvests
 from outbox_plugin.core.heartbeat_codec import HeartbeatCodec, LeaderRecord
+from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat, is_goharvests
 from outbox_plugin.core.signing import Signer
 from outbox_plugin.errors import TopicMissing
 from outbox_plugin.printable import logger_of
@@ -48,12 +54,12 @@ class KafkaMembership:
         self._progress_topic = names.progress_topic
         self._settings = settings
         self._codec = HeartbeatCodec(names.leader_topic, signer, instance)
-        self._stranger: Heartbeat | None = None
+        self._unsigned: LeaderHeartbeat | None = None
         self._warned = False
         self._owned: set[int] = set()
         self._sender_lock = threading.Lock()
-        # Sticky: a harvester that joins takes no shard from one that leads it. In at-least-once delivery the group may
-        # be shared with goharvest, whose client knows the older assignors alone.
+        # Sticky: a harvester that joins takes no shard from one that leads it. In at-least-once delivery, the group may
+        # be shared with goharvest, whose client knows only the older assignors.
         self._sticky = settings.delivery == "exactly-once"
         self._topic_ids = TopicIds(settings) if settings.delivery == "exactly-once" else None
         try:
@@ -65,18 +71,18 @@ class KafkaMembership:
 
     def _clients(self, names: KafkaNames) -> tuple[Consumer, Consumer, Producer]:
         settings = self._settings
-        times = {"session.timeout.ms": SESSION_TIMEOUT_MS, "heartbeat.interval.ms": 500}  # A broker may ask for more.
-        member = own_config(
+        times = {"session.timeout.ms": SESSION_TIMEOUT_MS, "heartbeat.interval.ms": 500}  # OUTBOX_KAFKA may raise them.
+        member = internal_client_config(
             settings,
             group_id=names.leader_group,
-            group_instance_id=None,  # All harvesters have the same properties, and would take it from each other.
+            group_instance_id=None,  # With one id in all harvesters' properties, each would fence the last.
             group_protocol="classic",
             enable_auto_commit=False,
             auto_offset_reset="latest",
             partition_assignment_strategy="cooperative-sticky" if self._sticky else "range,roundrobin",
             topic_metadata_refresh_interval_ms=5_000,
         )
-        listener = own_config(
+        listener = internal_client_config(
             settings,
             group_id=names.leader_group,  # Required by the client; it joins nothing.
             group_instance_id=None,
@@ -88,7 +94,9 @@ class KafkaMembership:
         return Consumer(times | member), Consumer(listener), self._new_sender()
 
     def _new_sender(self) -> Producer:
-        return Producer(own_config(self._settings, enable_idempotence=True, linger_ms=0, message_timeout_ms=3_000))
+        return Producer(
+            internal_client_config(self._settings, enable_idempotence=True, linger_ms=0, message_timeout_ms=3_000)
+        )
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         if self._sticky:
@@ -109,23 +117,23 @@ class KafkaMembership:
         """The shards whose partitions the group coordinator has given us, as far as we know."""
         message = self._member.poll(0)
         if message is not None and (error := message.error()) is not None and error.fatal():
-            raise refusal(error, self._settings)
+            raise connection_error(error, self._settings)
         return frozenset(self._owned)
 
-    def heard(self, wait_seconds: float) -> Iterator[Heartbeat]:
+    def receive(self, wait_seconds: float) -> Iterator[LeaderHeartbeat]:
         """New heartbeats of this outbox's harvesters; waits up to `wait_seconds` for the first."""
         while (message := self._listener.poll(wait_seconds)) is not None:
             wait_seconds = 0
             if message.error() is None and (heartbeat := self._take(message)) is not None:
                 yield heartbeat
 
-    def _take(self, message: Message) -> Heartbeat | None:
+    def _take(self, message: Message) -> LeaderHeartbeat | None:
         """The heartbeat that a record is; None unless it is new and one of this outbox."""
         record = LeaderRecord(message.partition() or 0, message.offset() or 0, *content(message))
         heartbeat = self._codec.decode(record)
         is_new = self._codec.is_new(record, heartbeat)
         if heartbeat is None and not (self._settings.leader_topic and is_goharvests(record.value)):
-            self._stranger = Heartbeat.parse(record.value) or self._stranger
+            self._unsigned = LeaderHeartbeat.parse(record.value) or self._unsigned
             self._warn(record)
         return heartbeat if is_new else None
 
@@ -141,10 +149,10 @@ class KafkaMembership:
                 extra={"topic": self._topic, "shard": record.shard},
             )
 
-    def stranger(self) -> Heartbeat | None:
+    def take_unsigned_heartbeat(self) -> LeaderHeartbeat | None:
         """The last unsigned heartbeat since the last call. Anybody who may write to the topic can have written it."""
-        stranger, self._stranger = self._stranger, None
-        return stranger
+        unsigned, self._unsigned = self._unsigned, None
+        return unsigned
 
     def check_topic(self) -> None:
         """Raises TopicMissing if the brokers do not know the leader topic. No answer raises nothing."""
@@ -158,24 +166,28 @@ class KafkaMembership:
         if self._topic_ids is not None and self._topic_ids.recreated({self._progress_topic}):
             raise TopicMissing(f"Kafka: the topic {self._progress_topic} was deleted and made anew")
 
-    def send(self, heartbeat: Heartbeat) -> None:
+    def send(self, heartbeat: LeaderHeartbeat) -> None:
         """Send a heartbeat to its shard's partition, without waiting; one that cannot be sent in time is dropped.
 
         A producer that has met a fatal error sends nothing any more, so another one takes its place.
         """
-        with self._sender_lock, suppress(BufferError, KafkaException):
-            try:
-                self._produce(heartbeat)
-            except KafkaException as error:
-                if not _is_fatal(error.args[0]):
-                    raise
-                logger.warning("the producer of heartbeats has failed, and is replaced: %s", error.args[0].str())
-                self._sender.purge()
-                self._sender = self._new_sender()
-                self._produce(heartbeat)
-            self._sender.poll(0)
+        with self._sender_lock:
+            with suppress(BufferError, KafkaException):
+                self._produce_or_replace(heartbeat)
+            self._sender.poll(0)  # Also where the queue is full: heartbeats that have expired leave it only here.
 
-    def _produce(self, heartbeat: Heartbeat) -> None:
+    def _produce_or_replace(self, heartbeat: LeaderHeartbeat) -> None:
+        try:
+            self._produce(heartbeat)
+        except KafkaException as error:
+            if not _is_fatal(error.args[0]):
+                raise
+            logger.warning("the producer of heartbeats has failed, and is replaced: %s", error.args[0].str())
+            self._sender.purge()
+            self._sender = self._new_sender()
+            self._produce(heartbeat)
+
+    def _produce(self, heartbeat: LeaderHeartbeat) -> None:
         key, value, headers = self._codec.encode(heartbeat)
         self._sender.produce(self._topic, key=key, value=value, partition=heartbeat.shard, headers=list(headers))
 

@@ -30,5 +30,5 @@ class KafkaNames:
         return self.group + PROGRESS_SUFFIX
 
     def transactional_id(self, slice_: Slice, generation: int = 0) -> str:
-        """The id whose producers fence each other; see `core.generations`."""
+        """The id whose producers fence each other; see `core.transactional_id_generations`."""
         return f"{self.group}-{slice_.name}" + (f"-g{generation}" if generation else "")

@@ -15,11 +15,15 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from outbox_plugin.adapters.kafka_clients import REQUEST_TIMEOUT_SECONDS, UNKNOWN_TOPIC, own_config
+from outbox_plugin.adapters.kafka_clients import (
+    NO_LEADER_YET,
+    REQUEST_TIMEOUT_SECONDS,
+    UNKNOWN_TOPIC,
+    internal_client_config,
+)
 from outbox_plugin.errors import LogUnavailable
 from outbox_plugin.settings import Settings
 
-_NO_LEADER_YET = {*UNKNOWN_TOPIC, KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE}
 _WAIT_SECONDS = 0.1
 
 
@@ -65,6 +69,11 @@ class PartitionReader:
         """How many offsets of all spans have been read, or were found to hold no record."""
         at = {partition: span.end for partition, span in self._spans.items()} | self._unread
         return sum(at[partition] - span.start for partition, span in self._spans.items() if span.start < span.end)
+
+    @property
+    def unread(self) -> tuple[int, ...]:
+        """The partitions whose spans have not been read to their ends."""
+        return tuple(self._unread)
 
     def batches(
         self, *, deadline: float = math.inf, silence_seconds: float = math.inf, max_records: int = 1
@@ -122,7 +131,7 @@ def reader_config(settings: Settings, group_id: str, **required: Any) -> dict[st
         group_id: the client needs one; nothing is committed to it, and no group is joined.
         required: further properties, dots written as underscores, that no setting may change.
     """
-    return own_config(
+    return internal_client_config(
         settings,
         **{
             "group_id": group_id,
@@ -155,6 +164,6 @@ def bounds(
             first, end = consumer.get_watermark_offsets(partition, timeout=max(0.1, deadline - time.monotonic()))
             return first, end
         except KafkaException as error:
-            if error.args[0].code() not in _NO_LEADER_YET or time.monotonic() > deadline:
+            if error.args[0].code() not in UNKNOWN_TOPIC | NO_LEADER_YET or time.monotonic() > deadline:
                 raise
             time.sleep(0.05)

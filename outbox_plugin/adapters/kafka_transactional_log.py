@@ -4,59 +4,37 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from outbox_plugin.adapters.kafka_clients import (
     REQUEST_TIMEOUT_SECONDS,
-    client_config,
-    ended,
     largest_record_bytes,
+    producer_config,
     refused_property,
+    transaction_error,
 )
 from outbox_plugin.adapters.kafka_names import KafkaNames
 from outbox_plugin.adapters.progress_reader import read_progress
-from outbox_plugin.adapters.row_delivery import RowDelivery
+from outbox_plugin.adapters.record_sender import RecordSender, away_by_clock
 from outbox_plugin.core.last_progress import LastProgress, Numbering
 from outbox_plugin.core.progress import LARGEST_BODY, ProgressRecord
-from outbox_plugin.core.repeats import RETRY_BACKOFF_MS, may_have_been_repeated
+from outbox_plugin.core.repeated_requests import RETRY_BACKOFF_MS, may_have_been_repeated
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Slice
 from outbox_plugin.core.signing import Signer, Slot
-from outbox_plugin.errors import Away, LogUnavailable, RowsRefused, TopicsAway, TransactionStuck
+from outbox_plugin.errors import LogUnavailable, RowsRefused, TopicsAway, TransactionStuck
 from outbox_plugin.settings import Settings
 
 COMMIT_TIMEOUT_SECONDS = 30.0
 _FENCE_SECONDS = 0.05
 _PATIENCE_SECONDS = 0.5  # How long a blocking call waits before it looks whether it is still wanted.
 _FLUSH_SECONDS = 0.1
-STUCK_SECONDS = 5.0  # For so long a transaction that was decided may take to end, where nothing is wrong.
-STALLED_SECONDS = 1.0  # No acknowledgement for so long: look whether partitions have a leader.
-CLOCK_SECONDS = 5.0  # So long a topic is left alone that does not take what our clock says.
+STUCK_SECONDS = 5.0  # A decided transaction may take this long to end where nothing is wrong.
+STALLED_SECONDS = 1.0  # After this time without an acknowledgement, check whether partitions have a leader.
 _RECORD_BYTES = 1_000  # What a progress record takes beside its value, generously.
 _SMALLEST_PROGRESS_BYTES = 2_000
-_LINGER_MS = 5  # Batches fill while a window is handed over; a flush, and so a commit, cuts it short.
-
-
-def producer_config(settings: Settings, **ours: Any) -> dict[str, Any]:
-    """The configuration of a producer that sends events."""
-    return client_config(
-        settings,
-        partitioner="murmur2_random",  # Records land where Java's clients put them.
-        linger_ms=_LINGER_MS,
-        batch_num_messages=50_000,
-        batch_size=1_000_000,
-        queue_buffering_max_messages=1_000_000,
-        queue_buffering_max_kbytes=262_144,
-        delivery_report_only_error=True,
-        **ours,
-    )
-
-
-def off_clock(error: str) -> Away:
-    """What becomes of a topic of which a broker says that our records' time is wrong: rows carry none of their own."""
-    return Away(f"the clock of this machine and that of a broker differ: {error}", CLOCK_SECONDS)
 
 
 # Kafka does not say which topic it means; and where it has failed the transaction before all rows were handed over, the
@@ -93,7 +71,7 @@ class KafkaTransactionalLog:
         self._numbering = Numbering()
         self._wanted = wanted
         self._reserved = reserved
-        self._records = RowDelivery(reserved)
+        self._records = RecordSender(reserved)
         self._producer: Producer | None = None
         self._in_doubt = True
         self._largest_progress = min(LARGEST_BODY, largest_record_bytes(settings) - _RECORD_BYTES)
@@ -128,8 +106,8 @@ class KafkaTransactionalLog:
         began, concurrent = time.monotonic(), False
         while True:
             try:
-                # Called on again soon: librdkafka, whose first look for the coordinator may come before it knows a
-                # broker, looks again after half a second by itself, but at once when it is called.
+                # librdkafka may look for the coordinator before it knows a broker. By itself it looks again only
+                # after half a second, but at once when it is called again. So each call is short.
                 self._open.init_transactions(_FENCE_SECONDS)
                 break
             except KafkaException as error:
@@ -184,7 +162,7 @@ class KafkaTransactionalLog:
             OutcomeUnknown: the transaction may have been committed.
         """
         records = self._records
-        records.begin()
+        records.reset()
         records.check_rows(rows)
         records.check_topics(self._open, rows)
         self._in_doubt = True  # Until the commit has proved that nothing of it is on its way.
@@ -192,7 +170,7 @@ class KafkaTransactionalLog:
             self._open.begin_transaction()
             # First, so that the coordinator learns of its partition, and the broker has it, while rows are handed over.
             self._produce_progress(progress)
-            records.hand_over(self._open, rows)
+            records.produce(self._open, rows)
         except KafkaException as error:
             return self._explain(error, unpublished=True)
         if records.refusals:
@@ -217,8 +195,8 @@ class KafkaTransactionalLog:
     def _flush(self) -> bool:
         """Wait for the acknowledgements, so that the commit's time is that of EndTxn alone.
 
-        Returns False where they do not come, because a partition has no leader that this transaction touches, or the
-        last one has touched: it has not ended then. The commit is not asked for, so nothing is published.
+        Returns False if they do not come because a partition has no leader. This transaction touches that partition,
+        or the last one did, and has therefore not ended. The caller does not commit then, so nothing is published.
 
         Raises:
             LogUnavailable: they do not come for another reason; nothing is published.
@@ -256,7 +234,7 @@ class KafkaTransactionalLog:
         The transaction is not aborted by a request, which might arrive late: the next producer's fence aborts it.
         """
         error.with_traceback(None)  # Its frames hold the producer: see `close`.
-        meaning = ended(error.args[0], "in a transaction", unpublished=unpublished)
+        meaning = transaction_error(error.args[0], "in a transaction", unpublished=unpublished)
         if not isinstance(meaning, LogUnavailable):
             raise meaning from error
         self._open.purge()
@@ -264,7 +242,7 @@ class KafkaTransactionalLog:
         records = self._records
         if error.args[0].code() == KafkaError.INVALID_TIMESTAMP:  # Rows carry no time of their own.
             self._blame_the_clock(records.refused_topics(), error)
-        records.conclude()
+        records.interpret_failures()
         if error.args[0].code() in _MAY_BE_FORBIDDEN:
             records.refuse_forbidden_topics(self._settings)
         if records.refusals:
@@ -279,7 +257,7 @@ class KafkaTransactionalLog:
         raise meaning from error
 
     def _blame_the_clock(self, topics: set[str], error: KafkaException) -> NoReturn:
-        away = off_clock(error.args[0].str())
+        away = away_by_clock(error.args[0].str())
         if not topics or self._names.progress_topic in topics:
             raise LogUnavailable(f"Kafka: {away.reason}") from error
         raise TopicsAway(dict.fromkeys(topics, away)) from error

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import psycopg
 
+from outbox_plugin.adapters import postgres_bad_rows
 from outbox_plugin.adapters.kafka_clients import largest_record_bytes
 from outbox_plugin.adapters.leadership import Leadership
 from outbox_plugin.adapters.postgres_session import PostgresSession
@@ -120,18 +121,18 @@ class PostgresMarkedStore:
 
     def park(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
         """Let the bad rows' keys wait; returns those rows that the database refuses to remember."""
-        return self._led.park(bad)
+        return postgres_bad_rows.park(self._led, bad)
 
     def dead_letter(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
         """Move the bad rows to the dead letters; returns those that the database refuses to move."""
-        return self._led.dead_letter(bad)
+        return postgres_bad_rows.dead_letter(self._led, bad)
 
-    def mark(self, leader_id: str, wanted: ReadRequest) -> Sequence[OutboxRow]:
+    def mark(self, leader_id: str, request: ReadRequest) -> Sequence[OutboxRow]:
         """Give `leader_id` to the earliest rows that are wanted and carry another leader's id, or none.
 
         `leader_id` may change within a term; the statement marks nothing once another leader leads the shard.
         """
-        conditions, values = self._rows.conditions(wanted)
+        conditions, values = self._rows.conditions(request)
         conditions = *conditions, "of_this_leader"
         values |= {"leader_id": leader_id, "term": self._led.leader_id, "delivered": DELIVERED}
         values |= {"bytes": BYTES_PER_WINDOW, "largest": self._limit.value, "largest_headers": self._limit.headers}

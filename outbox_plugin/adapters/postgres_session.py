@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any, Protocol
 
@@ -11,7 +11,7 @@ import psycopg
 from psycopg import sql
 
 from outbox_plugin.adapters.registration import Registration
-from outbox_plugin.core.low_watermark import SequenceState
+from outbox_plugin.core.id_watermark import SequenceState, with_epoch
 from outbox_plugin.core.ordering_keys import OrderingKey
 from outbox_plugin.core.ports import Control
 from outbox_plugin.core.shards import Layout, Slice
@@ -98,6 +98,7 @@ class PostgresSession:
                 self._table,
                 conditions=sql.SQL("\n  ").join(parts),
                 header_bytes=sql.SQL("({})").format(statement("window", "header_bytes", self._table)),
+                key_hash=sql.SQL("({})").format(statement("window", "key_hash", self._table)),
             )
             self._composed[key] = composed.as_bytes(self.reader)
         return self._composed[key]
@@ -117,7 +118,7 @@ class PostgresSession:
             state = self.reader.execute(*self.query("control", "state"))
             writers = self.reader.execute(*self.query("control", "writers"))
             parked = self.reader.execute(*self.query("control", "parked"))
-            found, holders = state.fetchone(), frozenset(writer for (writer,) in writers.fetchall())
+            found, holders = state.fetchone(), writers.fetchall()
             parked_keys = frozenset(OrderingKey(topic, key, keyless) for topic, key, *_, keyless in parked.fetchall())
         if found is None or not found[0]:
             raise StoreUnavailable(f"Postgres: the table {self.settings.table!r} was dropped, truncated or made anew")
@@ -126,7 +127,7 @@ class PostgresSession:
             raise StoreUnavailable(IS_STANDBY)
         if layout != self.layout.number:
             raise LayoutChanged("the outbox has another number of shards now")
-        return Control(paused, parked_keys, SequenceState(last_id, holders))
+        return Control(paused, parked_keys, _sequence_state(last_id, holders))
 
     def snapshot(self) -> str:
         """Which transactions have ended. Reads on the reader.
@@ -212,6 +213,14 @@ class PostgresSession:
         """Give the connections back. Safe to call twice."""
         with suppress(psycopg.Error):
             self._opened.close()
+
+
+def _sequence_state(last_id: int, holders: Collection[tuple[str, list[int] | None, int]]) -> SequenceState:
+    """`holders`: rows of the statement `writers`. The least id of a transaction is that of no subtransaction."""
+    transaction_ids = {
+        writer: min(with_epoch(each, next_id) for each in found) for writer, found, next_id in holders if found
+    }
+    return SequenceState(last_id, frozenset(writer for writer, *_ in holders), transaction_ids)
 
 
 def _bound(cursor: psycopg.ClientCursor[Any], query: bytes, values: dict[str, object]) -> bytes:

@@ -1,4 +1,4 @@
-"""Wakes a harvester when a row has come: LISTEN, on a connection of its own."""
+"""Wakes a harvester when a row was inserted: LISTEN, on a connection of its own."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from contextlib import suppress
 import psycopg
 
 from outbox_plugin.schema.connection import connect, reported
-from outbox_plugin.schema.place import in_full
 from outbox_plugin.schema.statements import statement
+from outbox_plugin.schema.table_name import in_full
 from outbox_plugin.settings import Settings
 
 
@@ -22,7 +22,7 @@ class PostgresWakeUp:
         """Connect and listen.
 
         Raises:
-            StoreUnavailable: Postgres does not let us.
+            StoreUnavailable: Postgres is away, or refuses us.
         """
         self._settings = settings
         self._shard = shard
@@ -35,11 +35,11 @@ class PostgresWakeUp:
                 self._connection.close()
                 raise
         self._pipe: tuple[int, int] | None = os.pipe()  # To read from, and to write to.
-        self._pipe_lock = threading.Lock()  # A descriptor that is closed may be anybody's a moment later.
+        self._pipe_lock = threading.Lock()  # A closed descriptor's number may be in use again a moment later.
 
     def arm(self) -> bool:
         """Take the wake-up lock. Returns False if a writer holds it; poll once more before you wait."""
-        return self._ask("sleep")
+        return self._ask("arm")
 
     def wait(self, seconds: float) -> bool:
         """Wait for a writer's notification or `interrupt`. Returns False after `seconds`."""
@@ -60,8 +60,8 @@ class PostgresWakeUp:
                 os.write(self._pipe[1], b"!")
 
     def disarm(self) -> None:
-        """Release the wake-up lock: writers notify no more."""
-        self._ask("rise")
+        """Release the wake-up lock: writers no longer notify."""
+        self._ask("disarm")
 
     def _ask(self, name: str) -> bool:
         values = {"table": self._settings.table, "shard": self._shard}
@@ -70,7 +70,7 @@ class PostgresWakeUp:
         return bool(row and row[0])
 
     def close(self) -> None:
-        """Give the connection back. Safe to call twice."""
+        """Close the connection. Safe to call twice."""
         with suppress(psycopg.Error):
             self._connection.close()
         with self._pipe_lock:

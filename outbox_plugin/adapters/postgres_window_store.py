@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing, suppress
 from typing import Any
 
 import psycopg
 
+from outbox_plugin.adapters import postgres_bad_rows
 from outbox_plugin.adapters.history_partitions import HistoryPartitions
 from outbox_plugin.adapters.kafka_clients import largest_record_bytes
 from outbox_plugin.adapters.leadership import Leadership
 from outbox_plugin.adapters.postgres_session import PostgresSession, Query
 from outbox_plugin.adapters.row_reader import RowReader
+from outbox_plugin.core.id_watermark import BEGINNING, IdRange
 from outbox_plugin.core.ordering_keys import BadRow
 from outbox_plugin.core.ports import Control, ReadRequest
 from outbox_plugin.core.progress import OutboxIdentity, Publication
@@ -21,10 +24,12 @@ from outbox_plugin.core.takeover import Terms
 from outbox_plugin.core.window import BYTES_PER_WINDOW
 from outbox_plugin.errors import Fenced, StoreUnavailable
 from outbox_plugin.printable import logger_of
-from outbox_plugin.schema.connection import one_line, reported
+from outbox_plugin.schema.connection import connect, one_line, reported
 from outbox_plugin.settings import Settings
 
 logger = logger_of("outbox_plugin.harvester")
+CANCEL_SECONDS = 2.0
+KEYS_PER_PART = 50_000  # Of the keys that are summarised: some 50 ms of work, after which a summary can be given up.
 
 
 class PostgresWindowStore:
@@ -45,9 +50,11 @@ class PostgresWindowStore:
         """
         self.session = PostgresSession(settings, shard, layout)
         self._rows = RowReader(self.session)
+        self._live_rows = RowReader(self.session)
         self._leadership: Leadership | None = None
         self._history = HistoryPartitions(settings) if settings.retention else None
         self._limit = RecordLimit(largest_record_bytes(settings))
+        self._keys_connection: psycopg.Connection[Any] | None = None  # While `key_hashes_up_to` reads.
         try:
             self._maintain_history()
         except BaseException:
@@ -102,11 +109,11 @@ class PostgresWindowStore:
 
     def park(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
         """Let the bad rows' keys wait; returns those rows that the database refuses to remember."""
-        return self._led.park(bad)
+        return postgres_bad_rows.park(self._led, bad)
 
     def dead_letter(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
         """Move the bad rows to the dead letters; returns those that the database refuses to move."""
-        return self._led.dead_letter(bad)
+        return postgres_bad_rows.dead_letter(self._led, bad)
 
     def generation(self, slice_: Slice) -> int:
         """Which generation of its transactional id the slice uses."""
@@ -136,13 +143,13 @@ class PostgresWindowStore:
         [(number, recorded, unsigned)] = found
         return Terms(number, recorded, frozenset(unsigned))
 
-    def recorded(self, term: int) -> None:
+    def mark_recorded(self, term: int) -> None:
         """Remember that the term has written a signed record: from now on, one is expected."""
         with self.session.durable_transaction() as run:
             if not run("control", "recorded", term=term, slice=self.session.slice.name).rowcount:
                 raise Fenced("Postgres: another harvester leads the shard, or the outbox is harvested otherwise by now")
 
-    def nothing_in_flight(self, term: int) -> None:
+    def mark_nothing_in_flight(self, term: int) -> None:
         """Remember that the term has deleted all that it published: no record of it is expected any more."""
         self.session.run("control", "nothing_in_flight", term=term, slice=self.session.slice.name)
 
@@ -153,22 +160,23 @@ class PostgresWindowStore:
             raise StoreUnavailable("Postgres: the outbox was truncated or made anew, or has another number of shards")
         return bool(found[0])
 
-    def settled(self) -> None:
+    def mark_settled(self) -> None:
         """Remember that the shards of all earlier layouts have been fenced and recovered."""
         self.session.run("control", "settled", former=[slice_.name for slice_ in self.layout.former])
 
-    def read(self, wanted: ReadRequest) -> Sequence[OutboxRow]:
+    def read(self, request: ReadRequest) -> Sequence[OutboxRow]:
         """The earliest rows that are wanted, ascending by id; fewer where they are large."""
-        conditions, values = self._rows.conditions(wanted)
-        if wanted.in_flight.ranges:
+        conditions, values = self._rows.conditions(request)
+        if request.in_flight.ranges:
             conditions = *conditions, "not_in_flight"
-            values["in_flight"] = wanted.in_flight.text()
-        values["large"] = wanted.large_bytes
+            values["in_flight"] = request.in_flight.text()
+        values["large"] = request.large_bytes
         query = self.session.statement("window", "read_window", conditions)
         opened, fetched = self.session.statement("window", "open_in_binary"), self.session.statement("window", "fetch")
+        reader = self._live_rows if request.is_live else self._rows
         while True:
             with reported():
-                rows = self._rows.read((opened + b" " + query, fetched), (query,), values)
+                rows = reader.read((opened + b" " + query, fetched), (query,), values)
             left_out = [row.id for row in rows if _was_left_out(row)] if None in column(rows, "value") else []
             if not left_out:
                 return rows
@@ -202,6 +210,45 @@ class PostgresWindowStore:
             for row in rows
             if row.id <= last_id and (not _was_left_out(row) or row.id in parts)
         ]
+
+    def key_hashes(self, rows: Sequence[OutboxRow]) -> Sequence[int]:
+        """A hash of each row's topic and key. Reads on the reader."""
+        keys = {"topics": list(column(rows, "topic")), "keys": list(column(rows, "key"))}
+        with reported():
+            found = self.session.reader.execute(*self.session.query("window", "key_hashes", **keys))
+            return [key_hash for (key_hash,) in found.fetchall()]
+
+    def end_of_batch(self, up_to: int) -> int | None:
+        """The last id, at most `up_to`, of a transaction that has written many of the latest rows; None without one."""
+        with reported(), self.session.reader.pipeline():
+            self.session.reader.execute(self.session.statement("window", "steer"))
+            found = self.session.reader.execute(*self.session.query("window", "end_of_batch", until=up_to))
+            [(last_id,)] = found.fetchall()
+            return None if last_id is None else int(last_id)
+
+    def key_hashes_up_to(self, bound: int) -> Generator[bytes]:
+        """The same hashes of all rows of the slice with ids up to `bound`, in parts."""
+        settings = self.session.settings
+        with reported(), closing(connect(settings, purpose="outbox harvester (keys)", own_name=True)) as connection:
+            self._keys_connection = connection
+            above: int | None = BEGINNING
+            while above is not None:
+                conditions, values = self._rows.conditions(ReadRequest(KEYS_PER_PART, IdRange(above, bound)))
+                query = self.session.statement("window", "key_hashes_up_to", conditions)
+                with connection.pipeline():
+                    connection.execute(self.session.statement("window", "steer"))
+                    found = connection.execute(*self.session.with_values(query, values), binary=True)
+                [(above, hashes, is_this_outbox)] = found.fetchall()
+                if not is_this_outbox:
+                    raise StoreUnavailable("Postgres: the outbox is no longer the one that the term began with")
+                yield hashes or b""
+
+    def cancel_key_hashes(self) -> None:
+        """End a statement of `key_hashes_up_to`, if there is one; from another thread."""
+        connection = self._keys_connection
+        if connection is not None and not connection.closed:
+            with suppress(psycopg.Error):
+                connection.cancel_safe(timeout=CANCEL_SECONDS)
 
     def purge(self, publications: Sequence[Publication]) -> int:
         """Delete the rows of this term's `publications`; durable when it returns. Returns how many rows there were."""

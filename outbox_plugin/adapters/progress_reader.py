@@ -7,7 +7,7 @@ from itertools import chain
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from outbox_plugin.adapters.kafka_clients import REQUEST_TIMEOUT_SECONDS, UNKNOWN_TOPIC, content, refusal
+from outbox_plugin.adapters.kafka_clients import REQUEST_TIMEOUT_SECONDS, UNKNOWN_TOPIC, connection_error, content
 from outbox_plugin.adapters.kafka_names import KafkaNames
 from outbox_plugin.adapters.kafka_reader import NotReadToEnd, OffsetSpan, PartitionReader, bounds, reader_config
 from outbox_plugin.core.last_progress import LastProgress, LogRecord, Reader
@@ -70,7 +70,7 @@ def read_progress(
     except KafkaException as error:
         if error.args[0].code() in UNKNOWN_TOPIC:
             raise TopicMissing(f"Kafka: the topic {topic} is gone") from error
-        raise refusal(error.args[0], settings) from error
+        raise connection_error(error.args[0], settings) from error
 
 
 def _consumer(settings: Settings, names: KafkaNames, isolation_level: str) -> Consumer:

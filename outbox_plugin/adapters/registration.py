@@ -14,8 +14,8 @@ from outbox_plugin.core.shards import Layout
 from outbox_plugin.core.signing import Signer
 from outbox_plugin.core.takeover import Terms
 from outbox_plugin.errors import ForeignOutbox, InvalidSetting, SchemaMissing, ServerRefused
-from outbox_plugin.schema.place import in_full
 from outbox_plugin.schema.statements import check_name, statement
+from outbox_plugin.schema.table_name import in_full
 from outbox_plugin.settings import Settings
 
 

@@ -33,16 +33,20 @@ class RowReader:
         for cursor in (self._simple, self._binary):
             cursor.adapters.register_loader("timestamptz", Int8BinaryLoader)  # As it comes: see OutboxRow.
 
-    def conditions(self, wanted: ReadRequest) -> tuple[tuple[str, ...], dict[str, object]]:
+    def conditions(self, request: ReadRequest) -> tuple[tuple[str, ...], dict[str, object]]:
         """Which rows are this term's to read, in a span and not parked: names of conditions, and all their values."""
         names = ["of_this_outbox", *(["of_slice"] if self._session.layout.shards > 1 else [])]
-        values: dict[str, object] = {"limit": wanted.limit, "above": wanted.ids.above}
-        if wanted.ids.up_to is not None:
+        values: dict[str, object] = {"limit": request.limit, "above": request.ids.above}
+        if request.ids.up_to is not None:
             names.append("up_to")
-            values["until"] = wanted.ids.up_to
-        if wanted.parked:
+            values["until"] = request.ids.up_to
+        if request.ids.open_writers is not None:
+            names.append("above_open_writers")
+            values["open_up_to"], open_writers = request.ids.open_writers
+            values["open_writers"] = list(open_writers)
+        if request.excluded_keys:
             names.append("not_parked")
-            values |= parked_values(wanted.parked)
+            values |= parked_values(request.excluded_keys)
         return tuple(names), values
 
     def read(self, few: tuple[bytes, ...], many: tuple[bytes, ...], values: dict[str, object]) -> Rows:
@@ -84,9 +88,9 @@ class RowReader:
         return Rows(transformer.load_rows(0, result.ntuples, tuple))
 
     def _read_many(self, statements: tuple[bytes, ...], values: dict[str, object]) -> Rows:
-        """A pipeline of the extended protocol: its rows come in binary without a cursor.
+        """A pipeline of the extended protocol, whose rows come in binary without a cursor.
 
-        So Postgres sends each when it has found it, where it would keep a cursor's rows until it has them all.
+        Postgres sends each row as soon as it has found it. With a cursor, it would keep the rows until it has them all.
         """
         *first, query = statements
         with self._connection.pipeline():
@@ -96,9 +100,10 @@ class RowReader:
         return Rows(self._binary.fetchall())
 
     def details(self, name: str, ids: Sequence[int]) -> dict[int, tuple[Any, ...]]:
-        """What the statement `name` returns of each of these rows, by id; a row that has vanished is left out.
+        """The columns that the statement `name` returns for these rows, by id; rows that are gone are left out.
 
-        In one transaction with `steer`, as every read: on a standby, rows that it lacks would seem to have vanished.
+        Like every read, it runs in one transaction with `steer`, which fails on a standby: rows that a standby lacks
+        would seem to be gone.
 
         Raises:
             psycopg.Error: whatever Postgres says.

@@ -20,9 +20,10 @@ from confluent_kafka.admin import TopicMetadata
 from outbox_plugin.core.backoff import Backoff
 from outbox_plugin.errors import Away, LogUnavailable, Refusal
 
-UNKNOWN_TOPIC_SECONDS = 2.0  # A topic that is made on first use needs a moment; so does news of one.
+UNKNOWN_TOPIC_SECONDS = 2.0  # Brokers need a moment to create a topic on first use, and to tell each other of it.
 AWAY_FIRST, AWAY_LAST = 0.1, 5.0  # Seconds until a topic that was away is tried again.
-# For all look-ups together, after which the rest is away for a moment: a moment less where rows of other topics wait.
+# The time for all look-ups together; topics that were not looked up by then count as away. It is shorter where rows of
+# other topics wait.
 LOOK_UP_SECONDS, LOOK_UP_BESIDE_SECONDS = 0.25, 0.05
 _AT_ONCE = 16
 _ANSWER_SECONDS = 10.0
@@ -45,7 +46,7 @@ class _Missed:
 
     since: float
     again_at: float = 0.0
-    pace: Backoff = field(default_factory=lambda: Backoff(AWAY_FIRST, AWAY_LAST))
+    backoff: Backoff = field(default_factory=lambda: Backoff(AWAY_FIRST, AWAY_LAST))
 
 
 class WritableTopics:
@@ -153,7 +154,7 @@ class WritableTopics:
             del self._missed[topic]
             verdict.refused[topic] = Refusal(f"topic {topic}: {reason}", whole_topic=True)
             return
-        seconds = missed.pace.wait()
+        seconds = missed.backoff.wait()
         missed.again_at = now + seconds
         verdict.away[topic] = Away(reason, seconds)
 

@@ -17,7 +17,7 @@ import psycopg
 from confluent_kafka import Producer
 from psycopg import sql
 
-from outbox_plugin.adapters.kafka_transactional_log import producer_config
+from outbox_plugin.adapters.kafka_clients import producer_config
 from outbox_plugin.bench.scratch import connect, table_of
 from outbox_plugin.core.window import ROWS_PER_WINDOW
 from outbox_plugin.settings import Settings

@@ -26,7 +26,7 @@ from outbox_plugin.bench.samples import Sampler
 from outbox_plugin.bench.scratch import Tell, connect, create_topic, table_of
 from outbox_plugin.bench.servers import Servers
 from outbox_plugin.bench.writer import Mix, Writer
-from outbox_plugin.core.delivery import Delivery
+from outbox_plugin.core.delivery_options import Delivery
 from outbox_plugin.embedded.cluster import NODES
 from outbox_plugin.errors import OutboxError
 from outbox_plugin.settings import Settings

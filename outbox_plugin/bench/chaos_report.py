@@ -8,7 +8,7 @@ from typing import Any
 from outbox_plugin.bench.gaps import Gap
 from outbox_plugin.bench.judge import Verdict
 from outbox_plugin.bench.samples import Sampled
-from outbox_plugin.core.delivery import BadRows, Delivery
+from outbox_plugin.core.delivery_options import BadRows, Delivery
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import psutil  # noqa: F401 - most benchmarks watch a process with it: its absen
 
 if TYPE_CHECKING:
     from outbox_plugin.bench.scratch import Report, Tell
-    from outbox_plugin.core.delivery import Delivery
+    from outbox_plugin.core.delivery_options import Delivery
     from outbox_plugin.settings import Settings
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -49,7 +49,18 @@ def _run(benchmark: Callable[[Settings, Tell], Report], delivery: str | None, as
     from outbox_plugin.settings import Settings
 
     settings = Settings(**({"delivery": delivery} if delivery else {}))
+    _check_servers(settings)
     _show(benchmark(settings, _teller(as_json)), as_json)
+
+
+def _check_servers(settings: Settings) -> None:
+    """Raises ServerRefused unless both servers answer, before a benchmark begins."""
+    from outbox_plugin.adapters.kafka_admin import KafkaAdmin
+    from outbox_plugin.schema.connection import connect, reported_as_refusal
+
+    with reported_as_refusal(settings):
+        connect(settings).close()
+    KafkaAdmin(settings).check_reachable()
 
 
 def _teller(as_json: bool) -> Tell:
@@ -117,6 +128,18 @@ def latency(seconds: float, rate: float, delivery: str | None, as_json: bool) ->
     from outbox_plugin.bench.latency import latency
 
     _run(lambda settings, tell: latency(settings, seconds, rate, tell), delivery, as_json)
+
+
+@bench.command()
+@click.option("--rows", default=3_000_000, show_default=True, help="Rows of the batch, 200 bytes each.")
+@click.option("--keys", default=1_000_000, show_default=True, help="Distinct keys of the batch.")
+@click.option("--rate", default=100.0, show_default=True, help="Live events per second, one a transaction.")
+@_benchmark
+def beside(rows: int, keys: int, rate: float, delivery: str | None, as_json: bool) -> None:
+    """Measure live events while a batch is written and drains, against the seconds before it."""
+    from outbox_plugin.bench.beside import beside
+
+    _run(lambda settings, tell: beside(settings, rows, keys, rate, tell), delivery, as_json)
 
 
 @bench.command()

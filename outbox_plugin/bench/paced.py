@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -40,20 +40,36 @@ def wait(reader: LiveReader, count: int) -> None:
 
 def write(settings: Settings, topic: str, count: int, rows_per_second: float) -> Sequence[float]:
     """Write `count` rows, each in a transaction of its own, at a steady pace; returns when each was committed."""
+    committed: list[float] = []
+    write_while(settings, topic, rows_per_second, committed, lambda: len(committed) < count)
+    return committed
+
+
+def write_while(
+    settings: Settings, topic: str, rows_per_second: float, committed: list[float], goes_on: Callable[[], bool]
+) -> None:
+    """Write rows, each in a transaction of its own, at a steady pace.
+
+    Args:
+        settings: which outbox.
+        topic: of the rows.
+        rows_per_second: the pace.
+        committed: is given the time of each commit, in seconds of this process's monotonic clock.
+        goes_on: whether to write another row.
+    """
     query = sql.SQL(
         "INSERT INTO {} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values) "
         "VALUES (clock_timestamp(), %s, %s, %s, ARRAY['idempotency-key'], ARRAY[%s])"
     ).format(table_of(settings))
-    committed = []
     with closing(connect(settings, autocommit=True)) as connection:
         due = time.monotonic()
-        for number in range(count):
+        while goes_on():
             time.sleep(max(0.0, due - time.monotonic()))
+            number = len(committed)
             value = f"{number} ".ljust(VALUE_BYTES, "x")
             connection.execute(query, (topic, f"key-{number % KEYS}", value, str(number)))
             committed.append(time.monotonic())
             due += 1 / rows_per_second
-    return committed
 
 
 @contextmanager

@@ -1,8 +1,8 @@
-"""A range consumed in this process: its records, the handler's effects and the position, in one transaction.
+"""Consumes a range in this process: reads its records, and commits the handler's effects and the position together.
 
-The position is locked before the handler runs and moved after it has returned, when the transaction has proved to be
-the one that was begun. So a position that has moved always means that the handler has returned. A handler that ends the
-transaction, against the rule, leaves the position where it was, and the range is consumed again.
+The position is locked before the handler runs. It is moved after the handler has returned, and only if the connection
+is still in the same transaction. So if the position has moved, the handler has returned. If a handler ends the
+transaction, against the rule, the position stays where it was, and the range is consumed again.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from psycopg.rows import tuple_row
 from outbox_plugin.consuming.positions import advance, lock, read_position
 from outbox_plugin.consuming.records import read_records
 from outbox_plugin.consuming.topic_state import topic_state
-from outbox_plugin.core.ranges import Readable, TopicRange, readable, remaining
+from outbox_plugin.core.topic_ranges import Readable, TopicRange, readable, remaining
 from outbox_plugin.errors import RAISED_ROLLBACK, HandlerMisuse
 from outbox_plugin.inbox.received import Received
 from outbox_plugin.printable import logger_of
 from outbox_plugin.schema.connection import connect_patiently, one_line, reported_as_refusal
-from outbox_plugin.schema.place import in_full
 from outbox_plugin.schema.statements import statement
+from outbox_plugin.schema.table_name import in_full
 from outbox_plugin.settings import Settings
 
 logger = logger_of("outbox_plugin.consuming")
@@ -36,13 +36,13 @@ _TRANSACTION = "SELECT pg_catalog.pg_current_xact_id()::text"
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
-    """What came of a range.
+    """The result of consuming a range.
 
     Attributes:
-        range: what was consumed now: the range that was asked for, without what had been consumed before.
-        records: how many records had their effects now; None where Spark did not count them.
-        lost: how many offsets of it Kafka had deleted before they were read.
-        again: all of the range had been consumed before, and nothing was written.
+        range: what was consumed now: the given range without the part that was consumed before.
+        records: how many records had their effects now; None if Spark did not count them.
+        lost: how many of its offsets Kafka had deleted before they were read.
+        again: all of the range was consumed before, so nothing was written.
     """
 
     range: TopicRange
@@ -72,7 +72,7 @@ def unconsumed_range(settings: Settings, wanted: TopicRange) -> tuple[TopicRange
 
     Raises:
         RangeRefused, TopicReplaced: it cannot be consumed.
-        LogUnavailable, ServerRefused, SchemaMissing: a server is away, or does not let us.
+        LogUnavailable, ServerRefused, SchemaMissing: a server is away, or refuses us.
     """
     rest = remaining(wanted, read_position(settings, wanted.consumer, wanted.topic, wanted.backfill))
     if not rest.offsets:
@@ -84,7 +84,7 @@ def confirm_topic(settings: Settings, wanted: TopicRange) -> None:
     """Check that the records were read from the topic that the range names.
 
     Raises:
-        TopicReplaced: the topic was made anew meanwhile.
+        TopicReplaced: the topic was deleted and created anew meanwhile.
     """
     readable(wanted, topic_state(settings, wanted.topic))
 
@@ -106,7 +106,7 @@ def consume_range(settings: Settings, wanted: TopicRange, handler: Handler) -> C
         RangeRefused, TopicReplaced: it cannot be consumed.
         HandlerMisuse: the handler ended the transaction, went on after a failed statement, raised psycopg.Rollback, or
             removed the position; run it again.
-        LogUnavailable, ServerRefused, SchemaMissing: a server is away, or does not let us.
+        LogUnavailable, ServerRefused, SchemaMissing: a server is away, or refuses us.
         Exception: whatever the handler raises, and psycopg.Error if the commit fails; nothing has had an effect.
     """
     rest, there = unconsumed_range(settings, wanted)
@@ -138,13 +138,13 @@ def _handle(
     records: Sequence[Received],
 ) -> None:
     """Run the handler; raises HandlerMisuse unless the connection is still in the transaction that was begun."""
-    ours = psycopg.Cursor(connection, row_factory=tuple_row)  # The handler may change what the connection makes.
+    ours = psycopg.Cursor(connection, row_factory=tuple_row)  # The handler may change the connection's row factory.
     [begun] = ours.execute(_TRANSACTION).fetchone() or [None]
     try:
         handler(connection, records)
     except BaseException as error:
         _roll_back_prepared(settings, ours, begun)
-        if isinstance(error, psycopg.Rollback):  # psycopg would end the transaction, and raise nothing.
+        if isinstance(error, psycopg.Rollback):  # psycopg would roll back and raise nothing.
             raise HandlerMisuse(RAISED_ROLLBACK) from error
         raise
     try:
@@ -164,7 +164,7 @@ def _handle(
 def _roll_back_prepared(settings: Settings, cursor: psycopg.Cursor[tuple[Any, ...]], begun: str | None) -> None:
     """Roll the transaction back if the handler has prepared it: it would keep the position locked."""
     try:
-        cursor.execute("ROLLBACK")  # Whatever the handler has begun since.
+        cursor.execute("ROLLBACK")  # Of a transaction that the handler has begun since.
         for [roll_back] in cursor.execute(
             statement("inbox", "roll_back_prepared", settings.table), {"id": begun}
         ).fetchall():

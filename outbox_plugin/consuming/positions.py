@@ -1,4 +1,4 @@
-"""Where consumers stand, in Postgres: the one authority on what has been consumed."""
+"""Consumers' positions in Postgres, which alone decide what has been consumed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 import psycopg
 
 from outbox_plugin.consuming.topic_state import topic_state
-from outbox_plugin.core.ranges import Position, TopicRange, remaining
+from outbox_plugin.core.topic_ranges import Position, TopicRange, remaining
 from outbox_plugin.errors import HandlerMisuse, OutboxError, RangeRefused
 from outbox_plugin.schema.connection import connect, reported_as_refusal
 from outbox_plugin.schema.statements import statement
@@ -24,23 +24,24 @@ class RangeMoved(OutboxError):
 
 
 def read_position(settings: Settings, consumer: str, topic: str, backfill: str = "") -> Position | None:
-    """Where the consumer stands in the topic; None where it has consumed nothing yet.
+    """The consumer's position in the topic; None if it has consumed nothing yet.
 
     Raises:
-        ServerRefused, SchemaMissing: Postgres does not let us look.
+        ServerRefused, SchemaMissing: Postgres refuses us, or the table is missing.
     """
     with reported_as_refusal(settings), closing(connect(settings, purpose="outbox consumer")) as connection:
         return _find(connection, settings.table, "read", _key(consumer, topic, backfill))
 
 
-def claim(connection: _Connection, table: str, wanted: TopicRange, lost: int = 0) -> bool:
-    """Lock the position and move it to the end of `wanted`: `lock` and `advance`, where no handler runs in between.
+def lock_and_advance(connection: _Connection, table: str, wanted: TopicRange, lost: int = 0) -> bool:
+    """Lock the position and move it to the end of `wanted`, if no handler runs in between.
 
     Returns:
-        False where all of it has been consumed before: the effects must not be made.
+        False if all of it was consumed before: the effects must not be written again.
 
     Raises:
-        RangeMoved, RangeRefused, TopicReplaced: as `lock` does.
+        RangeMoved: a part of it was consumed meanwhile.
+        RangeRefused, TopicReplaced: it cannot be consumed from the present position.
     """
     if not lock(connection, table, wanted):
         return False
@@ -55,16 +56,16 @@ def lock(connection: _Connection, table: str, wanted: TopicRange) -> bool:
     the server ends the transaction within about 15 seconds.
 
     Args:
-        connection: in a transaction that makes the effects of all of `wanted`, and of nothing else of the topic.
+        connection: in a transaction that writes the effects of all of `wanted`, and of nothing else of the topic.
         table: the outbox, beside which positions are kept.
-        wanted: what is to be consumed.
+        wanted: the range to consume.
 
     Returns:
-        False where all of it has been consumed before: the effects must not be made.
+        False if all of it was consumed before: the effects must not be written again.
 
     Raises:
-        RangeMoved: a part of it has been consumed meanwhile.
-        RangeRefused, TopicReplaced: it cannot be consumed from where the position stands.
+        RangeMoved: a part of it was consumed meanwhile.
+        RangeRefused, TopicReplaced: it cannot be consumed from the present position.
     """
     key = _key(wanted.consumer, wanted.topic, wanted.backfill)
     connection.execute(statement("probe", "watch_client", table))
@@ -81,9 +82,9 @@ def advance(connection: _Connection, table: str, wanted: TopicRange, lost: int =
     """Move the position, which this transaction has locked, to the end of `wanted`.
 
     Args:
-        connection: in the transaction that has locked the position and made the effects.
+        connection: in the transaction that has locked the position and written the effects.
         table: the outbox, beside which positions are kept.
-        wanted: what is consumed.
+        wanted: the range that is consumed.
         lost: how many of its offsets Kafka had deleted.
 
     Raises:
@@ -101,18 +102,18 @@ def advance(connection: _Connection, table: str, wanted: TopicRange, lost: int =
 
 
 def set_position(settings: Settings, consumer: str, topic: str, where: Where) -> str:
-    """Set where the consumer goes on, as an operator wants it; returns a sentence that says what was done.
+    """Set an operator's choice of a consumer's position. Returns a sentence that describes the change.
 
     Args:
         settings: the outbox, and the Kafka of the topic.
-        consumer: who consumes.
-        topic: what.
-        where: `beginning` or `end` of the topic as it is now, also where it was made anew; `here` leaves the position
-            as it is, and only confirms that the loss of offsets is known.
+        consumer: its name.
+        topic: the topic that it consumes.
+        where: `beginning` or `end` of the topic as it is now, even if it was created anew; `here` leaves the position
+            as it is, and only acknowledges the loss of offsets.
 
     Raises:
-        LogUnavailable, ServerRefused, SchemaMissing: a server is away, or does not let us.
-        RangeRefused: `where` is none of them.
+        LogUnavailable, ServerRefused, SchemaMissing: a server is away, or refuses us.
+        RangeRefused: `where` is another text.
     """
     key = _key(consumer, topic, "")
     if where == "here":

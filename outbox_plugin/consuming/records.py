@@ -1,4 +1,4 @@
-"""The records of a range, read in this process as a `read_committed` consumer sees them."""
+"""Reads the records of a range in this process, as a `read_committed` consumer sees them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from contextlib import closing
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from outbox_plugin.adapters.kafka_clients import client_config, readable_headers, refusal
+from outbox_plugin.adapters.kafka_clients import client_config, connection_error, readable_headers
 from outbox_plugin.core.event_identity import event_identity
-from outbox_plugin.core.ranges import TopicRange
+from outbox_plugin.core.topic_ranges import TopicRange
 from outbox_plugin.errors import LogUnavailable, OutboxError
 from outbox_plugin.inbox.received import Received
 from outbox_plugin.printable import logger_of
@@ -27,7 +27,7 @@ class RecordsVanished(OutboxError):
 
 
 def read_records(settings: Settings, wanted: TopicRange, seconds: float = READ_SECONDS) -> list[Received]:
-    """All records of `wanted`: each partition's in the order of their offsets.
+    """All records of `wanted`, each partition's in the order of their offsets.
 
     Args:
         settings: where Kafka is.
@@ -35,7 +35,7 @@ def read_records(settings: Settings, wanted: TopicRange, seconds: float = READ_S
         seconds: how long it may take at most.
 
     Raises:
-        RecordsVanished: Kafka has deleted some of them since it was asked where the topic begins.
+        RecordsVanished: Kafka has deleted some of them since the caller asked where the topic begins.
         LogUnavailable: Kafka does not answer, or it takes longer than `seconds`.
         ServerRefused: we may not read.
     """
@@ -43,7 +43,7 @@ def read_records(settings: Settings, wanted: TopicRange, seconds: float = READ_S
 
 
 def first_record(settings: Settings, wanted: TopicRange, seconds: float = READ_SECONDS) -> Received | None:
-    """One of the records of `wanted`, or None where it has none. It takes and raises what `read_records` does."""
+    """One of the records of `wanted`, or None if it has none. Arguments and exceptions are those of `read_records`."""
     with closing(_records(settings, wanted, seconds)) as records:
         return next(records, None)
 
@@ -55,11 +55,11 @@ def _records(settings: Settings, wanted: TopicRange, seconds: float) -> Generato
     deadline = time.monotonic() + seconds
     config = client_config(
         settings,
-        group_id=f"{settings.group}-ranges",  # The client needs one; nothing is committed to it.
+        group_id=f"{settings.group}-ranges",  # The client requires a group; nothing is committed to it.
         enable_auto_commit=False,
         isolation_level="read_committed",
     )
-    # What this function rests on; tuning must not take it away.
+    # This function depends on these, so OUTBOX_KAFKA must not change them.
     config |= {"enable.partition.eof": True, "auto.offset.reset": "error"}
     try:
         with closing(Consumer(config)) as consumer:
@@ -74,11 +74,11 @@ def _records(settings: Settings, wanted: TopicRange, seconds: float) -> Generato
                     if message.error() is None and (message.offset() or 0) < wanted.end[message.partition() or 0]:
                         yield _received(message, wanted.topic_id)
     except KafkaException as error:
-        raise refusal(error.args[0], settings) from error
+        raise connection_error(error.args[0], settings) from error
 
 
 def _ends(message: Message, wanted: TopicRange) -> bool:
-    """Whether nothing of the range comes after `message` in its partition; raises what it says is wrong."""
+    """Whether `message` is the last of the range in its partition. Raises the error that it reports, if any."""
     error = message.error()
     partition, offset = message.partition() or 0, message.offset() or 0
     if error is None:

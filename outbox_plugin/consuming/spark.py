@@ -1,12 +1,12 @@
-"""Ranges of a topic, and batches of a stream, consumed with Spark: rows, events and position in one transaction.
+"""Consumes ranges of a topic and batches of a stream with Spark: rows, events and position in one transaction.
 
-The rows are written as `OutboxWrite` writes them: tasks stage, and the driver publishes once what Spark accepted. The
-same transaction moves the consumer's position, or, where somebody has moved it meanwhile, writes nothing. So tasks that
-are retried or speculated, a batch that is run again after a restart, and a plan that is evaluated twice have no second
-effect.
+`OutboxWrite` writes the rows: tasks stage them, and the driver publishes those that Spark accepted, once. The same
+transaction moves the consumer's position. If somebody has moved the position meanwhile, it writes nothing. So tasks
+that are retried or run speculatively, a batch that runs again after a restart, and a plan that is evaluated twice have
+no second effect.
 
-A stream's checkpoint says where it goes on. The position in Postgres says what has had its effects. Where the
-checkpoint is older than the position, or was lost, records before the position are left out.
+A stream's checkpoint decides where it goes on. The position in Postgres decides which records have had their effects.
+If the checkpoint is older than the position, or was lost, records before the position are left out.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from outbox_plugin.consuming.consume import Consumed, confirm_topic, unconsumed_range
-from outbox_plugin.consuming.positions import RangeMoved, claim, read_position
+from outbox_plugin.consuming.positions import RangeMoved, lock_and_advance, read_position
 from outbox_plugin.consuming.records import first_record
 from outbox_plugin.consuming.topic_state import topic_state
-from outbox_plugin.core.ranges import TopicRange, TopicState, remaining
+from outbox_plugin.core.topic_ranges import TopicRange, TopicState, remaining
 from outbox_plugin.errors import RangeRefused
 from outbox_plugin.printable import logger_of
 from outbox_plugin.schema.connection import connect_patiently, reported_as_refusal
@@ -35,11 +35,11 @@ from outbox_plugin.spark.write import OutboxWrite
 logger = logger_of("outbox_plugin.consuming")
 
 Write = Callable[[DataFrame], OutboxWrite]
-_Claim = Callable[[psycopg.Connection[tuple[object, ...]]], bool]
+_Condition = Callable[[psycopg.Connection[tuple[object, ...]]], bool]
 
 
 def consume_range_with_spark(spark: SparkSession, settings: Settings, wanted: TopicRange, write: Write) -> Consumed:
-    """Write what a range's records result in, with Spark. It is written once, however often this is called.
+    """Write the results of a range's records with Spark. They are written once, however often this is called.
 
     Args:
         spark: any session; Spark's Kafka source is added to it if it is not there.
@@ -51,19 +51,21 @@ def consume_range_with_spark(spark: SparkSession, settings: Settings, wanted: To
     Raises:
         RangeMoved: run it again.
         RangeRefused, TopicReplaced: it cannot be consumed.
-        InvalidSetting: Spark's Kafka source is not to be had.
-        LogUnavailable, ServerRefused, SchemaMissing: a server is away, or does not let us.
+        InvalidSetting: Spark's Kafka source cannot be downloaded.
+        LogUnavailable, ServerRefused, SchemaMissing: a server is away, or refuses us.
         OutboxError, pyspark.errors.PySparkException: as `OutboxWrite.commit` does; nothing was written.
     """
     rest, there = unconsumed_range(settings, wanted)
     if not rest.offsets:
         return Consumed(rest, 0, again=True)
-    claims = [(rest, there.lost)]
+    ranges = [(rest, there.lost)]
     if not there.range.offsets:  # Kafka has deleted all of it.
-        done = _claim_alone(settings, claims)
+        done = _advance_alone(settings, ranges)
         return Consumed(rest, 0, there.lost, again=not done)
     records = read_offsets(spark, settings, wanted.topic, there.range.begin, there.range.end)
-    written = write(records).only_if(claimed(settings, claims, partial(confirm_topic, settings, there.range)))
+    written = write(records).only_if(
+        position_condition(settings, ranges, partial(confirm_topic, settings, there.range))
+    )
     done = not written.commit().again
     return Consumed(rest, None, there.lost, again=not done)
 
@@ -77,29 +79,31 @@ def foreach_batch(settings: Settings, consumer: str, write: Write) -> Callable[[
         write: as for `consume_range_with_spark`; it gets the records of a batch that have had no effect yet. Its
             columns `topic`, `partition` and `offset` must be the Kafka source's own.
 
-    The source must read `read_committed`, as a harvester that was killed leaves records of an aborted transaction
-    behind, and begin at the earliest offsets, as a stream that has lost its checkpoint would pass over records
-    otherwise. The stream must be stateless: a record that an operator keeps for a later batch counts as consumed. Where
-    it begins behind the position, what Kafka has deleted in between counts as lost, and a warning names a record that
-    is passed over.
+    The source must read `read_committed`, because a harvester that was killed leaves records of an aborted transaction
+    in the topic. It must begin at the earliest offsets, or a stream that has lost its checkpoint would skip records.
+    The stream must be stateless: a record that an operator of the plan keeps for a later batch counts as consumed. If
+    the stream begins behind the position, offsets that Kafka has deleted in between count as lost, and a warning names
+    a record that is skipped.
 
     Example:
         source = spark.readStream.format("kafka").option("subscribe", "orders")
         source = source.option("kafka.isolation.level", "read_committed").option("startingOffsets", "earliest")
         source.load().writeStream.foreachBatch(foreach_batch(settings, "totals", write)).start()
     """
-    left_at: dict[tuple[str, int], int] = {}  # By topic id and partition: where this stream has moved the position to.
+    left_at: dict[tuple[str, int], int] = {}  # By topic id and partition: the position to which this stream has moved.
 
     def consume(batch: DataFrame, batch_id: int) -> None:  # noqa: ARG001 - Spark's signature.
         kept = batch.persist(StorageLevel.MEMORY_AND_DISK)
         try:
-            claims = []
+            ranges = []
             for spanned, state in _ranges(settings, consumer, kept):
                 if (rest := _rest(settings, spanned)).offsets:
-                    claims.append((rest, _lost_before(settings, rest, spanned, state, left_at)))
-            if claims:
-                write(_within(kept, [rest for rest, _ in claims])).only_if(claimed(settings, claims)).commit()
-                left_at.update(((rest.topic_id, each), end) for rest, _ in claims for each, end in rest.end.items())
+                    ranges.append((rest, _lost_before(settings, rest, spanned, state, left_at)))
+            if ranges:
+                write(_within(kept, [rest for rest, _ in ranges])).only_if(
+                    position_condition(settings, ranges)
+                ).commit()
+                left_at.update(((rest.topic_id, each), end) for rest, _ in ranges for each, end in rest.end.items())
         finally:
             kept.unpersist()
 
@@ -107,7 +111,7 @@ def foreach_batch(settings: Settings, consumer: str, write: Write) -> Callable[[
 
 
 def _ranges(settings: Settings, consumer: str, batch: DataFrame) -> list[tuple[TopicRange, TopicState]]:
-    """What a batch spans, by topic, and where the topic begins and ends."""
+    """The range that a batch spans in each topic, and where the topic begins and ends."""
     if missing := {"topic", "partition", "offset"} - set(batch.columns):
         raise RangeRefused(f"{consumer}: the batch lacks the columns {', '.join(sorted(missing))} of the Kafka source")
     spans = batch.groupBy("topic", "partition").agg(f.min("offset").alias("begin"), f.max("offset").alias("last"))
@@ -120,7 +124,7 @@ def _ranges(settings: Settings, consumer: str, batch: DataFrame) -> list[tuple[T
 
 
 def _rest(settings: Settings, spanned: TopicRange) -> TopicRange:
-    """What has had no effect yet of a batch, from the position on: offsets before its first record have no records."""
+    """The part of a batch that has had no effect yet. It begins at the position, even if its first record is later."""
     position = read_position(settings, spanned.consumer, spanned.topic)
     known = position.next_offsets if position else {}
     begin = {each: min(first, known.get(each, first)) for each, first in spanned.begin.items()}
@@ -137,8 +141,8 @@ def _lost_before(
 ) -> int:
     """How many offsets Kafka has deleted between the position and the first records of a batch.
 
-    Warns where a record is there in between, and the stream has not moved the position there itself: it began too late,
-    or a filter of its own leaves the record out.
+    Warns if there is a record in between and the stream has not moved the position there itself: the stream began too
+    late, or one of its filters leaves the record out.
     """
     lost, begin, end = 0, {}, {}
     for partition, position in rest.begin.items():
@@ -167,29 +171,29 @@ def _within(batch: DataFrame, ranges: list[TopicRange]) -> DataFrame:
     return batch.where(wanted)
 
 
-def claimed(
-    settings: Settings, claims: list[tuple[TopicRange, int]], confirm: Callable[[], None] = lambda: None
-) -> _Claim:
-    """What `OutboxWrite.only_if` takes: it moves all positions, or says that all has been consumed before.
+def position_condition(
+    settings: Settings, ranges: list[tuple[TopicRange, int]], confirm: Callable[[], None] = lambda: None
+) -> _Condition:
+    """A condition for `OutboxWrite.only_if`. It moves all positions, or returns False if all was consumed before.
 
-    It raises RangeMoved where some have been consumed before, and others have not. `confirm` may raise, too.
+    It raises RangeMoved if some of the ranges were consumed before and others were not. `confirm` may raise, too.
     """
 
     def run(connection: psycopg.Connection[tuple[object, ...]]) -> bool:
         confirm()
-        moved = [claim(connection, settings.table, wanted, lost) for wanted, lost in claims]
-        if any(moved) and not all(moved):  # The transaction must not move one without its effects.
-            names = ", ".join(wanted.name for wanted, _ in claims)
+        moved = [lock_and_advance(connection, settings.table, wanted, lost) for wanted, lost in ranges]
+        if any(moved) and not all(moved):  # No position may move without its effects.
+            names = ", ".join(wanted.name for wanted, _ in ranges)
             raise RangeMoved(f"{names}: a part of the batch was consumed meanwhile: run it again")
         return all(moved)
 
     return run
 
 
-def _claim_alone(settings: Settings, claims: list[tuple[TopicRange, int]]) -> bool:
+def _advance_alone(settings: Settings, ranges: list[tuple[TopicRange, int]]) -> bool:
     with (
         reported_as_refusal(settings),
         connect_patiently(settings, purpose="outbox consumer") as connection,
         connection.transaction(),
     ):
-        return claimed(settings, claims)(connection)
+        return position_condition(settings, ranges)(connection)

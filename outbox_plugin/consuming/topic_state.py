@@ -1,4 +1,4 @@
-"""Where a topic begins and ends, and which topic it is, as Kafka says it."""
+"""Asks Kafka where a topic begins and ends, and for its id."""
 
 from __future__ import annotations
 
@@ -8,31 +8,30 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from outbox_plugin.adapters.kafka_admin import KafkaAdmin
-from outbox_plugin.adapters.kafka_clients import UNKNOWN_TOPIC, refusal
-from outbox_plugin.core.ranges import TopicState
+from outbox_plugin.adapters.kafka_clients import NO_LEADER_YET, UNKNOWN_TOPIC, connection_error
+from outbox_plugin.core.topic_ranges import TopicState
 from outbox_plugin.errors import LogUnavailable, ServerRefused
 from outbox_plugin.settings import Settings
 
 ANSWER_SECONDS = 10.0
 RETRY_SECONDS = 0.1
-_NO_LEADER = {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE}  # A new partition, or a new broker.
 
 
 def topic_state(settings: Settings, topic: str, seconds: float = ANSWER_SECONDS) -> TopicState:
-    """The topic's id, and of each partition the first offset that is there and the last stable offset.
+    """The topic's id, and each partition's first offset and last stable offset.
 
     Args:
         settings: where Kafka is.
         topic: its name.
-        seconds: how long Kafka's answers may take in all.
+        seconds: how long Kafka's answers may take together.
 
     Raises:
         LogUnavailable: Kafka does not answer in time.
-        ServerRefused: there is no such topic, or we may not look.
+        ServerRefused: there is no such topic, or we may not read it.
     """
     deadline = time.monotonic() + seconds
     admin = KafkaAdmin(settings).client
@@ -43,8 +42,8 @@ def topic_state(settings: Settings, topic: str, seconds: float = ANSWER_SECONDS)
             code = error.args[0].code()
             if code in UNKNOWN_TOPIC:
                 raise ServerRefused(f"the topic {topic} cannot be read: {error.args[0].str()}") from None
-            if code not in _NO_LEADER or time.monotonic() > deadline - RETRY_SECONDS:
-                raise refusal(error.args[0], settings) from error
+            if code not in NO_LEADER_YET or time.monotonic() > deadline - RETRY_SECONDS:
+                raise connection_error(error.args[0], settings) from error
         except FutureTimeout:
             raise _late() from None
         time.sleep(RETRY_SECONDS)
@@ -76,4 +75,4 @@ def _left(deadline: float) -> float:
 
 
 def _late() -> LogUnavailable:
-    return LogUnavailable("Kafka did not tell in time where the topic begins and ends")
+    return LogUnavailable("Kafka did not answer in time where the topic begins and ends")

@@ -1,20 +1,19 @@
 """Consumers that share topics through Kafka alone: Marshal's protocol, wire-compatible.
 
-Instances of a group write what they want, hold and give up to a coordination topic. The log orders it, so that all
-who read it agree on who holds what (`world.py`): nobody coordinates, and nothing stops when an instance comes or goes
-but the partitions that move. An instance that starts again with its client id goes on with its own claims at once. An
-operator pauses a group, sets where it goes on, and resumes it (`admin.py`).
+Instances of a group write to a coordination topic which partitions they want, hold and give up. The topic is a log in
+one order, so all who read it agree on who holds what (`world.py`). There is no coordinator, and when an instance comes
+or goes, only the partitions that move stop. An instance that starts again with its client id goes on with its own
+claims at once. An operator pauses a group, sets where it goes on, and resumes it (`admin.py`).
 
-Who decides what: the log decides who holds a partition, and where it goes on, by the broker's clock alone
-(`world.py`); `claims.py`, `spread.py` and `lag_trend.py` decide what an instance asks for, and what it gives up so
-that others have their share. An instance's own memory decides nothing that the log has not said: it hands out records
-only of partitions that the log gave it, and only while nobody else can have them (`member.py`). What must outlive the
-log is kept beside it (`state.py`). All of these do no I/O; `instance.py` and `consumer.py` are the threads around
-them.
+The log decides who holds a partition and where the group goes on in it, by the broker's clock alone (`world.py`).
+`claims.py`, `claim_planner.py` and `lag_trend.py` decide which partitions an instance asks for, and which it gives up
+for the others' fair share. An instance hands out records only of partitions that the log gave it, and only while
+nobody else can have them (`member.py`). Positions and pauses that must outlive the log are kept beside it (`state.py`).
+None of these modules does I/O; `instance.py` and `consumer.py` are the threads around them.
 
-At least once: an offset moves forward when what is below it was committed; records may come again, to another. At
-most once: an instance first writes to the log what it is about to hand out, reads that back, and hands it out only if
-it held the partition there; records may be lost with an instance, and come twice to nobody.
+At least once: an offset moves forward when the records below it are committed. Another instance may get records again.
+At most once: an instance writes to the log which records it will hand out, reads that back, and hands them out only if
+it held the partition at that point of the log. Records may be lost with an instance, but nobody gets them twice.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ __all__ = [
     "encode",
 ]
 
-_HOME = {"Admin": "admin", "Consumer": "consumer", "World": "world"}  # All others: messages.
+_HOME = {"Admin": "admin", "Consumer": "consumer", "World": "world"}  # All other names: messages.
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What a member wants done: values that its edge carries out, in order."""
+"""A member's actions: values that `Instance` carries out, in order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Keep for good where the group goes on in a partition, of the topic with that id: the log has said so at `at`."""
+    """Write to the state topic where the group goes on in a partition, by the log's time `at`."""
 
     topic_partition: TopicPartition
     offset: int
@@ -27,4 +27,4 @@ class Keep:
     at: float
 
 
-Action = Send | Keep | ClaimEvent
+MemberAction = Send | Keep | ClaimEvent

@@ -1,4 +1,4 @@
-"""The operator: who holds what; pause a group, set where it goes on, and let it go on."""
+"""An operator's commands: show who holds what, pause a group, set where it goes on, and resume it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _nothing(_: Entry) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What the log says: all partitions that it speaks of, sorted, who is paused, and how far all are behind."""
+    """The state of the groups: all partitions that the log names, sorted; the pauses; and the lags."""
 
     rows: tuple[Row, ...]
     pauses: Mapping[str, Pause]
@@ -37,7 +37,7 @@ class Known:
 
 
 class Admin:
-    """An operator of all groups on one coordination topic. Each method connects anew."""
+    """Commands for all groups on one coordination topic. Each method opens its own connection."""
 
     def __init__(
         self,
@@ -84,8 +84,8 @@ class Admin:
     def pause(self, group_id: str, seconds: float | None = None) -> list[Key]:
         """Have the whole group release its partitions, and claim none for a time or until `resume`.
 
-        Waits until each instance has released its partitions, or has been silent for so long that it hands out no
-        records any more.
+        Waits until each instance has released its partitions, or has been silent long enough that it no longer hands
+        out records.
 
         Args:
             group_id: the group.
@@ -170,7 +170,7 @@ class Admin:
     def _release_group(
         self, view: _View, group_id: str, seconds: float | None, heard: Callable[[Entry], None] = _nothing
     ) -> None:
-        """Pause a group for so long, from when the log has it; without an end where it is None; 0: let it go on."""
+        """Pause a group for `seconds` from the message's time in the log. None: without an end. 0: resume it."""
         begins = int(view.log.log_time())
         until = NO_END if seconds is None else begins + ceil(seconds) if seconds else 0
         message = ReleaseGroup(VERSION, begins, *self._me, group_id, "", 0, until)
@@ -200,7 +200,7 @@ class Admin:
 
 
 class _View:
-    """The world of each partition of the coordination topic, as far as it was read."""
+    """The world of each partition of the coordination topic, as far as it has been read."""
 
     def __init__(self, log: CoordinationLog, interval: float, since: float) -> None:
         self.log = log
@@ -229,7 +229,7 @@ class _View:
         return [row for world in self.worlds.values() for row in world.rows(now) if row.key.group_id == group_id]
 
     def pauses(self) -> dict[str, Pause]:
-        """The groups that are paused wherever they are talked about."""
+        """The groups that are paused in every partition of the coordination topic."""
         now = self.log.log_time()
         first, *others = (world.pauses(now) for world in self.worlds.values())
         return {group: pause for group, pause in first.items() if all(group in other for other in others)}
@@ -239,5 +239,5 @@ class _View:
         return self.worlds[self.log.partition_of(tp.topic)].offset(group_id, *tp)
 
     def topic_id(self, group_id: str, tp: TopicPartition) -> str:
-        """Which topic that offset belongs to, where somebody said so."""
+        """The id of the topic that the offset belongs to; empty if the log has none."""
         return self.worlds[self.log.partition_of(tp.topic)].topic_id(group_id, *tp)

@@ -1,4 +1,4 @@
-"""A consumer of topics that it shares with others of its group: iterate it or poll it, and commit."""
+"""A consumer that shares topics with others of its group: iterate it or poll it, and commit."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Literal, Self, get_args
+from typing import TYPE_CHECKING, Literal, Self, get_args
 
 import confluent_kafka
 from confluent_kafka import KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
-from outbox_plugin.adapters.kafka_clients import client_config, refusal, refused_property
+from outbox_plugin.adapters.kafka_clients import client_config, connection_error, refused_property
 from outbox_plugin.coordination.claims import Claim
 from outbox_plugin.coordination.events import ClaimEvent
 from outbox_plugin.coordination.fetched import Fetched
@@ -22,9 +22,13 @@ from outbox_plugin.coordination.log import TOPIC, CoordinationLog, kafka_setting
 from outbox_plugin.coordination.messages import VERSION, ClaimingPartition, encode
 from outbox_plugin.coordination.world import TOPIC_CLIENT, Holder
 from outbox_plugin.core.topic_partition import TopicPartition
-from outbox_plugin.errors import LogUnavailable, UserError
+from outbox_plugin.errors import InvalidSetting, LogUnavailable, UserError
+from outbox_plugin.extras import what_to_install
 from outbox_plugin.insecure_settings import warn_about_insecure_settings
 from outbox_plugin.printable import logger_of
+
+if TYPE_CHECKING:  # It needs an extra.
+    from outbox_plugin.coordination.observed import ObservedConsumer
 
 LOGGER = logger_of(__name__)
 
@@ -63,6 +67,7 @@ class Consumer:
         bootstrap_servers: str | None = None,
         kafka: dict[str, str] | None = None,
         observe: Callable[[ClaimEvent], None] = _nothing,
+        listen: str | None = None,
     ) -> None:
         """Connect, take over what this client held, and start to claim partitions.
 
@@ -79,14 +84,16 @@ class Consumer:
             bootstrap_servers: Kafka brokers; OUTBOX_BOOTSTRAP_SERVERS where it is None.
             kafka: librdkafka properties; OUTBOX_KAFKA where it is None.
             observe: is called with each partition that is gained or lost, on another thread.
+            listen: PORT or HOST:PORT that serves metrics and probes until the `close`; None for none, whatever
+                OUTBOX_LISTEN says.
 
         Raises:
             UserError: an argument is wrong; one line says which.
-            InvalidSetting: brokers or properties are missing or wrong.
+            InvalidSetting: brokers or properties are missing or wrong, or the port cannot be had.
             ServerRefused: no broker answers, or it refuses us.
         """
         _check(topics, group_id, client_id, guarantee, max_claims, heartbeat_interval_seconds)
-        self._settings = kafka_settings(bootstrap_servers, kafka)
+        self._settings = kafka_settings(bootstrap_servers, kafka, listen)
         warn_about_insecure_settings(self._settings, postgres=False)
         self._at_most_once = guarantee == "at-most-once"
         self._assigned: dict[TopicPartition, Claim] = {}
@@ -94,19 +101,21 @@ class Consumer:
         self._asked: dict[TopicPartition, tuple[Claim, int]] = {}  # What the log was asked to promise last.
         self._followed = float("-inf")
         self._stopped = False
+        self._committed_at: float | None = None
+        self._observed: ObservedConsumer | None = None  # Where there is a port.
         self._log = CoordinationLog(self._settings, coordination_topic, group_id)
         try:
             self._reader = confluent_kafka.Consumer(
                 client_config(
                     self._settings,
-                    group_id=group_id,  # Demanded by the library; it joins nothing and commits nothing.
+                    group_id=group_id,  # The library requires it; this client joins no group and commits nothing.
                     enable_auto_commit=False,
                     enable_auto_offset_store=False,
                     fetch_wait_max_ms=100,
                     queued_min_messages=BATCH,
                     queued_max_messages_kbytes=4_096,
                 )
-                | {"auto.offset.reset": "earliest"}  # Tuning must not make it pass over records.
+                | {"auto.offset.reset": "earliest"}  # OUTBOX_KAFKA must not make it skip records.
             )
         except KafkaException as error:
             self._log.close()
@@ -122,10 +131,32 @@ class Consumer:
             observe=observe,
         )
         try:
+            if self._settings.listen is not None:
+                self._observed = self._listen(self._settings.listen, topics)
             self._instance.start()
+            if self._observed is not None:
+                self._observed.poll_lag()
         except BaseException:
             self.close()
             raise
+
+    def _listen(self, listen: str, topics: Sequence[str]) -> ObservedConsumer:
+        try:
+            from outbox_plugin.coordination.observed import ObservedConsumer
+        except ModuleNotFoundError as error:
+            if (hint := what_to_install("OUTBOX_LISTEN", error)) is None:
+                raise
+            raise InvalidSetting(hint) from None
+        return ObservedConsumer(
+            self._settings,
+            listen,
+            self._instance.group_id,
+            self._instance.me.client_id,
+            topics,
+            error=self._instance.error,
+            progress=self._instance.progress,
+            committed_at=lambda: self._committed_at,
+        )
 
     @property
     def instance_id(self) -> str:
@@ -163,7 +194,7 @@ class Consumer:
             message = self._fetched.next(self._instance.may_hand_out)
             if message is not None:
                 return message
-            if now > deadline and fetched:  # With no time at all, it fetches once.
+            if now > deadline and fetched:  # Even with a timeout of 0, it fetches once.
                 return None
             self._fetch(min(FOLLOW_SECONDS, max(0.0, deadline - now)), deadline)
             fetched = True
@@ -187,6 +218,7 @@ class Consumer:
         Returns:
             Whether we still hold its partition; if not, another instance gets the record again.
         """
+        self._committed_at = time.time()
         return self._instance.done(
             TopicPartition(message.topic() or "", message.partition() or 0), message.offset() or 0
         )
@@ -206,6 +238,9 @@ class Consumer:
         self._instance.stop(keep=not release)
         self._log.close()
         self._reader.close()
+        observed, self._observed = self._observed, None
+        if observed is not None:
+            observed.close()
 
     def __enter__(self) -> Self:
         return self
@@ -230,10 +265,10 @@ class Consumer:
             self._assigned.update((tp, held[tp]) for tp in new)
 
     def _fetch(self, wait_seconds: float, deadline: float) -> None:
-        """Take in records that have arrived; at most once, have the log promise them to us."""
+        """Add records that have arrived to the queues. At most once, also ask the log to promise them to us."""
         if len(self._fetched) < BATCH:
             self._take_in(wait_seconds)
-        elif not self._at_most_once or not self._unpromised():  # It waits for the log to say that we still hold it.
+        elif not self._at_most_once or not self._unpromised():  # The log must first confirm that we hold them.
             time.sleep(wait_seconds)
         if self._at_most_once and (unpromised := self._unpromised()):
             self._promise(unpromised, deadline)
@@ -243,7 +278,7 @@ class Consumer:
         gather_seconds = PROMISED_GATHER_SECONDS if self._at_most_once else GATHER_SECONDS
         for message in [] if first is None else [first, *self._reader.consume(BATCH - 1, gather_seconds)]:
             if (error := message.error()) is not None:
-                if not isinstance(problem := refusal(error, self._settings), LogUnavailable):
+                if not isinstance(problem := connection_error(error, self._settings), LogUnavailable):
                     raise problem
                 continue
             tp = TopicPartition(message.topic() or "", message.partition() or 0)
@@ -251,7 +286,7 @@ class Consumer:
                 self._fetched.add(tp, claim, message.offset() or 0, message)
 
     def _promise(self, unpromised: Mapping[TopicPartition, tuple[Claim, int]], deadline: float) -> None:
-        """Ask the log to promise records to us; what it does not answer in time is asked again while we hold it."""
+        """Ask the log to promise records to us. While we hold them, an unanswered request is repeated."""
         left = deadline - time.monotonic()
         self._instance.promise(unpromised, min(PROMISE_SECONDS, max(left, LEAST_PROMISE_SECONDS)))
         held = self._instance.claims()
@@ -260,9 +295,9 @@ class Consumer:
                 self._fetched.forget(tp)
 
     def _unpromised(self) -> dict[TopicPartition, tuple[Claim, int]]:
-        """The claims of which the log has not said all that was fetched to be ours, and up to where it is to say so.
+        """The claims with fetched records that the log has not promised to us yet, each with the offset to ask for.
 
-        Where it has not answered yet, that stays as it was, also if more was fetched since: its answer may come late.
+        While a request is unanswered, its offset stays the same even if more was fetched: the answer may be late.
         """
         asked: dict[TopicPartition, tuple[Claim, int]] = {}
         for tp, (claim, end) in self._fetched.ends().items():

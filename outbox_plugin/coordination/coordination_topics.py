@@ -1,4 +1,4 @@
-"""The two topics that coordination rests on: made where missing, refused where their form breaks a promise."""
+"""Creates the two topics of coordination if they are missing, and refuses them if their form breaks a promise."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from contextlib import suppress
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType, TopicDescription
 
-from outbox_plugin.adapters.kafka_clients import REQUEST_TIMEOUT_SECONDS, UNKNOWN_TOPIC, refusal
+from outbox_plugin.adapters.kafka_clients import REQUEST_TIMEOUT_SECONDS, UNKNOWN_TOPIC, connection_error
 from outbox_plugin.coordination.group_view import TopicForm
 from outbox_plugin.errors import LogUnavailable, UserError
 from outbox_plugin.settings import Settings
 
 PARTITIONS = 8
 STATE_SUFFIX = "-state"
-# The broker's clock is in the log: what is late, and what is stale, is the same to all.
+# The log has the broker's times, so all instances agree on what is late and what is stale.
 _BROKER_TIME = {"message.timestamp.type": "LogAppendTime"}
 TOPIC_CONFIG = {**_BROKER_TIME, "cleanup.policy": "delete", "retention.ms": "86400000", "segment.ms": "3600000"}
 STATE_CONFIG = {**_BROKER_TIME, "cleanup.policy": "compact", "segment.ms": "3600000", "segment.bytes": "16777216"}
-APPEAR_SECONDS = 30.0  # A busy cluster takes its time to give a new topic its leaders.
+APPEAR_SECONDS = 30.0  # A busy cluster needs time to give a new topic its leaders.
 CHECKED = ("message.timestamp.type", "cleanup.policy")
 SHORTEST_RETENTION_SECONDS = 3_600.0
 
 
 def ensure_topics(admin: AdminClient, topic: str, settings: Settings) -> dict[str, TopicForm]:
-    """Make the coordination topic and its state topic where they are missing, and describe both.
+    """Create the coordination topic and its state topic if they are missing, and describe both.
 
     Raises:
-        UserError: one has a form that would break what is promised.
+        UserError: one has a form that would break a promise.
         ServerRefused: we may not.
         LogUnavailable: Kafka is away.
     """
@@ -53,7 +53,7 @@ def ensure_topics(admin: AdminClient, topic: str, settings: Settings) -> dict[st
                     made.result(REQUEST_TIMEOUT_SECONDS)
                 _raise_unless_made(made.exception())
     except KafkaException as error:
-        raise refusal(error.args[0], settings) from None
+        raise connection_error(error.args[0], settings) from None
     _check_config(admin, {name: config for name, (_, config) in wanted.items()})
     return found
 
@@ -64,7 +64,7 @@ def _raise_unless_made(error: BaseException | None) -> None:
 
 
 def describe(admin: AdminClient, topics: Collection[str]) -> dict[str, Future[TopicDescription]]:
-    """Ask what `topics` look like, without waiting."""
+    """Request the descriptions of `topics`, without waiting."""
     asked: dict[str, Future[TopicDescription]] = admin.describe_topics(
         TopicCollection(list(topics)), request_timeout=REQUEST_TIMEOUT_SECONDS
     )
@@ -72,7 +72,7 @@ def describe(admin: AdminClient, topics: Collection[str]) -> dict[str, Future[To
 
 
 def found_of(asked: Mapping[str, Future[TopicDescription]]) -> dict[str, TopicForm]:
-    """What those topics look like that exist, waiting for the answers.
+    """Wait for the answers, and return the forms of the topics that exist.
 
     Raises:
         KafkaException: Kafka is away, or we may not ask.
@@ -91,12 +91,12 @@ def found_of(asked: Mapping[str, Future[TopicDescription]]) -> dict[str, TopicFo
 
 
 def _name(described: TopicDescription) -> str:
-    """The topic's id as text that our messages can carry."""
+    """The topic's id, in a form that messages can contain: without `/`."""
     return str(described.topic_id).replace("/", "_")
 
 
 def _check_config(admin: AdminClient, wanted: Mapping[str, Mapping[str, str]]) -> None:
-    """Raises UserError for a setting that breaks a promise; says nothing where we may not ask."""
+    """Raises UserError for a setting that breaks a promise. Raises nothing if we may not read the settings."""
     resources = {ConfigResource(ResourceType.TOPIC, topic): topic for topic in wanted}
     asked = admin.describe_configs(list(resources), request_timeout=REQUEST_TIMEOUT_SECONDS)
     for resource, answer in asked.items():

@@ -1,4 +1,4 @@
-"""What happened to an instance's claims, as values: for logs, and for tests."""
+"""Events of an instance's claims, for logs and tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from outbox_plugin.core.topic_partition import TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class ClaimGained:
-    """The log, at `log_offset` of the place's coordination partition, gave us a partition; we begin at `offset`."""
+    """The log gave us a partition, at `log_offset` of its coordination partition. We begin at `offset`."""
 
     topic_partition: TopicPartition
     offset: int
@@ -17,13 +17,13 @@ class ClaimGained:
 
     @property
     def place(self) -> TopicPartition:
-        """The name that `topic_partition` had before; observers may use it."""
+        """The former name of `topic_partition`, kept for observers."""
         return self.topic_partition
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimLost:
-    """We hold a partition no more. `log_offset` is what the log had said by then; `why` is for people."""
+    """We no longer hold a partition. `log_offset`: how far we had read the log; `why`: the reason, for people."""
 
     topic_partition: TopicPartition
     log_offset: int
@@ -31,7 +31,7 @@ class ClaimLost:
 
     @property
     def place(self) -> TopicPartition:
-        """The name that `topic_partition` had before; observers may use it."""
+        """The former name of `topic_partition`, kept for observers."""
         return self.topic_partition
 
 

@@ -23,7 +23,7 @@ class Answer(Enum):
 
 
 class Fetched(Generic[Record]):
-    """Queues of records, one for each claim, in order. One leaves it by being handed out, or with its claim."""
+    """Queues of records, one for each claim. A record leaves its queue when it is handed out or the claim ends."""
 
     def __init__(self) -> None:
         """Nothing is fetched yet."""
@@ -34,7 +34,7 @@ class Fetched(Generic[Record]):
         return self._count
 
     def add(self, tp: TopicPartition, claim: Claim, offset: int, record: Record) -> None:
-        """Take in a record of a partition; those of an earlier claim on it are forgotten."""
+        """Add a record of a partition. Records of an earlier claim on the partition are dropped."""
         known = self._queues.get(tp)
         if known is None or known[0] is not claim:
             self.forget(tp)
@@ -43,7 +43,7 @@ class Fetched(Generic[Record]):
         self._count += 1
 
     def forget(self, tp: TopicPartition) -> None:
-        """The claim has ended."""
+        """Drop the partition's queue: its claim has ended."""
         _, queue = self._queues.pop(tp, (None, ()))
         self._count -= len(queue)
 
@@ -52,7 +52,7 @@ class Fetched(Generic[Record]):
         return {tp: (claim, queue[-1][0] + 1) for tp, (claim, queue) in self._queues.items()}
 
     def next(self, may: Callable[[TopicPartition, Claim, int], Answer]) -> Record | None:
-        """Hand out the next record that `may` be; None when there is none now."""
+        """Return the next record that `may` allows to be handed out; None if there is none now."""
         ended = []
         found = None
         for tp, (claim, queue) in self._queues.items():

@@ -1,4 +1,4 @@
-"""How far groups are behind, in records and in time: a few requests for all partitions together."""
+"""Finds how far groups are behind, in records and in time, with a few requests for all partitions together."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from outbox_plugin.coordination.world import Key, Row
 from outbox_plugin.core.topic_partition import TopicPartition
 
 FIRST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
-READ_SECONDS = 5.0  # For the first records that wait, of all partitions of a group.
+READ_SECONDS = 5.0  # The time to read the first waiting records of all partitions of a group.
 
 
 class Lag(NamedTuple):
     """What a group has not consumed of a partition.
 
     `records` counts offsets, transaction markers among them, up to what readers of committed records can see.
-    `seconds` is the age of the first record that waits; 0 where none does, None where it could not be read in time.
+    `seconds` is the age of the first record that waits: 0 if none waits, None if it could not be read in time.
     """
 
     records: int
@@ -67,11 +67,11 @@ def _times(settings: KafkaSettings, starts: Mapping[TopicPartition, int]) -> dic
     """When the first record at or after each offset was written (seconds since the epoch)."""
     config = client_config(
         settings,
-        group_id="outbox-lag",  # Demanded by the library; it joins nothing and commits nothing.
+        group_id="outbox-lag",  # The library requires it; this client joins no group and commits nothing.
         enable_auto_commit=False,
         auto_offset_reset="earliest",
         fetch_wait_max_ms=50,
-        max_partition_fetch_bytes=1_024,  # A batch is given all the same.
+        max_partition_fetch_bytes=1_024,  # The broker still sends at least one batch.
         queued_min_messages=1,
     )
     found: dict[TopicPartition, float] = {}

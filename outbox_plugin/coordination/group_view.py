@@ -1,4 +1,4 @@
-"""What the log says of one group: who holds its partitions, and where it goes on in them. No I/O, no clock."""
+"""One group's view of the log: who holds its partitions, and where it goes on in them. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class GroupView:
             topics: what it consumes.
             interval_seconds: the heartbeat interval of the group.
             width: the partitions of the coordination topic that count.
-            since: when the part of the log begins that is read (seconds since the epoch).
+            since: when the part of the log that is read begins (seconds since the epoch).
             log_ahead: the log's time, in seconds since the epoch, minus the monotonic time.
         """
         self.group_id = group_id
@@ -81,7 +81,7 @@ class GroupView:
             self.world_of(tp).remember(Key(self.group_id, *tp), offset, topic_id, at)
 
     def caught_up(self) -> None:
-        """Note that all of the log has been read that was there at the start."""
+        """Note that the log has been read up to its end at our start."""
         for world in self.worlds.values():
             world.recall_all()
 

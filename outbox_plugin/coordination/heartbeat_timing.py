@@ -1,4 +1,4 @@
-"""How often instances speak, and how much of the log says who holds what."""
+"""How often instances write heartbeats, and how much of the log a new instance reads."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ HEARTBEAT_INTERVAL_SECONDS = 10.0  # Marshal's own is 60: the same is needed onl
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatTiming:
-    """Seconds. `idle`: a user who polls no more for so long is taken to have gone."""
+    """Times in seconds. After `idle` seconds without a poll, an instance releases its partitions."""
 
     interval: float
     idle: float = 300.0
 
     @property
     def beat(self) -> float:
-        """Between two heartbeats of ours: more often than once an interval, as one may come late."""
+        """Between two heartbeats of ours: half an interval, because a heartbeat may come late."""
         return self.interval / 2
 
     @property
     def lookback(self) -> float:
-        """So much of the log says who holds what: claims are repeated several times in it."""
+        """How much of the log shows who holds what: every claim is repeated several times in it."""
         return max(30.0, 12 * self.interval)
 
     @property

@@ -1,4 +1,4 @@
-"""What an instance holds, with its lease; and what it has said and the log has not answered."""
+"""A held partition with its lease, and the messages that the log has not answered yet."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from outbox_plugin.coordination.claims import Claim
 from outbox_plugin.core.topic_partition import TopicPartition
 
 NEVER = float("-inf")
-LOST_SECONDS = 15.0  # A message that the log has not taken by then never comes.
+LOST_SECONDS = 15.0  # A message that has not come back from the log by then is lost.
 
 
 class HeldPartition:
@@ -17,17 +17,17 @@ class HeldPartition:
     def __init__(self, claim: Claim, until: float, now: float) -> None:
         """Gained at `now`."""
         self.claim = claim
-        self.until = until  # The lease: nobody else can hold it before.
+        self.until = until  # The end of the lease: nobody else can hold the partition before it.
         self.beaten = NEVER
         self.renewed = now
-        self.reclaimed = NEVER  # When it was last claimed again, after it had become stale.
-        self.repaired = NEVER  # Since when we set right what somebody said in our name.
-        self.kept: int | None = None  # The offset that was last kept for good, and when.
+        self.reclaimed = NEVER  # When we last claimed it again, after it had become stale.
+        self.repaired = NEVER  # When we began to correct a message that somebody wrote in our name.
+        self.kept: int | None = None  # The offset that was last written to the state topic, and when.
         self.kept_at = NEVER
 
 
 class UnansweredMessages:
-    """When we sent each message that has not come back, by partition and timestamp: they come back in that order."""
+    """When we sent each message that has not come back, by partition and timestamp. They come back in that order."""
 
     def __init__(self) -> None:
         """Nothing is sent yet."""
@@ -37,14 +37,14 @@ class UnansweredMessages:
         return any(queue for sent in self._sent.values() for queue in sent.values())
 
     def add(self, tp: TopicPartition, timestamp: int, now: float) -> None:
-        """A message about `tp` with that timestamp is sent."""
+        """Note that a message about `tp` with that timestamp was sent at `now`."""
         self._sent.setdefault(tp, {}).setdefault(timestamp, deque()).append(now)
 
     def answer(self, tp: TopicPartition, timestamp: int, now: float) -> float | None:
-        """When the message that has come back was sent, or an earlier time; None when we sent none such."""
+        """When the message that has come back was sent, or an earlier time; None if we sent no such message."""
         sent = self._sent.get(tp, {})
         for earlier in [each for each in sent if each < timestamp]:
-            del sent[earlier]  # Those were lost.
+            del sent[earlier]  # They were lost.
         queue = sent.get(timestamp)
         if not queue:
             return None

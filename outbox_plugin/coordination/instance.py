@@ -16,6 +16,7 @@ from outbox_plugin.coordination.group_view import GroupView
 from outbox_plugin.coordination.heartbeat_timing import HeartbeatTiming
 from outbox_plugin.coordination.log import CoordinationLog
 from outbox_plugin.coordination.member import Member
+from outbox_plugin.coordination.readiness import Progress
 from outbox_plugin.coordination.world import Holder
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.printable import logger_of
@@ -47,7 +48,7 @@ class Instance:
         self.me = me
         self._changed = threading.Condition()  # Guards the member, and the order in which messages are sent.
         self._log = log
-        self._group = group_id
+        self.group_id = group_id
         self._topics = topics
         self._timing = timing
         self._observe = observe
@@ -61,7 +62,8 @@ class Instance:
         self._error: Exception | None = None
         self._stop = threading.Event()
         self._keep = False
-        # Of our own thread alone.
+        self._followed_at: float | None = None
+        # Used by our own thread only.
         self._described = float("-inf")
         self._forms: dict[str, Future[Any]] = {}
         self._sampled = float("-inf")
@@ -75,11 +77,11 @@ class Instance:
             LogUnavailable: Kafka is away.
         """
         member, log = self._member, self._log
-        if (pause := log.kept.pauses.get(self._group)) is not None:
+        if (pause := log.kept.pauses.get(self.group_id)) is not None:
             for world in member.view.worlds.values():
                 world.apply(pause, float(pause.timestamp))
         for key, kept in log.kept.positions.items():
-            if key.group_id == self._group:
+            if key.group_id == self.group_id:
                 member.view.remember(TopicPartition(key.topic, key.partition), kept.offset, kept.topic_id, kept.at)
         for entry in log.follow(member.view.worlds, self._since):
             member.apply(entry, time.monotonic(), live=False)
@@ -94,19 +96,40 @@ class Instance:
         self._thread.start()
 
     def stop(self, *, keep: bool) -> None:
-        """Release all, or `keep` it for the next instance of our client; returns when the log has it. Safe twice."""
+        """Release all partitions, or `keep` them for our client's next instance; safe to call twice.
+
+        Returns once the log has it, or after a few seconds.
+        """
         self._keep = keep
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
 
+    # Called by whoever observes.
+
+    def error(self) -> Exception | None:
+        """Why the log can no longer be followed; None while it can."""
+        return self._error
+
+    def progress(self) -> Progress:
+        """What is known of our progress now."""
+        with self._changed:
+            member, claims = self._member, self._member.claims()
+            return Progress(
+                followed_at=self._followed_at,
+                polled_at=member.polled_at,
+                confirmed_at=member.confirmed_at,
+                offsets={tp: claim.offset for tp, claim in claims.items()},
+                all_confirmed=len(member.held(time.monotonic())) == len(claims),
+            )
+
     # Called by the user's thread.
 
     def claims(self) -> dict[TopicPartition, Claim]:
-        """What we hold, or may still hold, for one who polls.
+        """The partitions that we hold or may still hold, with their claims; counts as a poll of the user.
 
         Raises:
-            OutboxError: the log can be followed no more; the reason.
+            OutboxError: the log can no longer be followed; the message has the reason.
         """
         with self._changed:
             self._member.polled(time.monotonic())
@@ -115,22 +138,22 @@ class Instance:
             return self._member.claims()
 
     def held(self) -> dict[TopicPartition, Claim]:
-        """What we certainly hold now, for one who only looks."""
+        """The partitions that we certainly hold now, with their claims; does not count as a poll."""
         with self._changed:
             return self._member.held(time.monotonic())
 
     def may_hand_out(self, tp: TopicPartition, claim: Claim, offset: int) -> Answer:
-        """Whether the record at `offset` may go to the user, by `claim`; if so it is noted that it did."""
+        """Whether the record at `offset`, fetched by `claim`, may go to the user. If so, it counts as handed out."""
         with self._changed:
             return self._member.may_hand_out(tp, claim, offset, time.monotonic())
 
     def done(self, tp: TopicPartition, offset: int) -> bool:
-        """The record at `offset` is done; whether we still hold its partition."""
+        """Note that the record at `offset` is done. Returns whether we still hold its partition."""
         with self._changed:
             return self._member.done(tp, offset)
 
     def promise(self, claims: Mapping[TopicPartition, tuple[Claim, int]], wait_seconds: float) -> None:
-        """Write to the log that we are about to hand out what is below each end, and read that back."""
+        """Write to the log that we will hand out the records below each end, and read the answer."""
         member = self._member
         ends = {tp: end for tp, (_, end) in claims.items()}
         with self._changed:
@@ -146,7 +169,7 @@ class Instance:
                 if counted
             ]
             member.forget_verdicts(ends)
-        if not self._log.keep(kept, wait=True):  # For those who come when the log has forgotten it.
+        if not self._log.keep(kept, wait=True):  # For instances that start when the log no longer has the promise.
             return
         with self._changed:
             now_held = member.claims()
@@ -181,10 +204,11 @@ class Instance:
                 self._member.ends(ends, now)
             self._member.tick(now)
             self._carry_out()
+            self._followed_at = now
             self._changed.notify_all()
 
     def _take_forms(self) -> dict[str, Any]:
-        """How topics look, when it is time, and once the answers are there."""
+        """The forms of topics, once all answers are there. Sends the next requests when it is time."""
         now = time.monotonic()
         if self._forms:
             if not all(answer.done() for answer in self._forms.values()):
@@ -201,7 +225,7 @@ class Instance:
         return {}
 
     def _take_ends(self) -> dict[TopicPartition, int]:
-        """Where partitions end, when it is time, and once the answers are there."""
+        """The ends of partitions, once all answers are there. Sends the next requests when it is time."""
         now = time.monotonic()
         if self._ends:
             if not all(answer.done() for answer in self._ends.values()):
@@ -217,7 +241,7 @@ class Instance:
         return {}
 
     def _carry_out(self) -> None:
-        """Do what the member wants done, in order. Sending does not wait."""
+        """Carry out the member's actions, in order. Sending does not wait."""
         keep = []
         for action in self._member.take():
             if isinstance(action, Send):
@@ -225,10 +249,10 @@ class Instance:
             elif isinstance(action, Keep):
                 keep.append(action)
             else:
-                self._tell(action)
+                self._report(action)
         self._log.keep(keep)
 
-    def _tell(self, event: ClaimEvent) -> None:
+    def _report(self, event: ClaimEvent) -> None:
         topic, partition = event.topic_partition
         if isinstance(event, ClaimGained):
             LOGGER.info("%s: partition %s of %s is ours, from %s", self.me.client_id, partition, topic, event.offset)
@@ -237,7 +261,7 @@ class Instance:
         self._observe(event)
 
     def _leave(self) -> None:
-        """Tell the log how far we are, for whoever comes next, and wait until it has it."""
+        """Write our offsets to the log, for the next holders, and wait until the log has them."""
         with self._changed:
             self._member.leave(time.monotonic(), keep=self._keep)
             self._carry_out()

@@ -1,4 +1,4 @@
-"""Whether an instance is too slow for what it holds, and what it leaves to a faster one: plain decisions, no I/O."""
+"""Decides whether an instance is too slow for its partitions, and which one it leaves to a faster instance. No I/O."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from itertools import pairwise
 from outbox_plugin.coordination.world import Holder
 from outbox_plugin.core.topic_partition import TopicPartition
 
-SAMPLES = 10  # Over so many samples the lag has to grow.
-MUCH_FASTER = 4  # Only to one whose lag is smaller by this factor is a partition left.
+SAMPLES = 10  # The lag must grow over this many samples.
+MUCH_FASTER = 4  # A partition is left only to an instance whose lag is smaller by this factor.
 
 
 class LagTrend:
-    """The lag of all that an instance holds, as it was sampled with one heartbeat after the other."""
+    """An instance's lag over all its partitions, sampled with each heartbeat."""
 
     def __init__(self) -> None:
         """Nothing is known yet."""
         self._samples: deque[tuple[int, int]] = deque(maxlen=SAMPLES)
 
     def add(self, lag: int, handled: int) -> None:
-        """The lag is `lag` now; `handled` counts all records that were ever handed out."""
+        """Add a sample. `lag`: in records; `handled`: how many records were ever handed out."""
         self._samples.append((lag, handled))
 
     def forget(self) -> None:
-        """Begin anew, as what is held has changed."""
+        """Start over: the partitions that are held have changed."""
         self._samples.clear()
 
     @property
     def falls_behind(self) -> bool:
-        """Whether the lag was never gone, never shrank, grew, and is more than was handled meanwhile."""
+        """Whether the lag was never 0, never shrank, has grown, and exceeds what was handled meanwhile."""
         if len(self._samples) < SAMPLES:
             return False
         lags = [lag for lag, _ in self._samples]
@@ -45,7 +45,7 @@ def left_to_others(
     holders: Mapping[TopicPartition, Holder | None],
     members: Mapping[Holder, bool],
 ) -> TopicPartition | None:
-    """Which partition `me`, who falls behind, should leave: its most lagging one, where another is much faster.
+    """The partition that `me` leaves if another instance is much faster: the one with the largest lag.
 
     Args:
         me: this instance.

@@ -1,4 +1,4 @@
-"""The coordination topic and its state topic: read them up to their end and on, and write to them."""
+"""Reads and writes the coordination topic and its state topic."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from outbox_plugin.adapters.kafka_clients import (
     REACH_SECONDS,
     REQUEST_TIMEOUT_SECONDS,
     UNKNOWN_TOPIC,
-    own_config,
-    refusal,
+    connection_error,
+    internal_client_config,
     refused_property,
 )
 from outbox_plugin.adapters.kafka_reader import bounds
@@ -50,7 +50,7 @@ from outbox_plugin.coordination.messages import (
     decode,
     encode,
 )
-from outbox_plugin.coordination.state import (
+from outbox_plugin.coordination.state_topic import (
     CLOCK_KEY,
     Form,
     KeptPosition,
@@ -70,7 +70,7 @@ LOGGER = logger_of(__name__)
 TOPIC = "__marshal"
 CATCH_UP_SECONDS = 60.0
 CLOSE_SECONDS = 5.0
-MOST_READ = 50_000  # Messages at once: more than one who holds 10,000 partitions sends between two reads.
+MAX_READ = 50_000  # Messages at once: more than one who holds 10,000 partitions sends between two reads.
 END: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 _LATE = {KafkaError._MSG_TIMED_OUT, KafkaError.REQUEST_TIMED_OUT, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
 
@@ -81,14 +81,18 @@ class KafkaSettings(Settings):
     dsn: SecretStr = SecretStr("")
 
 
-def kafka_settings(bootstrap_servers: str | None, kafka: dict[str, str] | None) -> KafkaSettings:
+def kafka_settings(
+    bootstrap_servers: str | None, kafka: dict[str, str] | None, listen: str | None = None
+) -> KafkaSettings:
     """The brokers and librdkafka properties that are given; what is None comes from the environment.
+
+    Not the port: consumers in runs of Dagster, say, have the environment of a harvester that listens there.
 
     Raises:
         InvalidSetting: in one line, what is wrong.
     """
     given: dict[str, Any] = {"bootstrap_servers": bootstrap_servers, "kafka": kafka}
-    return KafkaSettings(**{name: value for name, value in given.items() if value is not None})
+    return KafkaSettings(**{name: value for name, value in given.items() if value is not None}, listen=listen)
 
 
 class CoordinationLog:
@@ -110,13 +114,13 @@ class CoordinationLog:
         self._trouble: OutboxError | None = None
         self._closed = False
         try:
-            self._writer = Producer(  # First, as it connects while we look around.
-                own_config(settings, enable_idempotence=True, linger_ms=0, message_timeout_ms=5_000)
+            self._writer = Producer(  # First, so that it connects while we do the rest.
+                internal_client_config(settings, enable_idempotence=True, linger_ms=0, message_timeout_ms=5_000)
             )
             self._reader = Consumer(
-                own_config(
+                internal_client_config(
                     settings,
-                    group_id=group_id,  # For its committed offsets; it joins nothing.
+                    group_id=group_id,  # To read its committed offsets; this client joins no group.
                     enable_auto_commit=False,
                     auto_offset_reset="earliest",
                     fetch_wait_max_ms=50,
@@ -143,11 +147,11 @@ class CoordinationLog:
         return time.monotonic() + self._ahead
 
     def since(self, lookback_seconds: float) -> float:
-        """When the part of the log begins that says who holds what."""
+        """When the part of the log begins that shows who holds what, in seconds since the epoch."""
         return max(self.log_time() - lookback_seconds, self.form.since)
 
     def _ask_for_time(self) -> float:
-        """What the log's time is ahead of our monotonic clock: a record tells when it was appended."""
+        """The log's time minus our monotonic time, from the broker's timestamp of a record that we write."""
         stamps: list[float] = []
 
         def delivered(error: KafkaError | None, record: Record) -> None:
@@ -174,7 +178,7 @@ class CoordinationLog:
             self.kept.take_in(record.key(), record.value())
 
     def _agree_on_form(self, found: TopicForm) -> Form:
-        """The first one who sees a coordination topic says how many of its partitions count, for good."""
+        """The form of the coordination topic. The first instance that sees the topic decides it for good."""
         known = self.kept.form
         if known is not None and known.topic_id == found.topic_id:
             return known
@@ -184,11 +188,11 @@ class CoordinationLog:
         return form
 
     def partition_of(self, topic: str) -> int:
-        """Where claims on `topic` are talked about."""
+        """The partition of the coordination topic for claims on `topic`."""
         return coordination_partition(topic, self.width)
 
     def follow(self, partitions: Collection[int], since: float) -> Iterator[Entry]:
-        """Read `partitions` from the time `since` up to their present end; `read` goes on from there.
+        """Read `partitions` from the time `since` up to their present end; `read` continues from there.
 
         Raises:
             LogUnavailable: Kafka is away.
@@ -199,7 +203,7 @@ class CoordinationLog:
                 [KafkaTopicPartition(self.topic, each, max(0, int(since * 1000))) for each in partitions], REACH_SECONDS
             )
         except KafkaException as error:
-            raise refusal(error.args[0], self._settings) from None
+            raise connection_error(error.args[0], self._settings) from None
         starts = {KafkaTopicPartition(self.topic, each.partition): each.offset for each in found}
         starts = {at: offset if offset >= 0 else ends[at] for at, offset in starts.items()}
         self._reader.assign([KafkaTopicPartition(at.topic, at.partition, offset) for at, offset in starts.items()])
@@ -208,7 +212,7 @@ class CoordinationLog:
                 yield entry
 
     def _up_to(self, ends: dict[KafkaTopicPartition, int]) -> Iterator[Record]:
-        """Read what is assigned until each partition's position is at its end."""
+        """Read the assigned partitions until each position is at its end."""
         deadline = time.monotonic() + CATCH_UP_SECONDS
         while ends:
             yield from self._consume(1.0)
@@ -218,10 +222,10 @@ class CoordinationLog:
                 raise LogUnavailable(f"Kafka: {self.topic} could not be read up to its end in {CATCH_UP_SECONDS:.0f} s")
 
     def read(self, wait_seconds: float) -> list[Entry]:
-        """What has come, waiting up to `wait_seconds` for the first; what is malformed is counted, and skipped.
+        """The next entries, waiting up to `wait_seconds` for the first. Malformed records are counted and skipped.
 
         Raises:
-            UserError: the topic has lost the form that promises rest on.
+            UserError: the topic has lost a property that promises rest on.
             ServerRefused: we are not let in.
         """
         self._raise_trouble()
@@ -238,13 +242,13 @@ class CoordinationLog:
 
     def _consume(self, wait_seconds: float) -> Iterator[Record]:
         found = self._reader.consume(1, wait_seconds) or []
-        found += self._reader.consume(MOST_READ, 0) if found else []
+        found += self._reader.consume(MAX_READ, 0) if found else []
         for record in found:
             if (error := record.error()) is None:
                 yield record
             elif error.code() in UNKNOWN_TOPIC:
                 raise self._gone()
-            elif not isinstance(problem := refusal(error, self._settings), LogUnavailable):
+            elif not isinstance(problem := connection_error(error, self._settings), LogUnavailable):
                 raise problem
 
     def _entry(self, record: Record) -> Entry | None:
@@ -258,7 +262,7 @@ class CoordinationLog:
         return Entry(partition, offset, record.timestamp()[1] / 1000, message)
 
     def send(self, message: Message, partition: int) -> None:
-        """Write `message` without waiting; one that cannot be sent in time is lost."""
+        """Write `message` without waiting. If it cannot be sent in time, it is lost."""
         with suppress(BufferError, KafkaException):
             self._writer.produce(self.topic, encode(message), partition=partition, on_delivery=self._delivered)
 
@@ -272,7 +276,7 @@ class CoordinationLog:
                 f"the topic {record.topic()} refuses what we write: expected cleanup.policy=delete, and "
                 f"compact for {self.topic}{STATE_SUFFIX}"
             )
-        elif not isinstance(problem := refusal(error, self._settings), LogUnavailable):
+        elif not isinstance(problem := connection_error(error, self._settings), LogUnavailable):
             self._trouble = problem
 
     def _gone(self) -> UserError:
@@ -287,14 +291,14 @@ class CoordinationLog:
             raise self._trouble
 
     def ask_for_forms(self, topics: Collection[str]) -> dict[str, Future[Any]]:
-        """Ask what `topics`, and our own, look like; without waiting."""
+        """Request the forms of `topics` and of our own topics, without waiting."""
         return describe(self._admin, {*topics, *self._forms})
 
     def check_forms(self, asked: Mapping[str, Future[Any]]) -> dict[str, TopicForm]:
-        """What the consumed topics look like that exist, of answers that are there; nothing while Kafka is away.
+        """The forms of the consumed topics that exist, from answers that have arrived; empty while Kafka is away.
 
         Raises:
-            UserError: one of our own topics is not the one that we follow any more.
+            UserError: one of our own topics was deleted or created anew.
         """
         with suppress(KafkaException, TimeoutError):
             found = found_of(asked)
@@ -304,7 +308,7 @@ class CoordinationLog:
         return {}
 
     def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """Where Kafka's own store says that the group goes on, where it does.
+        """The group's committed offsets in Kafka; partitions without one are left out.
 
         Raises:
             LogUnavailable: Kafka is away.
@@ -314,11 +318,11 @@ class CoordinationLog:
         try:
             stored = self._reader.committed([KafkaTopicPartition(*tp) for tp in partitions], REQUEST_TIMEOUT_SECONDS)
         except KafkaException as error:
-            raise refusal(error.args[0], self._settings) from None
+            raise connection_error(error.args[0], self._settings) from None
         return {tp: each.offset for tp, each in zip(partitions, stored, strict=True) if each.offset >= 0}
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
-        """The offsets of a partition's first record, and of the one that comes next.
+        """The offsets of a partition's first record and of its next one.
 
         Raises:
             LogUnavailable: Kafka is away, or there is no such partition.
@@ -331,7 +335,7 @@ class CoordinationLog:
     def ask_for_ends(
         self, partitions: Collection[TopicPartition], spec: OffsetSpec = END
     ) -> dict[TopicPartition, Future[ListOffsetsResultInfo]]:
-        """Ask where partitions end for readers of committed records, in one request to each broker, without waiting."""
+        """Request the ends that readers of committed records see, without waiting: one request to each broker."""
         with suppress(KafkaException):
             asked = self._admin.list_offsets(
                 {KafkaTopicPartition(*tp): spec for tp in partitions},
@@ -342,7 +346,10 @@ class CoordinationLog:
         return {}
 
     def keep(self, positions: Collection[Keep], *, wait: bool = False) -> bool:
-        """Keep for good where the group goes on; whether that is done, if we `wait`. Kafka's own store is told too."""
+        """Write positions to the state topic, and commit them as the group's offsets in Kafka.
+
+        Returns False if we `wait` and a record was not written.
+        """
         records = [
             position_record(
                 Key(self._group_id, *each.topic_partition), KeptPosition(each.offset, each.at, each.topic_id)
@@ -355,12 +362,12 @@ class CoordinationLog:
         wanted = ConsumerGroupTopicPartitions(
             self._group_id, [KafkaTopicPartition(*tp, at) for tp, at in offsets.items()]
         )
-        with suppress(KafkaException):  # For tools that look there; nothing of ours rests on it.
+        with suppress(KafkaException):  # For other tools; we never depend on it.
             self._admin.alter_consumer_group_offsets([wanted])
         return self._keep(records, wait=wait)
 
     def keep_pause(self, message: ReleaseGroup) -> None:
-        """Keep the group's pause, or its end, where one who reads only the log's last part finds it.
+        """Write the group's pause, or its end, to the state topic, for instances that read only the log's last part.
 
         Raises:
             LogUnavailable: Kafka did not take it.
@@ -387,11 +394,11 @@ class CoordinationLog:
         return not wait or not (open_ or failed)
 
     def flush(self) -> None:
-        """Send what is to be sent."""
+        """Wait until all messages are sent, or a few seconds have passed."""
         self._writer.flush(CLOSE_SECONDS)
 
     def close(self) -> None:
-        """Send what is to be sent, and close. Safe to call twice."""
+        """Send all messages, and close. Safe to call twice."""
         if not self._closed:
             self._closed = True
             self._writer.flush(CLOSE_SECONDS)

@@ -1,21 +1,23 @@
 """What an instance holds, and what it writes to the log: a state machine without I/O, threads or a clock.
 
-All that changes what we hold is here; `group_view.py` answers what the log says. Only the log takes a claim away. Old
-heartbeats, after the process was stopped for a while, make a claim uncertain: no record is then returned to the user,
-and none is dropped, until the log has answered.
+All that changes what we hold is here; `group_view.py` answers questions about the log. Only the log takes a claim away.
+If our heartbeats are old because the process was stopped for a while, a claim is uncertain: until the log has answered,
+no record is returned to the user, and none is dropped.
 
 Each claim has a lease. When a message of ours counts, the broker appended it after we sent it, and no other instance's
-claim can count within two intervals of that. So the lease ends two intervals after we sent it, by our own monotonic
-clock. No wall clock decides anything: the log's time is the broker's stamp on the latest message, plus what has passed.
+claim can count within two intervals of that. So the lease ends two intervals after we sent the message, by our own
+monotonic clock. No wall clock decides anything: the log's time is the broker's timestamp of the latest message, plus
+the time that has passed since.
 
-The edge applies each entry of the log, calls `tick` often, and carries out what `take` returns, in order.
+`Instance` applies each entry of the log, calls `tick` often, and carries out the actions that `take` returns, in order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from outbox_plugin.coordination.actions import Action, Keep, Send
+from outbox_plugin.coordination.actions import Keep, MemberAction, Send
+from outbox_plugin.coordination.claim_planner import ClaimPlanner
 from outbox_plugin.coordination.claims import MAX_UNCOMMITTED, Claim
 from outbox_plugin.coordination.events import ClaimGained, ClaimLost
 from outbox_plugin.coordination.fetched import Answer
@@ -33,7 +35,6 @@ from outbox_plugin.coordination.messages import (
     ReleaseGroup,
     ReleasingPartition,
 )
-from outbox_plugin.coordination.spread import Spread
 from outbox_plugin.coordination.world import STALE_INTERVALS, TOPIC_CLIENT, Holder
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import UserError
@@ -71,20 +72,20 @@ class Member:
         self._stamp = 0
         self._read_up_to = dict.fromkeys(self.view.worlds, -1)
         self._held: dict[TopicPartition, HeldPartition] = {}
-        self._gained_of: dict[TopicPartition, str] = {}  # Ids of topics, by which we gained a partition.
-        self._leaving: dict[TopicPartition, float] = {}  # Released, and not yet answered; since when.
+        self._gained_of: dict[TopicPartition, str] = {}  # The topic's id when we gained a partition.
+        self._leaving: dict[TopicPartition, float] = {}  # When we released a partition, until the log has answered.
         self._unanswered = UnansweredMessages()
         self._verdicts: dict[tuple[TopicPartition, int], bool | None] = {}
-        self._spread = Spread(me, timing, limit)
+        self._planner = ClaimPlanner(me, timing, limit)
         self._trend = LagTrend()
         self._handled = 0
         self._polled = now
         self._left = False
-        self._actions: list[Action] = []
+        self._actions: list[MemberAction] = []
 
-    # What the edge calls.
+    # Called by `Instance`.
 
-    def take(self) -> list[Action]:
+    def take(self) -> list[MemberAction]:
         """Return the actions to carry out, in order, and forget them."""
         actions, self._actions = self._actions, []
         return actions
@@ -110,6 +111,17 @@ class Member:
     def claims(self) -> dict[TopicPartition, Claim]:
         """The partitions that we hold or may still hold; they are fetched from."""
         return {tp: held.claim for tp, held in self._held.items()}
+
+    @property
+    def polled_at(self) -> float:
+        """When the user last polled."""
+        return self._polled
+
+    @property
+    def confirmed_at(self) -> float | None:
+        """When the last message that counted was sent, of the partition whose is the oldest; None if none did."""
+        leases = [held.until for held in self._held.values() if held.until > NEVER]
+        return min(leases) - STALE_INTERVALS * self._timing.interval if leases else None
 
     def polled(self, now: float) -> None:
         """Note that the user polls."""
@@ -187,7 +199,7 @@ class Member:
         lags = {tp: max(0, end - self.view.start_of(tp)) for tp, end in ends.items()}
         tp = left_to_others(self.me, lags, holders, self.view.members(now))
         if tp is not None and tp in self._held:
-            self._spread.avoid(tp, now)
+            self._planner.avoid(tp, now)
             self._release([tp], "it fell behind, and another is faster", now)
         self._trend.forget()
 
@@ -214,7 +226,7 @@ class Member:
                 self._release(list(self._held), "the group is paused", now)
             return
         if self.view.coordination_partition(message.topic) != entry.partition:
-            return  # Nobody talks about it here.
+            return  # Messages about the topic belong to another partition.
         counted = world.apply(message, entry.at)
         tp = TopicPartition(message.topic, message.partition)
         held = self._held.get(tp)
@@ -245,11 +257,11 @@ class Member:
             if counted:
                 self._actions.append(Keep(tp, message.offset, self.offset_of(tp)[1], entry.at))
         elif held is None:
-            self._spread.answered(tp, now, counted=counted)
+            self._planner.answered(tp, now, counted=counted)
             if counted and tp not in self._leaving and not self._left:
                 self._gain(tp, entry, sent, now)
         elif held.repaired > NEVER:
-            pass  # What was said before the release that sets things right.
+            pass  # It was written before the release that corrects our claim.
         elif counted:
             self._counted(tp, held, entry, sent, now)
         elif self.view.latest_holder(tp) == self.me:
@@ -276,8 +288,8 @@ class Member:
             self._say(tp, ClaimingPartition(*self._common(tp, now)), now)
 
     def _repair(self, tp: TopicPartition, held: HeldPartition, now: float) -> None:
-        """Write our position and our claim again, after somebody else has written in our name."""
-        if now - held.repaired > self._spread.patience:
+        """Write our position and our claim again, because somebody else has written in our name."""
+        if now - held.repaired > self._planner.patience:
             held.repaired, held.until = now, NEVER
             common = self._common(tp, now)
             self._say(tp, ClaimingPartition(*common), now)
@@ -308,7 +320,7 @@ class Member:
             owner = self.view.owner(tp, now)
             if room > 0 and owner is not None and owner.client_id == self.me.client_id:
                 room -= 1
-                self._spread.wait_for(tp, now)
+                self._planner.wait_for(tp, now)
                 self._say(tp, Heartbeat(*self._common(tp, now), self.view.start_of(tp)), now)
 
     def tick(self, now: float) -> None:
@@ -318,7 +330,7 @@ class Member:
                 self._repair(tp, held, now)
             elif now - held.beaten >= self._timing.beat:
                 self._beat(tp, held, now)
-        if self._spread.is_due(now):
+        if self._planner.is_due(now):
             self._round(now)
 
     def _beat(self, tp: TopicPartition, held: HeldPartition, now: float) -> None:
@@ -336,18 +348,18 @@ class Member:
         if now - self._polled > self._timing.idle:
             self._release(list(self._held), f"nobody polled for {self._timing.idle:.0f} s", now)
             return
-        self._leaving = {tp: since for tp, since in self._leaving.items() if now - since < self._spread.patience}
+        self._leaving = {tp: since for tp, since in self._leaving.items() if now - since < self._planner.patience}
         holders = {tp: self.me if tp in self._held else self.view.owner(tp, now) for tp in self.view.partitions()}
         if not holders or self._left:
             return
         for tp, holder in holders.items():
             if holder == self.me and tp not in self._held and tp not in self._leaving:
                 self._say_released(tp, self.view.start_of(tp), now)  # The log did not get it the first time.
-        todo = self._spread.next_plan(holders, self.view.members(now), self.view.left_by, now)
+        todo = self._planner.next_plan(holders, self.view.members(now), self.view.left_by, now)
         self._release([tp for tp in todo.release if tp in self._held], "others have room for it", now)
         for tp in todo.claim:
             if tp not in self._leaving:
-                self._spread.wait_for(tp, now)
+                self._planner.wait_for(tp, now)
                 self._say(tp, ClaimingPartition(*self._common(tp, now)), now)
         if todo.ask is not None:
             self._say(todo.ask, ClaimingPartition(*self._common(todo.ask, now)), now)

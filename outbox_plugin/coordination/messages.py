@@ -2,8 +2,8 @@
 
 A message is text, its fields joined by `/`: `Type/Version/Timestamp/InstanceID/ClientID/GroupID/Topic/PartitionID`, and
 one more for those that carry an offset. An offset is that of the next record to be consumed. Timestamps are whole
-seconds since the epoch, by the sender's clock. A ReleaseGroup names no topic; its last field says until when the group
-stays released.
+seconds since the epoch, by the sender's clock. A ReleaseGroup names no topic; its last field is the time until
+which the group stays released.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import NamedTuple
 from outbox_plugin.errors import UserError
 
 VERSION = 0
-LARGEST = 2**63 - 1  # Offsets and times are 64 bits wide for everybody else.
+LARGEST = 2**63 - 1  # Other implementations have 64 bits for offsets and times.
 
 
 class MalformedMessage(UserError, ValueError):
-    """What stands in a message is not of the protocol's form; `field` names the first field that is wrong."""
+    """A message does not follow the protocol; `field` names the first field that is wrong."""
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"coordination message, {field}: {problem}")
@@ -39,14 +39,14 @@ class _Message:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat(_Message):
-    """The holder of a partition lives, and has consumed what is below `offset`."""
+    """The holder of a partition is alive, and has consumed the records below `offset`."""
 
     offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimingPartition(_Message):
-    """Somebody wants a partition. The earliest of them has it, if it is free."""
+    """An instance claims a partition. If it is free, the earliest claim gets it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,14 +22,15 @@ The only clock is the log's: the time at which the broker appended a message (Lo
 `apply` is given. All instances agree on it, and no sender's clock decides anything. Of a ReleaseGroup, the sender's
 timestamp says how long it lasts: from `timestamp` to `expires`, beginning when it was appended.
 
-A topic that was deleted and made anew has other records at the same offsets. Whoever notices it says so in the log, as
-a ReleasingPartition of TOPIC_CLIENT with the new topic's id; the first message for an id counts. The partition can be
-claimed once its holder would have been stale, as that one may still be on the way to reading this.
+A topic that was deleted and created anew has other records at the same offsets. An instance that notices it writes a
+ReleasingPartition of TOPIC_CLIENT with the new topic's id; only the first message with an id counts. The partition can
+be claimed once its holder would have been stale, because the holder may not have read this message yet.
 
-One that reads only the log's last part does not know who held what when it began. Of a claim it cannot say whether it
-counted; but a holder beats from its claim on, and all others once at most, when they come back late. So there, who
-beats holds it, and for certain who beats twice; a claim counts after a silence in which every holder would have gone
-stale, and after a pause, which released all. From then on the rules above hold.
+An instance that reads only the last part of the log does not know who held what when that part began, so it cannot tell
+whether a claim counted. But a holder sends heartbeats from its claim on; all others send one at most, when they come
+back late. So the sender of a heartbeat is taken for the holder, and for certain after its second one. A claim counts
+after a silence in which every holder would have become stale, and after a pause, which released all. From then on the
+rules above hold.
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ State = Literal["fresh", "unknown", "stale", "unclaimed", "paused"]
 
 STALE_INTERVALS = 2
 TOPIC_CLIENT = "outbox-topic"
-NO_END = 253_402_300_799  # The end of the year 9999: Marshal's own cannot read a pause without one.
-REMEMBERED_INSTANCES = 4  # Of a client, per partition: their late heartbeats must not take it back.
+NO_END = 253_402_300_799  # The end of the year 9999: Marshal cannot read a pause without an end.
+REMEMBERED_INSTANCES = 4  # Former instances of a client, per partition, whose late heartbeats must not take it back.
 CROWD = 64
-LONGEST_DOUBT = 6  # Times what makes a holder stale: so long, at most, claims alone prolong the doubt.
+LONGEST_DOUBT = 6  # Claims alone prolong the doubt to at most this many times the time until a holder is stale.
 FOREVER = float("inf")
 
 
@@ -75,7 +76,7 @@ class Key(NamedTuple):
 
 @dataclass(slots=True)
 class _Claim:
-    """What the log has said of one partition of one group."""
+    """The state of one partition of one group."""
 
     holder: Holder | None = None
     heartbeat: float = 0.0
@@ -106,13 +107,13 @@ class _Member:
 
 
 class _Group:
-    """What the log has said of one group."""
+    """The state of one group."""
 
     __slots__ = ("crowd", "latest", "members", "paused_at", "paused_by", "paused_until", "pauses")
 
     def __init__(self) -> None:
         self.latest = -FOREVER
-        self.crowd = CROWD  # So many members that it is time to forget those who are gone.
+        self.crowd = CROWD  # With this many members, forget those that are gone.
         self.pauses = 0
         self.paused_at = -FOREVER
         self.paused_until = -FOREVER
@@ -131,7 +132,7 @@ class Row(NamedTuple):
 
 
 class Pause(NamedTuple):
-    """Until when a group holds nothing (seconds since the epoch), and the client that said so."""
+    """Until when a group is paused (seconds since the epoch), and the client that paused it."""
 
     until: float
     by: str
@@ -145,7 +146,7 @@ class World:
 
         Args:
             heartbeat_interval_seconds: the interval, which must be the same in all instances of a group.
-            since: when the part of the log begins that is read (seconds since the epoch).
+            since: when the part of the log that is read begins (seconds since the epoch).
         """
         self._interval = heartbeat_interval_seconds
         self._stale_after = STALE_INTERVALS * heartbeat_interval_seconds
@@ -186,10 +187,10 @@ class World:
         return self._release(claim, holder, message)
 
     def remember(self, key: Key, offset: int, topic_id: str, at: float) -> None:
-        """Take `offset`, of the topic with that id, as what the log said at `at`.
+        """Remember `offset`, of the topic with that id, as the group's position at the log's time `at`.
 
-        Where `at` is in the part of the log that is read, it counts only once that has been reached: what stands before
-        may be about an earlier topic.
+        If `at` is in the part of the log that is read, the position counts only once that point has been reached: the
+        messages before it may be about an earlier topic.
         """
         claim = self._claims.get(key)
         if claim is None:
@@ -260,7 +261,7 @@ class World:
     def members(self, group_id: str, now: float) -> dict[Holder, bool]:
         """The group's live instances, and whether each has lately asked for more than it has.
 
-        Of a client, only the instance that was first heard of last: it has taken the place of the others.
+        Of each client, only its newest instance counts: it has replaced the others.
         """
         group = self._groups.get(group_id)
         if group is None:
@@ -294,7 +295,7 @@ class World:
         return member
 
     def _settle(self, group: _Group, claim: _Claim, holder: Holder, message: Message, at: float) -> None:
-        """Learn from a message who holds a partition, where we have not read who claimed it."""
+        """Infer from a message who holds a partition whose claim we have not read."""
         age = at - claim.heartbeat
         lives = claim.holder if age <= self._stale_after else None
         theirs = lives is not None and lives.client_id == holder.client_id
@@ -314,7 +315,7 @@ class World:
     def _claim(self, group: _Group, claim: _Claim, holder: Holder, member: _Member, at: float) -> bool:
         held = self._holds(group, claim, at)
         if held and (claim.holder == holder or self._resume(claim, holder)):
-            if claim.doubt == -FOREVER:  # Else it may be a question.
+            if claim.doubt == -FOREVER:  # Otherwise the claim may be a question.
                 claim.heartbeat = max(claim.heartbeat, at)
             return True
         if held or claim.doubt > -FOREVER or at <= claim.barred:
@@ -335,7 +336,7 @@ class World:
 
     @staticmethod
     def _resume(claim: _Claim, holder: Holder) -> bool:
-        """Let a new instance of the client that holds go on with the claim; its former ones have no say any more."""
+        """Pass the claim to a new instance of its client. Messages of the former instances no longer count."""
         former = claim.holder
         if former is None or former.client_id != holder.client_id or holder.instance_id in claim.former:
             return False

@@ -8,19 +8,21 @@ leader. A leader sends heartbeats to that partition and listens to them itself: 
 `receive_deadline` cannot know whether it still owns anything, and steps down.
 
 Where an old leader is fenced, takeover need not wait for the group's session timeout: a follower that has heard a
-leader, and then none for `silence`, becomes a candidate without ownership. At worst two candidates fight, and the fence
-decides: the log's in exactly-once delivery, the database's in at-least-once delivery, where only the leader that the
-database remembers can mark rows. A leader that hears another one proves itself: if it has been fenced, that fails.
+leader, and then none for `silence`, becomes a candidate without ownership. At worst two candidates compete, and the
+fence decides between them. In exactly-once delivery, Kafka fences the loser's producer. In at-least-once delivery, the
+database lets only the leader that it remembers mark rows. A leader that hears another leader checks that it has not
+been fenced itself, and ends its term if it has.
 
-A candidate takes over once it hears itself: by then it has heard whatever was said before. One that is cut off from
-the leader topic has no right to fence anybody, and one that hears a leader before itself stands back: each would end
-the term of a healthy leader.
+A candidate takes over once it has heard its own heartbeat, because by then it has heard every heartbeat that was sent
+before. So a candidate that is cut off from the leader topic fences nobody. A candidate that hears a leader first stands
+back. Without these two rules, a candidate could end the term of a healthy leader.
 
-Who stepped down because it heard nothing of itself stays a follower until it does again. As a candidate that is heard
-and hears nothing, it would keep all others from rising. Where nothing is fenced, it then waits for another session
-timeout: within that time, its client either is told that the partition is still its own, or gives it up by itself.
+A harvester that stepped down because it heard none of its own heartbeats stays a follower until it hears one. If it
+became a candidate that others hear and that hears nobody, it would keep all others from leading. Where nothing is
+fenced, it then waits for another session timeout: within that time, its client either learns that it still owns the
+partition, or gives the partition up.
 
-goharvest knows none of this. Where harvesters of both kinds share an election, there is no early takeover.
+goharvest has no early takeover. Where harvesters of both kinds share an election, neither has ours.
 
     state      what is seen                                      action
     following  the last term heard nothing of itself             FOLLOW, until something of it is heard
@@ -40,13 +42,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from outbox_plugin.core.heartbeat import Heartbeat
+from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat
 
-YIELD_SILENCES = 3  # For so long is a shard whose ownership was taken from us left to its new owner.
+YIELD_SILENCES = 3  # How long a shard whose ownership was taken from us is left to its new owner, in silences.
 
 
-class Action(Enum):
-    """What an election asks for."""
+class ElectionAction(Enum):
+    """The actions that an election asks for."""
 
     FOLLOW = auto()
     ACQUIRE = auto()
@@ -58,7 +60,7 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ElectionTiming:
-    """Seconds. `spread` keeps followers of one leader from rising in the same instant: each gets its own."""
+    """Times in seconds. `spread` differs among followers, so that they do not become candidates in the same instant."""
 
     heartbeat_interval: float = 0.3
     silence: float = 1.0
@@ -80,13 +82,13 @@ class Election:
         self._own_heard_at = 0.0
         self._hears_itself = False
         self._took_over = False
-        self._unheard = False  # Our last term ended because it heard nothing of itself, and nothing came since.
-        self._doubted_until = 0.0  # Until then, ownership that we had before is not believed in.
+        self._unheard = False  # Our last term ended because it heard none of its heartbeats, and none has come since.
+        self._doubted_until = 0.0  # Until then, do not rely on an ownership that we had before.
         self._former: str | None = None  # Our last term's; its late heartbeats may still arrive, and are ignored.
         self._other: str | None = None
         self._other_heard_at: float | None = None
         self.leader_heard_at: float | None = None  # When another harvester was last heard to lead; never forgotten.
-        self._vacant_since: float | None = None  # The leader has resigned; perhaps we were it.
+        self._vacant_since: float | None = None  # When the leader resigned; it may have been us.
         self._challenger: str | None = None
         self._answered: set[str] = set()  # Challengers that this term has proved itself against.
         self._not_before = 0.0
@@ -97,15 +99,15 @@ class Election:
         """The leader id of our own term; None while following."""
         return self._term
 
-    def owns(self, owns: bool) -> None:
-        """The group coordinator gave us the partition, or took it."""
+    def set_ownership(self, owns: bool) -> None:
+        """Take in whether the group coordinator has given us the partition."""
         if owns != self._owns:
             self._doubted_until = 0.0
         self._owns = owns
         self._term_owned = self._term_owned or (owns and self._term is not None)
 
-    def heard(self, heartbeat: Heartbeat, now: float) -> None:
-        """A heartbeat of this shard arrived from the log; of whatever term, our own included."""
+    def receive(self, heartbeat: LeaderHeartbeat, now: float) -> None:
+        """Take in a heartbeat of this shard, from any term, our own included."""
         if heartbeat.leader_id == self._term:
             self._own_heard_at, self._hears_itself = now, True
         elif heartbeat.leader_id == self._former:
@@ -113,7 +115,7 @@ class Election:
                 self._doubted_until = now + self._timing.session_timeout
             self._unheard = False
         elif heartbeat.phase == "resigned":
-            if self._other_heard_at is None or heartbeat.leader_id == self._other:  # Not one that was replaced before.
+            if self._other_heard_at is None or heartbeat.leader_id == self._other:  # Not an earlier leader.
                 self._vacated(now)
         elif heartbeat.phase in ("candidate", "leader"):
             self._other, self._other_heard_at, self._vacant_since = heartbeat.leader_id, now, None
@@ -122,86 +124,88 @@ class Election:
                 if heartbeat.leader_id not in self._answered:
                     self._challenger = heartbeat.leader_id
 
-    def woke(self, now: float) -> None:
-        """We were stopped for long: what we own may be another's by now, so take it that somebody leads, and listen."""
-        self._another_rose(now)
+    def assume_another_leads(self, now: float) -> None:
+        """Assume that somebody leads whom we have not heard yet, for example after this process was stopped."""
+        self._other, self._other_heard_at, self._vacant_since = None, now, None
 
-    def began(self, leader_id: str, now: float) -> None:
-        """A term of ours begins under `leader_id`, which has never been used before."""
+    def begin_term(self, leader_id: str, now: float) -> None:
+        """Begin a term of ours under `leader_id`, which has never been used before."""
         self._term, self._term_owned, self._own_heard_at = leader_id, self._owns, now
         self._hears_itself = self._took_over = False
         self._challenger, self._answered = None, set()
 
     @property
     def may_take_over(self) -> bool:
-        """Whether a heartbeat of our own term has come back, behind all that was said before, and nobody else leads."""
+        """Whether a heartbeat of our own term has come back, after all earlier heartbeats, and nobody else leads."""
         return self._term is not None and self._hears_itself and self._challenger is None
 
-    def took_over(self) -> None:
-        """Our term takes over: from now on a challenge is answered by a proof."""
+    def mark_taken_over(self) -> None:
+        """Note that our term takes over: from now on it answers a challenge by a proof."""
         self._took_over = True
 
     @property
-    def unheard(self) -> bool:
+    def awaits_own_heartbeat(self) -> bool:
         """Whether a heartbeat of ours must come back before we may lead again."""
         return self._unheard
 
-    def proved(self) -> None:
-        """Our term was found not to be fenced, after the challenge was heard."""
+    def mark_proved(self) -> None:
+        """Note that our term was found not to be fenced, after the challenge was heard."""
         if self._challenger is not None:
             self._answered.add(self._challenger)
         self._challenger = None
 
-    def ended(self, now: float, *, by_another: bool = False, retry_after: float = 0.0) -> None:
-        """Our term is over. `by_another`: we were fenced, so somebody leads. Not to be tried again for some seconds."""
+    def end_term(self, now: float, *, by_another: bool = False, retry_after: float = 0.0) -> None:
+        """End our term.
+
+        Args:
+            now: in monotonic seconds.
+            by_another: another leader has fenced us, or leads already.
+            retry_after: the seconds for which we do not compete again.
+        """
         if self._term_owned and not self._owns:
             self._yielding_until = now + YIELD_SILENCES * self._timing.silence
         self._unheard = now - self._own_heard_at > self._timing.receive_deadline
         self._former, self._term = self._term, None
         self._not_before = now + retry_after
         if by_another:
-            self._another_rose(now)
+            self.assume_another_leads(now)
         elif not self.another_leads(now):
             self._vacated(now)
-
-    def _another_rose(self, now: float) -> None:
-        """Somebody leads whom we have not heard yet."""
-        self._other, self._other_heard_at, self._vacant_since = None, now, None
 
     def _vacated(self, now: float) -> None:
         self._other_heard_at, self._vacant_since = None, now
 
-    def tick(self, now: float) -> Action:
-        """What is to be done now; asking changes nothing."""
+    def tick(self, now: float) -> ElectionAction:
+        """The action for now. Changes nothing."""
         return self._while_following(now) if self._term is None else self._while_leading(now)
 
     def another_leads(self, now: float) -> bool:
         """Whether another harvester's heartbeat was heard lately, and no resignation after it."""
         return self._other_heard_at is not None and now - self._other_heard_at <= self._timing.silence
 
-    def _while_following(self, now: float) -> Action:
+    def _while_following(self, now: float) -> ElectionAction:
         if self._unheard or now < self._not_before or self.another_leads(now):
-            return Action.FOLLOW
+            return ElectionAction.FOLLOW
         owns = self._owns and now >= self._doubted_until
         may_rise = self._early_takeover and now >= self._yielding_until
         if owns or (may_rise and self._leader_is_lost(now)):
-            return Action.ACQUIRE
-        return Action.FOLLOW
+            return ElectionAction.ACQUIRE
+        return ElectionAction.FOLLOW
 
-    def _while_leading(self, now: float) -> Action:
+    def _while_leading(self, now: float) -> ElectionAction:
         if now - self._own_heard_at > self._timing.receive_deadline:
-            return Action.STEP_DOWN
+            return ElectionAction.STEP_DOWN
         if self._term_owned and not self._owns:
-            return Action.STEP_DOWN
+            return ElectionAction.STEP_DOWN
         if self._challenger is not None and not self._took_over:
-            return Action.STAND_BACK
+            return ElectionAction.STAND_BACK
         if self._challenger is not None and self._early_takeover:
-            return Action.PROVE
-        return Action.KEEP
+            return ElectionAction.PROVE
+        return ElectionAction.KEEP
 
     def _leader_is_lost(self, now: float) -> bool:
         if self._vacant_since is not None:
-            return now - self._vacant_since > self._timing.spread / 3  # Whoever rises is heard at once.
+            return now - self._vacant_since > self._timing.spread / 3  # A new leader is heard at once.
         return self._other_heard_at is not None and now - self._other_heard_at > (
             self._timing.silence + self._timing.spread
         )

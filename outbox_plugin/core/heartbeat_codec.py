@@ -6,8 +6,8 @@ from dataclasses import replace
 from itertools import count
 from typing import NamedTuple
 
-from outbox_plugin.core.freshness import Freshness
-from outbox_plugin.core.heartbeat import Heartbeat
+from outbox_plugin.core.copied_heartbeats import CopyFilter
+from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat
 from outbox_plugin.core.signing import Headers, Signer, Slot
 
 
@@ -34,29 +34,29 @@ class HeartbeatCodec:
         """
         self._topic = topic
         self._signer = signer
-        self._freshness = Freshness(own_instance)
+        self._copy_filter = CopyFilter(own_instance)
         self._beats = count(1)
 
-    def encode(self, heartbeat: Heartbeat) -> tuple[bytes, bytes, Headers]:
+    def encode(self, heartbeat: LeaderHeartbeat) -> tuple[bytes, bytes, Headers]:
         """Key, value and headers of the record that carries the heartbeat to its shard's partition."""
         shard = heartbeat.shard
-        numbered = replace(heartbeat, beat=next(self._beats), after=self._freshness.end(shard))
+        numbered = replace(heartbeat, beat=next(self._beats), after=self._copy_filter.end(shard))
         key, value = str(shard).encode(), numbered.encode()
         return key, value, self._signer.sign(Slot("heartbeat", self._topic, shard), key, value)
 
-    def decode(self, record: LeaderRecord) -> Heartbeat | None:
+    def decode(self, record: LeaderRecord) -> LeaderHeartbeat | None:
         """The heartbeat that the record is, new or not; None unless a harvester of this outbox has signed it."""
         slot = Slot("heartbeat", self._topic, record.shard)
         if not self._signer.verifies(slot, record.key, record.value, record.headers):
             return None
-        heartbeat = Heartbeat.parse(record.value)
+        heartbeat = LeaderHeartbeat.parse(record.value)
         return heartbeat if heartbeat is not None and heartbeat.shard == record.shard else None
 
-    def is_new(self, record: LeaderRecord, heartbeat: Heartbeat | None) -> bool:
+    def is_new(self, record: LeaderRecord, heartbeat: LeaderHeartbeat | None) -> bool:
         """Take in a record and what `decode` has made of it; whether it is a heartbeat, and no copy of an earlier one.
 
         To be asked of every record of a partition in their order.
         """
-        is_new = heartbeat is not None and self._freshness.is_new(heartbeat, record.offset)
-        self._freshness.passed(record.shard, record.offset)
+        is_new = heartbeat is not None and self._copy_filter.is_new(heartbeat, record.offset)
+        self._copy_filter.passed(record.shard, record.offset)
         return is_new

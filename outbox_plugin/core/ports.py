@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from outbox_plugin.core.heartbeat import Heartbeat
-from outbox_plugin.core.ids import IdRanges
+from outbox_plugin.core.id_ranges import IdRanges
+from outbox_plugin.core.id_watermark import BEGINNING, IdRange, SequenceState
 from outbox_plugin.core.last_progress import LastProgress
-from outbox_plugin.core.low_watermark import BEGINNING, IdRange, SequenceState
+from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat
 from outbox_plugin.core.ordering_keys import BadRow, OrderingKey
 from outbox_plugin.core.progress import OutboxIdentity, ProgressRecord, Publication
 from outbox_plugin.core.row import OutboxRow
@@ -21,18 +21,22 @@ from outbox_plugin.errors import Away, Refusal
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """What to read: at most `limit` rows with `ids`, whose ids are not `in_flight` and whose keys are not `parked`."""
+    """What to read: at most `limit` rows with `ids`.
+
+    Left out are rows whose ids are `in_flight`, and those whose ordering keys are among the `excluded_keys`.
+    """
 
     limit: int
     ids: IdRange = IdRange(BEGINNING)  # noqa: RUF009 - immutable.
     in_flight: IdRanges = IdRanges()  # noqa: RUF009 - immutable.
-    parked: frozenset[OrderingKey] = frozenset()
+    excluded_keys: frozenset[OrderingKey] = frozenset()
+    is_live: bool = False  # Few rows are expected, whatever other reads find.
 
     @property
     def large_bytes(self) -> int:
-        """The largest value or array of headers, in bytes, with which `limit` rows stay within bounds uncounted.
+        """Values and arrays of headers of at most this many bytes need not be measured.
 
-        Rows with larger ones are counted, and read apart.
+        `limit` rows with such values stay within bounds. Larger rows are measured, and read apart.
         """
         return 2 * BYTES_PER_WINDOW // self.limit
 
@@ -135,7 +139,7 @@ class WindowStore(ShardStore, Protocol):
         ...
 
     def generation(self, slice_: Slice) -> int:
-        """Which generation of its transactional id the slice uses: see `core.generations`."""
+        """Which generation of its transactional id the slice uses: see `core.transactional_id_generations`."""
         ...
 
     def raise_generation(self, slice_: Slice, present: int) -> int:
@@ -150,7 +154,7 @@ class WindowStore(ShardStore, Protocol):
         """Give the term a number above all earlier ones, and above `above`. Returns what is known of terms."""
         ...
 
-    def recorded(self, term: int) -> None:
+    def mark_recorded(self, term: int) -> None:
         """Remember that the term has written a signed progress record, so that later leaders expect one.
 
         It is durable when this returns.
@@ -160,7 +164,7 @@ class WindowStore(ShardStore, Protocol):
         """
         ...
 
-    def nothing_in_flight(self, term: int) -> None:
+    def mark_nothing_in_flight(self, term: int) -> None:
         """Remember that the term has deleted all that it published: later leaders expect no record of it."""
         ...
 
@@ -168,16 +172,39 @@ class WindowStore(ShardStore, Protocol):
         """Whether the shards of all earlier layouts have been fenced and recovered."""
         ...
 
-    def settled(self) -> None:
+    def mark_settled(self) -> None:
         """Remember that the shards of all earlier layouts have been fenced and recovered."""
         ...
 
-    def read(self, wanted: ReadRequest) -> Sequence[OutboxRow]:
+    def read(self, request: ReadRequest) -> Sequence[OutboxRow]:
         """The earliest rows of the request, ascending by id.
 
         Fewer where they are large. None when the outbox is no longer the one that the term began with, or has another
         number of shards.
         """
+        ...
+
+    def key_hashes(self, rows: Sequence[OutboxRow]) -> Sequence[int]:
+        """A hash of each row's topic and key, of `core.key_summary.HASH_BITS` bits."""
+        ...
+
+    def end_of_batch(self, up_to: int) -> int | None:
+        """The last id, at most `up_to`, of a transaction that has written many of the latest rows; None without one.
+
+        It is a guess, from which nothing follows but how soon some rows are relayed.
+        """
+        ...
+
+    def key_hashes_up_to(self, bound: int) -> Generator[bytes]:
+        """The same hashes of all rows of the slice with ids up to `bound`, in parts.
+
+        Rows in flight are among them. Each hash has `core.key_summary.HASH_BYTES` bytes, big-endian. It runs beside all
+        other methods, on a connection of its own.
+        """
+        ...
+
+    def cancel_key_hashes(self) -> None:
+        """End the statement by which `key_hashes_up_to` reads a part, if there is one; from another thread."""
         ...
 
     def purge(self, publications: Sequence[Publication]) -> int:
@@ -213,7 +240,7 @@ class MarkedStore(ShardStore, Protocol):
         """
         ...
 
-    def mark(self, leader_id: str, wanted: ReadRequest) -> Sequence[OutboxRow]:
+    def mark(self, leader_id: str, request: ReadRequest) -> Sequence[OutboxRow]:
         """Mark the earliest rows of the request that do not carry this leader's id, and return them, ascending by id.
 
         Fewer where they are large. The request need not name rows in flight: they carry the leader's id.
@@ -244,7 +271,7 @@ class TransactionalLog(Protocol):
     def in_doubt(self) -> bool:
         """Whether a request of the present producer may still arrive: `fence` before the next `publish`.
 
-        The rule is in `core.repeats`.
+        The rule is in `core.repeated_requests`.
         """
         ...
 
@@ -346,14 +373,15 @@ class Membership(Protocol):
         """The shards whose leader-topic partitions the group coordinator has assigned to us, as far as we know."""
         ...
 
-    def heard(self, wait_seconds: float) -> Iterable[Heartbeat]:
-        """Heartbeats of this outbox that have arrived, waiting up to `wait_seconds` for the first.
+    def receive(self, wait_seconds: float) -> Iterable[LeaderHeartbeat]:
+        """Receive heartbeats of this outbox that have arrived, waiting up to `wait_seconds` for the first.
 
-        Left out are those that no harvester of this outbox has signed, and copies of earlier ones: see `freshness`.
+        Left out are those that no harvester of this outbox has signed, and copies of earlier ones, which
+        `core.copied_heartbeats` recognizes.
         """
         ...
 
-    def stranger(self) -> Heartbeat | None:
+    def take_unsigned_heartbeat(self) -> LeaderHeartbeat | None:
         """The last record since the last call that says it is a heartbeat, and that this outbox has not signed.
 
         Anybody who may write to the topic can have written it.
@@ -379,7 +407,7 @@ class Membership(Protocol):
         """
         ...
 
-    def send(self, heartbeat: Heartbeat) -> None:
+    def send(self, heartbeat: LeaderHeartbeat) -> None:
         """Send a heartbeat without waiting; one that cannot be sent in time is dropped."""
         ...
 

@@ -12,15 +12,17 @@ about rows that it does not prove, and about all rows of an earlier term.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from heapq import nlargest
+from itertools import pairwise
 from typing import Any
 
 from outbox_plugin.core import creation_times
-from outbox_plugin.core.generations import LARGEST_GENERATION
-from outbox_plugin.core.ids import LARGEST_ID, IdRanges
-from outbox_plugin.core.row import OutboxRow, column
+from outbox_plugin.core.id_ranges import LARGEST_ID, IdRanges
+from outbox_plugin.core.row import OutboxRow, Rows, column, fields_of
+from outbox_plugin.core.transactional_id_generations import LARGEST_GENERATION
 from outbox_plugin.errors import OutboxError
 
 VERSION = 1
@@ -31,6 +33,8 @@ LATEST_TIME = 2**53  # The 285 years around the epoch in which Postgres' arithme
 LARGEST_BODY = 900_000  # Bytes; a broker takes records of up to 1 MB by default.
 _FIELDS_BYTES = 250  # Names, numbers and marks of a publication, or of the record itself.
 LARGEST_PUBLICATION = 1_000_000  # Rows; far more than a window has.
+WIDE_GAP = 100_000  # Ids between two rows. A purge walks all rows between its first and its last id.
+_CUTS = 8  # At the widest gaps of a read, at most, as each is one purge more. Ids may all be far apart.
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,34 @@ class Publication:
         return None
 
 
+def publications_of(rows: Sequence[OutboxRow]) -> tuple[Publication, ...]:
+    """What stands for a transaction's `rows`, which ascend by id: one publication for each read that they are of.
+
+    The horizon and the times of another read would prove less. The rows of a read are cut at its widest gaps, too.
+    """
+    return tuple(Publication.of(part) for read in _reads_of(rows) for part in _cut_at_wide_gaps(read))
+
+
+def _reads_of(rows: Sequence[OutboxRow]) -> Iterable[Sequence[OutboxRow]]:
+    """The rows of each read. Each has a horizon of its own, or sees the same rows as another one."""
+    horizons = list(column(rows, "horizon"))
+    if len(set(horizons)) < 2:
+        return [rows] if rows else []
+    reads: dict[int, list[tuple[Any, ...]]] = {}
+    for horizon, fields in zip(horizons, fields_of(rows), strict=True):
+        reads.setdefault(horizon, []).append(fields)
+    return map(Rows, reads.values())
+
+
+def _cut_at_wide_gaps(rows: Sequence[OutboxRow]) -> Iterator[Sequence[OutboxRow]]:
+    ids = list(column(rows, "id"))
+    cuts: list[int] = []
+    if ids[-1] - ids[0] > WIDE_GAP:
+        wide = [(above - id_, place) for place, (id_, above) in enumerate(pairwise(ids), 1) if above - id_ > WIDE_GAP]
+        cuts = sorted(place for _, place in nlargest(_CUTS, wide))
+    return (rows[start:end] for start, end in pairwise([0, *cuts, len(ids)]))
+
+
 def _readable(publication: Publication) -> Publication:
     """The publication itself.
 
@@ -145,7 +177,8 @@ class ProgressRecord:
     """What a leader says, inside a transaction, about the rows of its shard.
 
     `records` counts the events of the record's own transaction, so that a torn one is noticed. `generation` is that of
-    the transactional id (see `core.generations`): a database that was restored from a backup may have forgotten it.
+    the transactional id (see `core.transactional_id_generations`): a database that was restored from a backup may have
+    forgotten it.
     `term`, `sequence` and `after` tell the record from a copy of it: see `last_progress`. They are 0 in records of
     versions that did not sign.
     """

@@ -5,8 +5,8 @@ that may harvest can read. The signature is HMAC-SHA256 (RFC 2104, RFC 6234) and
 what the record is for and where it stands as well as its bytes, so a copy proves nothing in another topic, partition,
 or under another key, and a heartbeat proves nothing as a progress record. Each outbox has a secret of its own.
 
-A signature does not say *when* a record was written. Copies are told from originals by `freshness` (heartbeats) and by
-`last_progress` (progress records).
+A signature does not say *when* a record was written. `core.copied_heartbeats` tells copies of heartbeats from their
+originals, and `core.last_progress` copies of progress records.
 """
 
 from __future__ import annotations

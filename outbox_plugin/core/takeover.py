@@ -1,10 +1,12 @@
 """What a new leader may conclude from the shard's last committed progress record, and from what the database remembers.
 
-The database remembers, for each slice, the last term that wrote a record, from its first record until its leader knows
-that nothing is in flight any more: all that it published has been deleted, and no transaction has an unknown outcome.
-So a record that is missing where the database expects one was lost or hidden, and rows may be in the table that Kafka
-has. They would be published again. A record that is missing where the database expects none proves nothing, and harms
-nobody.
+For each slice, the database remembers the last term that wrote a progress record. It remembers the term from its first
+record on, and forgets it when the leader knows that nothing is in flight: all published rows have been deleted, and the
+outcome of every transaction is known.
+
+If the database expects a record and none is there, the record was lost or hidden. The table may then still have rows
+that Kafka has too, and they would be published again. If the database expects no record, a missing one proves nothing
+and harms nobody.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from outbox_plugin.errors import ForeignOutbox, ProgressLost
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What the database says of terms.
+    """What the database remembers of terms.
 
     `number` is that of the last term, of any shard. `recorded` has the terms whose rows may still be in flight, by the
     names of their slices. `unsigned` names the slices whose last leader may have been of a version that did not sign.
@@ -34,11 +36,11 @@ def left_behind(
 ) -> tuple[Publication, ...]:
     """What the last leader published and may not have deleted: the new leader deletes it before it reads anything.
 
-    Nothing, if the record speaks of an earlier incarnation in the same place (its table was dropped, so its rows are
+    Returns nothing if the record is of an earlier incarnation in the same place (its table was dropped, so its rows are
     gone), or if the caller adopts the group of an outbox that is no more.
 
     Raises:
-        ForeignOutbox: the record speaks of another outbox, which shares our group by mistake.
+        ForeignOutbox: the record is of another outbox, which shares our group by mistake.
     """
     if record is None:
         return ()
@@ -58,7 +60,7 @@ def require_recorded(record: ProgressRecord | None, slice_name: str, terms: Term
     With `adopt`, nothing is expected: what was in flight may be published again.
 
     Raises:
-        ProgressLost: it is, or there is none.
+        ProgressLost: it is older, or there is none.
     """
     expected = terms.recorded.get(slice_name)
     if adopt or expected is None or (record is not None and record.term >= expected):

@@ -1,7 +1,8 @@
 """Windows in flight: what may be read next, and what the progress record must name.
 
 All that changes the set of rows in flight is in this file. It knows neither the database nor Kafka: a window is read,
-then published, then purged, always in that order, and windows are published in the order in which they were read.
+then published, then purged, always in that order. Windows are published in the order in which they were read, but for
+those of live rows, which are published together with a window of the backlog: see `core.window_queue`.
 A bad row takes the later rows of its ordering key out of every window that is not yet published.
 """
 
@@ -10,21 +11,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from outbox_plugin.core.held_keys import HeldKeys
-from outbox_plugin.core.ids import IdRanges
+from outbox_plugin.core.id_ranges import IdRanges
 from outbox_plugin.core.ordering_keys import BadRow, OrderingKey, OrderingKeys, before_bad_rows
-from outbox_plugin.core.progress import Publication
-from outbox_plugin.core.row import OutboxRow
+from outbox_plugin.core.progress import Publication, publications_of
+from outbox_plugin.core.row import OutboxRow, Rows, fields_of
 
 ROWS_PER_WINDOW = 10_000  # Larger ones gain little and cost latency and memory; half as large costs a tenth in speed.
+ROWS_BESIDE_LIVE = 5_000  # Of a backlog, while live rows go first: they wait for such a window, and go with the next.
 BYTES_PER_WINDOW = 8_000_000
 ROWS_IN_FLIGHT = 4 * ROWS_PER_WINDOW  # One window being read, one waiting or being published, two being purged.
 UNPURGED_WINDOWS = 16  # Small ones are purged together; each progress record names them all.
 
 
 class Window:
-    """A batch of earliest rows that is in flight together."""
+    """A batch of rows that is in flight together. They ascend by id."""
 
-    __slots__ = ("publication", "rows", "size")
+    __slots__ = ("publications", "rows", "size")
 
     def __init__(self, rows: Sequence[OutboxRow]) -> None:
         self._keep(rows)
@@ -32,7 +34,14 @@ class Window:
     def _keep(self, rows: Sequence[OutboxRow]) -> None:
         self.rows = rows
         self.size = len(rows)
-        self.publication = Publication.of(rows)
+        self.publications = publications_of(rows)
+
+    @classmethod
+    def merged(cls, windows: Sequence[Window]) -> Window:
+        """One window of the rows of all `windows`, which lose them."""
+        if len(windows) == 1:
+            return windows[0]
+        return cls(Rows([fields for window in windows for fields in fields_of(window.release_rows())]).sorted())
 
     def halve(self) -> Window:
         """Keep the first half of the rows, of which there is at least one more; returns a window of the others."""
@@ -50,7 +59,7 @@ class Window:
         self._keep(held.without_rows_of_these(self.rows))
 
     def release_rows(self) -> Sequence[OutboxRow]:
-        """Let go of the rows once they are published, and return them. `publication` is enough to purge them."""
+        """Let go of the rows once they are published, and return them. `publications` are enough to purge them."""
         rows, self.rows = self.rows, ()
         return rows
 
@@ -79,7 +88,7 @@ class Windows:
     @property
     def in_flight(self) -> IdRanges:
         """The ids that must not be read again: read, or published and not yet known to be deleted."""
-        return IdRanges.union(window.publication.ids for window in (*self._published, *self._read))
+        return IdRanges.union(each.ids for window in (*self._published, *self._read) for each in window.publications)
 
     @property
     def full(self) -> bool:
@@ -91,7 +100,7 @@ class Windows:
 
     def admit(self, rows: Sequence[OutboxRow]) -> Window | None:
         """A window of the rows that a read returned; None where all of their keys were parked since the read began."""
-        rows = OrderingKeys(self.parked).without_rows_of_these(rows)
+        rows = OrderingKeys(self.excluded_keys).without_rows_of_these(rows)
         if not rows:
             return None
         window = Window(rows)
@@ -99,7 +108,7 @@ class Windows:
         return window
 
     @property
-    def parked(self) -> frozenset[OrderingKey]:
+    def excluded_keys(self) -> frozenset[OrderingKey]:
         """The keys whose rows wait: parked ones, and those that this term holds back."""
         return self._held.keys.union(self._parked)
 
@@ -137,7 +146,7 @@ class Windows:
             parkings: the value of `parkings` before the database was asked.
 
         Returns:
-            Whether a key was released. Its rows lie below the low watermark: read from the beginning then.
+            Whether a key was released. Its rows lie below the id watermark: read from the beginning then.
         """
         released = [key for key, number in self._parked.items() if number < parkings and key not in parked]
         for key in released:
@@ -150,7 +159,20 @@ class Windows:
     @property
     def unpurged(self) -> tuple[Publication, ...]:
         """What is published and not yet known to be deleted: every progress record names it."""
-        return tuple(window.publication for window in self._published if window.publication.ids.ranges)
+        return tuple(each for window in self._published for each in window.publications)
+
+    def publish_next(self, windows: Sequence[Window]) -> Window:
+        """Let `windows` be the next ones to publish, as one, though others were read before them.
+
+        That keeps the order of each key only where none of the others has a row of their keys.
+
+        Returns:
+            The window that takes their place.
+        """
+        for window in windows:
+            self._read.remove(window)
+        self._read.insert(0, merged := Window.merged(windows))
+        return merged
 
     def publications_with(self, window: Window) -> tuple[Publication, ...]:
         """What the progress record in `window`'s transaction must name: `window`, and all that may not be deleted yet.
@@ -159,8 +181,8 @@ class Windows:
             ValueError: `window` is not the next one to publish; publishing it would break the order.
         """
         if not self._read or self._read[0] is not window:
-            raise ValueError("windows are published in the order in which they were read")
-        return (*self.unpurged, window.publication)
+            raise ValueError("another window is to be published before this one")
+        return (*self.unpurged, *window.publications)
 
     def halve(self, window: Window) -> Window:
         """Split `window`, the next one to publish; returns its second half, which comes next after it."""

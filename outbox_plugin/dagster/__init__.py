@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from outbox_plugin.dagster.definitions import build_outbox_definitions
     from outbox_plugin.dagster.job_ids import job_id
     from outbox_plugin.dagster.jobs import build_outbox_jobs
-    from outbox_plugin.dagster.ranges import RangeConfig
+    from outbox_plugin.dagster.range_config import RangeConfig
     from outbox_plugin.dagster.resources import HarvesterResource, OutboxResource
     from outbox_plugin.dagster.sensor import build_harvester_sensor
     from outbox_plugin.dagster.topic_position import build_position_job, build_topic_check
@@ -50,7 +50,7 @@ _HOME = {
     "Limits": ".status.health_rules",
     "OutboxComponent": "component",
     "OutboxResource": "resources",
-    "RangeConfig": "ranges",
+    "RangeConfig": "range_config",
     "Topic": "assets",
     "build_dead_letter_check": "checks",
     "build_harvester_asset": "assets",

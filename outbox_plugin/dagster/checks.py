@@ -22,8 +22,8 @@ from outbox_plugin.dagster.resources import OutboxResource
 from outbox_plugin.dagster.sensor import HEALTHY, NO_DEAD_LETTERS
 from outbox_plugin.errors import ServerRefused
 from outbox_plugin.schema.connection import connect, reported_as_refusal
-from outbox_plugin.schema.place import in_full
 from outbox_plugin.schema.statements import statement
+from outbox_plugin.schema.table_name import in_full
 from outbox_plugin.settings import Settings
 from outbox_plugin.status.health_rules import HealthResult, Limits, dead_letters, health, undrained
 from outbox_plugin.status.reader import Status, read_status

@@ -20,7 +20,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 
-from outbox_plugin.core.ranges import Planned, Position, TopicRange
+from outbox_plugin.core.topic_ranges import Planned, Position, TopicRange
 
 FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 30.0, 3600.0
 _Seconds = Annotated[float, Field(ge=0, le=2**53, allow_inf_nan=False)]

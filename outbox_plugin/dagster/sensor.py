@@ -23,7 +23,7 @@ from outbox_plugin.dagster.daemon import Daemon
 from outbox_plugin.dagster.daemon_supervision import DaemonAction, check_lease
 from outbox_plugin.dagster.health import Metadata, daemon_metadata, evaluation, metadata
 from outbox_plugin.dagster.resources import HarvesterResource
-from outbox_plugin.dagster.topics import topic_ends
+from outbox_plugin.dagster.topic_end_offsets import topic_ends
 from outbox_plugin.printable import printable
 from outbox_plugin.status.health_rules import Limits, dead_letters, health
 from outbox_plugin.status.reader import read_status

@@ -21,8 +21,8 @@ from outbox_plugin.dagster.job_ids import output_job_id
 from outbox_plugin.dagster.resources import OutboxResource
 from outbox_plugin.embedded.java import spark_java_home
 from outbox_plugin.schema.connection import connect, reported_as_refusal
-from outbox_plugin.schema.place import in_full
 from outbox_plugin.schema.statements import statement
+from outbox_plugin.schema.table_name import in_full
 from outbox_plugin.spark.session import spark_session
 
 

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from outbox_plugin.consuming.positions import read_position, set_position
 from outbox_plugin.consuming.topic_state import topic_state
-from outbox_plugin.core.ranges import plan
+from outbox_plugin.core.topic_ranges import plan
 from outbox_plugin.dagster.assets import Emitter, emitter_key
 from outbox_plugin.dagster.health import result
 from outbox_plugin.dagster.resources import OutboxResource

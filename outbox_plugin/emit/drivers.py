@@ -1,12 +1,13 @@
-"""The connections that events can be emitted on, each in its own way, and always in the caller's transaction.
+"""Writes rows on each kind of connection, always in the caller's transaction.
 
-Nothing of SQLAlchemy or Django is imported: their connections are known by what they can do.
+Nothing of SQLAlchemy is imported, and of Django only for its own connections: they are recognized by their attributes.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from enum import Enum, auto
 from inspect import iscoroutinefunction
 from typing import Any, Protocol, cast
@@ -20,13 +21,15 @@ from outbox_plugin.errors import WrongConnection
 from outbox_plugin.schema.statements import statement
 
 ROWS_AT_A_TIME = 1_000
+CHARACTERS_AT_A_TIME = 8_000_000  # Of values and headers: a statement is in memory several times.
+_NOTHING = b"SELECT"
 
 
 class SqlAlchemySync(Protocol):
     """A `Session`, a `scoped_session` or a `Connection` of SQLAlchemy 2."""
 
     def begin_nested(self) -> Any:
-        """SQLAlchemy's own."""
+        """As SQLAlchemy defines it."""
         ...
 
 
@@ -34,7 +37,7 @@ class SqlAlchemyAsync(Protocol):
     """An `AsyncSession` or an `AsyncConnection` of SQLAlchemy 2."""
 
     def run_sync(self, fn: Callable[..., Any], /, *args: Any, **named: Any) -> Awaitable[Any]:
-        """SQLAlchemy's own."""
+        """As SQLAlchemy defines it."""
         ...
 
 
@@ -43,11 +46,11 @@ class Django(Protocol):
 
     @property
     def in_atomic_block(self) -> Any:
-        """Django's own."""
+        """As Django defines it."""
         ...
 
     def get_autocommit(self) -> bool:
-        """Django's own."""
+        """As Django defines it."""
         ...
 
 
@@ -56,7 +59,7 @@ AsyncConnection = psycopg.AsyncConnection[Any] | SqlAlchemyAsync
 
 
 class Query:
-    """A statement, as each driver wants it."""
+    """A statement in the forms that the drivers expect."""
 
     def __init__(self, query: Composed) -> None:
         self.text = re.sub("^--.*\n", "", query.as_string(None))
@@ -65,8 +68,12 @@ class Query:
         self.numbered = re.sub("%s", lambda _: f"${next(numbers)}", self.text)
 
 
+Statement = tuple[Query, tuple[Any, ...]]  # With its values.
+Parts = Sequence[Sequence[Row]] | Iterator[Sequence[Row]]  # The rows of one statement after the other.
+
+
 class Insert:
-    """The INSERTs of an outbox: of one row, and of many at once."""
+    """The INSERT statements of an outbox: for one row, and for many at once."""
 
     def __init__(self, table: str) -> None:
         self.one = Query(statement("emit", "insert_event", table))
@@ -75,18 +82,16 @@ class Insert:
             for each in ("text", "bytea")
         )
 
-    def statements(self, rows: Sequence[Row]) -> Iterator[tuple[Query, tuple[Any, ...]]]:
-        """What to run, with what values, to write rows in their order."""
+    def of(self, rows: Sequence[Row]) -> Statement:
+        """The statement that writes the rows, of which there is one at least."""
         if len(rows) == 1:
-            yield self.one, rows[0]
-            return
-        for start in range(0, len(rows), ROWS_AT_A_TIME):
-            topics, keys, values, names, texts = zip(*rows[start : start + ROWS_AT_A_TIME], strict=True)
-            query = self._texts
-            if any(isinstance(value, bytes) for value in values):
-                query, values = self._bytes, tuple(_hex(value) for value in values)
-            headers = [_array([_array(each) for each in column]) for column in (names, texts)]
-            yield query, (_array(topics), _array(keys), _array(values), *headers)
+            return self.one, rows[0]
+        topics, keys, values, names, texts = zip(*rows, strict=True)
+        query = self._texts
+        if any(isinstance(value, bytes) for value in values):
+            query, values = self._bytes, tuple(_hex(value) for value in values)
+        headers = [_array([_array(each) for each in column]) for column in (names, texts)]
+        return query, (_array(topics), _array(keys), _array(values), *headers)
 
 
 def _array(texts: Sequence[str | None]) -> str:
@@ -95,7 +100,7 @@ def _array(texts: Sequence[str | None]) -> str:
         return "{}"
     if None in texts:
         return "{" + ",".join("NULL" if text is None else _quoted(text) for text in texts) + "}"
-    # All at once: no text holds a NUL, so it can stand between them.
+    # All are escaped at once. No text has a NUL, so it can separate them.
     together = "\0".join(cast(Sequence[str], texts)).replace("\\", "\\\\").replace('"', '\\"')
     return '{"' + together.replace("\0", '","') + '"}'
 
@@ -110,7 +115,7 @@ def _hex(value: str | bytes | None) -> str | None:
 
 
 class Kind(Enum):
-    """What a connection is."""
+    """The kinds of connections."""
 
     PSYCOPG = auto()
     PSYCOPG_ASYNC = auto()
@@ -119,14 +124,14 @@ class Kind(Enum):
     DJANGO = auto()
 
 
-_kinds: dict[type, Kind] = {}  # Each attribute of Django's proxy costs microseconds.
+_kinds: dict[type, Kind] = {}  # Remembered, because each attribute of Django's proxy costs microseconds.
 
 
 def kind_of(connection: Any) -> Kind:
-    """What `connection` is.
+    """The kind of `connection`.
 
     Raises:
-        WrongConnection: none that is known.
+        WrongConnection: it is of no kind that is known.
     """
     kind = _kinds.get(type(connection))
     if kind is None:
@@ -155,14 +160,14 @@ def _found(connection: Any) -> Kind:
 
 
 def is_async(connection: SyncConnection | AsyncConnection) -> bool:
-    """Whether writing on this connection is to be awaited."""
+    """Whether writes on this connection must be awaited."""
     return kind_of(connection) in (Kind.PSYCOPG_ASYNC, Kind.SQLALCHEMY_ASYNC)
 
 
 def check(connection: Any) -> None:
-    """Raises WrongConnection when events emitted on it now would not be part of a transaction of the caller's.
+    """Raises WrongConnection if events emitted on it now would not be part of a transaction of the caller's.
 
-    Of SQLAlchemy's, that is known when they are written.
+    On SQLAlchemy's connections, that is checked when events are written.
     """
     match kind_of(connection):
         case Kind.PSYCOPG | Kind.PSYCOPG_ASYNC:
@@ -177,47 +182,149 @@ def check(connection: Any) -> None:
             pass
 
 
-def write(connection: Any, insert: Insert, rows: Sequence[Row]) -> None:
-    """Write rows, in their order, on a connection that is not async."""
+def write(connection: Any, insert: Insert, rows: Iterable[Row]) -> None:
+    """Write rows, in their order, on a connection that is not async.
+
+    Rows that are known to fit into one statement are written as they are. All others are written inside a savepoint:
+    where one of the statements fails, or `rows` does, all that was written is rolled back.
+    """
     kind = kind_of(connection)
     if kind is Kind.SQLALCHEMY:
         _write_sqlalchemy(connection, insert, rows)
     elif kind is Kind.DJANGO:
         _write_django(connection, insert, rows)
     else:
-        check(connection)
-        cursor = psycopg.Cursor(connection)
-        for query, values in insert.statements(rows):
-            cursor.execute(query.bytes, values)
+        _write_psycopg(connection, insert, rows)
 
 
-async def write_async(connection: Any, insert: Insert, rows: Sequence[Row]) -> None:
-    """Write rows, in their order, on a connection that is async."""
+async def write_async(connection: Any, insert: Insert, rows: Iterable[Row]) -> None:
+    """Write rows on a connection that is async, as `write` does."""
     if kind_of(connection) is Kind.SQLALCHEMY_ASYNC:
         await connection.run_sync(_write_sqlalchemy, insert, rows)
+    else:
+        await _write_psycopg_async(connection, insert, rows)
+
+
+def _write_psycopg(connection: psycopg.Connection[Any], insert: Insert, rows: Iterable[Row]) -> None:
+    parts = _parts_of(rows)
+    if not parts:
+        return
+    check(connection)
+    cursor = psycopg.Cursor(connection)
+    if not _need_savepoint(parts):
+        for part in parts:
+            query, values = insert.of(part)
+            cursor.execute(query.bytes, values)
+        return
+    _refuse_if_busy(connection, parts)
+    cursor.execute(_NOTHING)  # The caller's transaction begins: else the savepoint would be one, and be committed.
+    with connection.transaction():
+        try:
+            with _closing_if_it_fails(rows):
+                for part in parts:
+                    _refuse_if_busy(connection, parts)
+                    query, values = insert.of(part)
+                    cursor.execute(query.bytes, values)
+        except BaseException:
+            _refuse_if_busy(connection, parts)
+            raise
+
+
+async def _write_psycopg_async(connection: psycopg.AsyncConnection[Any], insert: Insert, rows: Iterable[Row]) -> None:
+    parts = _parts_of(rows)
+    if not parts:
         return
     check(connection)
     cursor = psycopg.AsyncCursor(connection)
-    for query, values in insert.statements(rows):
-        await cursor.execute(query.bytes, values)
+    if _need_savepoint(parts):
+        await cursor.execute(_NOTHING)
+    async with connection.transaction() if _need_savepoint(parts) else nullcontext():
+        with _closing_if_it_fails(rows):
+            for part in parts:
+                query, values = insert.of(part)
+                await cursor.execute(query.bytes, values)
 
 
-def _write_django(connection: Any, insert: Insert, rows: Sequence[Row]) -> None:
-    connection = getattr(connection.cursor, "__self__", connection)  # What the proxy stands for.
+def _refuse_if_busy(connection: psycopg.Connection[Any], parts: Parts) -> None:
+    """Raises WrongConnection where the rows come from the connection itself: to write them would wait for ever.
+
+    A sequence of rows comes from nowhere any more. Whoever uses the connection meanwhile is another thread, and ends.
+    """
+    if isinstance(parts, Iterator) and connection.lock.locked():
+        connection.close()  # To roll back would wait as well.
+        raise WrongConnection(
+            "the connection is still giving rows to Cursor.stream(), and takes no other statement meanwhile: read them "
+            "with a server-side cursor or on another connection; nothing was written, and the connection is closed"
+        )
+
+
+def _write_django(connection: Any, insert: Insert, rows: Iterable[Row]) -> None:
+    from django.db import transaction
+
+    connection = getattr(connection.cursor, "__self__", connection)  # The connection behind the proxy.
     if connection.vendor != "postgresql":
         raise WrongConnection(f"the outbox is in Postgres, and this connection is to {connection.vendor}")
+    parts = _parts_of(rows)
+    if not parts:
+        return
     check(connection)
-    with connection.cursor() as cursor:
-        for query, values in insert.statements(rows):
+    savepoint = transaction.atomic(using=connection.alias) if _need_savepoint(parts) else nullcontext()
+    with connection.cursor() as cursor, savepoint, _closing_if_it_fails(rows):
+        for part in parts:
+            query, values = insert.of(part)
             cursor.execute(query.text, values)
 
 
-def _write_sqlalchemy(target: Any, insert: Insert, rows: Sequence[Row]) -> None:
-    connection = target if hasattr(target, "exec_driver_sql") else target.connection()
+def _write_sqlalchemy(target: Any, insert: Insert, rows: Iterable[Row]) -> None:
+    connection = _connection_of(target)
     dialect = connection.dialect
     if dialect.name != "postgresql":
         raise WrongConnection(f"the outbox is in Postgres, and this connection is to {dialect.name}")
     if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
         raise WrongConnection("the connection is in autocommit mode: emit on one that has a transaction")
-    for query, values in insert.statements(rows):
-        connection.exec_driver_sql(query.numbered if dialect.driver == "asyncpg" else query.text, values)
+    parts = _parts_of(rows)
+    # The savepoint is the session's own, so that a session knows which of its objects are rolled back with it.
+    with target.begin_nested() if _need_savepoint(parts) else nullcontext(), _closing_if_it_fails(rows):
+        _connection_of(target)  # Only now a session sends its savepoint.
+        for part in parts:
+            query, values = insert.of(part)
+            connection.exec_driver_sql(query.numbered if dialect.driver == "asyncpg" else query.text, values)
+
+
+def _connection_of(target: Any) -> Any:
+    """The connection of a session; a connection itself."""
+    return target if hasattr(target, "exec_driver_sql") else target.connection()
+
+
+@contextmanager
+def _closing_if_it_fails(rows: Iterable[Row]) -> Iterator[None]:
+    """End the blocks that a generator of rows holds, before the savepoint around them is rolled back."""
+    try:
+        yield
+    except BaseException:
+        if isinstance(rows, Generator):
+            rows.close()
+        raise
+
+
+def _parts_of(rows: Iterable[Row]) -> Parts:
+    """The rows of one statement after the other. An iterator is not asked for rows before they are written."""
+    return list(_parts(rows)) if isinstance(rows, Sequence) else _parts(rows)
+
+
+def _need_savepoint(parts: Parts) -> bool:
+    return isinstance(parts, Iterator) or len(parts) > 1
+
+
+def _parts(rows: Iterable[Row]) -> Iterator[Sequence[Row]]:
+    part: list[Row] = []
+    size = 0
+    for row in rows:
+        part.append(row)
+        _, _, value, _, texts = row
+        size += len(value or "") + sum(map(len, texts))
+        if len(part) == ROWS_AT_A_TIME or size >= CHARACTERS_AT_A_TIME:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part

@@ -1,4 +1,4 @@
-"""From an event to the row that stands for it, or to the refusal that names what is wrong with it."""
+"""Turns an event into its row, or refuses it with the name of the field that is wrong."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ except ImportError:
 Row = tuple[str, str, str | bytes | None, list[str], list[str]]
 Serializer = Callable[[Event], str | bytes | None]
 
-MAX_RECORD_BYTES = 1_000_000  # librdkafka's message.max.bytes, and little less than a broker's default.
+MAX_RECORD_BYTES = 1_000_000  # librdkafka's message.max.bytes; a broker's default is slightly larger.
 _RECORD_OVERHEAD = 100
 _HEADER_OVERHEAD = 10
 _TOPIC = re.compile(TOPIC_PATTERN)
 
 
 def as_text(event: Event) -> str | None:
-    """JSON, for a table whose values are TEXT; text as it is."""
+    """JSON, for a table whose values are TEXT. Text stays as it is."""
     return event.value_text()
 
 
 def as_bytes(event: Event) -> bytes | None:
-    """JSON, for a table whose values are BYTEA; bytes as they are, and text in UTF-8."""
+    """JSON, for a table whose values are BYTEA. Bytes stay as they are; text is encoded in UTF-8."""
     if isinstance(event.value, bytes):
         return event.value
     text = event.value_text()
@@ -46,17 +46,17 @@ def as_bytes(event: Event) -> bytes | None:
 
 
 def registered(serialize: Callable[[Any, SerializationContext], bytes | None]) -> Serializer:
-    """What a schema registry's serializer makes of the value, for a table whose values are BYTEA.
+    """A serializer for values by a schema registry, for a table whose values are BYTEA.
 
     Example: `Outbox(serializer=registered(AvroSerializer(SchemaRegistryClient({"url": …}), schema)))`, with the extra
-    `outbox-plugin[schema-registry]` installed. A pydantic value is handed over as a dict, its names those of the wire;
-    to a `JSONSerializer`, as JSON has it.
+    `outbox-plugin[schema-registry]` installed. A pydantic value is passed on as a dict of its aliases; a
+    `JSONSerializer` gets its JSON instead, as Python values.
     """
     from confluent_kafka.serialization import MessageField, SerializationContext, SerializationError
 
     wants_json = _is_for_json(serialize)
 
-    def handed_over(event: Event) -> Any:
+    def plain_value(event: Event) -> Any:
         if not isinstance(event.value, BaseModel):
             return event.value
         return json.loads(event.value_text() or "") if wants_json else event.value.model_dump(by_alias=True)
@@ -64,7 +64,7 @@ def registered(serialize: Callable[[Any, SerializationContext], bytes | None]) -
     def serialized(event: Event) -> bytes | None:
         if event.value is None:
             return None
-        value = handed_over(event)
+        value = plain_value(event)
         try:
             return serialize(value, SerializationContext(event.topic, MessageField.VALUE))
         except (SerializationError, ValueError, TypeError, AttributeError, LookupError) as error:
@@ -86,7 +86,7 @@ class Encoding:
 
     def __init__(self, serializer: Serializer, cloud_events: str | None, max_record_bytes: int) -> None:
         self._serializer = serializer
-        content_type = "application/json" if serializer in (as_text, as_bytes) else ""  # Of others, the event says it.
+        content_type = "application/json" if serializer in (as_text, as_bytes) else ""  # Else the event names it.
         self._headers = Event.header_items if cloud_events is None else cloud_event_headers(cloud_events, content_type)
         self._max_record_bytes = max_record_bytes
         self._good_topics: set[str] = set()
@@ -99,7 +99,7 @@ class Encoding:
         """
         if event.topic not in self._good_topics:
             self._good_topics.add(_good_topic(event.topic))
-        # Fields that a subclass declares anew are checked here alone.
+        # A subclass that declares a field anew drops the field's constraints, so they are checked here again.
         if not isinstance(event.key, str) or len(event.key) > MAX_KEY_CHARACTERS:
             raise InvalidEvent("key", f"expected text of up to {MAX_KEY_CHARACTERS} characters (given: {event.key!r})")
         value = self._serializer(event)
@@ -112,7 +112,7 @@ class Encoding:
         return event.topic, event.key, value, names, texts
 
     def _check(self, key: str, value: str | bytes | None, names: list[str], texts: list[str]) -> None:
-        """Raises InvalidEvent for what is no text to Postgres, and for a record that is too large."""
+        """Raises InvalidEvent for text that Postgres cannot store, and for a record that is too large."""
         size = _RECORD_OVERHEAD + _HEADER_OVERHEAD * len(names)
         try:
             together = "".join((key, *names, *texts, value if isinstance(value, str) else ""))
@@ -131,15 +131,17 @@ class Encoding:
 def _good_topic(topic: str) -> str:
     if isinstance(topic, str) and topic.startswith(KAFKAS_OWN):
         raise InvalidEvent("topic", f"names that begin with {KAFKAS_OWN} are for Kafka's own topics (given: {topic!r})")
-    if not isinstance(topic, str) or not _TOPIC.match(topic) or topic in (".", ".."):
+    if not isinstance(topic, str) or not _TOPIC.fullmatch(topic) or topic in (".", ".."):
         raise InvalidEvent("topic", f"expected 1 to 249 letters, digits, dots, _ and - (given: {topic!r})")
     return topic
 
 
 def cloud_event_headers(source: str, content_type: str) -> Callable[[Event], list[tuple[str, str]]]:
-    """Headers of CloudEvents 1.0 in Kafka's binary mode; `source` says where events come from, as a URI reference.
+    """Returns a function that makes an event's headers by CloudEvents 1.0 in Kafka's binary mode.
 
-    `content_type` is that of events which do not say theirs; none when empty.
+    Args:
+        source: where events come from, as a URI reference.
+        content_type: of events that have none of their own; no header if it is empty.
 
     Raises:
         UserError: the library is not installed.
@@ -177,7 +179,7 @@ def cloud_event_headers(source: str, content_type: str) -> Callable[[Event], lis
 
 
 def _with_trace(items: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """With the current span's `traceparent`, unless the event brings its own."""
+    """Add the current span's `traceparent`, unless the event has one."""
     carrier: dict[str, str] = {}
     if _trace is not None:
         _trace.inject(carrier)
@@ -187,7 +189,7 @@ def _with_trace(items: list[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def _blame(key: str, value: str | bytes | None, names: list[str], texts: list[str]) -> None:
-    """Raises InvalidEvent for the first that is no text to Postgres."""
+    """Raises InvalidEvent for the first text that Postgres cannot store."""
     _utf8("key", key)
     for name, text in zip(names, texts, strict=True):
         _utf8(f"headers.{name}", name)

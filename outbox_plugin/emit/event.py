@@ -21,9 +21,9 @@ from outbox_plugin.core.headers import (
 )
 from outbox_plugin.errors import InvalidEvent
 
-MAX_KEY_CHARACTERS = 100  # The contract's VARCHAR(100).
-TOPIC_PATTERN = r"^[A-Za-z0-9._-]{1,249}$"  # Kafka's own rule for topic names.
-KAFKAS_OWN = "__"  # Topics whose names begin so are Kafka's, or a protocol's: consumer offsets, transactions.
+MAX_KEY_CHARACTERS = 100  # The column kafka_key is VARCHAR(100).
+TOPIC_PATTERN = r"^[A-Za-z0-9._-]{1,249}$"  # Kafka's rule for topic names.
+KAFKAS_OWN = "__"  # Names of internal topics begin so: consumer offsets, transactions.
 
 _OF_FIELDS = {
     EVENT_TYPE_HEADER: "type",
@@ -32,14 +32,14 @@ _OF_FIELDS = {
     CONTENT_TYPE_HEADER: "content_type",
     CONTENT_SCHEMA_HEADER: "content_schema",
 }
-# Postgres keeps no NUL in a text, and bytes are no text.
+# Postgres stores no NUL in text. Strict, because pydantic would decode bytes.
 _Text = Annotated[str, Strict(), Field(pattern=r"^[^\x00]*$")]
 
 
 class Event(BaseModel):
-    """An event: what happened, to whom, for whom.
+    """An event.
 
-    A subclass says for its kind what is always so, and gives the value a type:
+    A subclass sets the fields that all events of its kind share, and gives the value a type:
 
         class OrderPlaced(Event):
             topic: str = "orders"
@@ -51,12 +51,12 @@ class Event(BaseModel):
     Attributes:
         topic: the Kafka topic it goes to.
         key: the partition key; events of one key stay in order. At most 100 characters.
-        value: its content: text as it is, None for a tombstone, anything else as JSON.
-        type: what happened, carried in the header `event-type`; none when empty.
-        idempotency_key: tells this event from every other one; carried in the header `idempotency-key`.
-        occurred_at: when it happened, with its time zone; now, if not said. In the header `occurred-at`.
-        content_type: the value's media type, in the header `content-type`; none when empty.
-        content_schema: the schema that the value adheres to, in the header `content-schema`; none when empty.
+        value: its content. Text stays as it is, None is a tombstone, anything else becomes JSON.
+        type: what happened, in the header `event-type`; no header if empty.
+        idempotency_key: identifies this event among all events, in the header `idempotency-key`.
+        occurred_at: when it happened, with its time zone, in the header `occurred-at`; now by default.
+        content_type: the value's media type, in the header `content-type`; no header if empty.
+        content_schema: the value's schema, in the header `content-schema`; no header if empty.
         headers: further headers, text to text.
 
     Raises:
@@ -67,7 +67,7 @@ class Event(BaseModel):
 
     topic: Annotated[_Text, Field(pattern=TOPIC_PATTERN)]
     key: Annotated[_Text, Field(max_length=MAX_KEY_CHARACTERS)]
-    value: Any  # To be said also where it is None: a value that is forgotten must not delete.
+    value: Any  # Required, even if it is None: an event without its value must not delete.
     type: _Text = ""
     idempotency_key: UUID = Field(default_factory=uuid4)
     occurred_at: AwareDatetime = Field(default_factory=lambda: datetime.now(UTC))
@@ -75,7 +75,7 @@ class Event(BaseModel):
     content_schema: _Text = ""
     headers: dict[_Text, _Text] = Field(default_factory=dict)
 
-    if not TYPE_CHECKING:  # Type checkers make it of the fields.
+    if not TYPE_CHECKING:  # Type checkers derive the signature from the fields.
 
         def __init__(self, **values: Any) -> None:
             try:
@@ -101,10 +101,10 @@ class Event(BaseModel):
         return headers
 
     def value_text(self) -> str | None:
-        """The value as it stands in the outbox; None is a tombstone.
+        """The value as the outbox stores it; None is a tombstone.
 
         Raises:
-            InvalidEvent: it is no JSON, or holds a datetime without a time zone.
+            InvalidEvent: JSON cannot express it, or it has a datetime without a time zone.
         """
         if self.value is None or isinstance(self.value, str):
             return self.value
@@ -133,7 +133,7 @@ def _invalid(error: ValidationError) -> InvalidEvent:
 
 
 def _jsonable(value: Any) -> Any:
-    """What stands in JSON for a value that the encoder does not know."""
+    """A replacement, in types that the JSON encoder knows, for a value that it does not know."""
     if isinstance(value, datetime):
         if value.tzinfo is None:
             raise ValueError(f"the datetime {value.isoformat()} has no time zone")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Collection, Generator, Iterable
 from types import TracebackType
 from typing import Generic, Self, TypeVar, cast, overload
 
@@ -15,10 +15,10 @@ C = TypeVar("C", bound=SyncConnection | AsyncConnection)
 
 
 class Outbox:
-    """Writes events to the outbox in the caller's transaction: they leave if it commits, and only then.
+    """Writes events to the outbox in the caller's transaction: they are published if and only if it commits.
 
     Every method takes a connection of psycopg (sync or async), a connection or session of SQLAlchemy 2 (sync or async),
-    or Django's connection; where that is async, what it returns is to be awaited.
+    or Django's connection. If the connection is async, await the method's result.
 
     Example:
         outbox = Outbox()
@@ -39,11 +39,11 @@ class Outbox:
 
         Args:
             table: the outbox table, optionally with its schema.
-            serializer: what stands in `kafka_value` for an event: `as_text` (JSON), or one of `outbox_plugin.encoding`
-                for a table whose values are BYTEA.
-            cloud_events: the source of CloudEvents 1.0, a URI reference; their attributes are headers then (Kafka's
+            serializer: makes `kafka_value` of an event: `as_text` (JSON), or one of `outbox_plugin.encoding` for a
+                table whose values are BYTEA.
+            cloud_events: the source of CloudEvents 1.0, a URI reference; their attributes become headers (Kafka's
                 binary mode). None: no CloudEvents.
-            max_record_bytes: what Kafka takes as a record, key and headers included.
+            max_record_bytes: the largest record that Kafka accepts, key and headers included.
         """
         self._insert = Insert(table)
         self._encoding = Encoding(serializer, cloud_events, max_record_bytes)
@@ -70,16 +70,23 @@ class Outbox:
     ) -> Awaitable[None] | None:
         """Write `events` in `connection`'s transaction, in their order.
 
+        Of a generator, a thousand events are in memory at a time, so it may give millions. Run nothing else on the
+        connection meanwhile, but what the generator itself runs. If an exception is raised, nothing of this call is
+        written; where the generator has raised it, the transaction goes on.
+
         Raises:
-            InvalidEvent: see `emit`; nothing of this call is written.
-            WrongConnection: see `emit`.
+            InvalidEvent: Kafka or the table would refuse an event.
+            WrongConnection: the connection has no transaction of the caller's, or it is still giving rows to the
+                generator by `Cursor.stream`.
         """
-        return self._write(connection, [self._encoding.row(event) for event in events])
+        if isinstance(events, Collection):
+            return self._write(connection, [self._encoding.row(event) for event in events])
+        return self._write(connection, self._rows(events))
 
     def listener(self, connection: C) -> Listener[C]:
         """Collects the events of a unit of work, and writes them in `connection`'s transaction at its end.
 
-        To be used with `with`, or `async with` where the connection is async.
+        Use it with `with`, or with `async with` if the connection is async.
 
         Example:
             with connection.transaction(), outbox.listener(connection) as listener:
@@ -87,23 +94,27 @@ class Outbox:
         """
         return Listener(self, connection)
 
-    def _write(self, connection: SyncConnection | AsyncConnection, rows: list[Row]) -> Awaitable[None] | None:
+    def _rows(self, events: Iterable[Event]) -> Generator[Row]:
+        """The rows, made as they are asked for. To close it closes a generator of events, and the blocks it holds."""
+        try:
+            for event in events:
+                yield self._encoding.row(event)
+        finally:
+            if isinstance(events, Generator):
+                events.close()
+
+    def _write(self, connection: SyncConnection | AsyncConnection, rows: Iterable[Row]) -> Awaitable[None] | None:
         if is_async(connection):
-            return write_async(connection, self._insert, rows) if rows else _nothing()
-        if rows:
-            write(connection, self._insert, rows)
+            return write_async(connection, self._insert, rows)
+        write(connection, self._insert, rows)
         return None
 
 
-async def _nothing() -> None:
-    """Nothing is to be written."""
-
-
 class Listener(Generic[C]):
-    """The events of a unit of work. They are written when it ends well; an exception forgets them.
+    """The events of a unit of work. They are written when the unit ends without an exception, and dropped otherwise.
 
-    They are written where the unit ends: inside a savepoint, they are undone with it. So a part of the work that may be
-    undone by itself has a listener of its own, inside its savepoint.
+    They are written at the end of the unit: inside a savepoint, they are rolled back with it. So give a part of the
+    work that may be rolled back by itself a listener of its own, inside its savepoint.
     """
 
     def __init__(self, outbox: Outbox, connection: C) -> None:
@@ -112,10 +123,10 @@ class Listener(Generic[C]):
         self._rows: list[Row] = []
 
     def occurred(self, event: Event) -> None:
-        """An event has occurred.
+        """Collect an event, to be written at the end of the unit of work.
 
         Raises:
-            InvalidEvent: see `Outbox.emit`.
+            InvalidEvent: Kafka or the table would refuse it; the exception names the field.
         """
         self._rows.append(self._outbox._encoding.row(event))
 
@@ -128,7 +139,7 @@ class Listener(Generic[C]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         rows, self._rows = self._rows, []
-        if error is None:
+        if rows and error is None:
             self._outbox._write(self._connection, rows)
 
     async def __aenter__(self) -> Self:
@@ -140,10 +151,10 @@ class Listener(Generic[C]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         rows, self._rows = self._rows, []
-        if error is None:
+        if rows and error is None:
             await cast("Awaitable[None]", self._outbox._write(self._connection, rows))
 
     def _entered(self) -> Self:
-        check(self._connection)  # Now, and not when the work is done.
+        check(self._connection)  # Before the work is done, not after it.
         self._rows = []
         return self

@@ -7,7 +7,7 @@ nothing rests on them but work saved.
 
 Each key of a partition has a queue, and its records are handled in their order, one after the other. Queues are handled
 side by side, up to a limit. A record that fails delays only its own queue, until it succeeds or becomes a dead letter.
-While many records wait, one transaction handles those of many queues, with one statement that claims them all. If a
+While many records wait, one transaction handles those of many queues, with one statement that records them all. If a
 handler fails, that transaction is rolled back, and each record gets a transaction of its own.
 
 Authority: the primary key of `outbox_inbox`. Two processes that hold one record, as they may around a rebalance, meet
@@ -22,7 +22,7 @@ there: the second waits for the first one's transaction, and leaves out what tha
     workers        threads or asyncio tasks that take records and have them handled
     session        a worker's connection and handler; proves that a transaction is the one that was begun
     handling       turns records into transactions, and transactions into outcomes
-    claims         records in the transaction of an effect that its event is handled
+    handled_keys   records in the transaction of an effect that its event is handled
     consumer       `Inbox`: polls, commits offsets, takes part in rebalances
     positions      where a group goes on when Kafka has forgotten its offsets
     housekeeping, dead_letters, cleaning                                          the tables' upkeep

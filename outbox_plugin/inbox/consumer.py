@@ -10,25 +10,32 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from outbox_plugin.adapters.kafka_admin import KafkaAdmin
-from outbox_plugin.adapters.kafka_clients import client_config, readable_headers, refusal, refused_property
+from outbox_plugin.adapters.kafka_clients import connection_error, refused_property
 from outbox_plugin.adapters.topic_ids import TopicIds
-from outbox_plugin.core.event_identity import event_identity
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import InvalidSetting, OutboxError, ServerRefused
+from outbox_plugin.extras import what_to_install
 from outbox_plugin.inbox.cleaning import Keep
+from outbox_plugin.inbox.consumer_config import consumer_config
 from outbox_plugin.inbox.dispatcher import Dispatcher
+from outbox_plugin.inbox.events import ignore
 from outbox_plugin.inbox.handling import Handling
 from outbox_plugin.inbox.housekeeping import Housekeeping
+from outbox_plugin.inbox.kafka_records import committed_offset, received_from
 from outbox_plugin.inbox.key_queues import KeyQueues
-from outbox_plugin.inbox.positions import Positions, start_offsets
+from outbox_plugin.inbox.leader_epochs import Finding, LeaderEpochs, StartPosition
+from outbox_plugin.inbox.pauses import Pauses
+from outbox_plugin.inbox.positions import ANSWER_SECONDS, FoundPositions, Positions, find_positions
+from outbox_plugin.inbox.readiness import Facts
 from outbox_plugin.inbox.received import Received
 from outbox_plugin.inbox.retry import Retry
+from outbox_plugin.inbox.room import Room
 from outbox_plugin.inbox.session import (
     AsyncBatchHandler,
     AsyncHandler,
@@ -41,23 +48,28 @@ from outbox_plugin.inbox.workers import TaskWorkers, ThreadWorkers
 from outbox_plugin.insecure_settings import warn_about_insecure_settings
 from outbox_plugin.printable import logger_of
 from outbox_plugin.schema.connection import connect, one_line, reported_as_refusal
-from outbox_plugin.schema.place import in_full
 from outbox_plugin.schema.statements import statement
+from outbox_plugin.schema.table_name import in_full
 from outbox_plugin.settings import Settings
 from outbox_plugin.threads.background import Background
 
+if TYPE_CHECKING:  # It needs an extra.
+    from outbox_plugin.inbox.observed import ObservedInbox
+
 logger = logger_of("outbox_plugin.inbox")
 
-SESSION_TIMEOUT_MS = 6_000  # Kafka gives a killed process's partitions to others after this time.
 POLL_SECONDS = 0.1
 POLL_RECORDS = 1_000
-# Records in memory. At this bound it waits for room, then pauses until half of them are done.
-MAX_HELD_RECORDS = 10_000
-MAX_HELD_BYTES = 64_000_000  # The same bound for the bytes of their keys, values and headers.
-QUEUED_KILOBYTES = 16_384  # What librdkafka may fetch ahead. Its own default is 64 MB.
+# Records in memory. `room` shares them out among the partitions: one alone has half, which is enough for four workers
+# with batches of 2,000.
+MAX_HELD_RECORDS = 20_000
+MAX_HELD_BYTES = 64_000_000  # The same bound for their memory.
 ROOM_SECONDS = 0.5  # How long it waits for room before it pauses: a pause drops what librdkafka has fetched ahead.
 COMMIT_SECONDS = 0.5
 RELEASE_SECONDS = 20.0
+ASK_SECONDS = 1.0  # The wait before it asks again for the positions of partitions that were assigned.
+# A record that is polled again may wait so long for its turn. Its key may be forgotten meanwhile.
+QUEUED_SECONDS = 3_600.0
 UNKNOWN_ID_SECONDS = 0.2  # The wait before records are fetched again whose topic's id Kafka did not return.
 _RESET, _FROM_THE_BEGINNING = "auto.offset.reset", {"earliest", "smallest", "beginning"}
 _WAITED_FOR = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._ALL_BROKERS_DOWN}
@@ -102,7 +114,8 @@ class Inbox(Background):
         """Check the arguments. The connections are made when the inbox starts.
 
         Args:
-            settings: Kafka, and the database of the effects, in which `outbox migrate` has made the inbox's tables.
+            settings: Kafka, and the database of the effects, in which `outbox migrate` has made the inbox's tables. If
+                `listen` is set, metrics and probes are served there while the inbox runs.
             group: the consumer group; an event has its effect once for each group.
             topics: the topics to consume; the group reads a partition from its beginning if it has not been there.
             handler: is called with an event, or, with a `batch_size`, with a list of events.
@@ -132,20 +145,72 @@ class Inbox(Background):
         self._keep = Keep(keep, keep_dead_letters)
         self._in_batches = batch_size is not None
         self._dispatcher = Dispatcher(concurrency, batch_size)
-        self._paused = False
+        self._pauses = Pauses(self._dispatcher)
+        self._without_position: set[TopicPartition] = set()
+        self._ask_at = 0.0
         self._next: dict[TopicPartition, int] = {}
+        self._epochs = LeaderEpochs()
         self._positions: Positions
+        self._polled_at: float | None = None
+        self._positions_at: float | None = None  # When all partitions last had their positions.
+        self._observed: ObservedInbox | None = None  # Where there is OUTBOX_LISTEN.
 
     @property
     def partitions(self) -> list[TopicPartition]:
         """The partitions that this process handles now, as named tuples of topic and partition."""
         return self._dispatcher.locked(KeyQueues.partitions)
 
+    def stop(self) -> None:
+        """Finish what is under way, and end; returns when everything is closed. See `Background.stop`."""
+        super().stop()
+        self._close_port()
+
     def _prepare(self, loop: asyncio.AbstractEventLoop | None) -> Callable[[], None]:
-        self._check()
-        self._topic_ids = TopicIds(self._settings)
-        workers = self._workers(loop)
-        return partial(self._consume, self._consumer(), workers)
+        if self._settings.listen is not None:
+            self._observed = self._listen(self._settings.listen)
+        try:
+            self._check()
+            self._topic_ids = TopicIds(self._settings)
+            workers = self._workers(loop)
+            consume = partial(self._consume, self._consumer(), workers)
+        except BaseException:
+            self._close_port()
+            raise
+        if self._observed is not None:
+            self._observed.poll_lag()
+        return consume
+
+    def _listen(self, listen: str) -> ObservedInbox:
+        try:
+            from outbox_plugin.inbox.observed import ObservedInbox
+        except ModuleNotFoundError as error:
+            if (hint := what_to_install("OUTBOX_LISTEN", error)) is None:
+                raise
+            raise InvalidSetting(hint) from None
+        return ObservedInbox(
+            self._settings,
+            listen,
+            self._group,
+            self._topics,
+            error=lambda: self._error,
+            stopping=self._stop.is_set,
+            facts=self._facts,
+            next_offsets=lambda: self._dispatcher.locked(KeyQueues.next_offsets),
+            paused=lambda: self._pauses.count,
+        )
+
+    def _facts(self) -> Facts:
+        return Facts(
+            polled_at=self._polled_at,
+            positions_at=self._positions_at,
+            progress=self._dispatcher.progress(),
+            partitions=len(self.partitions),
+        )
+
+    def _close_port(self) -> None:
+        observed, self._observed = self._observed, None
+        if observed is not None:
+            observed.close()
 
     def _check(self) -> None:
         start = self._settings.kafka.get(_RESET, "earliest")
@@ -165,7 +230,14 @@ class Inbox(Background):
             self._positions.read(connection, {})
 
     def _workers(self, loop: asyncio.AbstractEventLoop | None) -> ThreadWorkers | TaskWorkers:
-        handling = Handling(self._settings.table, self._group, self._retry, random.random, in_batches=self._in_batches)
+        handling = Handling(
+            self._settings.table,
+            self._group,
+            self._retry,
+            random.random,
+            in_batches=self._in_batches,
+            observe=ignore if self._observed is None else self._observed.observe,
+        )
         handler = self._handler
         if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None)):  # noqa: B004
             awaited = cast(Callable[[Any, Any], Awaitable[None]], handler)
@@ -178,29 +250,17 @@ class Inbox(Background):
         )
 
     def _consumer(self) -> Consumer:
-        config = client_config(
-            self._settings,
-            group_id=self._group,
-            isolation_level="read_committed",
-            enable_auto_commit=False,
-            auto_offset_reset="earliest",
-            session_timeout_ms=SESSION_TIMEOUT_MS,
-            heartbeat_interval_ms=1_000,
-            topic_metadata_refresh_interval_ms=5_000,
-            fetch_wait_max_ms=100,
-            queued_max_messages_kbytes=QUEUED_KILOBYTES,
-        )
-        # Our callbacks need these two, so OUTBOX_KAFKA cannot change them.
-        config |= {"partition.assignment.strategy": "cooperative-sticky", "enable.auto.offset.store": False}
         try:
-            consumer = Consumer(config)
+            consumer = Consumer(consumer_config(self._settings, self._group))
         except KafkaException as error:
             raise refused_property(error) from None
         consumer.subscribe(self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
         return consumer
 
     def _consume(self, consumer: Consumer, workers: ThreadWorkers | TaskWorkers) -> None:
-        housekeeping = Housekeeping(self._settings, self._group, self._dispatcher, self._positions, self._keep)
+        housekeeping = Housekeeping(
+            self._settings, self._group, self._dispatcher, self._positions, self._keep, self._observed
+        )
         workers.start()
         housekeeping.start()
         try:
@@ -208,8 +268,12 @@ class Inbox(Background):
             while not self._stop.is_set():
                 if workers.error is not None:
                     raise OutboxError(f"a handler's worker has ended: {one_line(workers.error)}") from workers.error
+                self._polled_at = time.monotonic()
+                if not self._without_position:
+                    self._positions_at = self._polled_at
                 self._take_in(consumer)
-                self._hold_back(consumer)
+                self._start_waiting(consumer)
+                self._pauses.update(consumer, Room(MAX_HELD_RECORDS, MAX_HELD_BYTES), ROOM_SECONDS)
                 self._begin_anew(
                     consumer,
                     self._topic_ids.recreated({topic for topic, _ in self._dispatcher.locked(KeyQueues.partitions)}),
@@ -227,7 +291,7 @@ class Inbox(Background):
             self._commit(consumer, reached, wait=True)
             try:
                 # Before the partitions go to their next owner, who may write greater positions.
-                if housekeeping.join():
+                if housekeeping.wait_until_ended():
                     self._positions.write_last(
                         {tp: at._replace(next_offset=reached.get(tp, at.next_offset)) for tp, at in positions.items()}
                     )
@@ -240,25 +304,59 @@ class Inbox(Background):
         if (first := consumer.poll(POLL_SECONDS)) is None:
             return
         self._add(consumer, [first])
-        # The size of the next records is unknown until they are here. Assume that of those that are held.
-        held, held_bytes = self._dispatcher.locked(KeyQueues.load)
-        room = max(0, MAX_HELD_BYTES - held_bytes) * held // max(1, held_bytes)
-        if records := min(POLL_RECORDS, room):
+        room = Room(MAX_HELD_RECORDS, MAX_HELD_BYTES)
+        if records := room.records_to_poll(self._dispatcher.locked(KeyQueues.load), POLL_RECORDS):
             self._add(consumer, consumer.consume(records, 0))
 
     def _add(self, consumer: Consumer, messages: Sequence[Message]) -> None:
         good = [message for message in messages if (error := message.error()) is None or self._noted(error)]
-        polled = cast(list[Any], good)  # Whose stubs say that each of these may be missing; of a record none is.
+        polled = cast(list[Any], good)  # The stubs call these optional; a record has them.
         at = [(each.topic(), each.partition(), each.offset()) for each in polled]
         doubtful = {tp[0] for tp in at if self._goes_back(*tp) or not self._topic_ids.of(tp[0])}
         left_out = self._unconfirmed(consumer, doubtful, at)
-        received = [self._received(message) for message in good if message.topic() not in left_out]
-        # A name by the topic's id is right only if Kafka returns that id after the record came.
+        kept = [message for message in polled if message.topic() not in left_out]
+        received = [received_from(message, self._topic_ids.of(message.topic())) for message in kept]
+        # A key made of the topic's id is right only if Kafka returns the same id after the record has arrived.
         if unnamed := {record.topic for record in received if record.named_by_place} - doubtful:
             at = [(record.topic, record.partition, record.offset) for record in received]
             left_out = self._unconfirmed(consumer, unnamed, at)
             received = [record for record in received if record.topic not in left_out]
-        self._dispatcher.add(received)
+        self._dispatcher.add(self._after_the_position(consumer, received))
+
+    def _after_the_position(self, consumer: Consumer, received: Sequence[Received]) -> list[Received]:
+        """Return the records to handle. A partition that was cut before its position is read from its beginning."""
+        new: list[Received] = []
+        cut: set[TopicPartition] = set()
+        forgotten_at = time.time() - self._keep.handled.total_seconds() + QUEUED_SECONDS
+        for record in received:
+            tp = TopicPartition(record.topic, record.partition)
+            if tp in cut:
+                continue
+            old = record.timestamp / 1000 < forgotten_at
+            finding = self._epochs.add(tp, record.offset, record.leader_epoch, key_may_be_forgotten=old)
+            if finding is Finding.CUT or (finding is Finding.GONE and self._is_cut(consumer, tp)):
+                cut.add(tp)
+            elif finding is not Finding.HANDLED:
+                new.append(record)
+        for tp in cut.intersection(self.partitions):
+            logger.warning("%s [%d] was cut before the group's position: it is read from its beginning", *tp)
+            self._epochs.start_over(tp)
+            self._seek_to_beginning(consumer, tp)
+        return new
+
+    def _is_cut(self, consumer: Consumer, tp: TopicPartition) -> bool:
+        """Whether a partition was cut whose last handled record is gone. If Kafka does not answer, it counts as cut."""
+        try:
+            beginning, _ = consumer.get_watermark_offsets(KafkaTopicPartition(*tp), ANSWER_SECONDS)
+        except KafkaException:
+            return True
+        return self._epochs.is_cut(tp, beginning)
+
+    def _seek_to_beginning(self, consumer: Consumer, tp: TopicPartition) -> None:
+        topic_ids = self._topic_ids.known()
+        self._dispatcher.locked(lambda queues: queues.assign([tp], topic_ids))
+        self._next.pop(tp, None)
+        consumer.seek(KafkaTopicPartition(*tp, OFFSET_BEGINNING))
 
     def _unconfirmed(self, consumer: Consumer, topics: Collection[str], at: Sequence[tuple[str, int, int]]) -> set[str]:
         """Ask Kafka for the ids of topics, and seek back where it does not answer, to the first offset in `at`.
@@ -296,59 +394,24 @@ class Inbox(Background):
             return
         logger.warning("the topic %s was made anew, and is read from its beginning", ", ".join(sorted(topics)))
         self._dispatcher.release(partitions, RELEASE_SECONDS)
-        topic_ids = self._topic_ids.known()
-        self._dispatcher.locked(lambda queues: queues.assign(partitions, topic_ids))
         for tp in partitions:
-            self._next.pop(tp, None)
-            consumer.seek(KafkaTopicPartition(*tp, OFFSET_BEGINNING))
-
-    def _received(self, message: Message) -> Received:
-        polled: Any = message  # Whose stubs say that each of these may be missing; of a record none is.
-        topic, partition, offset = polled.topic(), polled.partition(), polled.offset()
-        found = readable_headers(message)
-        headers = tuple(cast(Any, found) or ())
-        known = event_identity(headers, f"{self._topic_ids.of(topic)}/{partition}/{offset}")
-        return Received(
-            topic,
-            partition,
-            offset,
-            polled.timestamp()[1],
-            polled.key(),
-            polled.value(),
-            headers,
-            known.key,
-            formerly=None if known.named else f"{topic}/{partition}/{offset}",
-            unreadable_headers=found is None,
-            named_by_place=not (known.named or known.placed),
-        )
+            self._epochs.start(tp, None)
+            self._seek_to_beginning(consumer, tp)
 
     def _noted(self, error: KafkaError) -> bool:
         """Log an error that a poll returned. Raises ServerRefused if waiting cannot mend it. Returns False always."""
         if error.fatal() or error.code() in _REFUSED:
-            raise ServerRefused(str(refusal(error, self._settings)))
+            raise ServerRefused(str(connection_error(error, self._settings)))
         (logger.warning if error.code() in _WAITED_FOR else logger.info)("Kafka, while consuming: %s", error.str())
         return False
-
-    def _hold_back(self, consumer: Consumer) -> None:
-        """Bound the records in memory by a pause. Polling goes on, because it keeps us in the group."""
-        held, held_bytes = self._dispatcher.locked(KeyQueues.load)
-        full = max(held / MAX_HELD_RECORDS, held_bytes / MAX_HELD_BYTES)
-        if not self._paused and full >= 1:
-            if not self._dispatcher.wait_for_room(MAX_HELD_RECORDS, MAX_HELD_BYTES, ROOM_SECONDS):
-                consumer.pause(consumer.assignment())
-                self._paused = True
-        elif self._paused and full < 0.5:
-            consumer.resume(consumer.assignment())
-            self._paused = False
 
     def _commit(self, consumer: Consumer, reached: dict[TopicPartition, int], *, wait: bool) -> None:
         """Commit offsets. A failure costs work only: events that are delivered again are left out."""
         if not reached:
             return
-        # With the topic's id as metadata, because the offset means nothing in a topic that is made anew meanwhile.
         offsets = [
-            KafkaTopicPartition(topic, partition, offset, self._topic_ids.of(topic))
-            for (topic, partition), offset in reached.items()
+            committed_offset(tp, StartPosition(offset, self._epochs.before(tp, offset)), self._topic_ids.of(tp.topic))
+            for tp, offset in reached.items()
         ]
         try:
             if wait:
@@ -359,37 +422,55 @@ class Inbox(Background):
             logger.info("offsets were not committed: %s", error.args[0].str())
 
     def _assigned(self, consumer: Consumer, partitions: list[KafkaTopicPartition]) -> None:
-        def look_up() -> dict[str, str]:
-            answer = self._topic_ids.look_up(each.topic for each in partitions)
+        assigned = [TopicPartition(each.topic, each.partition) for each in partitions]
+        self._start_at(consumer, assigned, self._find_positions(consumer, assigned))
+
+    def _find_positions(self, consumer: Consumer, partitions: Collection[TopicPartition]) -> FoundPositions:
+        def look_up(topics: Collection[str]) -> dict[str, str]:
+            answer = self._topic_ids.look_up(topics)
             self._begin_anew(consumer, answer.recreated)  # Only partitions that are ours already.
             return {topic: self._topic_ids.of(topic) for topic in answer.known}
 
-        found = start_offsets(self._positions, consumer, partitions, look_up, self._stop)
-        if found is None:  # The inbox stops, and must handle none of their records.
-            for each in partitions:
-                each.offset = OFFSET_END
-            consumer.incremental_assign(partitions)
-            return
-        for each in partitions:
-            tp = TopicPartition(each.topic, each.partition)
+        found = {} if self._stop.is_set() else find_positions(self._positions, consumer, partitions, look_up)
+        return {} if self._stop.is_set() else found  # An inbox that stops must handle none of their records.
+
+    def _start_at(self, consumer: Consumer, partitions: Collection[TopicPartition], found: FoundPositions) -> None:
+        """Fetch partitions from the positions that were found. The other partitions wait, paused, for theirs."""
+        offsets = []
+        for tp in partitions:
             self._next.pop(tp, None)
-            each.offset = found.get(tp, OFFSET_BEGINNING)  # Not Kafka's own, which may be of an older topic.
-        assigned, topic_ids = (
-            [TopicPartition(each.topic, each.partition) for each in partitions],
-            self._topic_ids.known(),
-        )
-        self._dispatcher.locked(lambda queues: queues.assign(assigned, topic_ids, found))
-        consumer.incremental_assign(partitions)
-        if self._paused:
-            consumer.pause(partitions)
+            # Not Kafka's own offset, which may be of an older topic.
+            first = self._epochs.start(tp, found.get(tp))
+            beginning = OFFSET_BEGINNING if tp in found else OFFSET_END
+            offsets.append(KafkaTopicPartition(*tp, beginning if first is None else first))
+        topic_ids, next_offsets = self._topic_ids.known(), {tp: at.next_offset for tp, at in found.items() if at}
+        self._dispatcher.locked(lambda queues: queues.assign(found, topic_ids, next_offsets))
+        consumer.incremental_assign(offsets)
+        self._pauses.resume(consumer, found)
+        self._without_position.update(tp for tp in partitions if tp not in found)
+        self._pauses.pause(consumer, self._without_position)
+
+    def _start_waiting(self, consumer: Consumer) -> None:
+        """Ask again for the positions of partitions that wait; slow answers take at most a fifth of the time."""
+        began = time.monotonic()
+        if not self._without_position or began < self._ask_at:
+            return
+        found = self._find_positions(consumer, self._without_position)
+        self._ask_at = time.monotonic() + max(ASK_SECONDS, 4 * (time.monotonic() - began) if self.partitions else 0.0)
+        if found:
+            self._without_position.difference_update(found)
+            consumer.incremental_unassign([KafkaTopicPartition(*tp) for tp in found])
+            self._start_at(consumer, found, found)
 
     def _revoked(self, consumer: Consumer, partitions: list[KafkaTopicPartition]) -> None:
-        reached = self._dispatcher.release(
-            [TopicPartition(each.topic, each.partition) for each in partitions], RELEASE_SECONDS
-        )
-        self._commit(consumer, reached, wait=True)
+        self._commit(consumer, self._give_up(partitions, RELEASE_SECONDS), wait=True)
         consumer.incremental_unassign(partitions)
 
     def _lost(self, consumer: Consumer, partitions: list[KafkaTopicPartition]) -> None:
-        self._dispatcher.release([TopicPartition(each.topic, each.partition) for each in partitions], 0)
+        self._give_up(partitions, 0)
         consumer.incremental_unassign(partitions)
+
+    def _give_up(self, partitions: list[KafkaTopicPartition], patience_seconds: float) -> dict[TopicPartition, int]:
+        given_up = [TopicPartition(each.topic, each.partition) for each in partitions]
+        self._without_position.difference_update(given_up)
+        return self._dispatcher.release(given_up, patience_seconds)

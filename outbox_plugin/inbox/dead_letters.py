@@ -17,8 +17,8 @@ import psycopg
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.inbox.received import Received
 from outbox_plugin.schema.connection import connect, reported_as_refusal
-from outbox_plugin.schema.place import in_full
 from outbox_plugin.schema.statements import statement
+from outbox_plugin.schema.table_name import in_full
 from outbox_plugin.settings import Settings
 
 RETRY_AT_A_TIME = 100

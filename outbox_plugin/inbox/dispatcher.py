@@ -13,6 +13,7 @@ from typing import TypeVar
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.inbox.batch_limit import BatchLimit
 from outbox_plugin.inbox.key_queues import HandlingResult, KeyBatch, KeyQueues
+from outbox_plugin.inbox.readiness import Progress
 from outbox_plugin.inbox.received import Received
 
 Waker = Callable[[], None]
@@ -36,6 +37,8 @@ class Dispatcher:
         self._wakers: list[Waker] = []
         self._idle = workers
         self._stopped = False
+        self._taken_at: dict[int, float] = {}  # When each list of key batches was taken that a worker has, by its id.
+        self._done_at = 0.0  # When a record was last done, or the first came while none was held.
 
     def locked(self, action: Callable[[KeyQueues], T]) -> T:
         """Run `action` on the key queues, while no other thread uses them, and return its result."""
@@ -50,27 +53,30 @@ class Dispatcher:
     def add(self, records: Collection[Received]) -> None:
         """Queue records."""
         with self._changed:
+            if not self._queues.held:
+                self._done_at = time.monotonic()
             for record in records:
                 self._queues.add(record)
             self._notify()
 
-    def wait_for_room(self, records: int, held_bytes: int, patience_seconds: float) -> bool:
-        """Wait until fewer records, and fewer bytes, are held.
+    def progress(self) -> Progress:
+        """Return since when records have been waiting or handled."""
+        with self._changed:
+            taken_at = min(self._taken_at.values(), default=None)
+            return Progress(taken_at, self._done_at if self._queues.held else None)
+
+    def wait_until(self, condition: Callable[[KeyQueues], bool], patience_seconds: float) -> bool:
+        """Wait until a condition holds, or the dispatcher is stopped.
 
         Args:
-            records: the number of records to get below.
-            held_bytes: the bytes of their keys, values and headers to get below.
+            condition: is called under the lock after each change.
             patience_seconds: how long to wait at most.
 
         Returns:
             False if that took too long.
         """
-
-        def has_room() -> bool:
-            return self._stopped or (self._queues.held < records and self._queues.held_bytes < held_bytes)
-
         with self._changed:
-            return self._changed.wait_for(has_room, patience_seconds)
+            return self._changed.wait_for(lambda: self._stopped or condition(self._queues), patience_seconds)
 
     def wait_and_take(self) -> list[KeyBatch] | None:
         """Wait for records to handle, and take them; None once the dispatcher is stopped."""
@@ -99,7 +105,9 @@ class Dispatcher:
     def _take(self) -> list[KeyBatch]:
         now = time.monotonic()
         batches = self._queues.take(self._batch_limit.limit(self._queues.waiting, self._idle, now), now)
-        self._idle -= bool(batches)
+        if batches:
+            self._idle -= 1
+            self._taken_at[id(batches)] = now
         self._batch_limit.start(sum(len(taken.records) for taken in batches))
         return batches
 
@@ -114,6 +122,9 @@ class Dispatcher:
         now = time.monotonic()
         with self._changed:
             self._idle += 1
+            del self._taken_at[id(batches)]
+            if any(outcome.done for outcome in result.outcomes):
+                self._done_at = now
             for taken, outcome in zip(batches, result.outcomes, strict=True):
                 self._queues.finish(taken, outcome, now)
             records = sum(len(taken.records) for taken in batches)

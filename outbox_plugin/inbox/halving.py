@@ -39,10 +39,10 @@ class Halves:
         self._stopped: dict[int, Outcome] = {}
         alone = [apart(each) for each in batches]
         items = [(number, record) for number, each in enumerate(batches) for record in each.records]
-        batch_limit = [each for each in items if not alone[each[0]]] if any(alone) else items
+        together = [each for each in items if not alone[each[0]]] if any(alone) else items
         # The next part is the last of these.
         self._parts = [[each] for each in reversed(items) if alone[each[0]]] if any(alone) else []
-        self._parts += [batch_limit] if batch_limit else []
+        self._parts += [together] if together else []
         self._part: list[Item] = []
 
     def next(self) -> list[Item]:

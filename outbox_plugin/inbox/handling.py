@@ -6,22 +6,31 @@ thread can drive it (`driven`).
 
 from __future__ import annotations
 
+import time
 import traceback
 from collections.abc import Callable, Sequence
 
 import psycopg
 
 from outbox_plugin.errors import HandlerMisuse, OutboxError
-from outbox_plugin.inbox.claims import Claims
+from outbox_plugin.inbox.events import (
+    Observer,
+    RecordDeadLettered,
+    RecordFailed,
+    RecordsDone,
+    TakenHandled,
+    ignore,
+)
 from outbox_plugin.inbox.halving import Halves
+from outbox_plugin.inbox.handled_keys import HandledKeys
 from outbox_plugin.inbox.key_queues import HandlingResult, KeyBatch, Outcome
 from outbox_plugin.inbox.received import Received
 from outbox_plugin.inbox.retry import MAX_LOSSES, Retry, counts_against_the_record
-from outbox_plugin.inbox.session import HandlerSession, TransactionEnded
+from outbox_plugin.inbox.session import HandlerEndedTransaction, HandlerSession
 from outbox_plugin.printable import logger_of
 from outbox_plugin.schema.connection import one_line
 from outbox_plugin.schema.statements import statement
-from outbox_plugin.schema.watched import NoAnswer
+from outbox_plugin.schema.watched_connection import NoAnswer
 
 logger = logger_of("outbox_plugin.inbox")
 
@@ -39,15 +48,22 @@ class UnreadableHeaders(OutboxError):
     """The name of a header is not UTF-8, so it is not known which event the record is."""
 
 
-class _NotClaimed(Exception):
-    """The event could not be claimed. Its handler has not begun, so this does not count as an attempt."""
+class _NotRecorded(Exception):
+    """The event could not be recorded. Its handler has not begun, so this does not count as an attempt."""
 
 
 class Handling:
     """Handles key batches for one consumer group."""
 
     def __init__(
-        self, table: str, group: str, retry: Retry, jitter: Callable[[], float], *, in_batches: bool = False
+        self,
+        table: str,
+        group: str,
+        retry: Retry,
+        jitter: Callable[[], float],
+        *,
+        in_batches: bool = False,
+        observe: Observer = ignore,
     ) -> None:
         """Nothing is connected yet.
 
@@ -57,14 +73,16 @@ class Handling:
             retry: how often a failing record is tried, and how long it waits between.
             jitter: returns a random number from 0 to 1.
             in_batches: the handler takes a list of events, in their keys' order.
+            observe: is called, from the workers, with what happens.
         """
+        self._observe = observe
         self._group = group
         self._in_batches = in_batches
         self._retry = retry
         self._jitter = jitter
-        self._claims = Claims(table, group)
+        self._handled_keys = HandledKeys(table, group)
         self._dead_letter, self._dead_letter_again, self._remove_letter = (
-            statement("inbox", name, table) for name in ("bury", "bury_again", "remove_letter")
+            statement("inbox", name, table) for name in ("dead_letter", "dead_letter_again", "remove_letter")
         )
 
     async def handle(self, session: HandlerSession, batches: list[KeyBatch]) -> HandlingResult:
@@ -73,18 +91,26 @@ class Handling:
         All of them are handled in one transaction. If it fails, each record gets a transaction of its own; for a
         handler that takes lists, each half of them does, and so on.
         """
+        began = time.monotonic()
+        result = await self._handle(session, batches)
+        self._observe(TakenHandled(time.monotonic() - began))
+        return result
+
+    async def _handle(self, session: HandlerSession, batches: list[KeyBatch]) -> HandlingResult:
         rolled_back = deadlock = False
         if not await self._connected(session):
             return HandlingResult([self._when_back() for _ in batches])
         if self._in_batches:
             return await self._handle_halved(session, batches)
         if sum(len(each.records) for each in batches) > 1 and not _goes_alone(batches):
+            records = [record for each in batches for record in each.records]
             try:
-                await self._handle_together(session, [record for each in batches for record in each.records])
+                skipped = await self._handle_together(session, records)
             except Exception as error:
                 rolled_back, deadlock = True, getattr(error, "sqlstate", None) == _DEADLOCK
                 logger.debug("handled together, and undone: %s", one_line(error))
             else:
+                self._observe(RecordsDone(records, skipped))
                 return HandlingResult([Outcome(len(each.records)) for each in batches])
         return HandlingResult([await self._handle_key_batch(session, each) for each in batches], rolled_back, deadlock)
 
@@ -99,30 +125,34 @@ class Handling:
     def _when_back(self, done: int = 0) -> Outcome:
         return Outcome(done, again_in=AWAY_SECONDS * (1 + self._jitter()))
 
-    async def _handle_together(self, session: HandlerSession, records: Sequence[Received]) -> None:
+    async def _handle_together(self, session: HandlerSession, records: Sequence[Received]) -> list[Received]:
+        """Handle records in one transaction. Returns those that had been handled before."""
+        skipped: list[Received] = []
         fresh: dict[str, str] = {}
         begun, marked = None, 0
         try:
             async with session.transaction():
-                fresh, begun = await self._claims.claim(session, records)
+                fresh, begun = await self._handled_keys.record(session, records)
                 for number, record in enumerate(records, 1):
                     if begun is not None and record.idempotency_key in fresh:
                         await session.handle(record)
-                        ended = await self._claims.has_ended(session, begun)
+                        ended = await self._handled_keys.has_ended(session, begun)
                         fresh.pop(record.idempotency_key, None)  # The topic may hold the event twice.
                         if ended:
                             break
                         if session.has_savepoints:
-                            await self._claims.mark(session, begun, marked, number)
+                            await self._handled_keys.mark(session, begun, marked, number)
                             marked = number
+                    else:
+                        skipped.append(record)
                 else:
-                    return
+                    return skipped
         except Exception:
-            await self._claims.settle(session, begun, fresh)
+            await self._handled_keys.settle(session, begun, fresh)
             raise
-        await self._claims.settle(session, begun, fresh)
+        await self._handled_keys.settle(session, begun, fresh)
         logger.error("%s: %s; what it did stays, and counts as handled", _location(record), _ENDED)
-        raise TransactionEnded(_ENDED)
+        raise HandlerEndedTransaction(_ENDED)
 
     async def _handle_halved(self, session: HandlerSession, batches: list[KeyBatch]) -> HandlingResult:
         """Pass all records to the handler at once; after a failure each half, until the guilty record is alone.
@@ -136,45 +166,56 @@ class Handling:
             elif len(part) == 1:
                 halves.single(await self._handle_key_batch(session, halves.as_key_batch(part[0])))
             else:
+                records = [record for _, record in part]
                 try:
-                    await self._handle_batch(session, [record for _, record in part])
+                    skipped = await self._handle_batch(session, records)
                 except Exception as error:
                     logger.debug("%d events handled together, and undone: %s", len(part), one_line(error))
                     session.distrust()
                     halves.failed(deadlock=getattr(error, "sqlstate", None) == _DEADLOCK)
                 else:
+                    self._observe(RecordsDone(records, skipped))
                     halves.done()
         return HandlingResult(halves.outcomes(), halves.rolled_back, halves.deadlock)
 
-    async def _handle_batch(self, session: HandlerSession, records: Sequence[Received]) -> None:
+    async def _handle_batch(self, session: HandlerSession, records: Sequence[Received]) -> list[Received]:
+        """Pass records to the handler in one transaction. Returns those that had been handled before."""
+        passed: list[Received] = []
         fresh: dict[str, str] = {}
         begun, committed = None, False
         try:
             async with session.transaction():
-                fresh, begun = await self._claims.claim(session, records)
+                fresh, begun = await self._handled_keys.record(session, records)
                 if begun is not None:
                     first = {record.idempotency_key: record for record in reversed(records)}
                     kept = [each for each in records if each.idempotency_key in fresh]
-                    await session.handle([each for each in kept if first[each.idempotency_key] is each])
-                    committed = await self._claims.has_ended(session, begun)
+                    passed = [each for each in kept if first[each.idempotency_key] is each]
+                    await session.handle([*passed])
+                    committed = await self._handled_keys.has_ended(session, begun)
                     fresh.clear()
         except Exception:
-            await self._claims.settle(session, begun, fresh)
+            await self._handled_keys.settle(session, begun, fresh)
             raise
         if committed:
             logger.error("%s: %s; what it did stays, and counts as handled", _location(records[0]), _ENDED)
+        if len(passed) == len(records):
+            return []
+        handled = {id(each) for each in passed}
+        return [each for each in records if id(each) not in handled]
 
     async def _handle_key_batch(self, session: HandlerSession, taken: KeyBatch) -> Outcome:
         failures, losses = taken.failures, taken.losses
         for done, record in enumerate(taken.records):
             if session.lost and not await self._connected(session):
                 return self._when_back(done)
+            skipped: list[Received] = []
             try:
-                await self._handle_one(session, record)
-            except TransactionEnded as misuse:
+                if not await self._handle_one(session, record):
+                    skipped.append(record)
+            except HandlerEndedTransaction as misuse:
                 logger.error("%s: %s; what it did stays, and counts as handled", _location(record), misuse)
             except Exception as error:
-                lost, unbegun = isinstance(error, _LostWhileHandled), isinstance(error, _NotClaimed)
+                lost, unbegun = isinstance(error, _LostWhileHandled), isinstance(error, _NotRecorded)
                 cause = error.__cause__ if isinstance(error.__cause__, Exception) and (lost or unbegun) else error
                 gone = lost or unbegun or session.lost or isinstance(cause, NoAnswer)
                 counted = counts_against_the_record(getattr(cause, "sqlstate", None), connection_lost=gone)
@@ -184,21 +225,24 @@ class Handling:
                 spent = (counted and self._retry.is_spent(failures)) or losses >= MAX_LOSSES
                 spent = spent or isinstance(cause, UnreadableHeaders)
                 if spent and await self._dead_lettered(session, record, cause, failures + losses):
+                    self._observe(RecordDeadLettered(record))
                     failures = losses = 0
                     continue
                 wait = self._retry.wait(max(failures, losses, 1), self._jitter())
                 logger.warning("%s failed, and is tried again in %.1f s: %s", _location(record), wait, one_line(cause))
+                self._observe(RecordFailed(record))
                 return Outcome(done, again_in=wait, counted=counted, lost=lost)
+            self._observe(RecordsDone([record], skipped))
             failures = losses = 0
         return Outcome(len(taken.records))
 
-    async def _handle_one(self, session: HandlerSession, record: Received) -> None:
-        """Handle a record in a transaction of its own.
+    async def _handle_one(self, session: HandlerSession, record: Received) -> bool:
+        """Handle a record in a transaction of its own. Returns False if it had been handled before.
 
         Raises:
-            TransactionEnded: the handler committed the transaction; what it did is there.
+            HandlerEndedTransaction: the handler committed the transaction; what it did is there.
             _LostWhileHandled: the connection was lost since the handler began.
-            _NotClaimed: the handler has not begun.
+            _NotRecorded: the handler has not begun.
             UnreadableHeaders: it must not be handled.
         """
         if record.unreadable_headers:
@@ -208,12 +252,12 @@ class Handling:
         try:
             async with session.transaction():
                 if record.dead_letter is None:
-                    fresh, begun = await self._claims.claim(session, [record])
+                    fresh, begun = await self._handled_keys.record(session, [record])
                 else:
-                    begun = await self._claims.lock_letter(session, record.dead_letter)
+                    begun = await self._handled_keys.lock_letter(session, record.dead_letter)
                 if begun is not None:
                     await session.handle([record] if self._in_batches else record)
-                    committed = await self._claims.has_ended(session, begun)
+                    committed = await self._handled_keys.has_ended(session, begun)
                     fresh.clear()
                     if record.dead_letter is not None:
                         removed = await session.fetch(self._remove_letter, {"id": record.dead_letter})
@@ -221,15 +265,16 @@ class Handling:
                             raise HandlerMisuse("the dead letter was locked, and the handler has removed it")
         except Exception as error:
             if begun is None:
-                raise _NotClaimed from error
+                raise _NotRecorded from error
             # A server that does not answer in time is busy or away, which is nobody's fault, however often it happens.
             lost = session.lost and not isinstance(error, HandlerMisuse | NoAnswer)
-            await self._claims.settle(session, begun, fresh)
+            await self._handled_keys.settle(session, begun, fresh)
             if lost:
                 raise _LostWhileHandled from error
             raise
         if committed:
-            raise TransactionEnded(_ENDED)
+            raise HandlerEndedTransaction(_ENDED)
+        return begun is not None
 
     async def _dead_lettered(self, session: HandlerSession, record: Received, error: Exception, attempts: int) -> bool:
         """Dead-letter a record. Returns False if the database does not let us now."""

@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from contextlib import closing, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 
@@ -18,6 +18,9 @@ from outbox_plugin.inbox.positions import Positions
 from outbox_plugin.printable import logger_of
 from outbox_plugin.schema.connection import connect, one_line
 from outbox_plugin.settings import Settings
+
+if TYPE_CHECKING:  # It needs an extra.
+    from outbox_plugin.inbox.observed import ObservedInbox
 
 logger = logger_of("outbox_plugin.inbox")
 
@@ -32,16 +35,25 @@ class Housekeeping:
     """A thread with its own connection, which runs beside the handlers."""
 
     def __init__(
-        self, settings: Settings, group: str, dispatcher: Dispatcher, positions: Positions, keep: Keep
+        self,
+        settings: Settings,
+        group: str,
+        dispatcher: Dispatcher,
+        positions: Positions,
+        keep: Keep,
+        observed: ObservedInbox | None = None,
     ) -> None:
+        """Nothing is connected yet. `observed` is told whether Postgres answers."""
         self._settings = settings
         self._group = group
         self._dispatcher = dispatcher
         self._positions = positions
         self._keep = keep
+        self._observed = observed
         self._stop = threading.Event()
         self._connection: psycopg.Connection[Any] | None = None
         self._thread = threading.Thread(target=self._live, name="outbox-inbox-housekeeping", daemon=True)
+        self._canceller = threading.Thread(target=self._cancel, name="outbox-inbox-cancel", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
@@ -50,12 +62,15 @@ class Housekeeping:
     def stop(self) -> None:
         """Ask the thread to end, and cancel its statement; another process can do its work later."""
         self._stop.set()
-        threading.Thread(target=self._cancel, name="outbox-inbox-cancel", daemon=True).start()
+        self._canceller.start()
 
-    def join(self) -> bool:
+    def wait_until_ended(self) -> bool:
         """Wait for the end of the thread, 2 seconds at most. Returns whether it has ended."""
         self._thread.join(END_SECONDS)
-        return not self._thread.is_alive()
+        if self._thread.is_alive():
+            return False
+        self._canceller.join(CANCEL_SECONDS)
+        return True
 
     def _cancel(self) -> None:
         """Cancel repeatedly, because a request that comes between two statements cancels none."""
@@ -77,6 +92,8 @@ class Housekeeping:
                 if not self._stop.is_set():
                     waits = "waits for Postgres" if isinstance(error, psycopg.Error) else "failed, and is tried again"
                     logger.warning("housekeeping %s: %s", waits, one_line(error))
+                    if self._observed is not None:
+                        self._observed.postgres_failed(one_line(error))
                 self._stop.wait(TROUBLE_SECONDS)
             finally:
                 self._connection = None
@@ -85,8 +102,11 @@ class Housekeeping:
         clean_at = time.monotonic()
         while not self._stop.is_set():
             self._positions.write(connection, self._dispatcher.locked(KeyQueues.positions))
-            if partitions := self._dispatcher.locked(KeyQueues.partitions):
+            partitions = self._dispatcher.locked(KeyQueues.partitions)
+            if partitions or self._observed is not None:  # Without partitions it finds none, but Postgres answers.
                 self._dispatcher.add(to_retry(connection, self._settings, self._group, partitions))
+            if self._observed is not None:
+                self._observed.postgres_answered()
             if time.monotonic() >= clean_at and not clean(connection, self._settings, self._group, self._keep):
                 clean_at = time.monotonic() + CLEAN_SECONDS * random.uniform(0.5, 1.5)  # noqa: S311
             self._stop.wait(RETRY_SECONDS)

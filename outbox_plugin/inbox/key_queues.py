@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.inbox.received import Received
+from outbox_plugin.inbox.room import Load
 
 
 class PartitionPosition(NamedTuple):
@@ -46,6 +47,8 @@ class _Assignment:
     end: int | None = None  # The offset after the last added record, or the start; None: the group has not been here.
     reported: int | None = None  # The position that `committable` returned last.
     running: int = 0  # Key batches that are being handled.
+    held: int = 0  # Records that wait or are being handled; not kept up to date once it is closed.
+    held_bytes: int = 0
     open: bool = True  # Whether `take` returns its records.
 
     @property
@@ -153,12 +156,16 @@ class KeyQueues:
 
     @property
     def held_bytes(self) -> int:
-        """The bytes of their keys, values and headers."""
+        """About how many bytes of memory they take."""
         return self._bytes
 
-    def load(self) -> tuple[int, int]:
-        """Return `held` and `held_bytes`."""
-        return self.held, self._bytes
+    def load(self) -> Load:
+        """Return what is held."""
+        return Load(self.held, self._bytes)
+
+    def loads(self) -> dict[TopicPartition, Load]:
+        """Return what is held of each partition that is assigned."""
+        return {tp: Load(assignment.held, assignment.held_bytes) for tp, assignment in self._assignments.items()}
 
     @property
     def waiting(self) -> int:
@@ -208,6 +215,8 @@ class KeyQueues:
         queue.waiting.append(record)
         self._waiting += 1
         self._bytes += record.size
+        assignment.held += 1
+        assignment.held_bytes += record.size
 
     def take(self, limit: int, now: float) -> list[KeyBatch]:
         """Take records to handle now, from the longest-waiting queues first. A queue is taken until `finish`.
@@ -253,6 +262,8 @@ class KeyQueues:
             self._retried.difference_update(each.dead_letter for each in taken.records if each.dead_letter)
         for record in taken.records[: outcome.done]:
             self._bytes -= record.size
+            assignment.held -= 1
+            assignment.held_bytes -= record.size
             if record.dead_letter is None:
                 assignment.finish(record)
         rest = taken.records[outcome.done :]
@@ -290,6 +301,10 @@ class KeyQueues:
             for tp, assignment in self._assignments.items()
             if assignment.topic_id is not None and (position := assignment.position) is not None
         }
+
+    def next_offsets(self) -> dict[TopicPartition, int | None]:
+        """Return the first offset that is not done of each partition; None if the group has not been there."""
+        return {tp: assignment.position for tp, assignment in self._assignments.items()}
 
     def close(self, partitions: Iterable[TopicPartition]) -> None:
         """Drop the waiting records of these partitions, and take no more of them."""

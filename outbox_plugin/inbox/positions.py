@@ -4,18 +4,24 @@ Brokers drop the committed offsets of a group that has had no member for `offset
 group would read its topics from the beginning, and events whose keys are forgotten would have their effects again. So
 an inbox also writes its positions to its own database, about once a second and when it ends.
 
-A position may lag: events that were handled after it was written are known by their keys. The greater of the committed
-offset and our position counts, so an operator can still skip records. Each counts only in the topic in which it was
-reached, by the topic's id, because a topic that was made anew has other records at the same offsets. An inbox commits
-the topic's id as the offset's metadata. An offset with other metadata or none, as an operator or another consumer
-commits it, counts in every topic of that name.
+Both may lag: events that were handled after they were written are known by their keys. Each counts only in the topic
+in which it was reached, by the topic's id, because a topic that was made anew has other records at the same offsets.
+
+    the committed offset                        what counts
+    has the topic's id as metadata              the committed offset
+    has other metadata or none                  the greater of it and our position
+    has the id of another topic, or is gone     our position
+
+An inbox commits the topic's id as the metadata, and with it the leader epoch of the record before the offset, which
+shows whether the partition was cut. Our position has no epoch, so it would hide a cut if it counted whenever it is
+greater: Kafka may be away while handlers go on, and Kafka's offset goes back first after a cut. An offset without our
+metadata is an operator's or another consumer's. It can skip records, in every topic of that name.
 """
 
 from __future__ import annotations
 
 import re
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from typing import Any
 
@@ -25,6 +31,7 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.inbox.key_queues import PartitionPosition
+from outbox_plugin.inbox.leader_epochs import StartPosition
 from outbox_plugin.printable import logger_of
 from outbox_plugin.schema.connection import connect, one_line
 from outbox_plugin.schema.statements import statement
@@ -34,8 +41,10 @@ logger = logger_of("outbox_plugin.inbox")
 
 LOCK_MILLISECONDS = 1_000  # How long a stop waits for a lock on the table.
 ANSWER_SECONDS = 10.0
-TROUBLE_SECONDS = 1.0
 _TOPIC_ID = re.compile(r"[A-Za-z0-9_+/-]{22}(==)?")  # 16 bytes in Base64, of either alphabet.
+
+# None stands for the beginning of a partition.
+FoundPositions = Mapping[TopicPartition, StartPosition | None]
 
 
 class Positions:
@@ -100,62 +109,63 @@ class Positions:
             logger.warning("the last positions were not written: %s", one_line(error))
 
 
-def start_offsets(
+def find_positions(
     positions: Positions,
     consumer: Consumer,
-    partitions: Sequence[KafkaTopicPartition],
-    look_up: Callable[[], Mapping[str, str]],
-    stop: threading.Event,
-) -> dict[TopicPartition, int] | None:
-    """Return the offsets at which to go on, for partitions where the group has been before; None if `stop` is set.
+    partitions: Collection[TopicPartition],
+    look_up: Callable[[Collection[str]], Mapping[str, str]],
+) -> FoundPositions:
+    """Return where to go on in partitions: None stands for the beginning, where the group has not been before.
 
-    Waits until Postgres and Kafka have answered for every partition: without their answers, events whose keys are
-    forgotten could have their effects again. If that takes longer than `max.poll.interval.ms`, Kafka gives the
-    partitions to another member.
+    A partition for which Postgres or Kafka has not answered is left out; ask again later. Without their answers, events
+    whose keys are forgotten could have their effects again.
 
     Args:
         positions: the group's positions in Postgres.
         consumer: a member of the group, which knows its committed offsets.
-        partitions: the partitions that were assigned.
-        look_up: asks Kafka for the ids of their topics, and returns those that it got.
-        stop: is set when the inbox stops.
+        partitions: the partitions.
+        look_up: asks Kafka for the ids of topics, and returns those that it got.
     """
-    while not stop.is_set():
-        topic_ids = look_up()
-        try:
-            ours = positions.read_now(topic_ids)
-            asked = [KafkaTopicPartition(each.topic, each.partition) for each in partitions]
-            committed = consumer.committed(asked, ANSWER_SECONDS)
-        except psycopg.Error as error:
-            logger.warning("the partitions that were assigned wait for Postgres: %s", one_line(error))
-        except KafkaException as error:
-            logger.warning("the partitions that were assigned wait for Kafka: %s", error.args[0].str())
-        else:
-            unanswered = {each.topic for each in partitions} - topic_ids.keys()
-            unanswered |= {each.topic for each in committed if each.error is not None}
-            if not unanswered:
-                theirs = {
-                    TopicPartition(each.topic, each.partition): each.offset
-                    for each in committed
-                    if _is_for_topic(topic_ids[each.topic], each.metadata)
-                }
-                return _greater((TopicPartition(each.topic, each.partition) for each in partitions), theirs, ours)
-            logger.warning(
-                "the partitions that were assigned wait until Kafka returns the ids and the committed offsets of %s",
-                ", ".join(sorted(unanswered)),
-            )
-        stop.wait(TROUBLE_SECONDS)
-    return None
+    topic_ids = look_up({tp.topic for tp in partitions})
+    answered = [tp for tp in partitions if tp.topic in topic_ids]
+    try:
+        ours = positions.read_now(topic_ids)
+        asked = [KafkaTopicPartition(*tp) for tp in answered]
+        committed = consumer.committed(asked, ANSWER_SECONDS) if asked else []
+    except psycopg.Error as error:
+        logger.warning("partitions that were assigned wait for Postgres: %s", one_line(error))
+        return {}
+    except KafkaException as error:
+        logger.warning("partitions that were assigned wait for Kafka: %s", error.args[0].str())
+        return {}
+    theirs = {TopicPartition(each.topic, each.partition): each for each in committed if each.error is None}
+    if silent := {*partitions} - theirs.keys():
+        logger.warning(
+            "partitions that were assigned wait until Kafka returns the ids and the committed offsets of %s",
+            ", ".join(sorted({tp.topic for tp in silent})),
+        )
+    return {
+        tp: start_position(
+            StartPosition(each.offset, each.leader_epoch), each.metadata, topic_ids[tp.topic], ours.get(tp)
+        )
+        for tp, each in theirs.items()
+    }
 
 
-def _is_for_topic(topic_id: str, metadata: str | None) -> bool:
-    """Whether a committed offset counts in the topic: its metadata is not the id of another topic."""
-    return metadata == topic_id or _TOPIC_ID.fullmatch(metadata or "") is None
+def start_position(
+    committed: StartPosition, metadata: str | None, topic_id: str, ours: int | None
+) -> StartPosition | None:
+    """Return where to go on in a partition; None for its beginning, where the group has not been before.
 
-
-def _greater(
-    partitions: Iterable[TopicPartition], theirs: Mapping[TopicPartition, int], ours: Mapping[TopicPartition, int]
-) -> dict[TopicPartition, int]:
-    """Return the greater offset of each partition; librdkafka's negative offsets mean that there is none."""
-    found = {tp: max(theirs.get(tp, -1), ours.get(tp, -1)) for tp in partitions}
-    return {tp: offset for tp, offset in found.items() if offset >= 0}
+    Args:
+        committed: Kafka's committed offset; a negative one stands for none.
+        metadata: the committed offset's metadata.
+        topic_id: the id of the partition's topic.
+        ours: the position in Postgres, of this topic; None if there is none.
+    """
+    if committed.next_offset < 0 or (metadata != topic_id and _TOPIC_ID.fullmatch(metadata or "")):
+        return None if ours is None else StartPosition(ours)
+    if metadata == topic_id:
+        return committed
+    # Another consumer may commit an offset behind a transaction marker, which an epoch would let seem to be a cut.
+    return StartPosition(max(committed.next_offset, -1 if ours is None else ours))

@@ -12,6 +12,8 @@ from outbox_plugin.core.headers import EVENT_TYPE_HEADER, OCCURRED_AT_HEADER
 
 Headers = tuple[tuple[str, bytes | None], ...]
 
+RECORD_BYTES = 500  # What the objects of a record take in memory, beside its bytes.
+HEADER_BYTES = 150  # The same of a header: a tuple, a string and a bytes object.
 _EARLIEST, _LATEST = -62_135_596_800_000, 253_402_300_799_999  # Years 1 and 9999, in milliseconds since 1970.
 
 
@@ -27,10 +29,11 @@ class Received:
         headers: all of them, in their order; a name may occur twice.
         idempotency_key: tells this event from every other; what the inbox remembers.
         dead_letter: the number of the dead letter that is being tried again; None on the usual way.
-        formerly: what versions before this one remember of it, where that is something else; else None.
+        formerly: the keys by which versions before this one remember it, where they are others.
         unreadable_headers: the name of a header is not UTF-8, so `headers` is empty.
         named_by_place: no header tells which event it is; its place in Kafka does.
-        size: how many bytes its key, value and headers have, as they came.
+        leader_epoch: the epoch in which the partition's leader wrote it; None if Kafka does not return it.
+        size: about how many bytes of memory it takes: those of its key, value and headers, and of the objects.
     """
 
     topic: str
@@ -42,16 +45,17 @@ class Received:
     headers: Headers
     idempotency_key: str
     dead_letter: int | None = None
-    formerly: str | None = field(default=None, compare=False)
+    formerly: tuple[str, ...] = field(default=(), compare=False)
     unreadable_headers: bool = False
     named_by_place: bool = field(default=False, compare=False)
+    leader_epoch: int | None = field(default=None, compare=False)
     size: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Count the bytes once, because each queue that holds the record needs them."""
-        size = len(self.key or b"") + len(self.value or b"")
+        size = RECORD_BYTES + len(self.key or b"") + len(self.value or b"")
         for name, value in self.headers:
-            size += len(name) + len(value or b"")
+            size += HEADER_BYTES + len(name) + len(value or b"")
         self.size = size
 
     @property

@@ -1,15 +1,16 @@
 """Whether a record that failed is tried again, and when, or becomes a dead letter.
 
-Only a record's own failures count against it. That a server is away, or that Postgres had a transaction give way to
-another one, is no record's fault: such a record is tried until it gets its turn.
+Only a record's own failures count against it. An outage, or a transaction that Postgres rolled back in favour of
+another one, does not: the record is tried until it succeeds or fails by itself.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Transactions that gave way; resources that are short; an administrator who ends sessions; a server that is starting.
-# Class 08 (connection exception) is not among them: on a session that lives, it is of a server the handler talks to.
+# SQLSTATE classes: 40, the transaction was rolled back in favour of another; 53, resources are short; 57P, an
+# administrator ended the session, or the server starts; 58, a system error. Class 08 (connection exception) does count
+# against the record: while our session lives, it comes from another server that the handler talks to.
 _NOT_ITS_FAULT = ("40", "53", "57P", "58")
 MAX_LOSSES = 6  # Two outages in a row may hit one record's handler, but not this many.
 

@@ -312,7 +312,7 @@ class Begun(NamedTuple):
     sign: str
 
 
-class TransactionEnded(HandlerMisuse):
+class HandlerEndedTransaction(HandlerMisuse):
     """The handler committed the transaction that it was given."""
 
 

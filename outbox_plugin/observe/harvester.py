@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Mapping
 
 from outbox_plugin.core.readiness import NotReady, Readiness
-from outbox_plugin.observe.metrics import GroupMetrics
+from outbox_plugin.observe.metrics import GroupMetrics, HarvesterMetrics
 from outbox_plugin.observe.port import join, leave
-from outbox_plugin.observe.table import Table, TableLooks
-from outbox_plugin.observe.watch import Watch
+from outbox_plugin.observe.readiness_facts import ReadinessFacts
+from outbox_plugin.observe.table_poller import TablePoller, TableState
 from outbox_plugin.relay.events import HarvestEvent
 from outbox_plugin.settings import Settings, host_and_port
 
@@ -41,11 +41,11 @@ class ObservedHarvester:
         self._settings = settings
         self._error = error
         self._stopping = stopping
-        self._watch = Watch(now)
-        self._table: tuple[Table, float] | None = None
-        self._looks: TableLooks | None = None
+        self._facts = ReadinessFacts(now)
+        self._table: tuple[TableState, float] | None = None
+        self._poller: TablePoller | None = None
         self._port = join(*host_and_port(listen))
-        self._metrics = GroupMetrics(self._port.metrics, settings.group)
+        self._metrics = GroupMetrics(self._port.metrics_of(HarvesterMetrics), settings.group)
         self._port.add(self)
 
     @property
@@ -55,20 +55,20 @@ class ObservedHarvester:
 
     def observe(self, event: HarvestEvent) -> None:
         """Count an event of the relay."""
-        self._watch.observe(event)
+        self._facts.observe(event)
         self._metrics.observe(event)
 
-    def look_at_table(self) -> None:
+    def poll_table(self) -> None:
         """Read the table's state from Postgres every few seconds from now on."""
-        self._looks = TableLooks(self._settings, self._looked, self._watch.table_unavailable)
+        self._poller = TablePoller(self._settings, self._update, self._facts.table_unavailable)
 
-    def _looked(self, table: Table) -> None:
+    def _update(self, table: TableState) -> None:
         self._table = table, time.time()
-        self._watch.table_looked_at(None if table.waiting is None else table.waiting.keys(), table.paused)
+        self._facts.table_looked_at(None if table.waiting is None else table.waiting.keys(), table.paused)
 
     def is_alive(self) -> bool:
         """Whether the harvester runs; if not, the process should be restarted."""
-        return self._watch.is_alive(runs=self._error() is None)
+        return self._facts.is_alive(runs=self._error() is None)
 
     def readiness(self) -> Mapping[int, Readiness]:
         """Whether each shard is relayed as it should be, or why not."""
@@ -76,11 +76,15 @@ class ObservedHarvester:
             return {0: NotReady(f"the harvester has ended: {error}")}
         if self._stopping():
             return {0: NotReady("the harvester is stopping")}
-        return self._watch.readiness()
+        return self._facts.readiness()
+
+    def verdicts(self) -> Mapping[str, Readiness]:
+        """The same for the answers of the port."""
+        return {f"{self.name}, shard {shard}": verdict for shard, verdict in self.readiness().items()}
 
     def show_gauges(self) -> None:
         """Set the gauges to the present state."""
-        leads = self._watch.leads()
+        leads = self._facts.leads()
         for shard, readiness in self.readiness().items():
             self._metrics.show_shard(shard, leads=shard in leads, readiness=readiness)
         if self._table is not None:
@@ -89,5 +93,5 @@ class ObservedHarvester:
     def close(self) -> None:
         """Show nothing any more, and close the port if nobody else uses it."""
         leave(self._port, self)
-        if self._looks is not None:
-            self._looks.close()
+        if self._poller is not None:
+            self._poller.close()

@@ -1,7 +1,7 @@
-"""What happens in harvesters, as metrics of Prometheus.
+"""Counts what happens in harvesters, as metrics of Prometheus.
 
-One registry serves all harvesters of a process; the label `group` tells their outboxes apart. Everything is counted by
-the window or the transaction, and no row is looked at but for its topic.
+One registry serves all harvesters of a process; the label `group` tells their outboxes apart. Metrics are updated once
+a window or a transaction. Of a row, only the topic is looked at.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from outbox_plugin.core.progress import LATEST_TIME
 from outbox_plugin.core.readiness import Readiness, Ready
 from outbox_plugin.core.row import OutboxRow, column, topics_of
-from outbox_plugin.observe.table import Table
+from outbox_plugin.observe.table_poller import TableState
+from outbox_plugin.observe.topic_counter import TopicCounter
 from outbox_plugin.relay.events import (
     HarvestEvent,
     KeysHeld,
@@ -31,9 +32,7 @@ from outbox_plugin.relay.events import (
     WindowPurged,
 )
 
-MOST_TOPICS = 200  # Of an outbox; what is sent to further ones is counted together, as `OTHER_TOPICS`.
-OTHER_TOPICS = "other"
-NO_ERROR = "none"  # What ended a term was no error: a stop, or another harvester's right to lead.
+NO_ERROR = "none"  # A term ended without an error: by a stop, or because another harvester leads.
 _STATEMENT_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _DELAY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600)
 _TAKEOVER_BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -87,19 +86,19 @@ class HarvesterMetrics:
         )
 
     def clear_gauges(self) -> None:
-        """Forget what is shown anew by each scrape, of shards and outboxes that there may be no more."""
+        """Clear the gauges that each scrape sets anew: their shards and outboxes may no longer exist."""
         for each in (self.is_leader, self.ready, self.waiting, self.oldest, self.parked_keys, self.dead_letters):
             each.clear()
         self.answered_at.clear()
 
 
 class GroupMetrics:
-    """The part of one harvester, or of all that share its group in this process. Any thread may call."""
+    """The metrics of one harvester, or of all harvesters of its group in this process. Any thread may call it."""
 
     def __init__(self, metrics: HarvesterMetrics, group: str) -> None:
         self._all = metrics
         self._group = group
-        self._topics: dict[str, Counter] = {}
+        self._sent = TopicCounter(metrics.sent, group)
         self._candidates: dict[int, float] = {}
         self._transactions = metrics.transactions.labels(group)
         self._delay = metrics.delay.labels(group)
@@ -108,7 +107,7 @@ class GroupMetrics:
         self._purged = metrics.purged.labels(group)
 
     def observe(self, event: HarvestEvent) -> None:
-        """Count what happens. What happens often comes first."""
+        """Count an event. Frequent kinds come first."""
         match event:
             case RowsRead():
                 self._reads.observe(event.seconds)
@@ -150,21 +149,13 @@ class GroupMetrics:
         if not event.rows:
             return
         for topic, count in _by_topic(event.records):
-            self._of_topic(topic).inc(count)
+            self._sent.add(topic, count)
         created = event.records[0].create_time
-        if abs(created) <= LATEST_TIME:  # It may be infinite.
+        if abs(created) <= LATEST_TIME:  # Postgres allows infinite times.
             self._delay.observe(max(0.0, time.time() - _POSTGRES_EPOCH - created / 1e6))
 
-    def _of_topic(self, topic: str) -> Counter:
-        if topic not in self._topics:
-            shown = topic if len(self._topics) < MOST_TOPICS else OTHER_TOPICS
-            if shown == OTHER_TOPICS:
-                return self._all.sent.labels(self._group, OTHER_TOPICS)
-            self._topics[topic] = self._all.sent.labels(self._group, topic)
-        return self._topics[topic]
-
-    def show_table(self, table: Table, answered_at: float) -> None:
-        """Show what Postgres has said, `answered_at` in seconds since 1970."""
+    def show_table(self, table: TableState, answered_at: float) -> None:
+        """Show the state of the tables. `answered_at`: when Postgres answered, in seconds since 1970."""
         self._all.answered_at.labels(self._group).set(answered_at)
         self._all.parked_keys.labels(self._group).set(table.parked_keys)
         if table.dead_letters is not None:
@@ -176,12 +167,12 @@ class GroupMetrics:
             self._all.oldest.labels(self._group, shard).set(max(0.0, age))
 
     def show_shard(self, shard: int, *, leads: bool, readiness: Readiness) -> None:
-        """Show what one harvester does for a shard."""
+        """Show whether one harvester leads a shard, and whether it is ready."""
         self._all.is_leader.labels(self._group, shard).inc(leads)
         self._all.ready.labels(self._group, shard).inc(isinstance(readiness, Ready))
 
 
 def _by_topic(records: Sequence[OutboxRow]) -> list[tuple[str, int]]:
-    """How many records each topic has; quickest where all have the same one."""
+    """How many records each topic has; quickest if all records have one topic."""
     topics = topics_of(records)
     return [(*topics, len(records))] if len(topics) == 1 else list(Tally(column(records, "topic")).items())

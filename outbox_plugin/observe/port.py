@@ -6,12 +6,11 @@ import os
 import threading
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Protocol
+from typing import Any, Protocol, TypeVar, cast
 
 from prometheus_client import CollectorRegistry, generate_latest
 
 from outbox_plugin.core.readiness import NotReady, Readiness
-from outbox_plugin.observe.metrics import HarvesterMetrics
 from outbox_plugin.observe.server import Answer, HttpServer
 from outbox_plugin.printable import printable
 
@@ -19,8 +18,21 @@ from outbox_plugin.printable import printable
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
+class Metrics(Protocol):
+    """The metrics of all members of one kind, registered when made."""
+
+    def __init__(self, registry: CollectorRegistry) -> None: ...
+
+    def clear_gauges(self) -> None:
+        """Clear the gauges that each scrape sets anew."""
+        ...
+
+
+MetricsKind = TypeVar("MetricsKind", bound=Metrics)
+
+
 class Member(Protocol):
-    """What is served: a harvester, say. Any thread may call, and nothing may wait for a server."""
+    """What is served: a harvester, an inbox or a consumer. Any thread may call, and nothing may wait for a server."""
 
     @property
     def name(self) -> str:
@@ -31,8 +43,8 @@ class Member(Protocol):
         """Whether the member runs; if not, the process should be restarted."""
         ...
 
-    def readiness(self) -> Mapping[int, Readiness]:
-        """Whether each shard is relayed as it should be, or why not."""
+    def verdicts(self) -> Mapping[str, Readiness]:
+        """Whether each part of the member does what it should, or why not, by the name of the part in an answer."""
         ...
 
     def show_gauges(self) -> None:
@@ -53,9 +65,16 @@ class Port:
         self._scraping = threading.Lock()
         self._members: tuple[Member, ...] = ()
         self.uses = 0  # How often it was joined, and not left.
-        self.metrics = HarvesterMetrics(self._registry)
+        self._kinds: dict[type[Any], Metrics] = {}
         pages = {"/metrics": self._metrics, "/readyz": self._ready, "/livez": self._live}
         self._server = HttpServer(host, port, pages)
+
+    def metrics_of(self, kind: type[MetricsKind]) -> MetricsKind:
+        """The metrics of one kind of members; the first call registers them."""
+        with self._scraping:
+            if kind not in self._kinds:
+                self._kinds[kind] = kind(self._registry)
+            return cast(MetricsKind, self._kinds[kind])
 
     def add(self, member: Member) -> None:
         """Serve what it has to say."""
@@ -71,7 +90,8 @@ class Port:
 
     def _metrics(self) -> Answer:
         with self._scraping:
-            self.metrics.clear_gauges()
+            for metrics in self._kinds.values():
+                metrics.clear_gauges()
             for member in self._members:
                 member.show_gauges()
             return Answer(generate_latest(self._registry).decode(), content_type=METRICS_TYPE)
@@ -79,11 +99,11 @@ class Port:
     def _ready(self) -> Answer:
         lines, all_are_ready = [], bool(self._members)
         for member in self._members:
-            for shard, verdict in member.readiness().items():
+            for part, verdict in member.verdicts().items():
                 is_ready = not isinstance(verdict, NotReady)
                 all_are_ready = all_are_ready and is_ready
                 told = printable(" ".join(verdict.reason.split()))
-                lines.append(f"{member.name}, shard {shard}: {'ready' if is_ready else 'not ready'}: {told}")
+                lines.append(f"{part}: {'ready' if is_ready else 'not ready'}: {told}")
         return _answer(lines, is_well=all_are_ready)
 
     def _live(self) -> Answer:

@@ -1,7 +1,8 @@
 """What an operator commands: pause and resume, release or retry bad rows, emit kept rows again."""
 
 from outbox_plugin.core.ordering_keys import ParkedKey
-from outbox_plugin.operate.bad_rows import (
+from outbox_plugin.operate.pausing import pause, resume
+from outbox_plugin.operate.release_and_retry import (
     DeadLetter,
     DeadLetterAltered,
     dead_letters,
@@ -10,7 +11,6 @@ from outbox_plugin.operate.bad_rows import (
     release,
     retry_dead_letters,
 )
-from outbox_plugin.operate.pausing import pause, resume
 from outbox_plugin.operate.replay import replay
 
 __all__ = [

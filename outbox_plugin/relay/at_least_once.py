@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from outbox_plugin.core.backoff import Backoff
-from outbox_plugin.core.delivery import BadRows
+from outbox_plugin.core.delivery_options import BadRows
 from outbox_plugin.core.held_keys import HeldKeys
 from outbox_plugin.core.intervals import (
     ERROR_FIRST,
@@ -17,9 +17,9 @@ from outbox_plugin.core.intervals import (
     PURGE_ROWS,
     RETRY_BAD_ROW_SECONDS,
 )
-from outbox_plugin.core.low_watermark import IdRange
 from outbox_plugin.core.marking import ROWS_PER_MARK, resolve_round, rounds
 from outbox_plugin.core.ordering_keys import BadRow, OrderingKey, without
+from outbox_plugin.core.poll_schedule import Read
 from outbox_plugin.core.ports import AcknowledgingLog, Control, MarkedStore, ReadRequest, WakeUp
 from outbox_plugin.core.row import OutboxRow, Rows, column, fields_of
 from outbox_plugin.errors import Away, Refusal
@@ -36,7 +36,7 @@ from outbox_plugin.relay.events import (
 from outbox_plugin.relay.poller import Poller, Source
 from outbox_plugin.relay.runtime import Runtime
 from outbox_plugin.relay.stages import Stages
-from outbox_plugin.relay.timed import took
+from outbox_plugin.relay.timed_calls import took
 
 MARKS_AHEAD = 1
 UNPURGED_ROWS = 2 * ROWS_PER_MARK
@@ -122,9 +122,9 @@ class AtLeastOnce:
                     self._marked.append((self._marking_id, rows, began))
                     self._may_send.notify_all()
 
-    def _request(self, ids: IdRange) -> ReadRequest:
+    def _request(self, read: Read) -> ReadRequest:
         with self._lock:
-            return ReadRequest(ROWS_PER_MARK, ids, parked=self._parked | self._held.keys)
+            return ReadRequest(ROWS_PER_MARK, read.ids, excluded_keys=self._parked | self._held.keys)
 
     def _mark_rows(self, request: ReadRequest) -> Sequence[OutboxRow]:
         asked_at = self._runtime.now()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from outbox_plugin.core.heartbeat import Phase
+from outbox_plugin.core.leader_heartbeat import Phase
 from outbox_plugin.core.ordering_keys import BadRow, OrderingKey
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.errors import Away
@@ -128,6 +128,29 @@ class KeysHeld(HarvestEvent):
         """What happens to a key, in a sentence."""
         which = f"topic {key.topic}" if key.whole_topic else f"topic {key.topic}, {key.description}"
         return f"{which} is held back for {self.seconds:.1f} s, then tried again: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class KeysSummarised(HarvestEvent):
+    """The keys of a backlog of `rows` were summarised in `seconds`: live rows go before it.
+
+    `error` says why they could not be. Then live rows wait in line.
+    """
+
+    rows: int
+    seconds: float
+    error: str | None
+
+    def message(self) -> str:
+        """What an operator should know."""
+        if self.error is not None:
+            return f"new rows wait behind the backlog, as its keys cannot be read: {self.error}"
+        return f"new rows go before a backlog of {self.rows:,} rows, whose keys took {self.seconds:.1f} s to read"
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRowsJoined(HarvestEvent):
+    """The backlog has been read, and all rows go in line again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
 
-from outbox_plugin.core.delivery import BadRows
+from outbox_plugin.core.delivery_options import BadRows
 from outbox_plugin.core.intervals import CLEAR_PROGRESS_SECONDS, PURGE_REST_SECONDS, PURGE_ROWS, RETRY_BAD_ROW_SECONDS
 from outbox_plugin.core.ordering_keys import BadRow, OrderingKey, first_bad_rows, without
 from outbox_plugin.core.ports import TransactionalLog, WakeUp, WindowStore
 from outbox_plugin.core.progress import ProgressRecord, Publication
-from outbox_plugin.core.repeats import require_own_record
+from outbox_plugin.core.repeated_requests import require_own_record
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import SETTLING_SHARD, Slice
 from outbox_plugin.core.takeover import Terms, left_behind, require_recorded
 from outbox_plugin.core.window import Window, Windows, rows_in
+from outbox_plugin.core.window_queue import QueuedWindow, WindowQueue
 from outbox_plugin.errors import (
     Away,
     LogUnavailable,
@@ -40,10 +40,11 @@ from outbox_plugin.relay.events import (
     WindowPurged,
     held_topics,
 )
+from outbox_plugin.relay.live_rows import LiveRows
 from outbox_plugin.relay.poller import Poller
 from outbox_plugin.relay.runtime import Runtime
 from outbox_plugin.relay.stages import Stages
-from outbox_plugin.relay.timed import TimedLog, took
+from outbox_plugin.relay.timed_calls import TimedLog, took
 from outbox_plugin.relay.window_source import WindowSource
 
 Proved = Callable[[], None]
@@ -85,23 +86,24 @@ class ExactlyOnce:
         self._may_publish = self._stages.condition()
         self._may_purge = self._stages.condition()
         self._has_purged = self._stages.condition()
-        source = WindowSource(store, self._windows, self._lock).source()
+        self._live_rows = LiveRows(shard, store, self._stages, observe, self._join_queue)
+        source = WindowSource(store, self._windows, self._lock, self._live_rows).source()
         self._poller = Poller(shard, source, self._stages, wake_up, observe)
-        self._read: deque[tuple[Window, float]] = deque()
+        self._queue = WindowQueue()
         self._published: list[Window] = []
         self._publishing = self._publisher_done = False
         self._challenged: Proved | None = None
         self._slice = Slice(shard, store.layout.shards)
-        self._generation = 0  # Of the transactional id; see `core.generations`.
+        self._generation = 0  # Of the transactional id; see `core.transactional_id_generations`.
         self._names_rows = False  # Whether the last progress record does.
         self._terms = Terms()
         self._outcome_unknown = False  # Of a transaction with rows in it.
 
     def take_over(self) -> None:
-        """Fence, read the progress record, delete what it proves, and say so in a record of our own.
+        """Fence, read the progress record, delete the rows that it names, and commit a first record of our own.
 
-        So too for each shard of an earlier layout whose leaders may still be at work: shard 0 does this for all. If
-        each shard did it, they would fence each other's producers of the former slices, and none would come to an end.
+        Shard 0 does the same for each shard of an earlier layout whose leader may still be at work. If every shard did,
+        they would fence each other's producers of the former slices again and again.
 
         Raises:
             ForeignOutbox: the group relays another outbox.
@@ -118,7 +120,7 @@ class ExactlyOnce:
         self._store.check_leads()  # Once more: it may have fenced a later generation.
         if not self._log.publish((), self._progress(0, ())):
             raise LogUnavailable("Kafka does not take the term's first record")
-        self._store.recorded(self._terms.number)
+        self._store.mark_recorded(self._terms.number)
         self._observe(TermBegan(self._shard, self._leader_id, recovered + rows, self._terms.number))
 
     def _wait_for_settled_layout(self) -> bool:
@@ -147,15 +149,15 @@ class ExactlyOnce:
                 (opened.enter_context(closing(self._log.former(slice_))), slice_, self._store.generation(slice_))
                 for slice_ in slices
             ]
-            # First of all: records share partitions, and an open transaction hides others.
+            # Fence all first: slices share partitions, where one's open transaction hides the others' records.
             for log, _, generation in logs:
                 log.fence(generation)
             recovered = [self._recover(*each) for each in logs]
             for (log, _, _), (_, generation) in zip(logs, recovered, strict=True):
-                # So that a leader of then, which replaces its producer, finds a record of another's.
+                # A former leader that replaces its producer then finds another's record, and stops.
                 log.publish((), replace(self._progress(0, ()), generation=generation))
         if recovered:
-            self._store.settled()
+            self._store.mark_settled()
         return [rows for rows, _ in recovered]
 
     def run(self) -> None:
@@ -167,12 +169,12 @@ class ExactlyOnce:
         try:
             self._stages.run(self._publish_windows, read=self._read_windows, purge=self._purge_windows)
             if self._names_rows and not self._log.in_doubt:
-                with suppress(TermEnded, ServerUnavailable):  # The next leader only searches for rows that are gone.
+                with suppress(TermEnded, ServerUnavailable):  # Else the next leader searches for rows that are gone.
                     self._commit((), self._progress(0, ()))
         finally:
             if not self._outcome_unknown and not self._windows.unpurged:
-                with suppress(TermEnded, ServerUnavailable):  # A record is expected then, and it is there.
-                    self._store.nothing_in_flight(self._terms.number)
+                with suppress(TermEnded, ServerUnavailable):  # Else later leaders expect a record, and it is there.
+                    self._store.mark_nothing_in_flight(self._terms.number)
 
     def stop(self) -> None:
         """Ask `run` to end: what has been read but not published is left for the next leader."""
@@ -186,25 +188,49 @@ class ExactlyOnce:
             self._may_publish.notify_all()
 
     def _read_windows(self) -> None:
-        while self._wait_for_room():
-            read_at = self._runtime.now()
-            rows = self._poller.poll()
-            if not rows:
-                continue
-            with self._lock:
-                if window := self._windows.admit(rows):
-                    self._read.append((window, read_at))
-                    self._may_publish.notify_all()
+        try:
+            while self._wait_for_room():
+                self._read_window()
+        finally:
+            self._live_rows.give_up_summary()
+
+    def _read_window(self) -> None:
+        read_at = self._runtime.now()
+        with self._lock:
+            live, others = self._has_room_for_live(), self._has_room_for_others()
+        rows = self._poller.poll(live=live, others=others)
+        if not rows:
+            return
+        with self._lock:
+            if window := self._windows.admit(rows):
+                self._queue.put(QueuedWindow(window, read_at), is_live=self._poller.found_live)
+                self._may_publish.notify_all()
 
     def _wait_for_room(self) -> bool:
         """Waits until a window may be read; False when the term is to end."""
         with self._lock:
-            self._may_read.wait_for(lambda: self._stages.stopping or self._has_room())
+            self._may_read.wait_for(
+                lambda: self._stages.stopping or self._has_room_for_live() or self._has_room_for_others()
+            )
             return not self._stages.stopping
 
-    def _has_room(self) -> bool:
-        # Ahead of the publisher only while much comes: few rows gain nothing by waiting in a queue.
-        return not (self._read or self._windows.full or (self._publishing and not self._poller.found_many))
+    def _has_room_for_live(self) -> bool:
+        # The backlog is read too: live rows wait for that only when some of them are there already.
+        is_enough = self._queue.live_is_full or (self._queue.has_live and not self._queue.has_others)
+        if not self._poller.is_split or is_enough or self._windows.full:
+            return False
+        return not self._live_rows.too_many_wait or self._poller.more_live_rows_settled
+
+    def _has_room_for_others(self) -> bool:
+        # Ahead of the publisher only while much comes: few rows gain nothing by waiting in a queue. And not while live
+        # rows wait for a summary of keys: it is made sooner if the backlog takes less of the database's time.
+        poller = self._poller
+        is_early = self._publishing and (poller.is_summarising or not (poller.found_many or poller.is_split))
+        return not (self._queue.has_others or self._windows.full or is_early)
+
+    def _join_queue(self) -> None:
+        with self._lock:
+            self._queue.join()
 
     def _publish_windows(self) -> None:
         try:
@@ -235,16 +261,17 @@ class ExactlyOnce:
         """
         with self._lock:
             self._may_publish.wait_for(
-                lambda: self._stages.stopping or self._read or self._challenged,
+                lambda: self._stages.stopping or self._queue or self._challenged,
                 CLEAR_PROGRESS_SECONDS if self._names_rows else None,
             )
             if self._stages.stopping:
                 return None
             proved, self._challenged = self._challenged, None
-            window, read_at = self._read.popleft() if self._read else (None, 0.0)
+            taken = self._queue.take()
+            window = self._windows.publish_next([each.window for each in taken]) if taken else None
             self._publishing = True
             self._may_read.notify_all()
-            return window, read_at, proved
+            return window, min((each.read_at for each in taken), default=0.0), proved
 
     def _publish(self, window: Window, read_at: float) -> None:
         while window.rows:
@@ -281,7 +308,7 @@ class ExactlyOnce:
                     if self._stages.stopping:
                         return None
                 elif len(window.rows) > 1:
-                    self._read.appendleft((self._windows.halve(window), read_at))
+                    self._queue.put_back(QueuedWindow(self._windows.halve(window), read_at))
                 else:
                     return progress
 
@@ -304,22 +331,22 @@ class ExactlyOnce:
         """Fence our own last producer.
 
         Raises:
-            Fenced: another harvester leads. It is asked first, so that a zombie does not fence its successor; and once
-                more behind the fence, when nobody else can write.
+            Fenced: another harvester leads. We read the record before the fence, so that a zombie does not fence its
+                successor, and again after it, when nobody else can write.
         """
         require_own_record(self._log.read_progress(fenced=False).record, self._leader_id)
         self._fence(has_fenced=True)
         require_own_record(self._log.read_progress(fenced=True).record, self._leader_id)
 
     def _fence(self, *, has_fenced: bool) -> None:
-        """Fence the shard's producers; `core.generations` says why it is done as it is here.
+        """Fence the shard's producers, by the rules of `core.transactional_id_generations`.
 
         Args:
-            has_fenced: whether this term has done so before. Only then may it go on under another id, where the last
-                transaction cannot end.
+            has_fenced: whether this term has fenced them before. Only then may it continue under another transactional
+                id if the last transaction cannot end.
 
         Raises:
-            TransactionStuck: it cannot, and the term has not fenced before.
+            TransactionStuck: the last transaction cannot end, and this term has not fenced before.
             Fenced: another harvester leads.
         """
         try:
@@ -335,10 +362,10 @@ class ExactlyOnce:
         self._store.check_leads()
 
     def _handle_refused_rows(self, window: Window, refused: RowsRefused) -> None:
-        """Nothing of the window was published: take the bad rows out, so that the rest can be published.
+        """Park or dead-letter the refused rows, so that the rest of the window can be published.
 
-        Postgres records the parked or dead-lettered rows before any later row of their keys is published. A row that it
-        refuses to dead-letter is parked. Where it refuses to park one, the key is held back and tried again.
+        Postgres records the parked or dead-lettered rows before any later row of their keys is published. If it refuses
+        to dead-letter a row, the row is parked. If it refuses to park one, the key is held back and tried again.
         """
         refusals = refused.refusals
         if self._bad_rows == "dead-letter":
@@ -356,7 +383,7 @@ class ExactlyOnce:
             self._observe(KeysHeld(self._shard, (row.ordering_key,), row.refusal.reason, RETRY_BAD_ROW_SECONDS))
 
     def _hold(self, topics: Mapping[str, Away]) -> None:
-        """Nothing was published: leave rows of topics that are away unread for a while; the others can be sent."""
+        """Leave rows of topics that are away unread for a while, so that the others can be sent."""
         now = self._runtime.now()
         with self._lock:
             self._windows.hold({OrderingKey(topic, None): now + away.seconds for topic, away in topics.items()})
@@ -364,7 +391,7 @@ class ExactlyOnce:
             self._observe(event)
 
     def _dead_letter(self, window: Window, refused: RowsRefused) -> dict[int, Refusal]:
-        """Make the refused rows dead letters; returns the refusals of those that could not be."""
+        """Dead-letter the refused rows. Returns the refusals of rows that Postgres refuses to move."""
         bad = [BadRow(row, refused.refusals[row.id]) for row in window.rows if row.id in refused.refusals]
         stuck = self._store.dead_letter(bad)
         dead = without(bad, stuck)
@@ -381,7 +408,9 @@ class ExactlyOnce:
 
     def _purge_windows(self) -> None:
         while windows := self._to_purge():
-            seconds = took(self._runtime, partial(self._store.purge, [window.publication for window in windows]))
+            seconds = took(
+                self._runtime, partial(self._store.purge, [each for window in windows for each in window.publications])
+            )
             with self._lock:
                 self._windows.mark_purged(windows)
                 self._may_read.notify_all()

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from outbox_plugin.core.intervals import MANY_ROWS
-from outbox_plugin.core.low_watermark import IdRange
 from outbox_plugin.core.poll_schedule import Action, Arm, PollSchedule, Read, Sleep, Wait
 from outbox_plugin.core.ports import Control, ReadRequest, WakeUp
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.unchanged_reads import UnchangedReads
 from outbox_plugin.relay.events import Observer, RowsRead
+from outbox_plugin.relay.live_rows import Found, LiveRows
 from outbox_plugin.relay.stages import Stages
 
 
@@ -24,16 +24,19 @@ class Source:
             are parked. Returns the answer, and whether keys were released.
         rows_are_released: whether rows that earlier polls passed over are wanted at the time given, because keys that
             were held back go on, or rows are to be marked anew.
-        request: what to read of a range of ids.
+        request: what to read, in detail.
         read: reads, or marks and reads, the rows of a request.
         snapshot: which transactions have ended, as a text that changes when one does.
+        live_rows: what reads live rows before a backlog; None in a delivery that reads all rows in the order of their
+            ids.
     """
 
     control: Callable[[], tuple[Control, bool]]
     rows_are_released: Callable[[float], bool]
-    request: Callable[[IdRange], ReadRequest]
+    request: Callable[[Read], ReadRequest]
     read: Callable[[ReadRequest], Sequence[OutboxRow]]
     snapshot: Callable[[], str]
+    live_rows: LiveRows | None = None
 
 
 class Poller:
@@ -51,28 +54,56 @@ class Poller:
         """
         self._shard = shard
         self._source = source
+        self._live_rows = source.live_rows
         self._stages = stages
         self._wake_up = wake_up
         self._observe = observe
         self._now = stages.runtime.now
-        self._schedule = PollSchedule(self._now(), can_sleep=wake_up is not None)
-        self._unchanged = UnchangedReads()
+        self._schedule = PollSchedule(
+            self._now(), can_sleep=wake_up is not None, can_split=source.live_rows is not None
+        )
+        self._unchanged = {is_live: UnchangedReads() for is_live in (False, True)}
         self.found_many = False  # Whether the last poll found so many rows that the next one is worth an early start.
+        self.found_live = False  # Whether the rows of the last poll are live rows that go before a backlog.
 
-    def poll(self, *, refresh: bool = False) -> Sequence[OutboxRow]:
-        """The next rows; none after a wait. `refresh`: ask the database for commands first, due or not.
+    @property
+    def is_split(self) -> bool:
+        """Whether live rows are read before a backlog."""
+        return self._schedule.is_split
+
+    @property
+    def more_live_rows_settled(self) -> bool:
+        """Whether a read of live rows now lets the next ones begin at a higher id."""
+        return self._schedule.more_live_rows_settled
+
+    @property
+    def is_summarising(self) -> bool:
+        """Whether the keys of a backlog are being summarised."""
+        return self._schedule.is_summarising
+
+    def poll(self, *, refresh: bool = False, live: bool = True, others: bool = True) -> Sequence[OutboxRow]:
+        """The next rows; none after a wait.
+
+        Args:
+            refresh: whether to ask the database for commands first, even if that is not due.
+            live: whether live rows are wanted, where they go before a backlog.
+            others: whether other rows are wanted.
 
         Raises:
             StoreUnavailable: Postgres does not do as asked.
         """
-        self.found_many = False
         now = self._now()
-        if self._schedule.begin(now, refresh=refresh):
+        if others:
+            self.found_many = False
+        if self._schedule.begin(now, refresh=refresh, live=live, others=others):
             self._refresh()
         if self._source.rows_are_released(now):
             self._read_from_beginning()
+        if self._live_rows is not None:
+            self._follow_split(self._live_rows)
         while isinstance(action := self._schedule.next(now), Read):
             if rows := self._read(action):
+                self.found_live = action.is_live
                 return rows
         self._rest(action)
         return ()
@@ -84,32 +115,52 @@ class Poller:
 
     def _read_from_beginning(self) -> None:
         self._schedule.read_from_beginning()
-        self._unchanged.forget()
+        for unchanged in self._unchanged.values():
+            unchanged.forget()
 
     def _refresh(self) -> None:
         control, released = self._source.control()
         self._schedule.refreshed(control.sequence, paused=control.paused)
         if released:
             self._read_from_beginning()
+        if self._live_rows is not None and (request := self._schedule.summary_due(self._now())) is not None:
+            self._live_rows.summarise_keys(request)
+
+    def _follow_split(self, live_rows: LiveRows) -> None:
+        """Let live rows go first from now on, or no longer, as the schedule decides."""
+        if (ended := live_rows.take_summary()) is not None:
+            self._schedule.summary_ended(self._now())
+            [summary] = ended
+            if summary is not None and self._schedule.split(summary.bound):
+                live_rows.begin(summary)
+        if live_rows.in_use and not self._schedule.is_split:
+            live_rows.end()
 
     def _read(self, action: Read) -> Sequence[OutboxRow]:
-        request = self._source.request(action.ids)
-        if not action.is_sweep and self._would_find_nothing(request):
+        request = self._source.request(action)
+        unchanged = self._unchanged[action.is_live]
+        if not action.is_sweep and unchanged.may_skip(request) and unchanged.is_unchanged(self._source.snapshot()):
             self._schedule.read_skipped()
             return ()
         began = self._now()
-        rows = self._source.read(request)
+        found = self._find(action, request)
         now = self._now()
-        self._observe(RowsRead(self._shard, len(rows), now - began))
+        self._observe(RowsRead(self._shard, len(found.rows), now - began))
         if not action.is_sweep:
-            self._unchanged.read(request, len(rows), now - began)
-        self.found_many = len(rows) >= min(MANY_ROWS, request.limit)
-        if self._schedule.read_ended(action, len(rows), rows[-1].id if rows else None, began, now):
+            unchanged.read(request, found.number, now - began)
+        many = found.number >= min(MANY_ROWS, request.limit)
+        if not action.is_live:
+            self.found_many = many
+        if self._schedule.read_ended(action, found.last_id, began, now, many=many):
             self._disarm()
-        return rows
+        if action.is_live and self._live_rows is not None:
+            self._live_rows.forget_up_to(self._schedule.live_rows_above)
+        return found.rows
 
-    def _would_find_nothing(self, request: ReadRequest) -> bool:
-        return self._unchanged.may_skip(request) and self._unchanged.is_unchanged(self._source.snapshot())
+    def _find(self, action: Read, request: ReadRequest) -> Found:
+        if action.is_live and self._live_rows is not None:
+            return self._live_rows.read(request)
+        return Found.all(self._source.read(request))
 
     def _rest(self, action: Action) -> None:
         match action:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from outbox_plugin.core.backoff import Backoff
-from outbox_plugin.core.election import Action, Election
-from outbox_plugin.core.heartbeat import Heartbeat, Phase
+from outbox_plugin.core.election import Election, ElectionAction
 from outbox_plugin.core.intervals import ERROR_FIRST, ERROR_LAST
+from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat, Phase
 from outbox_plugin.errors import Fenced, LayoutChanged, OutcomeUnknown, TopicMissing
 from outbox_plugin.relay.events import HarvestEvent, Observer, TakeoverBegan, TermFinished
 from outbox_plugin.relay.runtime import Runtime
@@ -32,7 +32,7 @@ class ShardServices:
     """
 
     open_relay: OpenRelay
-    send: Callable[[Heartbeat], None]
+    send: Callable[[LeaderHeartbeat], None]
     observe: Observer
     runtime: Runtime
     wall_clock: Callable[[], str]
@@ -72,22 +72,22 @@ class Shard:
         if term.is_over:
             self._finish(term, now)
         elif term.take_proof():
-            self.election.proved()
+            self.election.mark_proved()
         elif self.election.may_take_over:
-            self.election.took_over()
+            self.election.mark_taken_over()
             term.take_over()
 
-    def _act(self, action: Action, now: float) -> None:
+    def _act(self, action: ElectionAction, now: float) -> None:
         term = self._term if self._term is not None and not self._term.stopping else None
         match action:
-            case Action.ACQUIRE:
+            case ElectionAction.ACQUIRE:
                 self._begin_term(now)
-            case Action.PROVE if self._term is not None:
+            case ElectionAction.PROVE if self._term is not None:
                 self._term.prove()
-            case Action.STEP_DOWN if term is not None:
+            case ElectionAction.STEP_DOWN if term is not None:
                 self._report.trouble = Ending.STEPPED_DOWN.value
                 term.abandon(Ending.STEPPED_DOWN)
-            case Action.STAND_BACK if term is not None:
+            case ElectionAction.STAND_BACK if term is not None:
                 term.abandon(Ending.STOOD_BACK)
             case _:
                 pass
@@ -95,7 +95,7 @@ class Shard:
     def _begin_term(self, now: float) -> None:
         services = self._services
         self._term = Term(self.number, services.open_relay, self._observe, services.runtime)
-        self.election.began(self._term.leader_id, now)
+        self.election.begin_term(self._term.leader_id, now)
         self._report.term_began(self._term.leader_id, services.wall_clock())
         services.observe(TakeoverBegan(self.number, self._term.leader_id))
 
@@ -109,7 +109,7 @@ class Shard:
         replaced = isinstance(error, Fenced) or term.ending is Ending.STOOD_BACK
         at_once = isinstance(error, Fenced | OutcomeUnknown) or error is None
         retry_after = 0.0 if at_once else self._backoff.wait(self._services.jitter())
-        self.election.ended(now, by_another=replaced, retry_after=retry_after)
+        self.election.end_term(now, by_another=replaced, retry_after=retry_after)
         if not replaced:
             self._services.send(self._report.resignation())
         error_type = type(error).__name__ if error is not None else None
@@ -124,7 +124,9 @@ class Shard:
         calm = leads and self._term is not None and now - self._term.began_at > CALM_SECONDS
         if calm or (self._term is None and self.election.another_leads(now)):
             self._report.trouble = None
-        heartbeat = self._report.heartbeat(now, self._phase, leads=leads, expects_its_own=self.election.unheard)
+        heartbeat = self._report.heartbeat(
+            now, self._phase, leads=leads, expects_its_own=self.election.awaits_own_heartbeat
+        )
         if heartbeat is not None:
             self._services.send(heartbeat)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from outbox_plugin.core.heartbeat import Heartbeat, Phase
+from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat, Phase
 from outbox_plugin.relay.events import HarvestEvent, KeysHeld, RecordsIgnored, ShardStepped, TermBegan, WindowPublished
 
 WAITING_INTERVAL = 1.0  # Seconds between heartbeats of a harvester that follows and has trouble.
@@ -20,7 +20,7 @@ class ShardReport:
     `now` is in seconds of the relay's clock.
     """
 
-    def __init__(self, template: Heartbeat, heartbeat_interval: float, note: str | None = None) -> None:
+    def __init__(self, template: LeaderHeartbeat, heartbeat_interval: float, note: str | None = None) -> None:
         """Nothing has happened.
 
         Args:
@@ -56,7 +56,7 @@ class ShardReport:
         self._last = replace(self._last, leader_id=leader_id, since=since)
         self._heartbeat_at = _LONG_AGO
 
-    def heartbeat(self, now: float, phase: Phase, *, leads: bool, expects_its_own: bool) -> Heartbeat | None:
+    def heartbeat(self, now: float, phase: Phase, *, leads: bool, expects_its_own: bool) -> LeaderHeartbeat | None:
         """The heartbeat that is due now; None where none is.
 
         Args:
@@ -80,7 +80,7 @@ class ShardReport:
         )
         return self._last
 
-    def resignation(self) -> Heartbeat:
+    def resignation(self) -> LeaderHeartbeat:
         """The heartbeat with which the harvester gives the shard away."""
         return replace(self._last, phase="resigned", trouble=self.trouble)
 

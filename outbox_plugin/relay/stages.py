@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from outbox_plugin.core.backoff import Backoff
 from outbox_plugin.core.intervals import POLL_FIRST, POLL_LAST
-from outbox_plugin.relay.runtime import Condition, Runtime
+from outbox_plugin.relay.runtime import Condition, Runtime, Task
 
 
 class Stages:
@@ -18,6 +18,7 @@ class Stages:
         self.stopping = False
         self._name = name
         self._conditions: list[Condition] = []
+        self._tasks: list[Task] = []
         self._rested = self.condition()
         self._error: BaseException | None = None
 
@@ -33,15 +34,17 @@ class Stages:
         Raises:
             BaseException: what the first stage to fail raised.
         """
-        tasks = [
-            self.runtime.spawn(lambda work=work: self._guard(work), f"{self._name}-{name}")  # type: ignore[misc]
-            for name, work in others.items()
-        ]
+        for name, work in others.items():
+            self.spawn(work, name)
         self._guard(main)
-        for task in tasks:
+        for task in self._tasks:  # A stage may add to them until it has ended.
             task.join()
         if self._error is not None:
             raise self._error
+
+    def spawn(self, work: Callable[[], None], name: str) -> None:
+        """Run `work` beside the stages, on a thread of its own; `run` waits for it, and fails if it fails."""
+        self._tasks.append(self.runtime.spawn(lambda: self._guard(work), f"{self._name}-{name}"))
 
     def stop(self) -> None:
         """Ask every stage to end."""

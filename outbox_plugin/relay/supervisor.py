@@ -1,10 +1,10 @@
-"""The harvester's main loop: hears the leader topic and lets every shard act on it."""
+"""The harvester's main loop: receives heartbeats from the leader topic, and lets every shard act on them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from outbox_plugin.core.heartbeat import Heartbeat
+from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat
 from outbox_plugin.core.ports import Membership
 from outbox_plugin.core.progress import OutboxIdentity
 from outbox_plugin.errors import ForeignOutbox, LayoutChanged
@@ -14,10 +14,10 @@ from outbox_plugin.relay.shard import Shard
 LISTEN_SECONDS = 0.1
 HAND_OVER_SECONDS = 10.0
 SILENT_SECONDS = 10.0  # Somebody always sends heartbeats; after this long without any, the topic may be gone.
-# A turn takes a tenth of it: we were stopped, and know nothing of what happened since. Unless the last one took as
-# long: then the machine is slow, and would never lead if each of its turns were taken for a stop.
+# A turn usually takes a tenth of this. If one takes longer, this process was stopped, and does not know what happened
+# since. If the turn before took as long, the machine is slow: it would never lead if each turn counted as a stop.
 ASLEEP_SECONDS = 1.0
-OLD_LAYOUT_SECONDS = 10.0  # By then every leader of an earlier layout has noticed that its layout is outdated.
+OLD_LAYOUT_SECONDS = 10.0  # By then, every leader of an earlier layout has noticed that it is outdated.
 
 
 class Supervisor:
@@ -36,12 +36,12 @@ class Supervisor:
         """Nothing is done yet.
 
         Args:
-            membership: the seat at the leader topic.
+            membership: our membership in the leader group.
             shards: those of the outbox.
-            identity: who the outbox is.
+            identity: of the outbox.
             layout: the number of the layout that the shards are of.
             runtime: time and threads.
-            is_new: no harvester has ever led this outbox, so its group may be another outbox's, by mistake.
+            is_new: no harvester has ever led this outbox, so its group may belong to another outbox by mistake.
         """
         self._membership = membership
         self._is_new = is_new
@@ -58,7 +58,7 @@ class Supervisor:
 
         Raises:
             LayoutChanged: the outbox has another number of shards now.
-            TopicMissing: somebody deleted one of the group's own topics, or made the progress topic anew.
+            TopicMissing: somebody deleted one of the group's own topics, or created the progress topic anew.
             ForeignOutbox: harvesters of another outbox use our group, and were there first.
         """
         try:
@@ -70,15 +70,15 @@ class Supervisor:
     def _turn(self) -> None:
         owned = self._membership.owned()
         for shard in self._shards.values():
-            shard.election.owns(shard.number in owned)
-        for heartbeat in self._membership.heard(LISTEN_SECONDS):
+            shard.election.set_ownership(shard.number in owned)
+        for heartbeat in self._membership.receive(LISTEN_SECONDS):
             self._silent_since = self._clock()
             self._is_new = self._is_new and heartbeat.phase != "leader"
             heard_by = self._shards.get(heartbeat.shard)
             if heard_by is not None and self._is_of_our_layout(heartbeat):
-                heard_by.election.heard(heartbeat, self._clock())
+                heard_by.election.receive(heartbeat, self._clock())
         if self._is_new:
-            self._refuse_stranger(self._membership.stranger())
+            self._refuse_other_outbox(self._membership.take_unsigned_heartbeat())
         now = self._clock()
         if now - self._silent_since > SILENT_SECONDS:
             self._silent_since = now
@@ -87,41 +87,41 @@ class Supervisor:
         was_slow, self._slow = self._slow, now - self._turned_at > ASLEEP_SECONDS
         if self._slow and not was_slow:
             for shard in self._shards.values():
-                shard.election.woke(now)
+                shard.election.assume_another_leads(now)
         self._turned_at = now
         for shard in self._shards.values():
             shard.step(now)
             if shard.begin_again is not None:
                 raise shard.begin_again
 
-    def _is_of_our_layout(self, heartbeat: Heartbeat) -> bool:
+    def _is_of_our_layout(self, heartbeat: LeaderHeartbeat) -> bool:
         if heartbeat.phase == "leader":
             self._compare_layout(heartbeat)
         return heartbeat.layout == self._layout
 
-    def _refuse_stranger(self, stranger: Heartbeat | None) -> None:
-        """End where another outbox seems to use the group, as long as nobody has ever led this one.
+    def _refuse_other_outbox(self, unsigned: LeaderHeartbeat | None) -> None:
+        """Raise ForeignOutbox if another outbox seems to use the group, and nobody has ever led this one.
 
-        Only then: otherwise anyone who may write to the topic could end every stand-by.
+        Once somebody has led it, anyone who may write to the topic could otherwise end every stand-by.
         """
-        if stranger is not None and stranger.phase == "leader" and not self._may_be_ours(stranger):
+        if unsigned is not None and unsigned.phase == "leader" and not self._may_be_ours(unsigned):
             raise ForeignOutbox(
-                f"the group is in use for another outbox, {stranger.place}, by {stranger.instance}; this one is "
+                f"the group is in use for another outbox, {unsigned.place}, by {unsigned.instance}; this one is "
                 f"{self._identity.place}. Give it an OUTBOX_GROUP of its own"
             )
 
-    def _may_be_ours(self, stranger: Heartbeat) -> bool:
+    def _may_be_ours(self, unsigned: LeaderHeartbeat) -> bool:
         """Whether an earlier version, which does not sign, may have sent it for this outbox.
 
-        A truncation makes the outbox another incarnation in the same place; some versions name places otherwise.
+        A TRUNCATE makes the outbox another incarnation in the same place, and some versions name places otherwise.
         """
-        return stranger.place == self._identity.place or stranger.incarnation == self._identity.incarnation
+        return unsigned.place == self._identity.place or unsigned.incarnation == self._identity.incarnation
 
-    def _compare_layout(self, heartbeat: Heartbeat) -> None:
-        """Let a leader's layout, which the database has confirmed to it, prove ours wrong.
+    def _compare_layout(self, heartbeat: LeaderHeartbeat) -> None:
+        """Raise LayoutChanged if a leader, whose layout the database has confirmed, shows that ours is wrong.
 
-        A leader under an earlier layout will notice by itself. If it does not, that is the outbox's layout: a backup
-        was restored.
+        A leader under an earlier layout notices by itself that it is outdated. If it does not, a backup was restored,
+        and its layout is the outbox's.
         """
         if heartbeat.layout == self._layout:
             self._others_lead_since = None

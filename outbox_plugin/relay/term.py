@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from enum import Enum
 from typing import Protocol
 
-from outbox_plugin.core.heartbeat import Phase
+from outbox_plugin.core.leader_heartbeat import Phase
 from outbox_plugin.relay.events import Observer
 from outbox_plugin.relay.runtime import Runtime
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outbox_plugin.core.batch_size import BatchSize
-from outbox_plugin.core.low_watermark import IdRange
+from outbox_plugin.core.id_ranges import IdRanges
+from outbox_plugin.core.poll_schedule import Read
 from outbox_plugin.core.ports import Control, ReadRequest, WindowStore
 from outbox_plugin.core.row import OutboxRow
-from outbox_plugin.core.window import Windows
+from outbox_plugin.core.window import ROWS_BESIDE_LIVE, Windows
+from outbox_plugin.relay.live_rows import LiveRows
 from outbox_plugin.relay.poller import Source
 from outbox_plugin.relay.runtime import Lock
 
@@ -16,15 +18,26 @@ from outbox_plugin.relay.runtime import Lock
 class WindowSource:
     """Belongs to the stage that reads; `lock` guards `windows`, which other stages change."""
 
-    def __init__(self, store: WindowStore, windows: Windows, lock: Lock) -> None:
+    def __init__(self, store: WindowStore, windows: Windows, lock: Lock, live_rows: LiveRows) -> None:
+        """Nothing is read yet.
+
+        Args:
+            store: where the rows are.
+            windows: those of the term.
+            lock: guards `windows`.
+            live_rows: what reads live rows before a backlog.
+        """
         self._store = store
+        self._live_rows = live_rows
         self._windows = windows
         self._lock = lock
         self._batch_size = BatchSize()
 
     def source(self) -> Source:
         """What the poller calls."""
-        return Source(self._control, self._held_are_released, self._request, self._read, self._store.snapshot)
+        return Source(
+            self._control, self._held_are_released, self._request, self._read, self._store.snapshot, self._live_rows
+        )
 
     def _control(self) -> tuple[Control, bool]:
         with self._lock:
@@ -37,10 +50,16 @@ class WindowSource:
         with self._lock:
             return self._windows.release_held(now)
 
-    def _request(self, ids: IdRange) -> ReadRequest:
+    def _request(self, read: Read) -> ReadRequest:
+        above = read.ids.above
         with self._lock:
-            in_flight, parked = self._windows.in_flight.above(ids.above), self._windows.parked
-        return ReadRequest(self._batch_size.rows, ids, in_flight, parked)
+            in_flight, excluded = self._windows.in_flight.above(above), self._windows.excluded_keys
+        if read.is_live:
+            in_flight = IdRanges.union((in_flight, self._live_rows.waiting.above(above)))
+        rows = self._batch_size.rows
+        if self._live_rows.in_use and not read.is_live:
+            rows = min(rows, ROWS_BESIDE_LIVE)
+        return ReadRequest(rows, read.ids, in_flight, excluded, is_live=read.is_live)
 
     def _read(self, request: ReadRequest) -> Sequence[OutboxRow]:
         rows = self._store.read(request)

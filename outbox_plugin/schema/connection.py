@@ -17,7 +17,7 @@ from psycopg.conninfo import conninfo_to_dict, timeout_from_conninfo
 
 from outbox_plugin.errors import SchemaMissing, ServerRefused, StoreUnavailable
 from outbox_plugin.schema.statements import statement
-from outbox_plugin.schema.watched import PROBE_NAME, WatchedAsyncConnection, WatchedConnection
+from outbox_plugin.schema.watched_connection import PROBE_NAME, WatchedAsyncConnection, WatchedConnection
 from outbox_plugin.settings import Settings
 
 C = TypeVar("C", bound=psycopg.Connection[Any])

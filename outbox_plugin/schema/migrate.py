@@ -22,8 +22,8 @@ from outbox_plugin.errors import ServerRefused
 from outbox_plugin.printable import logger_of
 from outbox_plugin.schema.connection import connect_patiently, reported_as_refusal
 from outbox_plugin.schema.orphans import drop_orphans
-from outbox_plugin.schema.place import in_full
 from outbox_plugin.schema.statements import check_name, compose, statement
+from outbox_plugin.schema.table_name import in_full
 from outbox_plugin.settings import Settings
 
 logger = logger_of("outbox_plugin.migrate")

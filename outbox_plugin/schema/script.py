@@ -22,8 +22,8 @@ from outbox_plugin.schema.migrate import (
     wake_up_function,
     wake_up_trigger,
 )
-from outbox_plugin.schema.place import in_full
 from outbox_plugin.schema.statements import check_name, compose, statement
+from outbox_plugin.schema.table_name import in_full
 from outbox_plugin.settings import Settings
 
 _NOT_THERE_YET = (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn)

@@ -1,7 +1,6 @@
 """From a user's columns to those of a staging table: checked once by their types, converted batch by batch in Arrow.
 
-What is asked of a DataFrame, and what becomes of its rows, is the same for each way in: the builder, the batch sink and
-the stream. No I/O.
+The builder (`OutboxWrite`), the batch sink and the stream all use this module. No I/O.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from pyspark.sql.types import BinaryType, StructType
 
 from outbox_plugin.errors import UserError
 from outbox_plugin.spark.column_types import DECIMAL_ORDER, KEYS, PLAIN, TEXTS, are_headers, is_document, ordered_as
-from outbox_plugin.spark.dead_letters import staged_events
 from outbox_plugin.spark.json_text import element_offsets, entries, json_text
 from outbox_plugin.spark.rows import (
     RowProblem,
@@ -26,7 +24,8 @@ from outbox_plugin.spark.rows import (
     row_problems,
     shown,
 )
-from outbox_plugin.spark.texts import decoded, decoded_document, is_text, lists_with, without_nul
+from outbox_plugin.spark.staged_events import staged_events
+from outbox_plugin.spark.unstorable_text import decoded, decoded_document, is_text, lists_with, without_nul
 
 EVENT_COLUMNS = ("kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values")
 EVENT_FIELDS = ("topic", "key", "value", "headers")
@@ -42,9 +41,9 @@ class BusinessColumnWrong(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """A batch as it is to be staged, column by column, and which of its rows are bad.
+    """A batch as it is staged, column by column, and its bad rows.
 
-    `refused`: a business row that Postgres cannot store. It cannot be set aside as an event can, so its job must fail.
+    `refused`: a business row that Postgres cannot store. It cannot become a dead letter as an event can: its job fails.
     """
 
     columns: list[pa.Array]
@@ -54,11 +53,11 @@ class Converted:
 
 @dataclass(frozen=True)
 class RowForm:
-    """Business rows: every column of the DataFrame, in a form that Postgres reads from CSV as what it is."""
+    """Business rows: every column of the DataFrame, in a form that Postgres can read from CSV."""
 
     names: tuple[str, ...]
-    of_bytes: tuple[str, ...] = ()  # Those of them that are binary.
-    left_out: tuple[str, ...] = ()  # The DataFrame's columns that are the event's, and not the row's.
+    of_bytes: tuple[str, ...] = ()  # The binary ones among them.
+    left_out: tuple[str, ...] = ()  # The DataFrame's columns that belong to the event.
 
     @property
     def typed(self) -> dict[str, str]:
@@ -67,7 +66,7 @@ class RowForm:
 
     @property
     def business(self) -> tuple[str, ...]:
-        """Columns of the business table, which the staging table's last columns are of the types of."""
+        """The columns of the business table; the last columns of the staging table have their types."""
         return self.names
 
     @property
@@ -109,11 +108,11 @@ class RowForm:
 
 @dataclass(frozen=True)
 class EventForm:
-    """Events: the outbox's columns, then what they are ordered by, then the business row that each comes with."""
+    """Events: the outbox's columns, then the columns that order them, then each event's business row."""
 
     topic: str | None
     has_headers: bool
-    order_by: tuple[tuple[str, str], ...]  # Names, and a value of the type that Postgres compares them by.
+    order_by: tuple[tuple[str, str], ...]  # Names, each with an SQL value of the type that Postgres compares.
     rows: RowForm
 
     @property
@@ -124,7 +123,7 @@ class EventForm:
 
     @property
     def typed(self) -> dict[str, str]:
-        """Columns of the staging table, each with a value in SQL that gives it its type."""
+        """Columns of the staging table, each with an SQL value that gives it its type."""
         texts = dict.fromkeys(EVENT_COLUMNS[:3], "''::text")
         lists = dict.fromkeys(EVENT_COLUMNS[3:], "ARRAY[]::text[]")
         order = dict(zip(self.order, (example for _, example in self.order_by), strict=True))
@@ -132,17 +131,17 @@ class EventForm:
 
     @property
     def business(self) -> tuple[str, ...]:
-        """Columns of the business table, which the staging table's last columns are of the types of."""
+        """The columns of the business table; the last columns of the staging table have their types."""
         return self.rows.names
 
     @property
     def order(self) -> list[str]:
-        """The staging table's columns that hold what the events are ordered by."""
+        """The staging table's columns that the events are ordered by."""
         return [f"outbox_order_{n}" for n in range(1, len(self.order_by) + 1)]
 
     @property
     def binary(self) -> bool:
-        """Whether all columns have a binary form: decimals have none that is simple."""
+        """Whether all columns can be copied in binary form. Decimals cannot: their form is not simple."""
         return not self.rows.names and all(example != DECIMAL_ORDER for _, example in self.order_by)
 
     def convert(self, batch: pa.RecordBatch, limits: SizeLimits) -> Converted:
@@ -209,8 +208,8 @@ def event_form(
             optionally `headers` (map of string to string, or an array of `struct<key, value>` as Spark's Kafka sink
             takes it), and `topic` unless that is given.
         topic: the topic of all events; None when they name their own.
-        order_by: the columns whose order the events are to have.
-        rows: the columns of the business rows that they come with.
+        order_by: the columns that the events are sorted by.
+        rows: the form of their business rows.
 
     Raises:
         EventColumnWrong: a column is missing or of a wrong type.
@@ -243,13 +242,13 @@ def event_form(
 
 
 def _copied(column: pa.Array) -> pa.Array:
-    if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):  # Else read as bytea's escape format.
+    if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):  # Not bytea's escape format.
         return pa.array([None if each is None else "\\x" + each.hex() for each in column.to_pylist()], pa.string())
     return column.cast(pa.string()) if pa.types.is_null(column.type) else column
 
 
 def _headers(headers: pa.Array | None, rows: int) -> tuple[pa.Array, pa.Array, pa.Array]:
-    """Names and texts, null as an empty one, and which rows have one that is not UTF-8."""
+    """Header names and texts, with empty text for null, and which rows have a header that is not UTF-8."""
     if headers is None:
         none = pa.ListArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), rows + 1), pa.array([], pa.string()))
         return none, none, pa.repeat(False, rows)

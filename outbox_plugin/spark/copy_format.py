@@ -1,7 +1,7 @@
 """Arrow columns as the bytes that Postgres's COPY reads: binary where each column has such a form, else CSV. No I/O.
 
-Binary costs about half of CSV on both sides, and arrays the least: nothing is quoted, and nothing parsed. It has to be
-of the table's very types, though, while CSV is text, which Postgres reads as whatever a business table's column is.
+Binary costs about half as much as CSV on both sides, least of all for arrays: nothing is quoted and nothing parsed. But
+it must match the table's types exactly, while Postgres reads CSV's text as any type that a business table's column has.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def binary_rows(attempt: uuid.UUID, columns: Sequence[pa.Array]) -> memoryview:
 
 
 def _field(column: pa.Array) -> tuple[pa.Array | bytes, ...]:
-    """How long each value is, of which null has -1, and its bytes."""
+    """Each value's length, -1 for null, and its bytes."""
     if pa.types.is_list(column.type):
         return _array(column)
     values = _binary(column)
@@ -63,7 +63,7 @@ def _field(column: pa.Array) -> tuple[pa.Array | bytes, ...]:
 
 
 def _array(lists: pa.ListArray) -> tuple[pa.Array | bytes, ...]:
-    """`text[]`: how many elements there are, and each of them as a field is; no list is null."""
+    """`text[]`: the number of elements, then each element in the form of a field. No list may be null."""
     each = _joined(*_field(lists.flatten()))
     ends = np.frombuffer(each.buffers()[1], np.int64)[element_offsets(lists)]
     elements = _sliced(ends, each.buffers()[2])  # A list's elements stand end to end already.
@@ -96,10 +96,10 @@ def _big_endian(values: pa.Array, form: str) -> pa.LargeBinaryArray:
 
 
 def _sliced(ends: np.ndarray[tuple[int], np.dtype[np.int64]], data: pa.Buffer) -> pa.LargeBinaryArray:
-    """What lies in `data` between each of `ends` and the next."""
+    """The parts of `data` between each of `ends` and the next."""
     return pa.Array.from_buffers(pa.large_binary(), len(ends) - 1, [None, pa.py_buffer(ends), data])
 
 
 def _joined(*parts: pa.Array | bytes) -> pa.LargeBinaryArray:
-    said = [pa.scalar(part, pa.large_binary()) if isinstance(part, bytes) else part for part in (*parts, b"")]
-    return pc.binary_join_element_wise(*said)
+    arguments = [pa.scalar(part, pa.large_binary()) if isinstance(part, bytes) else part for part in (*parts, b"")]
+    return pc.binary_join_element_wise(*arguments)

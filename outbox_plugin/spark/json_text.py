@@ -1,7 +1,7 @@
 """Arrow columns as text: JSON documents, and arrays as Postgres reads them. Whole columns at a time; no I/O.
 
-The form is Spark's `to_json` with nulls kept, but for instants: they stand in UTC with all their digits, whatever the
-session's time zone is.
+The form is that of Spark's `to_json` with nulls kept. Only instants differ: they are in UTC with all their digits,
+whatever the session's time zone is.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def array_literal(lists: pa.Array) -> pa.Array:
 
 
 def joined(lists: pa.Array, texts: pa.Array) -> pa.Array:
-    """The texts of each list's elements, which `texts` holds end to end, with commas between; null stays null."""
+    """Join each list's elements with commas; `texts` holds the elements of all lists end to end. Null stays null."""
     together = pc.binary_join(pa.ListArray.from_arrays(element_offsets(lists), texts.cast(pa.string())), ",")
     return pc.if_else(lists.is_valid(), together, pa.scalar(None, pa.string()))
 
 
 def element_offsets(lists: pa.Array) -> pa.Int32Array:
-    """Where each list's elements begin, and the last one's end, in what `flatten` gives; a null list has none."""
+    """Where each list's elements begin in the result of `flatten`, and where the last end; a null list has none."""
     lengths = pc.fill_null(pc.list_value_length(lists), 0)
     return pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(lengths).cast(pa.int32())])
 
@@ -80,7 +80,7 @@ def _float_text(values: pa.Array) -> pa.Array:
 
 
 def _plain_text(values: pa.Array) -> pa.Array:
-    """What stands between the quotes, before it is escaped."""
+    """The text between the quotes, before it is escaped."""
     kind = values.type
     if pa.types.is_timestamp(kind):
         zone = "Z" if kind.tz else ""

@@ -1,6 +1,6 @@
-"""Topics as Spark's Kafka source reads them, which is fetched where the session does not have it.
+"""Reads topics with Spark's Kafka source, and adds the source to a session that lacks it.
 
-Any session will do, one that runs already too: the source's packages are added to it when they are first needed.
+Any session will do, even a running one: the source's packages are added to it when they are first needed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from outbox_plugin.errors import InvalidSetting, ServerRefused
 from outbox_plugin.settings import Settings
 
 SPARK_SAYS = (PySparkException, Py4JJavaError)
-# Spark's own values let a consumer go to the broker for every 500 records.
+# With Spark's defaults, a consumer asks the broker again after every 500 records.
 _TUNING = {"max.poll.records": "20000", "max.partition.fetch.bytes": "16000000", "fetch.max.bytes": "64000000"}
 _AS_IN_JAVA = ("security.protocol", "sasl.mechanism", "client.id", "client.rack", "socket.connection.setup.timeout.ms")
 _LOGINS = {
@@ -28,10 +28,10 @@ _LOGINS = {
 
 
 def read_topics(spark: SparkSession, settings: Settings, topics: Sequence[str]) -> DataFrame:
-    """All that a `read_committed` consumer sees of `topics` from their beginning to their present end, with headers.
+    """What a `read_committed` consumer sees of `topics`, from their beginning to their present end, with headers.
 
     Raises:
-        InvalidSetting: Spark's Kafka source is not to be had under the coordinates that are set.
+        InvalidSetting: Spark's Kafka source cannot be downloaded by the coordinates that are set.
         ServerRefused: there is no such topic, or Kafka does not answer.
     """
     return _load(spark, settings, {"subscribe": ",".join(topics)})
@@ -40,12 +40,14 @@ def read_topics(spark: SparkSession, settings: Settings, topics: Sequence[str]) 
 def read_offsets(
     spark: SparkSession, settings: Settings, topic: str, begin: Mapping[int, int], end: Mapping[int, int]
 ) -> DataFrame:
-    """What a `read_committed` consumer sees of `topic`, of each partition from `begin` to before `end`, with headers.
+    """The records of `topic` that a `read_committed` consumer sees, with headers.
 
-    The DataFrame fails when it is evaluated and Kafka has deleted some of it.
+    Of each partition, the offsets from `begin` up to, but without, `end`.
+
+    Evaluating the DataFrame fails if Kafka has deleted some of the records.
 
     Raises:
-        InvalidSetting: Spark's Kafka source is not to be had under the coordinates that are set.
+        InvalidSetting: Spark's Kafka source cannot be downloaded by the coordinates that are set.
         ServerRefused: Kafka does not answer.
     """
 
@@ -83,18 +85,18 @@ def _load(spark: SparkSession, settings: Settings, wanted: Mapping[str, str]) ->
 
 
 def _resolved(records: DataFrame) -> DataFrame:
-    """`records`, of which Spark Connect's server has been told: before it is asked for the schema, it knows nothing."""
+    """`records`, resolved by Spark. Spark Connect's server does that only when it is asked for the schema."""
     _ = records.schema
     return records
 
 
 def add_packages(spark: SparkSession, coordinates: str) -> None:
-    """Let `spark` have the packages that `coordinates` name, separated by commas, and what they need.
+    """Add the packages that `coordinates` name, separated by commas, and their dependencies to `spark`.
 
-    A package that is named beside another one stands in for the version that the other one asks for.
+    A package that is named after the first one replaces the version of it that the first one depends on.
 
     Raises:
-        InvalidSetting: they cannot be had.
+        InvalidSetting: they cannot be downloaded.
     """
     packages = [each.strip().split(":") for each in coordinates.split(",") if each.strip()]
     if any(len(parts) not in (2, 3) for parts in packages):
@@ -116,7 +118,7 @@ def add_packages(spark: SparkSession, coordinates: str) -> None:
 
 @contextmanager
 def reported(settings: Settings, topics: Sequence[str]) -> Iterator[None]:
-    """Turn what Kafka said through Spark into our words.
+    """Turn errors that Kafka reports through Spark into ours.
 
     Raises:
         ServerRefused: there is no such topic, or Kafka does not answer.
@@ -131,7 +133,7 @@ def reported(settings: Settings, topics: Sequence[str]) -> Iterator[None]:
 
 
 def java_properties(given: Mapping[str, str]) -> dict[str, str]:
-    """What librdkafka's properties for TLS and SASL are to Java; its tuning means nothing there.
+    """Translate librdkafka's properties for TLS and SASL to Java's. Properties for tuning are left out.
 
     Raises:
         InvalidSetting: one of them has no counterpart.
@@ -160,7 +162,7 @@ def _escaped(text: str) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """The line that says what is wrong, from behind the names of Java's exceptions."""
+    """The line that says what is wrong, without the names of Java's exceptions."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     causes = [line.partition(": ")[2] for line in lines if line.startswith(("Caused by: ", ": "))]
     return (causes[-1:] or lines or [type(error).__name__])[0][:300]

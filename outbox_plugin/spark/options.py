@@ -1,4 +1,4 @@
-"""The options of `df.write.format("outbox")`: their names, and what they may be. No I/O."""
+"""The options of `df.write.format("outbox")`: their names and allowed values. No I/O."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from outbox_plugin.errors import UserError
 
 OnBadRow = Literal["fail", "deadLetter"]
 _KNOWN = ("dsn", "table", "topic", "orderBy", "businessTable", "jobId", "onBadRow")
-# Options of Spark's own and of its Kafka sink, which a job may keep: they have no effect here.
+# Options of Spark and of its Kafka sink. A job may keep them: they have no effect here.
 _IGNORED = ("checkpointlocation", "includeheaders", "path")
 
 
 class OptionWrong(UserError):
-    """An option of the sink, or an argument of OutboxWrite, is not known, or is not what it may be."""
+    """An option of the sink, or an argument of OutboxWrite, is unknown or has a value that is not allowed."""
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,14 @@ class SinkOptions:
     order_by: tuple[str, ...]
     business_table: str | None
     job_id: str
-    dead_letter: bool  # Bad events become dead letters; else the first one fails the job.
+    dead_letter: bool  # Bad events become dead letters. If False, the first one fails the job.
 
 
 def sink_options(given: Mapping[str, str], *, streaming: bool = False) -> SinkOptions:
     """Check the options of a write. The case of their names does not matter.
 
     Raises:
-        OptionWrong: an option is not known, or has a value that it cannot have.
+        OptionWrong: an option is unknown, or its value is not allowed.
         InvalidSetting: the job id is empty, too long, or has a NUL.
     """
     options = {name.lower(): text for name, text in given.items()}

@@ -1,6 +1,6 @@
 """Moves the rows of the accepted attempts from staging tables to the outbox and the business table.
 
-All of it happens in the caller's transaction.
+All functions work in the caller's transaction.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from outbox_plugin.schema.qualify import qualified
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.spark.staging import PARTITION_BITS, PREFIX, Attempt, StagingTable, identifier, row_column
 
-# The sequence number of a row is known without counting where all rows of each partition are published in order.
+# Where all rows of each partition are published in order, a row's sequence number needs no counting.
 _KNOWN_PLACE = sql.SQL(
     qualified("(%(earlier)s::bigint[])[1 + (outbox_ordinal >> {bits})] + (outbox_ordinal & {mask}) + 1")
 ).format(bits=PARTITION_BITS, mask=(1 << PARTITION_BITS) - 1)
@@ -40,7 +40,7 @@ class RowsDropped(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """The rows that the attempts which Spark accepted have put into a staging table."""
+    """The rows that the accepted attempts have copied into a staging table."""
 
     table: StagingTable
     attempts: list[Attempt]
@@ -94,7 +94,7 @@ def publish_events(
         connection: in a transaction.
         staged: the events.
         job_id: goes into the header `outbox-job`.
-        before: the number of the job's events that earlier commits have published; `outbox-sequence` continues it.
+        before: how many events of the job earlier commits have published; `outbox-sequence` continues from there.
 
     Raises:
         StagingLost: not all of them are there any more.
@@ -102,7 +102,7 @@ def publish_events(
     """
     ordered_by = [
         sql.SQL("{} NULLS FIRST").format(sql.Identifier(name)) for name in staged.table.form.order
-    ]  # Nulls as in Spark.
+    ]  # As Spark sorts nulls.
     order = sql.SQL(", ").join([*ordered_by, sql.Identifier("outbox_ordinal")])
     place = _COUNTED_PLACE.format(order=order) if ordered_by or staged.dead_letters else _KNOWN_PLACE
     values = {"attempts": staged.ids, "job_id": job_id}
@@ -146,15 +146,15 @@ def publish_rows(
     Args:
         connection: in a transaction.
         staged: the business rows.
-        replaced: the rows of the table of which this is true are deleted first; None deletes none.
-        on_conflict: follows ON CONFLICT in the INSERT. It may leave out rows, so then only the staged rows are counted.
+        replaced: rows of the table that meet this condition are deleted first; None deletes none.
+        on_conflict: follows ON CONFLICT in the INSERT. It may skip rows, so with it only the staged rows are counted.
 
     Raises:
         StagingLost: not all of them are there any more.
         RowsDropped: the table did not take all of them.
     """
     table = (staged.table.business or "").split(".")
-    if replaced is not None:  # Without parameters: a % of the condition is one.
+    if replaced is not None:  # Without parameters, because the condition may contain a %.
         connection.execute(sql.SQL("DELETE FROM {} WHERE {}").format(sql.Identifier(*table), replaced))
     columns = sql.SQL(", ").join(map(identifier, staged.table.form.business))
     taken = sql.SQL(", ").join(sql.Identifier(row_column(n)) for n in range(len(staged.table.form.business)))

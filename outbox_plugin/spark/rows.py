@@ -1,7 +1,7 @@
 """Finds the rows that the outbox or Kafka would refuse, before anything of their job is written.
 
-A bad row is a result and not a failure: a task that raised would be tried again, to the same end, and its error would
-reach the user as a worker's traceback. No I/O; a batch is checked column by column, in Arrow.
+A task returns a bad row as a result and does not raise: Spark would run a failed task again, with the same result, and
+show the user a worker's traceback. No I/O; a batch is checked column by column, in Arrow.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from outbox_plugin.emit.event import KAFKAS_OWN, MAX_KEY_CHARACTERS, TOPIC_PATTERN
-from outbox_plugin.spark.texts import with_nul
+from outbox_plugin.spark.unstorable_text import with_nul
 
 _SHOWN_CHARACTERS = 40
 _NUL = "has the character NUL, which Postgres cannot store"
@@ -88,7 +88,7 @@ def event_shown(topic: pa.StringScalar, key: pa.StringScalar) -> str:
 
 
 def shown(value: pa.Scalar) -> str:
-    """A value, as an error shows it: not all of a long one."""
+    """A value, as an error shows it; a long one is cut."""
     whole = value.as_py()
     if whole is None:
         return "null"

@@ -25,12 +25,12 @@ LOCAL = {
 def spark_session(
     master: str = "local[2]", *, conf: Mapping[str, str] | None = None, java_home: str | None = None
 ) -> Iterator[SparkSession]:
-    """A session that knows the format "outbox"; one that this process has already is lent out, and not ended.
+    """A session that knows the format "outbox". If this process has a session already, that one is used and not ended.
 
     Args:
         master: where Spark runs. On this machine, workers run this very Python, and nothing listens to the network.
-        conf: laid over what is set here.
-        java_home: what Spark's JVM is of; JAVA_HOME or the PATH say it unless given.
+        conf: properties that take precedence over the ones set here.
+        java_home: the Java installation for Spark's JVM; JAVA_HOME or the PATH decide unless it is given.
     """
     if running := SparkSession.getActiveSession():
         register(running)
@@ -69,6 +69,6 @@ def _end_jvm() -> None:
     if gateway is None:
         return
     gateway.shutdown()
-    gateway.proc.stdin.close()  # Its sign to end.
+    gateway.proc.stdin.close()  # The JVM ends then.
     gateway.proc.wait()
     SparkContext._gateway = SparkContext._jvm = None

@@ -1,7 +1,8 @@
 """`df.write.format("outbox")` and `df.writeStream.format("outbox")`: the outbox as a Python data source of Spark's.
 
-Spark makes a writer in one process, runs its tasks in others, and commits in one more. So no session spans a job: its
-tasks create the staging table, and a lease in the database keeps the table for the job. `commit` has the protocol.
+Spark makes a writer in one process, runs its tasks in others, and commits in one more. So no database session spans a
+job: its tasks create the staging table, and a lease in the database keeps the table for the job. `commit_protocol`
+describes the steps of a commit.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ from pyspark.sql.types import StructType
 from outbox_plugin.errors import UserError
 from outbox_plugin.schema.connection import connect_patiently, reported_as_refusal
 from outbox_plugin.schema.orphans import drop_orphans
-from outbox_plugin.schema.place import in_full
 from outbox_plugin.schema.statements import statement
+from outbox_plugin.schema.table_name import in_full
 from outbox_plugin.settings import Settings
-from outbox_plugin.spark.business import check_business_table
+from outbox_plugin.spark.business_table import check_business_table
 from outbox_plugin.spark.columns import EVENT_FIELDS, EventForm, event_form, row_form
-from outbox_plugin.spark.commit import (
+from outbox_plugin.spark.commit_protocol import (
     CommitRecord,
     Connection,
     StagedWrite,
     batch_record,
     is_committed,
     job_record,
-    publish_once,
+    record_and_publish,
     watch_client,
 )
 from outbox_plugin.spark.options import OptionWrong, SinkOptions, sink_options
@@ -96,19 +97,19 @@ class _Sink:
         record_of: Callable[[Connection], CommitRecord],
         check_repeat: Callable[[Connection, CommitRecord], None] | None = None,
     ) -> None:
-        """Publish the staged rows, unless that has been recorded; then remove the staging table.
+        """Publish the staged rows unless their commit was recorded before; then remove the staging table.
 
         Args:
             staged: the events, each with its business row where there is a business table.
-            record_of: makes the record, in the transaction of the commit.
-            check_repeat: runs where the commit has been recorded before.
+            record_of: makes the commit's record, in the transaction of the commit.
+            check_repeat: runs if the commit was recorded before.
         """
         with self.connection() as connection:
             with connection.transaction():
                 watch_client(connection, self.outbox)
                 record = record_of(connection)
                 write = StagedWrite(staged if self.options.business_table else None, staged)
-                if not publish_once(connection, self.outbox, record, write) and check_repeat:
+                if not record_and_publish(connection, self.outbox, record, write) and check_repeat:
                     check_repeat(connection, record)
                 staged.table.end_lease(connection)
             staged.table.drop(connection)
@@ -168,7 +169,7 @@ class OutboxStreamWriter(DataSourceStreamArrowWriter):
         return _Message(self._sink.stage(iterator, self._table, query_id), self._table, query_id)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Publish the batch, unless it has been, in one transaction that records it.
+        """Publish the batch in one transaction that records it, unless it was published before.
 
         Raises:
             InvalidEvent: a row would be refused by the outbox or by Kafka; nothing is written.
@@ -186,9 +187,11 @@ class OutboxStreamWriter(DataSourceStreamArrowWriter):
         return batch_record(query_id, batch_id, digest_events(connection, staged))
 
     def _check_repeat(self, connection: Connection, record: CommitRecord) -> None:
-        """Check that a repeated batch is the last one that was published, with the same events; Spark repeats no other.
+        """Check that a repeated batch is the last one that was published, with the same events.
 
-        With a checkpoint that was set back by one batch, Spark puts other rows under the number of the last one.
+        Spark repeats no other batch.
+
+        With a checkpoint that was set back by one batch, Spark puts other rows under the last batch's number.
         """
         last_batch = statement("staging", "last_batch", self._sink.outbox)
         [(last, is_same)] = connection.execute(last_batch, record.parameters).fetchall()
@@ -229,9 +232,9 @@ class OutboxDataSource(DataSource):
         """For a batch.
 
         Raises:
-            OptionWrong, EventColumnWrong, BusinessColumnWrong: what was asked cannot be done as asked.
+            OptionWrong, EventColumnWrong, BusinessColumnWrong: an option or a column is wrong.
             BusinessTableMissing: there is no business table of that name.
-            InvalidSetting, ServerRefused, SchemaMissing: the database is not named, or does not let us.
+            InvalidSetting, ServerRefused, SchemaMissing: the database is not named, or refuses us.
         """
         return OutboxWriter(self._sink(schema, overwrite, streaming=False))
 
@@ -239,9 +242,9 @@ class OutboxDataSource(DataSource):
         """For a stream.
 
         Raises:
-            OptionWrong, EventColumnWrong, BusinessColumnWrong: what was asked cannot be done as asked.
+            OptionWrong, EventColumnWrong, BusinessColumnWrong: an option or a column is wrong.
             BusinessTableMissing: there is no business table of that name.
-            InvalidSetting, ServerRefused, SchemaMissing: the database is not named, or does not let us.
+            InvalidSetting, ServerRefused, SchemaMissing: the database is not named, or refuses us.
         """
         return OutboxStreamWriter(self._sink(schema, overwrite, streaming=True))
 

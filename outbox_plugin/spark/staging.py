@@ -61,7 +61,7 @@ class StagingTable:
         name: the table's own.
         form: the columns of its rows.
         business: the business table that the rows go to.
-        known_as: the outbox's name as the user gave it, where that is another one.
+        known_as: the outbox's name as the user gave it, if it differs from `outbox`.
     """
 
     outbox: str
@@ -77,12 +77,12 @@ class StagingTable:
 
     @property
     def identifier(self) -> sql.Identifier:
-        """Its name, with the schema that `outbox migrate` makes for such tables."""
+        """Its name, with the schema that `outbox migrate` creates for such tables."""
         return sql.Identifier(SCHEMA, self.name)
 
     @property
     def columns(self) -> dict[str, sql.Composable]:
-        """Its columns, each with what gives it its type."""
+        """Its columns, each with an SQL expression that gives it its type."""
         own = {"outbox_attempt": f"'{uuid.UUID(int=0)}'::uuid", "outbox_ordinal": "0::bigint", **self.form.typed}
         rows = {row_column(n): identifier("business", name) for n, name in enumerate(self.form.business)}
         return {**{name: sql.SQL(qualified(example)) for name, example in own.items()}, **rows}
@@ -93,7 +93,7 @@ class StagingTable:
         return isinstance(self.form, EventForm) and not self.form.order
 
     def create(self, connection: psycopg.Connection[tuple[Any, ...]], job_id: str) -> None:
-        """Create the table, and register it for the job, so that it is removed when nobody owns it any more."""
+        """Create the table, and register it for the job, so that any job can remove it when nobody owns it any more."""
         columns = [sql.SQL("{} AS {}").format(kind, sql.Identifier(name)) for name, kind in self.columns.items()]
         source = identifier(*self.business.split(".")) if self.business else sql.SQL("(VALUES (0))")
         with connection.transaction():
@@ -142,18 +142,18 @@ def new_staging_table(
 
 @dataclass(frozen=True)
 class StageTask:
-    """Copies a partition's Arrow batches; picklable, so that a worker can be handed it."""
+    """Copies a partition's Arrow batches. It can be pickled, since Spark sends it to its workers."""
 
     dsn: str = field(repr=False)  # It may hold a password.
     table: StagingTable
-    dead_letter: bool = False  # Bad events become dead letters; else the first one fails the job.
-    leased_for: str | None = None  # The job, when its tasks create the table and no session owns it.
+    dead_letter: bool = False  # Bad events become dead letters. If False, the first one fails the job.
+    leased_for: str | None = None  # The job, if its tasks create the table and no session owns the table.
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Attempt:
         """Copy `batches` in one transaction.
 
         A bad event ends the attempt, unless bad events become dead letters. A business row that Postgres cannot store
-        always does.
+        always ends it.
         """
         context = TaskContext.get()
         partition = context.partitionId() if context else 0

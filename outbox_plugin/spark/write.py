@@ -16,13 +16,20 @@ from pyspark.sql import functions as f
 
 from outbox_plugin.core.job_id import check_job_id
 from outbox_plugin.schema.connection import connect_patiently, reported_as_refusal
-from outbox_plugin.schema.place import in_full
 from outbox_plugin.schema.statements import statement
+from outbox_plugin.schema.table_name import in_full
 from outbox_plugin.settings import Settings
-from outbox_plugin.spark.business import check_business_table
+from outbox_plugin.spark.business_table import check_business_table
 from outbox_plugin.spark.columns import EventForm, RowForm, event_form, row_form
-from outbox_plugin.spark.commit import Connection, StagedWrite, is_committed, job_record, publish_once, watch_client
-from outbox_plugin.spark.evaluated import evaluated_once
+from outbox_plugin.spark.commit_protocol import (
+    Connection,
+    StagedWrite,
+    is_committed,
+    job_record,
+    record_and_publish,
+    watch_client,
+)
+from outbox_plugin.spark.evaluate_once import evaluated_once
 from outbox_plugin.spark.options import OnBadRow, OptionWrong
 from outbox_plugin.spark.publish import Staged, accepted
 from outbox_plugin.spark.rows import RowProblem
@@ -42,8 +49,9 @@ class JobCommitted:
         job_id: the job's.
         events: how many events were emitted.
         rows: how many business rows were written.
-        again: the job had been committed before under this id, and nothing was written now.
-        set_aside: how many events the outbox or Kafka would have refused. They are in the table `outbox_dead_letter`.
+        again: the job was committed before under this id, so nothing was written now.
+        set_aside: how many events the outbox or Kafka would have refused. They became dead letters, in the table
+            `outbox_dead_letter`.
     """
 
     job_id: str
@@ -56,8 +64,8 @@ class JobCommitted:
 class OutboxWrite:
     """A write of business rows and events that appear together or not at all.
 
-    A DataFrame that rows and events are both made of is evaluated once, so that a row and its event agree whatever
-    functions they call. Spark's executors keep it while the job runs.
+    A DataFrame that both rows and events are made of is evaluated once, so that a row and its event agree even if they
+    call functions such as `uuid()`. Spark's executors keep the result while the job runs.
 
     Example:
         OutboxWrite(settings, job_id=run_id).table(flights, "flight").events(departures, topic="departures").commit()
@@ -94,12 +102,12 @@ class OutboxWrite:
             rows: each becomes a row of the table.
             name: the table, perhaps with its schema.
             mode: with `overwrite`, the rows replace those that are there.
-            where: with `overwrite`, only the rows of which this is true are replaced; all where it is not given.
+            where: with `overwrite`, only rows that meet this condition are replaced; all rows if it is not given.
             on_conflict: with `append`, what follows ON CONFLICT in the INSERT, to add to rows that are there already:
                 `sql.SQL("(carrier) DO UPDATE SET flights = total.flights + excluded.flights")`.
 
         Raises:
-            OptionWrong: an argument is not what it may be, or the write has a table already.
+            OptionWrong: an argument has a value that is not allowed, or the write has a table already.
         """
         if self._business:
             raise OptionWrong(
@@ -131,14 +139,14 @@ class OutboxWrite:
         Args:
             events: `key`, `value` (string, struct as JSON, null as tombstone), `headers` (map), `topic` unless given.
             topic: the topic of all of them.
-            order_by: columns of `events`; ids, and so what a consumer of a key sees, ascend in their order. Without it,
-                events are in the order of the DataFrame's rows.
+            order_by: columns of `events` that sort them. Ids ascend in this order, so consumers of a key see the events
+                in it. Without it, events are in the order of the DataFrame's rows.
             on_bad_row: what happens to an event that the outbox or Kafka would refuse. With `fail` the job fails; with
                 `deadLetter` the event goes to the table `outbox_dead_letter` in the same transaction.
 
         Raises:
             EventColumnWrong: a column is missing or of a wrong type.
-            OptionWrong: an argument is not what it may be, or the write has events already.
+            OptionWrong: an argument has a value that is not allowed, or the write has events already.
         """
         if self._events:
             raise OptionWrong("a write has one DataFrame of events: `events` was called before; use union to emit more")
@@ -151,13 +159,13 @@ class OutboxWrite:
         return self
 
     def only_if(self, claim: Callable[[psycopg.Connection[tuple[Any, ...]]], bool]) -> OutboxWrite:
-        """Write only if `claim` returns True: it runs first in the transaction of the write, and may write itself.
+        """Write only if `claim` returns True. It runs first in the transaction of the write, and may write itself.
 
-        Where it returns False, the result of `commit` has `again`. `outbox_plugin.consuming.spark` moves a consumer's
-        position by it, together with the effects.
+        If it returns False, the result of `commit` has `again`. `outbox_plugin.consuming.spark` uses it to move a
+        consumer's position in the transaction of the effects.
 
         Raises:
-            OptionWrong: the write has such a condition already, or a job id: one of them says what was written before.
+            OptionWrong: the write has a condition or a job id already; either of them prevents a second write.
         """
         if self._named_by_user:
             raise OptionWrong("a write that is made once by a condition takes no job_id: leave it out")
@@ -176,8 +184,8 @@ class OutboxWrite:
             InvalidRow: a business row would be refused by Postgres; nothing has been written.
             RowsDropped: a table did not take all rows, because of its own triggers or rules; nothing has been written.
             StagingLost: Postgres crashed meanwhile.
-            EvaluationLost: an executor is lost that kept a DataFrame which rows and events are both made of.
-            ServerRefused, SchemaMissing: Postgres does not let us.
+            EvaluationLost: an executor is lost that kept data which both rows and events are made of.
+            ServerRefused, SchemaMissing: Postgres refuses us, or the outbox's tables are missing.
             pyspark.errors.PySparkException: a task failed for good; nothing has been written.
         """
         if not (self._business or self._events):
@@ -235,7 +243,7 @@ class OutboxWrite:
         watch_client(connection, outbox)
         replaced, on_conflict = self._business[2:] if self._business else (None, None)
         write = StagedWrite(business, events, replaced, on_conflict)
-        if not publish_once(connection, outbox, self._record, write, self._condition):
+        if not record_and_publish(connection, outbox, self._record, write, self._condition):
             return JobCommitted(self._job_id, 0, 0, again=True)
         rows, dead_letters = business.rows if business else 0, events.dead_letters if events else 0
         return JobCommitted(self._job_id, emitted, rows, set_aside=dead_letters)

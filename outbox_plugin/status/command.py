@@ -64,9 +64,13 @@ def status(*, as_json: bool, check: bool, watch: bool, lag_seconds: float) -> No
 
 
 def _failures(found: ByTable, limits: Limits) -> list[str]:
-    """What is wrong with each outbox, and what to do."""
+    """What is wrong with each outbox, and what to do; with its table where there are several."""
     judged = {table: health(each, limits) for table, each in found.items()}
-    return [f"{table}: {each.explanation}: {each.what_to_do}" for table, each in judged.items() if not each.passed]
+    return [
+        (f"table {table}: " if len(found) > 1 else "") + f"{each.explanation}: {each.what_to_do}"
+        for table, each in judged.items()
+        if not each.passed
+    ]
 
 
 def _as_json(found: ByTable) -> str:

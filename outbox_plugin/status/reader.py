@@ -12,22 +12,23 @@ from typing import Any, NamedTuple
 import psycopg
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from outbox_plugin.adapters.kafka_clients import content, refusal
+from outbox_plugin.adapters.kafka_clients import NO_LEADER_YET, connection_error, content
 from outbox_plugin.adapters.kafka_names import KafkaNames
 from outbox_plugin.adapters.kafka_reader import NotReadToEnd, OffsetSpan, PartitionReader, bounds, reader_config
-from outbox_plugin.core.heartbeat import Heartbeat, is_goharvests
 from outbox_plugin.core.heartbeat_codec import HeartbeatCodec, LeaderRecord
+from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat, is_goharvests
 from outbox_plugin.core.ordering_keys import ParkedKey
 from outbox_plugin.core.signing import Signer
 from outbox_plugin.errors import ServerRefused
 from outbox_plugin.schema.connection import connect, one_line, reported_as_refusal
-from outbox_plugin.schema.place import in_full
 from outbox_plugin.schema.statements import statement
+from outbox_plugin.schema.table_name import in_full
 from outbox_plugin.settings import Settings
 from outbox_plugin.threads.deadline import DeadlineFuture
 
 FRESH_SECONDS = 2.0  # A leader sends three heartbeats a second.
 IGNORED_SECONDS = 60.0  # For so long it is told that something stands on the leader topic which is ignored.
+_READ_SHARE = 0.8  # Of the caller's time is for reading the leader topic. Later, the caller waits no more.
 _TAIL_RECORDS = 64
 _PARKED_LISTED = 100
 COUNTED_ROWS = 20_000  # More are estimated: to count ten million takes seconds, and the answer is old by then.
@@ -95,7 +96,7 @@ class Status:
 class _Heard:
     """The last records of a shard's partition of the leader topic: its heartbeats, each with its age in seconds."""
 
-    heartbeats: list[tuple[Heartbeat, float]] = field(default_factory=list)
+    heartbeats: list[tuple[LeaderHeartbeat, float]] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)  # Why, of each record that is no heartbeat of ours.
 
 
@@ -126,14 +127,18 @@ def read_status(settings: Settings, timeout_seconds: float = 5.0) -> Status:
 
     Returns within about `timeout_seconds`.
     """
-    deadline = time.monotonic() + timeout_seconds
+    now = time.monotonic()
+    deadline, read_deadline = now + timeout_seconds, now + _READ_SHARE * timeout_seconds
     store = DeadlineFuture(lambda: _table(settings, timeout_seconds))
-    log = DeadlineFuture(lambda: _last_records(settings, deadline))
+    log = DeadlineFuture(lambda: _last_records(settings, read_deadline))
     table, store_error = store.result(deadline, "Postgres")
-    records, log_error = log.result(deadline, "Kafka")
+    read, log_error = log.result(deadline, "Kafka")
+    records, unread = read or ([], ())
+    if unread:
+        log_error = f"Kafka did not answer in time for {', '.join(map(str, unread))} of the leader topic's partitions"
     errors = tuple(error for error in (store_error, log_error) if error)
     count = len(table.backlog.by_shard) if table else settings.shards
-    heard = _heartbeats(settings, records or [], table.signer if table else None)
+    heard = _heartbeats(settings, records, table.signer if table else None)
     shards = tuple(_shard_status(shard, heard.get(shard, _Heard()), table) for shard in range(count))
     if table is None:
         return Status(None, None, shards, errors)
@@ -243,33 +248,63 @@ def _behind(one: _Earliest, counted: int) -> float:
     return (one.last_id_of_all - one.last_id) * rows_per_id
 
 
-def _last_records(settings: Settings, deadline: float) -> list[tuple[LeaderRecord, float]]:
-    """The last records of every shard's partition of the leader topic, each with its age in seconds."""
+def _last_records(settings: Settings, deadline: float) -> tuple[list[tuple[LeaderRecord, float]], tuple[int, ...]]:
+    """Read the last records of every shard's partition of the leader topic.
+
+    A partition that Kafka does not answer for in time hides its own shard's leader, and no other one.
+
+    Returns:
+        The records, each with its age in seconds; and the partitions that were not read to their ends.
+    """
     names = KafkaNames.of(settings)
     found: list[tuple[LeaderRecord, float]] = []
     problems: list[KafkaError] = []
     config = reader_config(settings, names.leader_group) | {"error_cb": problems.append}
-
-    def remaining() -> float:
-        return max(0.1, deadline - time.monotonic())
-
     try:
-        with closing(Consumer(config)) as consumer, suppress(NotReadToEnd):  # What has come by then is shown.
+        with closing(Consumer(config)) as consumer:
             topic = names.leader_topic
-            spans = {}
-            for shard in consumer.list_topics(topic, remaining()).topics[topic].partitions:
-                first, end = bounds(consumer, TopicPartition(topic, shard), remaining())
-                spans[shard] = OffsetSpan(max(first, end - _TAIL_RECORDS), end)
-            for message in chain.from_iterable(PartitionReader(consumer, topic, spans).batches(deadline=deadline)):
-                age = max(0.0, time.time() - message.timestamp()[1] / 1000)
-                record = LeaderRecord(message.partition() or 0, message.offset() or 0, *content(message))
-                found.append((record, age))
+            listed = consumer.list_topics(topic, max(0.1, deadline - time.monotonic())).topics[topic]
+            spans, unanswered = _tails(consumer, topic, list(listed.partitions), deadline)
+            reader = PartitionReader(consumer, topic, spans)
+            with suppress(NotReadToEnd):  # What has come by then is shown.
+                for message in chain.from_iterable(reader.batches(deadline=deadline)):
+                    age = max(0.0, time.time() - message.timestamp()[1] / 1000)
+                    record = LeaderRecord(message.partition() or 0, message.offset() or 0, *content(message))
+                    found.append((record, age))
+            return found, tuple(sorted([*unanswered, *reader.unread]))
     except KafkaException as error:
         reason = error.args[0]
         if reason.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION):
-            return found  # No harvester has ever run.
-        raise ServerRefused(str(refusal(problems[0] if problems else reason, settings))) from None
-    return found
+            return found, ()  # No harvester has ever run.
+        raise ServerRefused(str(connection_error(problems[0] if problems else reason, settings))) from None
+
+
+def _tails(
+    consumer: Consumer, topic: str, partitions: list[int], deadline: float
+) -> tuple[dict[int, OffsetSpan], list[int]]:
+    """The ends of the partitions that are read; and the partitions that Kafka does not tell the ends of in time.
+
+    Half of the time until the deadline is left for reading.
+
+    Raises:
+        KafkaException: Kafka tells the end of no partition, or refuses to.
+    """
+    spans: dict[int, OffsetSpan] = {}
+    unanswered: dict[int, KafkaException] = {}
+    half_time = (time.monotonic() + deadline) / 2
+    for number, partition in enumerate(partitions):
+        seconds = (half_time - time.monotonic()) / (len(partitions) - number)  # What a fast one leaves, others may use.
+        try:
+            first, end = bounds(consumer, TopicPartition(topic, partition), max(0.1, seconds))
+        except KafkaException as error:
+            if error.args[0].code() not in {KafkaError._TIMED_OUT, KafkaError._TRANSPORT, *NO_LEADER_YET}:
+                raise
+            unanswered[partition] = error
+        else:
+            spans[partition] = OffsetSpan(max(first, end - _TAIL_RECORDS), end)
+    if unanswered and not spans:
+        raise next(iter(unanswered.values()))
+    return spans, list(unanswered)
 
 
 def _heartbeats(
@@ -280,7 +315,7 @@ def _heartbeats(
     heard: dict[int, _Heard] = {}
     for record, age in records:
         of_shard = heard.setdefault(record.shard, _Heard())
-        unverified = Heartbeat.parse(record.value)
+        unverified = LeaderHeartbeat.parse(record.value)
         if unverified is not None and unverified.shard != record.shard:
             unverified = None
         heartbeat = codec.decode(record) if codec else unverified

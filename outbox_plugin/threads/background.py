@@ -21,6 +21,7 @@ class Background(ABC):
         """Nothing is connected yet. `name` says in the log what it is."""
         self._name = name
         self._stop = threading.Event()
+        self._starting = threading.RLock()  # Held during a start, so that a stop on another thread comes after it.
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -35,7 +36,9 @@ class Background(ABC):
         """
 
     def start(self) -> None:
-        """Check both servers and what is in them, then go on in the background. Starting twice does nothing.
+        """Check both servers and what is in them, then go on in the background.
+
+        Does nothing if it has been started or stopped before.
 
         Raises:
             UserError: a setting, a server or the schema is not as it must be; nothing has been touched.
@@ -45,8 +48,10 @@ class Background(ABC):
     def stop(self) -> None:
         """Finish what is under way, and end; returns when everything is closed. Safe to call twice, or unstarted."""
         self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
+        with self._starting:
+            thread = self._thread
+        if thread is not None:
+            thread.join()
 
     def run(self, stop: threading.Event) -> None:
         """Start, and go on until `stop` is set; then end.
@@ -77,7 +82,14 @@ class Background(ABC):
         self.stop()
 
     async def __aenter__(self) -> Self:
-        await asyncio.to_thread(self._start, asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        try:
+            await asyncio.to_thread(self._start, loop)
+        except asyncio.CancelledError:
+            # A start cannot be cancelled on its thread. `stop` waits for its end, on another one.
+            self._stop.set()
+            loop.run_in_executor(None, self.stop)
+            raise
         return self
 
     async def __aexit__(
@@ -86,7 +98,9 @@ class Background(ABC):
         await asyncio.to_thread(self.stop)
 
     def _start(self, loop: asyncio.AbstractEventLoop | None) -> None:
-        if self._thread is None:
+        with self._starting:
+            if self._thread is not None or self._stop.is_set():
+                return
             live = self._prepare(loop)
             self._thread = threading.Thread(target=self._live, args=(live,), name=f"outbox-{self._name}", daemon=True)
             self._thread.start()

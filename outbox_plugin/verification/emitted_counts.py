@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from outbox_plugin.schema.connection import connect, reported_as_refusal
-from outbox_plugin.schema.place import in_full
 from outbox_plugin.schema.statements import statement
+from outbox_plugin.schema.table_name import in_full
 from outbox_plugin.settings import Settings
 
 

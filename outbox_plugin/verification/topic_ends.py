@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from outbox_plugin.adapters.kafka_clients import client_config
+from outbox_plugin.adapters.kafka_clients import REQUEST_TIMEOUT_SECONDS, client_config
 from outbox_plugin.adapters.kafka_reader import OffsetSpan, bounds
 from outbox_plugin.errors import LogUnavailable, ServerRefused
 from outbox_plugin.settings import Settings
 
 COMMIT_SECONDS = 10.0  # A transaction that is open for longer is taken for one that is not committed.
 LIST_SECONDS = 10.0
+WAIT_SECONDS = COMMIT_SECONDS + LIST_SECONDS  # For the commits to all topics together.
 _POLL_SECONDS = 0.05
 
 
-def committed_spans(settings: Settings, topic: str) -> dict[int, OffsetSpan]:
+def committed_spans(settings: Settings, topic: str, deadline: float = math.inf) -> dict[int, OffsetSpan]:
     """The span of each partition that holds all records which are committed now.
 
     Kafka answers a commit before each partition shows the records to a consumer that reads committed. So this asks
@@ -27,6 +29,8 @@ def committed_spans(settings: Settings, topic: str) -> dict[int, OffsetSpan]:
     Args:
         settings: where Kafka is.
         topic: its name.
+        deadline: of `time.monotonic()`, in seconds, by which Kafka must have answered. A transaction that is still open
+            then is taken for one that is not committed. Each request has a limit of its own as well.
 
     Raises:
         KafkaException: Kafka does not answer, or does not let us read.
@@ -37,28 +41,32 @@ def committed_spans(settings: Settings, topic: str) -> dict[int, OffsetSpan]:
             stack.enter_context(closing(Consumer(_config(settings, isolation_level))))
             for isolation_level in ("read_committed", "read_uncommitted")
         )
-        listed = uncommitted.list_topics(topic, timeout=LIST_SECONDS).topics[topic]
+        listed = uncommitted.list_topics(topic, timeout=_until(deadline, LIST_SECONDS)).topics[topic]
         if listed.error is not None:
             raise ServerRefused(f"the topic {topic} cannot be read: {listed.error.str()}")
-        spans = _bounds(uncommitted, topic, listed.partitions)
+        spans = _bounds(uncommitted, topic, listed.partitions, deadline)
         ends = reached_ends(
             {number: end for number, (_, end) in spans.items()},
-            lambda: {number: end for number, (_, end) in _bounds(committed, topic, spans).items()},
+            lambda: {number: end for number, (_, end) in _bounds(committed, topic, spans, deadline).items()},
+            deadline,
         )
     return {number: OffsetSpan(min(start, ends[number]), ends[number]) for number, (start, _) in spans.items()}
 
 
-def reached_ends(ends: Mapping[int, int], committed_ends: Callable[[], Mapping[int, int]]) -> dict[int, int]:
+def reached_ends(
+    ends: Mapping[int, int], committed_ends: Callable[[], Mapping[int, int]], deadline: float = math.inf
+) -> dict[int, int]:
     """Wait until the committed ends have reached `ends`, for `COMMIT_SECONDS` at most.
 
     Args:
         ends: the end of each partition, uncommitted records included.
         committed_ends: asks Kafka for the end of what is committed.
+        deadline: of `time.monotonic()`, in seconds; ends the wait earlier.
 
     Returns:
         `ends`; of a partition in which a transaction stays open, the offset at which that one begins.
     """
-    deadline = time.monotonic() + COMMIT_SECONDS
+    deadline = min(deadline, time.monotonic() + COMMIT_SECONDS)
     while True:
         committed = committed_ends()
         if all(committed[number] >= end for number, end in ends.items()) or time.monotonic() > deadline:
@@ -69,11 +77,15 @@ def reached_ends(ends: Mapping[int, int], committed_ends: Callable[[], Mapping[i
 def wait_for_commits(settings: Settings, topics: Sequence[str]) -> None:
     """Wait until a consumer that reads committed can see all that has been committed to `topics`.
 
-    Where this process cannot ask Kafka, as it may be with a remote Spark, it does not wait.
+    Returns after about `WAIT_SECONDS` at the latest, however many topics there are. This process may be unable to ask
+    Kafka, as with a remote Spark: then nothing more can be waited for.
     """
+    deadline = time.monotonic() + WAIT_SECONDS
     for topic in dict.fromkeys(topics):
+        if time.monotonic() >= deadline:
+            return
         with suppress(KafkaException, LogUnavailable, ServerRefused):
-            committed_spans(settings, topic)
+            committed_spans(settings, topic, deadline)
 
 
 def _config(settings: Settings, isolation_level: str) -> dict[str, object]:
@@ -81,5 +93,13 @@ def _config(settings: Settings, isolation_level: str) -> dict[str, object]:
     return client_config(settings, group_id=group_id, enable_auto_commit=False, isolation_level=isolation_level)
 
 
-def _bounds(consumer: Consumer, topic: str, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
-    return {number: bounds(consumer, TopicPartition(topic, number)) for number in partitions}
+def _bounds(consumer: Consumer, topic: str, partitions: Iterable[int], deadline: float) -> dict[int, tuple[int, int]]:
+    return {
+        number: bounds(consumer, TopicPartition(topic, number), _until(deadline, REQUEST_TIMEOUT_SECONDS))
+        for number in partitions
+    }
+
+
+def _until(deadline: float, longest_seconds: float) -> float:
+    """The time-out of a request: what is left until `deadline`, but not more than `longest_seconds`."""
+    return max(0.1, min(longest_seconds, deadline - time.monotonic()))

@@ -13,7 +13,7 @@ from contextlib import closing
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from outbox_plugin.adapters.kafka_clients import client_config, readable_headers, refusal
+from outbox_plugin.adapters.kafka_clients import client_config, connection_error, readable_headers
 from outbox_plugin.adapters.kafka_reader import PartitionReader
 from outbox_plugin.settings import Settings
 from outbox_plugin.verification.emitted_counts import emitted_counts
@@ -116,7 +116,7 @@ def _read(
                 passed_before, passed = passed, reader.offsets_passed
                 advance(passed - passed_before)
     except KafkaException as error:
-        raise refusal(error.args[0], settings) from error
+        raise connection_error(error.args[0], settings) from error
 
 
 def records_in(settings: Settings, topics: Iterable[str]) -> int:
@@ -134,5 +134,5 @@ def records_in(settings: Settings, topics: Iterable[str]) -> int:
                 for partition in consumer.list_topics(topic, timeout=10).topics[topic].partitions
             ]
     except KafkaException as error:
-        raise refusal(error.args[0], settings) from error
+        raise connection_error(error.args[0], settings) from error
     return sum(last - first for first, last in filter(None, spans))

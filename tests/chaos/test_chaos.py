@@ -8,7 +8,7 @@ import os
 import pytest
 
 from outbox_plugin.bench.faults import CLIENT_KINDS, NETWORK_KINDS, plan
-from outbox_plugin.core.delivery import BadRows, Delivery
+from outbox_plugin.core.delivery_options import BadRows, Delivery
 from tests.harvesting import run_outbox
 
 pytestmark = pytest.mark.chaos
@@ -16,6 +16,7 @@ pytestmark = pytest.mark.chaos
 SECONDS, SEED = 18, 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("delivery", "shards", "bad_rows"), [("exactly-once", 1, "park"), ("at-least-once", 2, "dead-letter")]
 )

@@ -72,6 +72,7 @@ def test_a_driver_killed_after_its_commit_and_run_again_writes_nothing_twice(set
     assert staging_tables(settings) == set()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(2400)
 def test_a_stream_that_is_killed_five_times_emits_everything_once(settings: Settings, tmp_path: Path) -> None:
     """While it stages, while it commits, and after a commit that it could not note in its checkpoint any more."""
@@ -124,6 +125,7 @@ def own_postgres(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
     server.stop()
 
 
+@pytest.mark.slow
 def test_postgres_crashes_while_a_job_stages(own_postgres: EmbeddedPostgres) -> None:
     """The job ends well, or fails and is run again; either way everything is there once."""
     settings = Settings(dsn=own_postgres.dsn, bootstrap_servers="127.0.0.1:1")

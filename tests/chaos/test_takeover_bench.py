@@ -17,6 +17,7 @@ from tests.support import PATIENCE
 pytestmark = pytest.mark.chaos
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
 def test_it_measures_every_fault(settings: Settings, delivery: str) -> None:
     """Packets vanish only where we may make network namespaces."""

@@ -122,6 +122,7 @@ class HoldsAtRandom:
         return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_requests_that_arrive_late_neither_lose_nor_repeat(kafka: ProxiedKafka, settings: Settings, seed: int) -> None:
     topic = create_topic(settings, f"{settings.group}-events")

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from outbox_plugin.core.ids import IdRanges
-from outbox_plugin.core.low_watermark import IdRange
+from outbox_plugin.core.id_ranges import IdRanges
+from outbox_plugin.core.id_watermark import BEGINNING, IdRange, OpenWriters
+from outbox_plugin.core.key_summary import HASH_BYTES
 from outbox_plugin.core.ordering_keys import BadRow, OrderingKey
 from outbox_plugin.core.ports import ReadRequest, WindowStore
 from outbox_plugin.core.progress import Publication
@@ -30,8 +31,8 @@ def written(outbox: Outbox, *keys: str) -> list[int]:
     return ids
 
 
-def seen(store: WindowStore, wanted: ReadRequest = ReadRequest(ALL)) -> list[int]:  # noqa: B008 - immutable.
-    return [row.id for row in store.read(wanted)]
+def seen(store: WindowStore, request: ReadRequest = ReadRequest(ALL)) -> list[int]:  # noqa: B008 - immutable.
+    return [row.id for row in store.read(request)]
 
 
 def bad(rows: list[OutboxRow], id_: int, *, whole_topic: bool = False) -> list[BadRow]:
@@ -48,12 +49,21 @@ def a_read_returns_the_earliest_rows_that_are_wanted(outbox: Outbox) -> None:
     ids, store = written(outbox, *"abcdef"), outbox.windows()
     assert seen(store) == ids
     assert seen(store, ReadRequest(2, IdRange(ids[0]), in_flight=IdRanges.of([ids[2]]))) == [ids[1], ids[3]]
-    assert seen(store, ReadRequest(ALL, parked=frozenset({OrderingKey("t", "b"), OrderingKey("u", "c")}))) == [
+    assert seen(store, ReadRequest(ALL, excluded_keys=frozenset({OrderingKey("t", "b"), OrderingKey("u", "c")}))) == [
         ids[0],
         *ids[2:],
     ]
-    assert seen(store, ReadRequest(ALL, parked=frozenset({OrderingKey("t", None)}))) == []
+    assert seen(store, ReadRequest(ALL, excluded_keys=frozenset({OrderingKey("t", None)}))) == []
     assert seen(store, ReadRequest(ALL, IdRange(ids[1], ids[3]))) == ids[2:4]
+
+
+def a_key_has_the_same_hash_wherever_it_is_asked_for(outbox: Outbox) -> None:
+    ids, store = written(outbox, "a", "é", "", "A", "a", "b"), outbox.windows()
+    hashes = store.key_hashes(store.read(ReadRequest(ALL)))
+    assert len(set(hashes)) == 5
+    assert hashes[0] == hashes[4]
+    for upper, known in ((ids[-1], hashes), (ids[2], hashes[:3]), (ids[0] - 1, [])):
+        assert b"".join(store.key_hashes_up_to(upper)) == b"".join(each.to_bytes(HASH_BYTES, "big") for each in known)
 
 
 def a_row_is_seen_once_it_is_committed_whatever_its_id(outbox: Outbox) -> None:
@@ -120,6 +130,24 @@ def control_names_those_who_hold_ids_that_they_may_still_commit(outbox: Outbox) 
     idle.roll_back()
     assert not store.control().sequence.writers
     assert store.control().sequence.last_id == last_id + 1
+
+
+def a_read_passes_over_ids_only_while_all_their_writers_are_open(outbox: Outbox) -> None:
+    store, large, undone = outbox.windows(), outbox.begin(), outbox.begin()
+    first, second = large.insert("a"), undone.insert("b")
+    [third] = written(outbox, "c")
+    sequence = store.control().sequence
+    assert sequence.transaction_ids.keys() == sequence.writers
+    assert len(sequence.writers) == 2
+    [fourth] = written(outbox, "d")
+    writers = tuple(sequence.transaction_ids.values())
+    request = ReadRequest(ALL, IdRange(BEGINNING, None, OpenWriters(third, writers)))
+    assert seen(store, request) == [fourth]
+    undone.roll_back()
+    assert seen(store, request) == [third, fourth]
+    large.commit()
+    assert seen(store, request) == [first, third, fourth]
+    assert second not in seen(store)
 
 
 def a_lane_is_parked_by_a_row_that_is_there(outbox: Outbox) -> None:
@@ -240,7 +268,9 @@ def a_mark_is_taken_over_and_an_old_one_does_nothing(outbox: Outbox) -> None:
     assert [row.id for row in store.mark(ONE, ReadRequest(3))] == ids[:3]
     assert list(store.mark(ONE, ReadRequest(3, IdRange(ids[0], ids[2])))) == []
     assert [row.id for row in store.mark(ONE, ReadRequest(3))] == ids[3:]
-    assert [row.id for row in store.mark(OTHER, ReadRequest(2, parked=frozenset({OrderingKey("t", "a")})))] == ids[1:3]
+    assert [
+        row.id for row in store.mark(OTHER, ReadRequest(2, excluded_keys=frozenset({OrderingKey("t", "a")})))
+    ] == ids[1:3]
     assert store.delete(ONE, ids) == 2
     store.reset(ONE, ids)
     assert list(store.mark(OTHER, ReadRequest(ALL))) == []
@@ -268,12 +298,14 @@ def a_leader_that_was_replaced_marks_nothing(outbox: Outbox) -> None:
 
 SCENARIOS: list[Scenario] = [
     a_read_returns_the_earliest_rows_that_are_wanted,
+    a_key_has_the_same_hash_wherever_it_is_asked_for,
     a_row_is_seen_once_it_is_committed_whatever_its_id,
     an_id_below_zero_is_read,
     a_purge_deletes_what_was_read_and_nothing_that_came_later,
     a_purge_spares_what_was_created_later,
     the_snapshot_changes_when_a_transaction_ends,
     control_names_those_who_hold_ids_that_they_may_still_commit,
+    a_read_passes_over_ids_only_while_all_their_writers_are_open,
     a_lane_is_parked_by_a_row_that_is_there,
     a_dead_letter_has_left_the_outbox,
     a_leader_puts_nothing_aside_once_another_leads,

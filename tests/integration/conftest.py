@@ -1,8 +1,9 @@
-"""Servers of a file's own: a Spark session, and a broker that makes no topics on first use."""
+"""A Spark session that files share, and a broker of a file's own that makes no topics on first use."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack
 
 import pytest
 from pyspark.sql import SparkSession
@@ -10,14 +11,67 @@ from pyspark.sql import SparkSession
 from outbox_plugin.embedded.java import spark_java_home
 from outbox_plugin.embedded.kafka import EmbeddedKafka
 from outbox_plugin.spark.session import spark_session
+from tests.support import begins_with_shared_spark
+
+
+class SharedSpark:
+    """At most one Spark session. Starting its JVM costs more processor time than most files spend in it."""
+
+    def __init__(self) -> None:
+        self._running = ExitStack()
+        self._session: SparkSession | None = None
+
+    def session(self) -> SparkSession:
+        """Return the session, started if there is none. A task may be tried four times, as on a cluster."""
+        if self._session is None:
+            conf = {"spark.sql.shuffle.partitions": "4"}
+            self._session = self._running.enter_context(
+                spark_session("local[2,4]", conf=conf, java_home=str(spark_java_home()))
+            )
+        return self._session
+
+    def end(self) -> None:
+        """End the session, if there is one."""
+        self._session = None
+        self._running.close()
+
+
+SHARED = SharedSpark()
+
+
+@pytest.fixture(scope="session")
+def _spark_ends(_nothing_is_left_behind: None) -> Iterator[None]:
+    """Ends the session when a run is broken off, too."""
+    yield
+    SHARED.end()
 
 
 @pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    """A task may be tried four times, as on a cluster."""
-    conf = {"spark.sql.shuffle.partitions": "4"}
-    with spark_session("local[2,4]", conf=conf, java_home=str(spark_java_home())) as session:
-        yield session
+def spark(_spark_ends: None) -> Iterator[SparkSession]:
+    """The session that a file shares with the next one, if that begins with it.
+
+    A file that leaves a stream running fails. The next one then gets a new session, as it does where the JVM is dead.
+    """
+    session = SHARED.session()
+    yield session
+    try:
+        running = [str(stream.id) for stream in session.streams.active]
+        session.catalog.clearCache()
+        assert not running
+    except BaseException:
+        SHARED.end()
+        raise
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
+    """End the session before a file that does not begin with it, which may start another one."""
+    try:
+        return (yield)
+    finally:
+        same_file = nextitem is not None and nextitem.path == item.path
+        if not same_file and not (nextitem is not None and begins_with_shared_spark(nextitem)):
+            SHARED.end()
 
 
 class StrictKafka(EmbeddedKafka):

@@ -55,6 +55,7 @@ def test_rows_arrive_in_order_once_while_nothing_fails(settings: Settings, topic
     assert_first_appearances_in_order(records, 10_000)
 
 
+@pytest.mark.slow
 def test_kills_repeat_but_lose_and_overtake_nothing(settings: Settings, topic: str, tmp_path: Path) -> None:
     rows = 30_000
     for number in range(3):

@@ -19,9 +19,9 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 
 from outbox_plugin import Settings
 from outbox_plugin.consuming import Received, TopicRange, consume_range, set_position
-from outbox_plugin.consuming.positions import claim, read_position
+from outbox_plugin.consuming.positions import lock_and_advance, read_position
 from outbox_plugin.consuming.topic_state import topic_state
-from outbox_plugin.core.ranges import Planned, plan
+from outbox_plugin.core.topic_ranges import Planned, plan
 from outbox_plugin.errors import HandlerMisuse, LogUnavailable, RangeRefused, ServerRefused, TopicReplaced
 from outbox_plugin.schema.statements import statement
 from tests.consuming import make_effect_table, produce, query
@@ -127,19 +127,19 @@ def test_a_claim_waits_for_the_transaction_that_looks_at_the_position(settings: 
     first, second = (TopicRange(CONSUMER, "orders", "id", {0: begin}, {0: begin + 10}) for begin in (0, 10))
     dsn = settings.dsn.get_secret_value()
 
-    def claimed() -> bool:
+    def advanced() -> bool:
         with psycopg.connect(dsn) as connection:
-            return claim(connection, settings.table, second)
+            return lock_and_advance(connection, settings.table, second)
 
     with psycopg.connect(dsn) as connection:
-        assert claim(connection, settings.table, first)
+        assert lock_and_advance(connection, settings.table, first)
     with ThreadPoolExecutor(1) as runs, psycopg.connect(dsn) as connection:
         lock = statement("position", "lock", settings.table)
         connection.execute(lock, {"consumer": CONSUMER, "backfill": "", "topic": "orders"})
-        other = runs.submit(claimed)
+        other = runs.submit(advanced)
         eventually(lambda: other.done() or query(settings, WAITS), 60)
         assert not other.done()
-        assert claim(connection, settings.table, second)
+        assert lock_and_advance(connection, settings.table, second)
         connection.commit()
         assert not other.result(60)
 

@@ -10,7 +10,7 @@ import pytest
 from psycopg import sql
 
 from outbox_plugin import Harvester, Settings
-from outbox_plugin.core.delivery import Delivery
+from outbox_plugin.core.delivery_options import Delivery
 from outbox_plugin.errors import SchemaMissing
 from outbox_plugin.relay.events import HarvestEvent, TermFinished
 from outbox_plugin.status.reader import read_status

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox_plugin.core.delivery import Delivery
+from outbox_plugin.core.delivery_options import Delivery
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.settings import Settings
 from outbox_plugin.status.reader import read_status

@@ -37,6 +37,7 @@ def materialized(dsn: str, month: int) -> dict[str, Any]:
     return {name: value.value for name, value in materialization.metadata.items()}
 
 
+@pytest.mark.slow
 def test_a_month_replaces_itself_alone_and_a_repeated_run_tells_the_same(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

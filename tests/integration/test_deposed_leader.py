@@ -89,7 +89,7 @@ def test_a_slow_mark_of_a_leader_that_was_replaced_takes_no_mark_from_its_succes
         with marking(old):
             eventually(lambda: waits(settings, "Lock"), 10)
             new.lead(NEW)
-            marked = new.mark(NEW, ReadRequest(100, parked=frozenset({OrderingKey("t", FIRST_KEY)})))
+            marked = new.mark(NEW, ReadRequest(100, excluded_keys=frozenset({OrderingKey("t", FIRST_KEY)})))
             somebody.rollback()
         assert new.delete(NEW, list(column(marked, "id"))) == 2
 

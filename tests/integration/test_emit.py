@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Iterable
+import tracemalloc
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Any
 
 import psycopg
@@ -54,6 +56,43 @@ def driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> D
 
 def run(scenario: Scenario, driver: Driver, settings: Settings) -> None:
     asyncio.run(scenario(driver, settings.dsn.get_secret_value()))
+
+
+def test_a_generator_of_many_events_is_written_as_a_whole_or_not_at_all(settings: Settings, driver: Driver) -> None:
+    outbox, many = Outbox(), 2 * ROWS_AT_A_TIME + 1
+
+    def events(*, broken: bool) -> Iterator[Event]:
+        for number in range(many):
+            yield event(str(number))
+        if broken:
+            raise Undo
+
+    async def scenario(driver: Driver, dsn: str) -> None:
+        async with driver.transaction(dsn) as target:
+            await awaited(outbox.emit(target, event("before")))
+            with pytest.raises(Undo):
+                await awaited(outbox.emit_many(target, events(broken=True)))
+            with pytest.raises(InvalidEvent):
+                await awaited(outbox.emit_many(target, chain(events(broken=False), [event("x" * 1_000_000)])))
+            await awaited(outbox.emit_many(target, events(broken=False)))
+
+    run(scenario, driver, settings)
+    assert values(settings) == ["before", *map(str, range(many))]
+
+
+def test_a_generator_of_many_events_needs_the_memory_of_few(settings: Settings) -> None:
+    def most_bytes(events: int) -> int:
+        with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+            tracemalloc.start()
+            try:
+                Outbox().emit_many(connection, (event(str(number)) for number in range(events)))
+                return tracemalloc.get_traced_memory()[1]
+            finally:
+                tracemalloc.stop()
+                connection.rollback()
+
+    most_bytes(ROWS_AT_A_TIME)
+    assert most_bytes(20 * ROWS_AT_A_TIME) < 2 * most_bytes(2 * ROWS_AT_A_TIME)
 
 
 def test_events_leave_with_the_transaction_and_only_then(settings: Settings, driver: Driver) -> None:

@@ -17,8 +17,8 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from outbox_plugin import Harvester
 from outbox_plugin.adapters.kafka_clients import content
 from outbox_plugin.adapters.kafka_names import KafkaNames
-from outbox_plugin.core.freshness import COPY_OFFSETS
-from outbox_plugin.core.heartbeat import LARGEST_LAYOUT, Heartbeat
+from outbox_plugin.core.copied_heartbeats import COPY_OFFSETS
+from outbox_plugin.core.leader_heartbeat import LARGEST_LAYOUT, LeaderHeartbeat
 from outbox_plugin.core.signing import HEADER, Headers, Signer, Slot
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.settings import Settings
@@ -76,8 +76,8 @@ def records(settings: Settings, topic: str) -> list[Body]:
     raise AssertionError(f"{topic} was not read to its end")
 
 
-def spoken(bodies: Iterable[Body]) -> list[tuple[Body, Heartbeat]]:
-    return [(body, beat) for body in bodies if (beat := Heartbeat.parse(body[1])) is not None]
+def spoken(bodies: Iterable[Body]) -> list[tuple[Body, LeaderHeartbeat]]:
+    return [(body, beat) for body in bodies if (beat := LeaderHeartbeat.parse(body[1])) is not None]
 
 
 def everybody_listens(settings: Settings, count: int) -> None:

@@ -10,14 +10,14 @@ from typing import Any
 
 import psycopg
 import pytest
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, Producer
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from outbox_plugin import Settings
 from outbox_plugin.errors import InvalidSetting
 from outbox_plugin.inbox import Inbox, Received, Retry
 from outbox_plugin.inbox.dead_letters import DeadLetters
-from tests.consuming import effects, make_effect_table, produce, query, record_effects, values_by_key
+from tests.consuming import effects, make_effect_table, produce, query, record_effect, record_effects, values_by_key
 from tests.inbox_worker import end_workers, start_worker
 from tests.integration.test_inbox_faults import letters, numbered
 from tests.support import PATIENCE, eventually
@@ -171,6 +171,35 @@ def test_a_full_inbox_pauses_only_where_handlers_do_not_make_room(
         eventually(lambda: len(effects(ready)) == 7_000, SOON)
     assert pauses
     assert sorted(event for event, _, _ in effects(ready)) == sorted(sent)
+
+
+def test_a_partition_that_is_handled_slowly_leaves_room_for_the_others(
+    ready: Settings, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outbox_plugin.inbox.consumer.MAX_HELD_RECORDS", 200)
+    go_on = threading.Event()
+
+    def handle(connection: psycopg.Connection[Any], event: Received) -> None:
+        if event.key_text == "slow":
+            assert go_on.wait(SOON * PATIENCE)
+        record_effect(connection, event)
+
+    def send(partition: int, key: str, number: int) -> None:
+        producer = Producer({"bootstrap.servers": ready.bootstrap_servers})
+        for each in range(number):
+            producer.produce(topic, str(each), key if key == "slow" else f"{key}{each}", partition=partition)
+        assert producer.flush(30) == 0
+        producer.close()
+
+    send(0, "slow", 1_000)
+    with Inbox(ready, group=group, topics=[topic], handler=handle) as inbox:
+        try:
+            eventually(lambda: inbox._dispatcher._queues.held >= 100, SOON)
+            send(1, "fast", 500)
+            eventually(lambda: len(effects(ready)) == 500, SOON)
+        finally:
+            go_on.set()
+        eventually(lambda: len(effects(ready)) == 1_500, SOON)
 
 
 def test_a_batch_of_nothing_is_refused(ready: Settings, topic: str, group: str) -> None:

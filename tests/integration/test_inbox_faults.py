@@ -17,9 +17,10 @@ from outbox_plugin.inbox import Inbox, Received, Retry
 from outbox_plugin.inbox.dead_letters import DeadLetters
 from outbox_plugin.inbox.handling import Handling
 from outbox_plugin.inbox.retry import MAX_LOSSES
-from outbox_plugin.schema.watched import NoAnswer
+from outbox_plugin.schema.watched_connection import NoAnswer
 from tests.consuming import effects, make_effect_table, produce, query, record_effect
 from tests.harvesting import create_topic
+from tests.scraping import listening
 from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration
@@ -102,6 +103,41 @@ def test_what_an_async_handler_lets_out_too(ready: Settings, topic: str, group: 
     sent = numbered(ready, topic, {3, 30})
     asyncio.run(asyncio.wait_for(live(), SOON * PATIENCE))
     assert letters(ready) == sorted([sent[3], sent[30]])
+
+
+@pytest.mark.parametrize("last_step", ["_check", "_start"], ids=["while it connects", "when it has started"])
+def test_an_inbox_whose_start_is_cancelled_stops(
+    ready: Settings, topic: str, group: str, monkeypatch: pytest.MonkeyPatch, last_step: str
+) -> None:
+    """As by a timeout around `async with`. Its port is closed, too."""
+    stepped, go_on, step = threading.Event(), threading.Event(), getattr(Inbox, last_step)
+
+    def step_slowly(*args: Any) -> None:
+        step(*args)
+        stepped.set()
+        assert go_on.wait(SOON * PATIENCE)
+
+    async def handle(connection: psycopg.AsyncConnection[Any], event: Received) -> None:
+        pass
+
+    async def live() -> None:
+        entering = asyncio.create_task(inbox.__aenter__())
+        assert await asyncio.to_thread(stepped.wait, SOON * PATIENCE)
+        entering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await entering
+        go_on.set()
+        await asyncio.get_running_loop().shutdown_default_executor()  # What runs in its threads ends.
+        assert not inbox.alive
+        assert inbox._observed is None
+
+    monkeypatch.setattr(Inbox, last_step, step_slowly)
+    inbox = Inbox(listening(ready), group=group, topics=[topic], handler=handle)
+    try:
+        asyncio.run(live())
+    finally:
+        go_on.set()
+        inbox.stop()
 
 
 def test_an_inbox_whose_worker_ends_says_so_and_ends(
@@ -300,8 +336,9 @@ def test_an_inbox_that_stops_leaves_its_partitions_to_others_though_a_handler_go
     assert sorted(event for event, _, _ in effects(ready)) == sorted(sent)
 
 
+@pytest.mark.parametrize(("size", "headers"), [(500_000, 0), (0, 3_300)], ids=["large values", "many headers"])
 def test_large_records_are_held_up_to_a_bound_of_bytes(
-    ready: Settings, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
+    ready: Settings, topic: str, group: str, monkeypatch: pytest.MonkeyPatch, size: int, headers: int
 ) -> None:
     monkeypatch.setattr("outbox_plugin.inbox.consumer.MAX_HELD_BYTES", 10_000_000)
     go_on = threading.Event()
@@ -312,7 +349,7 @@ def test_large_records_are_held_up_to_a_bound_of_bytes(
 
     producer = Producer({"bootstrap.servers": ready.bootstrap_servers})
     for number in range(200):
-        producer.produce(topic, b"x" * 500_000, f"k{number}")
+        producer.produce(topic, b"x" * size, f"k{number}", headers=[("a", b"b")] * headers)
         producer.flush(30)
     producer.close()
     with Inbox(ready, group=group, topics=[topic], handler=handle) as inbox:

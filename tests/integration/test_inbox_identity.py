@@ -207,18 +207,22 @@ def test_a_record_waits_until_kafka_says_the_id_of_its_topic(
         silent[0] = False
         eventually(lambda: values(ready) == ["one", "two"], SOON)
     topic_id = topic_state(ready, topic).topic_id
-    assert {event.rsplit("/", 2)[0] for event, _, _ in effects(ready)} == {topic_id}
+    assert {event.rsplit("/", 3)[0] for event, _, _ in effects(ready)} == {topic_id}
 
 
-def test_what_the_version_before_knew_by_its_place_is_left_out(ready: Settings, topic: str, group: str) -> None:
-    """Unless that was the place of another event, of a topic that was deleted meanwhile."""
+@pytest.mark.parametrize("by_id", [False, True], ids=["by the topic's name", "by the topic's id"])
+def test_what_a_version_before_knew_by_its_place_is_left_out(
+    ready: Settings, topic: str, group: str, by_id: bool
+) -> None:
+    """Unless that was the place of another event: the topic was deleted meanwhile, or the partition was cut."""
+    named_by = topic_state(ready, topic).topic_id if by_id else topic
     for partition in range(3):
         for offset, minutes in enumerate((1, -1)):
             query(
                 ready,
                 "INSERT INTO outbox_inbox (consumer_group, idempotency_key, sources, handled_at) "
                 "VALUES (%s, %s, %s, now() + make_interval(mins => %s))",
-                *(group, f"{topic}/{partition}/{offset}", [topic], minutes),
+                *(group, f"{named_by}/{partition}/{offset}", [topic], minutes),
             )
     send(ready, topic, ["known", "new"])
     with Inbox(ready, group=group, topics=[topic], handler=record_effect):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Iterable
 
 import psycopg
 import pytest
@@ -11,12 +13,14 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import AdminClient
 
 from outbox_plugin import Settings
+from outbox_plugin.adapters.topic_ids import Answer, TopicIds
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import SchemaMissing
 from outbox_plugin.inbox import Inbox
 from outbox_plugin.inbox.key_queues import PartitionPosition
 from outbox_plugin.inbox.positions import Positions
 from tests.consuming import effects, make_effect_table, produce, query, record_effect
+from tests.harvesting import create_topic
 from tests.integration.test_inbox_identity import make_anew, send, values
 from tests.support import PATIENCE, eventually
 
@@ -151,6 +155,29 @@ def test_an_inbox_waits_for_its_positions_and_stops_all_the_same(ready: Settings
         began = time.monotonic()
         inbox.stop()
         assert time.monotonic() - began < 10 * PATIENCE
+
+
+def test_a_topic_that_does_not_answer_holds_up_no_other(
+    ready: Settings, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent, answers, look_up = f"{topic}-silent", threading.Event(), TopicIds.look_up
+    create_topic(ready, silent)
+
+    def without_silent(topic_ids: TopicIds, topics: Iterable[str]) -> Answer:
+        answer = look_up(topic_ids, topics)
+        return answer if answers.is_set() else Answer(answer.recreated, answer.known - {silent})
+
+    monkeypatch.setattr(TopicIds, "look_up", without_silent)
+    sent = produce(ready, topic, events(40)) + produce(ready, silent, events(20, "2"))
+    with Inbox(ready, group=group, topics=[topic, silent], handler=record_effect):
+        eventually(lambda: len(effects(ready)) == 40, SOON)
+        sent += produce(ready, topic, events(5, "3"))
+        eventually(lambda: len(effects(ready)) == 45, SOON)
+        answers.set()
+        eventually(lambda: len(effects(ready)) == 65, SOON)
+        sent += produce(ready, silent, events(5, "4"))
+        eventually(lambda: len(effects(ready)) == 70, SOON)
+    assert sorted(event for event, _, _ in effects(ready)) == sorted(sent)
 
 
 def test_an_inbox_says_at_start_that_its_table_of_positions_is_missing(ready: Settings, topic: str, group: str) -> None:

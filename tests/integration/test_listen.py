@@ -8,13 +8,10 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
 from functools import partial
-from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 from psycopg.conninfo import conninfo_to_dict
 
 from outbox_plugin import Harvester, Settings
@@ -23,60 +20,14 @@ from outbox_plugin.embedded.kafka import EmbeddedKafka
 from outbox_plugin.embedded.ports import free_port
 from outbox_plugin.operate import pause, resume
 from tests.harvesting import HarvesterProcess, drained, environment, harvesters, insert, insert_numbered, run_outbox
-from tests.support import PATIENCE, eventually
+from tests.scraping import HOST, get, listening, metrics, not_ready, ready, shown
+from tests.support import eventually
 
 pytestmark = pytest.mark.integration
-
-HOST = "127.0.0.1"
-
-
-def listening(settings: Settings) -> Settings:
-    """The settings, with a port of its own."""
-    return settings.model_copy(update={"listen": str(free_port())})
-
-
-def get(settings: Settings, path: str) -> tuple[int, str]:
-    """The answer; 0 where there is none."""
-    with (
-        suppress(OSError, HTTPException),
-        closing(HTTPConnection(HOST, int(settings.listen or 0), timeout=30 * PATIENCE)) as connection,
-    ):
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode()
-    return 0, ""
-
-
-def ready(settings: Settings) -> str:
-    """The line of the only shard, where the harvester is ready."""
-    status, said = get(settings, "/readyz")
-    return said if status == 200 else ""
-
-
-def not_ready(settings: Settings) -> str:
-    """The same where it is not."""
-    status, said = get(settings, "/readyz")
-    return said if status == 503 else ""
 
 
 def hears_no_leader(settings: Settings) -> bool:
     return "no leader has been heard" in not_ready(settings)
-
-
-def metrics(settings: Settings) -> dict[tuple[str, ...], float]:
-    """Values by the sample's name and what its labels say beside the group."""
-    found = {}
-    for family in text_string_to_metric_families(get(settings, "/metrics")[1]):
-        for sample in family.samples:
-            labels = [value for name, value in sample.labels.items() if name != "group"]
-            if sample.labels["group"] == settings.group:
-                found[(sample.name, *labels)] = sample.value
-    return found
-
-
-def shown(settings: Settings, *names: str) -> float | None:
-    """One value; None where it is not shown."""
-    return metrics(settings).get(names)
 
 
 def new_threads(before: set[threading.Thread]) -> set[threading.Thread]:

@@ -20,15 +20,15 @@ from outbox_plugin.access.roles import Role
 from outbox_plugin.consuming import consume_range, set_position
 from outbox_plugin.consuming.positions import read_position
 from outbox_plugin.consuming.topic_state import topic_state
-from outbox_plugin.core.ranges import plan
+from outbox_plugin.core.topic_ranges import plan
 from outbox_plugin.errors import ServerRefused
 from outbox_plugin.inbox import Inbox, Received, Retry
 from outbox_plugin.inbox.cleaning import Keep, clean
 from outbox_plugin.inbox.dead_letters import DeadLetters
-from outbox_plugin.observe import table
+from outbox_plugin.observe import table_poller
 from outbox_plugin.schema.connection import connect
 from outbox_plugin.schema.migrate import migrate
-from outbox_plugin.schema.place import in_full
+from outbox_plugin.schema.table_name import in_full
 from outbox_plugin.spark import OutboxWrite
 from outbox_plugin.status.reader import read_status
 from outbox_plugin.verification.emitted_counts import emitted_counts
@@ -197,11 +197,11 @@ def test_a_harvester_may_change_the_number_of_shards_and_adopt(grant: Grant, set
 def test_who_watches_sees_what_the_metrics_show(
     grant: Grant, settings: Settings, topic: str, role: Role, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table, "STATEMENT_MILLISECONDS", 60_000)  # A busy machine may take its time.
+    monkeypatch.setattr(table_poller, "STATEMENT_MILLISECONDS", 60_000)  # A busy machine may take its time.
     watcher = grant(role)
     insert(settings, topic, [("key", "value")])
     with closing(connect(watcher)) as connection:
-        found = table.look(connection, watcher.table, in_full(connection, watcher.table))
+        found = table_poller.read_table(connection, watcher.table, in_full(connection, watcher.table))
     assert found.waiting is not None
     assert (found.waiting[0].rows, found.parked_keys, found.dead_letters) == (1, 0, 0)
 

@@ -21,7 +21,7 @@ from outbox_plugin.access.acls import kafka_acls
 from outbox_plugin.access.roles import Role
 from outbox_plugin.consuming import consume_range
 from outbox_plugin.consuming.topic_state import topic_state
-from outbox_plugin.core.ranges import plan
+from outbox_plugin.core.topic_ranges import plan
 from outbox_plugin.errors import UserError
 from outbox_plugin.inbox import Inbox, Received
 from outbox_plugin.schema.connection import connect, connect_async
@@ -189,7 +189,7 @@ def test_topics_and_groups_must_be_named(settings: Settings) -> None:
 @pytest.fixture
 def front(settings: Settings, secured: SecuredKafka) -> Iterator[TlsFront]:
     port = int(conninfo_to_dict(settings.dsn.get_secret_value())["port"] or 0)
-    with TlsFront(port, secured.authority.issue("localhost", of_server=True)) as front:
+    with TlsFront(port, secured.authority.issue("localhost", of_server=True)).running() as front:
         yield front
 
 
@@ -254,7 +254,7 @@ def test_a_postgres_with_the_certificate_of_another_server_is_refused(
     encrypted: Settings, settings: Settings, secured: SecuredKafka
 ) -> None:
     port = int(conninfo_to_dict(settings.dsn.get_secret_value())["port"] or 0)
-    with TlsFront(port, secured.authority.issue("elsewhere.example")) as impostor:
+    with TlsFront(port, secured.authority.issue("elsewhere.example")).running() as impostor:
         ends_in_one_line(by_tls(encrypted, impostor, secured.authority.certificate), "elsewhere.example")
 
 

@@ -15,7 +15,7 @@ from outbox_plugin import Settings, operate
 from outbox_plugin.errors import InvalidEvent, InvalidSetting
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.spark import OutboxWrite
-from outbox_plugin.spark.business import BusinessTableMissing
+from outbox_plugin.spark.business_table import BusinessTableMissing
 from outbox_plugin.spark.columns import BusinessColumnWrong
 from outbox_plugin.spark.options import OptionWrong
 from outbox_plugin.spark.publish import InvalidRow, RowsDropped

@@ -18,10 +18,10 @@ from pyspark.sql import functions as f
 
 from outbox_plugin import Settings
 from outbox_plugin.consuming import TopicRange, set_position
-from outbox_plugin.consuming.positions import RangeMoved, claim, read_position
-from outbox_plugin.consuming.spark import Write, claimed, consume_range_with_spark, foreach_batch
+from outbox_plugin.consuming.positions import RangeMoved, lock_and_advance, read_position
+from outbox_plugin.consuming.spark import Write, consume_range_with_spark, foreach_batch, position_condition
 from outbox_plugin.consuming.topic_state import topic_state
-from outbox_plugin.core.ranges import plan
+from outbox_plugin.core.topic_ranges import plan
 from outbox_plugin.errors import TopicReplaced
 from outbox_plugin.spark import OutboxWrite
 from outbox_plugin.spark.kafka_source import add_packages
@@ -181,12 +181,12 @@ def test_a_write_with_a_job_id_is_refused(spark: SparkSession, shop: Settings, t
 def test_a_batch_of_two_topics_of_which_one_was_consumed_meanwhile_moves_neither(shop: Settings, topic: str) -> None:
     first, second = (TopicRange(CONSUMER, each, "id", {0: 0}, {0: 10}) for each in (topic, "other"))
     with psycopg.connect(shop.dsn.get_secret_value()) as connection:
-        assert claim(connection, shop.table, second)
+        assert lock_and_advance(connection, shop.table, second)
     with (
         pytest.raises(RangeMoved, match="a part of the batch"),
         psycopg.connect(shop.dsn.get_secret_value()) as connection,
     ):
-        claimed(shop, [(first, 0), (second, 0)])(connection)
+        position_condition(shop, [(first, 0), (second, 0)])(connection)
     assert read_position(shop, CONSUMER, topic) is None
 
 

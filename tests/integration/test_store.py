@@ -18,8 +18,9 @@ from psycopg import sql
 from outbox_plugin import Settings
 from outbox_plugin.adapters.postgres_marked_store import PostgresMarkedStore
 from outbox_plugin.adapters.postgres_window_store import PostgresWindowStore
-from outbox_plugin.core.ids import IdRanges
-from outbox_plugin.core.low_watermark import IdRange
+from outbox_plugin.core.id_ranges import IdRanges
+from outbox_plugin.core.id_watermark import IdRange
+from outbox_plugin.core.key_summary import HASH_BYTES
 from outbox_plugin.core.ordering_keys import OrderingKey
 from outbox_plugin.core.ports import ReadRequest
 from outbox_plugin.core.progress import Publication
@@ -500,6 +501,7 @@ def test_nothing_is_read_from_a_table_that_was_truncated(store: PostgresWindowSt
     [
         ("read_window", "of_this_outbox", 0),
         ("read_window", "of_this_outbox", 99_000),
+        ("read_window", "above_open_writers", 0),
         ("purge", "visible_to_the_read", 0),
         ("purge", "created_as_published", 0),
     ],
@@ -523,6 +525,8 @@ def test_the_primary_key_is_walked_even_when_the_planner_believes_the_table_to_b
             "ids": "{[60000,65000)}",
             "layout": 1,
             "above": above,
+            "open_up_to": 99_000,
+            "open_writers": [2**40],
             "large": 2_000,
             "horizon": 2**31,
             "created_until": None,
@@ -539,6 +543,9 @@ def test_the_primary_key_is_walked_even_when_the_planner_believes_the_table_to_b
     assert "outbox_pkey" in plan
     assert "Seq Scan on outbox " not in plan
     assert "Sort" not in plan
+    if condition == "above_open_writers":
+        [searched_by] = [line for line in plan.splitlines() if "Index Cond" in line]
+        assert searched_by.count("id >") == 2  # Not a filter, which would walk what is passed over.
 
 
 FILLFACTOR = "SELECT reloptions FROM pg_class WHERE oid = 'outbox'::regclass"
@@ -613,6 +620,80 @@ def test_ids_are_bounded_by_the_sequence_that_they_are_drawn_from(
             connection.execute("INSERT INTO outbox (kafka_topic, kafka_key) VALUES ('t', 'k')")
             drawn = store.control().sequence
     assert (drawn.last_id, len(drawn.writers)) == (last_id, 1 if last_id else 0)
+
+
+def test_a_writer_with_savepoints_is_known_by_the_id_of_its_whole_transaction(settings: Settings) -> None:
+    """That of a savepoint would seem to have ended, and no read could pass over its rows."""
+    dsn = settings.dsn.get_secret_value()
+    with psycopg.connect(dsn) as writer, closing(PostgresWindowStore(settings, 0, LAYOUT)) as store:
+        [whole] = writer.execute("SELECT pg_current_xact_id()::text::bigint").fetchone() or ()
+        with writer.transaction():
+            writer.execute("INSERT INTO outbox (kafka_topic, kafka_key) VALUES ('t', 'k')")
+        assert list(store.control().sequence.transaction_ids.values()) == [whole]
+
+
+def test_keys_are_not_taken_for_all_keys_when_the_table_is_another_one(settings: Settings) -> None:
+    insert_numbered(settings, "t", 1, 10)
+    with (
+        psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection,
+        closing(PostgresWindowStore(settings, 0, LAYOUT)) as store,
+    ):
+        assert b"".join(store.key_hashes_up_to(1_000_000))
+        connection.execute("ALTER TABLE outbox RENAME TO away")
+        connection.execute("CREATE TABLE outbox (LIKE away INCLUDING ALL)")
+        with pytest.raises(StoreUnavailable, match="no longer"):
+            list(store.key_hashes_up_to(1_000_000))
+
+
+@pytest.mark.parametrize("key_type", ["char(10)", "varchar(10)", "text"])
+def test_a_key_has_one_hash_whatever_the_columns_type_adds_to_it(settings: Settings, key_type: str) -> None:
+    with (
+        psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection,
+        closing(PostgresWindowStore(settings, 0, LAYOUT)) as store,
+    ):
+        connection.execute(f"ALTER TABLE outbox ALTER kafka_key TYPE {key_type}")
+        connection.execute("INSERT INTO outbox (kafka_topic, kafka_key) VALUES ('t', 'a'), ('t', 'a b'), ('t', '')")
+        hashes = store.key_hashes(store.read(ReadRequest(1_000)))
+        assert b"".join(store.key_hashes_up_to(1_000)) == b"".join(each.to_bytes(HASH_BYTES, "big") for each in hashes)
+        assert len(set(hashes)) == len(hashes) > 2
+
+
+def test_a_statement_that_reads_keys_can_be_ended(settings: Settings) -> None:
+    """However long it would take: the end of a term waits for it."""
+    with (
+        psycopg.connect(settings.dsn.get_secret_value()) as connection,
+        closing(PostgresWindowStore(settings, 0, LAYOUT)) as store,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        store.cancel_key_hashes()  # None reads yet.
+        connection.execute("LOCK TABLE outbox IN ACCESS EXCLUSIVE MODE")
+        reading = pool.submit(lambda: list(store.key_hashes_up_to(10)))
+        waits = "SELECT count(*) FROM pg_locks WHERE relation = 'outbox'::regclass AND NOT granted"
+        eventually(lambda: connection.execute(waits).fetchone() == (1,), 30)
+        store.cancel_key_hashes()
+        with pytest.raises(StoreUnavailable, match="cancel"):
+            reading.result(30)
+
+
+def test_the_end_of_a_batch_is_found_among_rows_that_are_committed_one_by_one(settings: Settings) -> None:
+    with (
+        psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection,
+        closing(PostgresWindowStore(settings, 0, LAYOUT)) as store,
+    ):
+
+        def written(rows: int) -> int:
+            """The last id of a transaction's rows."""
+            insert = (
+                "INSERT INTO outbox (kafka_topic, kafka_key) SELECT 't', 'k' FROM generate_series(1, %s) RETURNING id"
+            )
+            return max(int(id_) for (id_,) in connection.execute(insert, (rows,)))
+
+        early = [written(1) for _ in range(20)]
+        assert store.end_of_batch(early[-1]) is None
+        batch = written(500)
+        late = [written(1) for _ in range(20)]
+        assert store.end_of_batch(late[-1]) == batch
+        assert store.end_of_batch(batch - 200) == batch - 200
 
 
 def test_a_table_in_which_two_rows_can_have_one_id_is_refused(settings: Settings) -> None:

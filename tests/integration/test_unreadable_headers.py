@@ -56,7 +56,7 @@ def test_an_inbox_lays_such_a_record_among_the_dead_letters_and_goes_on(
     settings: Settings, topic: str, group: str, batch_size: int | None
 ) -> None:
     handler: Any = record_effects if batch_size else record_effect
-    place = f"{topic_state(settings, topic).topic_id}/0/1"
+    place = f"{topic_state(settings, topic).topic_id}/0/1/0"  # Topic id, partition, offset, leader epoch.
     with Inbox(settings, group=group, topics=[topic], handler=handler, batch_size=batch_size) as inbox:
         eventually(lambda: len(effects(settings)) == 2, SOON)
         eventually(lambda: DeadLetters(settings).list(), SOON)

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from outbox_plugin.core import repeats
-from outbox_plugin.core.heartbeat import Heartbeat
+from outbox_plugin.core import repeated_requests
 from outbox_plugin.core.heartbeat_codec import HeartbeatCodec, LeaderRecord
 from outbox_plugin.core.last_progress import LastProgress, LogRecord, Numbering, Reader
+from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat
 from outbox_plugin.core.ports import SendResult
 from outbox_plugin.core.progress import ProgressRecord
 from outbox_plugin.core.row import OutboxRow
@@ -307,7 +307,7 @@ class SimulatedLog:
             lambda: broker.end(id_, epoch, commit=True),
             unanswered=OutcomeUnknown,
         )
-        self._in_doubt = repeats.may_have_been_repeated(self._process.now() - began)
+        self._in_doubt = repeated_requests.may_have_been_repeated(self._process.now() - began)
         self._numbering.committed()
         return True
 
@@ -418,6 +418,7 @@ class Group:
         self.members: list[Member] = []
         self.listeners: list[SimulatedMembership] = []
         self.heartbeats: dict[int, list[LeaderRecord]] = defaultdict(list)  # By partition.
+        self._decoded: dict[tuple[int, int], LeaderHeartbeat | None] = {}  # By partition and offset.
         self._wanted = False
 
     def join(self, member: Member) -> None:
@@ -488,6 +489,13 @@ class Group:
         for listener in self.listeners:
             listener.fetched(record)
 
+    def decode(self, record: LeaderRecord, codec: HeartbeatCodec) -> LeaderHeartbeat | None:
+        """The heartbeat in a record, which is the same for every member: one verifies the signature for all."""
+        position = record.shard, record.offset
+        if position not in self._decoded:
+            self._decoded[position] = codec.decode(record)
+        return self._decoded[position]
+
 
 class SimulatedMembership:
     """`Membership` of a harvester in the group."""
@@ -538,17 +546,17 @@ class SimulatedMembership:
             self._on_the_way.clear()
             self._changed.notify_all()
 
-    def heard(self, wait_seconds: float) -> Iterable[Heartbeat]:
+    def receive(self, wait_seconds: float) -> Iterable[LeaderHeartbeat]:
         with self._lock:
             if self._on_the_way and self._server.reaches(self._process):
                 self._arrived += self._on_the_way
                 self._on_the_way.clear()
             self._changed.wait_for(lambda: self._arrived, wait_seconds)
             arrived, self._arrived = self._arrived, []
-        decoded = [(record, self._codec.decode(record)) for record in arrived]
+        decoded = [(record, self._group.decode(record, self._codec)) for record in arrived]
         return [beat for record, beat in decoded if self._codec.is_new(record, beat) and beat is not None]
 
-    def stranger(self) -> None:
+    def take_unsigned_heartbeat(self) -> None:
         """No other outbox has our group."""
 
     def check_topic(self) -> None:
@@ -557,11 +565,11 @@ class SimulatedMembership:
     def check_progress_topic(self) -> None:
         """Nobody makes it anew."""
 
-    def send(self, heartbeat: Heartbeat) -> None:
+    def send(self, heartbeat: LeaderHeartbeat) -> None:
         if self._process.alive:
             self._send(heartbeat, self._scheduler.now + PATIENCE)
 
-    def _send(self, heartbeat: Heartbeat, deadline: float) -> None:
+    def _send(self, heartbeat: LeaderHeartbeat, deadline: float) -> None:
         scheduler = self._scheduler
         if self._server.reaches(self._process):
             record = self._codec.encode(heartbeat)

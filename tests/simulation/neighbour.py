@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from outbox_plugin.core.heartbeat import LARGEST_LAYOUT, Heartbeat, Phase
+from outbox_plugin.core.leader_heartbeat import LARGEST_LAYOUT, LeaderHeartbeat, Phase
 from outbox_plugin.core.progress import ProgressRecord, Publication
 from tests.simulation.kafka import Broker, ProgressEntry
 from tests.simulation.postgres import Database, Store
@@ -21,7 +21,7 @@ def write_to_control_topics(rng: random.Random, broker: Broker, database: Databa
     for group in broker.groups:
         for shard, records in list(group.heartbeats.items()):
             record = rng.choice(records[-100:])
-            heartbeat = Heartbeat.parse(record.value)
+            heartbeat = LeaderHeartbeat.parse(record.value)
             if kind == "forges" and heartbeat is not None:
                 phase: Phase = rng.choice(("leader", "resigned"))
                 layout = rng.choice((heartbeat.layout, LARGEST_LAYOUT))

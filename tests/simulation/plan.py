@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import Literal
 
-from outbox_plugin.core.delivery import BadRows, Delivery
+from outbox_plugin.core.delivery_options import BadRows, Delivery
 from tests.simulation.wire import MISHAPS
 
 CreateTimes = Literal["now", "by the second", "the same"]  # What applications write into that column.
@@ -28,6 +28,7 @@ RESTORE_WITH_CLOCK = "restore a backup, and its clock"
 LOCK = "the table is locked"
 HOSTILE = "somebody writes to the control topics"
 FAIL_OVER, FAIL_OVER_ASYNC = "fail-over to a synchronous standby", "fail-over to an asynchronous standby"
+BATCH = "a batch of many rows"
 OTHER_DELIVERY, OTHER_GROUP = "the other delivery adopts the outbox", "another group adopts the outbox"
 EVERYTHING = (
     KILL,
@@ -61,6 +62,7 @@ EVERYTHING = (
     HOSTILE,
     OTHER_DELIVERY,
     OTHER_GROUP,
+    BATCH,
 )
 # After them an id may be given again: only when it was created tells a row from an earlier one.
 GIVES_IDS_AGAIN = (RESTORE, RESTORE_WITH_CLOCK, SET_BACK, FAIL_OVER_ASYNC)
@@ -96,6 +98,9 @@ THEMES = (
     (NO_LEADER, NO_LEADER, KILL, PAUSE),
     (FAIL_OVER, FAIL_OVER_ASYNC, LOCK, KILL),
     (OTHER_DELIVERY, OTHER_GROUP, PAUSE, PAUSE),
+    (BATCH, BATCH, BATCH, KILL),
+    (BATCH, BATCH, BAD_EVENT, BAD_TOPIC),
+    (BATCH, BATCH, SET_BACK, OWN_ID, HALT),
 )
 
 
@@ -124,6 +129,7 @@ class Plan:
     mishaps: tuple[str, ...] = MISHAPS
     aims: tuple[str, ...] = ()
     latency: float = 0.002
+    kafka_latency: float | None = None  # Where it is another one.
     longest_pause: float = 10.0
     bad_rows: BadRows = "park"
     wakes: bool = False

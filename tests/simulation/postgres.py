@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import islice
 from typing import NamedTuple, TypeVar
 
-from outbox_plugin.core.delivery import Delivery
-from outbox_plugin.core.low_watermark import IdRange, SequenceState
+from outbox_plugin.core.delivery_options import Delivery
+from outbox_plugin.core.id_watermark import BEGINNING, IdRange, SequenceState
+from outbox_plugin.core.key_summary import HASH_BITS, HASH_BYTES
 from outbox_plugin.core.ordering_keys import BadRow, OrderingKey, OrderingKeys
 from outbox_plugin.core.ports import Control, ReadRequest
 from outbox_plugin.core.progress import OutboxIdentity, Publication
@@ -26,7 +28,9 @@ Answer = TypeVar("Answer")
 PLACE = "outbox in database simulated"
 STATEMENT_SECONDS = 2.0
 _LOCKS = ("reads", "purges", "recovers", "marks", "deletes", "resets", "parks", "dead_letters")
+KEYS_PER_PART = 2
 HIDDEN_ROW_SECONDS = 0.005  # As if each row stood for thousands.
+_SPREAD = 0x9E3779B97F4A7C15  # Odd: a product with it has the number's bits in its upper half too.
 
 
 @cache
@@ -372,9 +376,12 @@ class Database:
         return len(rows)
 
 
-def is_in(id_: int, ids: IdRange) -> bool:
+def is_in(id_: int, ids: IdRange, open_transactions: Iterable[Transaction]) -> bool:
     """Whether a read of the span may return the row."""
-    return id_ > ids.above and (ids.up_to is None or id_ <= ids.up_to)
+    above, writers = ids.above, ids.open_writers
+    if writers is not None and {each.number for each in open_transactions}.issuperset(writers.transaction_ids):
+        above = writers.up_to
+    return id_ > above and (ids.up_to is None or id_ <= ids.up_to)
 
 
 def age(xid: int, next_xid: int) -> int:
@@ -522,28 +529,65 @@ class Store:
 
         paused, parked, last_id = self.call("asks for orders", orders)
         writers = self.call(
-            "asks for writers", lambda: frozenset(str(each.number) for each in database.open if each.locks)
+            "asks for writers", lambda: {str(each.number): each.number for each in database.open if each.locks}
         )
-        return Control(paused, parked, SequenceState(last_id, writers))
+        return Control(paused, parked, SequenceState(last_id, frozenset(writers), writers))
 
-    def read(self, wanted: ReadRequest) -> Sequence[OutboxRow]:
+    def read(self, request: ReadRequest) -> Sequence[OutboxRow]:
         def effect() -> list[OutboxRow]:
             if not self._is_ours():
                 return []
             horizon = self.database.next_xid
             found = []
-            for row in self._slice_of(wanted.parked):
-                if is_in(row.id, wanted.ids) and row.id not in wanted.in_flight:
+            for row in self._slice_of(request.excluded_keys):
+                if is_in(row.id, request.ids, self.database.open) and row.id not in request.in_flight:
                     found.append(self.as_read(row, horizon))
-                    if len(found) == wanted.limit:
+                    if len(found) == request.limit:
                         break
             if found:
                 self.database.say(self.process.name, "is given", *(each.id for each in found))
             return found
 
-        found = self.call("reads", effect)
-        self._pass_over_hidden_rows()
-        return self.with_large_values(found) if any(map(self._is_large, found)) else found
+        while True:
+            found = self.call("reads", effect)
+            self._pass_over_hidden_rows()
+            if not any(map(self._is_large, found)):
+                return found
+            if whole := self.with_large_values(found):
+                return whole  # Else all of them have vanished, and what is behind them was not read yet.
+
+    def key_hashes(self, rows: Sequence[OutboxRow]) -> Sequence[int]:
+        return self.call("hashes keys", lambda: [self._key_hash(row) for row in rows])
+
+    def end_of_batch(self, up_to: int) -> int | None:
+        def effect() -> int | None:
+            latest = sorted((row.id, row.xid) for row in self.database.rows.values() if row.id <= up_to)[-8:]
+            writers = [xid for _, xid in latest]
+            return max((id_ for id_, xid in latest if writers.count(xid) > 2), default=None)
+
+        return self.call("looks for a batch's end", effect)
+
+    def key_hashes_up_to(self, bound: int) -> Generator[bytes]:
+        """In parts of a few rows each, as rows are deleted and inserted while keys are summarised."""
+        above: int | None = BEGINNING
+
+        def effect() -> tuple[int | None, list[OutboxRow]]:
+            if not self._is_ours() or above is None:
+                return None, []
+            following = (self.as_read(row, 0) for row in self._slice_of(frozenset()) if above < row.id <= bound)
+            found = list(islice(following, KEYS_PER_PART))
+            return (found[-1].id if found else None), found
+
+        while above is not None:
+            above, rows = self.call("reads keys", effect)
+            yield b"".join(self._key_hash(row).to_bytes(HASH_BYTES, "big") for row in rows)
+
+    def cancel_key_hashes(self) -> None:
+        """Each part takes little time."""
+
+    @staticmethod
+    def _key_hash(row: OutboxRow) -> int:
+        return (hash_of(f"{row.topic} {row.key}") * _SPREAD) % (1 << HASH_BITS)
 
     def _is_large(self, row: OutboxRow) -> bool:
         return self.database.by_name[str(row.value)].large
@@ -618,7 +662,7 @@ class Store:
 
         return self.call("asks whether the layout is settled", effect)
 
-    def settled(self) -> None:
+    def mark_settled(self) -> None:
         def effect() -> None:
             if self.database.layout.number == self._layout.number:
                 self.database.layout = replace(self.database.layout, unsettled=())
@@ -639,7 +683,7 @@ class Store:
 
         return self.call("numbers the term", effect)
 
-    def recorded(self, term: int) -> None:
+    def mark_recorded(self, term: int) -> None:
         def effect() -> None:
             recorded = self.database.terms.recorded
             if not self._is_ours() or recorded.get(self._slice.name, 0) >= term:
@@ -649,7 +693,7 @@ class Store:
 
         self.call("remembers its record", effect)
 
-    def nothing_in_flight(self, term: int) -> None:
+    def mark_nothing_in_flight(self, term: int) -> None:
         def effect() -> None:
             if self.database.terms.recorded.get(self._slice.name) == term:
                 self._forget(self._slice.name)
@@ -717,12 +761,13 @@ class Store:
         self.call(f"dead_letters {[each.row.id for each in bad]}", effect)
         return ()
 
-    def mark(self, leader_id: str, wanted: ReadRequest) -> Sequence[OutboxRow]:
+    def mark(self, leader_id: str, request: ReadRequest) -> Sequence[OutboxRow]:
         def effect() -> list[OutboxRow]:
             if not self._is_ours() or not self._leads():
                 return []
-            behind = [row for row in self._slice_of(wanted.parked) if is_in(row.id, wanted.ids)]
-            found = [row for row in behind if row.leader_id != leader_id][: wanted.limit]
+            rows, transactions = self._slice_of(request.excluded_keys), self.database.open
+            behind = [row for row in rows if is_in(row.id, request.ids, transactions)]
+            found = [row for row in behind if row.leader_id != leader_id][: request.limit]
             for row in found:
                 self._set_mark(row, leader_id)
             return [self.as_read(row, 0) for row in found]

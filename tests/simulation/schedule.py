@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from unittest import mock
 
-from outbox_plugin.core import batch_size, low_watermark, poll_schedule, window
-from outbox_plugin.relay import at_least_once, exactly_once, supervisor
+from outbox_plugin.core import backlog, batch_size, id_watermark, poll_schedule, progress, window
+from outbox_plugin.relay import at_least_once, exactly_once, supervisor, window_source
 from tests.simulation.plan import Plan
 from tests.simulation.promises import broken, slowest
 from tests.simulation.scheduler import Stuck
@@ -33,7 +33,15 @@ def in_miniature() -> Iterator[None]:
     """Windows of few rows, so that few rows make many windows; and few idle turns, which prove nothing."""
     with (
         mock.patch.object(batch_size, "ROWS_PER_WINDOW", 3),
-        mock.patch.object(low_watermark, "SWEEP_IDS", 5),
+        mock.patch.object(id_watermark, "SWEEP_IDS", 5),
+        mock.patch.object(id_watermark, "BULK_IDS", 20),
+        mock.patch.object(progress, "WIDE_GAP", 6),
+        mock.patch.object(backlog, "MIN_BACKLOG_IDS", 20),
+        mock.patch.object(backlog, "SEARCH_SECONDS", 0.1),
+        mock.patch.object(backlog, "PAUSE_SECONDS", 0.03),
+        mock.patch.object(backlog, "SUMMARY_REST", 1.0),
+        mock.patch.object(backlog, "SUMMARY_REST_SECONDS", 0.2),
+        mock.patch.object(window_source, "ROWS_BESIDE_LIVE", 2),
         mock.patch.object(window, "UNPURGED_WINDOWS", 4),
         mock.patch.object(exactly_once, "PURGE_ROWS", 7),
         mock.patch.object(at_least_once, "PURGE_ROWS", 5),

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from outbox_plugin.core.delivery import Delivery
+from outbox_plugin.core.delivery_options import Delivery
 from tests.simulation.plan import KILL, STOP, Fault, Plan
 from tests.simulation.schedule import run
 

@@ -8,19 +8,24 @@ from typing import NamedTuple
 
 import pytest
 
+from outbox_plugin.core.id_watermark import IdRange, IdWatermark
+from outbox_plugin.core.key_summary import HASH_BYTES, KeySummary
 from outbox_plugin.core.last_progress import LastProgress, LogRecord, Reader
 from outbox_plugin.core.progress import ProgressRecord, Publication
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Slice
 from outbox_plugin.core.signing import Signer
 from outbox_plugin.core.window import Window
+from outbox_plugin.core.window_queue import QueuedWindow, WindowQueue
 from outbox_plugin.relay import at_least_once, exactly_once
 from outbox_plugin.relay.at_least_once import AtLeastOnce
 from outbox_plugin.relay.exactly_once import ExactlyOnce
+from tests.simulation import postgres
 from tests.simulation.conftest import SCHEDULES
 from tests.simulation.kafka import SimulatedLog
 from tests.simulation.plan import (
     BAD_TOPIC,
+    BATCH,
     DELETE,
     HALT,
     HOSTILE,
@@ -54,7 +59,7 @@ def delete_before_commit(patch: pytest.MonkeyPatch) -> None:
     publish = ExactlyOnce._publish
 
     def too_early(term: ExactlyOnce, window: Window, read_at: float) -> None:
-        term._store.purge([window.publication])
+        term._store.purge(window.publications)
         publish(term, window, read_at)
 
     patch.setattr(ExactlyOnce, "_publish", too_early)
@@ -305,6 +310,59 @@ NEIGHBOUR = Plan(
 )
 
 
+def forget_keys(patch: pytest.MonkeyPatch) -> None:
+    add = KeySummary.add
+    patch.setattr(KeySummary, "add", lambda summary, hashes: add(summary, hashes[HASH_BYTES:]))
+
+
+def take_any_id_for_a_bound(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(IdWatermark, "settled", property(lambda watermark: watermark.last_drawn))
+
+
+def read_live_rows_past_those_that_are_not_visible_yet(patch: pytest.MonkeyPatch) -> None:
+    def live_read_ended(watermark: IdWatermark, last_id: int | None, now: float) -> None:
+        watermark._live_watermark = max(watermark._live_watermark, last_id or 0)
+
+    patch.setattr(IdWatermark, "live_read_ended", live_read_ended)
+
+
+# Large transactions among small ones, and a way to Kafka that is slower than the one to Postgres.
+def publish_live_rows_between_the_parts_of_a_window(patch: pytest.MonkeyPatch) -> None:
+    def put_back(queue: WindowQueue, part: QueuedWindow) -> None:
+        queue._others.appendleft(part)
+
+    patch.setattr(WindowQueue, "put_back", put_back)
+
+
+def pass_over_ids_that_no_read_went_through(patch: pytest.MonkeyPatch) -> None:
+    leave = IdWatermark._leave_to_open_writers
+
+    def leave_all(watermark: IdWatermark, above: int, last_id: int | None, now: float) -> None:
+        leave(watermark, above, None, now)
+
+    patch.setattr(IdWatermark, "_leave_to_open_writers", leave_all)
+
+
+def pass_over_the_ids_of_writers_that_have_ended(patch: pytest.MonkeyPatch) -> None:
+    def is_in(id_: int, ids: IdRange, open_transactions: object) -> bool:
+        above = ids.above if ids.open_writers is None else ids.open_writers.up_to
+        return id_ > above and (ids.up_to is None or id_ <= ids.up_to)
+
+    patch.setattr(postgres, "is_in", is_in)
+
+
+BATCHES = Plan(
+    harvesters=2,
+    writers=6,
+    transactions=20,
+    writing=4.0,
+    keys=6,
+    latency=0.004,
+    kafka_latency=0.04,
+    faults=tuple(Fault(BATCH, 0.6 + at, 1.0, 1) for at in range(3)),
+)
+
+
 class Found(NamedTuple):
     """The promises that a bug breaks, and the plan of the schedules where it is looked for; any, if there is none."""
 
@@ -334,9 +392,16 @@ PLANTS: dict[Plant, Found] = {
     leave_no_record_for_shards_of_before: Found(("repeated",), LATE_RESHARDING),
     read_before_the_layout_is_settled: Found(("repeated",), LATE_RESHARDING),
     let_leaders_read_on_after_an_adoption: Found(("repeated", "order"), ONE_ADOPTION),
+    forget_keys: Found(("order",), BATCHES),
+    take_any_id_for_a_bound: Found(("order",), BATCHES),
+    read_live_rows_past_those_that_are_not_visible_yet: Found(("order",), BATCHES),
+    publish_live_rows_between_the_parts_of_a_window: Found(("order",), BATCHES),
+    pass_over_ids_that_no_read_went_through: Found(("order", "loss"), BATCHES),
+    pass_over_the_ids_of_writers_that_have_ended: Found(("order",), BATCHES),
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
 def test_a_planted_bug_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
@@ -373,3 +438,9 @@ def test_where_a_rare_bug_is_looked_for_there_is_none(plan: Plan) -> None:
 def test_where_bugs_of_rows_are_looked_for_there_is_none(plan: Plan) -> None:
     for seed in range(SCHEDULES // 16):
         assert not run(seed, plan=plan).broken, f"seed {seed}"
+
+
+@pytest.mark.timeout(0)
+def test_live_rows_keep_the_order_of_each_key_beside_batches() -> None:
+    for seed in range(SCHEDULES // 64):
+        assert not run(seed, plan=BATCHES).broken, f"seed {seed}"

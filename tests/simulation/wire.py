@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from outbox_plugin.core.repeats import UNREPEATED_SECONDS
+from outbox_plugin.core.repeated_requests import UNREPEATED_SECONDS
 from tests.simulation.scheduler import Killed, Process, Scheduler, Task
 
 Answer = TypeVar("Answer")

@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager, suppress
 from functools import partial
 
 from outbox_plugin.core.election import Election, ElectionTiming
-from outbox_plugin.core.heartbeat import Heartbeat
+from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat
 from outbox_plugin.core.ordering_keys import OrderingKeys
 from outbox_plugin.core.progress import OutboxIdentity
 from outbox_plugin.core.shards import Layout, Slice
@@ -27,6 +27,8 @@ from tests.simulation.postgres import PLACE, Database, Disconnected, Event, Mark
 from tests.simulation.scheduler import Process, Scheduler
 from tests.simulation.wire import Mishaps, Server
 
+BATCH_ROWS = 100
+
 
 class World:
     """One schedule."""
@@ -39,7 +41,8 @@ class World:
         self._tell = tell
         self.mishaps = Mishaps(plan.mishap_rate, plan.mishaps, plan.writing * 1.2, plan.longest_pause, plan.aims)
         self.postgres = Server(self.scheduler, "Postgres", StoreUnavailable, self.mishaps, self.say, plan.latency)
-        self.kafka = Server(self.scheduler, "Kafka", LogUnavailable, self.mishaps, self.say, plan.latency)
+        kafka_latency = plan.latency if plan.kafka_latency is None else plan.kafka_latency
+        self.kafka = Server(self.scheduler, "Kafka", LogUnavailable, self.mishaps, self.say, kafka_latency)
         self.service = Service(plan.delivery)
         self.services = {self.service}  # All that there have been.
         self._adopted_at = -1.0
@@ -335,6 +338,20 @@ class World:
         transaction.insert(min(unused) if fault.target == 1 else max(unused), "own", f"k{fault.target}")
         transaction.commit()
 
+    def _write_batch(self, fault: Fault) -> None:
+        """One transaction inserts many rows, some with the applications' first keys, the others with its own."""
+        while self.postgres.down or self.database.closed_to_writers:
+            self.scheduler.sleep(0.05)
+        with suppress(Disconnected):
+            transaction = self.database.begin()
+            shared = 1 + self.rng.randrange(self.plan.keys)
+            for _ in range(min(BATCH_ROWS, int(2.0 / self.plan.latency))):  # A slow way takes few in time.
+                id_ = transaction.draw()
+                self.scheduler.sleep(self.rng.random() * fault.seconds / 500)
+                key = f"k{self.rng.randrange(shared)}" if self.rng.random() < 0.3 else f"b{self.rng.randrange(4)}"
+                transaction.insert(id_, "t", key, large=self.rng.random() < self.plan.large)
+            transaction.commit()
+
     def _let_a_neighbour_write(self, fault: Fault) -> None:
         ends = self.scheduler.now + fault.seconds
         while self.scheduler.now < ends:
@@ -343,6 +360,7 @@ class World:
 
 
 _BEFALL: dict[str, Callable[[World, Fault], None]] = {
+    plans.BATCH: World._write_batch,
     plans.KILL: World._kill,
     plans.STOP: World._stop,
     plans.PAUSE: World._pause,
@@ -460,7 +478,7 @@ class Harvester:
 
         def shard(number: int) -> Shard:
             place = identity.incarnation, identity.place, layout.number
-            template = Heartbeat(number, "waiting", "", instance, "host", 1, "now", *place)
+            template = LeaderHeartbeat(number, "waiting", "", instance, "host", 1, "now", *place)
             report = ShardReport(template, timing.heartbeat_interval)
             return Shard(number, Election(timing, early_takeover=early), report, services)
 

@@ -11,7 +11,10 @@ from collections.abc import Iterator
 import pytest
 import yaml
 from prometheus_client import CollectorRegistry
+from prometheus_client.metrics import MetricWrapperBase
 
+from outbox_plugin.observe.coordination_metrics import CoordinationMetrics
+from outbox_plugin.observe.inbox_metrics import InboxMetrics
 from outbox_plugin.observe.metrics import HarvesterMetrics
 from tests.documents import CHECKOUT, anchors
 
@@ -20,6 +23,7 @@ ALERTS = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yaml").read_text(encodi
 RULES = [rule for group in ALERTS["groups"] for rule in group["rules"]]
 DASHBOARD = json.loads((DEPLOY / "grafana" / "outbox.json").read_text(encoding="utf-8"))
 RUNBOOK = CHECKOUT / "docs" / "how-to" / "answer-alerts.md"
+MONITOR = CHECKOUT / "docs" / "how-to" / "monitor.md"
 OF_PROMETHEUS = {"le"}
 
 
@@ -31,16 +35,27 @@ def queries() -> Iterator[tuple[str, str]]:
             yield panel["title"], target["expr"]
 
 
+def collectors() -> Iterator[MetricWrapperBase]:
+    """All metrics that are served."""
+    for kind in (HarvesterMetrics, InboxMetrics, CoordinationMetrics):
+        yield from vars(kind(CollectorRegistry())).values()
+
+
 def served() -> dict[str, set[str]]:
-    """What a harvester serves: the labels of each series."""
-    registry = CollectorRegistry()
-    metrics = HarvesterMetrics(registry)
+    """What is served: the labels of each series."""
     found: dict[str, set[str]] = {}
-    for collector in vars(metrics).values():
+    for collector in collectors():
         [described] = collector.describe()
         endings = {"counter": ["_total"], "histogram": ["_bucket", "_count", "_sum"], "gauge": [""]}[described.type]
         found |= {described.name + ending: set(collector._labelnames) | OF_PROMETHEUS for ending in endings}
     return found
+
+
+def one_series_each() -> Iterator[tuple[str, set[str]]]:
+    """Of each metric the series that the page names."""
+    for collector in collectors():
+        [described] = collector.describe()
+        yield described.name + ("_total" if described.type == "counter" else ""), set(collector._labelnames)
 
 
 @pytest.mark.parametrize(("name", "query"), list(queries()))
@@ -53,6 +68,13 @@ def test_a_query_names_what_is_served(name: str, query: str) -> None:
     used = {label for part in re.findall(r"by \(([^)]*)\)", query) for label in part.split(", ")}
     used |= {label for part in re.findall(r"\{([^}]*)\}", query) for label in re.findall(r"(\w+)=", part)}
     assert used <= known
+
+
+def test_every_metric_is_listed_with_its_labels() -> None:
+    rows = re.findall(r"^\| `(outbox_\w+)` \| \w+ \|(.*?)\|", MONITOR.read_text(encoding="utf-8"), re.MULTILINE)
+    listed = {name: {"group", *re.findall(r"`(\w+)`", labels)} for name, labels in rows}
+    named = dict(one_series_each())
+    assert {name: listed.get(name) for name in named} == named
 
 
 def test_every_alert_has_its_section_in_the_runbook_and_every_section_its_alert() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from outbox_plugin.adapters.kafka_acknowledging_log import KafkaAcknowledgingLog
 from outbox_plugin.adapters.writable_topics import UnwritableTopics
-from outbox_plugin.core.low_watermark import SequenceState
+from outbox_plugin.core.id_watermark import SequenceState
 from outbox_plugin.core.ordering_keys import BadRow
 from outbox_plugin.core.ports import Control, ReadRequest, SendResult
 from outbox_plugin.core.progress import OutboxIdentity
@@ -110,7 +110,7 @@ def test_who_leads_is_asked_after_topics_have_been_looked_up(
         raise Fenced("another leads")
 
     monkeypatch.setattr(log._records, "unwritable_topics", resolve_round)
-    monkeypatch.setattr(log._records, "hand_over", lambda *_: done.append("sent"))
+    monkeypatch.setattr(log._records, "produce", lambda *_: done.append("sent"))
     with pytest.raises(Fenced):
         log.send([OutboxRow(1, 0, "t", "k", "v", [], [], 0)], confirm)
     log.close()

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import psycopg
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from outbox_plugin import Settings
 from outbox_plugin.adapters import postgres_wake_up
@@ -18,8 +18,9 @@ from outbox_plugin.adapters.kafka_admin import KafkaAdmin
 from outbox_plugin.adapters.kafka_membership import KafkaMembership
 from outbox_plugin.adapters.kafka_names import KafkaNames
 from outbox_plugin.adapters.postgres_wake_up import PostgresWakeUp
-from outbox_plugin.core.heartbeat import Heartbeat
+from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat
 from outbox_plugin.core.signing import Signer
+from tests.support import eventually
 
 SETTINGS = Settings(dsn="postgresql://nowhere/db", bootstrap_servers="127.0.0.1:1")
 
@@ -96,8 +97,40 @@ def test_a_producer_of_heartbeats_that_has_failed_for_good_is_replaced() -> None
     membership = KafkaMembership(SETTINGS, KafkaNames.of(SETTINGS), 1, Signer(b"s" * 32), "us")
     try:
         membership._sender = failed = Failed()  # type: ignore[assignment]
-        membership.send(Heartbeat(0, "leader", "", "us", "host", 1, "2026-01-01T00:00:00+00:00", "i", "p", 1))
+        membership.send(LeaderHeartbeat(0, "leader", "", "us", "host", 1, "2026-01-01T00:00:00+00:00", "i", "p", 1))
         assert failed.purged
         assert len(membership._sender) == 1  # The heartbeat waits for a broker.
+    finally:
+        membership.leave(0.0)
+
+
+class Counting:
+    """A producer that counts what it takes."""
+
+    def __init__(self, producer: Producer) -> None:
+        self._producer = producer
+        self.taken = 0
+
+    def produce(self, *args: Any, **options: Any) -> None:
+        self._producer.produce(*args, **options)
+        self.taken += 1
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+
+def test_heartbeats_go_on_once_those_of_a_full_queue_have_expired() -> None:
+    settings = SETTINGS.model_copy(update={"kafka": {"queue.buffering.max.messages": 1}})
+    membership = KafkaMembership(settings, KafkaNames.of(settings), 1, Signer(b"s" * 32), "us")
+    membership._sender = counting = Counting(membership._sender)  # type: ignore[assignment]
+    heartbeat = LeaderHeartbeat(0, "leader", "", "us", "host", 1, "2026-01-01T00:00:00+00:00", "i", "p", 1)
+
+    def taken() -> int:
+        membership.send(heartbeat)
+        return counting.taken
+
+    try:
+        assert (taken(), taken()) == (1, 1)  # The first one waits for a broker.
+        eventually(lambda: taken() > 1, 15)
     finally:
         membership.leave(0.0)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outbox_plugin.coordination.claim_planner import ClaimPlanner
 from outbox_plugin.coordination.claims import Claim, Plan, plan, shares
 from outbox_plugin.coordination.heartbeat_timing import HeartbeatTiming
 from outbox_plugin.coordination.lag_trend import SAMPLES, LagTrend, left_to_others
-from outbox_plugin.coordination.spread import Spread
 from outbox_plugin.coordination.world import Holder
 from outbox_plugin.core.topic_partition import TopicPartition
 
@@ -169,7 +169,7 @@ def test_one_who_falls_behind_leaves_its_worst_to_one_who_is_much_faster() -> No
 def test_one_who_was_too_slow_asks_for_nothing_and_another_takes_it_at_once() -> None:
     timing = HeartbeatTiming(10)
     holders = held_by(A, A, None, B, B, B)
-    slow, fast = Spread(A, timing, None), Spread(B, timing, None)
+    slow, fast = ClaimPlanner(A, timing, None), ClaimPlanner(B, timing, None)
     slow.avoid(partitions(3)[2], 0.0)
     members = {A: False, B: False}
     assert slow.next_plan(holders, members, lambda _: A, 1.0) == Plan()
@@ -178,7 +178,7 @@ def test_one_who_was_too_slow_asks_for_nothing_and_another_takes_it_at_once() ->
 
 
 def test_what_one_avoids_and_nobody_takes_it_takes_back() -> None:
-    slow = Spread(A, HeartbeatTiming(10), None)
+    slow = ClaimPlanner(A, HeartbeatTiming(10), None)
     slow.avoid(partitions(2)[1], 0.0)
     holders = held_by(A, None)
     assert slow.next_plan(holders, {A: False}, lambda _: A, 1.0) == Plan()
@@ -188,7 +188,7 @@ def test_what_one_avoids_and_nobody_takes_it_takes_back() -> None:
 def test_a_free_partition_waits_for_nobody_whose_share_it_is_for_longer_than_half_an_interval() -> None:
     """C has died a moment ago: it is not stale yet, and one that was stale for two intervals left a partition to it."""
     timing = HeartbeatTiming(10)
-    spread, members = Spread(A, timing, None), {A: False, B: False, C: False}
+    planner, members = ClaimPlanner(A, timing, None), {A: False, B: False, C: False}
     holders = held_by(A, B, None)
-    assert spread.next_plan(holders, members, lambda _: None, 100.0) == Plan()
-    assert spread.next_plan(holders, members, lambda _: None, 105.1) == Plan(claim=(partitions(3)[2],))
+    assert planner.next_plan(holders, members, lambda _: None, 100.0) == Plan()
+    assert planner.next_plan(holders, members, lambda _: None, 105.1) == Plan(claim=(partitions(3)[2],))

@@ -16,20 +16,22 @@ from outbox_plugin.coordination.command import _until
 from outbox_plugin.coordination.messages import MalformedMessage, decode, encode
 from outbox_plugin.coordination.world import Pause, World
 from outbox_plugin.core.event_identity import IDENTITY_BYTES, event_identity
-from outbox_plugin.core.heartbeat import LARGEST_LAYOUT, LARGEST_SHARD, TROUBLE_CHARACTERS, Heartbeat
-from outbox_plugin.core.ids import LARGEST_ID, SMALLEST_ID, IdRanges
+from outbox_plugin.core.id_ranges import LARGEST_ID, SMALLEST_ID, IdRanges
+from outbox_plugin.core.leader_heartbeat import LARGEST_LAYOUT, LARGEST_SHARD, TROUBLE_CHARACTERS, LeaderHeartbeat
 from outbox_plugin.core.progress import LATEST_TIME, MalformedProgress, OutboxIdentity, ProgressRecord, Publication
 from outbox_plugin.dagster.cursor import Cursor, Use
 from outbox_plugin.inbox.received import Received
 from outbox_plugin.status.reader import Status
 from outbox_plugin.verification.verifier import Verifier
 
-HEARTBEAT = Heartbeat(0, "leader", "term", "host-1", "host", 1, "2026-01-01T00:00:00+00:00", "incarnation", "place", 3)
+HEARTBEAT = LeaderHeartbeat(
+    0, "leader", "term", "host-1", "host", 1, "2026-01-01T00:00:00+00:00", "incarnation", "place", 3
+)
 PROGRESS = ProgressRecord(
     OutboxIdentity("incarnation", "place"), "term", 2, (Publication(IdRanges(((1, 3), (7, 8))), 900, 5_000, 4_000),)
 )
 CURSOR = Cursor(1.5, {"0": "a"}, 2, 3.0, {"t": 4}, ("t",), 5, 6.0, 7)
-MESSAGE = b"Heartbeat/1/1700000000/run-7/worker-1/billing/orders/3/42"
+MESSAGE = b"LeaderHeartbeat/1/1700000000/run-7/worker-1/billing/orders/3/42"
 
 DEEP = b"[" * 20_000
 NUMBERS = st.sampled_from([0, -1, 1.5, 2**31, 2**53 + 1, 2**62, 2**63, 2**64, 10**400, math.nan, math.inf, -math.inf])
@@ -74,7 +76,7 @@ doubled = b'{"shard": 1, ' + HEARTBEAT.encode()[1:]
 @example(DEEP)
 @example(doubled)
 def test_a_heartbeat_is_within_its_bounds_or_none(body: bytes) -> None:
-    heartbeat = Heartbeat.parse(body)
+    heartbeat = LeaderHeartbeat.parse(body)
     if heartbeat is None:
         return
     assert 0 <= heartbeat.shard <= LARGEST_SHARD
@@ -82,7 +84,7 @@ def test_a_heartbeat_is_within_its_bounds_or_none(body: bytes) -> None:
     assert heartbeat.records_per_second < math.inf
     text = f"{heartbeat.instance}{heartbeat.host}{heartbeat.since}{heartbeat.leader_id}{heartbeat.trouble}"
     assert len(text.encode()) < 100_000
-    assert Heartbeat.parse(heartbeat.encode()) == heartbeat
+    assert LeaderHeartbeat.parse(heartbeat.encode()) == heartbeat
 
 
 @pytest.mark.parametrize(
@@ -102,13 +104,13 @@ def test_a_heartbeat_is_within_its_bounds_or_none(body: bytes) -> None:
     ],
 )
 def test_what_is_no_heartbeat_is_none(field: str, value: object) -> None:
-    assert Heartbeat.parse(HEARTBEAT.encode()) == HEARTBEAT
-    assert Heartbeat.parse(json.dumps({**asdict(HEARTBEAT), field: value}).encode()) is None
+    assert LeaderHeartbeat.parse(HEARTBEAT.encode()) == HEARTBEAT
+    assert LeaderHeartbeat.parse(json.dumps({**asdict(HEARTBEAT), field: value}).encode()) is None
 
 
 @given(st.text(st.characters()) | st.just("\udcff" * TROUBLE_CHARACTERS * 2))
 def test_a_leader_hears_itself_whatever_troubles_it(trouble: str) -> None:
-    heard = Heartbeat.parse(replace(HEARTBEAT, trouble=trouble).encode())
+    heard = LeaderHeartbeat.parse(replace(HEARTBEAT, trouble=trouble).encode())
     assert heard is not None
     assert heard.trouble is not None
 

@@ -82,6 +82,7 @@ def test_values(value: Any, text: str | None) -> None:
     [
         ("topic", {"topic": ""}),
         ("topic", {"topic": "no spaces"}),
+        ("topic", {"topic": "orders\n"}),
         ("topic", {"topic": "t" * 250}),
         ("key", {"key": "k" * 101}),
         ("key", {"key": None}),

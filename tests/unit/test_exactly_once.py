@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import pytest
 
 from outbox_plugin.core import batch_size
-from outbox_plugin.core.ids import IdRanges
+from outbox_plugin.core.id_ranges import IdRanges
+from outbox_plugin.core.id_watermark import SequenceState
 from outbox_plugin.core.intervals import LONG_POLL_SECONDS
 from outbox_plugin.core.last_progress import LastProgress
-from outbox_plugin.core.low_watermark import SequenceState
 from outbox_plugin.core.ordering_keys import BadRow
 from outbox_plugin.core.ports import Control, ReadRequest
 from outbox_plugin.core.progress import OutboxIdentity, ProgressRecord, Publication
@@ -82,6 +82,18 @@ class Store:
     def snapshot(self) -> str:
         return str(sorted(self._rows))
 
+    def key_hashes(self, rows: Sequence[OutboxRow]) -> Sequence[int]:
+        raise AssertionError("there is no backlog")
+
+    def end_of_batch(self, up_to: int) -> int | None:
+        raise AssertionError("there is no backlog")
+
+    def key_hashes_up_to(self, bound: int) -> Generator[bytes]:
+        raise AssertionError("there is no backlog")
+
+    def cancel_key_hashes(self) -> None:
+        """There is no backlog."""
+
     def lead(self, leader_id: str) -> None:
         self._faults.step(StoreUnavailable("beginning to lead"))
 
@@ -103,16 +115,16 @@ class Store:
     def is_settled(self) -> bool:
         return True
 
-    def settled(self) -> None:
+    def mark_settled(self) -> None:
         """There was no other layout."""
 
     def begin_term(self, above: int = 0) -> Terms:
         return Terms(above + 1)
 
-    def recorded(self, term: int) -> None:
+    def mark_recorded(self, term: int) -> None:
         self._faults.step(StoreUnavailable("remembering the record"))
 
-    def nothing_in_flight(self, term: int) -> None:
+    def mark_nothing_in_flight(self, term: int) -> None:
         """The next one expects nothing."""
 
     def read(self, wanted: ReadRequest) -> Sequence[OutboxRow]:
@@ -297,7 +309,7 @@ def test_rows_that_are_hidden_are_not_passed_over_again_and_again() -> None:
     assert kafka.rows == list(range(1, ROWS + 1))
     assert (
         store.looks == 3
-    )  # From the beginning; from the low watermark; and that again, once the snapshot was asked for.
+    )  # From the beginning; from the id watermark; and that again, once the snapshot was asked for.
 
 
 def test_a_zombie_publishes_nothing_once_another_has_fenced_it() -> None:

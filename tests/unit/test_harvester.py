@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outbox_plugin import Settings
-from outbox_plugin.core.delivery import Delivery
+from outbox_plugin.core.delivery_options import Delivery
 from outbox_plugin.harvester import may_take_over_early
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +12,9 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from outbox_plugin import Settings
 from outbox_plugin.core.topic_partition import TopicPartition
-from outbox_plugin.inbox import Inbox, consumer, positions
+from outbox_plugin.inbox import Inbox, consumer
 from outbox_plugin.inbox.key_queues import PartitionPosition
-from outbox_plugin.inbox.positions import start_offsets
+from outbox_plugin.inbox.positions import FoundPositions, find_positions
 
 PARTITION = TopicPartition("t", 0)
 ID, OTHER_ID = "A" * 22, "B" * 22
@@ -34,46 +33,52 @@ class Committed:
     def __init__(self, *answers: tuple[int, str | None, object]) -> None:
         self.answers = list(answers)
         self.assigned: list[KafkaTopicPartition] = []
+        self.paused: set[str] = set()
 
     def committed(self, asked: Sequence[KafkaTopicPartition], timeout: float) -> list[Any]:
         offset, metadata, error = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        return [SimpleNamespace(topic="t", partition=0, offset=offset, metadata=metadata, error=error) for _ in asked]
+        return [
+            SimpleNamespace(
+                topic=each.topic, partition=0, offset=offset, metadata=metadata, error=error, leader_epoch=2
+            )
+            for each in asked
+        ]
 
     def incremental_assign(self, partitions: list[KafkaTopicPartition]) -> None:
         self.assigned += partitions
 
+    def incremental_unassign(self, partitions: list[KafkaTopicPartition]) -> None:
+        self.assigned = [each for each in self.assigned if each not in partitions]
 
-def found(group: Committed, *ids: dict[str, str]) -> dict[TopicPartition, int] | None:
-    said = list(ids)
+    def pause(self, partitions: list[KafkaTopicPartition]) -> None:
+        self.paused |= {each.topic for each in partitions}
+
+    def resume(self, partitions: list[KafkaTopicPartition]) -> None:
+        self.paused -= {each.topic for each in partitions}
+
+
+def found(group: Committed, *ids: dict[str, str]) -> FoundPositions:
+    """Ask once for each of the answers with ids."""
     ours: Any = OurPositions()
     kafka: Any = group
-    return start_offsets(
-        ours,
-        kafka,
-        [KafkaTopicPartition("t", 0)],
-        lambda: said.pop(0) if len(said) > 1 else said[0],
-        threading.Event(),
-    )
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(positions, "TROUBLE_SECONDS", 0.0)
+    answers = [find_positions(ours, kafka, [PARTITION], lambda topics, each=each: each) for each in ids]  # type: ignore[misc]
+    assert not any(answers[:-1])
+    return answers[-1]
 
 
 def test_an_assignment_waits_until_kafka_says_the_id_of_the_topic() -> None:
-    assert found(Committed((4000, ID, None)), {}, {}, {"t": ID}) == {PARTITION: 5000}
+    assert found(Committed((4000, "", None)), {}, {}, {"t": ID}) == {PARTITION: (5000, None)}
 
 
 def test_an_assignment_waits_for_the_committed_offset_of_each_partition() -> None:
-    assert found(Committed((-1001, None, "not now"), (6000, ID, None)), {"t": ID}) == {PARTITION: 6000}
+    assert found(Committed((-1001, None, "not now"), (6000, ID, None)), {"t": ID}, {"t": ID}) == {PARTITION: (6000, 2)}
 
 
 @pytest.mark.parametrize(
     ("metadata", "counts"), [(None, True), ("", True), ("by hand", True), (ID, True), (OTHER_ID, False)]
 )
 def test_a_committed_offset_counts_unless_it_is_of_another_topic(metadata: str | None, counts: bool) -> None:
-    assert found(Committed((6000, metadata, None)), {"t": ID}) == {PARTITION: 6000 if counts else 5000}
+    assert found(Committed((6000, metadata, None)), {"t": ID}) == {PARTITION: (6000, 2) if counts else (5000, None)}
 
 
 def inbox() -> Any:
@@ -94,12 +99,45 @@ def test_a_stop_that_meets_an_assignment_handles_none_of_it(silent: bool) -> Non
         stopped._stop.set()
         return SimpleNamespace(recreated=set(), known=set())
 
-    stopped._topic_ids, stopped._positions = SimpleNamespace(look_up=look_up), OurPositions()
+    stopped._topic_ids = SimpleNamespace(look_up=look_up, known=dict)
+    stopped._positions = OurPositions()
     if not silent:
         stopped._stop.set()
     stopped._assigned(group, [KafkaTopicPartition("t", 0)])
     assert stopped.partitions == []
     assert [each.offset for each in group.assigned] == [OFFSET_END]
+
+
+def test_a_topic_that_does_not_answer_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumer, "ASK_SECONDS", 0.0)
+    assigned, group, known, other = inbox(), Committed((6000, ID, None)), {"t"}, TopicPartition("other", 0)
+    assigned._positions = OurPositions()
+    assigned._topic_ids = SimpleNamespace(
+        look_up=lambda topics: SimpleNamespace(recreated=set(), known=known & {*topics}),
+        of=lambda topic: ID,
+        known=lambda: dict.fromkeys(known, ID),
+    )
+    assigned._assigned(group, [KafkaTopicPartition(*tp) for tp in (PARTITION, other)])
+    assert assigned.partitions == [PARTITION]
+    assert [(each.topic, each.offset) for each in group.assigned] == [("t", 5999), ("other", OFFSET_END)]
+    assigned._start_waiting(group)
+    assert (assigned.partitions, group.paused) == ([PARTITION], {"other"})
+    known.add("other")
+    assigned._ask_at = 0.0
+    assigned._start_waiting(group)
+    assert (assigned.partitions, group.paused) == ([PARTITION, other], set())
+    assert [(each.topic, each.offset) for each in group.assigned] == [("t", 5999), ("other", 5999)]
+
+
+def test_a_partition_that_is_given_up_waits_for_no_position_any_more() -> None:
+    given_up, group = inbox(), Committed((6000, ID, None))
+    given_up._topic_ids = SimpleNamespace(
+        look_up=lambda topics: SimpleNamespace(recreated=set(), known=set()), known=dict
+    )
+    given_up._positions = OurPositions()
+    given_up._assigned(group, [KafkaTopicPartition(*PARTITION)])
+    given_up._lost(group, [KafkaTopicPartition(*PARTITION)])
+    assert (given_up._without_position, group.assigned) == (set(), [])
 
 
 @pytest.mark.parametrize("ended", [True, False])
@@ -116,7 +154,7 @@ def test_the_last_positions_are_written_while_the_partitions_are_still_ours(
 
         return call
 
-    housekeeping = SimpleNamespace(start=noted("start"), stop=noted("stop"), join=noted("join", ended))
+    housekeeping = SimpleNamespace(start=noted("start"), stop=noted("stop"), wait_until_ended=noted("join", ended))
     monkeypatch.setattr(consumer, "Housekeeping", lambda *args: housekeeping)
     ending = inbox()
     ending._stop.set()

@@ -69,4 +69,4 @@ def test_housekeeping_goes_on_after_what_went_wrong(
     assert caplog.text.count("housekeeping") >= 2
     monkeypatch.setattr(Connection, "cancel_safe", lambda *_, **__: None, raising=False)
     keeper.stop()
-    keeper.join()
+    keeper.wait_until_ended()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 from datetime import UTC, datetime
+from sys import getsizeof
 
 import pytest
 
@@ -12,7 +13,7 @@ from outbox_plugin.core.event_identity import event_identity
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.inbox.batch_limit import DEADLOCK_CAUTION_SECONDS, MAX_BATCH_RECORDS, TARGET_SECONDS, BatchLimit
 from outbox_plugin.inbox.key_queues import KeyQueues, Outcome
-from outbox_plugin.inbox.received import Received
+from outbox_plugin.inbox.received import HEADER_BYTES, RECORD_BYTES, Received
 from outbox_plugin.inbox.retry import Retry, counts_against_the_record
 
 PARTITION = TopicPartition("t", 0)
@@ -222,19 +223,26 @@ def test_after_a_deadlock_one_batch_runs_at_a_time_for_a_while() -> None:
 @pytest.mark.parametrize("end", ["done", "again", "revoked", "revoked, then done"])
 def test_bytes_are_counted_while_records_are_held(end: str) -> None:
     large = Received("t", 0, 1, 0, b"key", b"value", (("name", b"text"), ("none", None)), "1")
-    assert large.size == 3 + 5 + 8 + 4
-    queues = holding(large, record(2, "a"))
-    assert queues.held_bytes == 20 + 1
+    assert large.size == RECORD_BYTES + 3 + 5 + 2 * HEADER_BYTES + 8 + 4
+    small = record(2, "a")
+    queues = holding(large, small)
+    assert queues.held_bytes == large.size + small.size
     [taken] = queues.take(1, 0.0)
-    assert queues.held_bytes == 21
+    assert queues.held_bytes == large.size + small.size
     if end.startswith("revoked"):
         queues.revoke([PARTITION])
-        assert queues.held_bytes == 20  # It is still being handled.
+        assert queues.held_bytes == large.size  # It is still being handled.
         queues.finish(taken, Outcome(int(end != "revoked"), again_in=1.0), 0.0)
         assert queues.held_bytes == 0
     else:
         queues.finish(taken, Outcome(int(end == "done")), 0.0)
-        assert queues.held_bytes == (1 if end == "done" else 21)
+        assert queues.held_bytes == small.size + (0 if end == "done" else large.size)
+
+
+def test_the_size_of_a_record_covers_the_objects_of_its_headers() -> None:
+    headers = tuple((f"name {number}", b"value %d" % number) for number in range(10_000))
+    objects = sum(getsizeof(each) + getsizeof(each[0]) + getsizeof(each[1]) for each in headers) + getsizeof(headers)
+    assert objects <= Received("t", 0, 1, 0, None, None, headers, "1").size <= 1.1 * objects
 
 
 def test_losses_of_the_connection_are_counted_in_a_row() -> None:

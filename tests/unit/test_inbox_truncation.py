@@ -109,10 +109,10 @@ class Kafka:
     """Notes the offsets that are committed."""
 
     def __init__(self) -> None:
-        self.committed: list[int] = []
+        self.committed: list[tuple[int, int | None]] = []
 
     def commit(self, offsets: Sequence[KafkaTopicPartition], asynchronous: bool) -> None:
-        self.committed += [each.offset for each in offsets]
+        self.committed += [(each.offset, each.leader_epoch) for each in offsets]
 
 
 def message(offset: int, value: bytes) -> Any:
@@ -121,6 +121,7 @@ def message(offset: int, value: bytes) -> Any:
         "topic": "t",
         "partition": 0,
         "offset": offset,
+        "leader_epoch": 3 if value.startswith(b"old") else 4,
         "timestamp": (1, 0),
         "key": value,
         "value": value,
@@ -145,7 +146,7 @@ def test_an_inbox_commits_the_offset_of_the_first_record_after_the_cut() -> None
     inbox._commit(kafka, inbox._dispatcher._queues.committable(), wait=False)
     inbox._add(kafka, [message(96, b"new 96"), message(97, b"new 97")])
     inbox._commit(kafka, inbox._dispatcher._queues.committable(), wait=False)
-    assert kafka.committed == [97, 96]
+    assert kafka.committed == [(97, 3), (96, 3)]
     finish_next(inbox._dispatcher._queues)
     finish_next(inbox._dispatcher._queues)
     assert inbox._dispatcher._queues.positions() == {

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from outbox_plugin import Settings
-from outbox_plugin.adapters.kafka_reader import NotReadToEnd, OffsetSpan, PartitionReader, reader_config
+from outbox_plugin.adapters.kafka_reader import NotReadToEnd, OffsetSpan, PartitionReader, bounds, reader_config
 
 END = KafkaError(KafkaError._PARTITION_EOF)
 PASSES = KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION, retriable=True)
@@ -113,3 +113,26 @@ def test_no_setting_changes_how_our_own_topics_are_read() -> None:
         True,
         1,
     )
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+    ],
+)
+def test_bounds_are_asked_again_while_the_brokers_do_not_agree_on_a_leader(answer: int) -> None:
+    errors = [KafkaException(KafkaError(answer))]
+
+    class Consumer:
+        def get_watermark_offsets(self, partition: TopicPartition, timeout: float) -> tuple[int, int]:
+            if errors:
+                raise errors.pop()
+            return 3, 9
+
+    client: Any = Consumer()
+    assert bounds(client, TopicPartition("t", 0)) == (3, 9)

@@ -18,13 +18,17 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from outbox_plugin.core.readiness import NotReady, Readiness, Ready
 from outbox_plugin.core.row import Rows
+from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.embedded.ports import free_port
 from outbox_plugin.errors import InvalidSetting
+from outbox_plugin.inbox.observed import ObservedInbox
+from outbox_plugin.inbox.readiness import Facts
 from outbox_plugin.observe import server as http
-from outbox_plugin.observe.metrics import MOST_TOPICS, GroupMetrics
+from outbox_plugin.observe.metrics import GroupMetrics, HarvesterMetrics
 from outbox_plugin.observe.port import Port, join, leave
 from outbox_plugin.observe.server import Answer, HttpServer
-from outbox_plugin.observe.table import Table, Waiting
+from outbox_plugin.observe.table_poller import TableState, Waiting
+from outbox_plugin.observe.topic_counter import MAX_TOPICS
 from outbox_plugin.relay.events import (
     HarvestEvent,
     RowsRead,
@@ -252,14 +256,25 @@ def test_what_is_no_address_is_refused(listen: str) -> None:
     assert "\n" not in str(refused.value)
 
 
-def test_without_the_library_the_extra_is_named() -> None:
-    script = """
-import sys
-sys.modules["prometheus_client"] = None
+HARVESTS = """
 from outbox_plugin.cli import main
 sys.argv = ["outbox", "harvest", "--listen", "9464"]
 main()
 """
+HANDLES = """
+from outbox_plugin import Settings
+from outbox_plugin.errors import InvalidSetting
+from outbox_plugin.inbox import Inbox
+try:
+    Inbox(Settings(listen="9464"), group="g", topics=["t"], handler=print).start()
+except InvalidSetting as error:
+    sys.exit(print(f"outbox: {error}", file=sys.stderr) or 2)
+"""
+
+
+@pytest.mark.parametrize("program", [HARVESTS, HANDLES])
+def test_without_the_library_the_extra_is_named(program: str) -> None:
+    script = f'import sys\nsys.modules["prometheus_client"] = None\n{program}'
     env = {**os.environ, "OUTBOX_DSN": "postgresql://127.0.0.1:1/x", "OUTBOX_BOOTSTRAP_SERVERS": "127.0.0.1:1"}
     done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (
@@ -273,18 +288,18 @@ class Fake:
 
     def __init__(self, port: Port, group: str = "sales") -> None:
         self.port = port
-        self.metrics = GroupMetrics(port.metrics, group)
+        self.metrics = GroupMetrics(port.metrics_of(HarvesterMetrics), group)
         self.name = f"group {group}"
         self.alive = True
         self.shards: dict[int, Readiness] = {0: Ready("leads")}
-        self.table: Table | None = None
+        self.table: TableState | None = None
         port.add(self)
 
     def is_alive(self) -> bool:
         return self.alive
 
-    def readiness(self) -> Mapping[int, Readiness]:
-        return self.shards
+    def verdicts(self) -> Mapping[str, Readiness]:
+        return {f"{self.name}, shard {shard}": verdict for shard, verdict in self.shards.items()}
 
     def show_gauges(self) -> None:
         for shard, verdict in self.shards.items():
@@ -363,6 +378,30 @@ def member() -> Iterator[tuple[Fake, Callable[[], dict[tuple[str, ...], float]]]
         leave(fake.port, fake)
 
 
+def test_the_lag_of_a_partition_that_an_inbox_gave_up_is_not_shown() -> None:
+    """Its next owner shows it, and a sum must not count it twice until Kafka is asked again."""
+    kept, given_up = TopicPartition("orders", 0), TopicPartition("orders", 1)
+    settings = Settings(dsn="postgresql://db/x", bootstrap_servers="kafka:9092")
+    listen = str(free_port())
+    with closing(
+        ObservedInbox(
+            settings,
+            listen,
+            "billing",
+            ["orders"],
+            error=lambda: None,
+            stopping=lambda: False,
+            facts=Facts,
+            next_offsets=lambda: {kept: 3},
+            paused=lambda: 0,
+        )
+    ) as inbox:
+        inbox.kafka_answered({kept: 5, given_up: 7})
+        _, text = get(int(listen), "/metrics")
+    lags = [line for line in text.splitlines() if line.startswith("outbox_inbox_lag_messages{")]
+    assert [('partition_id="0"' in line, line.endswith(" 5.0")) for line in lags] == [(True, True)]
+
+
 def rows(*topics: str) -> Rows:
     return Rows([(id_, 0, topic, "k", "v", [], [], 1) for id_, topic in enumerate(topics)])
 
@@ -400,25 +439,25 @@ def test_what_happens_is_counted() -> None:
 
 def test_topics_do_not_grow_the_metrics_without_bound() -> None:
     with member() as (fake, scrape):
-        for number in range(MOST_TOPICS + 50):
+        for number in range(MAX_TOPICS + 50):
             fake.metrics.observe(WindowPublished(0, 2, 0.0, rows(f"t{number}", "t0")))
         found = scrape()
     topics = {labels[0]: value for (name, *labels), value in found.items() if name == "outbox_sent_messages_total"}
-    assert len(topics) == MOST_TOPICS + 1
+    assert len(topics) == MAX_TOPICS + 1
     assert topics["other"] == 50
-    assert sum(topics.values()) == 2 * (MOST_TOPICS + 50)
+    assert sum(topics.values()) == 2 * (MAX_TOPICS + 50)
 
 
 def test_gauges_show_what_is_so_now() -> None:
     with member() as (fake, scrape):
         fake.shards = {0: Ready("leads"), 1: NotReady("no")}
-        fake.table = Table(2, frozenset(), 4, 5, {1: Waiting(6, 7.5)})
+        fake.table = TableState(2, frozenset(), 4, 5, {1: Waiting(6, 7.5)})
         found = scrape()
         assert (found["outbox_is_leader", "0"], found["outbox_is_leader", "1"]) == (1, 0)
         assert (found["outbox_ready", "0"], found["outbox_ready", "1"]) == (1, 0)
         assert (found["outbox_waiting_rows", "0"], found["outbox_waiting_rows", "1"]) == (0, 6)
         assert found["outbox_oldest_row_age_seconds", "1"] == 7.5
         assert (found[("outbox_parked_keys",)], found[("outbox_dead_letters",)]) == (4, 5)
-        fake.shards, fake.table = {0: Ready("leads")}, Table(1, frozenset(), 0, None, None)
+        fake.shards, fake.table = {0: Ready("leads")}, TableState(1, frozenset(), 0, None, None)
         found = scrape()
         assert not [labels for (name, *labels) in found if name == "outbox_waiting_rows" or labels == ["1"]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -17,6 +18,7 @@ import outbox_plugin
 import outbox_plugin.coordination
 import outbox_plugin.dagster
 import outbox_plugin.inbox
+from hatch_build import on_an_index
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -50,16 +52,32 @@ def test_public_names_are_sorted_and_importable(module: object) -> None:
         assert getattr(module, name).__doc__
 
 
-def test_the_wheel_holds_the_package_alone_and_works_in_an_empty_venv(tmp_path: Path) -> None:
+def test_the_wheel_of_the_sdist_holds_the_package_alone_and_works_in_an_empty_venv(tmp_path: Path) -> None:
+    hatchling = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", str(tmp_path)]
+    subprocess.run(hatchling, cwd=CHECKOUT, check=True, capture_output=True)
+    [sdist] = tmp_path.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        shipped = {name.partition("/")[2] for name in archive.getnames()}
+    assert {name.split("/")[0] for name in shipped} == {
+        *(".dockerignore", ".gitignore", "LICENSE", "PKG-INFO"),
+        *("CHANGELOG.md", "CONTRIBUTING.md", "README.md", "SECURITY.md"),
+        *("deploy", "docs", "hatch_build.py", "outbox_plugin", "pyproject.toml", "requirements.lock"),
+    }  # The image can be built from it.
+    readme = (CHECKOUT / "README.md").read_text(encoding="utf-8")
+    assert [path for path in re.findall(r"\]\((?!http)([^)#]+)", readme) if path not in shipped] == []
+
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), str(CHECKOUT)]
+    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), str(sdist)]
     subprocess.run(build, check=True, capture_output=True)
     [wheel] = tmp_path.glob("*.whl")
-    names = zipfile.ZipFile(wheel).namelist()
+    archive_of_wheel = zipfile.ZipFile(wheel)
+    names = archive_of_wheel.namelist()
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"outbox_plugin"}
     for needed in ("py.typed", "schema/migrations/0001_pre_outbox.sql", "schema/queries/window.sql"):
         assert f"outbox_plugin/{needed}" in names
     assert any(name.startswith("outbox_plugin/embedded/kafka-") and name.endswith(".sha256") for name in names)
+    [metadata] = [name for name in names if name.endswith(".dist-info/METADATA")]
+    assert "# outbox-plugin" in archive_of_wheel.read(metadata).decode()
 
     venv = tmp_path / "an empty venv"
     subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
@@ -87,6 +105,34 @@ def test_the_wheel_holds_the_package_alone_and_works_in_an_empty_venv(tmp_path: 
     dev = subprocess.run([outbox, "dev"], capture_output=True, text=True, check=False, cwd=tmp_path, env=env)
     assert (dev.returncode, dev.stderr.count("\n")) == (2, 1)
     assert "outbox-plugin[embedded]" in dev.stderr
+
+
+@pytest.mark.parametrize(
+    ("repository", "expected"),
+    [
+        (
+            "",
+            "\n\n## Documentation\n\nThe pages are in the source distribution.\n\n"
+            "See events, [web](https://elsewhere/c).\n",
+        ),
+        (
+            "https://host/us/ours",
+            "![plot](https://host/us/ours/raw/main/docs/a.png)\n\n## Documentation\n\n"
+            "See [events](https://host/us/ours/blob/main/docs/b.md#x), [web](https://elsewhere/c).\n",
+        ),
+    ],
+)
+def test_links_of_the_readme_lead_into_the_repository_if_it_has_an_address(repository: str, expected: str) -> None:
+    readme = "![plot](docs/a.png)\n\n## Documentation\n\nSee [events](docs/b.md#x), [web](https://elsewhere/c).\n"
+    assert on_an_index(readme, repository) == expected
+
+
+def test_the_readme_has_the_heading_below_which_an_index_says_where_the_pages_are() -> None:
+    readme = (CHECKOUT / "README.md").read_text(encoding="utf-8")
+    shown = on_an_index(readme, "")
+    assert "\n## Documentation\n\nThe pages are in the source distribution.\n" in shown
+    assert "](" not in shown
+    assert "](docs/" not in on_an_index(readme, "https://host/us/ours")
 
 
 def test_the_page_of_versions_says_what_the_package_needs_and_what_is_locked() -> None:

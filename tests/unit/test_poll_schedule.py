@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import pytest
+
+from outbox_plugin.core.backlog import PAUSE_SECONDS
+from outbox_plugin.core.id_watermark import BEGINNING, BULK_IDS, SWEEP_SECONDS, IdRange, SequenceState
 from outbox_plugin.core.intervals import (
     CONTROL_ASLEEP_SECONDS,
     CONTROL_BUSY_SECONDS,
+    CONTROL_SEARCH_SECONDS,
     IDLE_FIRST,
     IDLE_LAST,
+    LIVE_POLL_SECONDS,
     LONG_POLL_SECONDS,
-    MANY_ROWS,
     READ_ASLEEP_SECONDS,
     SLEEP_AFTER_SECONDS,
     STEADY_SECONDS,
     UNCOMMITTED_SECONDS,
 )
-from outbox_plugin.core.low_watermark import BEGINNING, SWEEP_SECONDS, IdRange, SequenceState
 from outbox_plugin.core.poll_schedule import Action, Arm, PollSchedule, Read, Sleep, Wait
 from outbox_plugin.core.ports import ReadRequest
 from outbox_plugin.core.unchanged_reads import UnchangedReads
@@ -25,7 +29,7 @@ EVERYTHING = Read(IdRange(BEGINNING), is_sweep=False)
 
 def a_schedule(*, can_sleep: bool = False, state: SequenceState = SETTLED, paused: bool = False) -> PollSchedule:
     """One that has refreshed, at second 0."""
-    schedule = PollSchedule(0.0, can_sleep=can_sleep)
+    schedule = PollSchedule(0.0, can_sleep=can_sleep, can_split=True)
     assert schedule.begin(0.0)
     schedule.refreshed(state, paused=paused)
     return schedule
@@ -35,14 +39,14 @@ def poll_in_vain(schedule: PollSchedule, now: float) -> Action:
     """A poll whose reads find nothing; returns what it ends with."""
     schedule.begin(now)
     while isinstance(action := schedule.next(now), Read):
-        assert not schedule.read_ended(action, 0, None, now, now)
+        assert not schedule.read_ended(action, None, now, now, many=False)
     return action
 
 
-def test_a_read_begins_at_the_beginning_and_goes_on_above_the_low_watermark() -> None:
+def test_a_read_begins_at_the_beginning_and_goes_on_above_the_id_watermark() -> None:
     schedule = a_schedule()
     assert schedule.next(0.0) == EVERYTHING
-    assert not schedule.read_ended(EVERYTHING, 2, 40, 0.0, 0.0)
+    assert not schedule.read_ended(EVERYTHING, 40, 0.0, 0.0, many=False)
     schedule.begin(0.1)
     assert schedule.next(0.1) == Read(IdRange(40), is_sweep=False)
 
@@ -76,7 +80,7 @@ def test_rows_make_the_waits_short_again() -> None:
     schedule.begin(1.0)
     read = schedule.next(1.0)
     assert isinstance(read, Read)
-    schedule.read_ended(read, 1, 101, 1.0, 1.0)
+    schedule.read_ended(read, 101, 1.0, 1.0, many=False)
     assert poll_in_vain(schedule, 1.0 + STEADY_SECONDS) == Wait(IDLE_FIRST)
 
 
@@ -117,7 +121,7 @@ def test_rows_end_a_sleep_that_nobody_has_ended() -> None:
     schedule.arm_ended(armed=True)
     read = schedule.next(0.0)
     assert isinstance(read, Read)
-    assert schedule.read_ended(read, 1, 101, 0.0, 0.0)
+    assert schedule.read_ended(read, 101, 0.0, 0.0, many=False)
     assert not schedule.woken(0.0)
 
 
@@ -127,15 +131,15 @@ def test_a_sweep_comes_before_the_read_and_leaves_no_time_to_rest() -> None:
     schedule.begin(2 * SWEEP_SECONDS)
     first = schedule.next(2 * SWEEP_SECONDS)
     assert first == Read(IdRange(BEGINNING, 500_000), is_sweep=True)
-    schedule.read_ended(first, 1, 7, 0.0, 0.0)
+    schedule.read_ended(first, 7, 0.0, 0.0, many=False)
     schedule.begin(2 * SWEEP_SECONDS)
     second = schedule.next(2 * SWEEP_SECONDS)
     assert second == Read(IdRange(7, 500_000), is_sweep=True)
-    schedule.read_ended(second, 1, 9, 0.0, 0.0)
+    schedule.read_ended(second, 9, 0.0, 0.0, many=False)
     schedule.begin(2 * SWEEP_SECONDS)
     third = schedule.next(2 * SWEEP_SECONDS)
     assert isinstance(third, Read)
-    schedule.read_ended(third, 1, 11, 0.0, 0.0)
+    schedule.read_ended(third, 11, 0.0, 0.0, many=False)
     schedule.begin(2 * SWEEP_SECONDS)
     assert schedule.next(2 * SWEEP_SECONDS) == Read(IdRange(11, 500_000), is_sweep=True)
     assert schedule.next(2 * SWEEP_SECONDS) == Read(IdRange(500_000), is_sweep=False)
@@ -148,7 +152,7 @@ def test_a_sweep_waits_while_many_rows_come() -> None:
     schedule.begin(0.1)
     read = schedule.next(0.1)
     assert isinstance(read, Read)
-    schedule.read_ended(read, MANY_ROWS, 1000, 0.1, 0.1)
+    schedule.read_ended(read, 1000, 0.1, 0.1, many=True)
     schedule.begin(2 * SWEEP_SECONDS)
     assert schedule.next(2 * SWEEP_SECONDS) == Read(IdRange(100), is_sweep=False)
 
@@ -184,3 +188,71 @@ def test_reads_that_were_short_or_found_rows_are_repeated() -> None:
     reads.read(request, 0, 2 * LONG_POLL_SECONDS)
     reads.forget()
     assert not reads.may_skip(request)
+
+
+def split_at(bound: int) -> PollSchedule:
+    """One that has read up to id 40 and reads live rows first."""
+    schedule = a_schedule()
+    schedule.read_ended(EVERYTHING, 40, 0.0, 0.0, many=True)
+    assert schedule.split(bound)
+    return schedule
+
+
+def test_live_rows_are_read_before_the_backlog() -> None:
+    schedule = split_at(70)
+    schedule.begin(0.1)
+    live = Read(IdRange(70), is_sweep=False, is_live=True)
+    assert schedule.next(0.1) == live
+    schedule.read_ended(live, None, 0.1, 0.1, many=False)
+    assert schedule.next(0.1) == Read(IdRange(40, 70), is_sweep=False)
+
+
+def test_no_more_of_a_backlog_is_read_while_a_bound_is_looked_for() -> None:
+    schedule = a_schedule(state=SequenceState(500_000, frozenset()))
+    assert schedule.summary_due(0.0) is None
+    schedule.read_ended(EVERYTHING, 40, 0.0, 0.0, many=True)
+    assert not schedule.begin(CONTROL_SEARCH_SECONDS / 2)
+    assert schedule.next(CONTROL_SEARCH_SECONDS / 2) == Wait(LIVE_POLL_SECONDS)
+    assert schedule.begin(CONTROL_SEARCH_SECONDS)
+    schedule.begin(PAUSE_SECONDS)
+    assert schedule.next(PAUSE_SECONDS) == Read(IdRange(40), is_sweep=False)
+
+
+@pytest.mark.parametrize(("ids", "often"), [(BULK_IDS, False), (BULK_IDS + 1, True)])
+def test_a_large_transaction_that_is_being_written_is_followed_closely(ids: int, often: bool) -> None:
+    schedule = a_schedule(state=SequenceState(100, frozenset({"batch"})))
+    schedule.refreshed(SequenceState(100 + ids, frozenset({"batch"})), paused=False)
+    assert schedule.begin(CONTROL_SEARCH_SECONDS) is often
+
+
+def test_only_what_is_wanted_is_read() -> None:
+    schedule = split_at(70)
+    schedule.begin(0.1, live=False)
+    assert schedule.next(0.1) == Read(IdRange(40, 70), is_sweep=False)
+    schedule.begin(0.1, others=False)
+    assert schedule.next(0.1) == Read(IdRange(70), is_sweep=False, is_live=True)
+    assert schedule.next(0.1) == Wait(LIVE_POLL_SECONDS)
+
+
+def test_rows_go_in_line_again_once_the_backlog_has_been_read() -> None:
+    schedule = split_at(70)
+    assert read_backlog(schedule, 70)
+    assert not read_backlog(schedule, None)
+    schedule.begin(0.3)
+    assert schedule.next(0.3) == Read(IdRange(70), is_sweep=False)
+
+
+def read_backlog(schedule: PollSchedule, last_id: int | None) -> bool:
+    """A read of the backlog that returns rows up to `last_id`, or none. Returns whether the reads are still split."""
+    schedule.begin(0.1, live=False)
+    action = schedule.next(0.1)
+    assert isinstance(action, Read)
+    schedule.read_ended(action, last_id, 0.1, 0.1, many=last_id is not None)
+    return schedule.is_split
+
+
+def test_it_is_too_late_to_split_once_rows_above_the_bound_were_read() -> None:
+    schedule = a_schedule()
+    schedule.read_ended(EVERYTHING, 40, 0.0, 0.0, many=True)
+    assert not schedule.split(39)
+    assert not schedule.is_split

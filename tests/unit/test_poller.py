@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from outbox_plugin.core.id_watermark import BEGINNING, SWEEP_SECONDS, IdRange, SequenceState
 from outbox_plugin.core.intervals import (
     CONTROL_BUSY_SECONDS,
     CONTROL_IDLE_SECONDS,
@@ -18,7 +19,7 @@ from outbox_plugin.core.intervals import (
     STEADY_SECONDS,
     UNCOMMITTED_SECONDS,
 )
-from outbox_plugin.core.low_watermark import BEGINNING, SWEEP_SECONDS, IdRange, SequenceState
+from outbox_plugin.core.poll_schedule import Read
 from outbox_plugin.core.ports import Control, ReadRequest
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.relay.events import HarvestEvent, RowsRead
@@ -76,8 +77,8 @@ class Outbox:
     def _rows_are_released(self, _: float) -> bool:
         return self.released
 
-    def _request(self, ids: IdRange) -> ReadRequest:
-        return ReadRequest(self.limit, ids)
+    def _request(self, read: Read) -> ReadRequest:
+        return ReadRequest(self.limit, read.ids)
 
     def _read(self, request: ReadRequest) -> Sequence[OutboxRow]:
         self._clock.time += self.read_seconds
@@ -199,7 +200,7 @@ def test_rows_that_are_released_are_read_from_the_beginning(why: str) -> None:
 def test_a_long_read_in_vain_is_not_repeated_before_a_transaction_ends() -> None:
     bench = Bench()
     bench.outbox.read_seconds = 2 * LONG_POLL_SECONDS
-    for _ in range(4):  # From the beginning, from the low watermark on, and once more for the first snapshot.
+    for _ in range(4):  # From the beginning, from the id watermark on, and once more for the first snapshot.
         bench.poller.poll()
     reads = len(bench.outbox.reads)
     bench.poller.poll()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outbox_plugin.core.ranges import Planned, Position, TopicRange
+from outbox_plugin.core.topic_ranges import Planned, Position, TopicRange
 from outbox_plugin.dagster.range_decisions import Bounds, Memory, RangeDecision, decide
 
 BOUNDS = Bounds(max_records=100, max_wait_seconds=60.0)

@@ -19,7 +19,7 @@ from outbox_plugin.core.readiness import (
     is_alive,
     readiness,
 )
-from outbox_plugin.observe.watch import Watch
+from outbox_plugin.observe.readiness_facts import ReadinessFacts
 from outbox_plugin.relay.events import (
     BeginsAgain,
     HarvestEvent,
@@ -103,7 +103,7 @@ class Harvest:
 
     def __init__(self) -> None:
         self.now = NOW
-        self.watch = Watch(lambda: self.now)
+        self.watch = ReadinessFacts(lambda: self.now)
 
     def happens(self, *events: HarvestEvent) -> None:
         for event in events:

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from outbox_plugin import Settings
-from outbox_plugin.adapters.kafka_clients import own_config
+from outbox_plugin.adapters.kafka_clients import internal_client_config
 from outbox_plugin.coordination.command import pause
 from outbox_plugin.errors import InvalidSetting
 from outbox_plugin.inbox import Inbox
@@ -52,7 +52,9 @@ def test_tuning_for_events_and_inboxes_does_not_reach_clients_of_our_own() -> No
         group_instance_id="one-of-all",
         ssl_ca_location="/ca.pem",
     )
-    config = own_config(theirs, linger_ms=0, message_timeout_ms=3_000, fetch_min_bytes=1, group_instance_id=None)
+    config = internal_client_config(
+        theirs, linger_ms=0, message_timeout_ms=3_000, fetch_min_bytes=1, group_instance_id=None
+    )
     named = {name: config.get(name) for name in ("linger.ms", "message.timeout.ms", "fetch.min.bytes")}
     assert named == {"linger.ms": 0, "message.timeout.ms": 3_000, "fetch.min.bytes": 1}
     assert config["ssl.ca.location"] == "/ca.pem"

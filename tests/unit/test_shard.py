@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from outbox_plugin.core.election import Election, ElectionTiming
-from outbox_plugin.core.heartbeat import Heartbeat
+from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat
 from outbox_plugin.relay.events import HarvestEvent, Observer, TermFinished
 from outbox_plugin.relay.runtime import Threads
 from outbox_plugin.relay.shard import Shard, ShardServices
@@ -41,12 +41,12 @@ def open_relay(shard: int, leader_id: str, wanted: Callable[[], bool], observe: 
     yield IdleRelay()
 
 
-def leading_shard(sent: list[Heartbeat], seen: list[HarvestEvent]) -> Shard:
+def leading_shard(sent: list[LeaderHeartbeat], seen: list[HarvestEvent]) -> Shard:
     services = ShardServices(open_relay, sent.append, seen.append, Threads(), lambda: "now", lambda: 0.0)
-    template = Heartbeat(0, "waiting", "", "host-1", "host", 1, "now", "incarnation", "place")
+    template = LeaderHeartbeat(0, "waiting", "", "host-1", "host", 1, "now", "incarnation", "place")
     election = Election(ElectionTiming(receive_deadline=5.0), early_takeover=True)
     shard = Shard(0, election, ShardReport(template, 0.3), services)
-    shard.election.owns(True)
+    shard.election.set_ownership(True)
     shard.step(0.0)
     return shard
 
@@ -61,23 +61,23 @@ def the_end(shard: Shard, seen: list[HarvestEvent], now: float) -> TermFinished:
 
 
 def test_a_leader_that_hears_nothing_of_itself_says_why_it_steps_down() -> None:
-    sent: list[Heartbeat] = []
+    sent: list[LeaderHeartbeat] = []
     seen: list[HarvestEvent] = []
     shard = leading_shard(sent, seen)
-    shard.election.owns(False)
+    shard.election.set_ownership(False)
     assert "stepped down" in str(the_end(shard, seen, 5.1).reason)
     assert (sent[-1].phase, "stepped down" in str(sent[-1].trouble)) == ("resigned", True)
 
 
 def test_a_candidate_takes_over_once_it_hears_itself() -> None:
     """One that is cut off from the leader topic must not fence a leader that it cannot hear."""
-    sent: list[Heartbeat] = []
+    sent: list[LeaderHeartbeat] = []
     shard = leading_shard(sent, [])
     for tenth in range(1, 6):
         shard.step(tenth / 10)
         time.sleep(0.01)
     assert {each.phase for each in sent} == {"candidate"}
-    shard.election.heard(sent[-1], 0.6)
+    shard.election.receive(sent[-1], 0.6)
 
     def leads() -> bool:
         shard.step(0.7)

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from outbox_plugin.core.freshness import COPY_OFFSETS, REMEMBERED_INSTANCES, Freshness
-from outbox_plugin.core.heartbeat import Heartbeat, is_goharvests
+from outbox_plugin.core.copied_heartbeats import COPY_OFFSETS, REMEMBERED_INSTANCES, CopyFilter
 from outbox_plugin.core.heartbeat_codec import HeartbeatCodec, LeaderRecord
+from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat, is_goharvests
 from outbox_plugin.core.signing import HEADER, Headers, Signer, Slot
 
 SIGNER = Signer(b"ours" * 8)
 SLOT = Slot("heartbeat", "outbox-leader", 0)
-BEAT = Heartbeat(0, "leader", "term", "host-1", "host", 1, "2026-01-01T00:00:00+00:00", "incarnation", "place", 3)
+BEAT = LeaderHeartbeat(0, "leader", "term", "host-1", "host", 1, "2026-01-01T00:00:00+00:00", "incarnation", "place", 3)
 
 slots = st.builds(
     Slot, st.sampled_from(["heartbeat", "progress"]), st.sampled_from(["a", "a-b", "b"]), st.integers(0, 1023)
@@ -85,7 +85,7 @@ def test_a_secret_is_not_printed_and_not_short() -> None:
         Signer(b"")
 
 
-def heard(codec: HeartbeatCodec, record: LeaderRecord) -> Heartbeat | None:
+def heard(codec: HeartbeatCodec, record: LeaderRecord) -> LeaderHeartbeat | None:
     heartbeat = codec.decode(record)
     return heartbeat if codec.is_new(record, heartbeat) else None
 
@@ -112,7 +112,7 @@ def test_a_heartbeat_says_what_its_sender_has_heard() -> None:
 
 def test_a_dead_leader_seems_alive_for_so_many_copies_at_most() -> None:
     """To one who did not listen when it lived."""
-    listener = Freshness("another")
+    listener = CopyFilter("another")
     dead = [replace(BEAT, beat=beat, after=beat - 2) for beat in range(1, 10_001)]  # It was alone.
     last = len(dead)
     new = [each for number, each in enumerate(dead) if listener.is_new(each, last + number)]
@@ -123,7 +123,7 @@ def test_a_dead_leader_seems_alive_for_so_many_copies_at_most() -> None:
 
 
 def test_own_heartbeats_are_heard_however_late() -> None:
-    own, other = Freshness("host-1"), Freshness("another")
+    own, other = CopyFilter("host-1"), CopyFilter("another")
     late = replace(BEAT, beat=1, after=0)
     assert own.is_new(late, 10 * COPY_OFFSETS)
     assert not own.is_new(late, 10 * COPY_OFFSETS + 1)
@@ -131,7 +131,7 @@ def test_own_heartbeats_are_heard_however_late() -> None:
 
 
 def test_memory_is_bounded_and_keeps_who_was_heard_last() -> None:
-    listener = Freshness()
+    listener = CopyFilter()
     steady = replace(BEAT, after=10)
     for number in range(1, 2 * REMEMBERED_INSTANCES):
         assert listener.is_new(replace(BEAT, instance=f"host-{number}", beat=1, after=10), 11)

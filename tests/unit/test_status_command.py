@@ -12,6 +12,7 @@ from rich.console import Console
 from outbox_plugin.cli import outbox
 from outbox_plugin.status import command
 from outbox_plugin.status.command import screen
+from outbox_plugin.status.health_rules import Limits
 from outbox_plugin.status.reader import Leader, ShardStatus, Status
 
 LEADER = Leader("h-1", "host-1", 17, "term-1", "2026-01-01T00:00:00+00:00")
@@ -47,6 +48,18 @@ def test_the_check_fails_with_the_reason(monkeypatch: pytest.MonkeyPatch, found:
     code, said = asked(monkeypatch, found, "--check")
     assert (code, why in said) == (1, True)
     assert asked(monkeypatch, found)[0] == 0  # Without the option it only tells.
+
+
+def test_the_check_names_the_table_where_there_are_several_alone() -> None:
+    alone, late = Status(3, 1.0, (ALONE,), ()), Status(3, 31.0, (LED,), ())
+    [line] = command._failures({"outbox": alone}, Limits())
+    assert line.startswith("shard 1 has no leader: ")  # The command writes `outbox: ` before it.
+    assert [
+        line.partition(": ")[0] for line in command._failures({"outbox": alone, "b": WELL, "c": late}, Limits())
+    ] == [
+        "table outbox",
+        "table c",
+    ]
 
 
 def test_the_check_takes_another_lag(monkeypatch: pytest.MonkeyPatch) -> None:

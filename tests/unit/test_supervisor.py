@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from outbox_plugin.core.election import Election, ElectionTiming
-from outbox_plugin.core.heartbeat import Heartbeat
+from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat
 from outbox_plugin.core.progress import OutboxIdentity
 from outbox_plugin.relay.runtime import Threads
 from outbox_plugin.relay.shard import Shard, ShardServices
@@ -33,18 +33,18 @@ class SlowMembership:
     def __init__(self, clock: Clock, seconds: float) -> None:
         self._clock = clock
         self.seconds = seconds
-        self.said: list[Heartbeat] = []
-        self.unheard: list[Heartbeat] = []
+        self.said: list[LeaderHeartbeat] = []
+        self.unheard: list[LeaderHeartbeat] = []
 
     def owned(self) -> set[int]:
         return {0}
 
-    def heard(self, wait_seconds: float) -> Iterator[Heartbeat]:
+    def receive(self, wait_seconds: float) -> Iterator[LeaderHeartbeat]:
         self._clock.time += self.seconds
         heard, self.unheard = self.unheard, []
         yield from heard
 
-    def stranger(self) -> Heartbeat | None:
+    def take_unsigned_heartbeat(self) -> LeaderHeartbeat | None:
         return None
 
     def check_topic(self) -> None:
@@ -53,7 +53,7 @@ class SlowMembership:
     def check_progress_topic(self) -> None:
         """Nobody makes it anew."""
 
-    def send(self, heartbeat: Heartbeat) -> None:
+    def send(self, heartbeat: LeaderHeartbeat) -> None:
         self.said.append(heartbeat)
         self.unheard.append(heartbeat)
 
@@ -65,7 +65,7 @@ def harvester(seconds: float, *, early_takeover: bool = True) -> tuple[Superviso
     clock = Clock()
     membership = SlowMembership(clock, seconds)
     services = ShardServices(open_relay, membership.send, lambda _: None, clock, lambda: "now", lambda: 0.0)
-    template = Heartbeat(0, "waiting", "", "host-1", "host", 1, "now", "incarnation", "place")
+    template = LeaderHeartbeat(0, "waiting", "", "host-1", "host", 1, "now", "incarnation", "place")
     election = Election(ElectionTiming(), early_takeover=early_takeover)
     shard = Shard(0, election, ShardReport(template, 0.3), services)
     return Supervisor(membership, [shard], IDENTITY, 0, clock), membership

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 import tracemalloc
 from types import SimpleNamespace
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +18,8 @@ from outbox_plugin.verification.sequence_set import SequenceSet
 from outbox_plugin.verification.topic_reader import verify_topics
 from outbox_plugin.verification.verdict import TopicVerdict
 from outbox_plugin.verification.verifier import Verifier
+
+SETTINGS = Settings(dsn="postgresql://db/x", bootstrap_servers="kafka:9092")
 
 
 def judged(*records: tuple[str, str, str, str], job: str | None = None) -> TopicVerdict:
@@ -146,6 +149,40 @@ def test_a_transaction_that_stays_open_is_not_waited_for(monkeypatch: pytest.Mon
     assert topic_ends.reached_ends({0: 9, 1: 7}, lambda: {0: 9, 1: 2}) == {0: 9, 1: 2}
 
 
+class Unreachable:
+    """A Kafka that answers nothing."""
+
+    asked: list[float] = []  # noqa: RUF012 - of one test.
+
+    def __init__(self, config: object) -> None:
+        """Nothing is to be done."""
+
+    def list_topics(self, topic: str, timeout: float) -> SimpleNamespace:
+        self.asked.append(timeout)
+        time.sleep(timeout)
+        raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+
+    def close(self) -> None:
+        """Nothing is to be done."""
+
+
+def test_all_topics_together_are_waited_for_no_longer_than_their_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topic_ends, "Consumer", Unreachable)
+    monkeypatch.setattr(topic_ends, "LIST_SECONDS", 0.2)
+    monkeypatch.setattr(topic_ends, "WAIT_SECONDS", 0.5)
+    monkeypatch.setattr(Unreachable, "asked", [])
+    began = time.monotonic()
+    topic_ends.wait_for_commits(SETTINGS, [f"t-{number}" for number in range(20)])
+    assert time.monotonic() - began < 1.5
+    assert 3 <= len(Unreachable.asked) <= 4
+
+
+def test_an_open_transaction_is_waited_for_until_the_deadline_alone() -> None:
+    began = time.monotonic()
+    assert topic_ends.reached_ends({0: 9}, lambda: {0: 2}, began + 0.1) == {0: 2}
+    assert time.monotonic() - began < 1.5
+
+
 class SilentPartition:
     """A Kafka where one partition is written without end, and another one never answers."""
 
@@ -183,6 +220,5 @@ def test_a_partition_that_is_silent_is_given_up_also_beside_one_that_is_written(
     monkeypatch.setattr(topic_reader, "Consumer", SilentPartition)
     monkeypatch.setattr(topic_ends, "Consumer", SilentPartition)
     monkeypatch.setattr(topic_reader, "SILENCE_SECONDS", 0.2)
-    settings = Settings(dsn="postgresql://db/x", bootstrap_servers="kafka:9092")
     with pytest.raises(LogUnavailable, match="was not read to its end"):
-        verify_topics(settings, ["orders"])
+        verify_topics(SETTINGS, ["orders"])

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from outbox_plugin.core.ids import IdRanges
-from outbox_plugin.core.progress import LATEST_TIME, MalformedProgress, OutboxIdentity, ProgressRecord, Publication
+from outbox_plugin.core.id_ranges import IdRanges
+from outbox_plugin.core.progress import (
+    LATEST_TIME,
+    WIDE_GAP,
+    MalformedProgress,
+    OutboxIdentity,
+    ProgressRecord,
+    Publication,
+    publications_of,
+)
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.takeover import left_behind
 from outbox_plugin.core.window import ROWS_IN_FLIGHT, ROWS_PER_WINDOW, UNPURGED_WINDOWS, Window, Windows
@@ -45,24 +53,67 @@ def test_what_is_read_is_in_flight_until_it_is_purged() -> None:
 def test_a_progress_record_names_the_window_and_all_that_may_not_be_deleted_yet() -> None:
     windows = Windows()
     first, second, third = admitted(windows, 1), admitted(windows, 2), admitted(windows, 3)
-    assert windows.publications_with(first) == (first.publication,)
+    assert windows.publications_with(first) == first.publications
     windows.mark_published(first)
-    assert windows.publications_with(second) == (first.publication, second.publication)
+    assert windows.publications_with(second) == (*first.publications, *second.publications)
     windows.mark_published(second)
     windows.mark_purged([first])
-    assert windows.unpurged == (second.publication,)
-    assert windows.publications_with(third) == (second.publication, third.publication)
+    assert windows.unpurged == second.publications
+    assert windows.publications_with(third) == (*second.publications, *third.publications)
 
 
 def test_windows_are_published_in_the_order_in_which_they_were_read() -> None:
     windows = Windows()
     admitted(windows, 1)
     second = admitted(windows, 2)
-    with pytest.raises(ValueError, match="in the order"):
+    with pytest.raises(ValueError, match="to be published before"):
         windows.publications_with(second)
-    with pytest.raises(ValueError, match="in the order"):
+    with pytest.raises(ValueError, match="to be published before"):
         windows.mark_published(second)
     assert list(windows.in_flight) == [1, 2]
+
+
+def test_windows_that_are_published_together_become_one_and_what_proves_their_rows_does_not_change() -> None:
+    windows = Windows()
+    first, second, third = (windows.admit(rows(*ids, horizon=700 + ids[0])) for ids in [(1, 2), (5,), (8, 9)])
+    assert first
+    assert second
+    assert third
+    first_proof, third_proof = first.publications, third.publications
+    merged = windows.publish_next([first, third])
+    assert [row.id for row in merged.rows] == [1, 2, 8, 9]
+    assert merged.publications == (*first_proof, *third_proof)
+    assert windows.publications_with(merged) == merged.publications
+    windows.mark_published(merged)
+    assert windows.publish_next([second]) is second
+    assert list(windows.in_flight) == [1, 2, 5, 8, 9]
+
+
+def test_reads_whose_rows_have_ids_between_each_other_have_a_publication_each() -> None:
+    """As where writers draw ids at the same time, and commit in another order."""
+    mixed = [*rows(1, horizon=700), *rows(2, horizon=701), *rows(3, horizon=700), *rows(4, horizon=701)]
+    assert publications_of(mixed) == (
+        Publication.of(rows(1, 3, horizon=700)),
+        Publication.of(rows(2, 4, horizon=701)),
+    )
+
+
+def test_rows_that_are_far_apart_are_purged_by_themselves() -> None:
+    """A purge walks all rows between its first and its last id, perhaps millions of a backlog."""
+    far = 3 + WIDE_GAP
+    assert publications_of(rows(1, 2, far)) == (Publication.of(rows(1, 2)), Publication.of(rows(far)))
+    assert publications_of(rows(1, 2, far - 1)) == (Publication.of(rows(1, 2, far - 1)),)
+    assert publications_of(()) == ()
+
+
+def test_rows_that_are_all_far_apart_are_purged_together_but_for_the_widest_gaps() -> None:
+    """Ids may be made of times, and each purge is a statement."""
+    ids = [number * 2 * WIDE_GAP for number in range(1_000)]
+    wider = [*ids, ids[-1] + 3 * WIDE_GAP]
+    published = publications_of(rows(*wider))
+    assert len(published) < 10
+    assert published[-1] == Publication.of(rows(wider[-1]))
+    assert [id_ for each in published for id_ in each.ids] == wider
 
 
 @pytest.mark.parametrize(

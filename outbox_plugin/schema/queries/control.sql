@@ -13,12 +13,19 @@ FROM {outbox_identity} AS known
 WHERE known.table_name = %(table)s
 
 -- name: writers
--- The transactions that may have drawn an id and not ended: who draws one holds this lock from before it to the end.
-SELECT DISTINCT virtualtransaction
+-- The transactions that may have drawn an id and not ended: who draws one holds this lock from before it to the end. And
+-- their transaction ids, where they have any, those of subtransactions too; locks show the lower 32 bits of them.
+SELECT virtualtransaction, array_agg(transactionid::text::bigint) FILTER (WHERE locktype = 'transactionid'),
+       pg_snapshot_xmax(pg_current_snapshot())::text::bigint
 FROM pg_locks
-WHERE locktype = 'relation' AND relation = {id_sequence}
-  AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-  AND granted AND mode <> 'AccessShareLock' AND (pid IS NULL OR pid <> pg_backend_pid())
+WHERE granted AND (
+    (locktype = 'transactionid' AND mode = 'ExclusiveLock')
+    OR (locktype = 'relation' AND relation = {id_sequence}
+        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+        AND mode <> 'AccessShareLock' AND (pid IS NULL OR pid <> pg_backend_pid()))
+)
+GROUP BY virtualtransaction
+HAVING bool_or(locktype = 'relation')
 
 -- name: parked
 -- The ordering keys that are parked, with their bad rows.

@@ -1,10 +1,11 @@
--- name: claim
+-- name: record_handled
 -- Record that these events, each of another key, are handled in this transaction; returns how many had not been, and
--- which, unless all of them. An event that another transaction is handling now is waited for. In one order, so that two
--- that claim the same events cannot deadlock. With it goes the id of this transaction, whose sign is set. Until it ends,
--- the server looks whether the client's machine is still there: one that has lost its power would keep the events from
--- others for hours. The commit is durable, whatever the session's default: Kafka's offset moves after it.
-WITH claimed AS (
+-- which, unless all of them. Waits for a transaction that is handling one of them now. Records them in one order, so that
+-- two transactions with the same events cannot deadlock. Returns the id of this transaction too, and sets its sign.
+-- Until the transaction ends, the server checks that the client's machine is still there: one that has lost its power
+-- would keep the events from others for hours. The commit is durable, whatever the session's default, because Kafka's
+-- offset moves after it.
+WITH recorded AS (
     INSERT INTO {outbox_inbox} AS known (consumer_group, idempotency_key, sources)
     SELECT %(group)s, key, ARRAY[source]
     FROM unnest(%(keys)s::text[], %(sources)s::text[]) AS each (key, source)
@@ -14,7 +15,7 @@ WITH claimed AS (
         WHERE NOT excluded.sources <@ known.sources
     RETURNING idempotency_key
 ), counted AS MATERIALIZED (
-    SELECT count(*) AS events FROM claimed
+    SELECT count(*) AS events FROM recorded
 ), signed AS MATERIALIZED (
     SELECT pg_current_xact_id()::text AS transaction_id, set_config('application_name', %(sign)s, true),
            set_config('tcp_keepalives_idle', '5', true), set_config('tcp_keepalives_interval', '2', true),
@@ -22,7 +23,7 @@ WITH claimed AS (
            set_config('synchronous_commit', CASE WHEN current_setting('synchronous_commit') = 'remote_apply' THEN 'remote_apply' ELSE 'on' END, true)
 )
 SELECT events,
-       CASE WHEN events < %(count)s THEN (SELECT array_agg(idempotency_key) FROM claimed) END,
+       CASE WHEN events < %(count)s THEN (SELECT array_agg(idempotency_key) FROM recorded) END,
        transaction_id
 FROM counted CROSS JOIN signed
 
@@ -48,7 +49,7 @@ WHERE transaction::text::bigint = (%(id)s::text::bigint & 4294967295) AND databa
 WITH last AS MATERIALIZED (SELECT current_setting('outbox_inbox.mark', true) AS mark)
 SELECT mark, set_config('outbox_inbox.mark', %(mark)s, true) FROM last
 
--- name: unclaim
+-- name: forget_handled
 -- These were recorded as handled by a handler's own COMMIT, but are not.
 WITH event AS (
     SELECT key, source FROM unnest(%(keys)s::text[], %(sources)s::text[]) AS each (key, source)
@@ -60,10 +61,10 @@ DELETE FROM {outbox_inbox} AS known USING event
 WHERE consumer_group = %(group)s AND idempotency_key = key AND sources = ARRAY[source]
 RETURNING idempotency_key
 
--- name: bury
+-- name: dead_letter
 -- Give an event up: recorded as handled, and kept with the reason, unless it has been handled meanwhile.
--- Durable like `claim`.
-WITH claimed AS (
+-- Durable like `record_handled`.
+WITH recorded AS (
     INSERT INTO {outbox_inbox} AS known (consumer_group, idempotency_key, sources)
     VALUES (%(group)s, %(idempotency_key)s, ARRAY[%(source)s::text])
     ON CONFLICT (consumer_group, idempotency_key) DO UPDATE
@@ -77,13 +78,13 @@ INSERT INTO {outbox_inbox_dead_letter} (consumer_group, idempotency_key, kafka_t
     kafka_timestamp, kafka_key, kafka_value, kafka_header_keys, kafka_header_values, error, attempts)
 SELECT %(group)s, idempotency_key, %(topic)s, %(partition)s, %(offset)s, %(timestamp)s, %(key)s::bytea,
        %(value)s::bytea, %(header_keys)s::text[], %(header_values)s::bytea[], %(error)s, %(attempts)s
-FROM claimed CROSS JOIN durable
+FROM recorded CROSS JOIN durable
 ON CONFLICT DO NOTHING
 RETURNING id
 
 -- name: lock_letter
 -- A row, if the dead letter is still there and still to be tried again; locked until its effect is committed. With it
--- goes the id of this transaction, whose sign is set. Durable like `claim`.
+-- goes the id of this transaction, whose sign is set. Durable like `record_handled`.
 WITH locked AS MATERIALIZED (
     SELECT id FROM {outbox_inbox_dead_letter} WHERE id = %(id)s AND retry_at IS NOT NULL FOR UPDATE
 )
@@ -97,7 +98,7 @@ FROM locked
 -- What was tried again has been handled.
 DELETE FROM {outbox_inbox_dead_letter} WHERE id = %(id)s RETURNING id
 
--- name: bury_again
+-- name: dead_letter_again
 -- What was tried again has failed again.
 UPDATE {outbox_inbox_dead_letter}
 SET error = %(error)s, attempts = attempts + %(attempts)s, failed_at = now(), retry_at = NULL

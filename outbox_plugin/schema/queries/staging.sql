@@ -1,43 +1,43 @@
 -- name: staging_exists
--- A row, if another task has made the staging table.
+-- One row if another task has created the staging table.
 SELECT FROM pg_class WHERE oid = to_regclass({quoted_staging})
 
 -- name: create_staging
--- Where tasks put what is to appear together. Unlogged: if Postgres crashes it is emptied, and the commit counts its
--- rows. Events stand there as text, so that one which is too long for the outbox can be staged and set aside. It is read
--- once and dropped: to vacuum it meanwhile would be in vain.
+-- Create a staging table, for tasks to copy their rows into. It is unlogged: a crash of Postgres empties it, so the commit
+-- counts its rows. Events are text there, so that an event that is too long for the outbox can be staged and become a dead
+-- letter. It is read once and dropped, so autovacuum would work in vain.
 CREATE UNLOGGED TABLE {staging} WITH (autovacuum_enabled = false) AS
 SELECT {columns} FROM {source} AS business WITH NO DATA
 
 -- name: index_staging
--- By it, events are read in the order in which they came: a sort of so many rows would spill to disk, beside the log that
--- every commit waits for.
+-- The commit reads events by this index, in the order in which they came. To sort so many rows would spill to disk, and
+-- slow down the log that every commit waits for.
 CREATE INDEX ON {staging} (outbox_ordinal)
 
 -- name: own
--- A driver whose session lives as long as its job owns its staging tables by a lock that is named after them.
+-- Own a staging table by a lock with its name. For a driver whose session lives as long as its job.
 SELECT pg_advisory_lock(hashtextextended(%(staging)s, 0))
 
 -- name: create_alone
--- For the transaction of a task that creates the staging table: others wait, and find that it is there.
+-- For the transaction of a task that creates the staging table: other tasks wait, and then find the table.
 SELECT pg_advisory_xact_lock(hashtextextended(%(staging)s, 1))
 
 -- name: register
--- The table that has just been made is a staging table of the job's, and may be removed as one. Nobody holds it yet.
+-- Register the new table as a staging table of the job, so that it can be removed as one. Nobody has leased it yet.
 INSERT INTO {outbox_staging} (name, job_id, leased_until, table_oid, outbox_name)
 SELECT %(staging)s, %(job_id)s, clock_timestamp(), to_regclass({quoted_staging})::oid, relname
 FROM pg_class WHERE oid = to_regclass({quoted_outbox})
 
 -- name: lease
--- Nobody's session lives as long as this job: its staging table is its own until an hour after its last sign of life.
+-- Lease the staging table to its job for another hour. For jobs whose sessions do not live as long as the job.
 UPDATE {outbox_staging} SET leased_until = clock_timestamp() + interval '1 hour' WHERE name = %(staging)s
 
 -- name: end_lease
--- Whoever finds the staging table may remove it from now on.
+-- Any job may remove the staging table from now on.
 UPDATE {outbox_staging} SET leased_until = clock_timestamp() WHERE name = %(staging)s
 
 -- name: drop_staging
--- Remove it.
+-- Drop the staging table.
 DROP TABLE IF EXISTS {staging}
 
 -- name: unregister
@@ -45,10 +45,10 @@ DROP TABLE IF EXISTS {staging}
 DELETE FROM {outbox_staging} WHERE name = %(staging)s
 
 -- name: orphans
--- Staging tables that nobody owns any more, as far as we may drop them: another role's are for its own jobs to remove.
--- A table is one of ours if it is registered, by its object id as names repeat. Or if an earlier version has made it:
--- that one registered no id, or nothing, so the table must lie beside the outbox and have the name and columns of one.
--- A lock owns a table, or a task that writes to it, or a lease; but not one of an earlier run of the same job.
+-- Staging tables that nobody owns any more and that our role may drop; those of other roles are left to their jobs.
+-- A table counts as a staging table if its object id is registered (names may repeat). An earlier version registered no
+-- id, or nothing: a table of it must be in the outbox's schema and have a staging table's name and first columns.
+-- A lock, a task that writes to the table, or a lease owns it; but a lease of an earlier run of the same job does not.
 SELECT class.relname, namespace.nspname
 FROM pg_class AS class
 JOIN pg_namespace AS namespace ON namespace.oid = class.relnamespace
@@ -75,20 +75,20 @@ WHERE starts_with(class.relname, 'outbox_staging_') AND class.relkind = 'r' AND 
     AND pg_try_advisory_xact_lock(hashtextextended(class.relname, 0))
 
 -- name: limits
--- How many characters fit into the columns of the outbox; NULL is no limit.
+-- How many characters fit into the columns of the outbox; NULL means no limit.
 SELECT attname, CASE WHEN atttypmod > 4 THEN atttypmod - 4 END
 FROM pg_attribute
 WHERE attrelid = to_regclass({quoted_outbox}) AND attname = ANY (ARRAY['kafka_topic', 'kafka_key', 'kafka_value'])
 
 -- name: find_job
--- A row, if the job has been committed to this outbox; or if an earlier version has committed it under one of `former`.
+-- One row if the job was committed to this outbox, or if an earlier version committed it under one of the `former` ids.
 SELECT job_id FROM {outbox_job}
 WHERE (job_id = %(job_id)s AND events_by_outbox ? (SELECT relname FROM pg_class WHERE oid = {quoted_outbox}::regclass))
     OR (job_id = ANY (%(former)s::text[] || %(job_id)s::text) AND events_by_outbox IS NULL)
 
 -- name: record_job
--- One row, if the job has not been committed to this outbox. A second driver with the same id waits here for the first,
--- also one of an earlier version, and one that writes to another outbox.
+-- Record the job. Returns one row if it was not committed to this outbox before. A second driver with the same id waits
+-- here for the first, even one of an earlier version, or one that writes to another outbox.
 INSERT INTO {outbox_job} AS job (job_id, events, events_by_outbox)
 SELECT %(job_id)s, %(events)s, jsonb_build_object((SELECT relname FROM pg_class WHERE oid = {quoted_outbox}::regclass), %(events)s::bigint)
 WHERE NOT EXISTS (
@@ -100,7 +100,7 @@ ON CONFLICT (job_id) DO UPDATE
 RETURNING 0
 
 -- name: record_batch
--- One row, if the batch of the stream has not been committed before: how many events the batches before it emitted.
+-- Record the batch. Returns one row if it was not committed before: how many events the earlier batches emitted.
 INSERT INTO {outbox_stream} AS stream (query_id, batch_id, events, digest)
 VALUES (%(job_id)s, %(batch_id)s, %(events)s, %(batch_id)s::text || ':' || %(digest)s::text)
 ON CONFLICT (query_id) DO UPDATE
@@ -109,20 +109,20 @@ ON CONFLICT (query_id) DO UPDATE
 RETURNING events - %(events)s
 
 -- name: last_batch
--- The last batch of the stream that was committed, and whether it had these events; a version before may not have said.
+-- The stream's last committed batch, and whether it had these events; true if an earlier version recorded no digest.
 SELECT batch_id, coalesce(digest = (batch_id::text || ':' || %(digest)s::text) OR NOT starts_with(digest, batch_id::text || ':'), true)
 FROM {outbox_stream} WHERE query_id = %(job_id)s
 
 -- name: business_columns
--- The columns of a business table: whether each is of bytes, and whether it is null where an INSERT does not name it.
+-- The columns of a business table: whether each is bytea, and whether it is null if an INSERT does not name it.
 SELECT attname, 'pg_catalog.bytea'::regtype = ANY (ARRAY[atttypid, typbasetype]),
        NOT (atthasdef OR attidentity <> '' OR typdefault IS NOT NULL)
 FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid
 WHERE attrelid = to_regclass(%(business)s) AND attnum > 0 AND NOT attisdropped
 
 -- name: digest_staged
--- How many rows the attempts have staged, and a sum over what they are, in whatever order. Headers are left out: they may
--- say when and by whom an event was made.
+-- How many rows the attempts have staged, and a sum of hashes of them, which does not depend on their order. Headers are
+-- left out: they may differ in each run, such as the time of an event.
 SELECT count(*), coalesce(sum(hash_record_extended(ROW(kafka_topic, kafka_key, kafka_value), 0)), 0)::text
 FROM {staging} WHERE outbox_attempt = ANY (%(attempts)s::uuid[])
 
@@ -131,19 +131,19 @@ FROM {staging} WHERE outbox_attempt = ANY (%(attempts)s::uuid[])
 SELECT count(*) FROM {staging} WHERE outbox_attempt = ANY (%(attempts)s::uuid[])
 
 -- name: publish_rows
--- The business rows, as they were staged. What the writer says of conflicts follows.
+-- Insert the business rows as they were staged. The writer's ON CONFLICT clause follows.
 INSERT INTO {business} ({columns}) SELECT {taken} FROM {staging} WHERE outbox_attempt = ANY (%(attempts)s::uuid[])
 
 -- name: sort_in_memory
--- For the transaction: a sort that spills to disk at 4 MB, as by default, takes longer than one that does at 64.
+-- For the transaction: a sort with 64 MB of memory is faster than one that spills to disk at the default of 4 MB.
 SELECT set_config('work_mem', '64MB', true) WHERE pg_size_bytes(current_setting('work_mem')) < pg_size_bytes('64MB')
 
 -- name: read_by_index
--- For the transaction: the planner knows nothing of a table that is so new, and would sort all of it.
+-- For the transaction: the planner has no statistics of a table so new, and would sort all of it.
 SELECT set_config('enable_sort', 'off', true)
 
 -- name: publish_events
--- The events, in their order: ids are drawn as the sorted rows come. Two headers prove order and origin to a consumer.
+-- Insert the events in their order: ids are drawn as the sorted rows come. Two headers tell consumers the job and order.
 INSERT INTO {outbox} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
 SELECT clock_timestamp(), kafka_topic, kafka_key, {outbox_value}(kafka_value, (NULL::{outbox}).kafka_value || ''),
        kafka_header_keys || ARRAY['outbox-job', 'outbox-sequence'],
@@ -153,7 +153,7 @@ WHERE outbox_attempt = ANY (%(attempts)s::uuid[]) AND outbox_problem IS NULL
 ORDER BY {order}
 
 -- name: dead_letter_events
--- The events that would be refused, with what is wrong with each. A key or a topic that is missing is missing here too.
+-- Dead-letter the events that would be refused, each with its problem. A missing key or topic stays missing.
 INSERT INTO {outbox_dead_letter} (table_name, reason, create_time, kafka_topic, kafka_key, kafka_value,
                                   kafka_header_keys, kafka_header_values, altered)
 SELECT %(table)s, problem ->> 'reason', clock_timestamp(), kafka_topic, kafka_key, kafka_value::bytea,

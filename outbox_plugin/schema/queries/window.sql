@@ -6,7 +6,7 @@ SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan'
 
 -- name: steer
 -- For the transaction of a read: walk the primary key, as `walk_by_id` does. A role's time-out
--- would cancel a long read, and the same read of every later term: `schema.silence` says what ends our waits. A read whose
+-- would cancel a long read, and the same read of every later term: `schema.silent_server` says what ends our waits. A read whose
 -- rows are not received keeps its lock of the table: whoever alters the table would wait for it, and everybody else behind
 -- them. TCP ends it. A standby shows rows that were purged a moment ago, and no lock of a writer: a pooler or proxy may lead
 -- to one, where it is an error to ask for the right to write.
@@ -73,6 +73,15 @@ ORDER BY id
 -- A condition of a read.
 AND id <= (%(until)s)::bigint
 
+-- name: above_open_writers
+-- A condition of a read: it begins above the ids that only open transactions can still commit rows of. If one of these
+-- has ended in the snapshot of this very statement, it begins where it would without this condition.
+AND id > (
+    SELECT CASE WHEN bool_or(pg_visible_in_snapshot(writer::text::xid8, pg_current_snapshot()))
+                THEN (%(above)s)::bigint ELSE (%(open_up_to)s)::bigint END
+    FROM unnest(%(open_writers)s::bigint[]) AS open (writer)
+)
+
 -- name: of_this_outbox
 -- A condition of every read: the table is still the one that the term began with, and its layout is.
 AND EXISTS (
@@ -93,6 +102,45 @@ AND NOT id::bigint <@ %(in_flight)s::int8multirange
 -- A condition of a read: the key's hash, as a number that is not negative, modulo the number of shards. A row without a key
 -- is one shard's too.
 AND (hashtextextended(coalesce(kafka_key, ''), 0) & 9223372036854775807) %% %(shards)s = %(shard)s
+
+-- name: key_hash
+-- The hash of a row's ordering key that summaries of keys use, as an expression; a number of 63 bits. The seed of the key's
+-- hash is the topic's. A collation would let equal texts differ, or the other way round. A read shows the blanks that fill up
+-- a key of type CHAR(n), and a cast to text drops them: so blanks at a key's end do not count.
+hashtextextended(rtrim(coalesce(kafka_key, '')) COLLATE pg_catalog."C",
+    hashtextextended(coalesce(kafka_topic, '') COLLATE pg_catalog."C", 0)) & 9223372036854775807
+
+-- name: key_hashes
+-- The hashes of given keys, in their order.
+SELECT {key_hash}
+FROM unnest(%(topics)s::text[], %(keys)s::text[]) WITH ORDINALITY AS given (kafka_topic, kafka_key, place)
+ORDER BY place
+
+-- name: key_hashes_up_to
+-- The hashes of the next rows, joined, and the last of their ids; and whether they are this outbox's: else there are none.
+SELECT max(id), string_agg(int8send({key_hash}), ''::bytea), EXISTS (
+    SELECT FROM {outbox_identity}
+    WHERE table_name = %(table)s AND incarnation = %(incarnation)s AND layout = %(layout)s
+      AND table_oid = to_regclass({quoted_outbox})::oid
+)
+FROM (
+    SELECT id, kafka_topic, kafka_key
+    FROM {outbox}
+    WHERE id > (%(above)s)::bigint
+      {conditions}
+    ORDER BY id
+    LIMIT %(limit)s
+) AS following
+
+-- name: end_of_batch
+-- The last row of a transaction that has written a tenth, at least, of the latest rows up to an id.
+SELECT max(last_id)
+FROM (
+    SELECT max(id) AS last_id
+    FROM (SELECT id, xmin::text AS writer FROM {outbox} WHERE id <= (%(until)s)::bigint ORDER BY id DESC LIMIT 1000) AS latest
+    GROUP BY writer
+    HAVING count(*) >= 100
+) AS batches
 
 -- name: not_parked
 -- A condition of a read.

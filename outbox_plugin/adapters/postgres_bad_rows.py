@@ -1,0 +1,85 @@
+"""Parks or dead-letters the bad rows of a shard in Postgres, while no other leader leads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from outbox_plugin.adapters.leadership import Leadership
+from outbox_plugin.adapters.sql_refusals import concerns_all_rows, is_refusal, storable
+from outbox_plugin.core.ordering_keys import BadRow
+from outbox_plugin.errors import StoreUnavailable
+
+
+def park(leadership: Leadership, bad: Sequence[BadRow]) -> Sequence[BadRow]:
+    """Let the bad rows' keys wait; durable when it returns.
+
+    Returns those that the database refuses to remember, each with its reason.
+
+    Raises:
+        Fenced: another leader leads the shard.
+        StoreUnavailable: Postgres is away.
+    """
+
+    def handle(rows: Sequence[BadRow]) -> Sequence[BadRow]:
+        with leadership.transaction() as run:
+            run("control", "park", **_values(rows))
+        return []
+
+    return _one_by_one_if_refused(handle, bad, "to park it")
+
+
+def dead_letter(leadership: Leadership, bad: Sequence[BadRow]) -> Sequence[BadRow]:
+    """Move the bad rows to the dead letters; durable when it returns.
+
+    Returns those that the database refuses to move, each with its reason; they are still in the outbox.
+
+    Raises:
+        Fenced: another leader leads the shard.
+        StoreUnavailable: Postgres is away.
+    """
+
+    def move(rows: Sequence[BadRow]) -> Sequence[BadRow]:
+        with leadership.transaction() as run:
+            if run("control", "dead_letter", **_values(rows)).rowcount == len(rows):
+                return []
+            ids = [row.row.id for row in rows]
+            kept = {id_ for (id_,) in run("control", "there", ids=ids).fetchall()}
+        reason = "the table keeps it: a trigger or a policy prevents its deletion"
+        return [row.because(reason) for row in rows if row.row.id in kept]
+
+    return _one_by_one_if_refused(move, bad, "to make it a dead letter")
+
+
+def _values(bad: Sequence[BadRow]) -> dict[str, object]:
+    return {
+        "ids": [row.row.id for row in bad],
+        "whole_topics": [row.ordering_key.whole_topic for row in bad],
+        "reasons": [storable(row.refusal.reason) for row in bad],
+    }
+
+
+def _one_by_one_if_refused(
+    handle: Callable[[Sequence[BadRow]], Sequence[BadRow]], bad: Sequence[BadRow], purpose: str
+) -> Sequence[BadRow]:
+    """Call `handle` for all rows; for halves of them where the database refuses all together, and so on.
+
+    So a row that the database refuses costs no other row.
+
+    Args:
+        handle: returns the rows that it could not handle, each with its reason.
+        bad: the rows.
+        purpose: what it does, for the reason of a row that the database refuses.
+
+    Raises:
+        StoreUnavailable: an error that is no refusal of a row.
+    """
+    try:
+        return handle(bad)
+    except StoreUnavailable as error:
+        if not is_refusal(error.__cause__):
+            raise
+        if len(bad) > 1 and not concerns_all_rows(error.__cause__):
+            middle = len(bad) // 2
+            halves = bad[:middle], bad[middle:]
+            return [row for half in halves for row in _one_by_one_if_refused(handle, half, purpose)]
+        return [row.because(f"the database refuses {purpose}: {error}") for row in bad]

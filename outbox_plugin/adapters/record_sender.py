@@ -1,0 +1,257 @@
+"""Produces rows as Kafka records, and finds out which of them Kafka refuses for what they are.
+
+A row is refused at once (its headers, its size, its topic), or its delivery fails. A batch that is too large fails as a
+whole, whoever made it so: then the topic's records are sent in smaller and smaller groups, until one fails alone. What
+comes of an outage (a time-out, a broker that is away) is never a refusal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from outbox_plugin.adapters.kafka_admin import KafkaAdmin
+from outbox_plugin.adapters.writable_topics import UnwritableTopics, WritableTopics
+from outbox_plugin.core.row import OutboxRow, TooLarge, column, fields_of, length_of, topics_of
+from outbox_plugin.core.row_faults import fault_of, faults_of, header_names_are_plain
+from outbox_plugin.errors import Away, Refusal, RowsRefused, SchemaMissing, TopicsAway
+from outbox_plugin.settings import Settings
+
+_ANSWER_SECONDS = 10.0
+_POLL_SECONDS = 0.5
+CLOCK_SECONDS = 5.0  # A topic that does not take our clock's time is left alone for this long.
+_ANY_PARTITION, _NOW = -1, 0  # librdkafka's: it chooses.
+_SMALLER = {None: 65_536, 65_536: 4_096, 4_096: 0, 0: 0}  # Bytes of a topic that are sent together; 0: one record.
+_FORBIDDEN = {KafkaError.TOPIC_EXCEPTION, KafkaError.TOPIC_AUTHORIZATION_FAILED}
+_PURGED = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # Because another delivery failed.
+_INVALID = {KafkaError.INVALID_RECORD, KafkaError.INVALID_MSG}
+
+
+class RecordSender:
+    """Produces rows, and keeps what became of the last ones."""
+
+    def __init__(self, reserved: Callable[[str], str | None]) -> None:
+        """`reserved` returns why a topic is not for events at all; None where it is."""
+        self._topics = WritableTopics(reserved)
+        self._touched: tuple[set[str], set[str]] = set(), set()  # The topics of the last records, and of those before.
+        self._limits: dict[str, int] = {}
+        self._rows: Sequence[OutboxRow] = ()
+        self._group: list[OutboxRow] = []  # Rows of limited topics since the last flush.
+        self._group_bytes = 0
+        self._news: list[tuple[KafkaError, str, bytes | None, bytes | None]] = []
+        self._has_met_bad_rows = False
+        self.refusals: dict[int, Refusal] = {}
+        self.failures: list[KafkaError] = []
+        self.failed: set[int] = set()
+        self.narrowed = False
+        self.too_large: set[str] = set()  # Topics.
+        self.invalid: set[int] = set()  # Rows that are refused because a broker calls their records invalid.
+        self.off_clock: dict[str, str] = {}  # What a broker says of our clock, by the topic.
+
+    def on_delivery(self, error: KafkaError | None, message: Message) -> None:
+        """For the producer's delivery reports."""
+        if error is not None:
+            self._news.append((error, str(message.topic()), message.key(), message.value()))
+
+    @property
+    def any_failed(self) -> bool:
+        """Whether a delivery has failed since `produce` began."""
+        return bool(self._news or self.failures)
+
+    def check_topics(self, producer: Producer, rows: Sequence[OutboxRow]) -> None:
+        """Make sure that all topics of `rows` can be written to now; nothing may be produced before that.
+
+        Raises:
+            RowsRefused: rows whose topics are not for events, or not to be had.
+            TopicsAway: topics to try again in a moment.
+            LogUnavailable: Kafka does not answer.
+        """
+        verdict = self.unwritable_topics(producer, rows)
+        if verdict.refused:
+            raise RowsRefused(refused_by_topic(rows, verdict), verdict.away)
+        if verdict.away:
+            raise TopicsAway(verdict.away)
+
+    def check_rows(self, rows: Sequence[OutboxRow]) -> None:
+        """Make sure that each of `rows` can become a record, as far as can be seen without handing it over.
+
+        A row that is refused inside a transaction costs the transaction and its producer. Nothing is looked at before
+        the first bad row has come: most outboxes never have one, and the look costs each row a fifth of a microsecond.
+
+        Raises:
+            RowsRefused: some cannot.
+        """
+        if self._has_met_bad_rows and (faults := faults_of(rows)):
+            raise RowsRefused({id_: Refusal(fault) for id_, fault in faults.items()})
+
+    def unwritable_topics(self, producer: Producer, rows: Sequence[OutboxRow]) -> UnwritableTopics:
+        """Which topics of `rows` cannot be written to now.
+
+        Raises:
+            LogUnavailable: Kafka does not answer.
+            SchemaMissing: one is no text. No ordering key can wait for such a row, so the table must be mended.
+        """
+        topics = set(topics_of(rows))
+        if not all(isinstance(topic, str) for topic in topics):
+            bad = next(row for row in rows if not isinstance(row.topic, str))
+            raise SchemaMissing(f"row {bad.id}: {fault_of(bad)}; the column kafka_topic must be a TEXT, NOT NULL")
+        self._touched = topics, self._touched[0]
+        return self._topics.unwritable(producer, topics)
+
+    def without_leader(self, producer: Producer) -> bool:
+        """Whether a topic of the last records, or of those before them, has a partition that no broker leads.
+
+        Such a topic is looked up again before the next record.
+        """
+        return self._topics.without_leader(producer, set.union(*self._touched))
+
+    def reset(self) -> None:
+        """Forget what became of the last records, before anything else of the next ones."""
+        self._rows, self._group, self._group_bytes = (), [], 0
+        self._news, self.refusals, self.failures, self.failed = [], {}, [], set()
+        self.narrowed, self.too_large = False, set()
+        self.invalid, self.off_clock = set(), {}
+
+    def produce(self, producer: Producer, rows: Sequence[OutboxRow]) -> None:
+        """Hand `rows` to the producer in their order, but for those that are refused at once. `reset` comes before.
+
+        Raises:
+            KafkaException: the producer takes no more.
+        """
+        self._rows = rows
+        produce, limits = producer.produce, self._limits
+        examine = bool(limits) or not header_names_are_plain(rows)
+        for fields in fields_of(rows):
+            id_, created, topic, key, value, names, texts, _ = fields
+            if (examine or key is None or created is None) and (fault := fault_of(OutboxRow(*fields))):
+                self.refusals[id_] = Refusal(fault)
+                continue
+            if limits and topic in limits:
+                self._make_room(producer, OutboxRow(*fields))
+            try:
+                if len(names) == 1 == len(texts):  # One header is usual, and quicker so.
+                    headers = [(names[0], texts[0])]
+                else:
+                    headers = list(zip(names, texts, strict=True))
+                while True:
+                    try:  # By position: arguments by name take a third of the time of a call.
+                        produce(topic, value, key, _ANY_PARTITION, None, None, _NOW, headers)
+                        break
+                    except BufferError:  # librdkafka's queue is full: let it drain.
+                        producer.poll(_POLL_SECONDS)
+            except KafkaException as error:
+                if (refusal := _refused_at_once(error.args[0], topic)) is None:
+                    raise
+                self.refusals[id_] = refusal
+            except Exception as error:  # The client does not take what is in the row: no other row may wait for that.
+                fault = fault_of(OutboxRow(*fields)) or f"no record can be made of it: {type(error).__name__}: {error}"
+                self.refusals[id_] = Refusal(fault)
+        self._has_met_bad_rows = self._has_met_bad_rows or bool(self.refusals)
+
+    def _make_room(self, producer: Producer, row: OutboxRow) -> None:
+        """Before a record of a limited topic: send what is there first, where both would be too much together."""
+        size = 1 + length_of(row)
+        if self._group and self._group_bytes + size > self._limits[row.topic]:
+            producer.flush(_ANSWER_SECONDS)
+            self.interpret_failures()
+            self._group, self._group_bytes = [], 0
+        self._group.append(row)
+        self._group_bytes += size
+
+    def interpret_failures(self) -> None:
+        """Say what the deliveries that have failed since the last time mean; `failed` has the rows that are unknown."""
+        news, self._news = self._news, []
+        if not news:
+            return
+        rows: dict[tuple[str, bytes, bytes | None], list[OutboxRow]] = {}
+        for row in self._rows:
+            if row.id in self.refusals or row.key is None or isinstance(row.value, TooLarge):
+                continue
+            value = row.value.encode() if isinstance(row.value, str) else row.value
+            rows.setdefault((row.topic, row.key.encode(), value), []).append(row)
+        # Our clock or the broker's is wrong, and no row. librdkafka calls a record of a larger batch invalid then.
+        of_clock = [(topic, error.str()) for error, topic, *_ in news if error.code() == KafkaError.INVALID_TIMESTAMP]
+        self.off_clock |= dict(of_clock)
+        for error, topic, key, value in news:
+            concerned = self._concerned(rows.get((topic, key or b"", value), []))
+            self._topics.forget(topic)  # It may have lost a leader: that is looked up before the next record.
+            if error.code() not in _PURGED:
+                self.failures.append(error)
+            self.failed.update(row.id for row in concerned)
+            is_clock = of_clock and error.code() in _INVALID
+            if is_clock or (refusal := self._refusal(error, topic)) is None:
+                continue
+            if refusal.whole_topic or all(_headers(row) == _headers(concerned[0]) for row in concerned):
+                self.refusals |= {row.id: refusal for row in concerned}
+                self.invalid.update(row.id for row in concerned if error.code() in _INVALID)
+            else:
+                self._limits[topic], self.narrowed = 0, True
+        too_large = {topic for error, topic, *_ in news if error.code() == KafkaError.MSG_SIZE_TOO_LARGE}
+        self.too_large |= too_large
+        for topic in too_large.intersection(row.topic for row in self._rows):  # A progress record has no smaller group.
+            if not self._failed_alone(topic):
+                self._limits[topic] = _SMALLER[self._limits.get(topic)]
+                self.narrowed = True
+        self.failed -= self.refusals.keys()
+
+    def _concerned(self, alike: list[OutboxRow]) -> list[OutboxRow]:
+        """Which of the rows that are `alike` a failed delivery was of; it has no headers to tell them apart by.
+
+        Where the last group has one row of the topic, it was that one.
+        """
+        alone = [row for row in self._group if alike and row.topic == alike[0].topic]
+        return alone if len(alone) == 1 and alone[0] in alike else alike
+
+    def refused_topics(self) -> set[str]:
+        """The topics of which a broker has refused records for what they are, since the last `interpret_failures`."""
+        return {topic for error, topic, *_ in self._news if error.code() in {*_INVALID, KafkaError.INVALID_TIMESTAMP}}
+
+    def refuse_forbidden_topics(self, settings: Settings) -> None:
+        """Refuse the last rows whose topics we may not write to.
+
+        To describe a topic takes fewer rights than to write to it, so the topic looked fine. The first transaction
+        that touches it fails as a whole.
+        """
+        topics = set(column(self._rows, "topic"))
+        forbidden = {
+            topic: Refusal(f"topic {topic}: we may describe it, but not write to it", whole_topic=True)
+            for topic in topics - KafkaAdmin(settings).writable(topics)
+        }
+        self.refusals |= refused_by_topic(self._rows, UnwritableTopics(forbidden))
+
+    def _refusal(self, error: KafkaError, topic: str) -> Refusal | None:
+        if error.code() in _FORBIDDEN:
+            return Refusal(f"topic {topic}: {error.str()}", whole_topic=True)
+        if error.code() in _INVALID:
+            return Refusal(error.str())
+        if error.code() == KafkaError.MSG_SIZE_TOO_LARGE and self._failed_alone(topic):
+            return Refusal(f"larger than the topic {topic} takes: {error.str()}")
+        return None
+
+    def _failed_alone(self, topic: str) -> bool:
+        return topic in self._limits and sum(row.topic == topic for row in self._group) == 1
+
+
+def refused_by_topic(rows: Sequence[OutboxRow], verdict: UnwritableTopics) -> dict[int, Refusal]:
+    """The refusals of those `rows` whose topics are refused, by their ids."""
+    return (
+        {row.id: verdict.refused[row.topic] for row in rows if row.topic in verdict.refused} if verdict.refused else {}
+    )
+
+
+def away_by_clock(error: str) -> Away:
+    """What becomes of a topic of which a broker says that our records' time is wrong: rows carry none of their own."""
+    return Away(f"the clock of this machine and that of a broker differ: {error}", CLOCK_SECONDS)
+
+
+def _headers(row: OutboxRow) -> tuple[list[str], list[str]]:
+    return row.header_keys, row.header_values
+
+
+def _refused_at_once(error: KafkaError, topic: str) -> Refusal | None:
+    if error.code() in _FORBIDDEN:
+        return Refusal(f"topic {topic}: {error.str()}", whole_topic=True)
+    if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+        return Refusal(f"larger than the client's message.max.bytes: {error.str()}")
+    return None

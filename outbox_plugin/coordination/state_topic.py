@@ -1,0 +1,90 @@
+"""What must outlive the log: where groups go on, which are paused, and the form of the coordination topic.
+
+It is kept in a compacted topic of one partition, beside the coordination topic: compaction leaves the latest record of
+each key, and nothing expires. Records are text, `/` between fields, as in the protocol.
+
+    key                                value
+    position/GROUP/TOPIC/PARTITION     OFFSET/AT/TOPIC_ID    the log said so at AT (milliseconds)
+    pause/GROUP                        a ReleaseGroup        the last one, by the log's time
+    form                               WIDTH/TOPIC_ID/SINCE  partitions that count; since when the topic is this one
+    clock                                                    written to learn the broker's time
+
+Of two records with one key, the one with the later time of the log counts, whichever was written last: an instance that
+was stopped for long may write late.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from outbox_plugin.coordination.messages import MalformedMessage, ReleaseGroup, decode, encode
+from outbox_plugin.coordination.world import Key
+
+FORM_KEY, CLOCK_KEY = b"form", b"clock"
+
+
+class KeptPosition(NamedTuple):
+    """Where a group goes on: the log said so at `at` (seconds since the epoch), of the topic with that id."""
+
+    offset: int
+    at: float
+    topic_id: str
+
+
+class Form(NamedTuple):
+    """The coordination topic: how many of its partitions count, its id, and since when it is this one.
+
+    `since` is 0 for the first one: nobody can hold what an earlier one said.
+    """
+
+    width: int
+    topic_id: str
+    since: float
+
+
+@dataclass
+class KeptState:
+    """The records of the state topic, as far as they were read."""
+
+    positions: dict[Key, KeptPosition] = field(default_factory=dict)
+    pauses: dict[str, ReleaseGroup] = field(default_factory=dict)
+    form: Form | None = None
+
+    def take_in(self, key: bytes | None, value: bytes | None) -> None:
+        """Learn from a record; what is malformed is passed over."""
+        with suppress(UnicodeDecodeError, ValueError, MalformedMessage):
+            kind, *names = (key or b"").decode().split("/")
+            text = (value or b"").decode()
+            if kind == "position":
+                group_id, topic, partition = names
+                offset, at, topic_id = text.split("/")
+                tp = Key(group_id, topic, int(partition))
+                found = KeptPosition(int(offset), int(at) / 1000, topic_id)
+                known = self.positions.get(tp)
+                if found.offset >= 0 and (known is None or known.at <= found.at):
+                    self.positions[tp] = found
+            elif kind == "pause":
+                message = decode(value)
+                if isinstance(message, ReleaseGroup) and [message.group_id] == names:
+                    self.pauses[message.group_id] = message
+            elif kind == "form":
+                width, topic_id, since = text.split("/")
+                self.form = Form(int(width), topic_id, int(since) / 1000)
+
+
+def position_record(key: Key, position: KeptPosition) -> tuple[bytes, bytes]:
+    """Key and value of a record that keeps a position."""
+    value = f"{position.offset}/{int(position.at * 1000)}/{position.topic_id}"
+    return "/".join(("position", key.group_id, key.topic, str(key.partition))).encode(), value.encode()
+
+
+def pause_record(message: ReleaseGroup) -> tuple[bytes, bytes]:
+    """Key and value of a record that keeps a group's last pause, or its end."""
+    return f"pause/{message.group_id}".encode(), encode(message)
+
+
+def form_record(form: Form) -> tuple[bytes, bytes]:
+    """Key and value of a record that keeps the form of the coordination topic."""
+    return FORM_KEY, f"{form.width}/{form.topic_id}/{int(form.since * 1000)}".encode()

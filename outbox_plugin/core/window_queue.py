@@ -1,0 +1,86 @@
+"""The windows that are read and not yet published, and which of them are published next, together.
+
+There are two lines: one of windows whose rows go before a backlog, one of all others. Each transaction takes the first
+of the others, and the live ones that wait by then. So live rows wait for the transaction that is at work, and for their
+own; and the backlog pays for no transactions beside its own. That keeps the order of each key, as a live row has no key
+of the backlog: see `core.backlog`. When the backlog ends, or becomes another one, the live windows that wait go first.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from outbox_plugin.core.row import length_of
+from outbox_plugin.core.window import BYTES_PER_WINDOW, ROWS_PER_WINDOW, Window, rows_in
+
+_WINDOWS_TOGETHER = 64  # A progress record names each read that a transaction has rows of.
+
+
+class QueuedWindow(NamedTuple):
+    """A window, and when its read began, in seconds of the relay's clock."""
+
+    window: Window
+    read_at: float
+
+
+class WindowQueue:
+    """The two lines of one term."""
+
+    def __init__(self) -> None:
+        """No window waits."""
+        self._live: deque[QueuedWindow] = deque()
+        self._others: deque[QueuedWindow] = deque()
+        self._first: deque[QueuedWindow] = deque()  # They go before both lines.
+        self._live_bytes = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._live or self._others or self._first)
+
+    @property
+    def has_live(self) -> bool:
+        """Whether a window of live rows waits."""
+        return bool(self._live)
+
+    @property
+    def live_is_full(self) -> bool:
+        """Whether the live rows that wait are enough for a transaction."""
+        return self._live_bytes >= BYTES_PER_WINDOW
+
+    @property
+    def has_others(self) -> bool:
+        """Whether a window of other rows waits."""
+        return bool(self._others or self._first)
+
+    def put(self, queued: QueuedWindow, *, is_live: bool) -> None:
+        """Let a window stand at the end of its line."""
+        (self._live if is_live else self._others).append(queued)
+        if is_live:
+            self._live_bytes += sum(map(length_of, queued.window.rows))
+
+    def take(self) -> list[QueuedWindow]:
+        """The next windows, to be published together: one of each line, and more live ones while they are small.
+
+        Those that go first go one by one: each may have live rows, which later ones must not pass.
+        """
+        if self._first:
+            return [self._first.popleft()]
+        taken = [line.popleft() for line in (self._others, self._live) if line]
+        rows = rows_in(each.window for each in taken)
+        while self._live and len(taken) < _WINDOWS_TOGETHER:
+            if (rows := rows + self._live[0].window.size) > ROWS_PER_WINDOW:
+                break
+            taken.append(self._live.popleft())
+        if not self._live:
+            self._live_bytes = 0
+        return taken
+
+    def put_back(self, part: QueuedWindow) -> None:
+        """Let the second half of the window that was taken last go before all others that wait."""
+        self._first.appendleft(part)
+
+    def join(self) -> None:
+        """Let the live windows go before all others that wait, and before all that are read from now on."""
+        self._first.extend(self._live)
+        self._live.clear()
+        self._live_bytes = 0

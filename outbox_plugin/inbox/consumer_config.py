@@ -1,0 +1,29 @@
+"""The configuration of an inbox's Kafka consumer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outbox_plugin.adapters.kafka_clients import client_config
+from outbox_plugin.settings import Settings
+
+SESSION_TIMEOUT_MS = 6_000  # Kafka gives a killed process's partitions to others after this time.
+QUEUED_KILOBYTES = 16_384  # What librdkafka may fetch ahead. Its own default is 64 MB.
+
+
+def consumer_config(settings: Settings, group: str) -> dict[str, Any]:
+    """Return librdkafka's configuration for a member of the consumer group `group`."""
+    config = client_config(
+        settings,
+        group_id=group,
+        isolation_level="read_committed",
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
+        session_timeout_ms=SESSION_TIMEOUT_MS,
+        heartbeat_interval_ms=1_000,
+        topic_metadata_refresh_interval_ms=5_000,
+        fetch_wait_max_ms=100,
+        queued_max_messages_kbytes=QUEUED_KILOBYTES,
+    )
+    # The inbox's callbacks need these two, so OUTBOX_KAFKA cannot change them.
+    return config | {"partition.assignment.strategy": "cooperative-sticky", "enable.auto.offset.store": False}

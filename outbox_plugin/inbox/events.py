@@ -1,0 +1,45 @@
+"""What happens while an inbox handles records, as values. Whoever observes is called once a transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from outbox_plugin.inbox.received import Received
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsDone:
+    """A transaction was committed. It handled `records`, but for those `skipped`, which had been handled before."""
+
+    records: Sequence[Received]
+    skipped: Sequence[Received]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFailed:
+    """The record failed, and is tried again."""
+
+    record: Received
+
+
+@dataclass(frozen=True, slots=True)
+class RecordDeadLettered:
+    """The record became a dead letter, or did so again."""
+
+    record: Received
+
+
+@dataclass(frozen=True, slots=True)
+class TakenHandled:
+    """A worker has handled what it took, well or not."""
+
+    seconds: float
+
+
+InboxEvent = RecordsDone | RecordFailed | RecordDeadLettered | TakenHandled
+Observer = Callable[[InboxEvent], None]
+
+
+def ignore(event: InboxEvent) -> None:
+    """Observe nothing."""

@@ -1,0 +1,60 @@
+"""The state of consumers that share topics through the coordination topic, as metrics of Prometheus.
+
+One registry serves all consumers of a process. There are gauges alone, which are set when somebody scrapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry, Gauge
+
+_CONSUMER = ["group", "messaging_client_id"]
+_TOPIC = [*_CONSUMER, "messaging_destination_name"]
+
+
+class CoordinationMetrics:
+    """The metrics of all consumers of a registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def gauge(name: str, what: str, labels: list[str]) -> Gauge:
+            return Gauge(f"outbox_coordination_{name}", what, labels, registry=registry)
+
+        self.claimed = gauge("claimed_partitions", "Partitions that the consumer holds.", _TOPIC)
+        self.lag = gauge(
+            "lag_messages", "Offsets from where another consumer would go on to the end, of claimed partitions.", _TOPIC
+        )
+        self.heartbeat_at = gauge(
+            "heartbeat_timestamp_seconds",
+            "When the last heartbeat that counted was sent, of the claimed partition whose is the oldest.",
+            _CONSUMER,
+        )
+        self.commit_at = gauge("commit_timestamp_seconds", "When the consumer last committed a record.", _CONSUMER)
+        self.poll_at = gauge("poll_timestamp_seconds", "When the consumer was last polled.", _CONSUMER)
+        self.ready = gauge("ready", "1 where the consumer is ready, as /readyz says.", _CONSUMER)
+
+    def clear_gauges(self) -> None:
+        """Clear the gauges that each scrape sets anew: their partitions and consumers may no longer be ours."""
+        for each in (self.claimed, self.lag, self.heartbeat_at, self.commit_at, self.poll_at, self.ready):
+            each.clear()
+
+    def show_consumer(self, group: str, client_id: str, *, ready: bool, times: Mapping[str, float]) -> None:
+        """Show the state of one consumer.
+
+        Args:
+            group: its group.
+            client_id: its name in the group.
+            ready: whether it is ready.
+            times: in seconds since 1970, when it last did `heartbeat`, `commit` and `poll`; what it never did is left
+                out.
+        """
+        gauges = {"heartbeat": self.heartbeat_at, "commit": self.commit_at, "poll": self.poll_at}
+        for name, at in times.items():
+            gauges[name].labels(group, client_id).set(at)
+        self.ready.labels(group, client_id).set(ready)
+
+    def show_topic(self, group: str, client_id: str, topic: str, *, claimed: int, lag: int | None) -> None:
+        """Show how much of a topic one consumer holds, and how far it is behind; None where Kafka has not told."""
+        self.claimed.labels(group, client_id, topic).set(claimed)
+        if lag is not None:
+            self.lag.labels(group, client_id, topic).set(lag)

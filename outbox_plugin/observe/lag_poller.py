@@ -1,0 +1,116 @@
+"""How far a group is behind, asked of Kafka every few seconds on a client and a thread of its own.
+
+So a scrape asks Kafka nothing, and handling records costs nothing more. An answer also tells that Kafka can be reached.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from confluent_kafka import IsolationLevel, KafkaException
+from confluent_kafka import TopicPartition as KafkaTopicPartition
+from confluent_kafka.admin import OffsetSpec
+
+from outbox_plugin.adapters.kafka_admin import KafkaAdmin
+from outbox_plugin.core.topic_partition import TopicPartition
+from outbox_plugin.settings import Settings
+
+POLL_SECONDS = 5.0
+ANSWER_SECONDS = 5.0
+_LOOK_SECONDS = 0.02  # Between two looks whether an answer has come.
+_FIRST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+_END: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+
+# The first offset of each partition that is not done; None stands for the partition's beginning.
+NextOffsets = Mapping[TopicPartition, int | None]
+Lags = Mapping[TopicPartition, int]
+
+
+class LagPoller:
+    """Finds the lag of partitions every `POLL_SECONDS` until it is closed."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        next_offsets: Callable[[], NextOffsets],
+        found: Callable[[Lags], None],
+        failed: Callable[[str], None],
+    ) -> None:
+        """Begin at once.
+
+        Args:
+            settings: which Kafka.
+            next_offsets: returns how far each partition is done.
+            found: is called with the lags, in offsets, when Kafka has answered.
+            failed: is called with the reason, in one line, where Kafka has not answered.
+        """
+        self._admin = KafkaAdmin(settings).client
+        self._next_offsets = next_offsets
+        self._found = found
+        self._failed = failed
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._poll, name="outbox-lag", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop; returns when the thread has ended. It waits for no answer."""
+        self._closed.set()
+        self._thread.join()
+
+    def _poll(self) -> None:
+        while not self._closed.is_set():
+            try:
+                self._found(self._lags(self._next_offsets()))
+            except KafkaException as error:
+                self._failed(error.args[0].str())
+            except TimeoutError:
+                self._failed("no answer in time")
+            except Exception as error:  # Whatever it is, the next question may be answered.
+                self._failed(f"unexpected: {error!r}")
+            self._closed.wait(POLL_SECONDS)
+
+    def _lags(self, next_offsets: NextOffsets) -> Lags:
+        """The lag of each partition of which Kafka returns the offsets.
+
+        Raises:
+            KafkaException, TimeoutError: Kafka does not answer.
+        """
+        if not next_offsets:
+            self._wait(cluster := self._admin.describe_cluster(request_timeout=ANSWER_SECONDS))
+            cluster.result(0)
+            return {}
+        ends, firsts = (self._offsets(next_offsets, spec) for spec in (_END, _FIRST))
+        return {
+            tp: max(0, ends[tp] - max(firsts[tp], next_offset or 0))
+            for tp, next_offset in next_offsets.items()
+            if tp in ends and tp in firsts
+        }
+
+    def _offsets(self, partitions: Collection[TopicPartition], spec: OffsetSpec) -> dict[TopicPartition, int]:
+        asked = self._admin.list_offsets(
+            {KafkaTopicPartition(*tp): spec for tp in partitions},
+            isolation_level=IsolationLevel.READ_COMMITTED,
+            request_timeout=ANSWER_SECONDS,
+        )
+        self._wait(*asked.values())
+        found: dict[TopicPartition, int] = {}
+        problem: Exception | None = None
+        for at, answer in asked.items():
+            try:
+                found[TopicPartition(at.topic, at.partition)] = answer.result(0).offset
+            except (KafkaException, TimeoutError) as error:  # Of this partition alone, perhaps: it has no leader.
+                problem = error
+        if problem is not None and not found:
+            raise problem
+        return found
+
+    def _wait(self, *answers: Future[Any]) -> None:
+        """Wait until all answers are there, unless they take too long or the poller is closed."""
+        deadline = time.monotonic() + ANSWER_SECONDS + 1
+        while not all(answer.done() for answer in answers) and time.monotonic() < deadline:
+            if self._closed.wait(_LOOK_SECONDS):
+                return

@@ -1,0 +1,156 @@
+"""Reads live rows before a backlog, as `core.backlog` explains: which of them may go, and which must wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from functools import partial
+from itertools import compress
+from typing import NamedTuple
+
+from outbox_plugin.core.backlog import SummaryRequest
+from outbox_plugin.core.id_ranges import IdRanges
+from outbox_plugin.core.key_summary import HASH_BYTES, KeySummary
+from outbox_plugin.core.ports import ReadRequest, WindowStore
+from outbox_plugin.core.row import OutboxRow, Rows, fields_of
+from outbox_plugin.errors import ServerUnavailable
+from outbox_plugin.relay.events import KeysSummarised, LiveRowsJoined, Observer
+from outbox_plugin.relay.stages import Stages
+
+MAX_WAITING_RANGES = 5_000  # A read that names them takes some 10 ms more.
+
+
+class Summary(NamedTuple):
+    """The ordering keys of all rows with ids up to `bound`: so many rows, whose keys took so many seconds to read."""
+
+    bound: int
+    keys: KeySummary
+    rows: int
+    seconds: float
+
+
+class Found(NamedTuple):
+    """The rows of a read that may go on; the highest id and the number of all rows that it returned."""
+
+    rows: Sequence[OutboxRow]
+    last_id: int | None
+    number: int
+
+    @classmethod
+    def all(cls, rows: Sequence[OutboxRow]) -> Found:
+        """All rows of a read may go on."""
+        return cls(rows, rows[-1].id if rows else None, len(rows))
+
+
+class LiveRows:
+    """Belongs to the stage that reads. Keys are summarised on a thread of its own."""
+
+    def __init__(
+        self, shard: int, store: WindowStore, stages: Stages, observe: Observer, join_queues: Callable[[], None]
+    ) -> None:
+        """No row goes before another one yet.
+
+        Args:
+            shard: for the events that are observed.
+            store: where the rows are.
+            stages: the term's stages: a summary is given up when they stop.
+            observe: is told of summaries.
+            join_queues: lets the live rows that have been read go before all rows that are read later.
+        """
+        self._shard = shard
+        self._store = store
+        self._stages = stages
+        self._observe = observe
+        self._join_queues = join_queues
+        self._keys: KeySummary | None = None  # Of the backlog; None where there is none.
+        self._waiting = IdRanges()  # Live rows that were read, and whose keys may be in the summary.
+        self._ended: tuple[Summary | None] | None = None  # What the thread came to; `stages.lock` guards it.
+
+    @property
+    def in_use(self) -> bool:
+        """Whether live rows are read before a backlog."""
+        return self._keys is not None
+
+    @property
+    def too_many_wait(self) -> bool:
+        """Whether no more live rows are to be read for now, as each read names those that wait."""
+        return len(self._waiting.ranges) > MAX_WAITING_RANGES
+
+    def forget_up_to(self, id_: int) -> None:
+        """The next read begins above this id, and need not name the rows up to it that wait."""
+        self._waiting = self._waiting.above(id_)
+
+    @property
+    def waiting(self) -> IdRanges:
+        """The live rows that need not be read again: they wait for the backlog."""
+        return self._waiting
+
+    def summarise_keys(self, request: SummaryRequest) -> None:
+        """Begin to summarise keys; `take_summary` returns the summary when it has been made.
+
+        A batch's own last id is the better bound: the rows that were committed behind the batch are live, and would
+        else wait for all of it; and so would all later rows of their keys.
+
+        Raises:
+            StoreUnavailable: Postgres does not do as asked.
+        """
+        end = self._store.end_of_batch(request.bound)
+        bound = request.bound if end is None else max(end, request.least_bound)
+        self._stages.spawn(partial(self._summarise, bound, request.ids), "summary")
+
+    def take_summary(self) -> tuple[Summary | None] | None:
+        """The summary that has been made since the last call, or None in its place where it could not be made."""
+        with self._stages.lock:
+            ended, self._ended = self._ended, None
+        return ended
+
+    def begin(self, summary: Summary) -> None:
+        """From now on, live rows go first: those above the summary's bound whose keys it does not hold."""
+        self._join_queues()
+        self._keys, self._waiting = summary.keys, IdRanges()
+        self._observe(KeysSummarised(self._shard, summary.rows, summary.seconds, None))
+
+    def end(self) -> None:
+        """The backlog has been read: all rows go in line again."""
+        self._join_queues()
+        self._keys, self._waiting = None, IdRanges()
+        self._observe(LiveRowsJoined(self._shard))
+
+    def give_up_summary(self) -> None:
+        """The term ends: no summary is wanted any more. Its thread ends soon."""
+        self._store.cancel_key_hashes()
+
+    def read(self, request: ReadRequest) -> Found:
+        """Read live rows, and leave out those that must wait.
+
+        Raises:
+            StoreUnavailable: Postgres does not do as asked.
+        """
+        rows = self._store.read(request)
+        keys = self._keys
+        if not rows or keys is None:
+            return Found.all(rows)
+        may_go = [not keys.may_hold(key_hash) for key_hash in self._store.key_hashes(rows)]
+        waiting = [row.id for row, goes in zip(rows, may_go, strict=True) if not goes]
+        self._waiting = IdRanges.union((self._waiting, IdRanges.of(waiting)))
+        return Found(Rows(list(compress(fields_of(rows), may_go))), rows[-1].id, len(rows))
+
+    def _summarise(self, bound: int, ids: int) -> None:
+        began, rows = self._stages.runtime.now(), 0
+        ended = None
+        try:
+            keys = KeySummary(ids)
+            with closing(self._store.key_hashes_up_to(bound)) as hashes:
+                for part in hashes:
+                    keys.add(part)
+                    rows += len(part) // HASH_BYTES
+                    if self._stages.stopping:
+                        return
+            ended = Summary(bound, keys, rows, self._stages.runtime.now() - began)
+        except (ServerUnavailable, MemoryError) as error:
+            if self._stages.stopping:
+                return
+            reason = str(error) or "there is not enough memory"
+            self._observe(KeysSummarised(self._shard, rows, self._stages.runtime.now() - began, reason))
+        with self._stages.lock:
+            self._ended = (ended,)

@@ -1,0 +1,125 @@
+"""The commit of a Spark job, the same for `OutboxWrite` and for the data source.
+
+    1. `is_committed`: a job that has been committed under its id stages nothing.
+    2. Tasks stage their rows (`staging`), each under an attempt id of its own.
+    3. `publish.accepted`: the rows of the attempts that Spark accepted are the job's.
+    4. `record_and_publish`: one transaction records the job, or the batch of a stream, and publishes its rows.
+
+The record makes a commit happen once: a second one with the same id finds the record, and publishes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import psycopg
+from psycopg import sql
+
+from outbox_plugin.core.job_id import former_job_ids
+from outbox_plugin.schema.orphans import drop_orphans
+from outbox_plugin.schema.statements import statement
+from outbox_plugin.spark.publish import Staged, publish_events, publish_rows
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class CommitRecord:
+    """The row that records a commit: of a job in `outbox_job`, or of a batch in `outbox_stream`."""
+
+    statement: Literal["record_job", "record_batch"]
+    job_id: str  # A streaming query's id, where it is a batch.
+    values: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The parameters of `statement`, without the number of events."""
+        return {"job_id": self.job_id, **self.values}
+
+
+def job_record(job_id: str) -> CommitRecord:
+    """The record of a job. It also matches a record that an earlier version made under its own form of the id."""
+    return CommitRecord("record_job", job_id, {"former": former_job_ids(job_id)})
+
+
+def batch_record(query_id: str, batch_id: int, digest: str) -> CommitRecord:
+    """The record of a batch.
+
+    Args:
+        query_id: the streaming query.
+        batch_id: the number that Spark has given the batch.
+        digest: of the batch's events; another digest under the same number means other events.
+    """
+    return CommitRecord("record_batch", query_id, {"batch_id": batch_id, "digest": digest})
+
+
+@dataclass(frozen=True)
+class StagedWrite:
+    """Everything that one commit publishes. Rows and events may be staged in one table, or in a table each.
+
+    Attributes:
+        rows: the business rows.
+        events: the events.
+        replaced: business rows that meet this condition are deleted first; None deletes none.
+        on_conflict: follows ON CONFLICT in the INSERT of the business rows.
+    """
+
+    rows: Staged | None
+    events: Staged | None
+    replaced: sql.Composable | None = None
+    on_conflict: sql.Composable | None = None
+
+
+def is_committed(connection: Connection, outbox: str, record: CommitRecord) -> bool:
+    """Whether the job has been committed. Also removes staging tables that earlier runs of it have left.
+
+    Args:
+        connection: to the outbox's database.
+        outbox: the outbox's name, with its schema.
+        record: a job's.
+    """
+    drop_orphans(connection, outbox, record.job_id)
+    return bool(connection.execute(statement("staging", "find_job", outbox), record.parameters).fetchall())
+
+
+def watch_client(connection: Connection, outbox: str) -> None:
+    """Make Postgres end the transaction soon after this machine is lost. Call it first in a commit's transaction."""
+    connection.execute(statement("probe", "watch_client", outbox))
+
+
+def record_and_publish(
+    connection: Connection,
+    outbox: str,
+    record: CommitRecord,
+    write: StagedWrite,
+    condition: Callable[[Connection], bool] | None = None,
+) -> bool:
+    """Record a commit and publish its rows, in the caller's transaction.
+
+    Returns False, and publishes nothing, if the commit was recorded before.
+
+    Args:
+        connection: in a transaction, which the caller commits.
+        outbox: the outbox's name, with its schema.
+        record: the commit's.
+        write: the staged rows.
+        condition: runs first. If it returns False, nothing is recorded or published, and the result is False.
+
+    Raises:
+        StagingLost: not all of the staged rows are there any more.
+        RowsDropped: a table did not take all of them.
+    """
+    if condition and not condition(connection):
+        return False
+    parameters = {**record.parameters, "events": write.events.rows if write.events else 0}
+    recorded = connection.execute(statement("staging", record.statement, outbox), parameters).fetchall()
+    if not recorded:
+        return False
+    [(events_before,)] = recorded
+    if write.rows:
+        publish_rows(connection, write.rows, write.replaced, write.on_conflict)
+    if write.events:
+        publish_events(connection, write.events, record.job_id, events_before)
+    return True

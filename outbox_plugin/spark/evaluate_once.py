@@ -1,0 +1,139 @@
+"""Evaluates the common part of business rows and events once, so that a row and its event agree.
+
+Spark evaluates a DataFrame anew in each of its jobs. `current_timestamp()`, a function that draws a UUID, or a table
+that somebody writes to would give a row one value and its event another. So this module finds the part that both plans
+have in common, evaluates it, and replaces it by the result in both. The result is a local checkpoint, which Spark never
+evaluates again: if an executor that holds a part of it is lost, the job fails and nothing is written. Spark would
+silently evaluate a cached DataFrame again.
+
+Subqueries within expressions are not searched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from outbox_plugin.errors import OutboxError
+from outbox_plugin.spark.kafka_source import SPARK_SAYS
+from outbox_plugin.spark.options import OptionWrong
+
+_Plan = Any  # Spark's LogicalPlan, in the JVM.
+
+
+class EvaluationLost(OutboxError):
+    """The data that rows and events are made of is lost. Evaluated again, it could differ."""
+
+
+@contextmanager
+def evaluated_once(rows: DataFrame, events: DataFrame) -> Iterator[tuple[DataFrame, DataFrame]]:
+    """Yield the two DataFrames with their common part evaluated; the result is kept until the context ends.
+
+    Raises:
+        OptionWrong: over Spark Connect, their common part is not a checkpoint.
+        EvaluationLost: an executor is lost.
+    """
+    if not hasattr(rows, "_jdf"):
+        _require_checkpoint(rows, events)
+        yield rows, events
+        return
+    session = rows.sparkSession
+    first, second = (frame._jdf.queryExecution().analyzed() for frame in (rows, events))
+    evaluated: list[tuple[_Plan, _Plan]] = []
+    try:
+        for shared in _in_common(first, second):
+            checkpoint = _frame(session, _replaced(session, shared, evaluated)).localCheckpoint()
+            evaluated.insert(
+                0, (shared, checkpoint._jdf.queryExecution().analyzed())
+            )  # So that the largest part is replaced first.
+        rows_once, events_once = (_frame(session, _replaced(session, plan, evaluated)) for plan in (first, second))
+        yield rows_once, events_once
+    except SPARK_SAYS as error:
+        if "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND" not in str(error):
+            raise
+        raise EvaluationLost(
+            "an executor is lost that held what rows and events are made of; nothing was written: run the job again"
+        ) from None
+    finally:
+        for _, checkpoint in evaluated:
+            checkpoint.rdd().unpersist(False)
+
+
+def _in_common(first: _Plan, second: _Plan) -> list[_Plan]:
+    """The largest parts of the plan `second` that are in `first` too. A part comes before the parts that contain it."""
+    known: dict[int, list[_Plan]] = {}
+    for node in _nodes(first):
+        known.setdefault(node.semanticHash(), []).append(node)
+    found: list[_Plan] = []
+
+    def look(node: _Plan) -> None:
+        if not any(node.sameResult(each) for each in known.get(node.semanticHash(), ())):
+            for child in _children(node):
+                look(child)
+        elif not any(node.sameResult(each) for each in found):
+            found.append(node)
+
+    look(second)
+    return sorted(found, key=lambda node: len(_nodes(node)))
+
+
+def _replaced(session: SparkSession, plan: _Plan, evaluated: list[tuple[_Plan, _Plan]]) -> _Plan:
+    """The plan, with each part that has been evaluated replaced by the result."""
+    for part, checkpoint in evaluated:
+        if plan.semanticHash() == part.semanticHash() and plan.sameResult(part):
+            return _with_output(session, checkpoint, plan)
+    before = _children(plan)
+    after = [_replaced(session, child, evaluated) for child in before]
+    if all(new is old for new, old in zip(after, before, strict=True)):
+        return plan
+    return plan.withNewChildren(_jvm(session).PythonUtils.toSeq(after))
+
+
+def _with_output(session: SparkSession, checkpoint: _Plan, plan: _Plan) -> _Plan:
+    """The checkpoint under the ids by which the nodes above `plan` know its columns."""
+    gateway: Any = session.sparkContext._gateway
+    arguments = gateway.new_array(_jvm(session).java.lang.Object, checkpoint.productArity())
+    arguments[0] = plan.output()
+    for place in range(1, checkpoint.productArity()):
+        arguments[place] = checkpoint.productElement(place)
+    return checkpoint.makeCopy(arguments)
+
+
+def _nodes(plan: _Plan) -> list[_Plan]:
+    return [plan, *(node for child in _children(plan) for node in _nodes(child))]
+
+
+def _children(plan: _Plan) -> list[_Plan]:
+    children = plan.children()
+    return [children.apply(place) for place in range(children.size())]
+
+
+def _frame(session: SparkSession, plan: _Plan) -> DataFrame:
+    from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
+
+    return ClassicDataFrame(
+        _jvm(session).org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, plan), session
+    )
+
+
+def _jvm(session: SparkSession) -> Any:
+    return session.sparkContext._jvm
+
+
+def _require_checkpoint(rows: DataFrame, events: DataFrame) -> None:
+    from pyspark.sql.connect.plan import CachedRemoteRelation, LogicalPlan
+
+    def leaves(plan: LogicalPlan) -> set[LogicalPlan]:
+        children = [each for each in vars(plan).values() if isinstance(each, LogicalPlan)]
+        return {leaf for child in children for leaf in leaves(child)} if children else {plan}
+
+    plans: list[Any] = [rows._plan, events._plan]
+    shared = leaves(plans[0]) & leaves(plans[1])
+    if not all(isinstance(leaf, CachedRemoteRelation) for leaf in shared):
+        raise OptionWrong(
+            "over Spark Connect, rows and events are evaluated apart, and may disagree: "
+            "call localCheckpoint() on what both are made of, and make both of the result"
+        )

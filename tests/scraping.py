@@ -1,0 +1,59 @@
+"""What tests of the port for operators share: a port of one's own, and what is answered there."""
+
+from __future__ import annotations
+
+from contextlib import closing, suppress
+from http.client import HTTPConnection, HTTPException
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from outbox_plugin import Settings
+from outbox_plugin.embedded.ports import free_port
+from tests.support import PATIENCE
+
+HOST = "127.0.0.1"
+
+
+def listening(settings: Settings) -> Settings:
+    """The settings, with a port of its own."""
+    return settings.model_copy(update={"listen": str(free_port())})
+
+
+def get(settings: Settings, path: str) -> tuple[int, str]:
+    """The answer; 0 where there is none."""
+    with (
+        suppress(OSError, HTTPException),
+        closing(HTTPConnection(HOST, int(settings.listen or 0), timeout=30 * PATIENCE)) as connection,
+    ):
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    return 0, ""
+
+
+def ready(settings: Settings) -> str:
+    """The line of the only shard, where the harvester is ready."""
+    status, said = get(settings, "/readyz")
+    return said if status == 200 else ""
+
+
+def not_ready(settings: Settings) -> str:
+    """The same where it is not."""
+    status, said = get(settings, "/readyz")
+    return said if status == 503 else ""
+
+
+def metrics(settings: Settings, group: str | None = None) -> dict[tuple[str, ...], float]:
+    """Values of `group` (None: the outbox's) by the sample's name and what its labels say beside the group."""
+    found = {}
+    for family in text_string_to_metric_families(get(settings, "/metrics")[1]):
+        for sample in family.samples:
+            labels = [value for name, value in sample.labels.items() if name != "group"]
+            if sample.labels["group"] == (group or settings.group):
+                found[(sample.name, *labels)] = sample.value
+    return found
+
+
+def shown(settings: Settings, *names: str) -> float | None:
+    """One value; None where it is not shown."""
+    return metrics(settings).get(names)

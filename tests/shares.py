@@ -1,0 +1,27 @@
+"""A share of the slow tests. The commit decides which, so that a run can be repeated, and later ones have others."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterable
+from datetime import date
+from pathlib import Path
+from zlib import crc32
+
+SHARES = 3
+
+
+def present_share(folder: Path) -> int:
+    """The share of the commit that is checked out in `folder`; that of the day where there is none."""
+    try:
+        asked = subprocess.run(
+            ["git", "rev-parse", "--short=8", "HEAD"], cwd=folder, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return date.today().toordinal() % SHARES
+    return int(asked.stdout, 16) % SHARES
+
+
+def in_share(names: Iterable[str], share: int) -> set[str]:
+    """Those of the tests' names that belong to a share. A test stays in its share when others come and go."""
+    return {name for name in names if crc32(name.encode()) % SHARES == share}

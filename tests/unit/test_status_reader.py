@@ -1,0 +1,147 @@
+"""`read_status` shows what one slow partition of the leader topic leaves readable, within its time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from outbox_plugin import Settings
+from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat
+from outbox_plugin.errors import ServerRefused
+from outbox_plugin.status import reader
+from outbox_plugin.status.reader import read_status
+
+SECONDS = 1.0
+SETTINGS = Settings(dsn="postgresql://nowhere/db", bootstrap_servers="nowhere:1", shards=3)
+
+
+class Record:
+    """A leader's heartbeat, the only record of its partition."""
+
+    def __init__(self, shard: int) -> None:
+        self._shard = shard
+
+    def partition(self) -> int:
+        return self._shard
+
+    def offset(self) -> int:
+        return 0
+
+    def error(self) -> None:
+        return None
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, int(time.time() * 1000)
+
+    def key(self) -> None:
+        return None
+
+    def value(self) -> bytes:
+        heartbeat = LeaderHeartbeat(self._shard, "leader", "term", f"h-{self._shard}", "host", 1, "now", "i", "p")
+        return heartbeat.encode()
+
+    def headers(self) -> None:
+        return None
+
+
+class Client:
+    """A consumer of a leader topic with three partitions, each of which has one heartbeat."""
+
+    def __init__(self, failures: Mapping[int, Callable[[float], None]], silent: frozenset[int]) -> None:
+        self._failures = failures
+        self._silent = silent
+        self._assigned: list[int] = []
+
+    def list_topics(self, topic: str, timeout: float) -> Any:
+        return SimpleNamespace(topics={topic: SimpleNamespace(partitions={0: None, 1: None, 2: None})})
+
+    def get_watermark_offsets(self, partition: TopicPartition, *, timeout: float) -> tuple[int, int]:
+        if partition.partition in self._failures:
+            self._failures[partition.partition](timeout)
+        return 0, 1
+
+    def assign(self, partitions: list[TopicPartition]) -> None:
+        self._assigned = [each.partition for each in partitions]
+
+    def consume(self, most: int, seconds: float) -> list[Record]:
+        ready = [number for number in self._assigned if number not in self._silent]
+        if not ready:
+            time.sleep(seconds)
+            return []
+        self._assigned.remove(ready[0])
+        return [Record(ready[0])]
+
+    def close(self) -> None:
+        pass
+
+
+def no_answer(timeout: float) -> None:
+    time.sleep(timeout)
+    raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
+
+def no_leader(timeout: float) -> None:
+    raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
+
+
+def forbidden(timeout: float) -> None:
+    raise KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> Callable[..., reader.Status]:
+    def refuse(settings: Settings, seconds: float) -> None:
+        raise ServerRefused("Postgres is not part of this test")
+
+    def read_with(
+        failures: Mapping[int, Callable[[float], None]] | None = None, silent: frozenset[int] = frozenset()
+    ) -> reader.Status:
+        monkeypatch.setattr(reader, "_table", refuse)
+        monkeypatch.setattr(reader, "Consumer", lambda config: Client(failures or {}, silent))
+        began = time.monotonic()
+        status = read_status(SETTINGS, SECONDS)
+        assert time.monotonic() - began < SECONDS + 0.5
+        return status
+
+    return read_with
+
+
+def leaders(status: reader.Status) -> list[int]:
+    return [shard.shard for shard in status.shards if shard.leader]
+
+
+def test_every_leader_is_shown(read: Callable[..., reader.Status]) -> None:
+    status = read()
+    assert (leaders(status), status.errors) == ([0, 1, 2], ("Postgres is not part of this test",))
+
+
+@pytest.mark.parametrize("failure", [no_answer, no_leader])
+def test_a_partition_without_an_answer_hides_its_own_leader_alone(
+    read: Callable[..., reader.Status], failure: Callable[[float], None]
+) -> None:
+    status = read({0: failure})
+    assert leaders(status) == [1, 2]
+    assert status.errors[1:] == ("Kafka did not answer in time for 0 of the leader topic's partitions",)
+
+
+def test_a_partition_that_delivers_nothing_hides_its_own_leader_alone(read: Callable[..., reader.Status]) -> None:
+    status = read(silent=frozenset({1, 2}))
+    assert leaders(status) == [0]
+    assert status.errors[1:] == ("Kafka did not answer in time for 1, 2 of the leader topic's partitions",)
+
+
+def test_where_no_partition_answers_kafka_cannot_be_reached(read: Callable[..., reader.Status]) -> None:
+    status = read(dict.fromkeys(range(3), no_answer))
+    assert leaders(status) == []
+    assert "nowhere:1" in status.errors[1]
+
+
+def test_a_refusal_is_shown_at_once(read: Callable[..., reader.Status]) -> None:
+    status = read({2: forbidden})
+    assert leaders(status) == []
+    assert "Kafka" in status.errors[1]
