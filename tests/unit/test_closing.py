@@ -80,30 +80,6 @@ def test_a_client_of_the_cluster_ends_with_the_last_reference_to_it() -> None:
         gc.enable()
 
 
-class Failed:
-    """A producer that has met a fatal error."""
-
-    def __init__(self) -> None:
-        self.purged = False
-
-    def produce(self, *_: object, **__: object) -> None:
-        raise KafkaException(KafkaError(KafkaError._FATAL))
-
-    def purge(self) -> None:
-        self.purged = True
-
-
-def test_a_producer_of_heartbeats_that_has_failed_for_good_is_replaced() -> None:
-    membership = KafkaMembership(SETTINGS, KafkaNames.of(SETTINGS), 1, Signer(b"s" * 32), "us")
-    try:
-        membership._sender = failed = Failed()  # type: ignore[assignment]
-        membership.send(LeaderHeartbeat(0, "leader", "", "us", "host", 1, "2026-01-01T00:00:00+00:00", "i", "p", 1))
-        assert failed.purged
-        assert len(membership._sender) == 1  # The heartbeat waits for a broker.
-    finally:
-        membership.leave(0.0)
-
-
 class Counting:
     """A producer that counts what it takes."""
 
@@ -117,6 +93,32 @@ class Counting:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._producer, name)
+
+
+class Failed:
+    """A producer that has met a fatal error."""
+
+    def __init__(self) -> None:
+        self.purged = False
+
+    def produce(self, *_: object, **__: object) -> None:
+        raise KafkaException(KafkaError(KafkaError._FATAL))
+
+    def purge(self) -> None:
+        self.purged = True
+
+
+def test_a_producer_of_heartbeats_that_has_failed_for_good_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    membership = KafkaMembership(SETTINGS, KafkaNames.of(SETTINGS), 1, Signer(b"s" * 32), "us")
+    another = Counting(membership._sender)
+    monkeypatch.setattr(membership, "_new_sender", lambda: another)
+    try:
+        membership._sender = failed = Failed()  # type: ignore[assignment]
+        membership.send(LeaderHeartbeat(0, "leader", "", "us", "host", 1, "2026-01-01T00:00:00+00:00", "i", "p", 1))
+        assert failed.purged
+        assert another.taken == 1
+    finally:
+        membership.leave(0.0)
 
 
 def test_heartbeats_go_on_once_those_of_a_full_queue_have_expired() -> None:
