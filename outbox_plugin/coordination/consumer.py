@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, get_args
 
@@ -103,9 +104,33 @@ class Consumer:
         self._stopped = False
         self._committed_at: float | None = None
         self._observed: ObservedConsumer | None = None  # Where there is a port.
-        self._log = CoordinationLog(self._settings, coordination_topic, group_id)
+        with ExitStack() as opened:  # What is opened is closed, whatever a later step raises.
+            self._log = opened.enter_context(closing(CoordinationLog(self._settings, coordination_topic, group_id)))
+            self._reader = opened.enter_context(closing(self._connect(group_id)))
+            self._instance = Instance(
+                self._log,
+                Holder(uuid.uuid4().hex[:12], client_id),
+                group_id,
+                topics,
+                HeartbeatTiming(heartbeat_interval_seconds, idle_seconds),
+                at_most_once=self._at_most_once,
+                limit=max_claims,
+                observe=observe,
+            )
+            opened.pop_all()
         try:
-            self._reader = confluent_kafka.Consumer(
+            if self._settings.listen is not None:
+                self._observed = self._listen(self._settings.listen, topics)
+            self._instance.start()
+            if self._observed is not None:
+                self._observed.poll_lag()
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self, group_id: str) -> confluent_kafka.Consumer:
+        try:
+            return confluent_kafka.Consumer(
                 client_config(
                     self._settings,
                     group_id=group_id,  # The library requires it; this client joins no group and commits nothing.
@@ -118,27 +143,7 @@ class Consumer:
                 | {"auto.offset.reset": "earliest"}  # OUTBOX_KAFKA must not make it skip records.
             )
         except KafkaException as error:
-            self._log.close()
             raise refused_property(error) from None
-        self._instance = Instance(
-            self._log,
-            Holder(uuid.uuid4().hex[:12], client_id),
-            group_id,
-            topics,
-            HeartbeatTiming(heartbeat_interval_seconds, idle_seconds),
-            at_most_once=self._at_most_once,
-            limit=max_claims,
-            observe=observe,
-        )
-        try:
-            if self._settings.listen is not None:
-                self._observed = self._listen(self._settings.listen, topics)
-            self._instance.start()
-            if self._observed is not None:
-                self._observed.poll_lag()
-        except BaseException:
-            self.close()
-            raise
 
     def _listen(self, listen: str, topics: Sequence[str]) -> ObservedConsumer:
         try:
@@ -235,12 +240,13 @@ class Consumer:
                 intervals. At most once, records that were fetched and not yet returned are lost then.
         """
         self._stopped = True
-        self._instance.stop(keep=not release)
-        self._log.close()
-        self._reader.close()
         observed, self._observed = self._observed, None
-        if observed is not None:
-            observed.close()
+        with ExitStack() as opened:  # Whatever one of them raises, the others are closed, in the opposite order.
+            if observed is not None:
+                opened.callback(observed.close)
+            opened.callback(self._reader.close)
+            opened.callback(self._log.close)
+            self._instance.stop(keep=not release)
 
     def __enter__(self) -> Self:
         return self

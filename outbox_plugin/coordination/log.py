@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from confluent_kafka import (
@@ -113,34 +113,35 @@ class CoordinationLog:
         self.kept = KeptState()
         self._trouble: OutboxError | None = None
         self._closed = False
-        try:
-            self._writer = Producer(  # First, so that it connects while we do the rest.
-                internal_client_config(settings, enable_idempotence=True, linger_ms=0, message_timeout_ms=5_000)
-            )
-            self._reader = Consumer(
-                internal_client_config(
-                    settings,
-                    group_id=group_id,  # To read its committed offsets; this client joins no group.
-                    enable_auto_commit=False,
-                    auto_offset_reset="earliest",
-                    fetch_wait_max_ms=50,
-                    fetch_min_bytes=1,
+        with ExitStack() as opened:  # What is opened is closed, whatever a later step raises.
+            try:
+                # First, so that it connects while we do the rest.
+                self._writer = Producer(
+                    internal_client_config(settings, enable_idempotence=True, linger_ms=0, message_timeout_ms=5_000)
                 )
-            )
-        except KafkaException as error:
-            raise refused_property(error) from None
-        admin = KafkaAdmin(settings)
-        self._admin = admin.client
-        try:
+                opened.callback(self._writer.close)
+                self._reader = Consumer(
+                    internal_client_config(
+                        settings,
+                        group_id=group_id,  # To read its committed offsets; this client joins no group.
+                        enable_auto_commit=False,
+                        auto_offset_reset="earliest",
+                        fetch_wait_max_ms=50,
+                        fetch_min_bytes=1,
+                    )
+                )
+                opened.callback(self._reader.close)
+            except KafkaException as error:
+                raise refused_property(error) from None
+            admin = KafkaAdmin(settings)
+            self._admin = admin.client
             admin.check_reachable()
             self._forms = ensure_topics(self._admin, topic, settings)
             self._ahead = self._ask_for_time()
             self._read_state()
             self.form = self._agree_on_form(self._forms[topic])
             self.width = self.form.width
-        except BaseException:
-            self.close()
-            raise
+            opened.pop_all()
 
     def log_time(self) -> float:
         """The brokers' time, in seconds since the epoch."""
@@ -401,6 +402,7 @@ class CoordinationLog:
         """Send all messages, and close. Safe to call twice."""
         if not self._closed:
             self._closed = True
-            self._writer.flush(CLOSE_SECONDS)
-            self._writer.close()
-            self._reader.close()
+            with ExitStack() as opened:  # Whatever one of them raises, the others are closed.
+                opened.callback(self._reader.close)
+                opened.callback(self._writer.close)
+                self._writer.flush(CLOSE_SECONDS)

@@ -58,7 +58,11 @@ class ObservedConsumer:
         self._kafka_error: str | None = None
         self._poller: LagPoller | None = None
         self._port = join(*host_and_port(listen))
-        self._metrics = self._port.metrics_of(CoordinationMetrics)
+        try:
+            self._metrics = self._port.metrics_of(CoordinationMetrics)
+        except BaseException:
+            leave(self._port, self)
+            raise
         self._port.add(self)
 
     def poll_lag(self) -> None:

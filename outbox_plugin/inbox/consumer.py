@@ -7,7 +7,7 @@ import inspect
 import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -172,13 +172,12 @@ class Inbox(Background):
             self._check()
             self._topic_ids = TopicIds(self._settings)
             workers = self._workers(loop)
-            consume = partial(self._consume, self._consumer(), workers)
+            if self._observed is not None:
+                self._observed.poll_lag()
+            return partial(self._consume, self._consumer(), workers)
         except BaseException:
             self._close_port()
             raise
-        if self._observed is not None:
-            self._observed.poll_lag()
-        return consume
 
     def _listen(self, listen: str) -> ObservedInbox:
         try:
@@ -254,50 +253,58 @@ class Inbox(Background):
             consumer = Consumer(consumer_config(self._settings, self._group))
         except KafkaException as error:
             raise refused_property(error) from None
-        consumer.subscribe(self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
+        with ExitStack() as opened:
+            opened.callback(consumer.close)
+            consumer.subscribe(self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
+            opened.pop_all()
         return consumer
 
     def _consume(self, consumer: Consumer, workers: ThreadWorkers | TaskWorkers) -> None:
         housekeeping = Housekeeping(
             self._settings, self._group, self._dispatcher, self._positions, self._keep, self._observed
         )
-        workers.start()
-        housekeeping.start()
-        try:
-            committed_at = time.monotonic()
-            while not self._stop.is_set():
-                if workers.error is not None:
-                    raise OutboxError(f"a handler's worker has ended: {one_line(workers.error)}") from workers.error
-                self._polled_at = time.monotonic()
-                if not self._without_position:
-                    self._positions_at = self._polled_at
-                self._take_in(consumer)
-                self._start_waiting(consumer)
-                self._pauses.update(consumer, Room(MAX_HELD_RECORDS, MAX_HELD_BYTES), ROOM_SECONDS)
-                self._begin_anew(
-                    consumer,
-                    self._topic_ids.recreated({topic for topic, _ in self._dispatcher.locked(KeyQueues.partitions)}),
-                )
-                if time.monotonic() - committed_at > COMMIT_SECONDS:
-                    self._commit(consumer, self._dispatcher.locked(KeyQueues.committable), wait=False)
-                    committed_at = time.monotonic()
-        finally:
-            housekeeping.stop()
-            self._dispatcher.stop()
-            # Other members wait for our partitions, so wait no longer than at a rebalance. A handler that still runs
-            # keeps its transaction: a member that gets its event waits for that, and then leaves the event out.
-            positions = self._dispatcher.locked(KeyQueues.positions)
-            reached = self._dispatcher.release(self._dispatcher.locked(KeyQueues.partitions), RELEASE_SECONDS)
-            self._commit(consumer, reached, wait=True)
+        with ExitStack() as ended, closing(consumer):  # Whatever a step raises, Kafka's client is closed.
+            workers.start()
+            ended.callback(workers.join)
+            ended.callback(self._dispatcher.stop)
+            housekeeping.start()
             try:
-                # Before the partitions go to their next owner, who may write greater positions.
-                if housekeeping.wait_until_ended():
-                    self._positions.write_last(
-                        {tp: at._replace(next_offset=reached.get(tp, at.next_offset)) for tp, at in positions.items()}
-                    )
+                self._poll(consumer, workers)
             finally:
-                consumer.close()
-                workers.join()
+                self._hand_over(consumer, housekeeping)
+
+    def _poll(self, consumer: Consumer, workers: ThreadWorkers | TaskWorkers) -> None:
+        committed_at = time.monotonic()
+        while not self._stop.is_set():
+            if workers.error is not None:
+                raise OutboxError(f"a handler's worker has ended: {one_line(workers.error)}") from workers.error
+            self._polled_at = time.monotonic()
+            if not self._without_position:
+                self._positions_at = self._polled_at
+            self._take_in(consumer)
+            self._start_waiting(consumer)
+            self._pauses.update(consumer, Room(MAX_HELD_RECORDS, MAX_HELD_BYTES), ROOM_SECONDS)
+            self._begin_anew(
+                consumer,
+                self._topic_ids.recreated({topic for topic, _ in self._dispatcher.locked(KeyQueues.partitions)}),
+            )
+            if time.monotonic() - committed_at > COMMIT_SECONDS:
+                self._commit(consumer, self._dispatcher.locked(KeyQueues.committable), wait=False)
+                committed_at = time.monotonic()
+
+    def _hand_over(self, consumer: Consumer, housekeeping: Housekeeping) -> None:
+        housekeeping.stop()
+        self._dispatcher.stop()
+        # Other members wait for our partitions, so wait no longer than at a rebalance. A handler that still runs
+        # keeps its transaction: a member that gets its event waits for that, and then leaves the event out.
+        positions = self._dispatcher.locked(KeyQueues.positions)
+        reached = self._dispatcher.release(self._dispatcher.locked(KeyQueues.partitions), RELEASE_SECONDS)
+        self._commit(consumer, reached, wait=True)
+        # Before the partitions go to their next owner, who may write greater positions.
+        if housekeeping.wait_until_ended():
+            self._positions.write_last(
+                {tp: at._replace(next_offset=reached.get(tp, at.next_offset)) for tp, at in positions.items()}
+            )
 
     def _take_in(self, consumer: Consumer) -> None:
         """Poll, and add the records. The first is added before the second call, which may run a rebalance."""

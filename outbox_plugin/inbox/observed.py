@@ -10,9 +10,10 @@ from dataclasses import replace
 
 from outbox_plugin.core.readiness import NotReady, Readiness, Ready
 from outbox_plugin.core.topic_partition import TopicPartition
-from outbox_plugin.inbox.events import InboxEvent, RecordDeadLettered, RecordFailed, RecordsDone, TakenHandled
+from outbox_plugin.inbox.events import InboxEvent, Observer, RecordDeadLettered, RecordFailed, RecordsDone, TakenHandled
 from outbox_plugin.inbox.readiness import Facts, is_alive, readiness
 from outbox_plugin.inbox.received import Received
+from outbox_plugin.observe.guard import guarded
 from outbox_plugin.observe.inbox_metrics import InboxGroupMetrics, InboxMetrics
 from outbox_plugin.observe.lag_poller import LagPoller, Lags, NextOffsets
 from outbox_plugin.observe.port import join, leave
@@ -63,12 +64,16 @@ class ObservedInbox:
         self._lags: Lags = {}
         self._poller: LagPoller | None = None
         self._port = join(*host_and_port(listen))
-        self._metrics = InboxGroupMetrics(self._port.metrics_of(InboxMetrics), group)
-        self._metrics.begin_at_zero(topic for topic in topics if not topic.startswith("^"))
+        try:
+            self._metrics = InboxGroupMetrics(self._port.metrics_of(InboxMetrics), group)
+            self._metrics.begin_at_zero(topic for topic in topics if not topic.startswith("^"))
+        except BaseException:
+            leave(self._port, self)
+            raise
+        self.observe: Observer = guarded(self._count, self.name)
         self._port.add(self)
 
-    def observe(self, event: InboxEvent) -> None:
-        """Count an event."""
+    def _count(self, event: InboxEvent) -> None:
         match event:
             case RecordsDone():
                 skipped = _by_topic(event.skipped)

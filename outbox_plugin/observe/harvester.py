@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from outbox_plugin.core.readiness import NotReady, Readiness
+from outbox_plugin.observe.guard import guarded
 from outbox_plugin.observe.metrics import GroupMetrics, HarvesterMetrics
 from outbox_plugin.observe.port import join, leave
 from outbox_plugin.observe.readiness_facts import ReadinessFacts
@@ -45,7 +46,12 @@ class ObservedHarvester:
         self._table: tuple[TableState, float] | None = None
         self._poller: TablePoller | None = None
         self._port = join(*host_and_port(listen))
-        self._metrics = GroupMetrics(self._port.metrics_of(HarvesterMetrics), settings.group)
+        try:
+            self._metrics = GroupMetrics(self._port.metrics_of(HarvesterMetrics), settings.group)
+        except BaseException:
+            leave(self._port, self)
+            raise
+        self._count = guarded(self._metrics.observe, self.name)
         self._port.add(self)
 
     @property
@@ -56,7 +62,7 @@ class ObservedHarvester:
     def observe(self, event: HarvestEvent) -> None:
         """Count an event of the relay."""
         self._facts.observe(event)
-        self._metrics.observe(event)
+        self._count(event)
 
     def poll_table(self) -> None:
         """Read the table's state from Postgres every few seconds from now on."""

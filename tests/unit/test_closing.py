@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import weakref
+from collections.abc import Callable
 from typing import Any
 
+import confluent_kafka
 import psutil
 import psycopg
 import pytest
@@ -18,8 +20,16 @@ from outbox_plugin.adapters.kafka_admin import KafkaAdmin
 from outbox_plugin.adapters.kafka_membership import KafkaMembership
 from outbox_plugin.adapters.kafka_names import KafkaNames
 from outbox_plugin.adapters.postgres_wake_up import PostgresWakeUp
+from outbox_plugin.coordination import consumer, log
+from outbox_plugin.coordination.observed import ObservedConsumer
 from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat
 from outbox_plugin.core.signing import Signer
+from outbox_plugin.embedded.ports import free_port
+from outbox_plugin.errors import InvalidSetting
+from outbox_plugin.inbox import consumer as inbox_consumer
+from outbox_plugin.inbox.observed import ObservedInbox
+from outbox_plugin.observe import port
+from outbox_plugin.observe.harvester import ObservedHarvester
 from tests.support import eventually
 
 SETTINGS = Settings(dsn="postgresql://nowhere/db", bootstrap_servers="127.0.0.1:1")
@@ -136,3 +146,92 @@ def test_heartbeats_go_on_once_those_of_a_full_queue_have_expired() -> None:
         eventually(lambda: taken() > 1, 15)
     finally:
         membership.leave(0.0)
+
+
+class Noted:
+    """A client that notes that it was closed."""
+
+    def __init__(self, closed: list[str], name: str, problem: Exception | None = None) -> None:
+        self._closed, self._name, self._problem = closed, name, problem
+
+    def close(self, timeout: float = 0.0) -> None:
+        self._closed.append(self._name)
+        if self._problem is not None:
+            raise self._problem
+
+    def flush(self, timeout: float) -> None: ...
+
+    def subscribe(self, *_: object, **__: object) -> None:
+        raise KafkaException(KafkaError(KafkaError._INVALID_ARG))
+
+
+def test_a_consumer_whose_instance_cannot_be_made_closes_its_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+    monkeypatch.setattr(consumer, "CoordinationLog", lambda *_: Noted(closed, "log"))
+    monkeypatch.setattr(confluent_kafka, "Consumer", lambda _: Noted(closed, "reader"))
+    with pytest.raises(AttributeError):  # This log cannot say since when it is read.
+        consumer.Consumer(["orders"], "billing", "one", bootstrap_servers="127.0.0.1:1")
+    assert closed == ["reader", "log"]
+
+
+def test_a_consumer_closes_all_its_clients_though_one_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+    consuming: Any = object.__new__(consumer.Consumer)
+    consuming._observed = Noted(closed, "port")
+    consuming._reader = Noted(closed, "reader", KafkaException(KafkaError(KafkaError._FATAL)))
+    consuming._log = Noted(closed, "log", KafkaException(KafkaError(KafkaError._FATAL)))
+    monkeypatch.setattr(Noted, "stop", lambda *_, **__: None, raising=False)
+    consuming._instance = Noted(closed, "instance")
+    with pytest.raises(KafkaException):
+        consuming.close()
+    assert closed == ["log", "reader", "port"]
+
+
+def test_a_coordination_log_that_cannot_connect_closes_what_it_has_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+
+    def refuse(_: object) -> None:
+        raise KafkaException(KafkaError(KafkaError._INVALID_ARG))
+
+    monkeypatch.setattr(log, "Producer", lambda _: Noted(closed, "writer"))
+    monkeypatch.setattr(log, "Consumer", refuse)
+    with pytest.raises(InvalidSetting):
+        log.CoordinationLog(log.kafka_settings("127.0.0.1:1", None), log.TOPIC, "billing")
+    assert closed == ["writer"]
+
+
+def test_an_inbox_that_cannot_subscribe_closes_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+    monkeypatch.setattr(inbox_consumer, "Consumer", lambda _: Noted(closed, "consumer"))
+    inbox = inbox_consumer.Inbox(SETTINGS, group="g", topics=["t"], handler=lambda connection, event: None)
+    with pytest.raises(KafkaException):
+        inbox._consumer()
+    assert closed == ["consumer"]
+
+
+def test_a_port_whose_metrics_cannot_be_made_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(port.Port, "metrics_of", full)
+    nothing: Any = None
+    listen = f"127.0.0.1:{free_port()}"
+    made: list[Callable[[], object]] = [
+        lambda: ObservedHarvester(SETTINGS, listen, error=nothing, stopping=nothing, now=nothing),
+        lambda: ObservedInbox(
+            SETTINGS,
+            listen,
+            "g",
+            [],
+            error=nothing,
+            stopping=nothing,
+            facts=nothing,
+            next_offsets=nothing,
+            paused=nothing,
+        ),
+        lambda: ObservedConsumer(SETTINGS, listen, "g", "c", [], error=nothing, progress=nothing, committed_at=nothing),
+    ]
+    for make in made:
+        with pytest.raises(OSError, match="No space"):
+            make()
+        assert not port._ports
