@@ -16,7 +16,7 @@ from outbox_plugin.core.ordering_keys import OrderingKey
 from outbox_plugin.core.ports import Control
 from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.errors import ForeignOutbox, LayoutChanged, StoreUnavailable
-from outbox_plugin.schema.connection import IS_STANDBY, connect, reported
+from outbox_plugin.schema.connection import IS_STANDBY, connect, pipeline, reported
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 
@@ -114,7 +114,7 @@ class PostgresSession:
             StoreUnavailable: the outbox is no longer the one that the term began with, or Postgres is away.
             LayoutChanged: it has another number of shards now.
         """
-        with reported(), self.reader.pipeline():
+        with reported(), pipeline(self.reader):
             state = self.reader.execute(*self.query("control", "state"))
             writers = self.reader.execute(*self.query("control", "writers"))
             parked = self.reader.execute(*self.query("control", "parked"))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from typing import Any
 
 import psycopg
@@ -24,11 +25,11 @@ from outbox_plugin.core.takeover import Terms
 from outbox_plugin.core.window import BYTES_PER_WINDOW
 from outbox_plugin.errors import Fenced, StoreUnavailable
 from outbox_plugin.printable import logger_of
-from outbox_plugin.schema.connection import connect, one_line, reported
+from outbox_plugin.schema.connection import cancel_until_ended, connect, one_line, pipeline, reported
 from outbox_plugin.settings import Settings
 
 logger = logger_of("outbox_plugin.harvester")
-CANCEL_SECONDS = 2.0
+END_SECONDS = 10.0  # After that, a statement that cannot be cancelled is left to end with its thread.
 KEYS_PER_PART = 50_000  # Of the keys that are summarised: some 50 ms of work, after which a summary can be given up.
 
 
@@ -55,6 +56,8 @@ class PostgresWindowStore:
         self._history = HistoryPartitions(settings) if settings.retention else None
         self._limit = RecordLimit(largest_record_bytes(settings))
         self._keys_connection: psycopg.Connection[Any] | None = None  # While `key_hashes_up_to` reads.
+        self._keys_read = threading.Event()  # Not set while `key_hashes_up_to` reads, and while it connects.
+        self._keys_read.set()
         try:
             self._maintain_history()
         except BaseException:
@@ -220,7 +223,7 @@ class PostgresWindowStore:
 
     def end_of_batch(self, up_to: int) -> int | None:
         """The last id, at most `up_to`, of a transaction that has written many of the latest rows; None without one."""
-        with reported(), self.session.reader.pipeline():
+        with reported(), pipeline(self.session.reader):
             self.session.reader.execute(self.session.statement("window", "steer"))
             found = self.session.reader.execute(*self.session.query("window", "end_of_batch", until=up_to))
             [(last_id,)] = found.fetchall()
@@ -228,6 +231,14 @@ class PostgresWindowStore:
 
     def key_hashes_up_to(self, bound: int) -> Generator[bytes]:
         """The same hashes of all rows of the slice with ids up to `bound`, in parts."""
+        self._keys_read.clear()
+        try:
+            yield from self._read_key_hashes(bound)
+        finally:
+            self._keys_connection = None
+            self._keys_read.set()
+
+    def _read_key_hashes(self, bound: int) -> Generator[bytes]:
         settings = self.session.settings
         with reported(), closing(connect(settings, purpose="outbox harvester (keys)", own_name=True)) as connection:
             self._keys_connection = connection
@@ -235,7 +246,7 @@ class PostgresWindowStore:
             while above is not None:
                 conditions, values = self._rows.conditions(ReadRequest(KEYS_PER_PART, IdRange(above, bound)))
                 query = self.session.statement("window", "key_hashes_up_to", conditions)
-                with connection.pipeline():
+                with pipeline(connection):
                     connection.execute(self.session.statement("window", "steer"))
                     found = connection.execute(*self.session.with_values(query, values), binary=True)
                 [(above, hashes, is_this_outbox)] = found.fetchall()
@@ -244,11 +255,8 @@ class PostgresWindowStore:
                 yield hashes or b""
 
     def cancel_key_hashes(self) -> None:
-        """End a statement of `key_hashes_up_to`, if there is one; from another thread."""
-        connection = self._keys_connection
-        if connection is not None and not connection.closed:
-            with suppress(psycopg.Error):
-                connection.cancel_safe(timeout=CANCEL_SECONDS)
+        """End `key_hashes_up_to`, if it reads; from another thread. Returns when it has ended, 10 seconds at most."""
+        cancel_until_ended(lambda: self._keys_connection, self._keys_read.wait, END_SECONDS)
 
     def purge(self, publications: Sequence[Publication]) -> int:
         """Delete the rows of this term's `publications`; durable when it returns. Returns how many rows there were."""

@@ -16,6 +16,7 @@ from outbox_plugin.core.intervals import MANY_ROWS
 from outbox_plugin.core.ordering_keys import OrderingKey
 from outbox_plugin.core.ports import ReadRequest
 from outbox_plugin.core.row import Rows
+from outbox_plugin.schema.connection import pipeline
 
 
 class RowReader:
@@ -93,7 +94,7 @@ class RowReader:
         Postgres sends each row as soon as it has found it. With a cursor, it would keep the rows until it has them all.
         """
         *first, query = statements
-        with self._connection.pipeline():
+        with pipeline(self._connection):
             for each in (self._session.statement("window", "steer"), *first):
                 self._connection.execute(self._session.bind(self._simple, each, values))
             self._binary.execute(self._session.bind(self._simple, query, values), binary=True)
@@ -108,7 +109,7 @@ class RowReader:
         Raises:
             psycopg.Error: whatever Postgres says.
         """
-        with self._connection.pipeline():
+        with pipeline(self._connection):
             self._connection.execute(self._session.statement("window", "steer"))
             found = self._connection.execute(*self._session.query("window", name, ids=ids), binary=True)
         return {id_: tuple(columns) for id_, *columns in found.fetchall()}

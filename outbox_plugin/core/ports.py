@@ -204,7 +204,7 @@ class WindowStore(ShardStore, Protocol):
         ...
 
     def cancel_key_hashes(self) -> None:
-        """End the statement by which `key_hashes_up_to` reads a part, if there is one; from another thread."""
+        """End `key_hashes_up_to`, if it reads; from another thread. Returns when it has ended, or after a while."""
         ...
 
     def purge(self, publications: Sequence[Publication]) -> int:

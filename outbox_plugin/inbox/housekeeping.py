@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from contextlib import closing, suppress
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -16,7 +16,7 @@ from outbox_plugin.inbox.dispatcher import Dispatcher
 from outbox_plugin.inbox.key_queues import KeyQueues
 from outbox_plugin.inbox.positions import Positions
 from outbox_plugin.printable import logger_of
-from outbox_plugin.schema.connection import connect, one_line
+from outbox_plugin.schema.connection import CANCEL_SECONDS, cancel_until_ended, connect, one_line
 from outbox_plugin.settings import Settings
 
 if TYPE_CHECKING:  # It needs an extra.
@@ -27,7 +27,6 @@ logger = logger_of("outbox_plugin.inbox")
 RETRY_SECONDS = 1.0
 CLEAN_SECONDS = 60.0
 TROUBLE_SECONDS = 5.0
-CANCEL_SECONDS = 1.0
 END_SECONDS = 2.0  # After that, a statement that cannot be cancelled is left to end with its thread.
 
 
@@ -73,13 +72,11 @@ class Housekeeping:
         return True
 
     def _cancel(self) -> None:
-        """Cancel repeatedly, because a request that comes between two statements cancels none."""
-        deadline = time.monotonic() + END_SECONDS
-        while self._thread.is_alive() and time.monotonic() < deadline:
-            if (connection := self._connection) is not None:
-                with suppress(psycopg.Error):
-                    connection.cancel_safe(timeout=CANCEL_SECONDS)
-            self._thread.join(0.1)
+        cancel_until_ended(lambda: self._connection, self._has_ended, END_SECONDS)
+
+    def _has_ended(self, seconds: float) -> bool:
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     def _live(self) -> None:
         """Run until it is stopped, whatever fails: nobody would notice a housekeeping that has ended."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import psycopg
@@ -23,6 +24,8 @@ from outbox_plugin.settings import Settings
 C = TypeVar("C", bound=psycopg.Connection[Any])
 
 CONNECT_TIMEOUT_SECONDS = 3
+CANCEL_SECONDS = 1.0  # How long a request to cancel may take.
+CANCEL_PAUSE_SECONDS = 0.1  # Between two of them.
 OLDEST_POSTGRES = 15  # Its UNIQUE NULLS NOT DISTINCT, and multiranges of 14.
 # What the kernel does about packets that vanish. A probe is sooner, but a pooler may answer it.
 _KEEPALIVE = {"keepalives_idle": 2, "keepalives_interval": 1, "keepalives_count": 3, "tcp_user_timeout": 3_000}
@@ -212,6 +215,46 @@ def reported_as_refusal(settings: Settings) -> Iterator[None]:
         raise SchemaMissing(f"{one_line(error)}; run `outbox migrate` as a role that may create schemas") from None
     except psycopg.Error as error:
         raise ServerRefused(f"Postgres, as OUTBOX_DSN names it: {one_line(error)}") from None
+
+
+@contextmanager
+def pipeline(connection: psycopg.Connection[Any]) -> Iterator[None]:
+    """A pipeline of psycopg's that raises what a statement in it raised, and logs nothing of its own.
+
+    Where the connection is lost in it, psycopg fails once more as it leaves the pipeline, and logs that as a warning.
+    """
+    lost: psycopg.Error | None = None
+    try:
+        with connection.pipeline():
+            try:
+                yield
+            except psycopg.Error as error:
+                if not connection.closed:
+                    raise
+                lost = error
+    except psycopg.Error:
+        if lost is None:
+            raise
+    if lost is not None:
+        raise lost
+
+
+def cancel_until_ended(
+    connection: Callable[[], psycopg.Connection[Any] | None], ended: Callable[[float], bool], seconds: float
+) -> None:
+    """Cancel what another thread runs, repeatedly: a request that comes between two statements cancels none.
+
+    Args:
+        connection: returns the connection that the thread uses now; None while it has none.
+        ended: waits for so many seconds, and returns whether the thread needs the connection no more.
+        seconds: after that time it is left to end by itself.
+    """
+    deadline = time.monotonic() + seconds
+    while not ended(0.0) and time.monotonic() < deadline:
+        if (used := connection()) is not None and not used.closed:
+            with suppress(psycopg.Error):
+                used.cancel_safe(timeout=CANCEL_SECONDS)
+        ended(CANCEL_PAUSE_SECONDS)
 
 
 def one_line(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ import pytest
 from psycopg import sql
 
 from outbox_plugin import Settings
+from outbox_plugin.adapters import postgres_window_store
 from outbox_plugin.adapters.postgres_marked_store import PostgresMarkedStore
 from outbox_plugin.adapters.postgres_window_store import PostgresWindowStore
 from outbox_plugin.core.id_ranges import IdRanges
@@ -28,6 +30,7 @@ from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Layout
 from outbox_plugin.errors import SchemaMissing, ServerRefused, StoreUnavailable
 from outbox_plugin.schema import connection as connection_module
+from outbox_plugin.schema.connection import connect
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.schema.statements import statement
 from tests.harvesting import backlog, insert, insert_numbered
@@ -673,6 +676,48 @@ def test_a_statement_that_reads_keys_can_be_ended(settings: Settings) -> None:
         store.cancel_key_hashes()
         with pytest.raises(StoreUnavailable, match="cancel"):
             reading.result(30)
+
+
+def test_keys_that_are_read_only_after_the_end_of_a_term_has_begun_are_not_waited_for(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request to cancel that comes while the reader connects, or between two statements, cancels none."""
+    requested = threading.Event()
+
+    def connect_late(*args: Any, **options: Any) -> Any:
+        requested.wait(30)
+        return connect(*args, **options)
+
+    with (
+        psycopg.connect(settings.dsn.get_secret_value()) as connection,
+        closing(PostgresWindowStore(settings, 0, LAYOUT)) as store,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        monkeypatch.setattr(postgres_window_store, "connect", connect_late)
+        connection.execute("LOCK TABLE outbox IN ACCESS EXCLUSIVE MODE")
+        reading = pool.submit(lambda: list(store.key_hashes_up_to(10)))
+        eventually(lambda: not store._keys_read.is_set(), 30)
+        cancelling = pool.submit(store.cancel_key_hashes)
+        requested.set()
+        with pytest.raises(StoreUnavailable, match="cancel"):
+            reading.result(30)
+        cancelling.result(30)
+        assert store._keys_connection is None
+
+
+def test_a_connection_that_is_lost_in_a_pipeline_is_reported_once(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection,
+        closing(PostgresWindowStore(settings, 0, LAYOUT)) as store,
+    ):
+        for read in (store.control, lambda: store.end_of_batch(10)):
+            pid = store.session.reader.info.backend_pid
+            connection.execute("SELECT pg_terminate_backend(%s, 10000)", (pid,))
+            with pytest.raises(StoreUnavailable, match=r"terminating|closed"):
+                read()
+    assert "error ignored" not in caplog.text
 
 
 def test_the_end_of_a_batch_is_found_among_rows_that_are_committed_one_by_one(settings: Settings) -> None:

@@ -29,6 +29,8 @@ class NothingToWrite:
 class Connection(nullcontext[None]):
     """It is closed, and does nothing else."""
 
+    closed = False
+
     def close(self) -> None:
         pass
 

@@ -1,0 +1,31 @@
+"""Stages, and the threads that one of them starts while all run."""
+
+from __future__ import annotations
+
+import threading
+
+from outbox_plugin.relay.runtime import Threads
+from outbox_plugin.relay.stages import Stages
+
+
+def test_threads_that_have_ended_are_not_kept() -> None:
+    stages = Stages(Threads(), "t")
+
+    def start_one_after_another() -> None:
+        for _ in range(20):
+            stages.spawn(lambda: None, "summary")
+            stages._tasks[-1].join()
+        assert len(stages._tasks) == 2  # This stage itself, and the last thread.
+
+    stages.run(lambda: None, read=start_one_after_another)
+
+
+def test_the_end_waits_for_a_thread_that_a_stage_starts_late() -> None:
+    stages, main_ended, ended = Stages(Threads(), "t"), threading.Event(), threading.Event()
+
+    def start_late() -> None:
+        main_ended.wait(30)
+        stages.spawn(lambda: stages.rest(0.2) or ended.set(), "summary")  # type: ignore[func-returns-value]
+
+    stages.run(main_ended.set, read=start_late)
+    assert ended.is_set()
