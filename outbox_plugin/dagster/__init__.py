@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from outbox_plugin.extras import hinted
 
 if TYPE_CHECKING:
-    from outbox_plugin.dagster.assets import Topic, build_harvester_asset, build_topic_assets
+    from outbox_plugin.dagster.assets import build_harvester_asset, build_topic_assets
     from outbox_plugin.dagster.checks import build_dead_letter_check, build_health_check, build_outbox_checks
     from outbox_plugin.dagster.component import OutboxComponent
     from outbox_plugin.dagster.definitions import build_outbox_definitions
@@ -20,13 +20,17 @@ if TYPE_CHECKING:
     from outbox_plugin.dagster.range_config import RangeConfig
     from outbox_plugin.dagster.resources import HarvesterResource, OutboxResource
     from outbox_plugin.dagster.sensor import build_harvester_sensor
+    from outbox_plugin.dagster.topic import Topic
     from outbox_plugin.dagster.topic_position import build_position_job, build_topic_check
     from outbox_plugin.dagster.topic_sensor import build_topic_sensor
+    from outbox_plugin.dagster.translator import DagsterOutboxTranslator, OutboxAssetProps
     from outbox_plugin.status.health_rules import Limits
 
 __all__ = [
+    "DagsterOutboxTranslator",
     "HarvesterResource",
     "Limits",
+    "OutboxAssetProps",
     "OutboxComponent",
     "OutboxResource",
     "RangeConfig",
@@ -46,12 +50,14 @@ __all__ = [
 ]
 
 _HOME = {
+    "DagsterOutboxTranslator": "translator",
     "HarvesterResource": "resources",
     "Limits": ".status.health_rules",
+    "OutboxAssetProps": "translator",
     "OutboxComponent": "component",
     "OutboxResource": "resources",
     "RangeConfig": "range_config",
-    "Topic": "assets",
+    "Topic": "topic",
     "build_dead_letter_check": "checks",
     "build_harvester_asset": "assets",
     "build_harvester_sensor": "sensor",

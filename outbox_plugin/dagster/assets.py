@@ -5,127 +5,66 @@ The outbox, the topics and the harvester are external assets: the harvester's se
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import timedelta
 
-from dagster import AssetKey, AssetsDefinition, AssetSpec, FreshnessPolicy
+from dagster import AssetKey, AssetSpec
 
-from outbox_plugin.emit.event import TOPIC_PATTERN
-from outbox_plugin.errors import InvalidSetting
-
-GROUP = "outbox"
-Emitter = AssetKey | AssetSpec | AssetsDefinition | str
+from outbox_plugin.dagster.topic import Topic, asset_key
+from outbox_plugin.dagster.translator import DagsterOutboxTranslator, OutboxAssetProps, topic_props
 
 
-@dataclass(frozen=True, slots=True)
-class Topic:
-    """A topic that events are published to.
-
-    Attributes:
-        name: the topic's name in Kafka.
-        emitted_by: the assets that emit to the topic when they are materialized.
-        fresh_within: the time without a new record after which Dagster calls the topic stale, at least a minute. None
-            never does.
-
-    Raises:
-        InvalidSetting: the name is not one that Kafka allows, or `emitted_by` is one asset instead of a list of them.
-
-    Example: `Topic("orders", emitted_by=[orders], fresh_within=timedelta(hours=1))`.
-    """
-
-    name: str
-    emitted_by: Sequence[Emitter] = ()
-    fresh_within: timedelta | None = None
-
-    def __post_init__(self) -> None:
-        check_topic_names([self.name])
-        # A text and a key are sequences, too.
-        if isinstance(self.emitted_by, Emitter) or not isinstance(self.emitted_by, Sequence):
-            raise InvalidSetting(
-                f"the topic {self.name}: emitted_by: expected a list of assets (given: {self.emitted_by!r})"
-            )
-
-    @property
-    def key(self) -> AssetKey:
-        """The key of the topic's asset."""
-        return topic_key(self.name)
-
-    @property
-    def emitters(self) -> tuple[AssetKey, ...]:
-        """The keys of `emitted_by`."""
-        return tuple(emitter_key(emitter) for emitter in self.emitted_by)
-
-
-def check_topic_names(topics: Sequence[str]) -> None:
-    """Check that `topics` is a list of names that Kafka allows.
-
-    Raises:
-        InvalidSetting: it is not.
-    """
-    if isinstance(topics, str):
-        raise InvalidSetting(f"topics: expected a list of topics' names (given: {topics!r})")
-    for topic in topics:
-        if not re.fullmatch(TOPIC_PATTERN, topic) or topic in (".", ".."):
-            raise InvalidSetting(f"topic: expected 1 to 249 letters, digits, dots, _ and - (given: {topic!r})")
-
-
-def topic_key(name: str) -> AssetKey:
-    """The key of the asset of the topic `name`: `kafka/<name>`."""
-    return AssetKey(["kafka", name])
-
-
-def emitter_key(emitter: Emitter) -> AssetKey:
-    """The key of an asset, however it was given."""
-    if isinstance(emitter, str):
-        return AssetKey.from_user_string(emitter)
-    return emitter if isinstance(emitter, AssetKey) else emitter.key
-
-
-def build_harvester_asset(key: AssetKey | str = "harvester", *, outbox: AssetKey | str | None = None) -> AssetSpec:
+def build_harvester_asset(
+    key: AssetKey | str = "harvester",
+    *,
+    outbox: AssetKey | str | None = None,
+    translator: DagsterOutboxTranslator | None = None,
+) -> AssetSpec:
     """The harvester as an asset, whose page plots backlog, lag, rate, takeovers, suppressed duplicates, CPU and memory.
 
     Args:
-        key: the asset's key.
-        outbox: the asset of the table that the harvester relays, if there is one.
+        key: the asset's key, unless the translator gives it another.
+        outbox: the key of the asset of the table that the harvester relays, if there is one. It is not translated.
+        translator: makes the spec.
     """
-    return AssetSpec(
-        emitter_key(key),
-        deps=[] if outbox is None else [emitter_key(outbox)],
-        description="Relays the outbox to Kafka. Each tick of its sensor adds to the plots.",
-        group_name=GROUP,
-        kinds={"kafka"},
-    )
+    default = asset_key(key)
+    deps = () if outbox is None else (asset_key(outbox),)
+    props = OutboxAssetProps("harvester", default.to_user_string(), default, deps)
+    return (translator or DagsterOutboxTranslator()).get_asset_spec(props)
 
 
-def build_topic_assets(topics: Sequence[Topic], *, outbox: AssetKey | str = "outbox") -> list[AssetSpec]:
+def build_topic_assets(
+    topics: Sequence[Topic],
+    *,
+    outbox: AssetKey | str = "outbox",
+    translator: DagsterOutboxTranslator | None = None,
+) -> list[AssetSpec]:
     """The outbox's table, downstream of all assets that emit, and each topic, downstream of the table.
 
-    The harvester's sensor materializes a topic when it has new records, so Dagster's freshness policies work.
+    The harvester's sensor materializes a topic when it has new records, so Dagster's freshness policies work. A topic
+    whose `outboxes` begin with another outbox is left out: the other one defines it.
+
+    Args:
+        topics: the topics, and the assets that emit to them.
+        outbox: the key of the table's asset, unless the translator gives it another.
+        translator: makes the specs.
+
+    Raises:
+        InvalidSetting: a topic's `outboxes` do not name this outbox.
     """
-    table = emitter_key(outbox)
-    emitters = sorted({emitter for topic in topics for emitter in topic.emitters})
+    translate = (translator or DagsterOutboxTranslator()).get_asset_spec
+    default = asset_key(outbox)
+    emitters = tuple(sorted({emitter for topic in topics for emitter in topic.emitters}))
+    table = translate(OutboxAssetProps("outbox", default.to_user_string(), default, emitters))
     return [
-        AssetSpec(
-            table,
-            deps=emitters,
-            description="Events wait here. They are written in the transaction of the rows that they are about.",
-            group_name=GROUP,
-            kinds={"postgres"},
-        ),
-        *(_topic_asset(topic, table) for topic in topics),
+        table,
+        *(translate(topic_props(topic, topic.tables(table.key))) for topic in defined_topics(topics, table.key)),
     ]
 
 
-def _topic_asset(topic: Topic, table: AssetKey) -> AssetSpec:
-    from_whom = ", ".join(emitter.to_user_string() for emitter in topic.emitters)
-    return AssetSpec(
-        topic.key,
-        deps=[table],
-        description=f"The topic {topic.name}" + (f", with the events of {from_whom}." if from_whom else "."),
-        group_name=GROUP,
-        kinds={"kafka"},
-        metadata={"topic": topic.name},
-        freshness_policy=FreshnessPolicy.time_window(topic.fresh_within) if topic.fresh_within else None,
-    )
+def defined_topics(topics: Sequence[Topic], outbox: AssetKey) -> list[Topic]:
+    """The topics whose assets the outbox with the table's asset `outbox` defines, and on which its sensor reports.
+
+    Raises:
+        InvalidSetting: a topic's `outboxes` do not name this outbox.
+    """
+    return [topic for topic in topics if topic.tables(outbox)[0] == outbox]

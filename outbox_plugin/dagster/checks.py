@@ -16,10 +16,10 @@ from dagster import (
 )
 
 from outbox_plugin.core.headers import IDEMPOTENCY_HEADER, SEQUENCE_HEADER
-from outbox_plugin.dagster.assets import check_topic_names
 from outbox_plugin.dagster.health import metadata, result
 from outbox_plugin.dagster.resources import OutboxResource
 from outbox_plugin.dagster.sensor import HEALTHY, NO_DEAD_LETTERS
+from outbox_plugin.dagster.topic import as_topics
 from outbox_plugin.errors import ServerRefused
 from outbox_plugin.schema.connection import connect, reported_as_refusal
 from outbox_plugin.schema.statements import statement
@@ -45,6 +45,7 @@ def build_outbox_checks(
     drain_seconds: float = 120.0,
     blocking: bool = False,
     limits: Limits | None = None,
+    prefix: str = "",
 ) -> list[AssetChecksDefinition]:
     """Checks on `asset`, which emits to `topics`.
 
@@ -65,14 +66,15 @@ def build_outbox_checks(
         blocking: whether assets downstream of `asset` wait for `outbox_drained` in the same run, and are skipped if it
             fails.
         limits: decide how severe a failure of the harvester's checks is.
+        prefix: comes before the name of each check on `asset`; set it for a second outbox that the asset emits to.
 
     Raises:
         InvalidSetting: `topics` is no list, or a name is not one that Kafka allows.
     """
-    check_topic_names(topics)
+    names = [topic.name for topic in as_topics(topics)]
     checks = [
-        _drained(asset, resource_key, drain_seconds, blocking),
-        _events(asset, topics, resource_key, spark_resource_key, drain_seconds),
+        _drained(asset, f"{prefix}{DRAINED}", resource_key, drain_seconds, blocking),
+        _events(asset, prefix, names, resource_key, spark_resource_key, drain_seconds),
     ]
     if harvester is not None:
         checks += [
@@ -116,10 +118,12 @@ def _of_status(
     return judged
 
 
-def _drained(asset: AssetKey, resource_key: str, drain_seconds: float, blocking: bool) -> AssetChecksDefinition:
+def _drained(
+    asset: AssetKey, name: str, resource_key: str, drain_seconds: float, blocking: bool
+) -> AssetChecksDefinition:
     @asset_check(
         asset=asset,
-        name=DRAINED,
+        name=name,
         blocking=blocking,
         required_resource_keys={resource_key},
         description="All events that waited when the check started have been published.",
@@ -140,15 +144,16 @@ def _drained(asset: AssetKey, resource_key: str, drain_seconds: float, blocking:
 
 
 def _events(
-    asset: AssetKey, topics: Sequence[str], resource_key: str, spark: str | None, drain_seconds: float
+    asset: AssetKey, prefix: str, topics: Sequence[str], resource_key: str, spark: str | None, drain_seconds: float
 ) -> AssetChecksDefinition:
     """Both checks at once, because one read of the topics serves both."""
+    in_order, exactly_once = f"{prefix}{IN_ORDER}", f"{prefix}{EXACTLY_ONCE}"
 
     @multi_asset_check(
-        name=f"{asset.to_python_identifier()}_events",
+        name=f"{prefix}{asset.to_python_identifier()}_events",
         specs=[
-            AssetCheckSpec(IN_ORDER, asset=asset, description="Each key's events are in the order of their emission."),
-            AssetCheckSpec(EXACTLY_ONCE, asset=asset, description="Each event is on its topic once."),
+            AssetCheckSpec(in_order, asset=asset, description="Each key's events are in the order of their emission."),
+            AssetCheckSpec(exactly_once, asset=asset, description="Each event is on its topic once."),
         ],
         can_subset=True,
         required_resource_keys={resource_key, *([spark] if spark else [])},
@@ -163,10 +168,10 @@ def _events(
             judged = HealthResult(
                 False, str(error), True, "see that the topic is the one that is emitted to, and is there"
             )
-            found = {IN_ORDER: judged, EXACTLY_ONCE: judged}
+            found = {in_order: judged, exactly_once: judged}
             counted = {}
         else:
-            found = {IN_ORDER: _order(verdicts, left), EXACTLY_ONCE: _once(verdicts, left)}
+            found = {in_order: _order(verdicts, left), exactly_once: _once(verdicts, left)}
             counted = _counted(verdicts)
         for name in sorted(wanted):
             outcome = result(found[name], counted)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Annotated, Any, Literal
 
 from dagster import (
+    AssetSpec,
     Component,
     ComponentLoadContext,
     Definitions,
@@ -18,13 +19,16 @@ from dagster import (
     ScaffoldRequest,
 )
 from dagster.components import ComponentTypeSpec, ResolvedAssetKey, scaffold_component, scaffold_with
+from dagster.components.utils.translation import TranslationFn, TranslationFnResolver
 from pydantic import BaseModel, Field
+from pydantic.fields import FieldInfo
 
-from outbox_plugin.dagster.assets import Topic
 from outbox_plugin.dagster.definitions import build_outbox_definitions
 from outbox_plugin.dagster.resources import HarvesterResource, OutboxResource
+from outbox_plugin.dagster.topic import Topic
 from outbox_plugin.dagster.topic_position import build_position_job, build_topic_check
 from outbox_plugin.dagster.topic_sensor import STUCK_SECONDS, build_topic_sensor
+from outbox_plugin.dagster.translator import DagsterOutboxTranslator, OutboxAssetProps
 from outbox_plugin.emit.event import TOPIC_PATTERN
 from outbox_plugin.status.health_rules import Limits
 
@@ -32,27 +36,30 @@ _TEMPLATE = r"\{\{.*\}\}"
 
 
 class Attributes(Model, Resolvable):
-    """Attributes whose JSON schema, which `dg check yaml` applies, accepts a text only for a text or a template.
+    """Attributes whose JSON schema, which `dg` and editors read, has our descriptions, and accepts no wrong text.
 
-    Dagster's own schema accepts any text for every type, because it may be a template. A wrong value would pass.
+    Dagster's own schema loses the descriptions of fields that have a default. It accepts any text for every type,
+    because it may be a template; a wrong value would pass `dg check yaml`.
     """
 
     @classmethod
     def model(cls) -> type[BaseModel]:
         """The model that Dagster derives."""
         derived = super().model()
-        derived.model_config["json_schema_extra"] = _only_templates(derived.model_config.get("json_schema_extra"))
+        before = derived.model_config.get("json_schema_extra")
+        if not callable(before):  # Otherwise it has been done.
+            derived.model_config["json_schema_extra"] = _mended(before or {}, cls.model_fields)
         return derived
 
 
-def _only_templates(before: Any) -> Any:
-    """`before`, which Dagster adds to a schema; and text that stands in for another type is a template."""
-    if callable(before):  # It has been done.
-        return before
+def _mended(before: dict[str, Any], fields: Mapping[str, FieldInfo]) -> Callable[[dict[str, Any]], None]:
+    """What Dagster adds to a schema, `before`; our descriptions; and only a template stands in for another type."""
 
     def add(schema: dict[str, Any]) -> None:
-        schema.update(before or {})
-        for attribute in schema["properties"].values():
+        schema.update(before)
+        for name, attribute in schema["properties"].items():
+            described = {"description": fields[name].description, "examples": fields[name].examples}
+            attribute |= {key: value for key, value in described.items() if value}
             kinds = attribute.get("anyOf", [])
             if any(kind.get("type") not in ("string", "null") or "enum" in kind for kind in kinds):
                 kinds = [{**kind, "pattern": _TEMPLATE} if kind == _TEXT else kind for kind in kinds]
@@ -65,6 +72,7 @@ def _only_templates(before: Any) -> Any:
 
 
 _TEXT = {"type": "string"}
+_TRANSLATION = TranslationFnResolver[OutboxAssetProps](lambda props: {"props": props})
 
 
 class ConsumerModel(Attributes):
@@ -92,13 +100,23 @@ class TopicModel(Attributes):
         description="The topic's name in Kafka."
     )
     emitted_by: Sequence[ResolvedAssetKey] = Field(
-        default=(), description="The assets that emit to the topic when they are materialized. Each gets checks."
+        default=(),
+        description="The assets that emit to the topic when they are materialized. Each gets checks.",
+        examples=[["shop/orders"]],
     )
     fresh_within_minutes: int | None = Field(
         default=None, ge=1, description="Minutes without a new record after which Dagster calls the topic stale."
     )
+    outboxes: Sequence[ResolvedAssetKey] = Field(
+        default=(),
+        description="For a topic of several outboxes: the keys of all their tables, the same list in each component. "
+        "The first one defines the topic's asset.",
+        examples=[["outbox", "second_outbox"]],
+    )
     consumed_by: Sequence[ConsumerModel] = Field(
-        default=(), description="The assets that consume the topic. Each gets a position of its own and a sensor."
+        default=(),
+        description="The assets that consume the topic. Each gets a position of its own and a sensor.",
+        examples=[[{"asset": "customer_totals", "max_records": 50_000}]],
     )
 
 
@@ -133,18 +151,35 @@ class OutboxComponent(Component, Attributes):
     `OUTBOX_DSN` and `OUTBOX_BOOTSTRAP_SERVERS` do.
     """
 
-    topics: Sequence[TopicModel] = Field(description="The topics that events are published to.")
-    dsn: str | None = Field(default=None, description="Postgres URI. A secret; by default $OUTBOX_DSN.")
-    bootstrap_servers: str | None = Field(
-        default=None, description="Kafka brokers, host:port, comma separated; by default $OUTBOX_BOOTSTRAP_SERVERS."
+    topics: Sequence[TopicModel] = Field(
+        description="The topics that events are published to.",
+        examples=[[{"name": "orders", "emitted_by": ["orders"]}]],
     )
-    table: str | None = Field(default=None, description="The outbox table, optionally with its schema.")
+    dsn: str | None = Field(
+        default=None,
+        description="Postgres URI. A secret; by default $OUTBOX_DSN.",
+        examples=["{{ env.OUTBOX_DSN }}"],
+        repr=False,
+    )
+    bootstrap_servers: str | None = Field(
+        default=None,
+        description="Kafka brokers, host:port, comma separated; by default $OUTBOX_BOOTSTRAP_SERVERS.",
+        examples=["kafka-1:9092,kafka-2:9092"],
+    )
+    table: str | None = Field(
+        default=None, description="The outbox table, optionally with its schema.", examples=["app.outbox"]
+    )
     group: str | None = Field(default=None, description="The name that all harvesters of this outbox share.")
     kafka: dict[str, str | int | float | bool] = Field(
-        default={}, description="librdkafka properties: TLS, SASL, tuning."
+        default={},
+        description="librdkafka properties: TLS, SASL, tuning.",
+        examples=[{"security.protocol": "ssl"}],
+        repr=False,
     )
     prefix: str = Field(
-        default="", description="Comes before each name; set it for a second outbox in one code location."
+        default="",
+        description="Comes before each name; set it for a second outbox in one code location.",
+        examples=["second_"],
     )
     mode: Literal["supervise", "observe"] = Field(
         default="supervise",
@@ -160,6 +195,12 @@ class OutboxComponent(Component, Attributes):
     lag_error_seconds: float = Field(
         default=300.0, gt=0, description="Seconds of lag or trouble from which it is an error."
     )
+    translation: Annotated[TranslationFn[OutboxAssetProps], _TRANSLATION] | None = Field(
+        default=None,
+        description="Attributes of the assets of the table, the topics and the harvester, such as key_prefix, "
+        "group_name, owners, tags, kinds and metadata. Templates can use props (type, name, topic) and spec.",
+        examples=[{"key_prefix": "shop", "owners": ["team:orders"], "tags": {"part": "{{ props.type }}"}}],
+    )
 
     @classmethod
     def get_spec(cls) -> ComponentTypeSpec:
@@ -169,6 +210,10 @@ class OutboxComponent(Component, Attributes):
             tags=["kafka", "postgres", "outbox"],
             produces=["asset", "asset_check", "job", "sensor", "resource"],
         )
+
+    def get_asset_spec(self, props: OutboxAssetProps) -> AssetSpec:
+        """The spec of an asset; override it in a subclass. The attribute `translation` is applied to the result."""
+        return DagsterOutboxTranslator().get_asset_spec(props)
 
     def build_defs(self, context: ComponentLoadContext) -> Definitions:  # noqa: ARG002 - Dagster's signature.
         """The outbox's definitions."""
@@ -187,6 +232,7 @@ class OutboxComponent(Component, Attributes):
             drain_within=timedelta(seconds=self.drain_seconds),
             blocking=self.blocking,
             limits=Limits(lag_warn_seconds=self.lag_warn_seconds, lag_error_seconds=self.lag_error_seconds),
+            translator=_ComponentTranslator(self),
         )
         consumers = [
             _consumer(topic.name, consumer, f"{self.prefix}outbox")
@@ -194,6 +240,18 @@ class OutboxComponent(Component, Attributes):
             for consumer in topic.consumed_by
         ]
         return Definitions.merge(declared, *consumers)
+
+
+class _ComponentTranslator(DagsterOutboxTranslator):
+    """Translates as a component says: by its method, and then by its attribute."""
+
+    def __init__(self, component: OutboxComponent) -> None:
+        self._component = component
+
+    def get_asset_spec(self, props: OutboxAssetProps) -> AssetSpec:
+        """The asset's spec."""
+        spec = self._component.get_asset_spec(props)
+        return self._component.translation(spec, props) if self._component.translation else spec
 
 
 def _consumer(topic: str, model: ConsumerModel, resource_key: str) -> Definitions:
@@ -219,7 +277,7 @@ def _consumer(topic: str, model: ConsumerModel, resource_key: str) -> Definition
 
 def _topic(model: TopicModel) -> Topic:
     minutes = model.fresh_within_minutes
-    return Topic(model.name, model.emitted_by, timedelta(minutes=minutes) if minutes else None)
+    return Topic(model.name, model.emitted_by, timedelta(minutes=minutes) if minutes else None, model.outboxes)
 
 
 def _text(value: str | float | bool) -> str:

@@ -7,12 +7,14 @@ from datetime import timedelta
 
 from dagster import AssetKey, Definitions
 
-from outbox_plugin.dagster.assets import Topic, build_harvester_asset, build_topic_assets
+from outbox_plugin.dagster.assets import build_harvester_asset, build_topic_assets, defined_topics
 from outbox_plugin.dagster.checks import build_dead_letter_check, build_health_check, build_outbox_checks
 from outbox_plugin.dagster.daemon_supervision import check_lease
 from outbox_plugin.dagster.jobs import build_outbox_jobs
 from outbox_plugin.dagster.resources import HarvesterResource
 from outbox_plugin.dagster.sensor import build_harvester_sensor
+from outbox_plugin.dagster.topic import Topic
+from outbox_plugin.dagster.translator import DagsterOutboxTranslator
 from outbox_plugin.status.health_rules import Limits
 
 
@@ -26,6 +28,7 @@ def build_outbox_definitions(
     drain_within: timedelta = timedelta(minutes=2),
     blocking: bool = False,
     limits: Limits | None = None,
+    translator: DagsterOutboxTranslator | None = None,
 ) -> Definitions:
     """All of an outbox: its table, topics and harvester as assets, the sensor, checks, jobs and resources.
 
@@ -40,20 +43,24 @@ def build_outbox_definitions(
         drain_within: how long the check `outbox_drained` waits for the events of an asset.
         blocking: whether assets downstream of an asset that emits wait for its check `outbox_drained`.
         limits: when the harvester's checks warn, and when they fail.
+        translator: makes the specs of the assets: their keys, groups, owners, tags, kinds and metadata.
 
     Raises:
-        InvalidSetting: the harvester's lease is shorter than two of the sensor's intervals.
+        InvalidSetting: the harvester's lease is shorter than two of the sensor's intervals, or a topic's `outboxes` do
+            not name this outbox.
 
     Example:
         `Definitions.merge(mine, build_outbox_definitions(HarvesterResource(outbox=…), [Topic("orders", [orders])]))`.
     """
     if harvester.mode == "supervise" and isinstance(harvester.lease_seconds, int | float):  # It may be an EnvVar.
         check_lease(harvester.lease_seconds, interval_seconds)
-    table, asset = AssetKey(f"{prefix}outbox"), AssetKey(f"{prefix}harvester")
+    assets = build_topic_assets(topics, outbox=AssetKey(f"{prefix}outbox"), translator=translator)
+    table = assets[0].key
+    relay = build_harvester_asset(AssetKey(f"{prefix}harvester"), outbox=table, translator=translator)
     resource_key = f"{prefix}outbox"
     checks = [
-        build_health_check(asset, resource_key=resource_key, limits=limits),
-        build_dead_letter_check(asset, resource_key=resource_key, limits=limits),
+        build_health_check(relay.key, resource_key=resource_key, limits=limits),
+        build_dead_letter_check(relay.key, resource_key=resource_key, limits=limits),
     ]
     for emitter in sorted({emitter for topic in topics for emitter in topic.emitters}):
         checks += build_outbox_checks(
@@ -63,17 +70,19 @@ def build_outbox_definitions(
             spark_resource_key=spark_resource_key,
             drain_seconds=drain_within.total_seconds(),
             blocking=blocking,
+            prefix=prefix,
         )
     sensor = build_harvester_sensor(
-        asset,
-        topics=[topic.name for topic in topics],
+        relay.key,
+        topics=defined_topics(topics, table),
         resource_key=f"{prefix}harvester",
         name=f"{prefix}harvester_sensor",
         interval_seconds=interval_seconds,
         limits=limits,
+        translator=translator,
     )
     return Definitions(
-        assets=[*build_topic_assets(topics, outbox=table), build_harvester_asset(asset, outbox=table)],
+        assets=[*assets, relay],
         asset_checks=checks,
         jobs=build_outbox_jobs(resource_key=resource_key, prefix=prefix),
         sensors=[sensor],

@@ -17,13 +17,14 @@ from dagster import (
     sensor,
 )
 
-from outbox_plugin.dagster.assets import check_topic_names, topic_key
 from outbox_plugin.dagster.cursor import Cursor, Moved, Use
 from outbox_plugin.dagster.daemon import Daemon
 from outbox_plugin.dagster.daemon_supervision import DaemonAction, check_lease
 from outbox_plugin.dagster.health import Metadata, daemon_metadata, evaluation, metadata
 from outbox_plugin.dagster.resources import HarvesterResource
+from outbox_plugin.dagster.topic import Topic, as_topics
 from outbox_plugin.dagster.topic_end_offsets import topic_ends
+from outbox_plugin.dagster.translator import DagsterOutboxTranslator, topic_props
 from outbox_plugin.printable import printable
 from outbox_plugin.status.health_rules import Limits, dead_letters, health
 from outbox_plugin.status.reader import read_status
@@ -38,34 +39,37 @@ Event = AssetObservation | AssetMaterialization | AssetCheckEvaluation
 def build_harvester_sensor(
     asset_key: AssetKey,
     *,
-    topics: Sequence[str] = (),
+    topics: Sequence[Topic | str] = (),
     resource_key: str = "harvester",
     name: str = "harvester_sensor",
     interval_seconds: int = 10,
     limits: Limits | None = None,
     default_status: DefaultSensorStatus = DefaultSensorStatus.RUNNING,
+    translator: DagsterOutboxTranslator | None = None,
 ) -> SensorDefinition:
     """A sensor that keeps the harvester of the resource `resource_key` running.
 
     Each tick renews the daemon's lease, starts the daemon if it is not there, observes `asset_key`, and evaluates the
-    asset's checks `healthy` and `no_dead_letters`. It materializes `kafka/<topic>` for each topic that has new records,
-    and observes the topic once when it has no more. A tick ends within 2 s, even if a server is away. A tick fails if
-    the daemon's lease is so short that the daemon would end between ticks. When the sensor is turned off, the daemon
-    ends once its lease has run out.
+    asset's checks `healthy` and `no_dead_letters`. It materializes the asset of each topic that has new records, by
+    default `kafka/<topic>`, and observes it once when there are no more. A tick ends within 2 s, even if a server is
+    away. A tick fails if the daemon's lease is so short that the daemon would end between ticks. When the sensor is
+    turned off, the daemon ends once its lease has run out.
 
     Args:
         asset_key: the harvester's external asset.
-        topics: the topics that the sensor reports on.
+        topics: the topics that the sensor reports on, as their names or as they were declared.
         resource_key: names the `HarvesterResource`. With its mode "observe", the sensor starts no daemon.
         name: the sensor's.
         interval_seconds: the time between two ticks.
         limits: decide how severe a failure of a check is.
         default_status: whether the sensor runs from the start.
+        translator: the one that made the topics' assets; it has their keys.
 
     Raises:
         InvalidSetting: `topics` is no list, or a name is not one that Kafka allows.
     """
-    check_topic_names(topics)
+    translate = (translator or DagsterOutboxTranslator()).get_asset_spec
+    keys = {topic.name: translate(topic_props(topic)).key for topic in as_topics(topics)}
     bounds = limits or Limits()
 
     @sensor(
@@ -79,7 +83,7 @@ def build_harvester_sensor(
         harvester: HarvesterResource = getattr(context.resources, resource_key)
         settings = harvester.settings()
         deadline = time.monotonic() + STATUS_SECONDS
-        ends = DeadlineFuture(lambda: topic_ends(settings, topics, deadline)) if topics else None
+        ends = DeadlineFuture(lambda: topic_ends(settings, list(keys), deadline)) if keys else None
         daemon = Daemon.of(settings)
         if harvester.mode == "supervise":
             check_lease(harvester.lease_seconds, interval_seconds)
@@ -112,7 +116,7 @@ def build_harvester_sensor(
             evaluation(healthy, asset_key, HEALTHY),
             evaluation(letters, asset_key, NO_DEAD_LETTERS),
         ]
-        events += [_topic_event(topic, move) for topic, move in moves.items()]
+        events += [_topic_event(keys[topic], move) for topic, move in moves.items()]
         return SensorResult(skip_reason=healthy.explanation, asset_events=events, cursor=cursor.encode())
 
     return keep_harvesting
@@ -141,11 +145,10 @@ def _use_of(daemon: Daemon) -> Use | None:
         return None
 
 
-def _topic_event(topic: str, moved: Moved) -> Event:
+def _topic_event(key: AssetKey, moved: Moved) -> Event:
     shown: Metadata = {
         "last_offset": MetadataValue.int(moved.offset),
         "new_offsets": MetadataValue.int(moved.by),
         "offsets_per_second": MetadataValue.float(moved.per_second),
     }
-    key = topic_key(topic)
     return AssetMaterialization(key, metadata=shown) if moved.by else AssetObservation(key, metadata=shown)

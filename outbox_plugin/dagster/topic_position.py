@@ -22,9 +22,9 @@ from pydantic import Field
 from outbox_plugin.consuming.positions import read_position, set_position
 from outbox_plugin.consuming.topic_state import topic_state
 from outbox_plugin.core.topic_ranges import plan
-from outbox_plugin.dagster.assets import Emitter, emitter_key
 from outbox_plugin.dagster.health import result
 from outbox_plugin.dagster.resources import OutboxResource
+from outbox_plugin.dagster.topic import Emitter, asset_key
 from outbox_plugin.dagster.topic_sensor import CONSUMED_IN_FULL, SAYS_WHERE, STUCK_SECONDS, in_full, unfinished_run
 from outbox_plugin.errors import OutboxError, TopicReplaced
 from outbox_plugin.status.health_rules import HealthResult
@@ -52,7 +52,7 @@ def build_topic_check(
         resource_key: names the `OutboxResource`.
         stuck_after_seconds: how long a run may take.
     """
-    key = emitter_key(asset)
+    key = asset_key(asset)
 
     @asset_check(
         asset=key,
@@ -83,7 +83,7 @@ def build_position_job(topic: str, asset: Emitter, *, resource_key: str = "outbo
         asset: consumes the topic.
         resource_key: names the `OutboxResource`.
     """
-    key = emitter_key(asset)
+    key = asset_key(asset)
     name = f"{key.to_python_identifier()}_position"
 
     @op(name=f"set_{name}", required_resource_keys={resource_key})

@@ -25,11 +25,11 @@ from dagster import (
 from outbox_plugin.consuming.positions import read_position
 from outbox_plugin.consuming.topic_state import topic_state
 from outbox_plugin.core.topic_ranges import Planned, Position, TopicRange, TopicState, plan
-from outbox_plugin.dagster.assets import Emitter, check_topic_names, emitter_key
 from outbox_plugin.dagster.health import Metadata, evaluation
 from outbox_plugin.dagster.range_config import CONSUMER_TAG, TOPIC_TAG, as_config
 from outbox_plugin.dagster.range_decisions import Bounds, Memory, RangeDecision, decide
 from outbox_plugin.dagster.resources import OutboxResource
+from outbox_plugin.dagster.topic import Emitter, as_topics, asset_key
 from outbox_plugin.errors import InvalidSetting, TopicReplaced
 from outbox_plugin.printable import printable
 from outbox_plugin.settings import Settings
@@ -82,12 +82,12 @@ def build_topic_sensor(
     Raises:
         InvalidSetting: the name is not one that Kafka allows, or a bound is too low.
     """
-    check_topic_names([topic])
+    as_topics([topic])
     if max_records < 1 or max_wait_seconds < 0:
         raise InvalidSetting(
             f"max_records must be at least 1, max_wait_seconds at least 0 (given: {max_records}, {max_wait_seconds})"
         )
-    key, bounds = emitter_key(asset), Bounds(max_records, max_wait_seconds)
+    key, bounds = asset_key(asset), Bounds(max_records, max_wait_seconds)
     op = asset.node_def.name if isinstance(asset, AssetsDefinition) else key.to_python_identifier()
     consumer = key.to_user_string()
 

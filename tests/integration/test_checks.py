@@ -24,7 +24,6 @@ from dagster._core.loader import LoadingContextForTest
 
 from outbox_plugin import Event, Harvester, Outbox, Settings
 from outbox_plugin.dagster import Limits, Topic, build_outbox_checks, build_outbox_definitions
-from outbox_plugin.dagster.assets import topic_key
 from outbox_plugin.dagster.checks import build_dead_letter_check
 from outbox_plugin.status.reader import read_status
 from tests.harvesting import insert
@@ -105,6 +104,6 @@ def test_a_topic_without_new_records_is_stale_as_dagster_has_it(monkeypatch: pyt
 
     with DagsterInstance.ephemeral() as instance:
         assert state(timedelta()) is FreshnessState.UNKNOWN
-        instance.report_runless_asset_event(AssetMaterialization(topic_key("orders")))
+        instance.report_runless_asset_event(AssetMaterialization(Topic("orders").key))
         assert state(timedelta(minutes=4)) is FreshnessState.PASS
         assert state(timedelta(minutes=6)) is FreshnessState.FAIL

@@ -12,9 +12,7 @@ import yaml
 from dagster import AssetCheckKey, AssetKey, Definitions, asset
 from dagster.components.core.component_tree import ComponentTreeException
 from dagster.components.core.package_entry import discover_entry_point_package_objects
-from dagster.components.core.snapshot import get_package_entry_snap
 from dagster.components.testing import create_defs_folder_sandbox
-from dagster_shared.serdes.objects import EnvRegistryKey
 from jsonschema import Draft202012Validator
 
 from outbox_plugin.dagster import (
@@ -28,6 +26,7 @@ from outbox_plugin.dagster import (
     build_topic_assets,
 )
 from outbox_plugin.errors import InvalidSetting
+from tests.components import component_schema, loaded
 from tests.documents import blocks
 
 pytestmark = [  # Dagster's own calls.
@@ -42,18 +41,6 @@ DSN = "postgresql://app:secret@db/shop"
 def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTBOX_DSN", DSN)
     monkeypatch.setenv("OUTBOX_BOOTSTRAP_SERVERS", "kafka:9092")
-
-
-def loaded(attributes: dict[str, Any]) -> Definitions:
-    """What the component makes of `attributes`, in a defs folder of Dagster's making."""
-    with create_defs_folder_sandbox() as sandbox:
-        path = sandbox.scaffold_component(
-            component_cls=OutboxComponent,
-            defs_yaml_contents={"type": "outbox_plugin.dagster.OutboxComponent", "attributes": attributes},
-        )
-        with sandbox.load_component_and_build_defs(defs_path=path) as (component, definitions):
-            assert isinstance(component, OutboxComponent)
-            return definitions
 
 
 def causes(error: BaseException | None) -> Iterator[str]:
@@ -138,7 +125,7 @@ def test_each_attribute_has_its_effect() -> None:
     }
     assert definitions.resolve_sensor_def("shop_harvester_sensor").minimum_interval_seconds == 3
     graph = definitions.resolve_asset_graph()
-    assert graph.get_check_spec(AssetCheckKey(AssetKey("orders"), "outbox_drained")).blocking
+    assert graph.get_check_spec(AssetCheckKey(AssetKey("orders"), "shop_outbox_drained")).blocking
     policy = graph.get(AssetKey(["kafka", "orders"])).freshness_policy
     assert policy is not None
     assert policy.fail_window.to_timedelta() == timedelta(minutes=5)  # type: ignore[attr-defined]
@@ -217,10 +204,7 @@ def test_the_component_is_listed_with_what_it_makes(tmp_path: Path) -> None:
 
 def complaints(attributes: dict[str, Any]) -> list[str]:
     """What `dg check yaml` says of a component's attributes."""
-    key = EnvRegistryKey("outbox_plugin.dagster", "OutboxComponent")
-    schema = get_package_entry_snap(key, OutboxComponent).component_schema
-    assert schema
-    return [error.message for error in Draft202012Validator(schema).iter_errors(attributes)]
+    return [error.message for error in Draft202012Validator(component_schema()).iter_errors(attributes)]
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ from pydantic import SecretStr
 
 from outbox_plugin import Settings
 from outbox_plugin.bench import tick as benchmark
-from outbox_plugin.dagster import HarvesterResource, Limits, build_harvester_sensor
-from outbox_plugin.dagster.assets import topic_key
+from outbox_plugin.dagster import HarvesterResource, Limits, Topic, build_harvester_sensor
 from outbox_plugin.dagster.daemon import Daemon
 from outbox_plugin.status.reader import read_status
 from tests.harvesting import create_topic, drained, harvesters, insert_numbered
@@ -82,7 +81,7 @@ def test_topics_are_told_of_when_they_move_and_when_they_stop(daemon: Daemon, se
         return [
             event
             for event in ticks.events
-            if not isinstance(event, AssetCheckEvaluation) and event.asset_key == topic_key(topic)
+            if not isinstance(event, AssetCheckEvaluation) and event.asset_key == Topic(topic).key
         ]
 
     [first] = told()
