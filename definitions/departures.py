@@ -68,6 +68,7 @@ def departures(
     context.log.info(f"{written.rows} rows and {written.events} events are committed after {seconds:.1f} s")
     return MaterializeResult(
         metadata={
+            "dagster/table_name": "flight",
             "flights": rows,
             "events": events,
             "cancelled_without_event": cancelled,

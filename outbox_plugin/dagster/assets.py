@@ -36,6 +36,7 @@ def build_topic_assets(
     topics: Sequence[Topic],
     *,
     outbox: AssetKey | str = "outbox",
+    table_name: str | None = None,
     translator: DagsterOutboxTranslator | None = None,
 ) -> list[AssetSpec]:
     """The outbox's table, downstream of all assets that emit, and each topic, downstream of the table.
@@ -46,6 +47,7 @@ def build_topic_assets(
     Args:
         topics: the topics, and the assets that emit to them.
         outbox: the key of the table's asset, unless the translator gives it another.
+        table_name: the table's name in Postgres, for its metadata `dagster/table_name`.
         translator: makes the specs.
 
     Raises:
@@ -54,7 +56,7 @@ def build_topic_assets(
     translate = (translator or DagsterOutboxTranslator()).get_asset_spec
     default = asset_key(outbox)
     emitters = tuple(sorted({emitter for topic in topics for emitter in topic.emitters}))
-    table = translate(OutboxAssetProps("outbox", default.to_user_string(), default, emitters))
+    table = translate(OutboxAssetProps("outbox", default.to_user_string(), default, emitters, table_name=table_name))
     return [
         table,
         *(translate(topic_props(topic, topic.tables(table.key))) for topic in defined_topics(topics, table.key)),

@@ -54,7 +54,9 @@ def build_outbox_definitions(
     """
     if harvester.mode == "supervise" and isinstance(harvester.lease_seconds, int | float):  # It may be an EnvVar.
         check_lease(harvester.lease_seconds, interval_seconds)
-    assets = build_topic_assets(topics, outbox=AssetKey(f"{prefix}outbox"), translator=translator)
+    assets = build_topic_assets(
+        topics, outbox=AssetKey(f"{prefix}outbox"), table_name=harvester.outbox.table_name(), translator=translator
+    )
     table = assets[0].key
     relay = build_harvester_asset(AssetKey(f"{prefix}harvester"), outbox=table, translator=translator)
     resource_key = f"{prefix}outbox"

@@ -70,6 +70,11 @@ class OutboxResource(ConfigurableResource[Settings]):
         given = {name: getattr(self, name) for name in _NAMES}
         return Settings(**{name: value for name, value in given.items() if value})
 
+    def table_name(self) -> str | None:
+        """The table's name, as far as it is known when the code location loads; None for a variable that is not set."""
+        name: str | None = _known(self.table) if self.table else os.environ.get("OUTBOX_TABLE", "outbox")
+        return name
+
 
 class HarvesterResource(ConfigurableResource[Settings]):
     """The harvester of an outbox: by default a daemon on the host that runs the code location's sensors.

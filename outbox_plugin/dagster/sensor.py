@@ -23,7 +23,7 @@ from outbox_plugin.dagster.daemon_supervision import DaemonAction, check_lease
 from outbox_plugin.dagster.health import Metadata, daemon_metadata, evaluation, metadata
 from outbox_plugin.dagster.resources import HarvesterResource
 from outbox_plugin.dagster.topic import Topic, as_topics
-from outbox_plugin.dagster.topic_end_offsets import topic_ends
+from outbox_plugin.dagster.topic_end_offsets import topic_ends, topic_uri
 from outbox_plugin.dagster.translator import DagsterOutboxTranslator, topic_props
 from outbox_plugin.printable import printable
 from outbox_plugin.status.health_rules import Limits, dead_letters, health
@@ -116,7 +116,7 @@ def build_harvester_sensor(
             evaluation(healthy, asset_key, HEALTHY),
             evaluation(letters, asset_key, NO_DEAD_LETTERS),
         ]
-        events += [_topic_event(keys[topic], move) for topic, move in moves.items()]
+        events += [_topic_event(keys[topic], topic_uri(settings, topic), move) for topic, move in moves.items()]
         return SensorResult(skip_reason=healthy.explanation, asset_events=events, cursor=cursor.encode())
 
     return keep_harvesting
@@ -145,8 +145,9 @@ def _use_of(daemon: Daemon) -> Use | None:
         return None
 
 
-def _topic_event(key: AssetKey, moved: Moved) -> Event:
+def _topic_event(key: AssetKey, uri: str, moved: Moved) -> Event:
     shown: Metadata = {
+        "dagster/uri": MetadataValue.text(uri),
         "last_offset": MetadataValue.int(moved.offset),
         "new_offsets": MetadataValue.int(moved.by),
         "offsets_per_second": MetadataValue.float(moved.per_second),

@@ -93,7 +93,8 @@ class OutboxIOManager(ConfigurableIOManager):
             jobs = {"jobs": [name, *former_job_ids(name)]}
             outbox = in_full(connection, settings.table)
             emitted = connection.execute(statement("staging", "emitted", outbox), jobs).fetchall()
-        context.add_output_metadata({"events": emitted[0][1] if emitted else 0, "outbox_job": name})
+        events = emitted[0][1] if emitted else 0
+        context.add_output_metadata({"events": events, **_row_count(context, events), "outbox_job": name})
 
     def load_input(self, context: InputContext) -> None:  # noqa: ARG002
         """An outbox is only written to.
@@ -102,6 +103,13 @@ class OutboxIOManager(ConfigurableIOManager):
             DagsterInvariantViolationError: always.
         """
         raise DagsterInvariantViolationError("events cannot be read back from the outbox: declare the asset as a dep")
+
+
+def _row_count(context: OutputContext, rows: int) -> dict[str, int]:
+    """The count by Dagster's name for it. Of several partitions at once, the count of each is not known."""
+    if not context.has_asset_partitions:
+        return {"dagster/row_count": rows}
+    return {"dagster/partition_row_count": rows} if len(context.asset_partition_keys) == 1 else {}
 
 
 def _options(given: Mapping[str, object]) -> dict[str, str]:

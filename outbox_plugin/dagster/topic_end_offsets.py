@@ -1,4 +1,4 @@
-"""Asks Kafka for the end offsets of topics."""
+"""Where topics are, and where they end, which Kafka is asked for."""
 
 from __future__ import annotations
 
@@ -41,6 +41,11 @@ def topic_ends(settings: Settings, topics: Sequence[str], deadline: float) -> di
     except KafkaException as error:
         raise connection_error(error.args[0], settings) from error
     return ends
+
+
+def topic_uri(settings: Settings, topic: str) -> str:
+    """The address of a topic: `kafka://`, the brokers by which it is reached, and its name."""
+    return f"kafka://{settings.bootstrap_servers}/{topic}"
 
 
 def _left(deadline: float) -> float:

@@ -26,6 +26,7 @@ class OutboxAssetProps:
         key: the asset's key by default.
         deps: the assets upstream of it.
         topic: the topic; None for the others.
+        table_name: the table's name in Postgres; None for the others, or where it is not known yet.
     """
 
     type: Literal["outbox", "topic", "harvester"]
@@ -33,6 +34,7 @@ class OutboxAssetProps:
     key: AssetKey
     deps: tuple[AssetKey, ...] = ()
     topic: Topic | None = None
+    table_name: str | None = None
 
 
 class DagsterOutboxTranslator:
@@ -57,9 +59,15 @@ class DagsterOutboxTranslator:
             description=_description(props),
             group_name=GROUP,
             kinds={"postgres" if props.type == "outbox" else "kafka"},
-            metadata={"topic": topic.name} if topic else None,
+            metadata=_metadata(props),
             freshness_policy=FreshnessPolicy.time_window(topic.fresh_within) if topic and topic.fresh_within else None,
         )
+
+
+def _metadata(props: OutboxAssetProps) -> dict[str, str]:
+    if props.topic is not None:
+        return {"topic": props.topic.name}
+    return {"dagster/table_name": props.table_name} if props.table_name else {}
 
 
 def _description(props: OutboxAssetProps) -> str:

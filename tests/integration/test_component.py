@@ -125,6 +125,7 @@ def test_each_attribute_has_its_effect() -> None:
     }
     assert definitions.resolve_sensor_def("shop_harvester_sensor").minimum_interval_seconds == 3
     graph = definitions.resolve_asset_graph()
+    assert graph.get(AssetKey("shop_outbox")).metadata["dagster/table_name"] == "app.outbox"
     assert graph.get_check_spec(AssetCheckKey(AssetKey("orders"), "shop_outbox_drained")).blocking
     policy = graph.get(AssetKey(["kafka", "orders"])).freshness_policy
     assert policy is not None

@@ -94,6 +94,7 @@ def test_topics_are_told_of_when_they_move_and_when_they_stop(daemon: Daemon, se
     assert isinstance(moved, AssetMaterialization)
     new, rate = (moved.metadata[name].value for name in ("new_offsets", "offsets_per_second"))
     assert isinstance(new, int)
+    assert moved.metadata["dagster/uri"].value == f"kafka://{settings.bootstrap_servers}/{topic}"
     assert new > 100  # The marks that end transactions count too.
     assert isinstance(rate, float)
     assert rate > 0

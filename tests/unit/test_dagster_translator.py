@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from dagster import AssetKey, AssetSpec, DagsterInstance, Definitions, build_sensor_context
+from dagster import AssetKey, AssetSpec, DagsterInstance, Definitions, EnvVar, build_sensor_context
 from dagster.components.testing.test_cases import TestTranslation as DagstersCases
 
 from outbox_plugin.dagster import (
@@ -172,3 +172,16 @@ def test_a_list_of_outboxes_without_the_own_one_is_refused() -> None:
         build_topic_assets([Topic("orders", outboxes=["other"])])
     with pytest.raises(InvalidSetting, match="outboxes: expected a list of assets"):
         Topic("orders", outboxes="outbox")
+
+
+def test_the_table_has_its_name_as_dagster_calls_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def shown(table: str | None) -> object:
+        outbox = harvester().outbox.model_copy(update={"table": table})
+        definitions = build_outbox_definitions(HarvesterResource(outbox=outbox), [])
+        return specs(definitions)[OUTBOX].metadata.get("dagster/table_name")
+
+    assert shown("app.outbox") == "app.outbox"
+    assert shown(None) == "outbox"
+    assert shown(EnvVar("OF_THE_RUN")) is None
+    monkeypatch.setenv("OUTBOX_TABLE", "theirs.outbox")
+    assert shown(None) == "theirs.outbox"
