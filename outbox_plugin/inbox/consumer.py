@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import random
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from datetime import timedelta
 from functools import partial
@@ -28,10 +28,10 @@ from outbox_plugin.inbox.events import ignore
 from outbox_plugin.inbox.handling import Handling
 from outbox_plugin.inbox.housekeeping import Housekeeping
 from outbox_plugin.inbox.kafka_records import committed_offset, received_from
-from outbox_plugin.inbox.key_queues import KeyQueues
+from outbox_plugin.inbox.key_queues import KeyQueues, PartitionPosition
 from outbox_plugin.inbox.leader_epochs import Finding, LeaderEpochs, StartPosition
 from outbox_plugin.inbox.pauses import Pauses
-from outbox_plugin.inbox.positions import ANSWER_SECONDS, FoundPositions, Positions, find_positions
+from outbox_plugin.inbox.positions import ANSWER_SECONDS, AllReached, FoundPositions, Positions, Reached, find_positions
 from outbox_plugin.inbox.readiness import Facts
 from outbox_plugin.inbox.received import Received
 from outbox_plugin.inbox.retry import Retry
@@ -70,6 +70,7 @@ RELEASE_SECONDS = 20.0
 ASK_SECONDS = 1.0  # The wait before it asks again for the positions of partitions that were assigned.
 # A record that is polled again may wait so long for its turn. Its key may be forgotten meanwhile.
 QUEUED_SECONDS = 3_600.0
+BEFORE_THE_POSITION = -1  # Stands for an offset.
 UNKNOWN_ID_SECONDS = 0.2  # The wait before records are fetched again whose topic's id Kafka did not return.
 _RESET, _FROM_THE_BEGINNING = "auto.offset.reset", {"earliest", "smallest", "beginning"}
 _WAITED_FOR = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._ALL_BROKERS_DOWN}
@@ -150,6 +151,7 @@ class Inbox(Background):
         self._ask_at = 0.0
         self._next: dict[TopicPartition, int] = {}
         self._epochs = LeaderEpochs()
+        self._reached: AllReached = {}  # Replaced, never changed: housekeeping writes it.
         self._positions: Positions
         self._polled_at: float | None = None
         self._positions_at: float | None = None  # When all partitions last had their positions.
@@ -261,7 +263,13 @@ class Inbox(Background):
 
     def _consume(self, consumer: Consumer, workers: ThreadWorkers | TaskWorkers) -> None:
         housekeeping = Housekeeping(
-            self._settings, self._group, self._dispatcher, self._positions, self._keep, self._observed
+            self._settings,
+            self._group,
+            self._dispatcher,
+            self._positions,
+            lambda: self._reached,
+            self._keep,
+            self._observed,
         )
         with ExitStack() as ended, closing(consumer):  # Whatever a step raises, Kafka's client is closed.
             workers.start()
@@ -290,6 +298,7 @@ class Inbox(Background):
             )
             if time.monotonic() - committed_at > COMMIT_SECONDS:
                 self._commit(consumer, self._dispatcher.locked(KeyQueues.committable), wait=False)
+                self._note_positions(self._dispatcher.locked(KeyQueues.positions))
                 committed_at = time.monotonic()
 
     def _hand_over(self, consumer: Consumer, housekeeping: Housekeeping) -> None:
@@ -301,10 +310,17 @@ class Inbox(Background):
         reached = self._dispatcher.release(self._dispatcher.locked(KeyQueues.partitions), RELEASE_SECONDS)
         self._commit(consumer, reached, wait=True)
         # Before the partitions go to their next owner, who may write greater positions.
+        self._note_positions(
+            {tp: at._replace(next_offset=reached.get(tp, at.next_offset)) for tp, at in positions.items()}
+        )
         if housekeeping.wait_until_ended():
-            self._positions.write_last(
-                {tp: at._replace(next_offset=reached.get(tp, at.next_offset)) for tp, at in positions.items()}
-            )
+            self._positions.write_now(lambda: self._reached)
+
+    def _note_positions(self, positions: Mapping[TopicPartition, PartitionPosition]) -> None:
+        """Note which positions are to be written to Postgres, with their epochs, which only this thread knows."""
+        self._reached = {
+            tp: Reached(at.topic_id, self._epochs.position(tp, at.next_offset)) for tp, at in positions.items()
+        }
 
     def _take_in(self, consumer: Consumer) -> None:
         """Poll, and add the records. The first is added before the second call, which may run a rebalance."""
@@ -328,28 +344,68 @@ class Inbox(Background):
             at = [(record.topic, record.partition, record.offset) for record in received]
             left_out = self._unconfirmed(consumer, unnamed, at)
             received = [record for record in received if record.topic not in left_out]
-        self._dispatcher.add(self._after_the_position(consumer, received))
+        self._dispatch(consumer, received)
 
-    def _after_the_position(self, consumer: Consumer, received: Sequence[Received]) -> list[Received]:
-        """Return the records to handle. A partition that was cut before its position is read from its beginning."""
-        new: list[Received] = []
-        cut: set[TopicPartition] = set()
+    def _dispatch(self, consumer: Consumer, received: Sequence[Received]) -> None:
+        """Queue the records to handle. A partition that was cut before its position is read from its beginning."""
+        kept: list[Received] = []
+        handled: set[int] = set()
+        cut: dict[TopicPartition, int] = {}
+        next_offsets = self._dispatcher.locked(KeyQueues.next_offsets)
         forgotten_at = time.time() - self._keep.handled.total_seconds() + QUEUED_SECONDS
         for record in received:
             tp = TopicPartition(record.topic, record.partition)
             if tp in cut:
                 continue
+            if self._epochs.goes_back(tp, record.offset) and not self._went_back(tp, next_offsets.get(tp)):
+                cut[tp] = record.offset
+                continue
             old = record.timestamp / 1000 < forgotten_at
             finding = self._epochs.add(tp, record.offset, record.leader_epoch, key_may_be_forgotten=old)
             if finding is Finding.CUT or (finding is Finding.GONE and self._is_cut(consumer, tp)):
-                cut.add(tp)
-            elif finding is not Finding.HANDLED:
-                new.append(record)
-        for tp in cut.intersection(self.partitions):
+                cut[tp] = BEFORE_THE_POSITION
+                continue
+            kept.append(record)
+            if finding is Finding.HANDLED:
+                handled.add(id(record))
+        self._dispatcher.add(kept, handled)
+        for tp in cut.keys() & {*self.partitions}:
+            self._read_again(consumer, tp, cut[tp])
+
+    def _went_back(self, tp: TopicPartition, next_offset: int | None) -> bool:
+        """Note that librdkafka reads a partition again that was cut. False if the position could not be written."""
+        if next_offset is None:
+            return True
+        position = self._epochs.position(tp, next_offset)
+        if not self._keep_position(tp, position):
+            return False
+        logger.warning("%s [%d] was cut: a part of it is read again", *tp)
+        self._epochs.go_back(tp, position)
+        return True
+
+    def _read_again(self, consumer: Consumer, tp: TopicPartition, offset: int) -> None:
+        """Read a partition that was cut before its position again: from its beginning.
+
+        If its position could not be written, ask for the same record again; so it is noticed again.
+        """
+        started = self._epochs.started_at(tp)
+        if offset == BEFORE_THE_POSITION and self._keep_position(tp, started):
             logger.warning("%s [%d] was cut before the group's position: it is read from its beginning", *tp)
             self._epochs.start_over(tp)
             self._seek_to_beginning(consumer, tp)
-        return new
+            return
+        first = self._epochs.start(tp, started) if offset == BEFORE_THE_POSITION else offset
+        self._next.pop(tp, None)
+        consumer.seek(KafkaTopicPartition(*tp, OFFSET_BEGINNING if first is None else first))
+        self._stop.wait(UNKNOWN_ID_SECONDS)
+
+    def _keep_position(self, tp: TopicPartition, position: StartPosition) -> bool:
+        """Write a position before the partition is read again, so that old records are left out after a restart, too.
+
+        Returns False if the database is away.
+        """
+        self._reached = {**self._reached, tp: Reached(self._topic_ids.of(tp.topic), position)}
+        return self._positions.write_now(lambda: self._reached)
 
     def _is_cut(self, consumer: Consumer, tp: TopicPartition) -> bool:
         """Whether a partition was cut whose last handled record is gone. If Kafka does not answer, it counts as cut."""
@@ -480,4 +536,6 @@ class Inbox(Background):
     def _give_up(self, partitions: list[KafkaTopicPartition], patience_seconds: float) -> dict[TopicPartition, int]:
         given_up = [TopicPartition(each.topic, each.partition) for each in partitions]
         self._without_position.difference_update(given_up)
-        return self._dispatcher.release(given_up, patience_seconds)
+        reached = self._dispatcher.release(given_up, patience_seconds)
+        self._note_positions(self._dispatcher.locked(KeyQueues.positions))
+        return reached

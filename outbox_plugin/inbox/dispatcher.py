@@ -50,13 +50,21 @@ class Dispatcher:
         with self._changed:
             self._wakers.append(waker)
 
-    def add(self, records: Collection[Received]) -> None:
-        """Queue records."""
+    def add(self, records: Collection[Received], left_out: Collection[int] = ()) -> None:
+        """Queue records.
+
+        Args:
+            records: the records, each partition's in their order.
+            left_out: the `id()` of those that were handled before.
+        """
         with self._changed:
             if not self._queues.held:
                 self._done_at = time.monotonic()
             for record in records:
-                self._queues.add(record)
+                if id(record) in left_out:
+                    self._queues.leave_out(record)
+                else:
+                    self._queues.add(record)
             self._notify()
 
     def progress(self) -> Progress:

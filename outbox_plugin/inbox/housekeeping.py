@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from outbox_plugin.inbox.cleaning import Keep, clean
 from outbox_plugin.inbox.dead_letters import to_retry
 from outbox_plugin.inbox.dispatcher import Dispatcher
 from outbox_plugin.inbox.key_queues import KeyQueues
-from outbox_plugin.inbox.positions import Positions
+from outbox_plugin.inbox.positions import AllReached, Positions
 from outbox_plugin.printable import logger_of
 from outbox_plugin.schema.connection import CANCEL_SECONDS, cancel_until_ended, connect, one_line
 from outbox_plugin.settings import Settings
@@ -39,14 +40,26 @@ class Housekeeping:
         group: str,
         dispatcher: Dispatcher,
         positions: Positions,
+        reached: Callable[[], AllReached],
         keep: Keep,
         observed: ObservedInbox | None = None,
     ) -> None:
-        """Nothing is connected yet. `observed` is told whether Postgres answers."""
+        """Nothing is connected yet.
+
+        Args:
+            settings: which database.
+            group: the consumer group.
+            dispatcher: gets the dead letters that are tried again.
+            positions: where positions are written.
+            reached: returns the positions that are to be written now.
+            keep: how long things are kept.
+            observed: is told whether Postgres answers.
+        """
         self._settings = settings
         self._group = group
         self._dispatcher = dispatcher
         self._positions = positions
+        self._reached = reached
         self._keep = keep
         self._observed = observed
         self._stop = threading.Event()
@@ -98,7 +111,7 @@ class Housekeeping:
     def _keep_house(self, connection: psycopg.Connection[Any]) -> None:
         clean_at = time.monotonic()
         while not self._stop.is_set():
-            self._positions.write(connection, self._dispatcher.locked(KeyQueues.positions))
+            self._positions.write(connection, self._reached)
             partitions = self._dispatcher.locked(KeyQueues.partitions)
             if partitions or self._observed is not None:  # Without partitions it finds none, but Postgres answers.
                 self._dispatcher.add(to_retry(connection, self._settings, self._group, partitions))

@@ -45,6 +45,7 @@ class _Assignment:
     # have the same offset.
     resume_offsets: dict[int, int] = field(default_factory=dict)
     end: int | None = None  # The offset after the last added record, or the start; None: the group has not been here.
+    first: int | None = None  # The first record's offset, where the group had not been. It has handled none before it.
     reported: int | None = None  # The position that `committable` returned last.
     running: int = 0  # Key batches that are being handled.
     held: int = 0  # Records that wait or are being handled; not kept up to date once it is closed.
@@ -57,16 +58,24 @@ class _Assignment:
         return next(iter(self.resume_offsets.values()), self.end)
 
     def add(self, record: Received) -> None:
-        """Add a record that is not done.
+        """Add a record that is not done."""
+        self.resume_offsets[id(record)] = self._reach(record.offset)
+
+    def leave_out(self, record: Received) -> None:
+        """Pass over a record that was handled before."""
+        self._reach(record.offset)
+
+    def _reach(self, offset: int) -> int:
+        """Note that a record has come, and return the position before it.
 
         An offset below `end` means that an unclean election of a leader has cut the partition there. Other records
         stand at the offsets from there on, so no earlier record may keep the position above it.
         """
-        start = record.offset if self.end is None else min(self.end, record.offset)
-        if self.end is not None and record.offset < self.end:
+        start = offset if self.end is None else min(self.end, offset)
+        if self.end is not None and offset < self.end:
             self.resume_offsets = {earlier: min(at, start) for earlier, at in self.resume_offsets.items()}
-        self.resume_offsets[id(record)] = start
-        self.end = record.offset + 1
+        self.end = offset + 1
+        return start
 
     def finish(self, record: Received) -> None:
         """Forget a record that is done, so that an earlier one that takes an hour costs no memory for later ones."""
@@ -204,7 +213,7 @@ class KeyQueues:
             self._retried.add(record.dead_letter)
         else:
             if assignment.end is None:
-                assignment.reported = record.offset
+                assignment.reported = assignment.first = record.offset
             assignment.add(record)
         # A record without a key has no order to keep: it gets a queue of its own, whose name no key can have.
         key = b"k" + record.key if record.key is not None else b"n%d" % record.offset
@@ -217,6 +226,12 @@ class KeyQueues:
         self._bytes += record.size
         assignment.held += 1
         assignment.held_bytes += record.size
+
+    def leave_out(self, record: Received) -> None:
+        """Pass over a record that was handled before, as its place in the partition shows: its position moves on."""
+        assignment = self._assignments.get(TopicPartition(record.topic, record.partition))
+        if assignment is not None and assignment.open:
+            assignment.leave_out(record)
 
     def take(self, limit: int, now: float) -> list[KeyBatch]:
         """Take records to handle now, from the longest-waiting queues first. A queue is taken until `finish`.
@@ -295,11 +310,11 @@ class KeyQueues:
         return changed
 
     def positions(self) -> dict[TopicPartition, PartitionPosition]:
-        """Return the positions of all partitions of topics whose id is known."""
+        """Return the positions of all partitions of topics whose id is known, where a record was handled."""
         return {
             tp: PartitionPosition(assignment.topic_id, position)
             for tp, assignment in self._assignments.items()
-            if assignment.topic_id is not None and (position := assignment.position) is not None
+            if assignment.topic_id is not None and (position := assignment.position) not in (None, assignment.first)
         }
 
     def next_offsets(self) -> dict[TopicPartition, int | None]:

@@ -6,10 +6,13 @@ when the leader changes while it fetches, and not for a position that is assigne
 last handled record with the offset, fetches that record again when it starts, and compares the epochs: two logs that
 have the same epoch at one offset are the same up to there.
 
-A partition that was cut is read from its beginning again, because nobody knows where the cut is. The inbox knows the
-events that it has handled by their keys, but has forgotten the keys of old ones. The leader that was elected after the
-cut has a greater epoch than the position. So an old record below the position counts as handled if its epoch is not
-greater.
+A partition that was cut is read from its beginning again, because nobody knows where the cut is. librdkafka does the
+same for a partition that is cut under it. The inbox knows the events that it has handled by their keys, but has
+forgotten the keys of old ones. The leader that was elected after the cut has a greater epoch than the position. So an
+old record below the position counts as handled if its epoch is not greater.
+
+Each position that the group has reached stays true in this way, so all are kept that say more than the others:
+`StartPosition.handled`. They are written to Postgres before the first position that lies further back.
 
 Where the last handled record is gone, a record after it that has a smaller epoch shows the cut. One that has a greater
 epoch may also show it: no record can be fetched from an offset at which a transaction marker stands. Then the partition
@@ -32,10 +35,50 @@ class StartPosition(NamedTuple):
     Attributes:
         next_offset: the first offset that is not handled.
         leader_epoch: the leader epoch of the record before it; None if it is unknown.
+        handled: positions that the group has reached before, with epochs: while a partition is read again, old records
+            below them count as handled.
     """
 
     next_offset: int
     leader_epoch: int | None = None
+    handled: tuple[ReachedPosition, ...] = ()
+
+    def and_handled(self, other: StartPosition | None) -> StartPosition:
+        """Return this position, and that the group has also reached the other one, and those before it."""
+        if other is None:
+            return self
+        kept: list[ReachedPosition] = []
+        for each in sorted({*self.handled, *other.handled, *_reached(other)}, reverse=True):
+            if not any(_says_all(known, each) for known in (*kept, *_reached(self))):
+                kept.append(each)
+        return self._replace(handled=tuple(kept))
+
+    def has_handled(self, offset: int, leader_epoch: int | None) -> bool:
+        """Return whether an old record lies below a position that the group has reached before, in the same log.
+
+        Only for records whose keys may be forgotten: where a leader that was elected has records of its own, of an
+        epoch before the position's, the keys tell them from those that were handled.
+        """
+        if leader_epoch is None:
+            return False
+        return any(offset < each.next_offset and leader_epoch <= each.leader_epoch for each in self.handled)
+
+
+class ReachedPosition(NamedTuple):
+    """A position that a group has reached: its offset, and the leader epoch of the record before that."""
+
+    next_offset: int
+    leader_epoch: int
+
+
+def _reached(position: StartPosition) -> list[ReachedPosition]:
+    if position.leader_epoch is None:
+        return []
+    return [ReachedPosition(position.next_offset, position.leader_epoch)]
+
+
+def _says_all(known: ReachedPosition, other: ReachedPosition) -> bool:
+    return known.next_offset >= other.next_offset and known.leader_epoch >= other.leader_epoch
 
 
 class Finding(Enum):
@@ -65,25 +108,13 @@ def compare(position: StartPosition, offset: int, leader_epoch: int | None) -> F
     return Finding.GONE if leader_epoch > position.leader_epoch else Finding.NEW
 
 
-def compare_again(position: StartPosition, offset: int, leader_epoch: int | None) -> Finding:
-    """Return what an old record shows of a partition that was cut before a position. See `compare` for the arguments.
-
-    Only for records whose keys may be forgotten: where a leader that was elected has records of its own, of an epoch
-    before the position's, the keys tell them from those that were handled.
-    """
-    if leader_epoch is None or position.leader_epoch is None:
-        return Finding.NEW
-    handled = offset < position.next_offset and leader_epoch <= position.leader_epoch
-    return Finding.HANDLED if handled else Finding.NEW
-
-
 class LeaderEpochs:
     """The leader epochs of the records that were fetched. Only the thread that polls may use it."""
 
     def __init__(self) -> None:
-        self._to_compare: dict[TopicPartition, StartPosition] = {}
-        self._compared: dict[TopicPartition, StartPosition] = {}
-        self._cut: dict[TopicPartition, StartPosition] = {}  # The positions of partitions that are read again.
+        self._started: dict[TopicPartition, StartPosition] = {}
+        self._to_compare: set[TopicPartition] = set()
+        self._next: dict[TopicPartition, int] = {}  # The offset after the last record that was fetched.
         # The first offset of each epoch, ascending, as Kafka's brokers keep them.
         self._first_offsets: dict[TopicPartition, list[tuple[int, int | None]]] = {}
 
@@ -94,23 +125,36 @@ class LeaderEpochs:
             tp: the partition.
             position: where the group goes on; None for the partition's beginning, for which None is returned.
         """
-        for positions in (self._to_compare, self._compared, self._cut):
-            positions.pop(tp, None)
+        self._to_compare.discard(tp)
+        self._next.pop(tp, None)
         self._first_offsets[tp] = []
+        self._started[tp] = position or StartPosition(0)
         if position is None:
             return None
         if position.leader_epoch is None or position.next_offset == 0:
             return position.next_offset
-        self._to_compare[tp] = position
+        self._to_compare.add(tp)
         self._first_offsets[tp] = [(position.next_offset - 1, position.leader_epoch)]
         return position.next_offset - 1
 
     def start_over(self, tp: TopicPartition) -> None:
         """Do the same as `start`, for a partition that was cut and is read from its beginning."""
-        position = self._compared.get(tp)
+        handled = StartPosition(0).and_handled(self._started.get(tp))
         self.start(tp, None)
-        if position is not None:
-            self._cut[tp] = position
+        self._started[tp] = handled
+
+    def started_at(self, tp: TopicPartition) -> StartPosition:
+        """Return the position from which a partition is read, and what the group has handled besides."""
+        return self._started.get(tp, StartPosition(0))
+
+    def goes_back(self, tp: TopicPartition, offset: int) -> bool:
+        """Return whether a record comes after another one whose offset is not smaller: the partition was cut."""
+        return tp not in self._to_compare and offset < self._next.get(tp, 0)
+
+    def go_back(self, tp: TopicPartition, position: StartPosition) -> None:
+        """Note that a partition was cut under us, and which position the group had reached."""
+        started = self.started_at(tp)
+        self._started[tp] = StartPosition(started.next_offset).and_handled(started).and_handled(position)
 
     def add(
         self, tp: TopicPartition, offset: int, leader_epoch: int | None, *, key_may_be_forgotten: bool = False
@@ -123,12 +167,13 @@ class LeaderEpochs:
             leader_epoch: the record's epoch; None if Kafka does not return it.
             key_may_be_forgotten: the record is so old that its key may be forgotten if the group has handled it.
         """
-        finding = Finding.NEW
-        if (position := self._to_compare.pop(tp, None)) is not None:
-            self._compared[tp] = position
-            finding = compare(position, offset, leader_epoch)
-        elif key_may_be_forgotten and (position := self._cut.get(tp)) is not None:
-            finding = compare_again(position, offset, leader_epoch)
+        finding, started = Finding.NEW, self.started_at(tp)
+        if tp in self._to_compare:
+            self._to_compare.discard(tp)
+            finding = compare(started, offset, leader_epoch)
+        if finding is not Finding.CUT and key_may_be_forgotten and started.has_handled(offset, leader_epoch):
+            finding = Finding.HANDLED
+        self._next[tp] = offset + 1
         epochs = self._first_offsets.setdefault(tp, [])
         while epochs and epochs[-1][0] >= offset:
             epochs.pop()
@@ -144,9 +189,14 @@ class LeaderEpochs:
             beginning: the offset at which it begins now. If it is above the last handled record, retention has deleted
                 that.
         """
-        return beginning < self._compared[tp].next_offset
+        return beginning < self._started[tp].next_offset
 
     def before(self, tp: TopicPartition, next_offset: int) -> int | None:
         """Return the epoch of the record before an offset; None if it is unknown."""
         earlier = [epoch for first, epoch in self._first_offsets.get(tp, []) if first < next_offset]
         return earlier[-1] if earlier else None
+
+    def position(self, tp: TopicPartition, next_offset: int) -> StartPosition:
+        """Return an offset up to which a partition is done as a position, to be kept."""
+        here = StartPosition(next_offset, self.before(tp, next_offset))
+        return here.and_handled(self.started_at(tp)._replace(leader_epoch=None))

@@ -7,31 +7,36 @@ an inbox also writes its positions to its own database, about once a second and 
 Both may lag: events that were handled after they were written are known by their keys. Each counts only in the topic
 in which it was reached, by the topic's id, because a topic that was made anew has other records at the same offsets.
 
+Beside the offset, a row has the positions with leader epochs that the group has reached (`leader_epochs`): the present
+one, and those from before a cut while the partition is read again. They are kept by the topic's id, because an inbox of
+an earlier version moves the offset and leaves them as they are.
+
     the committed offset                        what counts
     has the topic's id as metadata              the committed offset
     has other metadata or none                  the greater of it and our position
     has the id of another topic, or is gone     our position
 
 An inbox commits the topic's id as the metadata, and with it the leader epoch of the record before the offset, which
-shows whether the partition was cut. Our position has no epoch, so it would hide a cut if it counted whenever it is
-greater: Kafka may be away while handlers go on, and Kafka's offset goes back first after a cut. An offset without our
-metadata is an operator's or another consumer's. It can skip records, in every topic of that name.
+shows whether the partition was cut. Our position would hide a cut if it counted whenever it is greater: Kafka may be
+away while handlers go on. It then tells which old records were handled. An offset without our metadata is an operator's
+or another consumer's. It can skip records, in every topic of that name.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Collection, Mapping
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 from confluent_kafka import Consumer, KafkaException
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from outbox_plugin.core.topic_partition import TopicPartition
-from outbox_plugin.inbox.key_queues import PartitionPosition
-from outbox_plugin.inbox.leader_epochs import StartPosition
+from outbox_plugin.inbox.leader_epochs import ReachedPosition, StartPosition
 from outbox_plugin.printable import logger_of
 from outbox_plugin.schema.connection import connect, one_line
 from outbox_plugin.schema.statements import statement
@@ -47,8 +52,18 @@ _TOPIC_ID = re.compile(r"[A-Za-z0-9_+/-]{22}(==)?")  # 16 bytes in Base64, of ei
 FoundPositions = Mapping[TopicPartition, StartPosition | None]
 
 
+class Reached(NamedTuple):
+    """Where a group is in a partition, of the topic with this id."""
+
+    topic_id: str
+    position: StartPosition
+
+
+AllReached = Mapping[TopicPartition, Reached]
+
+
 class Positions:
-    """A group's positions, in the database of its effects. Only one thread at a time may write."""
+    """A group's positions, in the database of its effects. Any thread may write."""
 
     def __init__(self, settings: Settings, group: str) -> None:
         """Prepare the statements; nothing is connected yet."""
@@ -57,9 +72,12 @@ class Positions:
         self._read, self._move, self._patience = (
             statement("inbox", name, settings.table) for name in ("positions", "move_positions", "patience")
         )
-        self._written: Mapping[TopicPartition, PartitionPosition] = {}
+        self._writing = threading.Lock()  # So that positions that were reached later are written later.
+        self._written: AllReached = {}
 
-    def read(self, connection: psycopg.Connection[Any], topic_ids: Mapping[str, str]) -> dict[TopicPartition, int]:
+    def read(
+        self, connection: psycopg.Connection[Any], topic_ids: Mapping[str, str]
+    ) -> dict[TopicPartition, StartPosition]:
         """Return the group's positions in topics.
 
         Raises:
@@ -69,44 +87,62 @@ class Positions:
         with connection.transaction():
             connection.execute(self._patience, {"milliseconds": LOCK_MILLISECONDS})
             rows = connection.execute(self._read, asked).fetchall()
-        return {TopicPartition(topic, partition): offset for topic, partition, offset in rows}
+        return {TopicPartition(topic, partition): _position(offset, known) for topic, partition, offset, known in rows}
 
-    def read_now(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, int]:
+    def read_now(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, StartPosition]:
         """Return the group's positions in topics, by their names and ids, read on a new connection."""
         with closing(connect(self._settings, purpose="outbox inbox (positions)")) as connection:
             return self.read(connection, topic_ids)
 
-    def write(self, connection: psycopg.Connection[Any], positions: Mapping[TopicPartition, PartitionPosition]) -> None:
-        """Write all positions, if any has changed since the last call.
+    def write(self, connection: psycopg.Connection[Any], reached: Callable[[], AllReached]) -> None:
+        """Write all positions that `reached` returns, if any has changed since the last call.
 
         It writes those that have not changed, too: a process that had a partition before may have written late.
 
         Raises:
             psycopg.Error: as psycopg says it.
         """
-        if not positions or positions == self._written:
-            return
-        moved = {
-            "group": self._group,
-            "topics": [topic for topic, _ in positions],
-            "partitions": [partition for _, partition in positions],
-            "topic_ids": [position.topic_id for position in positions.values()],
-            "next_offsets": [position.next_offset for position in positions.values()],
-        }
-        with connection.transaction():
-            connection.execute(self._patience, {"milliseconds": LOCK_MILLISECONDS})
-            connection.execute(self._move, moved)
-        self._written = positions
+        with self._writing:
+            positions = reached()
+            if not positions or positions == self._written:
+                return
+            moved = {
+                "group": self._group,
+                "topics": [topic for topic, _ in positions],
+                "partitions": [partition for _, partition in positions],
+                "topic_ids": [each.topic_id for each in positions.values()],
+                "next_offsets": [each.position.next_offset for each in positions.values()],
+                "leader_epochs": [json.dumps({each.topic_id: _known(each.position)}) for each in positions.values()],
+            }
+            with connection.transaction():
+                connection.execute(self._patience, {"milliseconds": LOCK_MILLISECONDS})
+                connection.execute(self._move, moved)
+            self._written = positions
 
-    def write_last(self, positions: Mapping[TopicPartition, PartitionPosition]) -> None:
-        """Write all positions on a new connection; if the database is away, the last ones that were written stay."""
-        if not positions or positions == self._written:
-            return
+    def write_now(self, reached: Callable[[], AllReached]) -> bool:
+        """Write all positions on a new connection. Returns False if the database is away: the last ones stay."""
+        if not reached() or reached() == self._written:
+            return True
         try:
             with closing(connect(self._settings, purpose="outbox inbox (positions)")) as connection:
-                self.write(connection, positions)
+                self.write(connection, reached)
         except psycopg.Error as error:
-            logger.warning("the last positions were not written: %s", one_line(error))
+            logger.warning("positions were not written: %s", one_line(error))
+            return False
+        return True
+
+
+def _known(position: StartPosition) -> list[ReachedPosition]:
+    """What is written of a position beside its offset: the positions that have an epoch, with their epochs."""
+    here = [] if position.leader_epoch is None else [ReachedPosition(position.next_offset, position.leader_epoch)]
+    return [*here, *position.handled]
+
+
+def _position(next_offset: int, known: Iterable[Sequence[int]]) -> StartPosition:
+    """Read a position. An inbox of an earlier version may have moved the offset alone: then it has no epoch."""
+    reached = [ReachedPosition(*each) for each in known]
+    epochs = [each.leader_epoch for each in reached if each.next_offset == next_offset]
+    return StartPosition(next_offset, max(epochs, default=None)).and_handled(StartPosition(0, None, tuple(reached)))
 
 
 def find_positions(
@@ -153,7 +189,7 @@ def find_positions(
 
 
 def start_position(
-    committed: StartPosition, metadata: str | None, topic_id: str, ours: int | None
+    committed: StartPosition, metadata: str | None, topic_id: str, ours: StartPosition | None
 ) -> StartPosition | None:
     """Return where to go on in a partition; None for its beginning, where the group has not been before.
 
@@ -164,8 +200,10 @@ def start_position(
         ours: the position in Postgres, of this topic; None if there is none.
     """
     if committed.next_offset < 0 or (metadata != topic_id and _TOPIC_ID.fullmatch(metadata or "")):
-        return None if ours is None else StartPosition(ours)
+        return ours
     if metadata == topic_id:
-        return committed
+        return committed.and_handled(ours)
+    if ours is not None and ours.next_offset >= committed.next_offset:
+        return ours
     # Another consumer may commit an offset behind a transaction marker, which an epoch would let seem to be a cut.
-    return StartPosition(max(committed.next_offset, -1 if ours is None else ours))
+    return StartPosition(committed.next_offset).and_handled(ours)

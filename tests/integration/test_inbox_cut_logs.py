@@ -61,6 +61,20 @@ def numbered(word: str, first: int, last: int) -> list[str]:
     return [f"{word} {number:02}" for number in range(first, last)]
 
 
+def refuse_key(settings: Settings, key: str) -> None:
+    """Have Postgres record no event with this key, until the function is dropped."""
+    query(
+        settings,
+        "CREATE FUNCTION refuse_key() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "RAISE EXCEPTION 'busy' USING ERRCODE = 'serialization_failure'; END $$",
+    )
+    query(
+        settings,
+        "CREATE TRIGGER refuse_key BEFORE INSERT ON outbox_inbox FOR EACH ROW "
+        f"WHEN (NEW.idempotency_key = '{key}') EXECUTE FUNCTION refuse_key()",
+    )
+
+
 def consume(settings: Settings, topic: str, group: str, expected: list[str], keep: timedelta = WEEK) -> None:
     """Run an inbox until these effects are there, and no others."""
     with Inbox(settings, group=group, topics=[topic], handler=record_effect, keep=keep) as inbox:
@@ -156,6 +170,70 @@ def test_events_whose_keys_are_forgotten_have_no_effect_again_after_a_cut(
     append(ready.bootstrap_servers, topic, numbered("new", end, end + more))
     expected = [*numbered("old", 0, 10), *numbered("new", end, end + more)]
     consume(ready, topic, group, expected, keep=timedelta(seconds=1))
+
+
+def test_an_inbox_that_is_restarted_while_it_reads_a_cut_partition_again_goes_on_leaving_out_old_records(
+    ready: Settings, kafka: EmbeddedKafka, topic: str, group: str
+) -> None:
+    """Its position has gone back to one of them, and their keys are forgotten meanwhile."""
+    append(ready.bootstrap_servers, topic, numbered("old", 0, 10))
+    consume(ready, topic, group, numbered("old", 0, 10))
+    cut(kafka, topic, 6)
+    append(ready.bootstrap_servers, topic, numbered("new", 6, 14))
+    refuse_key(ready, "old 04")
+    expected = [*numbered("old", 0, 10), *numbered("new", 6, 14)]
+    consume(ready, topic, group, expected)
+    assert query(ready, "SELECT next_offset FROM outbox_inbox_position") == [(4,)]
+    query(ready, "DROP FUNCTION refuse_key CASCADE")
+    query(ready, "DELETE FROM outbox_inbox WHERE starts_with(idempotency_key, 'old')")
+    append(ready.bootstrap_servers, topic, ["last"])
+    consume(ready, topic, group, [*expected, "last"], keep=timedelta(seconds=1))
+
+
+def test_an_old_record_after_an_offset_that_went_back_has_no_effect_again(
+    ready: Settings, kafka: EmbeddedKafka, topic: str, group: str
+) -> None:
+    """The inbox was killed before its position in Postgres went back, too: that is the bound of what it has handled."""
+    append(ready.bootstrap_servers, topic, numbered("old", 0, 10))
+    consume(ready, topic, group, numbered("old", 0, 10))
+    query(ready, "DELETE FROM outbox_inbox")
+    cut(kafka, topic, 6)
+    append(ready.bootstrap_servers, topic, numbered("new", 6, 14))
+    gone_back = committed_offset(TopicPartition(topic, 0), StartPosition(3, 0), topic_state(ready, topic).topic_id)
+    with closing(Consumer({"bootstrap.servers": ready.bootstrap_servers, "group.id": group})) as consumer:
+        consumer.commit(offsets=[gone_back], asynchronous=False)
+    expected = [*numbered("old", 0, 10), *numbered("new", 6, 14)]
+    consume(ready, topic, group, expected, keep=timedelta(seconds=1))
+
+
+def test_a_group_whose_offsets_kafka_has_forgotten_notices_a_cut(
+    ready: Settings, kafka: EmbeddedKafka, topic: str, group: str
+) -> None:
+    """Its position in Postgres has a leader epoch, too."""
+    append(ready.bootstrap_servers, topic, numbered("old", 0, 10))
+    consume(ready, topic, group, numbered("old", 0, 10))
+    query(ready, "DELETE FROM outbox_inbox")
+    admin = AdminClient({"bootstrap.servers": ready.bootstrap_servers})
+    admin.delete_consumer_groups([group])[group].result(SOON)
+    cut(kafka, topic, 6)
+    append(ready.bootstrap_servers, topic, numbered("new", 6, 14))
+    expected = [*numbered("old", 0, 10), *numbered("new", 6, 14)]
+    consume(ready, topic, group, expected, keep=timedelta(seconds=1))
+
+
+def test_a_cut_under_a_running_inbox_repeats_no_effect_whose_key_is_forgotten(
+    ready: Settings, kafka: EmbeddedKafka, topic: str, group: str
+) -> None:
+    """librdkafka goes back to the partition's beginning."""
+    append(ready.bootstrap_servers, topic, numbered("old", 0, 10))
+    expected = [*numbered("old", 0, 10), *numbered("new", 6, 14)]
+    with Inbox(ready, group=group, topics=[topic], handler=record_effect, keep=timedelta(seconds=1)):
+        eventually(lambda: len(effects(ready)) == 10, SOON)
+        query(ready, "DELETE FROM outbox_inbox")
+        cut(kafka, topic, 6)
+        append(ready.bootstrap_servers, topic, numbered("new", 6, 14))
+        eventually(lambda: len(effects(ready)) >= len(expected), SOON)
+    assert sorted(value for _, _, value in effects(ready)) == sorted(expected)
 
 
 def test_a_cut_shows_where_a_transaction_marker_stands_at_the_offset_that_was_handled_last(

@@ -17,8 +17,8 @@ from outbox_plugin.adapters.topic_ids import Answer, TopicIds
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import SchemaMissing
 from outbox_plugin.inbox import Inbox
-from outbox_plugin.inbox.key_queues import PartitionPosition
-from outbox_plugin.inbox.positions import Positions
+from outbox_plugin.inbox.leader_epochs import ReachedPosition, StartPosition
+from outbox_plugin.inbox.positions import Positions, Reached
 from tests.consuming import effects, make_effect_table, produce, query, record_effect
 from tests.harvesting import create_topic
 from tests.integration.test_inbox_identity import make_anew, send, values
@@ -111,8 +111,23 @@ def test_a_position_goes_back_with_its_partition(ready: Settings, topic: str, gr
     positions = Positions(ready, group)
     with psycopg.connect(ready.dsn.get_secret_value()) as connection:
         for offset in (7, 5):
-            positions.write(connection, {TopicPartition(topic, 0): PartitionPosition("id", offset)})
-            assert positions.read(connection, {topic: "id"}) == {(topic, 0): offset}
+            reached = {TopicPartition(topic, 0): Reached("id", StartPosition(offset, 3))}
+            positions.write(connection, lambda reached=reached: reached)  # type: ignore[misc]
+            assert positions.read(connection, {topic: "id"}) == {(topic, 0): StartPosition(offset, 3)}
+
+
+def test_an_inbox_of_an_earlier_version_moves_the_offset_alone(ready: Settings, topic: str, group: str) -> None:
+    """The epoch stays true where it was reached, and is not that of another offset, or of another topic."""
+    positions = Positions(ready, group)
+    with psycopg.connect(ready.dsn.get_secret_value()) as connection:
+        earlier = ReachedPosition(20, 2)
+        reached = {TopicPartition(topic, 0): Reached("id", StartPosition(7, 3, (earlier,)))}
+        positions.write(connection, lambda: reached)
+        assert positions.read(connection, {topic: "id"}) == {(topic, 0): (7, 3, (earlier,))}
+        connection.execute("UPDATE outbox_inbox_position SET next_offset = 9")
+        assert positions.read(connection, {topic: "id"}) == {(topic, 0): (9, None, (earlier, (7, 3)))}
+        connection.execute("UPDATE outbox_inbox_position SET next_offset = 5, topic_id = 'another'")
+        assert positions.read(connection, {topic: "another"}) == {(topic, 0): (5, None, ())}
 
 
 def test_positions_in_a_topic_that_was_made_anew_are_not_those_in_the_old_one(

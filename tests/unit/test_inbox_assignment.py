@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +13,8 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from outbox_plugin import Settings
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.inbox import Inbox, consumer
-from outbox_plugin.inbox.key_queues import PartitionPosition
-from outbox_plugin.inbox.positions import FoundPositions, find_positions
+from outbox_plugin.inbox.leader_epochs import StartPosition
+from outbox_plugin.inbox.positions import AllReached, FoundPositions, Reached, find_positions
 
 PARTITION = TopicPartition("t", 0)
 ID, OTHER_ID = "A" * 22, "B" * 22
@@ -23,8 +23,8 @@ ID, OTHER_ID = "A" * 22, "B" * 22
 class OurPositions:
     """One row, which belongs to the topic with the first id."""
 
-    def read_now(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, int]:
-        return {PARTITION: 5000} if topic_ids.get("t") == ID else {}
+    def read_now(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, StartPosition]:
+        return {PARTITION: StartPosition(5000)} if topic_ids.get("t") == ID else {}
 
 
 class Committed:
@@ -67,21 +67,23 @@ def found(group: Committed, *ids: dict[str, str]) -> FoundPositions:
 
 
 def test_an_assignment_waits_until_kafka_says_the_id_of_the_topic() -> None:
-    assert found(Committed((4000, "", None)), {}, {}, {"t": ID}) == {PARTITION: (5000, None)}
+    assert found(Committed((4000, "", None)), {}, {}, {"t": ID}) == {PARTITION: StartPosition(5000)}
 
 
 def test_an_assignment_waits_for_the_committed_offset_of_each_partition() -> None:
-    assert found(Committed((-1001, None, "not now"), (6000, ID, None)), {"t": ID}, {"t": ID}) == {PARTITION: (6000, 2)}
+    assert found(Committed((-1001, None, "not now"), (6000, ID, None)), {"t": ID}, {"t": ID}) == {
+        PARTITION: StartPosition(6000, 2)
+    }
 
 
 @pytest.mark.parametrize("metadata", [None, "", "by hand"])
 def test_a_committed_offset_of_another_consumer_counts_without_its_epoch(metadata: str | None) -> None:
     """A consumer that knows nothing of epochs may have committed an offset behind a transaction marker."""
-    assert found(Committed((6000, metadata, None)), {"t": ID}) == {PARTITION: (6000, None)}
+    assert found(Committed((6000, metadata, None)), {"t": ID}) == {PARTITION: StartPosition(6000)}
 
 
 def test_a_committed_offset_of_another_topic_does_not_count() -> None:
-    assert found(Committed((6000, OTHER_ID, None)), {"t": ID}) == {PARTITION: (5000, None)}
+    assert found(Committed((6000, OTHER_ID, None)), {"t": ID}) == {PARTITION: StartPosition(5000)}
 
 
 def inbox() -> Any:
@@ -161,16 +163,16 @@ def test_the_last_positions_are_written_while_the_partitions_are_still_ours(
     monkeypatch.setattr(consumer, "Housekeeping", lambda *args: housekeeping)
     ending = inbox()
     ending._stop.set()
-    written: list[dict[TopicPartition, PartitionPosition]] = []
+    written: list[AllReached] = []
 
-    def write_last(last: dict[TopicPartition, PartitionPosition]) -> None:
+    def write_now(reached: Callable[[], AllReached]) -> None:
         calls.append("write")
-        written.append(last)
+        written.append(reached())
 
-    ending._positions = SimpleNamespace(write_last=write_last)
+    ending._positions = SimpleNamespace(write_now=write_now)
     ending._topic_ids = SimpleNamespace(of=lambda topic: ID)
     ending._dispatcher._queues.assign([PARTITION], {"t": ID}, {PARTITION: 7})
     kafka = SimpleNamespace(commit=noted("commit"), close=noted("close"))
     ending._consume(kafka, SimpleNamespace(start=noted("workers"), join=noted("workers end")))
     assert calls[3:] == ["commit", "join", *["write"] * ended, "close", "workers end"]
-    assert written == [{PARTITION: PartitionPosition(ID, 7)}] * ended
+    assert written == [{PARTITION: Reached(ID, StartPosition(7))}] * ended

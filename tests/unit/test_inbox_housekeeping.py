@@ -64,7 +64,7 @@ def test_housekeeping_goes_on_after_what_went_wrong(
     monkeypatch.setattr(housekeeping, "TROUBLE_SECONDS", 0.0)
     settings = Settings(dsn="postgresql://nowhere/none", bootstrap_servers="127.0.0.1:1")
     nothing: Any = NothingToWrite()
-    keeper = Housekeeping(settings, "g", Dispatcher(1), nothing, Keep(timedelta(1), timedelta(1)))
+    keeper = Housekeeping(settings, "g", Dispatcher(1), nothing, dict, Keep(timedelta(1), timedelta(1)))
     with caplog.at_level(logging.WARNING, "outbox_plugin.inbox"):
         keeper.start()
         eventually(lambda: cleaned, 30)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outbox_plugin.core.topic_partition import TopicPartition
-from outbox_plugin.inbox.leader_epochs import Finding, LeaderEpochs, StartPosition, compare, compare_again
+from outbox_plugin.inbox.leader_epochs import Finding, LeaderEpochs, StartPosition, compare
 
 PARTITION = TopicPartition("t", 0)
 
@@ -43,7 +43,10 @@ def test_the_first_record_shows_whether_the_partition_was_cut(
 def test_an_old_record_of_a_partition_that_was_cut_was_handled_if_its_epoch_is_not_above_the_positions(
     offset: int, leader_epoch: int | None, finding: Finding
 ) -> None:
-    assert compare_again(StartPosition(10, 3), offset, leader_epoch) is finding
+    epochs = LeaderEpochs()
+    epochs.start(PARTITION, StartPosition(10, 3))
+    epochs.start_over(PARTITION)
+    assert epochs.add(PARTITION, offset, leader_epoch, key_may_be_forgotten=True) is finding
 
 
 def test_a_record_whose_key_is_remembered_is_left_to_its_key() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+from confluent_kafka import OFFSET_BEGINNING
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,8 +15,10 @@ from hypothesis import strategies as st
 from outbox_plugin import Settings
 from outbox_plugin.adapters.topic_ids import Answer
 from outbox_plugin.core.topic_partition import TopicPartition
-from outbox_plugin.inbox import Inbox
+from outbox_plugin.inbox import Inbox, consumer
 from outbox_plugin.inbox.key_queues import KeyQueues, Outcome
+from outbox_plugin.inbox.leader_epochs import ReachedPosition, StartPosition
+from outbox_plugin.inbox.positions import AllReached
 from outbox_plugin.inbox.received import Received
 
 PARTITION, ID = TopicPartition("t", 0), "A" * 22
@@ -46,7 +50,7 @@ def test_a_record_written_after_the_cut_is_not_passed_by_the_position() -> None:
 
 def test_a_record_that_is_done_does_not_stand_for_another_one_at_its_offset() -> None:
     queues = KeyQueues()
-    queues.assign([PARTITION], {"t": ID})
+    queues.assign([PARTITION], {"t": ID}, {PARTITION: 97})
     queues.add(record(97, "old"))
     [old] = queues.take(1, 0.0)
     queues.add(record(97, "new"))
@@ -56,10 +60,29 @@ def test_a_record_that_is_done_does_not_stand_for_another_one_at_its_offset() ->
     assert queues.positions() == {PARTITION: (ID, 98)}
 
 
+def test_a_group_that_has_handled_nothing_has_no_position() -> None:
+    """It would have no epoch: where the partition begins at 97, and is cut before that, nobody would notice."""
+    queues = KeyQueues()
+    queues.assign([PARTITION], {"t": ID})
+    queues.add(record(97, "old"))
+    assert (queues.positions(), queues.next_offsets()) == ({}, {PARTITION: 97})
+    finish_next(queues)
+    assert queues.positions() == {PARTITION: (ID, 98)}
+
+
+def test_a_partition_in_which_all_was_handled_before_is_done_up_to_its_end() -> None:
+    """As after a cut; its lag is nothing."""
+    queues = KeyQueues()
+    queues.assign([PARTITION], {"t": ID})
+    for offset in (90, 91):
+        queues.leave_out(record(offset, "old"))
+    assert (queues.held, queues.committable(), queues.next_offsets()) == (0, {PARTITION: 92}, {PARTITION: 92})
+
+
 def test_a_record_from_before_the_cut_that_waits_is_not_passed_either() -> None:
     """90 is retried, and still stands in the partition after it was cut to 96."""
     queues = KeyQueues()
-    queues.assign([PARTITION], {"t": ID})
+    queues.assign([PARTITION], {"t": ID}, {PARTITION: 90})
     for offset in range(90, 98):
         queues.add(record(offset, f"old {offset}"))
         finish_next(queues, RETRY_LATER if offset == 90 else DONE)
@@ -106,10 +129,14 @@ def test_whatever_is_cut_no_position_lies_above_a_record_of_the_log_that_is_not_
 
 
 class Kafka:
-    """Notes the offsets that are committed."""
+    """Notes the offsets that are committed, and from where it is to fetch."""
 
     def __init__(self) -> None:
         self.committed: list[tuple[int, int | None]] = []
+        self.sought: list[int] = []
+
+    def seek(self, partition: KafkaTopicPartition) -> None:
+        self.sought.append(partition.offset)
 
     def commit(self, offsets: Sequence[KafkaTopicPartition], asynchronous: bool) -> None:
         self.committed += [(each.offset, each.leader_epoch) for each in offsets]
@@ -130,15 +157,35 @@ def message(offset: int, value: bytes) -> Any:
     return SimpleNamespace(**{name: lambda answer=answer: answer for name, answer in answers.items()})
 
 
-def test_an_inbox_commits_the_offset_of_the_first_record_after_the_cut() -> None:
+class Positions:
+    """Notes what is written, and fails as often as it is told to."""
+
+    def __init__(self, failures: int = 0) -> None:
+        self.failures = failures
+        self.written: list[StartPosition] = []
+
+    def write_now(self, reached: Callable[[], AllReached]) -> bool:
+        self.failures -= 1
+        if self.failures < 0:
+            self.written += [each.position for each in reached().values()]
+        return self.failures < 0
+
+
+def assigned(positions: Positions) -> Any:
     inbox: Any = Inbox(
         Settings(dsn="postgresql://nowhere/none", bootstrap_servers="127.0.0.1:1"),
         group="g",
         topics=["t"],
         handler=lambda connection, event: None,
     )
-    kafka, same = Kafka(), Answer(recreated=set(), known={"t"})
+    same = Answer(recreated=set(), known={"t"})
     inbox._topic_ids = SimpleNamespace(of=lambda topic: ID, known=lambda: {"t": ID}, look_up=lambda topics: same)
+    inbox._positions = positions
+    return inbox
+
+
+def test_an_inbox_commits_the_offset_of_the_first_record_after_the_cut() -> None:
+    inbox, kafka = assigned(Positions()), Kafka()
     inbox._dispatcher._queues.assign([PARTITION], {"t": ID}, {PARTITION: 90})
     for offset in range(90, 98):
         inbox._add(kafka, [message(offset, b"old %d" % offset)])
@@ -152,3 +199,34 @@ def test_an_inbox_commits_the_offset_of_the_first_record_after_the_cut() -> None
     assert inbox._dispatcher._queues.positions() == {
         PARTITION: (ID, 96)
     }  # The old 97 still waits; the new ones may come again.
+
+
+def test_a_partition_is_read_again_only_after_the_position_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An inbox that was killed in between would not know which old records it had handled."""
+    monkeypatch.setattr(consumer, "UNKNOWN_ID_SECONDS", 0.0)
+    positions, kafka = Positions(failures=1), Kafka()
+    inbox = assigned(positions)
+    inbox._dispatcher._queues.assign([PARTITION], {"t": ID}, {PARTITION: 97})
+    inbox._epochs.start(PARTITION, StartPosition(97, 3))
+    for _ in range(2):
+        assert (positions.written, inbox.partitions) == ([], [PARTITION])
+        inbox._add(kafka, [message(96, b"new 96")])
+    assert kafka.sought == [96, OFFSET_BEGINNING]
+    assert positions.written == [StartPosition(97, 3)]
+    assert inbox._epochs.position(PARTITION, 0) == StartPosition(0, None, (ReachedPosition(97, 3),))
+
+
+def test_so_is_one_that_is_cut_under_the_inbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumer, "UNKNOWN_ID_SECONDS", 0.0)
+    positions, kafka = Positions(failures=1), Kafka()
+    inbox = assigned(positions)
+    inbox._dispatcher._queues.assign([PARTITION], {"t": ID}, {PARTITION: 96})
+    inbox._add(kafka, [message(96, b"old 96")])
+    finish_next(inbox._dispatcher._queues)
+    for _ in range(2):
+        assert inbox._dispatcher._queues.positions() == {PARTITION: (ID, 97)}
+        inbox._add(kafka, [message(90, b"old 90"), message(91, b"old 91")])
+    assert kafka.sought == [90]
+    assert positions.written == [StartPosition(97, 3)]
+    assert inbox._dispatcher._queues.positions() == {PARTITION: (ID, 92)}
+    assert inbox._epochs.position(PARTITION, 92) == StartPosition(92, 3, (ReachedPosition(97, 3),))

@@ -165,7 +165,7 @@ SELECT set_config('lock_timeout', %(milliseconds)s::text, true), set_config('syn
 
 -- name: positions
 -- How far a group has handled the partitions of these topics. A topic that was made anew has another id, and no row.
-SELECT kafka_topic, kafka_partition, next_offset
+SELECT kafka_topic, kafka_partition, next_offset, coalesce(leader_epochs -> topic_id, '[]')
 FROM {outbox_inbox_position} AS position
 JOIN unnest(%(topics)s::text[], %(topic_ids)s::text[]) AS each (topic, id) ON kafka_topic = topic AND topic_id = id
 WHERE consumer_group = %(group)s
@@ -173,11 +173,15 @@ WHERE consumer_group = %(group)s
 -- name: move_positions
 -- Write how far a group has handled these partitions. In one order, so that two who write the same cannot deadlock.
 -- A position may go back: after an unclean election of a leader, the partition ends before where it was.
-INSERT INTO {outbox_inbox_position} AS known (consumer_group, kafka_topic, kafka_partition, topic_id, next_offset)
-SELECT %(group)s, topic, number, id, next_offset
-FROM unnest(%(topics)s::text[], %(partitions)s::int[], %(topic_ids)s::text[], %(next_offsets)s::bigint[])
-     AS each (topic, number, id, next_offset)
+INSERT INTO {outbox_inbox_position} AS known (consumer_group, kafka_topic, kafka_partition, topic_id, next_offset,
+    leader_epochs)
+SELECT %(group)s, topic, number, id, next_offset, epochs::jsonb
+FROM unnest(%(topics)s::text[], %(partitions)s::int[], %(topic_ids)s::text[], %(next_offsets)s::bigint[],
+            %(leader_epochs)s::text[])
+     AS each (topic, number, id, next_offset, epochs)
 ORDER BY topic, number
 ON CONFLICT (consumer_group, kafka_topic, kafka_partition) DO UPDATE
-    SET topic_id = excluded.topic_id, next_offset = excluded.next_offset, moved_at = clock_timestamp()
+    SET topic_id = excluded.topic_id, next_offset = excluded.next_offset, leader_epochs = excluded.leader_epochs,
+        moved_at = clock_timestamp()
     WHERE known.topic_id <> excluded.topic_id OR known.next_offset <> excluded.next_offset
+       OR (known.leader_epochs = excluded.leader_epochs) IS NOT TRUE
