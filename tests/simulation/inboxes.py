@@ -1,0 +1,446 @@
+"""Inboxes of one group, and a partition that is cut again and again: the product's own `Inbox`; simulated servers.
+
+A seed draws a plan and a schedule. What runs is everything between librdkafka and the handlers: what an inbox does with
+the records that it polls, where it goes on, what it commits, and which positions it writes. Kafka and Postgres are
+simulated, and so are workers and housekeeping: one step at a time, chosen by the seed.
+
+What befalls them: the leader changes, with the end of the log lost or not; retention deletes the first records; inboxes
+are killed, stopped, and lose the partition to each other; Kafka forgets the group's offsets while it has no member;
+commits fail; Postgres is away; handlers fail; and time passes, so that idempotency keys are forgotten. A key is
+forgotten when it is old enough and a position that is kept covers its record: `keep` is promised to be longer than
+positions lag. For the same reason Kafka forgets no offset that is ahead of the position in Postgres.
+
+At each step: no record has its effect twice. At the end, when all is well: each record that Kafka still has had its
+effect, and the group is at the end of the partition.
+
+What is left out: a second log of a partition, that of a replica which led before, because keys are remembered for
+longer than replicas differ.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import psycopg
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException
+from confluent_kafka import TopicPartition as KafkaTopicPartition
+
+from outbox_plugin import Settings
+from outbox_plugin.adapters.topic_ids import Answer
+from outbox_plugin.core.topic_partition import TopicPartition
+from outbox_plugin.inbox import Inbox, positions
+from outbox_plugin.inbox.key_queues import KeyQueues, Outcome
+from outbox_plugin.inbox.leader_epochs import ReachedPosition, StartPosition
+from outbox_plugin.inbox.positions import AllReached
+
+PARTITION, TOPIC_ID = TopicPartition("orders", 0), "A" * 22
+PARTITIONS = [KafkaTopicPartition(*PARTITION)]
+KEEP_SECONDS = 1_000.0
+SETTINGS = Settings(dsn="postgresql://nowhere/none", bootstrap_servers="127.0.0.1:1")
+NOTHING_COMMITTED = -1001
+STEPS = {
+    "append": 8,
+    "fetch": 20,
+    "handle": 20,
+    "tick": 10,
+    "leader": 2,
+    "cut": 3,
+    "delete": 1,
+    "kill": 2,
+    "stop": 1,
+    "move": 3,
+    "start": 4,
+    "expire": 3,
+    "pass time": 4,
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many steps a schedule has, how likely each kind is, and how often a request fails."""
+
+    steps: int = 150
+    weights: Mapping[str, int] = field(default_factory=lambda: STEPS)
+    failures: float = 0.1
+
+    @classmethod
+    def draw(cls, seed: int) -> Plan:
+        """The plan of a seed: each leaves some kinds of steps out, so that they do not drown each other."""
+        dice = random.Random(seed)
+        needed = {"append", "fetch", "handle", "tick", "start"}
+        weights = {kind: weight for kind, weight in STEPS.items() if kind in needed or dice.random() < 0.7}
+        return cls(dice.randint(20, 250), weights, dice.choice((0.0, 0.0, 0.1, 0.4)))
+
+
+class Stored(NamedTuple):
+    """A record of the log, or a transaction marker, which has no name."""
+
+    name: str | None
+    epoch: int
+    timestamp: float
+
+
+class Log:
+    """The partition, and the offset that the group has committed."""
+
+    def __init__(self) -> None:
+        self.records: list[Stored] = []
+        self.beginning = 0
+        self.epoch = 0
+        self.committed: KafkaTopicPartition | None = None
+
+    @property
+    def end(self) -> int:
+        return len(self.records)
+
+    def covers(self, offset: int, epoch: int) -> bool:
+        """Whether the offset that was committed lies above a record."""
+        return (at := self.committed) is not None and offset < at.offset and epoch <= (at.leader_epoch or 0)
+
+    def names(self) -> list[str]:
+        return [each.name for each in self.records[self.beginning :] if each.name is not None]
+
+
+class Postgres:
+    """The keys that are remembered, the effects, and the group's row of `outbox_inbox_position`."""
+
+    def __init__(self) -> None:
+        self.handled_at: dict[str, float] = {}
+        self.effects: Counter[str] = Counter()
+        self.places: dict[str, Stored] = {}
+        self.offsets: dict[str, int] = {}
+        self.row: tuple[int, list[ReachedPosition]] | None = None
+
+    def covers(self, offset: int, epoch: int) -> bool:
+        """Whether a position that was written lies above a record."""
+        return self.row is not None and any(offset < each[0] and epoch <= each[1] for each in self.row[1])
+
+
+class Client:
+    """librdkafka's consumer, as the product uses it."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._log = simulation.log
+        self.at: int | None = None  # The next offset to fetch; None where the partition is not assigned.
+        self.has_fetched = False  # Since it was told where to begin: it then knows the epoch, and notices a cut.
+
+    def committed(self, asked: Sequence[KafkaTopicPartition], timeout: float) -> list[KafkaTopicPartition]:
+        self._simulation.may_fail(KafkaException(KafkaError(KafkaError._TIMED_OUT)))
+        return [self._log.committed or KafkaTopicPartition(*PARTITION, NOTHING_COMMITTED)]
+
+    def commit(self, offsets: list[KafkaTopicPartition], asynchronous: bool) -> None:
+        self._simulation.may_fail(KafkaException(KafkaError(KafkaError._TIMED_OUT)))
+        [self._log.committed] = offsets
+        self._simulation.say(f"commits {offsets[0].offset}, epoch {offsets[0].leader_epoch}")
+
+    def incremental_assign(self, partitions: list[KafkaTopicPartition]) -> None:
+        self.seek(partitions[0])
+
+    def incremental_unassign(self, partitions: list[KafkaTopicPartition]) -> None:
+        self.at = None
+
+    def seek(self, partition: KafkaTopicPartition) -> None:
+        places = {OFFSET_BEGINNING: self._log.beginning, OFFSET_END: self._log.end}
+        self.at, self.has_fetched = places.get(partition.offset, partition.offset), False
+
+    def get_watermark_offsets(self, partition: KafkaTopicPartition, timeout: float) -> tuple[int, int]:
+        self._simulation.may_fail(KafkaException(KafkaError(KafkaError._TIMED_OUT)))
+        return self._log.beginning, self._log.end
+
+    def pause(self, partitions: list[KafkaTopicPartition]) -> None: ...
+
+    resume = pause
+
+    def close(self) -> None: ...
+
+    def was_cut(self) -> None:
+        if self.at is not None and self.has_fetched and self.at > self._log.end:
+            self.at = self._log.beginning
+
+    def poll(self, timeout: float) -> Any:
+        """Return the next record; None if there is none."""
+        if self.at is None or PARTITION not in self._simulation.owner_partitions():
+            return None
+        if not self._log.beginning <= self.at <= self._log.end:
+            self.at = self._log.beginning  # Out of range.
+        while self.at < self._log.end:
+            offset, stored = self.at, self._log.records[self.at]
+            self.at, self.has_fetched = self.at + 1, True
+            if stored.name is not None:
+                return _message(offset, stored)
+        return None
+
+    def consume(self, number: int, timeout: float) -> list[Any]:
+        """Return a few records more."""
+        polled = [self.poll(0) for _ in range(self._simulation.dice.randint(0, 5))]
+        return [each for each in polled if each is not None]
+
+
+def _message(offset: int, stored: Stored) -> Any:
+    assert stored.name is not None
+    name = stored.name.encode()
+    answers = {
+        "error": None,
+        "topic": PARTITION.topic,
+        "partition": PARTITION.partition,
+        "offset": offset,
+        "leader_epoch": stored.epoch,
+        "timestamp": (1, int(stored.timestamp * 1000)),
+        "key": name[-1:],
+        "value": name,
+        "headers": [("idempotency-key", name)],
+    }
+    return SimpleNamespace(**{each: lambda answer=answer: answer for each, answer in answers.items()})
+
+
+class WrittenPositions:
+    """`Positions` without a database."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+
+    def read_now(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, StartPosition]:
+        self._simulation.may_fail(psycopg.OperationalError("away"))
+        row = self._simulation.postgres.row
+        return {} if row is None else {PARTITION: positions._position(*row)}
+
+    def write_now(self, reached: Callable[[], AllReached]) -> bool:
+        if self._simulation.fails():
+            return False
+        for each in reached().values():
+            known = [ReachedPosition(*pair) for pair in positions._known(each.position)]
+            self._simulation.postgres.row = each.position.next_offset, known
+            self._simulation.say(f"writes {each.position.next_offset}, {[tuple(pair) for pair in known]}")
+        return True
+
+
+class Process:
+    """One inbox, and its client."""
+
+    def __init__(self, simulation: Simulation, name: str) -> None:
+        self.name = name
+        self.client: Any = Client(simulation)
+        inbox: Any = Inbox(
+            SETTINGS,
+            group="billing",
+            topics=[PARTITION.topic],
+            handler=lambda connection, event: None,
+            keep=timedelta(seconds=KEEP_SECONDS),
+        )
+        known = {PARTITION.topic: TOPIC_ID}
+        inbox._topic_ids = SimpleNamespace(
+            of=known.get, known=lambda: known, look_up=lambda topics: Answer(recreated=set(), known={*topics})
+        )
+        inbox._positions = WrittenPositions(simulation)
+        self.inbox = inbox
+
+    @property
+    def queues(self) -> KeyQueues:
+        queues: KeyQueues = self.inbox._dispatcher._queues
+        return queues
+
+
+class Simulation:
+    """One schedule. Of at most two inboxes, one is the `owner` of the partition."""
+
+    def __init__(self, seed: int, plan: Plan, *, tell: bool = False) -> None:
+        self.plan = plan
+        self.dice = random.Random(f"{seed}/run")
+        self.now = 1_000_000.0
+        self.log, self.postgres = Log(), Postgres()
+        self.owner: Process | None = None
+        self.broken: list[str] = []
+        self.trace: list[str] = []
+        self._tell = tell
+        self._well = False
+        self._number = self._processes = 0
+
+    def say(self, text: str) -> None:
+        if self._tell:
+            self.trace.append(text)
+
+    def fails(self) -> bool:
+        return not self._well and self.dice.random() < self.plan.failures
+
+    def may_fail(self, error: Exception) -> None:
+        if self.fails():
+            self.say(f"fails: {error}")
+            raise error
+
+    def owner_partitions(self) -> list[TopicPartition]:
+        return [] if self.owner is None else self.owner.inbox.partitions
+
+    def run(self) -> None:
+        kinds, weights = [*self.plan.weights], [*self.plan.weights.values()]
+        for kind in self.dice.choices(kinds, weights, k=self.plan.steps):
+            self.step(kind)
+            if self.broken:
+                return
+        self._well = True
+        for _ in range(2):  # A cut shows as soon as the partition has a record from after it where the group goes on.
+            self._append()
+            self._settle()
+        self._check_end()
+        self._kill()
+        self._pass_time()
+        self._cut_below_the_position()
+        self._settle()
+        self._check_end()
+
+    def _settle(self) -> None:
+        """All is well, and for long enough."""
+        self._start()
+        assert self.owner is not None
+        quiet = 0
+        while quiet < 5 and not self.broken:
+            self.now += 10.0  # So that a record is tried again that has failed.
+            self._fetch()
+            self._handle()
+            self._tick()
+            quiet = quiet + 1 if self.owner.client.at == self.log.end and not self.owner.queues.held else 0
+
+    def _cut_below_the_position(self) -> None:
+        """So that nothing but old records is left, and an inbox that starts notices."""
+        assert self.postgres.row is not None
+        if (end := self.postgres.row[0] - 2) > self.log.beginning:
+            self._cut_at(end)
+
+    def step(self, kind: str) -> None:
+        """Let one thing happen, if it can."""
+        getattr(self, f"_{kind.replace(' ', '_')}")()
+
+    # Kafka.
+
+    def _append(self) -> None:
+        for _ in range(self.dice.randint(1, 4)):
+            self._number += 1
+            age = self.dice.choice((0.0, 0.0, self.dice.uniform(0, 3 * KEEP_SECONDS)))
+            name = f"record {self._number}"
+            stored = Stored(name, self.log.epoch, self.now - age)
+            self.postgres.places[name], self.postgres.offsets[name] = stored, self.log.end
+            self.log.records.append(stored)
+        if self.dice.random() < 0.4:
+            self.log.records.append(Stored(None, self.log.epoch, self.now))
+        self.say(f"has records up to {self.log.end}, epoch {self.log.epoch}")
+
+    def _leader(self) -> None:
+        self.log.epoch += 1
+
+    def _cut(self) -> None:
+        self._cut_at(self.dice.randint(self.log.beginning, self.log.end))
+
+    def _cut_at(self, end: int) -> None:
+        del self.log.records[end:]
+        self.log.epoch += 1
+        self.say(f"is cut at {end}, epoch {self.log.epoch}")
+        if self.owner is not None:
+            self.owner.client.was_cut()
+
+    def _delete(self) -> None:
+        self.log.beginning = self.dice.randint(self.log.beginning, self.log.end)
+        self.say(f"begins at {self.log.beginning}")
+
+    def _expire(self) -> None:
+        at = self.log.committed
+        if self.owner is None and at is not None and self.postgres.covers(at.offset - 1, at.leader_epoch or 0):
+            self.log.committed = None
+            self.say("forgets the group's offset")
+
+    # Inboxes.
+
+    def _start(self) -> None:
+        if self.owner is None:
+            self._processes += 1
+            self.owner = Process(self, f"inbox {self._processes}")
+            self.say(f"starts {self.owner.name}")
+            self.owner.inbox._assigned(self.owner.client, PARTITIONS)
+
+    def _kill(self) -> None:
+        self.say("kills")
+        self.owner = None
+
+    def _stop(self) -> None:
+        if self.owner is not None:
+            self.say("stops")
+            housekeeping = SimpleNamespace(stop=lambda: None, wait_until_ended=lambda: True)
+            self.owner.inbox._hand_over(self.owner.client, housekeeping)
+            self.owner = None
+
+    def _move(self) -> None:
+        """The partition goes to a member that joins, and perhaps comes back to the same inbox."""
+        if self.owner is None:
+            return
+        give_up = self.dice.choice((self.owner.inbox._revoked, self.owner.inbox._lost))
+        give_up(self.owner.client, PARTITIONS)
+        if self.dice.random() < 0.5:
+            self.say("comes back")
+            self.owner.inbox._assigned(self.owner.client, PARTITIONS)
+        else:
+            self.owner = None
+            self._start()
+
+    def _fetch(self) -> None:
+        if self.owner is not None:
+            self.owner.inbox._take_in(self.owner.client)
+            self.owner.inbox._ask_at = 0.0
+            self.owner.inbox._start_waiting(self.owner.client)
+
+    def _tick(self) -> None:
+        """What the polling thread and housekeeping do once a second."""
+        if self.owner is None:
+            return
+        inbox = self.owner.inbox
+        inbox._commit(self.owner.client, inbox._dispatcher.locked(KeyQueues.committable), wait=False)
+        inbox._note_positions(inbox._dispatcher.locked(KeyQueues.positions))
+        inbox._positions.write_now(lambda: inbox._reached)
+
+    def _handle(self) -> None:
+        """A worker handles what it takes: in a transaction, with the keys."""
+        if self.owner is None:
+            return
+        queues = self.owner.queues
+        for taken in queues.take(self.dice.randint(1, 6), self.now):
+            done = self.dice.randint(0, len(taken.records)) if self.fails() else len(taken.records)
+            for record in taken.records[:done]:
+                name = record.idempotency_key
+                if name not in self.postgres.handled_at:
+                    self.postgres.handled_at[name] = self.now
+                    self.postgres.effects[name] += 1
+                    self.say(f"handles {name} at {record.offset}")
+                    if self.postgres.effects[name] > 1:
+                        self.broken.append(f"{name} had its effect twice")
+            queues.finish(taken, Outcome(done, None if done == len(taken.records) else 5.0), self.now)
+
+    def _pass_time(self) -> None:
+        """Keys are forgotten; not while records wait that were fetched when their keys were remembered."""
+        if self.owner is not None and self.owner.queues.held:
+            self.now += 1.0
+            return
+        self.now += self.dice.uniform(0, 2 * KEEP_SECONDS)
+        for name, at in list(self.postgres.handled_at.items()):
+            place = self.postgres.offsets[name], self.postgres.places[name].epoch
+            if at < self.now - KEEP_SECONDS and (self.postgres.covers(*place) or self.log.covers(*place)):
+                del self.postgres.handled_at[name]
+        self.say(f"forgets; remembers {len(self.postgres.handled_at)}")
+
+    def _check_end(self) -> None:
+        self.broken += [f"{name} had no effect" for name in self.log.names() if not self.postgres.effects[name]]
+        last = max((at for at, each in enumerate(self.log.records) if each.name is not None), default=-1)
+        assert self.owner is not None
+        reached = self.owner.queues.next_offsets().get(PARTITION)
+        if last >= self.log.beginning and reached != last + 1:
+            self.broken.append(f"the group is at {reached}, and the last record at {last}")
+
+
+def run(seed: int, plan: Plan | None = None, *, tell: bool = False) -> Simulation:
+    """Run the schedule of a seed."""
+    simulation = Simulation(seed, plan or Plan.draw(seed), tell=tell)
+    simulation.run()
+    return simulation

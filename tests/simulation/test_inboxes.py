@@ -1,0 +1,120 @@
+"""Inboxes over a partition that is cut: schedules that are judged, and planted bugs that are found.
+
+pytest tests/simulation/test_inboxes.py                        some schedules, and the planted bugs
+pytest tests/simulation/test_inboxes.py --schedules 20000      a long run; `--first-seed` begins elsewhere
+pytest tests/simulation/test_inboxes.py -s --seed 139          one schedule again, with a readable trace
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from outbox_plugin.inbox import consumer, positions
+from outbox_plugin.inbox.key_queues import KeyQueues
+from outbox_plugin.inbox.leader_epochs import LeaderEpochs, StartPosition
+from tests.simulation import inboxes
+from tests.simulation.conftest import SCHEDULES
+from tests.simulation.inboxes import run
+
+OF_A_MINUTE = 400
+SOON = 400
+
+
+@pytest.fixture(autouse=True)
+def _simulated_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The schedule's clock tells how old a record is, and nothing waits."""
+    present: list[inboxes.Simulation] = []
+    begin = inboxes.Simulation.__init__
+
+    def noted(simulation: inboxes.Simulation, *args: Any, **options: Any) -> None:
+        present[:] = [simulation]
+        begin(simulation, *args, **options)
+
+    monkeypatch.setattr(inboxes.Simulation, "__init__", noted)
+    monkeypatch.setattr(consumer, "time", SimpleNamespace(time=lambda: present[0].now, monotonic=lambda: 0.0))
+    monkeypatch.setattr(consumer, "QUEUED_SECONDS", 50.0)
+    monkeypatch.setattr(consumer, "UNKNOWN_ID_SECONDS", 0.0)
+    monkeypatch.setattr(consumer, "RELEASE_SECONDS", 0.0)
+
+
+@pytest.mark.timeout(0)
+def test_the_promises_hold_in_every_schedule(seeds: range, tells: bool) -> None:
+    for seed in seeds[:OF_A_MINUTE] if len(seeds) == SCHEDULES else seeds:
+        simulation = run(seed, tell=tells)
+        if tells:
+            print(simulation.plan, *simulation.trace, sep="\n")
+        assert not simulation.broken, (
+            f"seed {seed}: {'; '.join(simulation.broken)}\n{simulation.plan}\n"
+            f"replay it: pytest tests/simulation/test_inboxes.py -s --seed {seed}"
+        )
+
+
+def test_a_seed_is_a_schedule() -> None:
+    traces = [run(seed, tell=True).trace for seed in (5, 5, 6)]
+    assert traces[0] == traces[1] != traces[2]
+
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def forget_at_a_restart_what_was_handled_before_a_cut(patch: pytest.MonkeyPatch) -> None:
+    written = positions._known
+    patch.setattr(positions, "_known", lambda position: written(position._replace(handled=())))
+
+
+def write_positions_without_epochs(patch: pytest.MonkeyPatch) -> None:
+    read = positions._position
+    patch.setattr(positions, "_position", lambda offset, known: read(offset, known)._replace(leader_epoch=None))
+
+
+def pass_over_a_cut_under_a_running_inbox(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LeaderEpochs, "goes_back", lambda *_: False)
+
+
+def keep_the_last_position_alone(patch: pytest.MonkeyPatch) -> None:
+    also = StartPosition.and_handled
+    patch.setattr(
+        StartPosition,
+        "and_handled",
+        lambda position, other: also(position, other and other._replace(handled=())),
+    )
+
+
+def compare_no_epochs(patch: pytest.MonkeyPatch) -> None:
+    def below(position: StartPosition, offset: int, _: int | None) -> bool:
+        return any(offset < each.next_offset for each in position.handled)
+
+    patch.setattr(StartPosition, "has_handled", below)
+
+
+def stay_where_all_was_handled(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(KeyQueues, "leave_out", lambda *_: None)
+
+
+def take_a_gap_for_no_cut(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LeaderEpochs, "is_cut", lambda *_: False)
+
+
+PLANTS: list[tuple[Plant, str]] = [
+    (forget_at_a_restart_what_was_handled_before_a_cut, "twice"),
+    (write_positions_without_epochs, "no effect"),
+    (pass_over_a_cut_under_a_running_inbox, "twice"),
+    (keep_the_last_position_alone, "twice"),
+    (compare_no_epochs, "no effect"),
+    (stay_where_all_was_handled, "the group is at"),
+    (take_a_gap_for_no_cut, "no effect"),
+]
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize(("plant", "found"), PLANTS, ids=[plant.__name__ for plant, _ in PLANTS])
+def test_a_planted_bug_is_found(plant: Plant, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    for seed in range(SOON):
+        if any(found in each for each in run(seed).broken):
+            return
+    raise AssertionError(f"not found in {SOON} schedules")
