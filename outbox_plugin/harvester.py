@@ -47,6 +47,7 @@ from outbox_plugin.errors import (
 from outbox_plugin.extras import what_to_install
 from outbox_plugin.insecure_settings import warn_about_insecure_settings
 from outbox_plugin.observe.event_log import log_event
+from outbox_plugin.observe.tracing import configured_tracer
 from outbox_plugin.printable import logger_of
 from outbox_plugin.relay.at_least_once import AtLeastOnce
 from outbox_plugin.relay.events import BeginsAgain, HarvestEvent, Observer, TermBegan
@@ -63,6 +64,7 @@ from outbox_plugin.threads.background import Background
 
 if TYPE_CHECKING:  # It needs an extra.
     from outbox_plugin.observe.harvester import ObservedHarvester
+    from outbox_plugin.observe.relay_spans import RelaySpans
 
 logger = logger_of("outbox_plugin.harvester")
 
@@ -114,6 +116,7 @@ class Harvester(Background):
         self._signer: Signer
         self._is_new = False
         self._observed: ObservedHarvester | None = None  # Where there is OUTBOX_LISTEN.
+        self._spans: RelaySpans | None = None  # Where OpenTelemetry has a tracer.
 
     def _prepare(self, loop: asyncio.AbstractEventLoop | None) -> Callable[[], None]:  # noqa: ARG002
         if self._settings.listen is not None:
@@ -125,6 +128,7 @@ class Harvester(Background):
             raise
         if self._observed is not None:
             self._observed.poll_table()
+        self._spans = _relay_spans()
         return partial(self._harvest, *checked)
 
     def _listen(self, listen: str) -> ObservedHarvester:
@@ -329,7 +333,17 @@ class Harvester(Background):
         log_event(event)
         if (observed := self._observed) is not None:
             observed.observe(event)
+        if self._spans is not None:
+            self._spans.observe(event)
         self._observe_too(event)
+
+
+def _relay_spans() -> RelaySpans | None:
+    if (tracer := configured_tracer()) is None:
+        return None
+    from outbox_plugin.observe.relay_spans import RelaySpans
+
+    return RelaySpans(tracer)
 
 
 def look_for_cycles_less_often() -> None:

@@ -41,11 +41,13 @@ from outbox_plugin.inbox.session import (
     AsyncHandler,
     BatchHandler,
     Handler,
+    HandlerSession,
     TaskSession,
     ThreadSession,
 )
 from outbox_plugin.inbox.workers import TaskWorkers, ThreadWorkers
 from outbox_plugin.insecure_settings import warn_about_insecure_settings
+from outbox_plugin.observe.tracing import configured_tracer
 from outbox_plugin.printable import logger_of
 from outbox_plugin.schema.connection import connect, one_line, reported_as_refusal
 from outbox_plugin.schema.statements import statement
@@ -239,16 +241,29 @@ class Inbox(Background):
             in_batches=self._in_batches,
             observe=ignore if self._observed is None else self._observed.observe,
         )
+        traced = self._tracing()
         handler = self._handler
         if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None)):  # noqa: B004
             awaited = cast(Callable[[Any, Any], Awaitable[None]], handler)
             return TaskWorkers(
-                self._dispatcher, handling, lambda: TaskSession(self._settings, awaited), self._concurrency, loop
+                self._dispatcher,
+                handling,
+                lambda: traced(TaskSession(self._settings, awaited)),
+                self._concurrency,
+                loop,
             )
         called = cast(Callable[[Any, Any], None], handler)
         return ThreadWorkers(
-            self._dispatcher, handling, lambda: ThreadSession(self._settings, called), self._concurrency
+            self._dispatcher, handling, lambda: traced(ThreadSession(self._settings, called)), self._concurrency
         )
+
+    def _tracing(self) -> Callable[[HandlerSession], HandlerSession]:
+        """What makes a session trace its handler; it leaves the session as it is where OpenTelemetry has no tracer."""
+        if (tracer := configured_tracer()) is None:
+            return lambda session: session
+        from outbox_plugin.inbox.traced_session import TracedSession
+
+        return partial(TracedSession, tracer=tracer, group=self._group)
 
     def _consumer(self) -> Consumer:
         try:

@@ -162,8 +162,10 @@ class AtLeastOnce:
             while (work := self._to_send()) is not None:
                 mark_id, rows, marked_at = work
                 if mark_id == self._mark_id:
+                    began = self._runtime.now()
                     sent = self._send(mark_id, rows)
-                    self._observe(WindowPublished(self._shard, len(sent), self._runtime.now() - marked_at, sent))
+                    ended = self._runtime.now()
+                    self._observe(WindowPublished(self._shard, len(sent), ended - marked_at, ended - began, sent))
         finally:
             with self._lock:
                 self._sender_done = True

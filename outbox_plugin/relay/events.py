@@ -87,10 +87,14 @@ class TransactionEnded(HarvestEvent):
 
 @dataclass(frozen=True, slots=True)
 class WindowPublished(HarvestEvent):
-    """A window of `rows` has been committed to Kafka, `seconds` after it was read; `records` are its rows."""
+    """A window of `rows` has been committed to Kafka, `seconds` after it was read; `records` are its rows.
+
+    `sending_seconds` is how long its last transaction took, or in at-least-once delivery all of its rounds.
+    """
 
     rows: int
     seconds: float
+    sending_seconds: float
     records: Sequence[OutboxRow] = field(repr=False)
 
 

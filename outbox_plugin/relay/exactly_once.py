@@ -274,9 +274,11 @@ class ExactlyOnce:
             return window, min((each.read_at for each in taken), default=0.0), proved
 
     def _publish(self, window: Window, read_at: float) -> None:
+        began = read_at
         while window.rows:
             if (progress := self._fitting_progress(window, read_at)) is None:
                 return
+            began = self._runtime.now()
             try:
                 if self._commit(window.rows, progress):
                     break
@@ -290,7 +292,8 @@ class ExactlyOnce:
             self._published.append(window)
             if len(self._published) == 1 or self._purge_is_due():
                 self._may_purge.notify_all()
-        self._observe(WindowPublished(self._shard, len(rows), self._runtime.now() - read_at, rows))
+        ended = self._runtime.now()
+        self._observe(WindowPublished(self._shard, len(rows), ended - read_at, ended - began, rows))
 
     def _fitting_progress(self, window: Window, read_at: float) -> ProgressRecord | None:
         """The record for `window`, so small that Kafka takes it; None when the term is to end.

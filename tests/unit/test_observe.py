@@ -414,9 +414,9 @@ def test_what_happens_is_counted() -> None:
             RowsRead(0, 3, 0.01),
             TransactionEnded(0, 0.02, None),
             TransactionEnded(0, 0.02, "TopicsAway"),
-            WindowPublished(0, 3, 0.03, rows("t", "t", "u")),
-            WindowPublished(0, 2, 0.03, rows("t", "t")),
-            WindowPublished(0, 0, 0.03, ()),
+            WindowPublished(0, 3, 0.03, 0.0, rows("t", "t", "u")),
+            WindowPublished(0, 2, 0.03, 0.0, rows("t", "t")),
+            WindowPublished(0, 0, 0.03, 0.0, ()),
             WindowPurged(0, 5, 0.01),
             TermFinished(0, "a", None, None),
             TermFinished(0, "b", "Kafka: away", "LogUnavailable"),
@@ -440,7 +440,7 @@ def test_what_happens_is_counted() -> None:
 def test_topics_do_not_grow_the_metrics_without_bound() -> None:
     with member() as (fake, scrape):
         for number in range(MAX_TOPICS + 50):
-            fake.metrics.observe(WindowPublished(0, 2, 0.0, rows(f"t{number}", "t0")))
+            fake.metrics.observe(WindowPublished(0, 2, 0.0, 0.0, rows(f"t{number}", "t0")))
         found = scrape()
     topics = {labels[0]: value for (name, *labels), value in found.items() if name == "outbox_sent_messages_total"}
     assert len(topics) == MAX_TOPICS + 1

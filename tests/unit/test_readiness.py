@@ -134,9 +134,9 @@ def test_a_leader_that_has_halted_is_not_ready_although_its_threads_live() -> No
     assert harvest.verdict() == Ready("leads")
     harvest.goes_on(1, leads=True, waiting={0})
     assert harvest.verdict() == NotReady("leads, and has sent none of the rows that wait for 61 s")
-    harvest.happens(WindowPublished(0, 0, 0.1, ()))  # All of its rows were held back.
+    harvest.happens(WindowPublished(0, 0, 0.1, 0.0, ()))  # All of its rows were held back.
     assert isinstance(harvest.verdict(), NotReady)
-    harvest.happens(WindowPublished(0, 5, 0.1, ()))
+    harvest.happens(WindowPublished(0, 5, 0.1, 0.0, ()))
     assert harvest.verdict() == Ready("leads")
 
 

@@ -1,0 +1,76 @@
+"""Spans of the relay: how long a traced event waited in the outbox, and the transaction that published it.
+
+They are made when a window is committed, or acknowledged in at-least-once delivery, from what is known then. So a
+transaction that was aborted, or whose outcome is unknown, leaves none, and one that is tried again leaves one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from opentelemetry.trace import Link, SpanKind, Tracer
+
+from outbox_plugin.core.row import OutboxRow, topics_of
+from outbox_plugin.core.span_attributes import BATCH_MESSAGE_COUNT, operation_attributes, record_attributes, span_name
+from outbox_plugin.core.trace_context import MAX_LINKS, row_carrier, sampled_rows, wait_began
+from outbox_plugin.observe.span_contexts import child_of, valid_context
+from outbox_plugin.printable import logger_of
+from outbox_plugin.relay.events import HarvestEvent, WindowPublished
+from outbox_plugin.schema.connection import one_line
+
+logger = logger_of("outbox_plugin.harvester")
+
+
+class RelaySpans:
+    """Makes the spans of one harvester."""
+
+    def __init__(self, tracer: Tracer, wall_clock: Callable[[], int] = time.time_ns) -> None:
+        """Nothing is traced yet.
+
+        Args:
+            tracer: makes the spans.
+            wall_clock: nanoseconds since 1970.
+        """
+        self._tracer = tracer
+        self._wall_clock = wall_clock
+
+    def observe(self, event: HarvestEvent) -> None:
+        """Make the spans of a window that was published. An error of the tracer is logged, and harms nothing else."""
+        if isinstance(event, WindowPublished) and event.rows:
+            try:
+                self._trace(event)
+            except Exception as error:
+                logger.warning("shard %d: a window could not be traced: %s", event.shard, one_line(error))
+
+    def _trace(self, window: WindowPublished) -> None:
+        rows = sampled_rows(window.records, MAX_LINKS)
+        traced = [(row, context) for row in rows if (context := valid_context(row_carrier(row))) is not None]
+        if not traced:
+            return
+        ended = self._wall_clock()
+        began = ended - int(window.sending_seconds * 1e9)
+        topics = topics_of(window.records)
+        send = self._tracer.start_span(
+            span_name("send", topics),
+            context=child_of(traced[0][1]),
+            kind=SpanKind.CLIENT,  # PRODUCER is for a span whose context travels with the record.
+            attributes={**operation_attributes("send", topics), BATCH_MESSAGE_COUNT: window.rows},
+            links=[Link(context) for _, context in traced],
+            start_time=began,
+        )
+        send.end(ended)
+        for row, context in traced:
+            wait = self._tracer.start_span(
+                span_name("wait", [row.topic]),
+                context=child_of(context),
+                attributes=_of_row(row),
+                links=[Link(send.get_span_context())],
+                start_time=wait_began(row.create_time, began),
+            )
+            wait.end(began)
+
+
+def _of_row(row: OutboxRow) -> dict[str, str | int | bool]:
+    said = record_attributes(row.key, is_tombstone=row.value is None)
+    return {**operation_attributes("wait", [row.topic]), **said}
