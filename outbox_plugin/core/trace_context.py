@@ -17,7 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from outbox_plugin.core.row import OutboxRow, fields_of
 
-TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
+TRACEPARENT = "traceparent"
+CONTEXT_HEADERS = frozenset((TRACEPARENT, "tracestate"))
 MAX_LINKS = 128  # The SDK's default OTEL_SPAN_LINK_COUNT_LIMIT. It bounds what a window of 10,000 rows can cost.
 _LENGTH = 55  # Of 00-<32 digits>-<16 digits>-<2 digits>; later versions may add to it.
 _MAX_LENGTH = 255  # The OpenTelemetry library logs a warning for a longer one.
@@ -28,20 +29,15 @@ _POSTGRES_EPOCH = 946_684_800_000_000  # 2000-01-01 UTC, in microseconds since 1
 Carrier = Mapping[str, str]  # The headers `traceparent` and `tracestate`, as OpenTelemetry's propagator takes them.
 
 
-def is_plausible(traceparent: object) -> bool:
-    """Whether it has the length of a `traceparent`; no other text can be one."""
-    return isinstance(traceparent, str) and _LENGTH <= len(traceparent) <= _MAX_LENGTH
-
-
 def is_sampled(traceparent: str) -> bool:
-    """Whether a plausible `traceparent` says that its trace is recorded."""
-    return traceparent[_LENGTH - 1] in _ODD_DIGITS
+    """Whether a `traceparent` says that its trace is recorded; False for a text of a length that none can have."""
+    return _LENGTH <= len(traceparent) <= _MAX_LENGTH and traceparent[_LENGTH - 1] in _ODD_DIGITS
 
 
 def carrier(headers: Iterable[tuple[str, str]]) -> Carrier:
-    """The headers of W3C trace context; without a plausible `traceparent`, none."""
-    found = {name: text for name, text in headers if name in (TRACEPARENT, TRACESTATE)}
-    return found if is_plausible(found.get(TRACEPARENT)) else {}
+    """The headers of W3C trace context; none where `traceparent` is missing or has a length that none can have."""
+    found = {name: text for name, text in headers if name in CONTEXT_HEADERS}
+    return found if _LENGTH <= len(found.get(TRACEPARENT, "")) <= _MAX_LENGTH else {}
 
 
 def sampled_rows(rows: Sequence[OutboxRow], limit: int) -> list[OutboxRow]:
@@ -54,7 +50,7 @@ def sampled_rows(rows: Sequence[OutboxRow], limit: int) -> list[OutboxRow]:
         names = fields[_NAMES]
         if TRACEPARENT in names:
             text = fields[_TEXTS][names.index(TRACEPARENT)]
-            if is_plausible(text) and is_sampled(text):
+            if text is not None and is_sampled(text):
                 sampled.append(OutboxRow(*fields))
                 if len(sampled) == limit:
                     break

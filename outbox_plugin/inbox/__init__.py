@@ -21,6 +21,8 @@ there: the second waits for the first one's transaction, and leaves out what tha
     dispatcher     key_queues and batch_limit behind a lock: the poller adds records, workers take them
     workers        threads or asyncio tasks that take records and have them handled
     session        a worker's connection and handler; proves that a transaction is the one that was begun
+    process_span   what the span of a handler's run says, where OpenTelemetry has a tracer    pure
+    traced_session a session with such a span around each run of the handler
     handling       turns records into transactions, and transactions into outcomes
     handled_keys   records in the transaction of an effect that its event is handled
     consumer       `Inbox`: polls, commits offsets, takes part in rebalances

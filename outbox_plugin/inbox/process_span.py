@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import islice
 
 from outbox_plugin.core.span_attributes import (
     BATCH_MESSAGE_COUNT,
@@ -14,7 +15,7 @@ from outbox_plugin.core.span_attributes import (
     record_attributes,
     span_name,
 )
-from outbox_plugin.core.trace_context import Carrier, carrier, is_sampled
+from outbox_plugin.core.trace_context import CONTEXT_HEADERS, MAX_LINKS, TRACEPARENT, Carrier, carrier, is_sampled
 from outbox_plugin.inbox.received import Received
 
 
@@ -33,16 +34,24 @@ def process_span(events: Received | list[Received], group: str) -> tuple[str, At
     return span_name("process", topics), said
 
 
-def carriers(records: Sequence[Received]) -> Iterator[Carrier]:
+def carriers(records: Sequence[Received]) -> list[Carrier]:
     """The trace context of each record that has one, as far as its text shows."""
-    for record in records:
-        if found := carrier((name, value.decode("ascii", "replace")) for name, value in record.headers if value):
-            yield found
+    found = [
+        carrier(
+            [
+                (name, value.decode("ascii", "replace"))
+                for name, value in each.headers
+                if value and name in CONTEXT_HEADERS
+            ]
+        )
+        for each in records
+    ]
+    return [each for each in found if each]
 
 
-def sampled_carriers(records: Sequence[Received]) -> Iterator[Carrier]:
-    """The trace contexts of those records whose traces are recorded."""
-    return (each for each in carriers(records) if is_sampled(each["traceparent"]))
+def sampled(found: Sequence[Carrier]) -> list[Carrier]:
+    """Those whose traces are recorded, as many as a span links to."""
+    return list(islice((each for each in found if is_sampled(each[TRACEPARENT])), MAX_LINKS))
 
 
 def _readable_key(record: Received) -> str | None:

@@ -9,15 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from opentelemetry import trace
 from opentelemetry.trace import Link, Span, SpanKind, StatusCode, Tracer
 
 from outbox_plugin.core.span_attributes import ERROR_TYPE
-from outbox_plugin.core.trace_context import MAX_LINKS
-from outbox_plugin.inbox.process_span import carriers, process_span, sampled_carriers
+from outbox_plugin.inbox.process_span import carriers, process_span, sampled
 from outbox_plugin.inbox.session import Events, HandlerSession, Row
 from outbox_plugin.observe.span_contexts import child_of, first_valid_context, valid_context
 from outbox_plugin.printable import logger_of
@@ -97,9 +95,9 @@ class TracedSession:
         Where none is recorded, no span is made, but the trace goes on. Where no event has a trace, one begins.
         """
         records = events if isinstance(events, list) else [events]
-        sampled = [valid_context(each) for each in islice(sampled_carriers(records), MAX_LINKS)]
-        linked = [context for context in sampled if context is not None]
-        if not linked and (context := first_valid_context(carriers(records))) is not None:
+        found = carriers(records)
+        linked = [context for each in sampled(found) if (context := valid_context(each)) is not None]
+        if not linked and (context := first_valid_context(found)) is not None:
             return trace.NonRecordingSpan(context)
         name, attributes = process_span(events, self._group)
         return self._tracer.start_span(

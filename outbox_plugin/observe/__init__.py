@@ -5,4 +5,7 @@
 them for one harvester. `event_log` writes a harvester's log, and needs none of these. `lag_poller` asks
 Kafka how far a group is behind. `inbox.observed` joins it with `inbox_metrics` for one inbox, and
 `coordination.observed` with `coordination_metrics` for one consumer.
+
+`tracing` finds OpenTelemetry's tracer, and `relay_spans` makes the spans of a harvester. Those of an inbox are made by
+`inbox.traced_session`.
 """
