@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -196,23 +195,23 @@ def runs_of(exported: Exported, event: SpanContext) -> Sequence[tuple[bool, str 
 def test_a_run_whose_transaction_was_rolled_back_says_so_and_the_next_one_counts(
     ready: Settings, topic: str, exported: Exported
 ) -> None:
-    failed = threading.Event()
-    taken = threading.Event()
+    """The handler fails once, on an event that shares its transaction with the one before."""
+    runs: list[tuple[int, str]] = []  # The transaction, and the event's value.
+    failed: list[str] = []
 
-    def fail_once_after_another(connection: psycopg.Connection[Any], event: Received) -> None:
-        if not failed.is_set() and event.value == b"second":
-            assert taken.is_set()
-            failed.set()
+    def handle(connection: psycopg.Connection[Any], event: Received) -> None:
+        [transaction] = connection.execute("SELECT pg_current_xact_id()::text::bigint").fetchone() or ()
+        runs.append((transaction, (event.value or b"").decode()))
+        if not failed and [each for each, _ in runs[-2:]] == [transaction] * 2:
+            failed.extend(value for _, value in runs[-2:])
             raise RuntimeError("once")
-        taken.set()
         record_effect(connection, event)
 
-    same_key = [Event(topic=topic, key="k", value=each) for each in ("first", "second")]  # In one transaction.
-    first, second = emit(ready, *same_key)
+    values = [str(number) for number in range(300)]
+    emitted = dict(zip(values, emit(ready, *events(topic, *values)), strict=True))
     relay(ready)
-    consumed(ready, topic, fail_once_after_another, lambda: len(effects(ready)) == 2, concurrency=1)
-    assert runs_of(exported, second) == [(True, "RuntimeError: once"), (False, None)]
-    assert runs_of(exported, first) in (
-        [(True, "the transaction was not committed"), (False, None)],
-        [(False, None)],  # It was alone in its transaction.
-    )
+    consumed(ready, topic, handle, lambda: len(effects(ready)) == 300, concurrency=1)
+    undone, guilty = failed
+    assert runs_of(exported, emitted[guilty]) == [(True, "RuntimeError: once"), (False, None)]
+    assert runs_of(exported, emitted[undone]) == [(True, "the transaction was not committed"), (False, None)]
+    assert len(exported.of("process")) == len(runs)

@@ -235,6 +235,12 @@ def test_a_batch_is_in_the_trace_of_its_first_recorded_event_and_links_to_all(ex
     assert (span.name, span.kind, parent_of(span), linked(span)) == ("process orders", SpanKind.CONSUMER, 2, [2, 3])
 
 
+def test_a_batch_links_to_a_bounded_number_of_events(exported: Exported) -> None:
+    run(lambda _: None, [received(traceparent(each, each)) for each in range(1, 1_000)])
+    [span] = exported.spans
+    assert linked(span) == [*range(1, MAX_LINKS + 1)]
+
+
 def test_a_trace_that_is_not_recorded_goes_on_without_a_span(exported: Exported) -> None:
     seen = []
     run(
