@@ -200,7 +200,7 @@ def test_a_run_whose_transaction_was_rolled_back_says_so_and_the_next_one_counts
     failed: list[str] = []
 
     def handle(connection: psycopg.Connection[Any], event: Received) -> None:
-        [transaction] = connection.execute("SELECT pg_current_xact_id()::text::bigint").fetchone() or ()
+        [(transaction,)] = connection.execute("SELECT pg_current_xact_id()::text::bigint").fetchall()
         runs.append((transaction, (event.value or b"").decode()))
         if not failed and [each for each, _ in runs[-2:]] == [transaction] * 2:
             failed.extend(value for _, value in runs[-2:])
