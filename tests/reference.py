@@ -14,7 +14,13 @@ from tests.documents import DOCS
 
 _SECTION = re.compile(r"^(Args|Attributes|Raises|Returns|Yields|Example|Examples):$")
 _MADE = "Made from docstrings, by `python -m tests.reference`."
-_PYTHON = ("outbox_plugin", "outbox_plugin.encoding", "outbox_plugin.operate", "outbox_plugin.spark")
+_PYTHON = (
+    "outbox_plugin",
+    "outbox_plugin.encoding",
+    "outbox_plugin.operate",
+    "outbox_plugin.spark",
+    "outbox_plugin.testing",
+)
 _CONSUMING = ("outbox_plugin.inbox", "outbox_plugin.consuming", "outbox_plugin.consuming.spark")
 _COORDINATION = ("outbox_plugin.coordination",)
 _DAGSTER = ("outbox_plugin.dagster", "outbox_plugin.dagster.spark")
@@ -34,7 +40,7 @@ def pages() -> dict[Path, str]:
     """Each page that is made, and its text."""
     texts = {
         "dagster.md": _page("Dagster: every public name", _DAGSTER),
-        "python.md": _page("Python: emit, relay, operate, Spark", _PYTHON) + "\n".join(_errors()) + "\n",
+        "python.md": _page("Python: emit, relay, operate, Spark, test", _PYTHON) + "\n".join(_errors()) + "\n",
         "python-consuming.md": _page("Python: inbox and ranges", _CONSUMING),
         "python-coordination.md": _page("Python: coordination", _COORDINATION),
     }

@@ -94,6 +94,10 @@ class Outbox:
         """
         return Listener(self, connection)
 
+    def _check(self, connection: SyncConnection | AsyncConnection) -> None:
+        """Raises WrongConnection if events emitted on it now would not be part of a transaction of the caller's."""
+        check(connection)
+
     def _rows(self, events: Iterable[Event]) -> Generator[Row]:
         """The rows, made as they are asked for. To close it closes a generator of events, and the blocks it holds."""
         try:
@@ -155,6 +159,6 @@ class Listener(Generic[C]):
             await cast("Awaitable[None]", self._outbox._write(self._connection, rows))
 
     def _entered(self) -> Self:
-        check(self._connection)  # Before the work is done, not after it.
+        self._outbox._check(self._connection)  # Before the work is done, not after it.
         self._rows = []
         return self

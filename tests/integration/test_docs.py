@@ -199,6 +199,7 @@ def test_every_page_with_python_is_run_somewhere() -> None:
     run |= {DOCS / "tutorials" / name for name in ("dagster-project.md", "first-event.md")}
     run |= {DOCS / "how-to" / name for name in ("emit-events.md", "embed-in-a-web-server.md", "emit-from-spark.md")}
     run |= {DOCS / "how-to" / name for name in ("consume-without-rebalances.md", "consume-in-dagster-and-spark.md")}
+    run.add(DOCS / "how-to" / "test-your-code.md")  # By test_testing.py.
     assert {page for page in PAGES if blocks_of(page, "python")} == run
 
 

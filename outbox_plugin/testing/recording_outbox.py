@@ -1,0 +1,77 @@
+"""An outbox for tests, which keeps events in a list."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterable
+from typing import cast
+from unittest.mock import NonCallableMock
+
+from outbox_plugin.emit.drivers import AsyncConnection, SyncConnection, is_async
+from outbox_plugin.emit.encoding import MAX_RECORD_BYTES, Encoding, Row, Serializer, as_text
+from outbox_plugin.emit.event import Event
+from outbox_plugin.emit.outbox import Outbox
+
+
+class RecordingOutbox(Outbox):
+    """An `Outbox` that writes nothing, and keeps the emitted events in `events`, in their order.
+
+    It refuses what an `Outbox` refuses: an event that is wrong or too large, and a connection in autocommit mode. With
+    an async connection, an event is kept once the result is awaited. It takes the connections that an `Outbox` takes,
+    and mocks of them, such as `MagicMock(spec=psycopg.Connection)`. It knows of no rollback: the events
+    stay in the list.
+
+    Attributes:
+        events: the events that were emitted.
+
+    Example:
+        outbox = RecordingOutbox()
+        place_order(MagicMock(spec=psycopg.Connection), outbox)
+        assert [event.type for event in outbox.events] == ["OrderPlaced"]
+    """
+
+    def __init__(
+        self,
+        table: str = "outbox",
+        *,
+        serializer: Serializer = as_text,
+        cloud_events: str | None = None,
+        max_record_bytes: int = MAX_RECORD_BYTES,
+    ) -> None:
+        """The arguments are those of `Outbox`: they decide what is refused."""
+        super().__init__(table, serializer=serializer, cloud_events=cloud_events, max_record_bytes=max_record_bytes)
+        self._encoding = _RecordingEncoding(serializer, cloud_events, max_record_bytes)
+        self.events: list[Event] = []
+
+    def _write(self, connection: SyncConnection | AsyncConnection, rows: Iterable[Row]) -> Awaitable[None] | None:
+        if is_async(connection):
+            return self._record_async(connection, rows)
+        self._record(connection, rows)
+        return None
+
+    async def _record_async(self, connection: AsyncConnection | SyncConnection, rows: Iterable[Row]) -> None:
+        self._record(connection, rows)
+
+    def _check(self, connection: SyncConnection | AsyncConnection) -> None:
+        if not isinstance(connection, NonCallableMock):  # A mock is in no transaction.
+            super()._check(connection)
+
+    def _record(self, connection: SyncConnection | AsyncConnection, rows: Iterable[Row]) -> None:
+        self._check(connection)
+        emitted = [cast("_RowOfEvent", row).event for row in rows]  # All or none: a generator may raise.
+        self.events += emitted
+
+
+class _RowOfEvent(tuple[str, str, str | bytes | None, list[str], list[str]]):
+    """A row that knows its event."""
+
+    event: Event
+
+
+class _RecordingEncoding(Encoding):
+    """Makes the rows that an outbox makes, with their events."""
+
+    def row(self, event: Event) -> Row:
+        """The event's row, which is a `_RowOfEvent`."""
+        row = _RowOfEvent(super().row(event))
+        row.event = event
+        return row
