@@ -74,7 +74,7 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
 
 
 def test_declarations_are_there() -> None:
-    assert len(DECLARATIONS) == 4
+    assert len(DECLARATIONS) == 6
     assert len(COMPONENTS) == 8
 
 
