@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import random
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from datetime import timedelta
 from functools import partial
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING, Any, cast
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
-from outbox_plugin.adapters.kafka_admin import KafkaAdmin
 from outbox_plugin.adapters.kafka_clients import connection_error, refused_property
 from outbox_plugin.adapters.topic_ids import TopicIds
 from outbox_plugin.core.topic_partition import TopicPartition
@@ -36,22 +34,12 @@ from outbox_plugin.inbox.readiness import Facts
 from outbox_plugin.inbox.received import Received
 from outbox_plugin.inbox.retry import Retry
 from outbox_plugin.inbox.room import Room
-from outbox_plugin.inbox.session import (
-    AsyncBatchHandler,
-    AsyncHandler,
-    BatchHandler,
-    Handler,
-    HandlerSession,
-    TaskSession,
-    ThreadSession,
-)
-from outbox_plugin.inbox.workers import TaskWorkers, ThreadWorkers
-from outbox_plugin.insecure_settings import warn_about_insecure_settings
+from outbox_plugin.inbox.session import AsyncBatchHandler, AsyncHandler, BatchHandler, Handler, HandlerSession
+from outbox_plugin.inbox.start_check import check_servers
+from outbox_plugin.inbox.workers import TaskWorkers, ThreadWorkers, make_workers
 from outbox_plugin.observe.tracing import configured_tracer
 from outbox_plugin.printable import logger_of
-from outbox_plugin.schema.connection import connect, one_line, reported_as_refusal
-from outbox_plugin.schema.statements import statement
-from outbox_plugin.schema.table_name import in_full
+from outbox_plugin.schema.connection import one_line
 from outbox_plugin.settings import Settings
 from outbox_plugin.threads.background import Background
 
@@ -74,7 +62,6 @@ ASK_SECONDS = 1.0  # The wait before it asks again for the positions of partitio
 QUEUED_SECONDS = 3_600.0
 BEFORE_THE_POSITION = -1  # Stands for an offset.
 UNKNOWN_ID_SECONDS = 0.2  # The wait before records are fetched again whose topic's id Kafka did not return.
-_RESET, _FROM_THE_BEGINNING = "auto.offset.reset", {"earliest", "smallest", "beginning"}
 _WAITED_FOR = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._ALL_BROKERS_DOWN}
 _REFUSED = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -216,21 +203,7 @@ class Inbox(Background):
             observed.close()
 
     def _check(self) -> None:
-        start = self._settings.kafka.get(_RESET, "earliest")
-        if start not in _FROM_THE_BEGINNING:
-            raise InvalidSetting(
-                f"OUTBOX_KAFKA: {_RESET}={start} would let an inbox pass over events; "
-                "to start at the end, set the group's offsets there before it starts"
-            )
-        warn_about_insecure_settings(self._settings)
-        KafkaAdmin(self._settings).check_reachable()
-        with reported_as_refusal(self._settings), connect(self._settings, purpose="outbox inbox (start)") as connection:
-            table = in_full(connection, self._settings.table)
-            self._settings = self._settings.model_copy(update={"table": table})
-            connection.execute(statement("inbox", "letters", table), {"group": self._group, "limit": 0})
-            connection.execute(statement("inbox", "is_migrated", table))
-            self._positions = Positions(self._settings, self._group)
-            self._positions.read(connection, {})
+        self._settings, self._positions = check_servers(self._settings, self._group)
 
     def _workers(self, loop: asyncio.AbstractEventLoop | None) -> ThreadWorkers | TaskWorkers:
         handling = Handling(
@@ -241,20 +214,8 @@ class Inbox(Background):
             in_batches=self._in_batches,
             observe=ignore if self._observed is None else self._observed.observe,
         )
-        traced = self._tracing()
-        handler = self._handler
-        if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None)):  # noqa: B004
-            awaited = cast(Callable[[Any, Any], Awaitable[None]], handler)
-            return TaskWorkers(
-                self._dispatcher,
-                handling,
-                lambda: traced(TaskSession(self._settings, awaited)),
-                self._concurrency,
-                loop,
-            )
-        called = cast(Callable[[Any, Any], None], handler)
-        return ThreadWorkers(
-            self._dispatcher, handling, lambda: traced(ThreadSession(self._settings, called)), self._concurrency
+        return make_workers(
+            self._settings, self._dispatcher, handling, self._handler, self._concurrency, loop, traced=self._tracing()
         )
 
     def _tracing(self) -> Callable[[HandlerSession], HandlerSession]:
@@ -366,13 +327,12 @@ class Inbox(Background):
         kept: list[Received] = []
         handled: set[int] = set()
         cut: dict[TopicPartition, int] = {}
-        next_offsets = self._dispatcher.locked(KeyQueues.next_offsets)
         forgotten_at = time.time() - self._keep.handled.total_seconds() + QUEUED_SECONDS
         for record in received:
             tp = TopicPartition(record.topic, record.partition)
             if tp in cut:
                 continue
-            if self._epochs.goes_back(tp, record.offset) and not self._went_back(tp, next_offsets.get(tp)):
+            if self._epochs.goes_back(tp, record.offset) and not self._went_back(tp):
                 cut[tp] = record.offset
                 continue
             old = record.timestamp / 1000 < forgotten_at
@@ -387,8 +347,9 @@ class Inbox(Background):
         for tp in cut.keys() & {*self.partitions}:
             self._read_again(consumer, tp, cut[tp])
 
-    def _went_back(self, tp: TopicPartition, next_offset: int | None) -> bool:
+    def _went_back(self, tp: TopicPartition) -> bool:
         """Note that librdkafka reads a partition again that was cut. False if the position could not be written."""
+        next_offset = self._dispatcher.locked(KeyQueues.next_offsets).get(tp)
         if next_offset is None:
             return True
         position = self._epochs.position(tp, next_offset)

@@ -3,14 +3,47 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import Any, cast
 
 from outbox_plugin.inbox.dispatcher import Dispatcher
 from outbox_plugin.inbox.handling import Handling
-from outbox_plugin.inbox.session import HandlerSession, driven
+from outbox_plugin.inbox.session import (
+    AsyncBatchHandler,
+    AsyncHandler,
+    BatchHandler,
+    Handler,
+    HandlerSession,
+    TaskSession,
+    ThreadSession,
+    driven,
+)
+from outbox_plugin.settings import Settings
+
+
+def make_workers(
+    settings: Settings,
+    dispatcher: Dispatcher,
+    handling: Handling,
+    handler: Handler | AsyncHandler | BatchHandler | AsyncBatchHandler,
+    count: int,
+    loop: asyncio.AbstractEventLoop | None,
+    *,
+    traced: Callable[[HandlerSession], HandlerSession],
+) -> ThreadWorkers | TaskWorkers:
+    """Make so many workers for a handler: tasks for an async one, in a given event loop or a new one, else threads.
+
+    `traced` makes a session trace its handler, or leaves it as it is.
+    """
+    if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None)):  # noqa: B004
+        awaited = cast(Callable[[Any, Any], Awaitable[None]], handler)
+        return TaskWorkers(dispatcher, handling, lambda: traced(TaskSession(settings, awaited)), count, loop)
+    called = cast(Callable[[Any, Any], None], handler)
+    return ThreadWorkers(dispatcher, handling, lambda: traced(ThreadSession(settings, called)), count)
 
 
 class ThreadWorkers:

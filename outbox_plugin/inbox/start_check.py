@@ -1,0 +1,41 @@
+"""What an inbox looks at before it starts: everything that a user can mend."""
+
+from __future__ import annotations
+
+from outbox_plugin.adapters.kafka_admin import KafkaAdmin
+from outbox_plugin.errors import InvalidSetting
+from outbox_plugin.inbox.positions import Positions
+from outbox_plugin.insecure_settings import warn_about_insecure_settings
+from outbox_plugin.schema.connection import connect, reported_as_refusal
+from outbox_plugin.schema.statements import statement
+from outbox_plugin.schema.table_name import in_full
+from outbox_plugin.settings import Settings
+
+_RESET, _FROM_THE_BEGINNING = "auto.offset.reset", {"earliest", "smallest", "beginning"}
+
+
+def check_servers(settings: Settings, group: str) -> tuple[Settings, Positions]:
+    """Check both servers, and the tables of `outbox migrate`.
+
+    Returns:
+        The settings, whose table has its schema, and the positions of the group.
+
+    Raises:
+        UserError: a setting, a server or the schema is not as it must be.
+    """
+    start = settings.kafka.get(_RESET, "earliest")
+    if start not in _FROM_THE_BEGINNING:
+        raise InvalidSetting(
+            f"OUTBOX_KAFKA: {_RESET}={start} would let an inbox pass over events; "
+            "to start at the end, set the group's offsets there before it starts"
+        )
+    warn_about_insecure_settings(settings)
+    KafkaAdmin(settings).check_reachable()
+    with reported_as_refusal(settings), connect(settings, purpose="outbox inbox (start)") as connection:
+        table = in_full(connection, settings.table)
+        settings = settings.model_copy(update={"table": table})
+        connection.execute(statement("inbox", "letters", table), {"group": group, "limit": 0})
+        connection.execute(statement("inbox", "is_migrated", table))
+        positions = Positions(settings, group)
+        positions.read(connection, {})
+    return settings, positions
