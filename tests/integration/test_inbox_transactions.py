@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import psycopg
@@ -48,6 +48,9 @@ def run(settings: Settings, topic: str, group: str, misuse: Misuse, retry: Retry
     sent = numbered(settings, topic, GUILTY)
     with Inbox(settings, group=group, topics=[topic], handler=handle, concurrency=1, retry=retry):
         eventually(lambda: {*sent} <= {event for event, _, _ in effects(settings)} | {*letters(settings)}, SOON)
+    while left_open:
+        with suppress(psycopg.Error):  # Else psycopg warns of it when the last reference to it goes.
+            left_open.pop().__exit__(None, None, None)
     return [each for number, each in enumerate(sent) if number not in GUILTY], [sent[each] for each in sorted(GUILTY)]
 
 
