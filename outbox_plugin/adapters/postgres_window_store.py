@@ -10,12 +10,12 @@ from typing import Any
 import psycopg
 
 from outbox_plugin.adapters import postgres_bad_rows
+from outbox_plugin.adapters.backlog_keys import BacklogKeys
 from outbox_plugin.adapters.history_partitions import HistoryPartitions
 from outbox_plugin.adapters.kafka_clients import largest_record_bytes
 from outbox_plugin.adapters.leadership import Leadership
 from outbox_plugin.adapters.postgres_session import PostgresSession, Query
 from outbox_plugin.adapters.row_reader import RowReader
-from outbox_plugin.core.id_watermark import BEGINNING, IdRange
 from outbox_plugin.core.ordering_keys import BadRow
 from outbox_plugin.core.ports import Control, ReadRequest
 from outbox_plugin.core.progress import OutboxIdentity, Publication
@@ -30,7 +30,6 @@ from outbox_plugin.settings import Settings
 
 logger = logger_of("outbox_plugin.harvester")
 END_SECONDS = 10.0  # After that, a statement that cannot be cancelled is left to end with its thread.
-KEYS_PER_PART = 50_000  # Of the keys that are summarised: some 50 ms of work, after which a summary can be given up.
 
 
 class PostgresWindowStore:
@@ -229,30 +228,20 @@ class PostgresWindowStore:
             [(last_id,)] = found.fetchall()
             return None if last_id is None else int(last_id)
 
-    def key_hashes_up_to(self, bound: int) -> Generator[bytes]:
-        """The same hashes of all rows of the slice with ids up to `bound`, in parts."""
+    def key_hashes_up_to(self, bound: int, rows: int) -> Generator[bytes]:
+        """The same hashes of all rows of the slice with ids up to `bound`, in parts; those of other rows among them."""
         self._keys_read.clear()
         try:
-            yield from self._read_key_hashes(bound)
+            yield from self._read_key_hashes(bound, rows)
         finally:
             self._keys_connection = None
             self._keys_read.set()
 
-    def _read_key_hashes(self, bound: int) -> Generator[bytes]:
+    def _read_key_hashes(self, bound: int, rows: int) -> Generator[bytes]:
         settings = self.session.settings
         with reported(), closing(connect(settings, purpose="outbox harvester (keys)", own_name=True)) as connection:
             self._keys_connection = connection
-            above: int | None = BEGINNING
-            while above is not None:
-                conditions, values = self._rows.conditions(ReadRequest(KEYS_PER_PART, IdRange(above, bound)))
-                query = self.session.statement("window", "key_hashes_up_to", conditions)
-                with pipeline(connection):
-                    connection.execute(self.session.statement("window", "steer"))
-                    found = connection.execute(*self.session.with_values(query, values), binary=True)
-                [(above, hashes, is_this_outbox)] = found.fetchall()
-                if not is_this_outbox:
-                    raise StoreUnavailable("Postgres: the outbox is no longer the one that the term began with")
-                yield hashes or b""
+            yield from BacklogKeys(self.session, self._rows, connection).hashes_up_to(bound, rows)
 
     def cancel_key_hashes(self) -> None:
         """End `key_hashes_up_to`, if it reads; from another thread. Returns when it has ended, 10 seconds at most."""

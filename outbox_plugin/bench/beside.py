@@ -18,6 +18,7 @@ from outbox_plugin.adapters.kafka_reader import bounds, reader_config
 from outbox_plugin.bench.paced import NotRelayed, harvester, wait, write, write_while
 from outbox_plugin.bench.reader import LiveReader
 from outbox_plugin.bench.scratch import PATIENCE_SECONDS, Tell, connect, create_topic, insert, scratch_outbox, table_of
+from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 
 WARMING_ROWS = 200
@@ -125,6 +126,7 @@ def _write_batch(settings: Settings, topic: str, rows: int, keys: int, tell: Tel
     tell(f"a batch of {rows:,} rows is written in one transaction")
     with closing(connect(settings)) as connection:
         insert(connection, settings, topic, rows, keys)
+        connection.execute(statement("emit", "summarise_keys", settings.table, written=sql.Literal(rows)))
         connection.commit()
     times.append(time.monotonic())
     tell("the batch drains")

@@ -6,8 +6,9 @@ events for the same reason. Here it goes like this:
 
 1. The rows fall far behind, and ids are drawn even after that: `due` names a *bound*, an id at or below which no
    further row can appear.
-2. The keys of all rows up to the bound are summarised, on a thread of its own. The reads pause for it: whatever they
-   take of the processors, all live rows would wait for. A summary that takes long goes on beside the reads.
+2. The keys of all rows up to the bound are summarised, on a thread of its own: large batches have left theirs, and the
+   others are read. The reads pause for it: whatever they take of the processors, all live rows would wait
+   for. A summary that takes long goes on beside the reads.
 3. The reads are *split*. Rows above the bound are live: they go first, but for those whose key may be in the summary.
    They wait for the backlog, and so each key keeps its order. The rows up to the bound go on in their own order.
 4. The backlog has been read: rows are read in the order of their ids again, first of all those that waited.

@@ -195,11 +195,12 @@ class WindowStore(ShardStore, Protocol):
         """
         ...
 
-    def key_hashes_up_to(self, bound: int) -> Generator[bytes]:
+    def key_hashes_up_to(self, bound: int, rows: int) -> Generator[bytes]:
         """The same hashes of all rows of the slice with ids up to `bound`, in parts.
 
-        Rows in flight are among them. Each hash has `core.key_summary.HASH_BYTES` bytes, big-endian. It runs beside all
-        other methods, on a connection of its own.
+        Rows in flight are among them, and there may be hashes of keys that no such row has: not more than `rows`, which
+        is how many rows there are at most. Each hash has
+        `core.key_summary.HASH_BYTES` bytes, big-endian. It runs beside all other methods, on a connection of its own.
         """
         ...
 

@@ -14,14 +14,16 @@ from typing import Any, Protocol, cast
 
 import psycopg
 from psycopg.pq import TransactionStatus
-from psycopg.sql import SQL, Composed
+from psycopg.sql import SQL, Composed, Literal
 
+from outbox_plugin.core.backlog import MIN_BACKLOG_IDS
 from outbox_plugin.emit.encoding import Row
 from outbox_plugin.errors import WrongConnection
 from outbox_plugin.schema.statements import statement
 
 ROWS_AT_A_TIME = 1_000
 CHARACTERS_AT_A_TIME = 8_000_000  # Of values and headers: a statement is in memory several times.
+MOST_ROWS_IN_SUMMARY = 1_000_000  # About a second's work, so that no time-out of a statement is near.
 _NOTHING = b"SELECT"
 
 
@@ -69,6 +71,7 @@ class Query:
 
 
 Statement = tuple[Query, tuple[Any, ...]]  # With its values.
+Statements = Generator[Statement, Any, None]  # The first row that each has returned is sent back; None without one.
 Parts = Sequence[Sequence[Row]] | Iterator[Sequence[Row]]  # The rows of one statement after the other.
 
 
@@ -76,11 +79,29 @@ class Insert:
     """The INSERT statements of an outbox: for one row, and for many at once."""
 
     def __init__(self, table: str) -> None:
+        self._table = table
         self.one = Query(statement("emit", "insert_event", table))
         self._texts, self._bytes = (
             Query(statement("emit", "insert_events", table, value_type=SQL(f"pg_catalog.{each}")))
             for each in ("text", "bytea")
         )
+
+    def statements(self, parts: Parts) -> Statements:
+        """The statements that write the parts. After very many rows, one of them summarises their keys."""
+        rows = 0
+        for part in parts:
+            yield self.of(part)
+            rows += len(part)
+            if rows >= MOST_ROWS_IN_SUMMARY:
+                yield from self._summarise(rows)
+                rows = 0
+        if rows >= MIN_BACKLOG_IDS:
+            yield from self._summarise(rows)
+
+    def _summarise(self, rows: int) -> Statements:
+        """The statements that summarise the keys of the last rows, where the role may."""
+        if (yield Query(statement("emit", "may_summarise_keys", self._table)), ()):
+            yield Query(statement("emit", "summarise_keys", self._table, written=Literal(rows))), ()
 
     def of(self, rows: Sequence[Row]) -> Statement:
         """The statement that writes the rows, of which there is one at least."""
@@ -211,20 +232,21 @@ def _write_psycopg(connection: psycopg.Connection[Any], insert: Insert, rows: It
         return
     check(connection)
     cursor = psycopg.Cursor(connection)
+
+    def execute(query: Query, values: tuple[Any, ...]) -> Any:
+        _refuse_if_busy(connection, parts)
+        cursor.execute(query.bytes, values)
+        return cursor.fetchone() if cursor.description else None
+
     if not _need_savepoint(parts):
-        for part in parts:
-            query, values = insert.of(part)
-            cursor.execute(query.bytes, values)
+        _run(insert.statements(parts), execute)
         return
     _refuse_if_busy(connection, parts)
     cursor.execute(_NOTHING)  # The caller's transaction begins: else the savepoint would be one, and be committed.
     with connection.transaction():
         try:
             with _closing_if_it_fails(rows):
-                for part in parts:
-                    _refuse_if_busy(connection, parts)
-                    query, values = insert.of(part)
-                    cursor.execute(query.bytes, values)
+                _run(insert.statements(parts), execute)
         except BaseException:
             _refuse_if_busy(connection, parts)
             raise
@@ -240,9 +262,11 @@ async def _write_psycopg_async(connection: psycopg.AsyncConnection[Any], insert:
         await cursor.execute(_NOTHING)
     async with connection.transaction() if _need_savepoint(parts) else nullcontext():
         with _closing_if_it_fails(rows):
-            for part in parts:
-                query, values = insert.of(part)
+            statements, answer = insert.statements(parts), None
+            while (following := _following(statements, answer)) is not None:
+                query, values = following
                 await cursor.execute(query.bytes, values)
+                answer = await cursor.fetchone() if cursor.description else None
 
 
 def _refuse_if_busy(connection: psycopg.Connection[Any], parts: Parts) -> None:
@@ -270,9 +294,12 @@ def _write_django(connection: Any, insert: Insert, rows: Iterable[Row]) -> None:
     check(connection)
     savepoint = transaction.atomic(using=connection.alias) if _need_savepoint(parts) else nullcontext()
     with connection.cursor() as cursor, savepoint, _closing_if_it_fails(rows):
-        for part in parts:
-            query, values = insert.of(part)
+
+        def execute(query: Query, values: tuple[Any, ...]) -> Any:
             cursor.execute(query.text, values)
+            return cursor.fetchone() if cursor.description else None
+
+        _run(insert.statements(parts), execute)
 
 
 def _write_sqlalchemy(target: Any, insert: Insert, rows: Iterable[Row]) -> None:
@@ -283,12 +310,15 @@ def _write_sqlalchemy(target: Any, insert: Insert, rows: Iterable[Row]) -> None:
     if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
         raise WrongConnection("the connection is in autocommit mode: emit on one that has a transaction")
     parts = _parts_of(rows)
+
+    def execute(query: Query, values: tuple[Any, ...]) -> Any:
+        found = connection.exec_driver_sql(query.numbered if dialect.driver == "asyncpg" else query.text, values)
+        return found.first() if found.returns_rows else None
+
     # The savepoint is the session's own, so that a session knows which of its objects are rolled back with it.
     with target.begin_nested() if _need_savepoint(parts) else nullcontext(), _closing_if_it_fails(rows):
         _connection_of(target)  # Only now a session sends its savepoint.
-        for part in parts:
-            query, values = insert.of(part)
-            connection.exec_driver_sql(query.numbered if dialect.driver == "asyncpg" else query.text, values)
+        _run(insert.statements(parts), execute)
 
 
 def _connection_of(target: Any) -> Any:
@@ -305,6 +335,19 @@ def _closing_if_it_fails(rows: Iterable[Row]) -> Iterator[None]:
         if isinstance(rows, Generator):
             rows.close()
         raise
+
+
+def _run(statements: Statements, execute: Callable[[Query, tuple[Any, ...]], Any]) -> None:
+    answer = None
+    while (following := _following(statements, answer)) is not None:
+        answer = execute(*following)
+
+
+def _following(statements: Statements, answer: Any) -> Statement | None:
+    try:
+        return statements.send(answer)
+    except StopIteration:
+        return None
 
 
 def _parts_of(rows: Iterable[Row]) -> Parts:

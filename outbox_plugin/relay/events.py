@@ -136,7 +136,7 @@ class KeysHeld(HarvestEvent):
 
 @dataclass(frozen=True, slots=True)
 class KeysSummarised(HarvestEvent):
-    """The keys of a backlog of `rows` were summarised in `seconds`: live rows go before it.
+    """The keys of a backlog of `rows` at most were summarised in `seconds`: live rows go before it.
 
     `error` says why they could not be. Then live rows wait in line.
     """
@@ -149,7 +149,7 @@ class KeysSummarised(HarvestEvent):
         """What an operator should know."""
         if self.error is not None:
             return f"new rows wait behind the backlog, as its keys cannot be read: {self.error}"
-        return f"new rows go before a backlog of {self.rows:,} rows, whose keys took {self.seconds:.1f} s to read"
+        return f"new rows go before a backlog of up to {self.rows:,} rows, whose keys took {self.seconds:.1f} s to read"
 
 
 @dataclass(frozen=True, slots=True)

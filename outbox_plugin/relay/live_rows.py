@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from outbox_plugin.core.backlog import SummaryRequest
 from outbox_plugin.core.id_ranges import IdRanges
-from outbox_plugin.core.key_summary import HASH_BYTES, KeySummary
+from outbox_plugin.core.key_summary import KeySummary
 from outbox_plugin.core.ports import ReadRequest, WindowStore
 from outbox_plugin.core.row import OutboxRow, Rows, fields_of
 from outbox_plugin.errors import ServerUnavailable
@@ -21,7 +21,7 @@ MAX_WAITING_RANGES = 5_000  # A read that names them takes some 10 ms more.
 
 
 class Summary(NamedTuple):
-    """The ordering keys of all rows with ids up to `bound`: so many rows, whose keys took so many seconds to read."""
+    """The ordering keys of all rows with ids up to `bound`: of `rows` at most, in so many seconds."""
 
     bound: int
     keys: KeySummary
@@ -136,21 +136,20 @@ class LiveRows:
         return Found(Rows(list(compress(fields_of(rows), may_go))), rows[-1].id, len(rows))
 
     def _summarise(self, bound: int, ids: int) -> None:
-        began, rows = self._stages.runtime.now(), 0
+        began = self._stages.runtime.now()
         ended = None
         try:
             keys = KeySummary(ids)
-            with closing(self._store.key_hashes_up_to(bound)) as hashes:
+            with closing(self._store.key_hashes_up_to(bound, ids)) as hashes:
                 for part in hashes:
                     keys.add(part)
-                    rows += len(part) // HASH_BYTES
                     if self._stages.stopping:
                         return
-            ended = Summary(bound, keys, rows, self._stages.runtime.now() - began)
+            ended = Summary(bound, keys, ids, self._stages.runtime.now() - began)
         except (ServerUnavailable, MemoryError) as error:
             if self._stages.stopping:
                 return
             reason = str(error) or "there is not enough memory"
-            self._observe(KeysSummarised(self._shard, rows, self._stages.runtime.now() - began, reason))
+            self._observe(KeysSummarised(self._shard, ids, self._stages.runtime.now() - began, reason))
         with self._stages.lock:
             self._ended = (ended,)

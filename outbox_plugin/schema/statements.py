@@ -32,6 +32,7 @@ def compose(text: str, table: str, **parts: sql.Composable) -> sql.Composed:
     named_after_it = {
         "outbox": table_name,
         "outbox_emit": f"{table_name}_emit",
+        "outbox_summarise_keys": f"{table_name}_summarise_keys",
         "outbox_wake_up": f"{table_name}_wake_up",
     }
     names = set(re.findall(r"(?<!\{)\{(?:quoted_)?(outbox\w*)\}", text))

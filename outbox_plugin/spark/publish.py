@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from outbox_plugin.core.backlog import MIN_BACKLOG_IDS
 from outbox_plugin.errors import InvalidEvent, OutboxError, UserError
 from outbox_plugin.schema.qualify import qualified
 from outbox_plugin.schema.statements import statement
@@ -90,6 +91,8 @@ def publish_events(
 ) -> None:
     """Insert the events, and dead-letter those that the outbox or Kafka would refuse.
 
+    Of very many events, it summarises the keys, so that the harvester need not read all of them before live events.
+
     Args:
         connection: in a transaction.
         staged: the events.
@@ -110,6 +113,8 @@ def publish_events(
     steer = "read_by_index" if staged.table.comes_in_order else "sort_in_memory"
     connection.execute(statement("staging", steer, staged.table.outbox))
     _run(connection, staged, "publish_events", staged.table.outbox_name, staged.rows, placed, order=order, place=place)
+    if staged.rows >= MIN_BACKLOG_IDS:
+        _summarise_keys(connection, staged)
     if staged.dead_letters:
         _run(
             connection,
@@ -119,6 +124,12 @@ def publish_events(
             staged.dead_letters,
             {**values, "table": staged.table.outbox_name},
         )
+
+
+def _summarise_keys(connection: psycopg.Connection[tuple[Any, ...]], staged: Staged) -> None:
+    outbox = staged.table.outbox
+    if connection.execute(statement("emit", "may_summarise_keys", outbox)).fetchall():
+        connection.execute(statement("emit", "summarise_keys", outbox, written=sql.Literal(staged.rows)))
 
 
 def digest_events(connection: psycopg.Connection[tuple[Any, ...]], staged: Staged) -> str:

@@ -102,7 +102,7 @@ def test_live_rows_go_before_a_batch_and_each_key_keeps_its_order(settings: Sett
 
 
 def test_where_keys_cannot_be_read_live_rows_wait_in_line(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: PostgresWindowStore, bound: int) -> Generator[bytes]:
+    def refuse(_: PostgresWindowStore, bound: int, rows: int) -> Generator[bytes]:
         yield b""
         raise StoreUnavailable(f"Postgres: too many connections to read keys up to {bound}")
 

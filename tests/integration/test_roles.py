@@ -43,7 +43,7 @@ pytestmark = pytest.mark.integration
 OTHER_TABLES = (
     *("outbox_identity", "outbox_secret", "outbox_parked", "outbox_dead_letter", "outbox_history", "outbox_job"),
     *("outbox_stream", "outbox_staging", "outbox_inbox", "outbox_inbox_dead_letter", "outbox_inbox_position"),
-    "outbox_consumer_position",
+    *("outbox_consumer_position", "outbox_key_summary"),
 )
 Grant = Callable[[Role], Settings]
 

@@ -641,11 +641,11 @@ def test_keys_are_not_taken_for_all_keys_when_the_table_is_another_one(settings:
         psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection,
         closing(PostgresWindowStore(settings, 0, LAYOUT)) as store,
     ):
-        assert b"".join(store.key_hashes_up_to(1_000_000))
+        assert b"".join(store.key_hashes_up_to(1_000_000, 1_000))
         connection.execute("ALTER TABLE outbox RENAME TO away")
         connection.execute("CREATE TABLE outbox (LIKE away INCLUDING ALL)")
         with pytest.raises(StoreUnavailable, match="no longer"):
-            list(store.key_hashes_up_to(1_000_000))
+            list(store.key_hashes_up_to(1_000_000, 1_000))
 
 
 @pytest.mark.parametrize("key_type", ["char(10)", "varchar(10)", "text"])
@@ -657,7 +657,9 @@ def test_a_key_has_one_hash_whatever_the_columns_type_adds_to_it(settings: Setti
         connection.execute(f"ALTER TABLE outbox ALTER kafka_key TYPE {key_type}")
         connection.execute("INSERT INTO outbox (kafka_topic, kafka_key) VALUES ('t', 'a'), ('t', 'a b'), ('t', '')")
         hashes = store.key_hashes(store.read(ReadRequest(1_000)))
-        assert b"".join(store.key_hashes_up_to(1_000)) == b"".join(each.to_bytes(HASH_BYTES, "big") for each in hashes)
+        assert b"".join(store.key_hashes_up_to(1_000, 1_000)) == b"".join(
+            each.to_bytes(HASH_BYTES, "big") for each in hashes
+        )
         assert len(set(hashes)) == len(hashes) > 2
 
 
@@ -670,7 +672,7 @@ def test_a_statement_that_reads_keys_can_be_ended(settings: Settings) -> None:
     ):
         store.cancel_key_hashes()  # None reads yet.
         connection.execute("LOCK TABLE outbox IN ACCESS EXCLUSIVE MODE")
-        reading = pool.submit(lambda: list(store.key_hashes_up_to(10)))
+        reading = pool.submit(lambda: list(store.key_hashes_up_to(10, 10)))
         waits = "SELECT count(*) FROM pg_locks WHERE relation = 'outbox'::regclass AND NOT granted"
         eventually(lambda: connection.execute(waits).fetchone() == (1,), 30)
         store.cancel_key_hashes()
@@ -695,7 +697,7 @@ def test_keys_that_are_read_only_after_the_end_of_a_term_has_begun_are_not_waite
     ):
         monkeypatch.setattr(postgres_window_store, "connect", connect_late)
         connection.execute("LOCK TABLE outbox IN ACCESS EXCLUSIVE MODE")
-        reading = pool.submit(lambda: list(store.key_hashes_up_to(10)))
+        reading = pool.submit(lambda: list(store.key_hashes_up_to(10, 10)))
         eventually(lambda: not store._keys_read.is_set(), 30)
         cancelling = pool.submit(store.cancel_key_hashes)
         requested.set()

@@ -567,7 +567,7 @@ class Store:
 
         return self.call("looks for a batch's end", effect)
 
-    def key_hashes_up_to(self, bound: int) -> Generator[bytes]:
+    def key_hashes_up_to(self, bound: int, rows: int) -> Generator[bytes]:
         """In parts of a few rows each, as rows are deleted and inserted while keys are summarised."""
         above: int | None = BEGINNING
 
@@ -579,8 +579,8 @@ class Store:
             return (found[-1].id if found else None), found
 
         while above is not None:
-            above, rows = self.call("reads keys", effect)
-            yield b"".join(self._key_hash(row).to_bytes(HASH_BYTES, "big") for row in rows)
+            above, part = self.call("reads keys", effect)
+            yield b"".join(self._key_hash(row).to_bytes(HASH_BYTES, "big") for row in part)
 
     def cancel_key_hashes(self) -> None:
         """Each part takes little time."""

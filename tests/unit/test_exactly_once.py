@@ -88,7 +88,7 @@ class Store:
     def end_of_batch(self, up_to: int) -> int | None:
         raise AssertionError("there is no backlog")
 
-    def key_hashes_up_to(self, bound: int) -> Generator[bytes]:
+    def key_hashes_up_to(self, bound: int, rows: int) -> Generator[bytes]:
         raise AssertionError("there is no backlog")
 
     def cancel_key_hashes(self) -> None:

@@ -10,3 +10,14 @@ SELECT now(), topic, key, value, names::text[], texts::text[]
 FROM unnest(%s::text::text[], %s::text::text[], %s::text::{value_type}[], %s::text::text[], %s::text::text[])
      WITH ORDINALITY AS event (topic, key, value, names, texts, place)
 ORDER BY place
+
+-- name: may_summarise_keys
+-- One row where there is the function below, and the role may call it: not where an earlier version migrated the outbox.
+SELECT true
+FROM pg_proc AS found
+WHERE found.oid = to_regprocedure({quoted_outbox_summarise_keys} || '(pg_catalog.int8)')::oid
+  AND has_function_privilege(found.oid, 'EXECUTE')
+
+-- name: summarise_keys
+-- At the end of a transaction that has written very many rows: the leader need not read them to know their keys.
+SELECT {outbox_summarise_keys}({written})

@@ -4,6 +4,7 @@ GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT INSERT ON {outbox} TO {role};
 GRANT USAGE ON SEQUENCE {sequence} TO {role};
 GRANT EXECUTE ON FUNCTION {outbox_emit}(pg_catalog.text, pg_catalog.text, pg_catalog.jsonb, pg_catalog.jsonb) TO {role};
+GRANT EXECUTE ON FUNCTION {outbox_summarise_keys}(BIGINT) TO {role};
 GRANT EXECUTE ON FUNCTION {outbox_bytes}(pg_catalog.text), {outbox_bytes}(pg_catalog.bytea) TO {role};
 GRANT EXECUTE ON FUNCTION
     {outbox_value}(pg_catalog.text, pg_catalog.text), {outbox_value}(pg_catalog.text, pg_catalog.bytea),
@@ -18,6 +19,7 @@ GRANT SELECT, UPDATE, DELETE ON {outbox} TO {role};
 GRANT SELECT ON SEQUENCE {sequence} TO {role};
 GRANT SELECT, UPDATE ON {outbox_identity} TO {role};
 GRANT SELECT ON {outbox_secret} TO {role};
+GRANT SELECT ON {outbox_key_summary} TO {role};
 GRANT SELECT, INSERT ON {outbox_parked} TO {role};
 GRANT SELECT, INSERT ON {outbox_dead_letter} TO {role};
 GRANT USAGE ON SEQUENCE {outbox_dead_letter_id_seq} TO {role};
@@ -47,6 +49,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON {outbox_staging} TO {role};
 GRANT SELECT, INSERT, UPDATE ON {outbox_job} TO {role};
 GRANT SELECT, INSERT, UPDATE ON {outbox_stream} TO {role};
 GRANT USAGE, CREATE ON SCHEMA outbox_staging TO {role};
+GRANT EXECUTE ON FUNCTION {outbox_summarise_keys}(BIGINT) TO {role};
 GRANT EXECUTE ON FUNCTION
     {outbox_value}(pg_catalog.text, pg_catalog.text), {outbox_value}(pg_catalog.text, pg_catalog.bytea),
     {outbox_value}(pg_catalog.bytea, pg_catalog.text), {outbox_value}(pg_catalog.bytea, pg_catalog.bytea)

@@ -132,6 +132,47 @@ FROM (
     LIMIT %(limit)s
 ) AS following
 
+-- name: key_hashes_between
+-- The same of all rows whose ids are in one of many narrow ranges; the first id of a range is in it, and the last is not.
+SELECT string_agg(int8send({key_hash}), ''::bytea), EXISTS (
+    SELECT FROM {outbox_identity}
+    WHERE table_name = %(table)s AND incarnation = %(incarnation)s AND layout = %(layout)s
+      AND table_oid = to_regclass({quoted_outbox})::oid
+)
+FROM unnest(%(first)s::bigint[], %(behind)s::bigint[]) AS narrow (first, behind)
+CROSS JOIN LATERAL (
+    SELECT kafka_topic, kafka_key
+    FROM {outbox}
+    WHERE id >= narrow.first AND id < narrow.behind
+      {conditions}
+    ORDER BY id
+) AS inside
+
+-- name: key_summaries
+-- Summaries that writers of large batches have left, by form of their hashes: how many bytes of hashes each has. A summary
+-- counts while most of its last rows are there, as they were written.
+SELECT summary.id, octet_length(summary.key_hashes)
+FROM {outbox_key_summary} AS summary
+WHERE summary.incarnation = %(incarnation)s AND summary.hash_form = %(hash_form)s
+  AND lower(summary.ids) <= %(bound)s::bigint
+  AND cardinality(summary.last_ids) <= (2 * (
+      SELECT count(*) FROM unnest(summary.last_ids, summary.last_writers) AS last (id, writer)
+      JOIN {outbox} AS waiting ON waiting.id = last.id AND waiting.xmin::text::bigint = last.writer
+  ))
+ORDER BY summary.id
+
+-- name: summarised_hashes
+-- A part of a summary's hashes; nothing once the summary is gone.
+SELECT substring(key_hashes, %(first)s::int, %(bytes)s::int) FROM {outbox_key_summary} WHERE id = %(summary)s
+
+-- name: not_summarised
+-- The ranges of ids up to a bound that none of the summaries has; the first id of a range is in it, and the last is not.
+SELECT lower(part), upper(part)
+FROM unnest(
+    int8multirange(int8range(%(above)s::bigint, %(bound)s::bigint, '(]'))
+    - coalesce((SELECT range_agg(ids) FROM {outbox_key_summary} WHERE id = ANY (%(summaries)s::bigint[])), '{{}}'::int8multirange)
+) AS part
+
 -- name: end_of_batch
 -- The last row of a transaction that has written a tenth, at least, of the latest rows up to an id.
 SELECT max(last_id)
