@@ -332,9 +332,12 @@ class Inbox(Background):
             tp = TopicPartition(record.topic, record.partition)
             if tp in cut:
                 continue
-            if self._epochs.goes_back(tp, record.offset) and not self._went_back(tp):
-                cut[tp] = record.offset
-                continue
+            if self._epochs.goes_back(tp, record.offset):
+                self._dispatcher.add(kept, handled)  # The position that was reached counts the records before this one.
+                kept, handled = [], set()
+                if not self._went_back(tp):
+                    cut[tp] = record.offset
+                    continue
             old = record.timestamp / 1000 < forgotten_at
             finding = self._epochs.add(tp, record.offset, record.leader_epoch, key_may_be_forgotten=old)
             if finding is Finding.CUT or (finding is Finding.GONE and self._is_cut(consumer, tp)):
@@ -398,7 +401,7 @@ class Inbox(Background):
         consumer.seek(KafkaTopicPartition(*tp, OFFSET_BEGINNING))
 
     def _unconfirmed(self, consumer: Consumer, topics: Collection[str], at: Sequence[tuple[str, int, int]]) -> set[str]:
-        """Ask Kafka for the ids of topics, and seek back where it does not answer, to the first offset in `at`.
+        """Ask Kafka for the ids of topics, and seek back where it does not answer, to the lowest offset in `at`.
 
         Returns the topics whose records must be left out, because they come again.
         """
@@ -409,16 +412,28 @@ class Inbox(Background):
         silent = {*topics} - answer.known
         if silent:
             logger.warning("records of %s wait until Kafka returns the id of the topic", ", ".join(sorted(silent)))
-            first: dict[TopicPartition, int] = {}
+            lowest: dict[TopicPartition, int] = {}
             for topic, partition, offset in at:
                 if topic in silent:
-                    first.setdefault(TopicPartition(topic, partition), offset)
-            for tp, offset in first.items():
-                self._next.pop(tp, None)
-                with suppress(KafkaException):  # The partition is not ours any more.
-                    consumer.seek(KafkaTopicPartition(*tp, offset))
+                    tp = TopicPartition(topic, partition)
+                    lowest[tp] = min(offset, lowest.get(tp, offset))
+            for tp, offset in lowest.items():
+                self._seek_back(consumer, tp, offset)
             self._stop.wait(UNKNOWN_ID_SECONDS)
         return answer.recreated | silent
+
+    def _seek_back(self, consumer: Consumer, tp: TopicPartition, offset: int) -> None:
+        """Have records fetched again from an offset on.
+
+        librdkafka forgets with a seek which epoch it has read, and notices no cut before that offset. So the record
+        before it is fetched again, too, and compared. Where the offset itself shows a cut, it shows it again.
+        """
+        self._next.pop(tp, None)
+        if not self._epochs.goes_back(tp, offset):
+            first = self._epochs.start(tp, self._epochs.position(tp, offset))
+            offset = offset if first is None else first
+        with suppress(KafkaException):  # The partition is not ours any more.
+            consumer.seek(KafkaTopicPartition(*tp, offset))
 
     def _goes_back(self, topic: str, partition: int, offset: int) -> bool:
         """Whether a record's offset is below the next one of its partition, so that the topic may be another one."""

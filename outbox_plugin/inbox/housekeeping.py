@@ -109,9 +109,11 @@ class Housekeeping:
                 self._connection = None
 
     def _keep_house(self, connection: psycopg.Connection[Any]) -> None:
-        clean_at = time.monotonic()
+        clean_at = write_at = time.monotonic()
         while not self._stop.is_set():
-            self._positions.write(connection, self._reached)
+            self._positions.write(connection, self._reached, unchanged=time.monotonic() >= write_at)
+            if time.monotonic() >= write_at:
+                write_at = time.monotonic() + CLEAN_SECONDS
             partitions = self._dispatcher.locked(KeyQueues.partitions)
             if partitions or self._observed is not None:  # Without partitions it finds none, but Postgres answers.
                 self._dispatcher.add(to_retry(connection, self._settings, self._group, partitions))

@@ -87,49 +87,68 @@ class Positions:
         with connection.transaction():
             connection.execute(self._patience, {"milliseconds": LOCK_MILLISECONDS})
             rows = connection.execute(self._read, asked).fetchall()
-        return {TopicPartition(topic, partition): _position(offset, known) for topic, partition, offset, known in rows}
+        return {
+            TopicPartition(topic, partition): _position(offset, json.loads(known))
+            for topic, partition, offset, known in rows
+        }
 
     def read_now(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, StartPosition]:
         """Return the group's positions in topics, by their names and ids, read on a new connection."""
         with closing(connect(self._settings, purpose="outbox inbox (positions)")) as connection:
             return self.read(connection, topic_ids)
 
-    def write(self, connection: psycopg.Connection[Any], reached: Callable[[], AllReached]) -> None:
-        """Write all positions that `reached` returns, if any has changed since the last call.
+    def write(
+        self, connection: psycopg.Connection[Any], reached: Callable[[], AllReached], *, unchanged: bool = True
+    ) -> None:
+        """Write all positions that `reached` returns: a process that had a partition before may have written late.
 
-        It writes those that have not changed, too: a process that had a partition before may have written late.
+        Args:
+            connection: to the database.
+            reached: returns the positions.
+            unchanged: whether to write them even if none has changed since the last call.
 
         Raises:
             psycopg.Error: as psycopg says it.
         """
         with self._writing:
-            positions = reached()
-            if not positions or positions == self._written:
-                return
-            moved = {
-                "group": self._group,
-                "topics": [topic for topic, _ in positions],
-                "partitions": [partition for _, partition in positions],
-                "topic_ids": [each.topic_id for each in positions.values()],
-                "next_offsets": [each.position.next_offset for each in positions.values()],
-                "leader_epochs": [json.dumps({each.topic_id: _known(each.position)}) for each in positions.values()],
-            }
-            with connection.transaction():
-                connection.execute(self._patience, {"milliseconds": LOCK_MILLISECONDS})
-                connection.execute(self._move, moved)
-            self._written = positions
+            if unchanged or reached() != self._written:
+                self._move_to(connection, reached())
 
     def write_now(self, reached: Callable[[], AllReached]) -> bool:
-        """Write all positions on a new connection. Returns False if the database is away: the last ones stay."""
-        if not reached() or reached() == self._written:
+        """Write all positions on a new connection. Returns False if the database is away: the last ones stay.
+
+        It does not wait for long where another thread writes them, so that the inbox goes on polling.
+        """
+        if not reached():
             return True
+        if not self._writing.acquire(timeout=ANSWER_SECONDS):
+            logger.warning("positions were not written: Postgres has not answered another thread that writes them")
+            return False
         try:
             with closing(connect(self._settings, purpose="outbox inbox (positions)")) as connection:
-                self.write(connection, reached)
+                self._move_to(connection, reached())
         except psycopg.Error as error:
             logger.warning("positions were not written: %s", one_line(error))
             return False
+        finally:
+            self._writing.release()
         return True
+
+    def _move_to(self, connection: psycopg.Connection[Any], positions: AllReached) -> None:
+        if not positions:
+            return
+        moved = {
+            "group": self._group,
+            "topics": [topic for topic, _ in positions],
+            "partitions": [partition for _, partition in positions],
+            "topic_ids": [each.topic_id for each in positions.values()],
+            "next_offsets": [each.position.next_offset for each in positions.values()],
+            "leader_epochs": [json.dumps({each.topic_id: _known(each.position)}) for each in positions.values()],
+        }
+        with connection.transaction():
+            connection.execute(self._patience, {"milliseconds": LOCK_MILLISECONDS})
+            connection.execute(self._move, moved)
+        self._written = positions
 
 
 def _known(position: StartPosition) -> list[ReachedPosition]:

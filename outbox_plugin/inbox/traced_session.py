@@ -71,11 +71,11 @@ class TracedSession:
         span = self._start_span(events)
         failed = True
         try:
-            with trace.use_span(span):
+            with trace.use_span(span, record_exception=False, set_status_on_exception=False):
                 await self._session.handle(events)
             failed = False
         except Exception as error:
-            span.set_attribute(ERROR_TYPE, type(error).__qualname__)
+            _note_error(span, error)
             raise
         finally:
             if span.is_recording():
@@ -110,14 +110,14 @@ class TracedSession:
 
     def _end_spans(self, error: BaseException | None) -> None:
         runs, self._runs = self._runs, []
-        try:
-            for span, ended, failed in runs:
+        for span, ended, failed in runs:
+            try:
                 if error is not None and not failed:
                     span.set_status(StatusCode.ERROR, "the transaction was not committed")
                     span.set_attribute(ERROR_TYPE, type(error).__qualname__)
                 span.end(ended)
-        except Exception as problem:
-            logger.warning("handlers could not be traced: %s", one_line(problem))
+            except Exception as problem:
+                logger.warning("a handler could not be traced: %s", one_line(problem))
 
     @property
     def lost(self) -> bool:
@@ -156,3 +156,13 @@ class TracedSession:
     async def close(self) -> None:
         """Close the connection."""
         await self._session.close()
+
+
+def _note_error(span: Span, error: Exception) -> None:
+    """Say in a run's span what the handler raised. Whatever goes wrong, as in its text, is logged alone."""
+    try:
+        span.set_attribute(ERROR_TYPE, type(error).__qualname__)
+        span.set_status(StatusCode.ERROR, f"{type(error).__name__}: {one_line(error)}")
+        span.record_exception(error)
+    except Exception as problem:
+        logger.warning("a handler could not be traced: %s", one_line(problem))

@@ -46,7 +46,7 @@ class Stages:
     def spawn(self, work: Callable[[], None], name: str) -> None:
         """Run `work` beside the stages, on a thread of its own; `run` waits for it, and fails if it fails."""
         with self._spawning:
-            self._tasks = [*self._running(), self.runtime.spawn(lambda: self._guard(work), f"{self._name}-{name}")]
+            self._tasks = [*self._alive(), self.runtime.spawn(lambda: self._guard(work), f"{self._name}-{name}")]
 
     def stop(self) -> None:
         """Ask every stage to end."""
@@ -68,6 +68,10 @@ class Stages:
         return True
 
     def _running(self) -> list[Task]:
+        with self._spawning:  # A stage that spawns a task now is itself among those that run.
+            return self._alive()
+
+    def _alive(self) -> list[Task]:
         return [task for task in self._tasks if task.is_alive()]
 
     def _guard(self, work: Callable[[], None]) -> None:

@@ -17,6 +17,7 @@ from outbox_plugin.adapters.topic_ids import Answer, TopicIds
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import SchemaMissing
 from outbox_plugin.inbox import Inbox
+from outbox_plugin.inbox import positions as inbox_positions
 from outbox_plugin.inbox.leader_epochs import ReachedPosition, StartPosition
 from outbox_plugin.inbox.positions import Positions, Reached
 from tests.consuming import effects, make_effect_table, produce, query, record_effect
@@ -199,3 +200,50 @@ def test_an_inbox_says_at_start_that_its_table_of_positions_is_missing(ready: Se
     query(ready, "DROP TABLE outbox_inbox_position")
     with pytest.raises(SchemaMissing, match="run `outbox migrate` first"):
         Inbox(ready, group=group, topics=[topic], handler=record_effect).start()
+
+
+@pytest.mark.parametrize("even_unchanged", [True, False])
+def test_what_a_process_that_was_stopped_writes_late_is_written_over(
+    ready: Settings, topic: str, group: str, even_unchanged: bool
+) -> None:
+    """Although the group stands still: else it would begin there, once Kafka has forgotten its offsets."""
+    owner = Positions(ready, group)
+    reached = {TopicPartition(topic, 0): Reached("A" * 22, StartPosition(100, 4, (ReachedPosition(140, 3),)))}
+    assert owner.write_now(lambda: reached)
+    written = query(ready, "SELECT next_offset, leader_epochs FROM outbox_inbox_position")
+    assert Positions(ready, group).write_now(
+        lambda: {TopicPartition(topic, 0): Reached("A" * 22, StartPosition(50, 3))}
+    )
+    if even_unchanged:
+        assert owner.write_now(lambda: reached)
+    else:
+        with psycopg.connect(ready.dsn.get_secret_value()) as connection:
+            owner.write(connection, lambda: reached, unchanged=False)
+            assert query(ready, "SELECT next_offset FROM outbox_inbox_position") == [(50,)]
+            owner.write(connection, lambda: reached)
+    assert query(ready, "SELECT next_offset, leader_epochs FROM outbox_inbox_position") == written
+
+
+def test_an_inbox_does_not_wait_for_long_while_its_positions_are_written(
+    ready: Settings, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where Postgres takes a statement of another thread's, and answers nothing."""
+    monkeypatch.setattr(inbox_positions, "ANSWER_SECONDS", 0.1)
+    positions = Positions(ready, group)
+    reached = {TopicPartition(topic, 0): Reached("A" * 22, StartPosition(100, 4))}
+    began, ended = threading.Event(), threading.Event()
+
+    def slowly() -> dict[TopicPartition, Reached]:
+        if threading.current_thread() is not threading.main_thread():
+            began.set()
+            ended.wait(PATIENCE)
+        return reached
+
+    with psycopg.connect(ready.dsn.get_secret_value(), autocommit=True) as connection:
+        other = threading.Thread(target=positions.write, args=(connection, slowly))
+        other.start()
+        assert began.wait(PATIENCE)
+        assert not positions.write_now(slowly)
+        ended.set()
+        other.join()
+        assert positions.write_now(slowly)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from outbox_plugin.adapters.topic_ids import Answer
 from outbox_plugin.inbox import consumer, positions
 from outbox_plugin.inbox.key_queues import KeyQueues
 from outbox_plugin.inbox.leader_epochs import LeaderEpochs, StartPosition
@@ -118,3 +119,84 @@ def test_a_planted_bug_is_found(plant: Plant, found: str, monkeypatch: pytest.Mo
         if any(found in each for each in run(seed).broken):
             return
     raise AssertionError(f"not found in {SOON} schedules")
+
+
+class Scripted(inboxes.Simulation):
+    """A schedule that a test writes down: nothing fails by chance."""
+
+    def __init__(self) -> None:
+        super().__init__(0, inboxes.Plan(failures=0.0))
+        self.append(10, age=3 * inboxes.KEEP_SECONDS)
+        self._settle()
+
+    def append(self, number: int, age: float = 0.0) -> None:
+        """Append so many records, which are so many seconds old."""
+        for _ in range(number):
+            self._number += 1
+            name = f"record {self._number}"
+            stored = inboxes.Stored(name, self.log.epoch, self.now - age)
+            self.postgres.places[name], self.postgres.offsets[name] = stored, self.log.end
+            self.log.records.append(stored)
+
+    def cut(self, end: int) -> None:
+        """Cut the log. No client notices it by itself."""
+        del self.log.records[end:]
+        self.log.epoch += 1
+
+    def messages(self, first: int, behind: int) -> list[Any]:
+        """Records as librdkafka returns them, which has fetched them by now."""
+        assert self.owner is not None
+        self.owner.client.at, self.owner.client.has_fetched = behind, True
+        return [inboxes._message(offset, self.log.records[offset]) for offset in range(first, behind)]
+
+    def add(self, messages: list[Any], *, id_is_returned: bool = True) -> None:
+        """Have the inbox take in what it polled. Kafka may not return the topic's id then."""
+        assert self.owner is not None
+        ids, answer = self.owner.inbox._topic_ids, self.owner.inbox._topic_ids.look_up
+        if not id_is_returned:
+            ids.look_up = lambda _: Answer(recreated=set(), known=set())
+        self.owner.inbox._add(self.owner.client, messages)
+        ids.look_up = answer
+
+    def judged(self) -> list[str]:
+        """What is broken at the end, when all is well."""
+        self.append(1)
+        self._settle()
+        self._check_end()
+        return self.broken
+
+
+def test_a_cut_is_noticed_behind_records_that_are_fetched_again() -> None:
+    """A seek has librdkafka forget the epoch that it has read."""
+    simulation = Scripted()
+    simulation.append(2)
+    unnamed = simulation.messages(10, 12)
+    for message in unnamed:
+        message.headers = list
+    simulation.add(unnamed, id_is_returned=False)
+    simulation.cut(6)
+    simulation.append(8)
+    assert simulation.judged() == []
+
+
+def test_a_cut_is_noticed_in_records_that_are_fetched_again() -> None:
+    simulation = Scripted()
+    simulation.append(3)
+    before = simulation.messages(10, 13)
+    simulation.cut(6)
+    simulation.append(8)
+    simulation.add(before + simulation.messages(0, 4), id_is_returned=False)
+    assert simulation.judged() == []
+
+
+def test_two_cuts_in_records_that_are_polled_at_once_are_told_apart() -> None:
+    """The position that was reached before the first one says nothing of what came between them."""
+    old = 3 * inboxes.KEEP_SECONDS
+    simulation = Scripted()
+    simulation.cut(5)
+    simulation.append(4, age=old)
+    first = simulation.messages(0, 6)
+    simulation.cut(8)
+    simulation.append(4)
+    simulation.add(first + simulation.messages(0, 3))
+    assert simulation.judged() == []

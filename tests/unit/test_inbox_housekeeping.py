@@ -22,7 +22,7 @@ from tests.support import eventually
 class NothingToWrite:
     """Positions of an inbox that has none."""
 
-    def write(self, connection: object, positions: object) -> None:
+    def write(self, connection: object, positions: object, *, unchanged: bool) -> None:
         pass
 
 

@@ -165,7 +165,7 @@ SELECT set_config('lock_timeout', %(milliseconds)s::text, true), set_config('syn
 
 -- name: positions
 -- How far a group has handled the partitions of these topics. A topic that was made anew has another id, and no row.
-SELECT kafka_topic, kafka_partition, next_offset, coalesce(leader_epochs -> topic_id, '[]')
+SELECT kafka_topic, kafka_partition, next_offset, coalesce(leader_epochs -> topic_id, '[]')::text
 FROM {outbox_inbox_position} AS position
 JOIN unnest(%(topics)s::text[], %(topic_ids)s::text[]) AS each (topic, id) ON kafka_topic = topic AND topic_id = id
 WHERE consumer_group = %(group)s
