@@ -18,8 +18,7 @@ class Stages:
         self.stopping = False
         self._name = name
         self._conditions: list[Condition] = []
-        self._spawning = runtime.lock()
-        self._tasks: list[Task] = []  # Those that had not ended when the last one was spawned.
+        self._tasks: list[Task] = []
         self._rested = self.condition()
         self._error: BaseException | None = None
 
@@ -38,15 +37,14 @@ class Stages:
         for name, work in others.items():
             self.spawn(work, name)
         self._guard(main)
-        while running := self._running():  # A stage may add to them until it has ended.
-            running[0].join()
+        for task in self._tasks:  # A stage may add to them until it has ended.
+            task.join()
         if self._error is not None:
             raise self._error
 
     def spawn(self, work: Callable[[], None], name: str) -> None:
         """Run `work` beside the stages, on a thread of its own; `run` waits for it, and fails if it fails."""
-        with self._spawning:
-            self._tasks = [*self._alive(), self.runtime.spawn(lambda: self._guard(work), f"{self._name}-{name}")]
+        self._tasks.append(self.runtime.spawn(lambda: self._guard(work), f"{self._name}-{name}"))
 
     def stop(self) -> None:
         """Ask every stage to end."""
@@ -66,13 +64,6 @@ class Stages:
             if self.stopping:
                 return False
         return True
-
-    def _running(self) -> list[Task]:
-        with self._spawning:  # A stage that spawns a task now is itself among those that run.
-            return self._alive()
-
-    def _alive(self) -> list[Task]:
-        return [task for task in self._tasks if task.is_alive()]
 
     def _guard(self, work: Callable[[], None]) -> None:
         try:

@@ -8,18 +8,6 @@ from outbox_plugin.relay.runtime import Threads
 from outbox_plugin.relay.stages import Stages
 
 
-def test_threads_that_have_ended_are_not_kept() -> None:
-    stages = Stages(Threads(), "t")
-
-    def start_one_after_another() -> None:
-        for _ in range(20):
-            stages.spawn(lambda: None, "summary")
-            stages._tasks[-1].join()
-        assert len(stages._tasks) == 2  # This stage itself, and the last thread.
-
-    stages.run(lambda: None, read=start_one_after_another)
-
-
 def test_the_end_waits_for_a_thread_that_a_stage_starts_late() -> None:
     stages, main_ended, ended = Stages(Threads(), "t"), threading.Event(), threading.Event()
 
