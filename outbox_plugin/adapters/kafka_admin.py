@@ -22,6 +22,7 @@ from confluent_kafka.admin import (
 from outbox_plugin.adapters.kafka_clients import (
     REACH_SECONDS,
     REQUEST_TIMEOUT_SECONDS,
+    answer_of,
     client_config,
     connection_error,
     refused_property,
@@ -38,7 +39,7 @@ _DONE_BY_ANOTHER = {KafkaError.TOPIC_ALREADY_EXISTS, KafkaError.INVALID_PARTITIO
 
 def _may_be_written(answer: Future[Any]) -> bool:
     try:
-        operations = answer.result(REQUEST_TIMEOUT_SECONDS).authorized_operations
+        operations = answer_of(answer, REQUEST_TIMEOUT_SECONDS).authorized_operations
     except (KafkaException, TimeoutError):
         return True
     return operations is None or bool({AclOperation.WRITE, AclOperation.ALL} & set(operations))
@@ -108,7 +109,7 @@ class KafkaAdmin:
     @staticmethod
     def _created(future: Future[None]) -> None:
         try:
-            future.result(REQUEST_TIMEOUT_SECONDS)
+            answer_of(future, REQUEST_TIMEOUT_SECONDS)
         except TimeoutError:
             raise LogUnavailable("Kafka does not answer whether it makes a topic") from None
         except KafkaException as error:
@@ -138,7 +139,7 @@ class KafkaAdmin:
             [asked] = self.client.describe_configs(
                 [ConfigResource(ResourceType.TOPIC, topic)], request_timeout=REQUEST_TIMEOUT_SECONDS
             ).values()
-            policy = asked.result(REQUEST_TIMEOUT_SECONDS)["cleanup.policy"].value
+            policy = answer_of(asked, REQUEST_TIMEOUT_SECONDS)["cleanup.policy"].value
         except (KafkaException, TimeoutError):
             return None
         if policy == "compact":
@@ -149,7 +150,7 @@ class KafkaAdmin:
                 [ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[compact])],
                 request_timeout=REQUEST_TIMEOUT_SECONDS,
             ).values()
-            changed.result(REQUEST_TIMEOUT_SECONDS)
+            answer_of(changed, REQUEST_TIMEOUT_SECONDS)
         except (KafkaException, TimeoutError):
             return f"the topic {topic} has cleanup.policy={policy}; it must be `compact`: what it says is lost"
         logger.warning(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import Future
 from operator import methodcaller
-from typing import Any
+from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
@@ -46,6 +47,8 @@ NO_LEADER_YET = {
     KafkaError.UNKNOWN_LEADER_EPOCH,
     KafkaError.OFFSET_NOT_AVAILABLE,
 }
+
+T = TypeVar("T")
 
 
 def client_config(settings: Settings, **ours: Any) -> dict[str, Any]:
@@ -90,6 +93,26 @@ def internal_client_config(settings: Settings, **required: Any) -> dict[str, Any
 def largest_record_bytes(settings: Settings) -> int:
     """How many bytes a record may have at most: librdkafka's `message.max.bytes`, before any compression."""
     return int(settings.kafka.get("message.max.bytes", DEFAULT_LARGEST_RECORD_BYTES))
+
+
+def answer_of(request: Future[T], timeout_seconds: float) -> T:
+    """The answer to a request of an admin client.
+
+    `Future.result` raises the exception that the future keeps. That exception would keep the frames of the call, and
+    they keep the future and the client: a cycle. The client would stay until the garbage collector runs, perhaps on the
+    client's own thread, where librdkafka aborts the process. So this raises an exception of its own.
+
+    Args:
+        request: what a method of the client has returned.
+        timeout_seconds: how long to wait.
+
+    Raises:
+        KafkaException: Kafka refuses it, or is away.
+        TimeoutError: there is no answer yet.
+    """
+    if (error := request.exception(timeout_seconds)) is None:
+        return request.result()
+    raise KafkaException(*error.args) if isinstance(error, KafkaException) else error
 
 
 def refused_property(error: KafkaException) -> InvalidSetting:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from confluent_kafka import KafkaException, TopicCollection
 
 from outbox_plugin.adapters.kafka_admin import KafkaAdmin
+from outbox_plugin.adapters.kafka_clients import answer_of
 from outbox_plugin.printable import logger_of
 from outbox_plugin.settings import Settings
 
@@ -49,7 +50,7 @@ class TopicIds:
         asked = self._ask(topics)
         for future in asked.values():
             with suppress(KafkaException, TimeoutError):  # `_update` logs it.
-                future.result(ANSWER_SECONDS + 1)
+                answer_of(future, ANSWER_SECONDS + 1)
         return self._update(asked)
 
     def recreated(self, topics: Collection[str]) -> set[str]:
@@ -74,7 +75,7 @@ class TopicIds:
         recreated, known = set(), set()
         for topic, future in asked.items():
             try:
-                found = str(future.result(0).topic_id)
+                found = str(answer_of(future, 0).topic_id)
             except (KafkaException, TimeoutError) as error:
                 logger.info("Kafka does not return the id of the topic %s: %s", topic, error)
                 continue

@@ -12,7 +12,7 @@ from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, Top
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from outbox_plugin.adapters.kafka_admin import KafkaAdmin
-from outbox_plugin.adapters.kafka_clients import NO_LEADER_YET, UNKNOWN_TOPIC, connection_error
+from outbox_plugin.adapters.kafka_clients import NO_LEADER_YET, UNKNOWN_TOPIC, answer_of, connection_error
 from outbox_plugin.core.topic_ranges import TopicState
 from outbox_plugin.errors import LogUnavailable, ServerRefused
 from outbox_plugin.settings import Settings
@@ -51,7 +51,7 @@ def topic_state(settings: Settings, topic: str, seconds: float = ANSWER_SECONDS)
 
 def _asked(admin: AdminClient, topic: str, deadline: float) -> TopicState:
     asked = admin.describe_topics(TopicCollection([topic]), request_timeout=_left(deadline))
-    described = asked[topic].result(_left(deadline))
+    described = answer_of(asked[topic], _left(deadline))
     partitions = [TopicPartition(topic, each.id) for each in described.partitions]
 
     def offsets(spec: OffsetSpec) -> Mapping[TopicPartition, Future[Any]]:
@@ -62,8 +62,8 @@ def _asked(admin: AdminClient, topic: str, deadline: float) -> TopicState:
 
     ends = offsets(OffsetSpec.latest())  # type: ignore[no-untyped-call]
     firsts = offsets(OffsetSpec.earliest())  # type: ignore[no-untyped-call]
-    end = {each.partition: future.result(_left(deadline)).offset for each, future in ends.items()}
-    first = {each.partition: future.result(_left(deadline)).offset for each, future in firsts.items()}
+    end = {each.partition: answer_of(future, _left(deadline)).offset for each, future in ends.items()}
+    first = {each.partition: answer_of(future, _left(deadline)).offset for each, future in firsts.items()}
     return TopicState(str(described.topic_id), first, end)
 
 

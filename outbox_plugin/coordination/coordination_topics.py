@@ -10,7 +10,7 @@ from contextlib import suppress
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType, TopicDescription
 
-from outbox_plugin.adapters.kafka_clients import REQUEST_TIMEOUT_SECONDS, UNKNOWN_TOPIC, connection_error
+from outbox_plugin.adapters.kafka_clients import REQUEST_TIMEOUT_SECONDS, UNKNOWN_TOPIC, answer_of, connection_error
 from outbox_plugin.coordination.group_view import TopicForm
 from outbox_plugin.errors import LogUnavailable, UserError
 from outbox_plugin.settings import Settings
@@ -50,7 +50,7 @@ def ensure_topics(admin: AdminClient, topic: str, settings: Settings) -> dict[st
             ]
             for made in admin.create_topics(missing).values():
                 with suppress(KafkaException, TimeoutError):
-                    made.result(REQUEST_TIMEOUT_SECONDS)
+                    answer_of(made, REQUEST_TIMEOUT_SECONDS)
                 _raise_unless_made(made.exception())
     except KafkaException as error:
         raise connection_error(error.args[0], settings) from None
@@ -60,7 +60,7 @@ def ensure_topics(admin: AdminClient, topic: str, settings: Settings) -> dict[st
 
 def _raise_unless_made(error: BaseException | None) -> None:
     if isinstance(error, KafkaException) and error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-        raise error
+        raise KafkaException(*error.args)
 
 
 def describe(admin: AdminClient, topics: Collection[str]) -> dict[str, Future[TopicDescription]]:
@@ -80,7 +80,7 @@ def found_of(asked: Mapping[str, Future[TopicDescription]]) -> dict[str, TopicFo
     found = {}
     for topic, answer in asked.items():
         try:
-            described = answer.result(REQUEST_TIMEOUT_SECONDS)
+            described = answer_of(answer, REQUEST_TIMEOUT_SECONDS)
         except KafkaException as error:
             if error.args[0].code() not in UNKNOWN_TOPIC:
                 raise
@@ -102,7 +102,7 @@ def _check_config(admin: AdminClient, wanted: Mapping[str, Mapping[str, str]]) -
     for resource, answer in asked.items():
         topic = resources[resource]
         try:
-            config = answer.result(REQUEST_TIMEOUT_SECONDS)
+            config = answer_of(answer, REQUEST_TIMEOUT_SECONDS)
         except (KafkaException, TimeoutError):
             continue
         for name in CHECKED:

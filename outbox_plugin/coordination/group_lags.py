@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, KafkaException
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import OffsetSpec
 
-from outbox_plugin.adapters.kafka_clients import REQUEST_TIMEOUT_SECONDS, client_config
+from outbox_plugin.adapters.kafka_clients import REQUEST_TIMEOUT_SECONDS, answer_of, client_config
 from outbox_plugin.coordination.log import END, CoordinationLog, KafkaSettings
 from outbox_plugin.coordination.world import Key, Row
 from outbox_plugin.core.topic_partition import TopicPartition
@@ -59,7 +59,7 @@ def _offsets(log: CoordinationLog, partitions: Iterable[TopicPartition], spec: O
     found = {}
     for tp, answer in log.ask_for_ends(list(partitions), spec).items():
         with suppress(KafkaException, TimeoutError):
-            found[tp] = answer.result(REQUEST_TIMEOUT_SECONDS).offset
+            found[tp] = answer_of(answer, REQUEST_TIMEOUT_SECONDS).offset
     return found
 
 

@@ -16,6 +16,7 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import OffsetSpec
 
 from outbox_plugin.adapters.kafka_admin import KafkaAdmin
+from outbox_plugin.adapters.kafka_clients import answer_of
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.settings import Settings
 
@@ -81,7 +82,7 @@ class LagPoller:
         """
         if not next_offsets:
             self._wait(cluster := self._admin.describe_cluster(request_timeout=ANSWER_SECONDS))
-            cluster.result(0)
+            answer_of(cluster, 0)
             return {}
         ends, firsts = (self._offsets(next_offsets, spec) for spec in (_END, _FIRST))
         return {
@@ -101,7 +102,7 @@ class LagPoller:
         problem: Exception | None = None
         for at, answer in asked.items():
             try:
-                found[TopicPartition(at.topic, at.partition)] = answer.result(0).offset
+                found[TopicPartition(at.topic, at.partition)] = answer_of(answer, 0).offset
             except (KafkaException, TimeoutError) as error:  # Of this partition alone, perhaps: it has no leader.
                 problem = error
         if problem is not None and not found:

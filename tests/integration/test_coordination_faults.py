@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing
 
@@ -259,6 +261,22 @@ def test_many_partitions_are_held_soon(bootstrap_servers: str, group: str, clust
         finally:
             stop.set()
             poller.join(90)
+
+
+def test_a_log_whose_topics_it_has_made_is_gone_with_the_last_reference_to_it(
+    bootstrap_servers: str, group: str
+) -> None:
+    """Not with the next collection of cycles, which may run on a thread of the log's own client."""
+    gc.collect()
+    gc.disable()
+    try:
+        log = CoordinationLog(kafka_settings(bootstrap_servers, None), f"{group}-claims", group)
+        gone = weakref.ref(log)
+        log.close()
+        del log
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_as_much_is_read_at_once_as_one_sends_who_holds_very_many_partitions(

@@ -6,6 +6,8 @@ import gc
 import os
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 import confluent_kafka
@@ -17,6 +19,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from outbox_plugin import Settings
 from outbox_plugin.adapters import postgres_wake_up
 from outbox_plugin.adapters.kafka_admin import KafkaAdmin
+from outbox_plugin.adapters.kafka_clients import answer_of
 from outbox_plugin.adapters.kafka_membership import KafkaMembership
 from outbox_plugin.adapters.kafka_names import KafkaNames
 from outbox_plugin.adapters.postgres_wake_up import PostgresWakeUp
@@ -85,6 +88,28 @@ def test_a_client_of_the_cluster_ends_with_the_last_reference_to_it() -> None:
         admin = KafkaAdmin(SETTINGS)
         gone = weakref.ref(admin)
         del admin
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_a_request_that_kafka_refuses_keeps_nothing_of_its_caller() -> None:
+    """Else a client that nobody needs waits for the next collection of cycles."""
+
+    class Client: ...
+
+    def ask(client: Client) -> None:
+        refused: Future[None] = Future()
+        refused.set_exception(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))
+        with suppress(KafkaException):
+            answer_of(refused, 0)
+
+    gc.disable()
+    try:
+        client = Client()
+        gone = weakref.ref(client)
+        ask(client)
+        del client
         assert gone() is None
     finally:
         gc.enable()
