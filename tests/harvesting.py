@@ -185,7 +185,8 @@ def publish_but_kill_before_the_purge(settings: Settings, folder: Path) -> None:
     """Leave what only a progress record can tell: all rows are published, none is deleted, and the leader is dead."""
     rows = backlog(settings)
     with psycopg.connect(settings.dsn.get_secret_value()) as holder:
-        holder.execute("SELECT FROM outbox FOR SHARE")  # The purge waits for these row locks.
+        table = sql.Identifier(*settings.table.split("."))
+        holder.execute(sql.SQL("SELECT FROM {} FOR SHARE").format(table))  # The purge waits for these row locks.
         with harvesters(settings, folder) as [leader]:
             eventually(lambda: named_by_progress(settings) == rows, 60)
             leader.kill()

@@ -24,6 +24,7 @@ from outbox_plugin.schema.connection import connect_patiently, reported_as_refus
 from outbox_plugin.schema.orphans import drop_orphans
 from outbox_plugin.schema.statements import check_name, compose, statement
 from outbox_plugin.schema.table_name import in_full
+from outbox_plugin.schema.triggers import drop_wake_up_trigger, notice_truncation, wake_up_function, wake_up_trigger
 from outbox_plugin.settings import Settings
 
 logger = logger_of("outbox_plugin.migrate")
@@ -46,7 +47,8 @@ def migrate(settings: Settings, *, wake_up: bool | None = None) -> list[str]:
 
     Raises:
         ServerRefused: the database cannot be reached, does not let us create tables, or has something that is called
-            like ours and belongs to a role that nobody need trust; or somebody's lock is in the way for a minute.
+            like ours and belongs to a role that nobody need trust; the outbox is a view of anything but one table; or
+            somebody's lock is in the way for a minute.
         InvalidSetting: the table has been migrated by another name of it.
     """
     deadline, said = time.monotonic() + PATIENCE_SECONDS, ""
@@ -111,7 +113,7 @@ def _migrate(
             connection.execute(compose(text, table))
             run("record", name=name)
         if not run("notices_truncation"):
-            run("notice_truncation")
+            connection.execute(notice_truncation(connection, table))
         check_name(settings.table, connection.execute(statement("identity", "known_as", table)).fetchall())
         run("identify")
         _wake_up(connection, settings, table, install=wake_up)  # It asks for the shards of an outbox that is known.
@@ -144,18 +146,6 @@ def strangers_of(table: str) -> dict[str, object]:
     return {"names": _names(table), "schema": schema}
 
 
-def wake_up_function(table: str, shards: int) -> sql.Composed:
-    """The statement that makes the function by which writers wake the leaders of so many shards."""
-    awake = [statement("wake_up", "awake", table, shard=sql.Literal(shard)) for shard in range(shards)]
-    return statement("wake_up", "create_function", table, all_awake=sql.SQL(" AND ").join(awake))
-
-
-def wake_up_trigger(settings: Settings, table: str, shards: int) -> sql.Composed:
-    """The statement that makes the trigger which calls that function."""
-    parts = {"table_name": sql.Literal(settings.table), "shards": sql.Literal(shards)}
-    return statement("wake_up", "create_trigger", table, **parts)
-
-
 def _wake_up(
     connection: psycopg.Connection[tuple[Any, ...]], settings: Settings, table: str, *, install: bool | None
 ) -> None:
@@ -163,14 +153,14 @@ def _wake_up(
         return connection.execute(query, {"table": settings.table, "shards": settings.shards})
 
     if install is False:
-        ask(statement("wake_up", "drop_trigger", table))
+        ask(drop_wake_up_trigger(connection, table))
         return
     # A trigger that stays as it is has the function of this version, too.
     query = "shards" if install else "shards_of_trigger"
     for (shards,) in ask(statement("wake_up", query, table)).fetchall():
         ask(wake_up_function(table, shards))
         if install:
-            ask(wake_up_trigger(settings, table, shards))
+            ask(wake_up_trigger(connection, settings, table, shards))
 
 
 def migrations() -> dict[str, str]:

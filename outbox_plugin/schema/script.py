@@ -15,15 +15,10 @@ from psycopg import sql
 
 from outbox_plugin.printable import printable
 from outbox_plugin.schema.connection import connect_patiently, reported_as_refusal
-from outbox_plugin.schema.migrate import (
-    migrations,
-    refuse_strangers,
-    strangers_of,
-    wake_up_function,
-    wake_up_trigger,
-)
+from outbox_plugin.schema.migrate import migrations, refuse_strangers, strangers_of
 from outbox_plugin.schema.statements import check_name, compose, statement
 from outbox_plugin.schema.table_name import in_full
+from outbox_plugin.schema.triggers import drop_wake_up_trigger, notice_truncation, wake_up_function, wake_up_trigger
 from outbox_plugin.settings import Settings
 
 _NOT_THERE_YET = (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn)
@@ -34,7 +29,7 @@ def migration_sql(settings: Settings, *, wake_up: bool | None = None) -> str:
 
     Raises:
         ServerRefused: the database cannot be reached, or has something that is called like ours and belongs to a role
-            that nobody need trust.
+            that nobody need trust; or the outbox is a view of anything but one table.
         InvalidSetting: the table has been migrated by another name of it.
     """
     with reported_as_refusal(settings), connect_patiently(settings) as connection, connection.transaction():
@@ -65,7 +60,7 @@ class _Script:
         check_name(self._settings.table, self._ask("identity", "known_as"))
         pending = {name: text for name, text in migrations().items() if name not in applied}
         rest = [
-            *([] if self._ask("migrate", "notices_truncation") else [self._write("migrate", "notice_truncation")]),
+            *([] if self._ask("migrate", "notices_truncation") else [self._notice_truncation()]),
             *self._wake_up(wake_up),
             *([] if self._ask("migrate", "is_identified") else [self._write("migrate", "identify")]),
             *([] if self._ask("migrate", "has_secret") else [self._write("migrate", "make_secret")]),
@@ -92,11 +87,14 @@ class _Script:
         [(database,)] = self._connection.execute("SELECT pg_catalog.current_database()").fetchall()
         return printable(f"{self._settings.table} in the database {database}")
 
+    def _notice_truncation(self) -> str:
+        return self._with_values(notice_truncation(self._connection, self._table))
+
     def _wake_up(self, install: bool | None) -> list[str]:
         """As `migrate` does; without `install`, the function of a trigger that is there is brought up to date."""
         if install is False:
             installed = self._ask("wake_up", "shards_of_trigger")
-            return [self._write("wake_up", "drop_trigger")] if installed else []
+            return [self._with_values(drop_wake_up_trigger(self._connection, self._table))] if installed else []
         found = self._ask("wake_up", "shards" if install else "shards_of_trigger")
         if install and not found:
             found = [(self._settings.shards,)]
@@ -104,7 +102,9 @@ class _Script:
         for (shards,) in found:
             written.append(self._with_values(wake_up_function(self._table, shards)))
             if install:
-                written.append(self._with_values(wake_up_trigger(self._settings, self._table, shards)))
+                written.append(
+                    self._with_values(wake_up_trigger(self._connection, self._settings, self._table, shards))
+                )
         return written
 
     def _make_room(self, *, there: bool) -> list[str]:

@@ -20,6 +20,7 @@ from outbox_plugin.errors import InvalidSetting
 from outbox_plugin.schema.qualify import qualified
 
 _ESCAPED = re.compile("[%$]")
+_EXPRESSIONS = ("id_sequence", "id_column", "stored_in")  # Parts of other statements; they stand in `identity.sql`.
 _NAME_LINE = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
 
@@ -37,12 +38,12 @@ def compose(text: str, table: str, **parts: sql.Composable) -> sql.Composed:
     }
     names = set(re.findall(r"(?<!\{)\{(?:quoted_)?(outbox\w*)\}", text))
     identifiers = {name: (*schema, named_after_it.get(name, name)) for name in names}
-    tables = {name: _identifier(identifier) for name, identifier in identifiers.items()}
+    tables = {name: identifier(each) for name, each in identifiers.items()}
     quoted = {f"quoted_{name}": _literal(sql.Identifier(*each).as_string()) for name, each in identifiers.items()}
     return sql.SQL(text).format(**tables, **quoted, **parts)
 
 
-def _identifier(names: Sequence[str]) -> sql.Composable:
+def identifier(names: Sequence[str]) -> sql.Composable:
     """A name with its schema, which holds neither a percent sign nor a dollar sign.
 
     psycopg would take a percent sign for a placeholder, and Postgres two dollar signs for the end of a function's body.
@@ -57,7 +58,7 @@ def _identifier(names: Sequence[str]) -> sql.Composable:
 
 
 def _literal(text: str) -> sql.Composable:
-    """A text that, as `_identifier`, holds neither a percent sign nor a dollar sign."""
+    """A text that, as `identifier`, holds neither a percent sign nor a dollar sign."""
     if not _ESCAPED.search(text):
         return sql.Literal(text)
     escaped = _ESCAPED.sub(_hexadecimal_escape, text.replace("\\", "\\\\").replace("'", "''"))
@@ -86,9 +87,8 @@ def statement(noun: str, name: str, table: str, **parts: sql.Composable) -> sql.
         KeyError: there is no statement of that name.
     """
     text = _statements(noun)[name]
-    if "{id_sequence}" in text:
-        parts = {**parts, "id_sequence": compose(_statements("identity")["id_sequence"], table)}
-    return compose(text, table, **parts)
+    expressions = {name: statement("identity", name, table) for name in _EXPRESSIONS if f"{{{name}}}" in text}
+    return compose(text, table, **expressions, **parts)
 
 
 def check_name(table: str, known_as: Sequence[tuple[Any, ...]]) -> None:

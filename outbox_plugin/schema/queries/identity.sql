@@ -9,7 +9,7 @@ SELECT known.incarnation::text,
         FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
         WHERE pg_class.oid = to_regclass({quoted_outbox})),
        known.table_oid = to_regclass({quoted_outbox})::oid AS is_same_table,
-       EXISTS (SELECT FROM pg_trigger WHERE tgrelid = known.table_oid AND tgname = 'outbox_truncated'
+       EXISTS (SELECT FROM pg_trigger WHERE tgrelid = {stored_in} AND tgname = 'outbox_truncated'
                                         AND tgfoid = to_regproc({quoted_outbox_truncated}) AND tgenabled <> 'D')
 FROM {outbox_identity} AS known
 WHERE known.table_name = %(table)s
@@ -49,9 +49,9 @@ SELECT secret FROM {outbox_secret} WHERE table_name = %(table)s
 SELECT term, recorded, unsigned FROM {outbox_identity} WHERE table_name = %(table)s
 
 -- name: columns
--- The columns that a harvester needs and the table lacks.
+-- The columns that a harvester needs and the table lacks. Every table has an `xmin`; a view has what it is made with.
 SELECT needed FROM unnest(ARRAY['id', 'create_time', 'kafka_topic', 'kafka_key', 'kafka_value', 'kafka_header_keys',
-                                'kafka_header_values', 'leader_id']) AS needed
+                                'kafka_header_values', 'leader_id', 'xmin']) AS needed
 WHERE NOT EXISTS (
     SELECT FROM pg_attribute
     WHERE attrelid = to_regclass({quoted_outbox}) AND attname = needed AND NOT attisdropped
@@ -60,14 +60,50 @@ WHERE NOT EXISTS (
 -- name: unique_ids
 -- One row where no two rows can have the same id. A partitioned table may be unable to say so: its unique indexes hold
 -- what it is partitioned by.
-SELECT FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attnum = indkey[0]
-JOIN pg_class ON pg_class.oid = indrelid
-WHERE indrelid = to_regclass({quoted_outbox}) AND attname = 'id'
+SELECT FROM pg_index JOIN pg_class ON pg_class.oid = indrelid
+WHERE indrelid = {stored_in} AND indkey[0] = {id_column}
   AND indisunique AND indisvalid AND (indnkeyatts = 1 OR relkind = 'p') AND indpred IS NULL
 LIMIT 1
 
+-- name: stored_in
+-- The table that the rows are stored in, as an expression: the outbox itself, or the table that it is a view of. NULL where
+-- it is a view of anything else.
+(SELECT CASE WHEN found.relkind <> 'v' THEN found.oid ELSE (
+            SELECT CASE WHEN count(DISTINCT used.oid) = 1 THEN max(used.oid)::oid END
+            FROM pg_rewrite AS rule
+            JOIN pg_depend AS uses ON uses.classid = 'pg_rewrite'::regclass AND uses.objid = rule.oid
+            JOIN pg_class AS used ON uses.refclassid = 'pg_class'::regclass AND used.oid = uses.refobjid
+            WHERE rule.ev_class = found.oid AND used.oid <> found.oid
+            HAVING bool_and(used.relkind = 'r' OR used.relkind = 'p')
+        ) END
+ FROM pg_class AS found WHERE found.oid = to_regclass({quoted_outbox}))
+
+-- name: id_column
+-- The number of the column that the ids are stored in, as an expression. A view does not say which one its `id` shows: it is
+-- the one that owns the sequence of the ids.
+(SELECT CASE WHEN found.relkind <> 'v'
+             THEN (SELECT attnum::int FROM pg_attribute WHERE attrelid = found.oid AND attname = 'id')
+             ELSE (SELECT owner.refobjsubid FROM pg_depend AS owner
+                   WHERE owner.classid = 'pg_class'::regclass AND owner.objid = {id_sequence}
+                     AND owner.refclassid = 'pg_class'::regclass AND owner.refobjid = {stored_in}
+                     AND owner.refobjsubid > 0 AND (owner.deptype = 'a' OR owner.deptype = 'i'))
+        END
+ FROM pg_class AS found WHERE found.oid = to_regclass({quoted_outbox}))
+
+-- name: stored
+-- The schema and the name of that table, and whether the outbox is a view; NULLs for a view of anything but a table.
+SELECT nspname, stored.relname, found.relkind = 'v'
+FROM pg_class AS found
+LEFT JOIN pg_class AS stored ON stored.oid = {stored_in}
+LEFT JOIN pg_namespace ON pg_namespace.oid = stored.relnamespace
+WHERE found.oid = to_regclass({quoted_outbox})
+
 -- name: kept_rows
--- What keeps us from deleting any row without an error: a rule, or row level security without a policy for us.
+-- What keeps us from deleting any row without an error: a rule, or row level security without a policy for us; or with one:
+-- a view that Postgres does not know how to delete from.
+SELECT 'what it is made of, as a view,' FROM pg_class
+WHERE oid = to_regclass({quoted_outbox}) AND relkind = 'v' AND (pg_relation_is_updatable(oid::regclass, true) & 16) = 0
+UNION ALL
 SELECT format('the rule %%s', rulename) FROM pg_rewrite
 WHERE ev_class = to_regclass({quoted_outbox}) AND ev_type = '4' AND is_instead AND ev_enabled <> 'D'
 UNION ALL

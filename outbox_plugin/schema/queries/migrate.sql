@@ -74,12 +74,12 @@ INSERT INTO {outbox_migration} (table_name, name) VALUES (%(table)s, %(name)s)
 -- name: notices_truncation
 -- Whether the table has the trigger.
 SELECT 1 FROM pg_trigger
-WHERE tgrelid = to_regclass({quoted_outbox}) AND tgname = 'outbox_truncated'
+WHERE tgrelid = {stored_in} AND tgname = 'outbox_truncated'
   AND tgfoid = to_regproc({quoted_outbox_truncated}) AND tgenabled <> 'D'
 
 -- name: notice_truncation
 -- From now on, TRUNCATE makes the outbox another incarnation.
-CREATE OR REPLACE TRIGGER outbox_truncated AFTER TRUNCATE ON {outbox}
+CREATE OR REPLACE TRIGGER outbox_truncated AFTER TRUNCATE ON {stored}
 FOR EACH STATEMENT EXECUTE FUNCTION {outbox_truncated}()
 
 -- name: identify

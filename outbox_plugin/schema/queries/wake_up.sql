@@ -22,21 +22,21 @@ SELECT greatest(shards, %(shards)s::int) FROM {outbox_identity} WHERE table_name
 
 -- name: create_trigger
 -- It runs once for each statement, not for each row.
-CREATE OR REPLACE TRIGGER outbox_wake_up AFTER INSERT ON {outbox}
+CREATE OR REPLACE TRIGGER outbox_wake_up AFTER INSERT ON {stored}
 FOR EACH STATEMENT EXECUTE FUNCTION {outbox_wake_up}({table_name}, {shards})
 
 -- name: drop_trigger
 -- Writers no longer wake harvesters.
-DROP TRIGGER IF EXISTS outbox_wake_up ON {outbox}
+DROP TRIGGER IF EXISTS outbox_wake_up ON {stored}
 
 -- name: shards_of_trigger
 -- For how many shards writers wake the leaders; no row if there is no trigger.
 SELECT split_part(encode(tgargs, 'escape'), chr(92) || '000', 2)::int FROM pg_trigger
-WHERE tgrelid = to_regclass({quoted_outbox}) AND tgname = 'outbox_wake_up' AND tgnargs = 2
+WHERE tgrelid = {stored_in} AND tgname = 'outbox_wake_up' AND tgnargs = 2
 
 -- name: wakes_up
 -- Whether writers wake the leader of a shard. The trigger's arguments are the table's name and the number of shards.
-SELECT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = to_regclass({quoted_outbox}) AND tgname = 'outbox_wake_up'
+SELECT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = {stored_in} AND tgname = 'outbox_wake_up'
                                          AND tgenabled <> 'D' AND tgnargs = 2
                                          AND split_part(encode(tgargs, 'escape'), chr(92) || '000', 2)::int > %(shard)s)
 
@@ -46,8 +46,8 @@ LISTEN outbox
 
 -- name: arm
 -- Take the shard's lock, so that writers notify. Returns false if a writer holds its shared lock: it will not notify.
-SELECT pg_try_advisory_lock((to_regclass({quoted_outbox})::oid::bigint << 16) | %(shard)s)
+SELECT pg_try_advisory_lock(({stored_in}::bigint << 16) | %(shard)s)
 
 -- name: disarm
 -- Release the shard's lock, so that writers need not notify.
-SELECT pg_advisory_unlock((to_regclass({quoted_outbox})::oid::bigint << 16) | %(shard)s)
+SELECT pg_advisory_unlock(({stored_in}::bigint << 16) | %(shard)s)
