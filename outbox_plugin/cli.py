@@ -23,6 +23,7 @@ _LAZY_COMMANDS = {
     "bench": "outbox_plugin.bench.command:bench",
     "consumers": "outbox_plugin.coordination.command:consumers",
     "dead-letters": "outbox_plugin.operate.command:dead_letters",
+    "debezium": "outbox_plugin.debezium.command:debezium",
     "dev": "outbox_plugin.embedded.command:dev",
     "grants": "outbox_plugin.access.command:grants",
     "inbox": "outbox_plugin.inbox.command:inbox",

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from pydantic import SecretStr
 
 from outbox_plugin import Harvester, Settings
+from outbox_plugin.access.grants import postgres_grants
+from outbox_plugin.access.roles import Role
 from outbox_plugin.errors import SchemaMissing, ServerRefused
 from outbox_plugin.operate import pause, resume
 from outbox_plugin.relay.events import HarvestEvent, RowsParked
@@ -21,9 +24,12 @@ from tests.harvesting import (
     consume,
     create_topic,
     drained,
+    environment,
     harvesters,
     publish_but_kill_before_the_purge,
+    run_outbox,
 )
+from tests.roles import as_role, let_in
 from tests.support import eventually
 
 pytestmark = pytest.mark.integration
@@ -124,6 +130,20 @@ def test_nothing_is_lost_or_repeated_when_a_leader_is_killed(relayed: Settings, 
     assert_exactly_once_in_order(consume(relayed, topic), 1, 10_000)
 
 
+def test_a_role_with_the_rights_of_a_harvester_relays(relayed: Settings, topic: str, group: str) -> None:
+    role = f"harvester_{group.replace('-', '_')}"
+    run(relayed, f"CREATE ROLE {role} LOGIN; {postgres_grants(relayed, Role.HARVESTER, role)}")
+    dsn = relayed.dsn.get_secret_value()
+    let_in(dsn, role)
+    try:
+        write(relayed, topic, 1, 100)
+        with Harvester(relayed.model_copy(update={"dsn": SecretStr(as_role(dsn, role))})):
+            drained(relayed)
+        assert_exactly_once_in_order(consume(relayed, topic), 1, 100)
+    finally:
+        run(relayed, f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
 def test_a_table_that_is_truncated_is_another_incarnation(relayed: Settings, topic: str) -> None:
     with psycopg.connect(relayed.dsn.get_secret_value(), autocommit=True) as connection:
         query = "SELECT incarnation FROM shop.outbox_identity"
@@ -158,6 +178,14 @@ def test_a_pause_holds_the_rows(relayed: Settings, topic: str) -> None:
         assert backlog(relayed) == 10
         resume(relayed)
         drained(relayed)
+
+
+@pytest.mark.parametrize("command", [("replay",), ("dead-letters", "retry", "--all")])
+def test_nothing_can_be_written_through_it(relayed: Settings, command: tuple[str, ...]) -> None:
+    done = run_outbox(*command, env=environment(relayed))
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert 'cannot insert into column "kafka_value" of view "relayed"' in line
 
 
 def test_nothing_is_left_to_migrate(relayed: Settings) -> None:

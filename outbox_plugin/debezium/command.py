@@ -1,0 +1,60 @@
+"""`outbox debezium`: from a connector with Debezium's outbox event router to a harvester, with the same table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from outbox_plugin.debezium.event_router import EventRouter, InvalidConnector, event_router
+from outbox_plugin.debezium.switch import outbox_view
+from outbox_plugin.debezium.switch import switch as change_over
+from outbox_plugin.settings import Settings
+
+_CONNECTOR = click.argument("connector", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+
+
+@click.group()
+def debezium() -> None:
+    """Move here from Debezium's outbox event router; CONNECTOR is a file with the connector's configuration, in JSON.
+
+    OUTBOX_TABLE names the view of Debezium's table that is made, and that the harvester relays.
+    """
+
+
+@debezium.command()
+@_CONNECTOR
+def prepare(connector: Path) -> None:
+    """Print the SQL that makes the view, and what it needs of the table. Changes nothing, and Debezium goes on."""
+    settings = Settings()
+    view = outbox_view(settings, _router(connector))
+    for difference in view.differences:
+        click.echo(f"-- Not byte for byte as before: {difference}")
+    click.echo("SET lock_timeout = '2s';")
+    for statement in view.preparation():
+        click.echo(f"\n{statement.as_string()};")
+
+
+@debezium.command()
+@_CONNECTOR
+def switch(connector: Path) -> None:
+    """Let the harvester relay all rows that are written from now on, and Debezium none of them.
+
+    The view has been made and migrated. Harvesters may run; they wait until Debezium has read the rows of its own.
+    """
+    change_over(Settings(), _router(connector), lambda line: click.echo(line, err=True))
+
+
+def _router(file: Path) -> EventRouter:
+    """Raises InvalidConnector: the file does not hold a configuration that can be followed."""
+    try:
+        connector = json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise InvalidConnector(f"{file}: expected JSON: {error}") from None
+    if not isinstance(connector, dict):
+        raise InvalidConnector(f"{file}: expected a JSON object with the connector's properties")
+    try:
+        return event_router(connector)
+    except InvalidConnector as error:
+        raise InvalidConnector(f"{file}: {error}") from None

@@ -1,0 +1,248 @@
+"""What a Debezium connector with the outbox event router makes of a row: its configuration, read. No I/O.
+
+The names of the properties are Debezium's: see "Outbox Event Router" in its documentation. What cannot be had here byte
+for byte is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from outbox_plugin.errors import UserError
+
+_ROUTER = "io.debezium.transforms.outbox.EventRouter"
+_CONNECTOR = "io.debezium.connector.postgresql.PostgresConnector"
+_ANY_VALUE = "(?<routedByValue>.*)"
+_ROUTED_VALUE = "${routedByValue}"
+_KNOWN = frozenset(
+    {
+        "type",
+        "debezium.op.invalid.behavior",
+        "route.by.field",
+        "route.tombstone.on.empty.payload",
+        "route.topic.regex",
+        "route.topic.replacement",
+        "table.expand.json.payload",
+        "table.field.event.id",
+        "table.field.event.key",
+        "table.field.event.payload",
+        "table.field.event.schema.version",
+        "table.field.event.timestamp",
+        "table.field.event.type",
+        "table.field.payload",
+        "table.field.payload.id",
+        "table.field.schema.version",
+        "table.fields.additional.error.on.missing",
+        "table.fields.additional.placement",
+        "table.op.invalid.behavior",
+    }
+)
+_PLAIN_TABLE = re.compile(r"[^.\\,|()\[\]*+?{}^]+\.[^.\\,|()\[\]*+?{}^]+")
+_STRING = "org.apache.kafka.connect.storage.StringConverter"
+_BYTES = ("org.apache.kafka.connect.converters.ByteArrayConverter", "io.debezium.converters.BinaryDataConverter")
+_JSON = "org.apache.kafka.connect.json.JsonConverter"
+_SIMPLE_HEADER = "org.apache.kafka.connect.storage.SimpleHeaderConverter"
+
+
+class InvalidConnector(UserError):
+    """A connector's configuration that cannot be followed."""
+
+
+class Form(Enum):
+    """How a converter writes a value."""
+
+    TEXT = "text"
+    BYTES = "bytes"
+    JSON = "json"  # Without a schema.
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderColumn:
+    """A column whose value becomes a header."""
+
+    column: str
+    header: str
+
+
+@dataclass(frozen=True, slots=True)
+class EventRouter:
+    """What becomes of a row's columns.
+
+    Args:
+        schema: the table's.
+        table: without its schema.
+        id_column: its value is the header `id`.
+        key_column: its value is the record's key.
+        payload_column: its value is the record's value.
+        route_column: its value stands in the topic's name.
+        topic_prefix: what stands before it.
+        topic_suffix: what stands behind it.
+        headers: further headers, in their order.
+        key_form: how keys are written.
+        value_form: how values are written.
+        expands_json: whether a payload that is JSON is written as such, and not as a text that has it.
+        blank_is_tombstone: whether a payload without a visible character is a tombstone.
+        timestamp_column: its value is the record's timestamp; None where that is the time at which it was read.
+        publication: the publication that the connector reads; None where its plug-in has none.
+        makes_publication: whether a connector that is started adds the table to it.
+        slot: the connector's replication slot.
+    """
+
+    schema: str
+    table: str
+    id_column: str
+    key_column: str
+    payload_column: str
+    route_column: str
+    topic_prefix: str
+    topic_suffix: str
+    headers: tuple[HeaderColumn, ...]
+    key_form: Form
+    value_form: Form
+    expands_json: bool
+    blank_is_tombstone: bool
+    timestamp_column: str | None
+    publication: str | None
+    makes_publication: bool
+    slot: str
+
+
+def event_router(connector: Mapping[str, object]) -> EventRouter:
+    """Read a connector's configuration, as Kafka Connect's REST interface takes it or shows it.
+
+    Args:
+        connector: either the properties, or a mapping that has them as `config`.
+
+    Raises:
+        InvalidConnector: it is not that of a Postgres connector with the event router, or asks for what cannot be had.
+    """
+    inner = connector.get("config", connector)
+    if not isinstance(inner, Mapping):
+        raise InvalidConnector(f"config: expected a mapping of properties (given: {inner!r})")
+    properties = {str(name): _text(value) for name, value in inner.items()}
+    return _Reader(properties).read()
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+class _Reader:
+    def __init__(self, properties: Mapping[str, str]) -> None:
+        self._properties = properties
+        self._router = ""  # What the router's properties begin with.
+
+    def read(self) -> EventRouter:
+        self._expect("connector.class", _CONNECTOR)
+        self._router = self._router_prefix()
+        self._expect_known()
+        schema, table = self._table()
+        prefix, suffix = self._topic()
+        return EventRouter(
+            schema=schema,
+            table=table,
+            id_column=self._routers("table.field.event.id", "id"),
+            key_column=self._routers("table.field.event.key", self._routers("table.field.payload.id", "aggregateid")),
+            payload_column=self._routers("table.field.event.payload", self._routers("table.field.payload", "payload")),
+            route_column=self._routers("route.by.field", "aggregatetype"),
+            topic_prefix=prefix,
+            topic_suffix=suffix,
+            headers=self._headers(),
+            key_form=self._form("key.converter"),
+            value_form=self._form("value.converter"),
+            expands_json=self._flag("table.expand.json.payload"),
+            blank_is_tombstone=self._flag("route.tombstone.on.empty.payload"),
+            timestamp_column=self._routers("table.field.event.timestamp", "") or None,
+            publication=self._publication(),
+            makes_publication=self._properties.get("publication.autocreate.mode", "all_tables") != "disabled",
+            slot=self._properties.get("slot.name", "debezium"),
+        )
+
+    def _router_prefix(self) -> str:
+        names = [name.strip() for name in self._properties.get("transforms", "").split(",") if name.strip()]
+        routers = [name for name in names if self._properties.get(f"transforms.{name}.type") == _ROUTER]
+        if len(routers) != 1 or len(names) != 1:
+            raise InvalidConnector(
+                f"transforms: expected the outbox event router and no other transformation (given: {names})"
+            )
+        if predicate := self._properties.get(f"transforms.{routers[0]}.predicate"):
+            raise InvalidConnector(
+                f"transforms.{routers[0]}.predicate: expected none, all rows of the table are events "
+                f"(given: {predicate!r})"
+            )
+        return f"transforms.{routers[0]}."
+
+    def _expect_known(self) -> None:
+        for name in self._properties:
+            if name.startswith(self._router) and name.removeprefix(self._router) not in _KNOWN:
+                raise InvalidConnector(f"{name}: is not known here (given: {self._properties[name]!r})")
+
+    def _table(self) -> tuple[str, str]:
+        given = self._properties.get("table.include.list", "")
+        name = given.replace("\\.", ".")
+        if not _PLAIN_TABLE.fullmatch(name):
+            raise InvalidConnector(
+                f"table.include.list: expected the outbox's table alone, as schema.table (given: {given!r})"
+            )
+        schema, table = name.split(".")
+        return schema, table
+
+    def _topic(self) -> tuple[str, str]:
+        self._expect(f"{self._router}route.topic.regex", _ANY_VALUE, default=_ANY_VALUE)
+        replacement = self._routers("route.topic.replacement", f"outbox.event.{_ROUTED_VALUE}")
+        prefix, found, suffix = replacement.partition(_ROUTED_VALUE)
+        if not found or "$" in prefix + suffix or "\\" in replacement:
+            raise InvalidConnector(
+                f"{self._router}route.topic.replacement: expected a name with {_ROUTED_VALUE} in it, once "
+                f"(given: {replacement!r})"
+            )
+        return prefix, suffix
+
+    def _headers(self) -> tuple[HeaderColumn, ...]:
+        name = f"{self._router}table.fields.additional.placement"
+        self._expect("header.converter", _SIMPLE_HEADER, _STRING, default=_SIMPLE_HEADER)
+        found = []
+        for given in filter(None, map(str.strip, self._properties.get(name, "").split(","))):
+            column, _, rest = given.partition(":")
+            placement, _, alias = rest.partition(":")
+            if not column or placement.lower() != "header":
+                raise InvalidConnector(
+                    f"{name}: expected column:header or column:header:name; a value in the envelope, or a partition, "
+                    f"cannot be had (given: {given!r})"
+                )
+            found.append(HeaderColumn(column, alias or column))
+        return tuple(found)
+
+    def _form(self, name: str) -> Form:
+        given = self._properties.get(name)
+        if given is None:
+            raise InvalidConnector(f"{name}: is not there; add what the Connect worker has")
+        if given in _BYTES:
+            return Form.BYTES
+        if given == _JSON:
+            schemas = f"{name}.schemas.enable"
+            self._expect(schemas, "false", default="true")
+            return Form.JSON
+        self._expect(name, _STRING, *_BYTES, _JSON)
+        return Form.TEXT
+
+    def _publication(self) -> str | None:
+        if self._properties.get("plugin.name", "decoderbufs") != "pgoutput":
+            return None
+        return self._properties.get("publication.name", "dbz_publication")
+
+    def _flag(self, name: str) -> bool:
+        self._expect(f"{self._router}{name}", "true", "false", default="false")
+        return self._routers(name, "false") == "true"
+
+    def _routers(self, name: str, default: str) -> str:
+        return self._properties.get(f"{self._router}{name}", default)
+
+    def _expect(self, name: str, *values: str, default: str | None = None) -> None:
+        """Raises InvalidConnector unless a property has one of the `values`."""
+        given = self._properties.get(name, default)
+        if given not in values:
+            raise InvalidConnector(f"{name}: expected {' or '.join(values)} (given: {given!r})")

@@ -1,0 +1,272 @@
+"""The SQL by which an outbox table of Debezium's form becomes an outbox: columns for the order, and a view. No I/O."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from psycopg import sql
+
+from outbox_plugin.debezium.event_router import EventRouter, Form, InvalidConnector
+
+PLACE, CREATED_AT, LEADER = "outbox_place", "outbox_created_at", "outbox_leader"
+_PLAIN_TEXT = frozenset({"text", "character varying", "uuid", "json", "jsonb"})
+_WHOLE_NUMBERS = frozenset({"smallint", "integer", "bigint"})
+_NUMERIC = re.compile(r"numeric\(\d+,\d+\)")
+_MILLISECONDS = re.compile(r"timestamp\([0-3]\) without time zone")
+# How Kafka Connect's header converters write what Debezium makes of a column, with Debezium's defaults, by the type.
+_HEADERS = {
+    **dict.fromkeys((*_PLAIN_TEXT, *_WHOLE_NUMBERS, "boolean"), "{}::text"),
+    "date": "({} - DATE '1970-01-01')::text",
+    "timestamp without time zone": "(extract(epoch FROM {}) * 1000000)::bigint::text",
+    "timestamp with time zone": "to_char({} AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the table: its name, its type as Postgres calls it, and whether Postgres makes its value."""
+
+    name: str
+    type: str
+    is_generated: bool
+
+    @property
+    def base_type(self) -> str:
+        """The type without its length or precision."""
+        return re.sub(r"\(.*?\)", "", self.type)
+
+
+class OutboxView:
+    """Composes the statements for one table and one view."""
+
+    def __init__(
+        self, router: EventRouter, columns: Sequence[Column], writers: Sequence[str], view: Sequence[str]
+    ) -> None:
+        """Check that the table has what the router reads, in types that can be written as the router's converters do.
+
+        Args:
+            router: what becomes of the columns.
+            columns: those of the table, in their order.
+            writers: the roles that may insert into it, beside its owner; PUBLIC may be one.
+            view: the schema and the name of the view.
+
+        Raises:
+            InvalidConnector: a column is missing, or of a type that cannot be written so.
+        """
+        self._router = router
+        self._columns = {column.name: column for column in columns}
+        self._stored = [column.name for column in columns if not column.is_generated]
+        self._base = sql.Identifier(router.schema, router.table)
+        self._writers = writers
+        self._view = sql.Identifier(*view)
+        self._sequence = self._named("_outbox_place_seq")
+        self._select = self._composed_select()
+
+    @property
+    def differences(self) -> list[str]:
+        """In what the records are not Debezium's byte for byte, each as a sentence."""
+        router, found = self._router, []
+        if router.expands_json:
+            found.append(
+                "Debezium leaves the spaces, null fields and empty arrays out of an expanded payload, and writes some "
+                "numbers otherwise; here the value is the payload as Postgres writes it."
+            )
+        elif Form.JSON in (router.key_form, router.value_form):
+            found.append(
+                "Kafka Connect writes emoji, and all else outside of Unicode's first plane, as \\u escapes, and "
+                "control characters in capitals; here the JSON means the same."
+            )
+        if router.timestamp_column:
+            found.append("A record's timestamp is the time of its publication, not the column's.")
+        return found
+
+    def preparation(self) -> list[sql.Composed]:
+        """What a table's owner runs once, each statement by itself: no row gets a place yet, and Debezium goes on."""
+        names = {
+            "base": self._base,
+            "sequence": self._sequence,
+            "index": sql.Identifier(_shortened(self._router.table, "_outbox_place_key")),
+            "place": sql.Identifier(PLACE),
+            "created_at": sql.Identifier(CREATED_AT),
+            "leader": sql.Identifier(LEADER),
+        }
+        return [
+            sql.SQL(text).format(**names)
+            for text in (
+                "ALTER TABLE {base}\n    ADD COLUMN IF NOT EXISTS {place} BIGINT,\n"
+                "    ADD COLUMN IF NOT EXISTS {created_at} TIMESTAMPTZ,\n    ADD COLUMN IF NOT EXISTS {leader} UUID",
+                "CREATE SEQUENCE IF NOT EXISTS {sequence} OWNED BY {base}.{place}",
+                "CREATE UNIQUE INDEX CONCURRENTLY IF NOT EXISTS {index} ON {base} ({place})",
+            )
+        ] + [
+            *(
+                sql.SQL("GRANT USAGE ON SEQUENCE {} TO {}").format(self._sequence, _role(role))
+                for role in self._writers
+            ),
+            self._made_view(),
+            self._view_default(),
+            self._keeping_function(),
+            self._keeping_trigger(),
+        ]
+
+    def switch(self) -> list[sql.Composed]:
+        """What lets all rows that are written from now on be relayed from the view, and no more by Debezium.
+
+        All in one transaction, which waits for those that have written and not ended: what they wrote is Debezium's.
+        """
+        place = sql.SQL("nextval({})").format(sql.Literal(self._sequence.as_string()))
+        changed = sql.SQL(
+            "ALTER TABLE {base}\n    ALTER COLUMN {place} SET DEFAULT {next},\n"
+            "    ALTER COLUMN {created_at} SET DEFAULT now()"
+        ).format(base=self._base, place=sql.Identifier(PLACE), next=place, created_at=sql.Identifier(CREATED_AT))
+        if self._router.publication is None:
+            raise InvalidConnector(
+                "plugin.name: expected 'pgoutput': another plug-in has no publication that the table could leave"
+            )
+        left = sql.SQL("ALTER PUBLICATION {} DROP TABLE {}").format(
+            sql.Identifier(self._router.publication), self._base
+        )
+        return [changed, left]
+
+    def _made_view(self) -> sql.Composed:
+        return sql.SQL("CREATE OR REPLACE VIEW {} AS\n{}").format(self._view, self._select)
+
+    def _view_default(self) -> sql.Composed:
+        return sql.SQL("ALTER VIEW {} ALTER COLUMN id SET DEFAULT nextval({})").format(
+            self._view, sql.Literal(self._sequence.as_string())
+        )
+
+    def _keeping_function(self) -> sql.Composed:
+        """Many applications delete an event at once, as Debezium reads the log. It must stay until it is relayed."""
+        columns = [sql.Identifier(name) for name in (*self._stored, *self._added())]
+        return sql.SQL(
+            "CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql\n"
+            "SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $keep$\nBEGIN\n"
+            "    INSERT INTO {base} ({columns})\n    OVERRIDING SYSTEM VALUE VALUES ({values});\n"
+            "    RETURN NULL;\nEND $keep$"
+        ).format(
+            function=self._keeping(),
+            base=self._base,
+            columns=sql.SQL(", ").join(columns),
+            values=sql.SQL(", ").join(sql.SQL("OLD.{}").format(column) for column in columns),
+        )
+
+    def _added(self) -> list[str]:
+        return [name for name in (PLACE, CREATED_AT, LEADER) if name not in self._columns]
+
+    def _keeping_trigger(self) -> sql.Composed:
+        return sql.SQL(
+            "CREATE OR REPLACE TRIGGER outbox_kept AFTER DELETE ON {base}\n"
+            "FOR EACH ROW WHEN (OLD.{created_at} = transaction_timestamp()) EXECUTE FUNCTION {function}()"
+        ).format(base=self._base, created_at=sql.Identifier(CREATED_AT), function=self._keeping())
+
+    def _keeping(self) -> sql.Identifier:
+        return self._named("_outbox_kept")
+
+    def _named(self, suffix: str) -> sql.Identifier:
+        return sql.Identifier(self._router.schema, _shortened(self._router.table, suffix))
+
+    def _composed_select(self) -> sql.Composed:
+        router = self._router
+        names, texts = self._header_arrays()
+        return sql.SQL(
+            "SELECT {place} AS id,\n       {created_at} AS create_time,\n       {topic} AS kafka_topic,\n"
+            "       {key} AS kafka_key,\n       {value} AS kafka_value,\n       {names} AS kafka_header_keys,\n"
+            "       {texts} AS kafka_header_values,\n       {leader} AS leader_id,\n       xmin AS xmin\n"
+            "FROM {base}\nWHERE {place} IS NOT NULL"
+        ).format(
+            place=sql.Identifier(PLACE),
+            created_at=sql.Identifier(CREATED_AT),
+            leader=sql.Identifier(LEADER),
+            topic=self._topic(),
+            key=self._written("key.converter", router.key_column, router.key_form),
+            value=self._value(),
+            names=names,
+            texts=texts,
+            base=self._base,
+        )
+
+    def _topic(self) -> sql.Composable:
+        column = self._column("route.by.field", self._router.route_column)
+        if column.base_type not in ("text", "character varying"):
+            raise InvalidConnector(
+                f"route.by.field: the column {column.name!r} is of the type {column.type}, expected a text"
+            )
+        prefix, suffix = (
+            [sql.Literal(text)] if text else [] for text in (self._router.topic_prefix, self._router.topic_suffix)
+        )
+        return sql.SQL(" || ").join([*prefix, sql.SQL("{}::text").format(sql.Identifier(column.name)), *suffix])
+
+    def _value(self) -> sql.Composable:
+        router = self._router
+        if router.expands_json and router.value_form is not Form.JSON:
+            raise InvalidConnector(
+                "table.expand.json.payload: expected value.converter to be the JsonConverter, as a payload that is "
+                "expanded is no text"
+            )
+        form = Form.TEXT if router.expands_json else router.value_form
+        value = self._written("value.converter", router.payload_column, form)
+        if not router.blank_is_tombstone or form is Form.BYTES:
+            return value
+        # Java's trim() takes a space, and whatever comes before it among the characters, for blank.
+        blank = sql.SQL("coalesce({}::text, '') !~ '[^\x01-\x20]'").format(sql.Identifier(router.payload_column))
+        return sql.SQL("CASE WHEN {} THEN NULL ELSE {} END").format(blank, value)
+
+    def _written(self, converter: str, name: str, form: Form) -> sql.Composable:
+        column = self._column(converter, name)
+        is_text, is_number = column.base_type in _PLAIN_TEXT, column.base_type in _WHOLE_NUMBERS
+        if form is Form.BYTES and column.base_type == "bytea":
+            written = "{}"
+        elif form is Form.TEXT and (is_text or is_number):
+            written = "{}::text"
+        elif form is Form.JSON and is_text:
+            written = "coalesce(to_json({}::text)::text, 'null')"
+        elif form is Form.JSON and is_number:
+            written = "coalesce({}::text, 'null')"
+        else:
+            raise InvalidConnector(
+                f"{converter}: writes the column {name!r}, of the type {column.type}, in a form that cannot be had here"
+            )
+        return sql.SQL(written).format(sql.Identifier(name))
+
+    def _header_arrays(self) -> tuple[sql.Composable, sql.Composable]:
+        """The names and the texts of the headers; of a column that is NULL, a header without a value."""
+        headers = [("id", self._router.id_column), *((each.header, each.column) for each in self._router.headers)]
+        return _array([sql.Literal(name) for name, _ in headers]), _array(
+            [self._as_header(name) for _, name in headers]
+        )
+
+    def _as_header(self, name: str) -> sql.Composed:
+        column = self._column("table.fields.additional.placement", name)
+        if _NUMERIC.fullmatch(column.type):
+            return sql.SQL("{}::text").format(sql.Identifier(name))
+        if _MILLISECONDS.fullmatch(column.type):
+            return sql.SQL("(extract(epoch FROM {}) * 1000)::bigint::text").format(sql.Identifier(name))
+        if column.base_type not in _HEADERS:
+            raise InvalidConnector(
+                f"table.fields.additional.placement: the column {name!r} is of the type {column.type}, which cannot be "
+                "written here as Kafka Connect does"
+            )
+        return sql.SQL(_HEADERS[column.base_type]).format(sql.Identifier(name))
+
+    def _column(self, what: str, name: str) -> Column:
+        if name not in self._columns:
+            raise InvalidConnector(
+                f"{what}: the table {self._router.schema}.{self._router.table} has no column {name!r}"
+            )
+        return self._columns[name]
+
+
+def _array(parts: Sequence[sql.Composable]) -> sql.Composed:
+    return sql.SQL("ARRAY[{}]").format(sql.SQL(", ").join(parts))
+
+
+def _shortened(table: str, suffix: str) -> str:
+    """A name after the table's, in 63 bytes: Postgres would cut the suffix off a longer one."""
+    return table.encode()[: 63 - len(suffix)].decode(errors="ignore") + suffix
+
+
+def _role(name: str) -> sql.Composable:
+    return sql.SQL("PUBLIC") if name == "PUBLIC" else sql.Identifier(name)

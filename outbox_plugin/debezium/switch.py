@@ -1,0 +1,175 @@
+"""The change-over from Debezium: each row is relayed by one of the two, and none of a key before an earlier one.
+
+New rows get a place in the outbox's order, and leave Debezium's publication, in one transaction. It waits for all who
+have written to the table and not ended, so whatever was written before it is Debezium's, and nothing else is. The
+harvesters are paused until Debezium has read its own rows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from outbox_plugin.debezium.event_router import EventRouter, InvalidConnector
+from outbox_plugin.debezium.outbox_view import PLACE, Column, OutboxView
+from outbox_plugin.errors import SchemaMissing, ServerRefused
+from outbox_plugin.operate.operator_transaction import notifying_transaction
+from outbox_plugin.operate.pausing import resume
+from outbox_plugin.schema.connection import connect_patiently, reported_as_refusal
+from outbox_plugin.schema.statements import identifier, statement
+from outbox_plugin.schema.table_name import in_full
+from outbox_plugin.settings import Settings
+
+PATIENCE_SECONDS = 60.0  # For locks of the table.
+DRAIN_SECONDS = 600.0  # For what Debezium has still to read.
+PAUSE_SECONDS = 1.0  # Between two looks.
+
+_Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+def outbox_view(settings: Settings, router: EventRouter) -> OutboxView:
+    """The statements for the table of `router`, whose columns are looked up, and the view that `settings` name.
+
+    Raises:
+        InvalidConnector: there is no such table, or it cannot be relayed as the router does.
+        ServerRefused: Postgres cannot be reached, or refuses.
+    """
+    with reported_as_refusal(settings), closing(connect_patiently(settings)) as connection:
+        columns = [Column(*row) for row in _ask(connection, "columns", router)]
+        if not columns:
+            raise InvalidConnector(f"table.include.list: there is no table {router.schema}.{router.table}")
+        writers = [writer for (writer,) in _ask(connection, "writers", router)]
+        return OutboxView(router, columns, writers, in_full(connection, settings.table).rsplit(".", 1))
+
+
+def switch(settings: Settings, router: EventRouter, tell: Callable[[str], None]) -> None:
+    """Change over, and wait until Debezium has read what is its own; safe to run again after it was broken off.
+
+    Args:
+        settings: name the view, which has been migrated.
+        router: the connector's.
+        tell: is told how it goes.
+
+    Raises:
+        InvalidConnector: its publication cannot be left by the table, or its slot is not there.
+        SchemaMissing: the view has not been migrated.
+        ServerRefused: Postgres cannot be reached, or refuses; somebody keeps the table locked; or Debezium reads
+            nothing. The harvesters are left paused.
+    """
+    view = outbox_view(settings, router)
+    statements = view.switch()
+    with reported_as_refusal(settings), closing(connect_patiently(settings)) as connection:
+        _check_view(connection, settings, router)
+        _check_publication(connection, router)
+        _check_slot(connection, router)
+        _hold(settings)
+        if _ask(connection, "has_switched", router, column=PLACE):
+            tell("the table has been switched before; new rows wait in the outbox")
+        else:
+            _switch(connection, statements, tell)
+            tell("new rows wait in the outbox from now on, and Debezium reads no more of them")
+        _wait_for_debezium(connection, router, tell)
+    resume(settings)
+    tell("Debezium has read all rows of its own, and the outbox is relayed from now on; the connector can be deleted")
+
+
+def _check_view(connection: _Connection, settings: Settings, router: EventRouter) -> None:
+    """Raises SchemaMissing unless the outbox is a view of the router's table, whose writers may draw places."""
+    table = in_full(connection, settings.table)
+    found = connection.execute(statement("identity", "stored", table)).fetchone()
+    if found != (router.schema, router.table, True):
+        raise SchemaMissing(
+            f"OUTBOX_TABLE: {settings.table!r} is no view of {router.schema}.{router.table}; run the SQL of "
+            "`outbox debezium prepare`, and then `outbox migrate`"
+        )
+    for (role,) in connection.execute(statement("debezium", "cannot_draw", table), _names(connection, router)):
+        raise ServerRefused(
+            f"Postgres: the role {role!r} inserts into {router.schema}.{router.table}, and could not any more: run the "
+            "SQL of `outbox debezium prepare` again, which lets it use the sequence of the places"
+        )
+
+
+def _check_publication(connection: _Connection, router: EventRouter) -> None:
+    """Raises InvalidConnector unless the table can leave the publication for good, or has left it."""
+    if router.makes_publication:
+        raise InvalidConnector(
+            "publication.autocreate.mode: expected 'disabled', as a connector that is started anew adds the table to "
+            "its publication, and relays all rows: set it, and start the connector anew"
+        )
+    found = _ask(connection, "publication", router, publication=router.publication)
+    if not found:
+        raise InvalidConnector(f"publication.name: there is no publication {router.publication!r}")
+    [(names_it, has_it)] = found
+    if has_it and not names_it:
+        raise InvalidConnector(
+            f"publication.name: {router.publication!r} has all tables, or all of a schema, and one cannot leave it: "
+            "let the connector read one of named tables"
+        )
+
+
+def _hold(settings: Settings) -> None:
+    with notifying_transaction(settings) as transaction:
+        if transaction.run("debezium", "hold").fetchone() is None:
+            raise SchemaMissing(f"the view {settings.table!r} is not known; run `outbox migrate` first")
+
+
+def _switch(connection: _Connection, statements: Sequence[sql.Composed], tell: Callable[[str], None]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            with connection.transaction():
+                connection.execute("SET LOCAL lock_timeout = '1s'")
+                for change in statements:
+                    connection.execute(change)
+            return
+        except psycopg.errors.LockNotAvailable:
+            if time.monotonic() > deadline:
+                raise ServerRefused(
+                    f"Postgres: nothing was changed: somebody has kept the table locked for {PATIENCE_SECONDS:.0f} s; "
+                    "end that session, or try again later"
+                ) from None
+            tell("somebody's transaction keeps the table locked: waiting for it")
+            time.sleep(PAUSE_SECONDS)
+
+
+def _check_slot(connection: _Connection, router: EventRouter) -> None:
+    """Raises InvalidConnector unless it is there."""
+    if not _ask(connection, "slot", router, slot=router.slot):
+        raise InvalidConnector(f"slot.name: there is no replication slot {router.slot!r} for this database")
+
+
+def _wait_for_debezium(connection: _Connection, router: EventRouter, tell: Callable[[str], None]) -> None:
+    [(position,)] = _ask(connection, "log_position", router)
+    deadline = time.monotonic() + DRAIN_SECONDS
+    while True:
+        found = _ask(connection, "behind", router, slot=router.slot, position=position)
+        behind, is_active = found[0] if found else (0, False)
+        if not found:
+            raise ServerRefused(f"Postgres: the slot {router.slot!r} was dropped before Debezium had read all its rows")
+        if behind == 0:
+            return
+        state = "has" if is_active else "does not run, and has"
+        told = f"Debezium {state} {behind:,} bytes of the log to read"
+        if time.monotonic() > deadline:
+            raise ServerRefused(
+                f"Postgres: after {DRAIN_SECONDS:.0f} s, {told}; the outbox is left paused: see to the connector, and "
+                "run this again"
+            )
+        tell(told)
+        _ask(connection, "nudge", router)
+        time.sleep(PAUSE_SECONDS)
+
+
+def _ask(connection: _Connection, name: str, router: EventRouter, **values: object) -> Sequence[tuple[Any, ...]]:
+    table = f"{router.schema}.{router.table}"
+    return connection.execute(statement("debezium", name, table), {**_names(connection, router), **values}).fetchall()
+
+
+def _names(connection: _Connection, router: EventRouter) -> dict[str, object]:
+    base = identifier((router.schema, router.table)).as_string(connection)
+    return {"base": base, "schema": router.schema, "name": router.table}
