@@ -31,9 +31,8 @@ def prepare(connector: Path) -> None:
     view = outbox_view(settings, _router(connector))
     for difference in view.differences:
         click.echo(f"-- Not byte for byte as before: {difference}")
-    click.echo("SET lock_timeout = '2s';")
     for statement in view.preparation():
-        click.echo(f"\n{statement.as_string()};")
+        click.echo(f"{statement.as_string()};\n")
 
 
 @debezium.command()

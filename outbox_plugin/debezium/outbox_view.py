@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from psycopg import sql
 
 from outbox_plugin.debezium.event_router import EventRouter, Form, InvalidConnector
+from outbox_plugin.schema.statements import identifier
 
 PLACE, CREATED_AT, LEADER = "outbox_place", "outbox_created_at", "outbox_leader"
+_PLACE, _CREATED_AT, _LEADER = map(sql.Identifier, (PLACE, CREATED_AT, LEADER))
+_SHORT_WAITS = "SET lock_timeout = '2s'"  # Whoever writes to the table waits behind us.
 _PLAIN_TEXT = frozenset({"text", "character varying", "uuid", "json", "jsonb"})
 _WHOLE_NUMBERS = frozenset({"smallint", "integer", "bigint"})
 _NUMERIC = re.compile(r"numeric\(\d+,\d+\)")
@@ -58,10 +61,13 @@ class OutboxView:
         self._router = router
         self._columns = {column.name: column for column in columns}
         self._stored = [column.name for column in columns if not column.is_generated]
-        self._base = sql.Identifier(router.schema, router.table)
+        self._base = identifier((router.schema, router.table))
         self._writers = writers
-        self._view = sql.Identifier(*view)
+        self._view = identifier(view)
         self._sequence = self._named("_outbox_place_seq")
+        self._next_place = sql.SQL("nextval({})").format(
+            sql.Literal(sql.Identifier(router.schema, _shortened(router.table, "_outbox_place_seq")).as_string())
+        )
         self._select = self._composed_select()
 
     @property
@@ -87,24 +93,24 @@ class OutboxView:
         names = {
             "base": self._base,
             "sequence": self._sequence,
-            "index": sql.Identifier(_shortened(self._router.table, "_outbox_place_key")),
-            "place": sql.Identifier(PLACE),
-            "created_at": sql.Identifier(CREATED_AT),
-            "leader": sql.Identifier(LEADER),
+            "index": identifier((_shortened(self._router.table, "_outbox_place_key"),)),
+            "place": _PLACE,
+            "created_at": _CREATED_AT,
+            "leader": _LEADER,
         }
+        texts = (
+            _SHORT_WAITS,
+            "ALTER TABLE {base}\n    ADD COLUMN IF NOT EXISTS {place} BIGINT,\n"
+            "    ADD COLUMN IF NOT EXISTS {created_at} TIMESTAMPTZ,\n    ADD COLUMN IF NOT EXISTS {leader} UUID",
+            "CREATE SEQUENCE IF NOT EXISTS {sequence} OWNED BY {base}.{place}",
+            "SET lock_timeout = 0",  # Nobody waits behind the next one. Broken off, it would leave an invalid index.
+            "CREATE UNIQUE INDEX CONCURRENTLY IF NOT EXISTS {index} ON {base} ({place})",
+            _SHORT_WAITS,
+        )
+        grant = "GRANT USAGE ON SEQUENCE {} TO {}"
         return [
-            sql.SQL(text).format(**names)
-            for text in (
-                "ALTER TABLE {base}\n    ADD COLUMN IF NOT EXISTS {place} BIGINT,\n"
-                "    ADD COLUMN IF NOT EXISTS {created_at} TIMESTAMPTZ,\n    ADD COLUMN IF NOT EXISTS {leader} UUID",
-                "CREATE SEQUENCE IF NOT EXISTS {sequence} OWNED BY {base}.{place}",
-                "CREATE UNIQUE INDEX CONCURRENTLY IF NOT EXISTS {index} ON {base} ({place})",
-            )
-        ] + [
-            *(
-                sql.SQL("GRANT USAGE ON SEQUENCE {} TO {}").format(self._sequence, _role(role))
-                for role in self._writers
-            ),
+            *(sql.SQL(text).format(**names) for text in texts),
+            *(sql.SQL(grant).format(self._sequence, _role(role)) for role in self._writers),
             self._made_view(),
             self._view_default(),
             self._keeping_function(),
@@ -115,43 +121,38 @@ class OutboxView:
         """What lets all rows that are written from now on be relayed from the view, and no more by Debezium.
 
         All in one transaction, which waits for those that have written and not ended: what they wrote is Debezium's.
+
+        Raises:
+            InvalidConnector: the connector reads no publication.
         """
-        place = sql.SQL("nextval({})").format(sql.Literal(self._sequence.as_string()))
-        changed = sql.SQL(
-            "ALTER TABLE {base}\n    ALTER COLUMN {place} SET DEFAULT {next},\n"
-            "    ALTER COLUMN {created_at} SET DEFAULT now()"
-        ).format(base=self._base, place=sql.Identifier(PLACE), next=place, created_at=sql.Identifier(CREATED_AT))
         if self._router.publication is None:
             raise InvalidConnector(
                 "plugin.name: expected 'pgoutput': another plug-in has no publication that the table could leave"
             )
-        left = sql.SQL("ALTER PUBLICATION {} DROP TABLE {}").format(
-            sql.Identifier(self._router.publication), self._base
+        placed = (
+            "ALTER TABLE {base}\n    ALTER COLUMN {place} SET DEFAULT {next},\n"
+            "    ALTER COLUMN {created_at} SET DEFAULT now()"
         )
-        return [changed, left]
+        return [
+            sql.SQL(placed).format(base=self._base, place=_PLACE, next=self._next_place, created_at=_CREATED_AT),
+            sql.SQL("ALTER PUBLICATION {} DROP TABLE {}").format(identifier((self._router.publication,)), self._base),
+        ]
 
     def _made_view(self) -> sql.Composed:
         return sql.SQL("CREATE OR REPLACE VIEW {} AS\n{}").format(self._view, self._select)
 
     def _view_default(self) -> sql.Composed:
-        return sql.SQL("ALTER VIEW {} ALTER COLUMN id SET DEFAULT nextval({})").format(
-            self._view, sql.Literal(self._sequence.as_string())
-        )
+        return sql.SQL("ALTER VIEW {} ALTER COLUMN id SET DEFAULT {}").format(self._view, self._next_place)
 
     def _keeping_function(self) -> sql.Composed:
         """Many applications delete an event at once, as Debezium reads the log. It must stay until it is relayed."""
-        columns = [sql.Identifier(name) for name in (*self._stored, *self._added())]
+        columns = sql.SQL(", ").join(identifier((name,)) for name in (*self._stored, *self._added()))
         return sql.SQL(
             "CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql\n"
             "SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $keep$\nBEGIN\n"
-            "    INSERT INTO {base} ({columns})\n    OVERRIDING SYSTEM VALUE VALUES ({values});\n"
-            "    RETURN NULL;\nEND $keep$"
-        ).format(
-            function=self._keeping(),
-            base=self._base,
-            columns=sql.SQL(", ").join(columns),
-            values=sql.SQL(", ").join(sql.SQL("OLD.{}").format(column) for column in columns),
-        )
+            "    INSERT INTO {base} ({columns}) OVERRIDING SYSTEM VALUE\n"
+            "    SELECT {columns} FROM (SELECT (OLD).*) AS deleted;\n    RETURN NULL;\nEND $keep$"
+        ).format(function=self._keeping(), base=self._base, columns=columns)
 
     def _added(self) -> list[str]:
         return [name for name in (PLACE, CREATED_AT, LEADER) if name not in self._columns]
@@ -160,13 +161,13 @@ class OutboxView:
         return sql.SQL(
             "CREATE OR REPLACE TRIGGER outbox_kept AFTER DELETE ON {base}\n"
             "FOR EACH ROW WHEN (OLD.{created_at} = transaction_timestamp()) EXECUTE FUNCTION {function}()"
-        ).format(base=self._base, created_at=sql.Identifier(CREATED_AT), function=self._keeping())
+        ).format(base=self._base, created_at=_CREATED_AT, function=self._keeping())
 
-    def _keeping(self) -> sql.Identifier:
+    def _keeping(self) -> sql.Composable:
         return self._named("_outbox_kept")
 
-    def _named(self, suffix: str) -> sql.Identifier:
-        return sql.Identifier(self._router.schema, _shortened(self._router.table, suffix))
+    def _named(self, suffix: str) -> sql.Composable:
+        return identifier((self._router.schema, _shortened(self._router.table, suffix)))
 
     def _composed_select(self) -> sql.Composed:
         router = self._router
@@ -177,9 +178,9 @@ class OutboxView:
             "       {texts} AS kafka_header_values,\n       {leader} AS leader_id,\n       xmin AS xmin\n"
             "FROM {base}\nWHERE {place} IS NOT NULL"
         ).format(
-            place=sql.Identifier(PLACE),
-            created_at=sql.Identifier(CREATED_AT),
-            leader=sql.Identifier(LEADER),
+            place=_PLACE,
+            created_at=_CREATED_AT,
+            leader=_LEADER,
             topic=self._topic(),
             key=self._written("key.converter", router.key_column, router.key_form),
             value=self._value(),
@@ -197,7 +198,7 @@ class OutboxView:
         prefix, suffix = (
             [sql.Literal(text)] if text else [] for text in (self._router.topic_prefix, self._router.topic_suffix)
         )
-        return sql.SQL(" || ").join([*prefix, sql.SQL("{}::text").format(sql.Identifier(column.name)), *suffix])
+        return sql.SQL(" || ").join([*prefix, sql.SQL("{}::text").format(identifier((column.name,))), *suffix])
 
     def _value(self) -> sql.Composable:
         router = self._router
@@ -211,7 +212,7 @@ class OutboxView:
         if not router.blank_is_tombstone or form is Form.BYTES:
             return value
         # Java's trim() takes a space, and whatever comes before it among the characters, for blank.
-        blank = sql.SQL("coalesce({}::text, '') !~ '[^\x01-\x20]'").format(sql.Identifier(router.payload_column))
+        blank = sql.SQL("coalesce({}::text, '') !~ '[^\x01-\x20]'").format(identifier((router.payload_column,)))
         return sql.SQL("CASE WHEN {} THEN NULL ELSE {} END").format(blank, value)
 
     def _written(self, converter: str, name: str, form: Form) -> sql.Composable:
@@ -229,7 +230,7 @@ class OutboxView:
             raise InvalidConnector(
                 f"{converter}: writes the column {name!r}, of the type {column.type}, in a form that cannot be had here"
             )
-        return sql.SQL(written).format(sql.Identifier(name))
+        return sql.SQL(written).format(identifier((name,)))
 
     def _header_arrays(self) -> tuple[sql.Composable, sql.Composable]:
         """The names and the texts of the headers; of a column that is NULL, a header without a value."""
@@ -241,15 +242,15 @@ class OutboxView:
     def _as_header(self, name: str) -> sql.Composed:
         column = self._column("table.fields.additional.placement", name)
         if _NUMERIC.fullmatch(column.type):
-            return sql.SQL("{}::text").format(sql.Identifier(name))
+            return sql.SQL("{}::text").format(identifier((name,)))
         if _MILLISECONDS.fullmatch(column.type):
-            return sql.SQL("(extract(epoch FROM {}) * 1000)::bigint::text").format(sql.Identifier(name))
+            return sql.SQL("(extract(epoch FROM {}) * 1000)::bigint::text").format(identifier((name,)))
         if column.base_type not in _HEADERS:
             raise InvalidConnector(
                 f"table.fields.additional.placement: the column {name!r} is of the type {column.type}, which cannot be "
                 "written here as Kafka Connect does"
             )
-        return sql.SQL(_HEADERS[column.base_type]).format(sql.Identifier(name))
+        return sql.SQL(_HEADERS[column.base_type]).format(identifier((name,)))
 
     def _column(self, what: str, name: str) -> Column:
         if name not in self._columns:
@@ -269,4 +270,4 @@ def _shortened(table: str, suffix: str) -> str:
 
 
 def _role(name: str) -> sql.Composable:
-    return sql.SQL("PUBLIC") if name == "PUBLIC" else sql.Identifier(name)
+    return sql.SQL("PUBLIC") if name == "PUBLIC" else identifier((name,))

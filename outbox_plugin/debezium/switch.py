@@ -21,7 +21,7 @@ from outbox_plugin.errors import SchemaMissing, ServerRefused
 from outbox_plugin.operate.operator_transaction import notifying_transaction
 from outbox_plugin.operate.pausing import resume
 from outbox_plugin.schema.connection import connect_patiently, reported_as_refusal
-from outbox_plugin.schema.statements import identifier, statement
+from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.table_name import in_full
 from outbox_plugin.settings import Settings
 
@@ -29,6 +29,7 @@ PATIENCE_SECONDS = 60.0  # For locks of the table.
 DRAIN_SECONDS = 600.0  # For what Debezium has still to read.
 PAUSE_SECONDS = 1.0  # Between two looks.
 
+_PLAIN = "r"  # Of a table that is neither partitioned nor foreign, nor a view.
 _Connection = psycopg.Connection[tuple[Any, ...]]
 
 
@@ -40,9 +41,15 @@ def outbox_view(settings: Settings, router: EventRouter) -> OutboxView:
         ServerRefused: Postgres cannot be reached, or refuses.
     """
     with reported_as_refusal(settings), closing(connect_patiently(settings)) as connection:
-        columns = [Column(*row) for row in _ask(connection, "columns", router)]
-        if not columns:
+        kinds = _ask(connection, "kind", router)
+        if not kinds:
             raise InvalidConnector(f"table.include.list: there is no table {router.schema}.{router.table}")
+        if kinds != [(_PLAIN,)]:
+            raise InvalidConnector(
+                f"table.include.list: {router.schema}.{router.table} is partitioned, or no table: expected a plain "
+                "table, whose places can be unique"
+            )
+        columns = [Column(*row) for row in _ask(connection, "columns", router)]
         writers = [writer for (writer,) in _ask(connection, "writers", router)]
         return OutboxView(router, columns, writers, in_full(connection, settings.table).rsplit(".", 1))
 
@@ -87,7 +94,12 @@ def _check_view(connection: _Connection, settings: Settings, router: EventRouter
             f"OUTBOX_TABLE: {settings.table!r} is no view of {router.schema}.{router.table}; run the SQL of "
             "`outbox debezium prepare`, and then `outbox migrate`"
         )
-    for (role,) in connection.execute(statement("debezium", "cannot_draw", table), _names(connection, router)):
+    if not connection.execute(statement("identity", "unique_ids", table)).fetchall():
+        raise SchemaMissing(
+            f"the places of {router.schema}.{router.table} have no valid unique index: drop what is there, and "
+            "run the SQL of `outbox debezium prepare` again"
+        )
+    for (role,) in connection.execute(statement("debezium", "cannot_draw", table), _names(router)):
         raise ServerRefused(
             f"Postgres: the role {role!r} inserts into {router.schema}.{router.table}, and could not any more: run the "
             "SQL of `outbox debezium prepare` again, which lets it use the sequence of the places"
@@ -167,9 +179,9 @@ def _wait_for_debezium(connection: _Connection, router: EventRouter, tell: Calla
 
 def _ask(connection: _Connection, name: str, router: EventRouter, **values: object) -> Sequence[tuple[Any, ...]]:
     table = f"{router.schema}.{router.table}"
-    return connection.execute(statement("debezium", name, table), {**_names(connection, router), **values}).fetchall()
+    return connection.execute(statement("debezium", name, table), {**_names(router), **values}).fetchall()
 
 
-def _names(connection: _Connection, router: EventRouter) -> dict[str, object]:
-    base = identifier((router.schema, router.table)).as_string(connection)
+def _names(router: EventRouter) -> dict[str, object]:
+    base = sql.Identifier(router.schema, router.table).as_string()
     return {"base": base, "schema": router.schema, "name": router.table}

@@ -313,6 +313,38 @@ def test_a_file_without_a_configuration_is_refused(outbox: Settings, tmp_path: P
     assert said in refused("prepare", outbox, file)
 
 
+def test_a_partitioned_table_is_refused(outbox: Settings, tmp_path: Path) -> None:
+    run(outbox, f"{TABLE.replace('outboxevent', 'divided').replace('PRIMARY KEY', '')} PARTITION BY HASH (id)")
+    file = written(tmp_path, {"table.include.list": "public.divided"})
+    assert "is partitioned" in refused("prepare", outbox, file)
+
+
+def test_an_index_that_was_not_finished_is_refused(outbox: Settings, connector: Path) -> None:
+    prepare(outbox, connector)
+    run(outbox, "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'outboxevent_outbox_place_key'::regclass")
+    assert "no valid unique index" in refused("switch", outbox, connector)
+
+
+def test_odd_names_are_only_names(outbox: Settings, tmp_path: Path) -> None:
+    table, column, quoted = 'out%s $keep$ "box', "pay;load$keep$", '"out%s $keep$ ""box"'
+    create = TABLE.replace("outboxevent", quoted).replace("payload", f'"{column}"')
+    run(outbox, f"{create}; CREATE PUBLICATION odd FOR TABLE {quoted}")
+    file = written(
+        tmp_path,
+        {
+            "table.include.list": f"public.{table}",
+            "publication.name": "odd",
+            "transforms.outbox.table.field.event.payload": column,
+        },
+    )
+    prepare(outbox, file)
+    with Connector(outbox, "nothing"):
+        debezium("switch", outbox, file)
+    event = "VALUES (gen_random_uuid(), 'kind', 'key', NULL, '1')"
+    run(outbox, f"BEGIN; INSERT INTO {quoted} {event}; DELETE FROM {quoted}; COMMIT")
+    assert run(outbox, "SELECT kafka_key, kafka_value FROM outboxevent_relayed") == [("key", "1")]
+
+
 def test_a_table_that_is_not_there_is_refused(outbox: Settings, tmp_path: Path) -> None:
     file = written(tmp_path, {"table.include.list": "public.no_such"})
     assert "there is no table public.no_such" in refused("prepare", outbox, file)

@@ -1,3 +1,7 @@
+-- name: kind
+-- What a table is; no row where there is none.
+SELECT relkind::text FROM pg_class WHERE oid = to_regclass(%(base)s)
+
 -- name: columns
 -- The columns of a table, in their order: each with its type and whether Postgres makes its value.
 SELECT attname, format_type(atttypid, atttypmod), attgenerated <> '' AS is_generated
