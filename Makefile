@@ -47,7 +47,7 @@ types: setup
 	@$(BIN)/mypy
 
 unit: setup
-	@$(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations=10 --share
+	@$(BIN)/pytest --numprocesses 3 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder --durations=10 --share
 
 test-long: setup ## Run the tests that take many minutes, and all that `make test` takes turns with
 	@$(BIN)/pytest --durations=10 -m "long or slow"
