@@ -6,12 +6,12 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
+from threading import Thread
 from typing import Any
 
 from confluent_kafka import (
     TIMESTAMP_LOG_APPEND_TIME,
     Consumer,
-    ConsumerGroupTopicPartitions,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -75,6 +75,10 @@ END: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 _LATE = {KafkaError._MSG_TIMED_OUT, KafkaError.REQUEST_TIMED_OUT, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
 
 
+def _answered(_error: KafkaError | None, _offsets: list[KafkaTopicPartition]) -> None:
+    """Ignore a commit's answer. Without a callback, librdkafka writes each refusal to the log."""
+
+
 class KafkaSettings(Settings):
     """Settings of one who needs no Postgres: from keyword arguments, the environment, or `.env`."""
 
@@ -123,12 +127,13 @@ class CoordinationLog:
                 self._reader = Consumer(
                     internal_client_config(
                         settings,
-                        group_id=group_id,  # To read its committed offsets; this client joins no group.
+                        group_id=group_id,  # To read and commit its offsets; this client joins no group.
                         enable_auto_commit=False,
                         auto_offset_reset="earliest",
                         fetch_wait_max_ms=50,
                         fetch_min_bytes=1,
                     )
+                    | {"on_commit": _answered}
                 )
                 opened.callback(self._reader.close)
             except KafkaException as error:
@@ -360,11 +365,10 @@ class CoordinationLog:
         if not records:
             return True
         offsets = {each.topic_partition: each.offset for each in positions}
-        wanted = ConsumerGroupTopicPartitions(
-            self._group_id, [KafkaTopicPartition(*tp, at) for tp, at in offsets.items()]
-        )
-        with suppress(KafkaException):  # For other tools; we never depend on it.
-            self._admin.alter_consumer_group_offsets([wanted])
+        # For other tools; we never depend on it. An admin client's request to a group's coordinator would do the same,
+        # but librdkafka aborts the process if the connection is lost meanwhile (its issue 4605).
+        with suppress(KafkaException):
+            self._reader.commit(offsets=[KafkaTopicPartition(*tp, at) for tp, at in offsets.items()], asynchronous=True)
         return self._keep(records, wait=wait)
 
     def keep_pause(self, message: ReleaseGroup) -> None:
@@ -403,6 +407,12 @@ class CoordinationLog:
         if not self._closed:
             self._closed = True
             with ExitStack() as opened:  # Whatever one of them raises, the others are closed.
-                opened.callback(self._reader.close)
+                opened.callback(self._close_reader)
                 opened.callback(self._writer.close)
                 self._writer.flush(CLOSE_SECONDS)
+
+    def _close_reader(self) -> None:
+        """Close the reader, or leave it to a thread: while Kafka is stuck, it waits minutes for a commit's answer."""
+        closing = Thread(target=self._reader.close, name="outbox-reader-close", daemon=True)
+        closing.start()
+        closing.join(CLOSE_SECONDS)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
+import signal
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer as KafkaConsumer
@@ -24,7 +27,10 @@ from confluent_kafka.admin import (
 )
 
 from outbox_plugin.coordination import Admin, Consumer, Heartbeat
+from outbox_plugin.coordination.actions import Keep
 from outbox_plugin.coordination.log import CoordinationLog, kafka_settings
+from outbox_plugin.core.topic_partition import TopicPartition
+from outbox_plugin.embedded.kafka import EmbeddedKafka
 from outbox_plugin.errors import OutboxError, UserError
 from tests.integration.test_coordination import INTERVAL, PARTITIONS, Running, held, orders, start, write
 from tests.support import PATIENCE, eventually
@@ -277,6 +283,26 @@ def test_a_log_whose_topics_it_has_made_is_gone_with_the_last_reference_to_it(
         assert gone() is None
     finally:
         gc.enable()
+
+
+def test_a_log_is_closed_soon_though_kafka_does_not_answer(bootstrap_servers: str, group: str, tmp_path: Path) -> None:
+    """librdkafka would wait for the answer to a commit, for a minute or more."""
+    kafka = EmbeddedKafka(tmp_path / "kafka", print)
+    kafka.launch()
+    kafka.wait()
+    try:
+        log = CoordinationLog(kafka_settings(kafka.bootstrap_servers, None), f"{group}-claims", group)
+        os.kill(kafka.pid, signal.SIGSTOP)
+        try:
+            log.keep([Keep(TopicPartition("orders", 0), 10, "topic", log.log_time())])
+            closing_log = threading.Thread(target=log.close, daemon=True)
+            closing_log.start()
+            closing_log.join(10 * PATIENCE)
+            assert not closing_log.is_alive()
+        finally:
+            os.kill(kafka.pid, signal.SIGCONT)
+    finally:
+        kafka.stop()
 
 
 def test_as_much_is_read_at_once_as_one_sends_who_holds_very_many_partitions(
