@@ -27,6 +27,7 @@ from tests.consuming import query
 from tests.emitting import DRIVERS, Driver, awaited
 from tests.integration.test_spark_publish import commit
 from tests.roles import as_role, let_in
+from tests.support import eventually
 
 pytestmark = pytest.mark.integration
 
@@ -154,6 +155,44 @@ def _write_at_random(settings: Settings, chance: random.Random) -> None:
             writer.close()
 
 
+def test_what_others_write_beside_a_batch_is_not_summarised(settings: Settings) -> None:
+    """It leaves soon; all later rows of its keys would wait for the batch."""
+    with connect(settings) as batch, connect(settings, autocommit=True) as live:
+        batch.execute("INSERT INTO outbox (kafka_topic, kafka_key) VALUES ('t', 'first')")
+        for number in range(4):
+            with batch.transaction():  # A savepoint, which has a transaction id of its own.
+                Outbox().emit_many(batch, events(60, keys=7))
+            live.execute("INSERT INTO outbox (kafka_topic, kafka_key) VALUES ('t', %s)", (f"live-{number}",))
+        batch.execute("INSERT INTO outbox (kafka_topic, kafka_key) SELECT 't', 'last' FROM generate_series(1, 60)")
+        assert batch.execute(SUMMARISE, (300,)).fetchone() == (True,)
+        live.execute("DELETE FROM outbox WHERE kafka_key LIKE 'live-%'")
+        batch.commit()
+    found, known = read_and_known(settings)
+    assert sorted(found) == sorted(known)
+    assert len(known) == 9
+
+
+def test_a_summary_is_found_without_a_walk_of_the_batch(settings: Settings) -> None:
+    """The statistics are those of an empty table, as autovacuum leaves them just before a batch."""
+    query(settings, "INSERT INTO outbox (kafka_topic, kafka_key) SELECT 't', 'old' FROM generate_series(1, 500)")
+    query(settings, "DELETE FROM outbox")
+    query(settings, "ALTER TABLE outbox SET (autovacuum_enabled = false)")
+    query(settings, "ANALYZE outbox")
+    emit(settings, 20_000)
+    before = fetched_rows(settings)
+    with closing(PostgresWindowStore(settings, 0, Layout(1, 1))) as store:
+        assert len(numbers(b"".join(store.key_hashes_up_to(BOUND, 1_000_000)))) == 10
+    assert fetched_rows(settings) - before < 1_000
+
+
+def fetched_rows(settings: Settings) -> int:
+    """How many rows of the outbox have been fetched by an index, once all sessions of the harvester have ended."""
+    sessions = "SELECT count(*) FROM pg_stat_activity WHERE starts_with(application_name, 'outbox harvester')"
+    eventually(lambda: query(settings, sessions) == [(0,)], 10)
+    [(rows,)] = query(settings, "SELECT idx_tup_fetch FROM pg_stat_user_tables WHERE relname = 'outbox'")
+    return int(rows)
+
+
 def test_a_batch_that_is_rolled_back_leaves_no_summary(settings: Settings) -> None:
     with connect(settings) as connection, connection.transaction(force_rollback=True):
         Outbox().emit_many(connection, events(1_000))
@@ -178,8 +217,9 @@ def test_ids_that_are_given_again_are_not_taken_for_those_of_a_batch(
     emit(settings, 1_000)
     for each in given_again.split("; "):
         if each.startswith("UPDATE"):
-            query(settings, each)
-            assert query(settings, SUMMARISE, 1_000) == [(True,)]
+            with connect(settings) as connection:
+                connection.execute(each)
+                assert connection.execute(SUMMARISE, (1_000,)).fetchone() == (True,)
     query(settings, given_again)
     insert = "INSERT INTO outbox (kafka_topic, kafka_key) SELECT 't', 'new ' || n FROM generate_series(1, %s) n"
     query(settings, insert, rows)
@@ -209,18 +249,27 @@ def test_a_summary_with_far_more_keys_than_rows_that_wait_is_not_read(settings: 
 
 
 def test_a_batch_that_is_summarised_again_and_again_has_one_summary(settings: Settings) -> None:
-    emit(settings, 1_000)
-    for _ in range(5):
-        assert query(settings, SUMMARISE, 1_000) == [(True,)]
+    with connect(settings) as connection:
+        Outbox().emit_many(connection, events(1_000))
+        for _ in range(5):
+            assert connection.execute(SUMMARISE, (1_000,)).fetchone() == (True,)
     assert summaries(settings) == 1
+
+
+def test_a_batch_that_has_ended_is_not_summarised(settings: Settings) -> None:
+    """The leader has begun to read its keys."""
+    emit(settings, 90)
+    assert query(settings, SUMMARISE, 90) == [(False,)]
+    assert summaries(settings) == 0
 
 
 def test_an_id_that_two_rows_have_hides_no_gap(settings: Settings) -> None:
     """In a partitioned outbox, say. The row in the gap is written by a transaction that ends later."""
     query(settings, "ALTER TABLE outbox DROP CONSTRAINT outbox_pkey; CREATE INDEX ON outbox (id)")
     insert = "INSERT INTO outbox (id, kafka_topic, kafka_key) SELECT n, 't', 'k' FROM unnest(%s::bigint[]) n"
-    query(settings, insert, [1, 2, 2, 4, 5])
-    assert query(settings, SUMMARISE, 5) == [(True,)]
+    with connect(settings) as connection:
+        connection.execute(insert, ([1, 2, 2, 4, 5],))
+        assert connection.execute(SUMMARISE, (5,)).fetchone() == (True,)
     assert query(settings, "SELECT ids @> 3::bigint FROM outbox_key_summary") == [(False,)]
 
 

@@ -150,14 +150,18 @@ CROSS JOIN LATERAL (
 
 -- name: key_summaries
 -- Summaries that writers of large batches have left, by form of their hashes: how many bytes of hashes each has. A summary
--- counts while most of its last rows are there, as they were written.
+-- counts while most of its last rows are there, as they were written. The LIMIT has each of them looked up by itself: to the
+-- planner a table that was empty when it was last analysed looks as if joining all of it were cheaper.
 SELECT summary.id, octet_length(summary.key_hashes)
 FROM {outbox_key_summary} AS summary
 WHERE summary.incarnation = %(incarnation)s AND summary.hash_form = %(hash_form)s
   AND lower(summary.ids) <= %(bound)s::bigint
   AND cardinality(summary.last_ids) <= (2 * (
       SELECT count(*) FROM unnest(summary.last_ids, summary.last_writers) AS last (id, writer)
-      JOIN {outbox} AS waiting ON waiting.id = last.id AND waiting.xmin::text::bigint = last.writer
+      CROSS JOIN LATERAL (
+          SELECT FROM {outbox} AS waiting
+          WHERE waiting.id = last.id AND waiting.xmin::text::bigint = last.writer LIMIT 1
+      ) AS found
   ))
 ORDER BY summary.id
 
