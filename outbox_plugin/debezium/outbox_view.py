@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 
 from psycopg import sql
 
@@ -13,16 +14,19 @@ from outbox_plugin.schema.statements import identifier
 
 PLACE, CREATED_AT, LEADER = "outbox_place", "outbox_created_at", "outbox_leader"
 _PLACE, _CREATED_AT, _LEADER = map(sql.Identifier, (PLACE, CREATED_AT, LEADER))
+_LONGEST_NAME = 63  # Bytes of a name in Postgres.
 _SHORT_WAITS = "SET lock_timeout = '2s'"  # Whoever writes to the table waits behind us.
 _PLAIN_TEXT = frozenset({"text", "character varying", "uuid", "json", "jsonb"})
 _WHOLE_NUMBERS = frozenset({"smallint", "integer", "bigint"})
-_NUMERIC = re.compile(r"numeric\(\d+,\d+\)")
+_NUMERIC = re.compile(r"numeric\(\d+,[0-6]\)")  # Java writes smaller fractions with an exponent.
 _MILLISECONDS = re.compile(r"timestamp\([0-3]\) without time zone")
-# How Kafka Connect's header converters write what Debezium makes of a column, with Debezium's defaults, by the type.
+_EPOCH = "CASE WHEN isfinite({0}) THEN trunc(extract(epoch FROM {0}) * %s)::text END"
+# How Kafka Connect's header converters write what Debezium makes of a column, with Debezium's defaults, by the type. An
+# infinite date or time has no such form: the header has no value.
 _HEADERS = {
     **dict.fromkeys((*_PLAIN_TEXT, *_WHOLE_NUMBERS, "boolean"), "{}::text"),
-    "date": "({} - DATE '1970-01-01')::text",
-    "timestamp without time zone": "(extract(epoch FROM {}) * 1000000)::bigint::text",
+    "date": "CASE WHEN isfinite({0}) THEN ({0} - DATE '1970-01-01')::text END",
+    "timestamp without time zone": _EPOCH % 1_000_000,
     "timestamp with time zone": "to_char({} AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')",
 }
 
@@ -60,14 +64,12 @@ class OutboxView:
         """
         self._router = router
         self._columns = {column.name: column for column in columns}
-        self._stored = [column.name for column in columns if not column.is_generated]
         self._base = identifier((router.schema, router.table))
         self._writers = writers
         self._view = identifier(view)
+        self.sequence = sql.Identifier(router.schema, _shortened(router.table, "_outbox_place_seq")).as_string()
         self._sequence = self._named("_outbox_place_seq")
-        self._next_place = sql.SQL("nextval({})").format(
-            sql.Literal(sql.Identifier(router.schema, _shortened(router.table, "_outbox_place_seq")).as_string())
-        )
+        self._next_place = sql.SQL("nextval({})").format(sql.Literal(self.sequence))
         self._select = self._composed_select()
 
     @property
@@ -113,7 +115,8 @@ class OutboxView:
             *(sql.SQL(grant).format(self._sequence, _role(role)) for role in self._writers),
             self._made_view(),
             self._view_default(),
-            self._keeping_function(),
+            *self._placing_function(),
+            *self._keeping_function(),
             self._keeping_trigger(),
         ]
 
@@ -125,18 +128,40 @@ class OutboxView:
         Raises:
             InvalidConnector: the connector reads no publication.
         """
-        if self._router.publication is None:
-            raise InvalidConnector(
-                "plugin.name: expected 'pgoutput': another plug-in has no publication that the table could leave"
-            )
         placed = (
             "ALTER TABLE {base}\n    ALTER COLUMN {place} SET DEFAULT {next},\n"
             "    ALTER COLUMN {created_at} SET DEFAULT now()"
         )
+        trigger = (
+            "CREATE OR REPLACE TRIGGER outbox_placed BEFORE INSERT ON {base} FOR EACH ROW\n"
+            "WHEN (NEW.{place} IS NULL OR NEW.{created_at} IS NULL) EXECUTE FUNCTION {function}()"
+        )
+        names = {"base": self._base, "place": _PLACE, "created_at": _CREATED_AT}
         return [
-            sql.SQL(placed).format(base=self._base, place=_PLACE, next=self._next_place, created_at=_CREATED_AT),
-            sql.SQL("ALTER PUBLICATION {} DROP TABLE {}").format(identifier((self._router.publication,)), self._base),
+            sql.SQL(placed).format(next=self._next_place, **names),
+            sql.SQL(trigger).format(function=self._placing(), **names),
+            sql.SQL("ALTER TABLE {base} ENABLE ALWAYS TRIGGER outbox_placed").format(base=self._base),
+            sql.SQL("ALTER PUBLICATION {} DROP TABLE {}").format(self._publication(), self._base),
         ]
+
+    def deletion(self) -> list[sql.Composed]:
+        """What fails where no row could be marked or deleted behind the switch; it is to be rolled back."""
+        texts = (
+            _SHORT_WAITS,
+            "DO $$BEGIN ALTER PUBLICATION {publication} DROP TABLE {base}; EXCEPTION WHEN undefined_object THEN END$$",
+            "EXPLAIN UPDATE {base} SET {leader} = NULL",
+            "EXPLAIN DELETE FROM {base}",
+        )
+        names = {"publication": self._publication(), "base": self._base, "leader": _LEADER}
+        return [sql.SQL(text).format(**names) for text in texts]
+
+    def _publication(self) -> sql.Composable:
+        """Raises InvalidConnector: the connector reads none."""
+        if self._router.publication is None:
+            raise InvalidConnector(
+                "plugin.name: expected 'pgoutput': another plug-in has no publication that the table could leave"
+            )
+        return identifier((self._router.publication,))
 
     def _made_view(self) -> sql.Composed:
         return sql.SQL("CREATE OR REPLACE VIEW {} AS\n{}").format(self._view, self._select)
@@ -144,24 +169,42 @@ class OutboxView:
     def _view_default(self) -> sql.Composed:
         return sql.SQL("ALTER VIEW {} ALTER COLUMN id SET DEFAULT {}").format(self._view, self._next_place)
 
-    def _keeping_function(self) -> sql.Composed:
-        """Many applications delete an event at once, as Debezium reads the log. It must stay until it is relayed."""
-        columns = sql.SQL(", ").join(identifier((name,)) for name in (*self._stored, *self._added()))
-        return sql.SQL(
+    def _placing_function(self) -> list[sql.Composed]:
+        """A writer that names all columns, as COPY of a dump does, may say NULL where a default would stand."""
+        text = (
             "CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql\n"
-            "SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $keep$\nBEGIN\n"
-            "    INSERT INTO {base} ({columns}) OVERRIDING SYSTEM VALUE\n"
-            "    SELECT {columns} FROM (SELECT (OLD).*) AS deleted;\n    RETURN NULL;\nEND $keep$"
-        ).format(function=self._keeping(), base=self._base, columns=columns)
+            "SET search_path = pg_catalog, pg_temp AS $placed$\nBEGIN\n"
+            "    NEW.{place} := coalesce(NEW.{place}, {next});\n"
+            "    NEW.{created_at} := coalesce(NEW.{created_at}, now());\n    RETURN NEW;\nEND $placed$"
+        )
+        names = {"function": self._placing(), "place": _PLACE, "created_at": _CREATED_AT, "next": self._next_place}
+        return [sql.SQL(text).format(**names), _only_ours(self._placing())]
 
-    def _added(self) -> list[str]:
-        return [name for name in (PLACE, CREATED_AT, LEADER) if name not in self._columns]
+    def _keeping_function(self) -> list[sql.Composed]:
+        """Many applications delete an event at once, as Debezium reads the log. It must stay until it is relayed.
+
+        It names the columns that the table has when it is called, since they may be altered.
+        """
+        text = (
+            "CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql\n"
+            "SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $keep$\n"
+            "DECLARE\n    stored text := (\n        SELECT string_agg(quote_ident(attname), ', ' ORDER BY attnum)\n"
+            "        FROM pg_attribute\n"
+            "        WHERE attrelid = TG_RELID AND attnum > 0 AND NOT attisdropped AND attgenerated = '');\nBEGIN\n"
+            "    EXECUTE format('INSERT INTO %s (%s) OVERRIDING SYSTEM VALUE '\n"
+            "                   'SELECT %s FROM (SELECT ($1).*) AS deleted', TG_RELID::regclass, stored, stored)\n"
+            "    USING OLD;\n    RETURN NULL;\nEND $keep$"
+        )
+        return [sql.SQL(text).format(function=self._keeping()), _only_ours(self._keeping())]
 
     def _keeping_trigger(self) -> sql.Composed:
         return sql.SQL(
             "CREATE OR REPLACE TRIGGER outbox_kept AFTER DELETE ON {base}\n"
             "FOR EACH ROW WHEN (OLD.{created_at} = transaction_timestamp()) EXECUTE FUNCTION {function}()"
         ).format(base=self._base, created_at=_CREATED_AT, function=self._keeping())
+
+    def _placing(self) -> sql.Composable:
+        return self._named("_outbox_placed")
 
     def _keeping(self) -> sql.Composable:
         return self._named("_outbox_kept")
@@ -170,7 +213,6 @@ class OutboxView:
         return identifier((self._router.schema, _shortened(self._router.table, suffix)))
 
     def _composed_select(self) -> sql.Composed:
-        router = self._router
         names, texts = self._header_arrays()
         return sql.SQL(
             "SELECT {place} AS id,\n       {created_at} AS create_time,\n       {topic} AS kafka_topic,\n"
@@ -182,7 +224,7 @@ class OutboxView:
             created_at=_CREATED_AT,
             leader=_LEADER,
             topic=self._topic(),
-            key=self._written("key.converter", router.key_column, router.key_form),
+            key=self._key(),
             value=self._value(),
             names=names,
             texts=texts,
@@ -200,6 +242,11 @@ class OutboxView:
         )
         return sql.SQL(" || ").join([*prefix, sql.SQL("{}::text").format(identifier((column.name,))), *suffix])
 
+    def _key(self) -> sql.Composable:
+        if self._router.key_form is Form.BYTES:
+            raise InvalidConnector("key.converter: expected keys that are texts or JSON, as bytes cannot be a key here")
+        return self._written("key.converter", self._router.key_column, self._router.key_form)
+
     def _value(self) -> sql.Composable:
         router = self._router
         if router.expands_json and router.value_form is not Form.JSON:
@@ -207,8 +254,11 @@ class OutboxView:
                 "table.expand.json.payload: expected value.converter to be the JsonConverter, as a payload that is "
                 "expanded is no text"
             )
-        form = Form.TEXT if router.expands_json else router.value_form
+        form = router.value_form
         value = self._written("value.converter", router.payload_column, form)
+        if router.expands_json:  # Debezium expands what begins like an object or an array.
+            payload = identifier((router.payload_column,))
+            value = sql.SQL("CASE WHEN {0}::text ~ '^[{{[]' THEN {0}::text ELSE {1} END").format(payload, value)
         if not router.blank_is_tombstone or form is Form.BYTES:
             return value
         # Java's trim() takes a space, and whatever comes before it among the characters, for blank.
@@ -244,7 +294,7 @@ class OutboxView:
         if _NUMERIC.fullmatch(column.type):
             return sql.SQL("{}::text").format(identifier((name,)))
         if _MILLISECONDS.fullmatch(column.type):
-            return sql.SQL("(extract(epoch FROM {}) * 1000)::bigint::text").format(identifier((name,)))
+            return sql.SQL(_EPOCH % 1_000).format(identifier((name,)))
         if column.base_type not in _HEADERS:
             raise InvalidConnector(
                 f"table.fields.additional.placement: the column {name!r} is of the type {column.type}, which cannot be "
@@ -264,9 +314,19 @@ def _array(parts: Sequence[sql.Composable]) -> sql.Composed:
     return sql.SQL("ARRAY[{}]").format(sql.SQL(", ").join(parts))
 
 
+def _only_ours(function: sql.Composable) -> sql.Composed:
+    """Nobody else may put such a function behind a trigger of theirs."""
+    return sql.SQL("REVOKE ALL ON FUNCTION {}() FROM PUBLIC").format(function)
+
+
 def _shortened(table: str, suffix: str) -> str:
-    """A name after the table's, in 63 bytes: Postgres would cut the suffix off a longer one."""
-    return table.encode()[: 63 - len(suffix)].decode(errors="ignore") + suffix
+    """A name after the table's, in 63 bytes: Postgres would cut the suffix off a longer one.
+
+    Two long names may begin with the same letters, so a hash tells them apart.
+    """
+    if len(table.encode()) + len(suffix) > _LONGEST_NAME:
+        suffix = f"_{sha256(table.encode()).hexdigest()[:8]}{suffix}"
+    return table.encode()[: _LONGEST_NAME - len(suffix)].decode(errors="ignore") + suffix
 
 
 def _role(name: str) -> sql.Composable:

@@ -20,7 +20,7 @@ from outbox_plugin.debezium.outbox_view import PLACE, Column, OutboxView
 from outbox_plugin.errors import SchemaMissing, ServerRefused
 from outbox_plugin.operate.operator_transaction import notifying_transaction
 from outbox_plugin.operate.pausing import resume
-from outbox_plugin.schema.connection import connect_patiently, reported_as_refusal
+from outbox_plugin.schema.connection import connect_patiently, one_line, reported_as_refusal
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.table_name import in_full
 from outbox_plugin.settings import Settings
@@ -44,14 +44,17 @@ def outbox_view(settings: Settings, router: EventRouter) -> OutboxView:
         kinds = _ask(connection, "kind", router)
         if not kinds:
             raise InvalidConnector(f"table.include.list: there is no table {router.schema}.{router.table}")
-        if kinds != [(_PLAIN,)]:
+        if kinds != [(_PLAIN, False)]:
             raise InvalidConnector(
-                f"table.include.list: {router.schema}.{router.table} is partitioned, or no table: expected a plain "
-                "table, whose places can be unique"
+                f"table.include.list: {router.schema}.{router.table} is partitioned, has tables that inherit from it, "
+                "or is no table: expected a plain one, whose places can be unique"
             )
         columns = [Column(*row) for row in _ask(connection, "columns", router)]
         writers = [writer for (writer,) in _ask(connection, "writers", router)]
-        return OutboxView(router, columns, writers, in_full(connection, settings.table).rsplit(".", 1))
+        view = OutboxView(router, columns, writers, in_full(connection, settings.table).rsplit(".", 1))
+        _check_names(connection, settings, router, view)
+        _check_insertion(connection, router)
+        return view
 
 
 def switch(settings: Settings, router: EventRouter, tell: Callable[[str], None]) -> None:
@@ -74,6 +77,7 @@ def switch(settings: Settings, router: EventRouter, tell: Callable[[str], None])
         _check_view(connection, settings, router)
         _check_publication(connection, router)
         _check_slot(connection, router)
+        _check_deletable(connection, view)
         _hold(settings)
         if _ask(connection, "has_switched", router, column=PLACE):
             tell("the table has been switched before; new rows wait in the outbox")
@@ -83,6 +87,35 @@ def switch(settings: Settings, router: EventRouter, tell: Callable[[str], None])
         _wait_for_debezium(connection, router, tell)
     resume(settings)
     tell("Debezium has read all rows of its own, and the outbox is relayed from now on; the connector can be deleted")
+
+
+def _check_names(connection: _Connection, settings: Settings, router: EventRouter, view: OutboxView) -> None:
+    """Raises InvalidConnector where the view or its sequence would take the place of something else."""
+    base, table = sql.Identifier(router.schema, router.table).as_string(), in_full(connection, settings.table)
+    if connection.execute(statement("debezium", "view_of", table), {"base": base}).fetchone() == (False,):
+        raise InvalidConnector(
+            f"OUTBOX_TABLE: {settings.table!r} is there, and is no view of {router.schema}.{router.table}: expected a "
+            "name for the view that is to be made"
+        )
+    if _ask(connection, "sequence_of_another", router, sequence=view.sequence):
+        raise InvalidConnector(
+            f"table.include.list: the sequence {view.sequence} is there, and does not belong to "
+            f"{router.schema}.{router.table}: rename it"
+        )
+    for owner, given in _ask(connection, "other_owner", router):
+        raise ServerRefused(
+            f"Postgres: {router.schema}.{router.table} belongs to {owner!r}: connect as that role (given: {given!r}), "
+            "or become it by options=-c%20role=… in OUTBOX_DSN"
+        )
+
+
+def _check_insertion(connection: _Connection, router: EventRouter) -> None:
+    """Raises InvalidConnector where a row that is deleted at once, and put back, would be inserted in another way."""
+    for (fires,) in _ask(connection, "fires_again", router):
+        raise InvalidConnector(
+            f"table.include.list: {fires} on {router.schema}.{router.table} would fire again for each row that is put "
+            "back since it was deleted at once: drop it, or let a trigger fire only WHEN (pg_trigger_depth() = 0)"
+        )
 
 
 def _check_view(connection: _Connection, settings: Settings, router: EventRouter) -> None:
@@ -101,8 +134,14 @@ def _check_view(connection: _Connection, settings: Settings, router: EventRouter
         )
     for (role,) in connection.execute(statement("debezium", "cannot_draw", table), _names(router)):
         raise ServerRefused(
-            f"Postgres: the role {role!r} inserts into {router.schema}.{router.table}, and could not any more: run the "
-            "SQL of `outbox debezium prepare` again, which lets it use the sequence of the places"
+            f"Postgres: the role {role!r} inserts into {router.schema}.{router.table}, and could not any more: "
+            "expected it to have USAGE on the sequence of the places; GRANT it, or run the SQL of "
+            "`outbox debezium prepare` again"
+        )
+    if connection.execute(statement("debezium", "hidden_rows", table)).fetchall():
+        raise ServerRefused(
+            f"Postgres: row level security hides rows of {router.schema}.{router.table} from the view, and hid none "
+            "from Debezium: let the view's owner have BYPASSRLS, or a policy USING (true)"
         )
 
 
@@ -116,12 +155,38 @@ def _check_publication(connection: _Connection, router: EventRouter) -> None:
     found = _ask(connection, "publication", router, publication=router.publication)
     if not found:
         raise InvalidConnector(f"publication.name: there is no publication {router.publication!r}")
-    [(names_it, has_it)] = found
-    if has_it and not names_it:
+    [(names_it, has_it, has_schema, is_partial)] = found
+    if has_schema or (has_it and not names_it):
         raise InvalidConnector(
             f"publication.name: {router.publication!r} has all tables, or all of a schema, and one cannot leave it: "
             "let the connector read one of named tables"
         )
+    if is_partial:
+        raise InvalidConnector(
+            f"publication.name: {router.publication!r} leaves out rows or columns of the table, and the outbox would "
+            "relay them: expected all of both"
+        )
+    if has_it and _ask(connection, "has_switched", router, column=PLACE):
+        raise InvalidConnector(
+            f"publication.name: {router.publication!r} has the table again, though it has been switched: each row "
+            f"would be relayed twice; ALTER PUBLICATION … DROP TABLE {router.schema}.{router.table}"
+        )
+
+
+def _check_deletable(connection: _Connection, view: OutboxView) -> None:
+    """Raises InvalidConnector where another publication keeps the table's rows from being marked or deleted.
+
+    EXPLAIN finds that out as the statement itself would, and runs nothing.
+    """
+    try:
+        with connection.transaction(force_rollback=True):
+            for probe in view.deletion():
+                connection.execute(probe)
+    except psycopg.errors.ObjectNotInPrerequisiteState as error:
+        raise InvalidConnector(
+            "table.include.list: expected a table with a primary key or another replica identity, as a second "
+            f"publication has it: {one_line(error)}"
+        ) from None
 
 
 def _hold(settings: Settings) -> None:
@@ -142,8 +207,9 @@ def _switch(connection: _Connection, statements: Sequence[sql.Composed], tell: C
         except psycopg.errors.LockNotAvailable:
             if time.monotonic() > deadline:
                 raise ServerRefused(
-                    f"Postgres: nothing was changed: somebody has kept the table locked for {PATIENCE_SECONDS:.0f} s; "
-                    "end that session, or try again later"
+                    f"Postgres: somebody has kept the table locked for {PATIENCE_SECONDS:.0f} s, and Debezium goes on "
+                    "with it: end that session, or that transaction of pg_prepared_xacts, and run this again; the "
+                    "outbox is left paused"
                 ) from None
             tell("somebody's transaction keeps the table locked: waiting for it")
             time.sleep(PAUSE_SECONDS)

@@ -20,7 +20,13 @@ from outbox_plugin.errors import InvalidSetting
 from outbox_plugin.schema.qualify import qualified
 
 _ESCAPED = re.compile("[%$]")
-_EXPRESSIONS = ("id_sequence", "id_column", "stored_in")  # Parts of other statements; they stand in `identity.sql`.
+_EXPRESSIONS = (
+    "id_sequence",
+    "id_column",
+    "stored_in",
+    "reader",
+    "is_row_secured",
+)  # Parts of statements; see `identity.sql`.
 _NAME_LINE = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
 

@@ -99,19 +99,39 @@ LEFT JOIN pg_namespace ON pg_namespace.oid = stored.relnamespace
 WHERE found.oid = to_regclass({quoted_outbox})
 
 -- name: kept_rows
--- What keeps us from deleting any row without an error: a rule, or row level security without a policy for us; or with one:
--- a view that Postgres does not know how to delete from.
+-- What keeps us from deleting any row without an error, or from seeing it: a view that Postgres does not know how to delete
+-- from, or a trigger in place of that; a rule; or row level security without a policy for us.
 SELECT 'what it is made of, as a view,' FROM pg_class
-WHERE oid = to_regclass({quoted_outbox}) AND relkind = 'v' AND (pg_relation_is_updatable(oid::regclass, true) & 16) = 0
+WHERE oid = to_regclass({quoted_outbox}) AND relkind = 'v' AND (pg_relation_is_updatable(oid::regclass, false) & 16) = 0
+UNION ALL
+SELECT format('the trigger %%s', tgname) FROM pg_trigger
+WHERE tgrelid = to_regclass({quoted_outbox}) AND (tgtype & 64) <> 0 AND (tgtype & 8) <> 0 AND tgenabled <> 'D'
 UNION ALL
 SELECT format('the rule %%s', rulename) FROM pg_rewrite
 WHERE ev_class = to_regclass({quoted_outbox}) AND ev_type = '4' AND is_instead AND ev_enabled <> 'D'
 UNION ALL
 SELECT 'row level security, without a policy that lets this role delete rows,'
-WHERE row_security_active(to_regclass({quoted_outbox})::oid) AND NOT EXISTS (
+WHERE {is_row_secured} AND NOT EXISTS (
     SELECT FROM pg_policy
-    WHERE polrelid = to_regclass({quoted_outbox}) AND polpermissive AND polcmd::text = ANY (ARRAY['*', 'd'])
-      AND EXISTS (SELECT FROM unnest(polroles) AS role WHERE CASE WHEN role = 0 THEN true ELSE pg_has_role(role, 'USAGE') END)
+    WHERE polrelid = {stored_in} AND polpermissive AND polcmd::text = ANY (ARRAY['*', 'd'])
+      AND EXISTS (SELECT FROM unnest(polroles) AS role
+                  WHERE CASE WHEN role = 0 THEN true ELSE pg_has_role({reader}, role, 'USAGE') END)
+)
+
+-- name: reader
+-- The role by whose rights the rows are read, as an expression: of a view its owner, if the view does not say otherwise.
+(SELECT CASE WHEN found.relkind = 'v' AND NOT EXISTS (
+                 SELECT FROM pg_options_to_table(found.reloptions)
+                 WHERE option_name = 'security_invoker' AND option_value::boolean)
+             THEN found.relowner ELSE (SELECT oid FROM pg_roles WHERE rolname = current_user) END
+ FROM pg_class AS found WHERE found.oid = to_regclass({quoted_outbox}))
+
+-- name: is_row_secured
+-- Whether row level security leaves rows out of what that role reads, as an expression.
+EXISTS (
+    SELECT FROM pg_class AS base JOIN pg_roles AS reader ON reader.oid = {reader}
+    WHERE base.oid = {stored_in} AND base.relrowsecurity AND NOT reader.rolsuper AND NOT reader.rolbypassrls
+      AND (base.relforcerowsecurity OR NOT pg_has_role(reader.oid, base.relowner, 'USAGE'))
 )
 
 -- name: isolation
