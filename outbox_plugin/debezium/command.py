@@ -51,6 +51,10 @@ def _router(file: Path) -> EventRouter:
         connector = json.loads(file.read_bytes())
     except (OSError, ValueError) as error:
         raise InvalidConnector(f"{file}: expected JSON: {error}") from None
+    except RecursionError:
+        raise InvalidConnector(
+            f"{file}: expected a JSON object with the connector's properties (given: lists or objects, nested too deep)"
+        ) from None
     if not isinstance(connector, dict):
         raise InvalidConnector(f"{file}: expected a JSON object with the connector's properties")
     try:

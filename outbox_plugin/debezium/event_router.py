@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from outbox_plugin.errors import UserError
+from outbox_plugin.printable import printable
 
 _ROUTER = "io.debezium.transforms.outbox.EventRouter"
 _CONNECTOR = "io.debezium.connector.postgresql.PostgresConnector"
@@ -40,6 +41,28 @@ _KNOWN = frozenset(
         "table.op.invalid.behavior",
     }
 )
+# Debezium's defaults for what changes the records. Debezium ignores the case of these values.
+_DEFAULTS = {
+    "binary.handling.mode": "bytes",
+    "decimal.handling.mode": "precise",
+    "field.name.adjustment.mode": "none",
+    "flush.lsn.source": "true",  # With false, the slot's position stands still, and the change-over waits for ever.
+    "hstore.handling.mode": "json",
+    "interval.handling.mode": "numeric",
+    "time.precision.mode": "adaptive",
+}
+_CHANGES_COLUMNS = re.compile(r"column\.(include|exclude)\.list|column\.(mask|truncate)\..*|converters", re.DOTALL)
+_HARMLESS_SKIPS = frozenset({"none", "u", "d", "t"})  # The router publishes inserted rows alone.
+_UTF_8 = ("utf-8", "utf8")
+# What a converter's property may be, in any case. Debezium's schemas have the columns' defaults, so nulls matter.
+_CONVERTER_VALUES = {
+    "converter.encoding": _UTF_8,
+    "decimal.format": ("base64",),
+    "encoding": _UTF_8,
+    "replace.null.with.default": ("true",),
+}
+_CONVERTER_KNOWN = frozenset({"schemas.cache.size", "schemas.enable", *_CONVERTER_VALUES})
+_NOT_STORABLE = re.compile("[\0\ud800-\udfff]")  # Postgres stores no NUL, and UTF-8 has no lone surrogates.
 _PLAIN_TABLE = re.compile(r"[^.\\,|()\[\]*+?{}^]+\.[^.\\,|()\[\]*+?{}^]+")
 _STRING = "org.apache.kafka.connect.storage.StringConverter"
 _BYTES = ("org.apache.kafka.connect.converters.ByteArrayConverter", "io.debezium.converters.BinaryDataConverter")
@@ -48,7 +71,10 @@ _SIMPLE_HEADER = "org.apache.kafka.connect.storage.SimpleHeaderConverter"
 
 
 class InvalidConnector(UserError):
-    """A connector's configuration that cannot be followed."""
+    """A connector's configuration that cannot be followed. The message is one printable line."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
 
 
 class Form(Enum):
@@ -121,13 +147,36 @@ def event_router(connector: Mapping[str, object]) -> EventRouter:
     """
     inner = connector.get("config", connector)
     if not isinstance(inner, Mapping):
-        raise InvalidConnector(f"config: expected a mapping of properties (given: {inner!r})")
-    properties = {str(name): _text(value) for name, value in inner.items()}
-    return _Reader(properties).read()
+        raise InvalidConnector(f"config: expected an object with the properties (given: {_kind(inner)})")
+    properties = {str(name): _text(str(name), value) for name, value in inner.items()}
+    # Kafka Connect takes null for not set.
+    return _Reader({name: text for name, text in properties.items() if text is not None}).read()
 
 
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _text(name: str, value: object) -> str | None:
+    """A property's value as a text; None if it is null.
+
+    Raises:
+        InvalidConnector: it is of another type, or it or the name has characters that no property can have. The message
+            does not show the value, which may be a password.
+    """
+    if value is not None and not isinstance(value, str | int | float):
+        raise InvalidConnector(f"{name}: expected a text, a number or true or false (given: {_kind(value)})")
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    if refused := _NOT_STORABLE.search(name + text):
+        raise InvalidConnector(
+            f"{name}: expected a name and a value without NUL and without lone surrogates (given: {refused.group()!r})"
+        )
+    return None if value is None else text
+
+
+def _kind(value: object) -> str:
+    """What the value is, without showing it."""
+    if isinstance(value, Mapping):
+        return "an object"
+    if isinstance(value, list):
+        return "a list"
+    return "null" if value is None else type(value).__name__
 
 
 class _Reader:
@@ -139,6 +188,9 @@ class _Reader:
         self._expect("connector.class", _CONNECTOR)
         self._router = self._router_prefix()
         self._expect_known()
+        self._expect_whole_rows()
+        for name, value in _DEFAULTS.items():
+            self._expect_in_any_case(name, value)
         schema, table = self._table()
         prefix, suffix = self._topic()
         return EventRouter(
@@ -180,6 +232,17 @@ class _Reader:
             if name.startswith(self._router) and name.removeprefix(self._router) not in _KNOWN:
                 raise InvalidConnector(f"{name}: is not known here (given: {self._properties[name]!r})")
 
+    def _expect_whole_rows(self) -> None:
+        """Raises InvalidConnector if Debezium leaves out, changes or converts columns, or skips inserted rows."""
+        for name, given in self._properties.items():
+            if _CHANGES_COLUMNS.fullmatch(name):
+                raise InvalidConnector(f"{name}: expected none, columns are relayed as they are (given: {given!r})")
+        skipped = self._properties.get("skipped.operations", "none")
+        if not {operation.strip().lower() for operation in skipped.split(",")} <= _HARMLESS_SKIPS:
+            raise InvalidConnector(
+                f"skipped.operations: expected u, d, t or none, all inserted rows are events (given: {skipped!r})"
+            )
+
     def _table(self) -> tuple[str, str]:
         given = self._properties.get("table.include.list", "")
         name = given.replace("\\.", ".")
@@ -204,6 +267,7 @@ class _Reader:
     def _headers(self) -> tuple[HeaderColumn, ...]:
         name = f"{self._router}table.fields.additional.placement"
         self._expect("header.converter", _SIMPLE_HEADER, _STRING, default=_SIMPLE_HEADER)
+        self._expect_plain_converter("header.converter")
         found = []
         for given in filter(None, map(str.strip, self._properties.get(name, "").split(","))):
             column, _, rest = given.partition(":")
@@ -220,14 +284,26 @@ class _Reader:
         given = self._properties.get(name)
         if given is None:
             raise InvalidConnector(f"{name}: is not there; add what the Connect worker has")
-        if given in _BYTES:
-            return Form.BYTES
-        if given == _JSON:
-            schemas = f"{name}.schemas.enable"
-            self._expect(schemas, "false", default="true")
-            return Form.JSON
         self._expect(name, _STRING, *_BYTES, _JSON)
-        return Form.TEXT
+        self._expect_plain_converter(name)
+        if given == _JSON:
+            self._expect(f"{name}.schemas.enable", "false", default="true")
+            return Form.JSON
+        return Form.BYTES if given in _BYTES else Form.TEXT
+
+    def _expect_plain_converter(self, converter: str) -> None:
+        """Raises InvalidConnector if a property of the converter may change what it writes."""
+        for name in self._properties:
+            if not name.startswith(f"{converter}."):
+                continue
+            rest = name.removeprefix(f"{converter}.")
+            if rest not in _CONVERTER_KNOWN:
+                raise InvalidConnector(
+                    f"{name}: is not known here, expected one of {', '.join(sorted(_CONVERTER_KNOWN))} "
+                    f"(given: {self._properties[name]!r})"
+                )
+            if rest in _CONVERTER_VALUES:
+                self._expect_in_any_case(name, *_CONVERTER_VALUES[rest])
 
     def _publication(self) -> str | None:
         if self._properties.get("plugin.name", "decoderbufs") != "pgoutput":
@@ -245,4 +321,10 @@ class _Reader:
         """Raises InvalidConnector unless a property has one of the `values`."""
         given = self._properties.get(name, default)
         if given not in values:
+            raise InvalidConnector(f"{name}: expected {' or '.join(values)} (given: {given!r})")
+
+    def _expect_in_any_case(self, name: str, *values: str) -> None:
+        """Raises InvalidConnector if a property is there and has none of the `values`, which are in lower case."""
+        given = self._properties.get(name, values[0])
+        if given.strip().lower() not in values:
             raise InvalidConnector(f"{name}: expected {' or '.join(values)} (given: {given!r})")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from outbox_plugin.debezium.command import _router
 from outbox_plugin.debezium.event_router import EventRouter, Form, HeaderColumn, InvalidConnector, event_router
 from outbox_plugin.debezium.outbox_view import Column, OutboxView
 
@@ -123,6 +127,170 @@ def test_all_that_can_be_had_is_read() -> None:
 def test_what_cannot_be_followed_is_refused_by_its_name(name: str, value: str) -> None:
     with pytest.raises(InvalidConnector, match=r"^transforms:" if name.endswith(".type") else f"^{name}"):
         event_router(LEAST | {name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("decimal.handling.mode", "string", "expected precise"),
+        ("time.precision.mode", "connect", "expected adaptive"),
+        ("time.precision.mode", "adaptive_time_microseconds", "expected adaptive"),
+        ("binary.handling.mode", "base64", "expected bytes"),
+        ("interval.handling.mode", "string", "expected numeric"),
+        ("hstore.handling.mode", "map", "expected json"),
+        ("field.name.adjustment.mode", "avro", "expected none"),
+        ("flush.lsn.source", "false", "expected true"),
+        ("converters", "isbn", "expected none"),
+        ("column.include.list", "shop.outboxevent.id", "expected none"),
+        ("column.exclude.list", "shop.outboxevent.size", "expected none"),
+        ("column.mask.with.5.chars", "shop.outboxevent.payload", "expected none"),
+        ("column.mask.hash.SHA-256.with.salt.s", "shop.outboxevent.payload", "expected none"),
+        ("column.truncate.to.9.chars", "shop.outboxevent.payload", "expected none"),
+        ("skipped.operations", "c", "expected u, d, t or none"),
+        ("skipped.operations", "u, C", "expected u, d, t or none"),
+        ("key.converter.encoding", "ISO-8859-1", "expected utf-8 or utf8"),
+        ("value.converter.converter.encoding", "UTF-16", "expected utf-8 or utf8"),
+        ("header.converter.encoding", "ISO-8859-1", "expected utf-8 or utf8"),
+        ("value.converter.decimal.format", "NUMERIC", "expected base64"),
+        ("value.converter.replace.null.with.default", "false", "expected true"),
+        ("key.converter.colour", "red", "is not known here, expected one of converter.encoding, "),
+        ("value.converter.schema.registry.url", "http://registry", "is not known here, expected one of "),
+        ("header.converter.colour", "red", "is not known here, expected one of "),
+    ],
+)
+def test_what_changes_debeziums_records_is_refused(name: str, value: str, expected: str) -> None:
+    with pytest.raises(
+        InvalidConnector, match=f"^{re.escape(f'{name}: {expected}')}.*{re.escape(f'(given: {value!r})')}$"
+    ):
+        event_router(LEAST | {name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("decimal.handling.mode", "precise"),
+        ("decimal.handling.mode", " Precise"),
+        ("time.precision.mode", "adaptive"),
+        ("binary.handling.mode", "bytes"),
+        ("interval.handling.mode", "numeric"),
+        ("hstore.handling.mode", "json"),
+        ("field.name.adjustment.mode", "none"),
+        ("schema.name.adjustment.mode", "avro"),
+        ("flush.lsn.source", True),
+        ("skipped.operations", "t"),
+        ("skipped.operations", "none"),
+        ("skipped.operations", "u, d"),
+        ("message.key.columns", "shop.outboxevent:id"),
+        ("snapshot.mode", "never"),
+        ("unavailable.value.placeholder", "?"),
+        ("provide.transaction.metadata", "true"),
+        ("predicates", "isOutbox"),
+        ("predicates.isOutbox.type", "org.apache.kafka.connect.transforms.predicates.TopicNameMatches"),
+        ("key.converter.encoding", "UTF-8"),
+        ("value.converter.converter.encoding", "utf8"),
+        ("header.converter.converter.encoding", "UTF8"),
+        ("value.converter.schemas.enable", True),
+        ("value.converter.schemas.cache.size", 10),
+        ("value.converter.decimal.format", "BASE64"),
+        ("value.converter.replace.null.with.default", True),
+        ("column.propagate.source.type", ".*"),
+    ],
+)
+def test_what_leaves_debeziums_records_as_they_are_is_accepted(name: str, value: object) -> None:
+    assert event_router(LEAST | {name: value}) == event_router(LEAST)
+
+
+def test_another_converter_is_named_before_its_properties() -> None:
+    avro = {"value.converter.schema.registry.url": "u", "value.converter": "io.confluent.connect.avro.AvroConverter"}
+    with pytest.raises(InvalidConnector, match=r"^value\.converter: "):
+        event_router(LEAST | avro)
+
+
+@pytest.mark.parametrize("name", ["publication.name", "slot.name", "column.include.list", of_router("predicate")])
+def test_null_is_not_set(name: str) -> None:
+    assert event_router(LEAST | {name: None}) == event_router(LEAST)
+
+
+def test_null_is_no_converter() -> None:
+    with pytest.raises(InvalidConnector, match=r"^value\.converter: is not there"):
+        event_router(LEAST | {"value.converter": None})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "given"),
+    [
+        ("transforms", ["outbox"], "a list"),
+        ("transforms", {}, "an object"),
+        ("database.password", ["secret"], "a list"),
+    ],
+)
+def test_a_value_that_is_no_text_is_refused(name: str, value: object, given: str) -> None:
+    with pytest.raises(InvalidConnector) as refused:
+        event_router(LEAST | {name: value})
+    assert str(refused.value) == f"{name}: expected a text, a number or true or false (given: {given})"
+
+
+@pytest.mark.parametrize(("config", "given"), [(None, "null"), ([], "a list"), ("x", "str")])
+def test_a_configuration_that_is_no_object_is_refused(config: object, given: str) -> None:
+    with pytest.raises(InvalidConnector, match=rf"^config: .*\(given: {given}\)$"):
+        event_router({"name": "outbox", "config": config})
+
+
+@pytest.mark.parametrize("character", ["\0", "\ud800", chr(0xDFFF)])
+@pytest.mark.parametrize(
+    ("name", "value", "named"),
+    [
+        ("slot.name", "secret{}", "slot.name"),
+        ("some{}thing", "secret", "some{}thing"),
+        ("some{}thing", None, "some{}thing"),
+        (of_router("table.field.event.id"), "secret{}", of_router("table.field.event.id")),
+    ],
+)
+def test_a_character_that_cannot_be_is_refused_in_one_line(
+    tmp_path: Path, character: str, name: str, value: str | None, named: str
+) -> None:
+    file = tmp_path / "connector.json"
+    changed = {name.format(character): value and value.format(character)}
+    file.write_text(json.dumps({"config": LEAST | changed}))
+    with pytest.raises(InvalidConnector) as refused:
+        _router(file)
+    escape = character.encode("unicode_escape").decode()
+    assert str(refused.value) == (
+        f"{file}: {named.format(escape)}: expected a name and a value without NUL and without lone surrogates "
+        f"(given: '{escape}')"
+    )
+
+
+def test_a_name_with_control_characters_is_shown_on_one_line() -> None:
+    with pytest.raises(InvalidConnector, match=r"^value\.converter\.a\\nb\\x1b: is not known here"):
+        event_router(LEAST | {"value.converter.a\nb\x1b": "red"})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "[" * 100_000,
+            "expected a JSON object with the connector's properties (given: lists or objects, nested too deep)",
+        ),
+        ('{"config":' * 100_000, "nested too deep"),
+        ('{"slot.name": ' + "[" * 500 + "]" * 500 + "}", "slot.name: expected a text"),
+        ('{"config": ' + "[" * 500 + "]" * 500 + "}", "config: expected an object"),
+        ("[]", "expected a JSON object with the connector's properties"),
+        ("{", "expected JSON: "),
+        ("\ud800", "expected JSON: "),
+        ('{"tasks.max": ' + "1" * 5_000 + "}", "expected JSON: "),
+    ],
+    ids=["lists", "objects", "deep value", "deep config", "list", "half", "surrogate", "digits"],
+)
+def test_a_file_that_is_no_configuration_is_refused_in_one_line(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "connector.json"
+    file.write_bytes(text.encode("utf-8", "surrogatepass"))
+    with pytest.raises(InvalidConnector) as refused:
+        _router(file)
+    assert str(refused.value).startswith(f"{file}: ")
+    assert said in str(refused.value)
+    assert str(refused.value).isprintable()
 
 
 @pytest.mark.parametrize("missing", ["key.converter", "value.converter", "connector.class"])
