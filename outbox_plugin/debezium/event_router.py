@@ -49,9 +49,14 @@ _DEFAULTS = {
     "flush.lsn.source": "true",  # With false, the slot's position stands still, and the change-over waits for ever.
     "hstore.handling.mode": "json",
     "interval.handling.mode": "numeric",
+    "lsn.flush.mode": "connector",
     "time.precision.mode": "adaptive",
 }
-_CHANGES_COLUMNS = re.compile(r"column\.(include|exclude)\.list|column\.(mask|truncate)\..*|converters", re.DOTALL)
+_CHANGES_RECORDS = re.compile(
+    r"column\.(include|exclude)\.list|column\.(mask|truncate)\..*|converters|post\.processors"
+    r"|producer\.override\.partitioner\..*|message\.prefix\.(include|exclude)\.list",
+    re.DOTALL,
+)
 _HARMLESS_SKIPS = frozenset({"none", "u", "d", "t"})  # The router publishes inserted rows alone.
 _UTF_8 = ("utf-8", "utf8")
 # What a converter's property may be, in any case. Debezium's schemas have the columns' defaults, so nulls matter.
@@ -62,10 +67,12 @@ _CONVERTER_VALUES = {
     "replace.null.with.default": ("true",),
 }
 _CONVERTER_KNOWN = frozenset({"schemas.cache.size", "schemas.enable", *_CONVERTER_VALUES})
+_DELEGATE = "delegate.converter.type"  # What the BinaryDataConverter has write whatever is not bytes: no event is.
 _NOT_STORABLE = re.compile("[\0\ud800-\udfff]")  # Postgres stores no NUL, and UTF-8 has no lone surrogates.
 _PLAIN_TABLE = re.compile(r"[^.\\,|()\[\]*+?{}^]+\.[^.\\,|()\[\]*+?{}^]+")
 _STRING = "org.apache.kafka.connect.storage.StringConverter"
-_BYTES = ("org.apache.kafka.connect.converters.ByteArrayConverter", "io.debezium.converters.BinaryDataConverter")
+_BINARY_DATA = "io.debezium.converters.BinaryDataConverter"
+_BYTES = ("org.apache.kafka.connect.converters.ByteArrayConverter", _BINARY_DATA)
 _JSON = "org.apache.kafka.connect.json.JsonConverter"
 _SIMPLE_HEADER = "org.apache.kafka.connect.storage.SimpleHeaderConverter"
 
@@ -115,6 +122,7 @@ class EventRouter:
         publication: the publication that the connector reads; None where its plug-in has none.
         makes_publication: whether a connector that is started adds the table to it.
         slot: the connector's replication slot.
+        writes_messages: whether its converter can write what is no event, as a message in the log.
     """
 
     schema: str
@@ -134,6 +142,7 @@ class EventRouter:
     publication: str | None
     makes_publication: bool
     slot: str
+    writes_messages: bool
 
 
 def event_router(connector: Mapping[str, object]) -> EventRouter:
@@ -211,6 +220,7 @@ class _Reader:
             publication=self._publication(),
             makes_publication=self._properties.get("publication.autocreate.mode", "all_tables") != "disabled",
             slot=self._properties.get("slot.name", "debezium"),
+            writes_messages=self._writes_messages(),
         )
 
     def _router_prefix(self) -> str:
@@ -233,10 +243,10 @@ class _Reader:
                 raise InvalidConnector(f"{name}: is not known here (given: {self._properties[name]!r})")
 
     def _expect_whole_rows(self) -> None:
-        """Raises InvalidConnector if Debezium leaves out, changes or converts columns, or skips inserted rows."""
+        """Raises InvalidConnector if Debezium leaves out, changes or converts anything, or skips inserted rows."""
         for name, given in self._properties.items():
-            if _CHANGES_COLUMNS.fullmatch(name):
-                raise InvalidConnector(f"{name}: expected none, columns are relayed as they are (given: {given!r})")
+            if _CHANGES_RECORDS.fullmatch(name):
+                raise InvalidConnector(f"{name}: expected none, rows are relayed as they are (given: {given!r})")
         skipped = self._properties.get("skipped.operations", "none")
         if not {operation.strip().lower() for operation in skipped.split(",")} <= _HARMLESS_SKIPS:
             raise InvalidConnector(
@@ -297,6 +307,8 @@ class _Reader:
             if not name.startswith(f"{converter}."):
                 continue
             rest = name.removeprefix(f"{converter}.")
+            if rest.startswith(_DELEGATE) and self._properties.get(converter) == _BINARY_DATA:
+                continue
             if rest not in _CONVERTER_KNOWN:
                 raise InvalidConnector(
                     f"{name}: is not known here, expected one of {', '.join(sorted(_CONVERTER_KNOWN))} "
@@ -304,6 +316,9 @@ class _Reader:
                 )
             if rest in _CONVERTER_VALUES:
                 self._expect_in_any_case(name, *_CONVERTER_VALUES[rest])
+
+    def _writes_messages(self) -> bool:
+        return self._properties["value.converter"] not in _BYTES or f"value.converter.{_DELEGATE}" in self._properties
 
     def _publication(self) -> str | None:
         if self._properties.get("plugin.name", "decoderbufs") != "pgoutput":

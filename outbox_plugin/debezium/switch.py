@@ -77,6 +77,7 @@ def switch(settings: Settings, router: EventRouter, tell: Callable[[str], None])
         _check_view(connection, settings, router)
         _check_publication(connection, router)
         _check_slot(connection, router)
+        _check_messages(router)
         _check_deletable(connection, view)
         _hold(settings)
         if _ask(connection, "has_switched", router, column=PLACE):
@@ -219,6 +220,16 @@ def _check_slot(connection: _Connection, router: EventRouter) -> None:
     """Raises InvalidConnector unless it is there."""
     if not _ask(connection, "slot", router, slot=router.slot):
         raise InvalidConnector(f"slot.name: there is no replication slot {router.slot!r} for this database")
+
+
+def _check_messages(router: EventRouter) -> None:
+    """Raises InvalidConnector if the connector's task would fail at the messages by which we wait for it."""
+    if not router.writes_messages:
+        raise InvalidConnector(
+            "value.converter: expected io.debezium.converters.BinaryDataConverter with "
+            "value.converter.delegate.converter.type=org.apache.kafka.connect.json.JsonConverter, as a converter of "
+            "bytes alone fails at the messages that this writes to the log: set both, and start the connector anew"
+        )
 
 
 def _wait_for_debezium(connection: _Connection, router: EventRouter, tell: Callable[[str], None]) -> None:

@@ -305,7 +305,7 @@ def test_what_would_relay_rows_twice_is_refused_before_anything_is_changed(
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [("{", "expected JSON"), ("[]", "expected a JSON object"), ('{"config": 1}', "config: expected a mapping")],
+    [("{", "expected JSON"), ("[]", "expected a JSON object"), ('{"config": 1}', "config: expected an object")],
 )
 def test_a_file_without_a_configuration_is_refused(outbox: Settings, tmp_path: Path, content: str, said: str) -> None:
     file = tmp_path / "connector.json"

@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from outbox_plugin import Harvester, Settings
+from outbox_plugin.errors import UserError
 from outbox_plugin.schema.migrate import migrate
 from tests.harvesting import backlog, consume, create_topic, drained
 from tests.integration.test_debezium import (
@@ -107,10 +108,11 @@ def test_a_table_that_no_row_can_be_deleted_from_is_refused(outbox: Settings, co
     run(outbox, "ALTER TABLE outboxevent REPLICA IDENTITY FULL, DROP size")
     assert run(outbox, "SELECT paused FROM outbox_identity") == [(False,)]
     switch(outbox, connector)
-    run(outbox, INSERT)
-    create_topic(outbox, "outbox.event.kind", 1)
+    topic = create_topic(outbox, f"outbox.event.{outbox.group}", 1)
+    run(outbox, INSERT.replace("kind", outbox.group))
     with Harvester(outbox):
         drained(outbox)
+    assert len(consume(outbox, topic)) == 1
 
 
 def test_row_level_security_that_hides_rows_is_refused(outbox: Settings, connector: Path) -> None:
@@ -127,6 +129,9 @@ def test_row_level_security_that_hides_rows_is_refused(outbox: Settings, connect
         assert "row level security hides rows" in refused("switch", outbox, connector)
         run(outbox, "ALTER POLICY few ON outboxevent USING (true)")
         switch(outbox, connector)
+        run(outbox, "DROP POLICY few ON outboxevent")
+        with pytest.raises(UserError, match="row level security"), Harvester(outbox):
+            pass
     finally:
         run(outbox, f"REASSIGN OWNED BY {role} TO CURRENT_USER; DROP OWNED BY {role}; DROP ROLE {role}")
 
@@ -233,11 +238,18 @@ def test_what_cannot_be_written_as_kafka_connect_does_is_refused(
     assert said in refused("prepare", outbox, written(tmp_path, changed))
 
 
+def test_a_connector_that_would_fail_at_our_messages_is_refused(outbox: Settings, tmp_path: Path) -> None:
+    run(outbox, "ALTER TABLE outboxevent ALTER payload TYPE BYTEA USING NULL")
+    connector = written(tmp_path, {"value.converter": "org.apache.kafka.connect.converters.ByteArrayConverter"})
+    prepare(outbox, connector)
+    assert "expected io.debezium.converters.BinaryDataConverter with" in refused("switch", outbox, connector)
+
+
 def test_a_view_with_a_delete_of_its_own_is_refused(outbox: Settings, connector: Path) -> None:
     """It may delete nothing, and say that it has: each term would publish the row again."""
     prepare(outbox, connector)
     run(outbox, "CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RETURN OLD; END$$")
     run(outbox, "CREATE TRIGGER keep INSTEAD OF DELETE ON outboxevent_relayed FOR EACH ROW EXECUTE FUNCTION keep()")
     migrate(outbox)
-    with pytest.raises(Exception, match="the trigger keep keeps the rows"), Harvester(outbox):
+    with pytest.raises(UserError, match="the trigger keep keeps the rows"), Harvester(outbox):
         pass

@@ -14,6 +14,7 @@ from outbox_plugin.debezium.event_router import EventRouter, Form, HeaderColumn,
 from outbox_plugin.debezium.outbox_view import Column, OutboxView
 
 STRING = "org.apache.kafka.connect.storage.StringConverter"
+BINARY = "io.debezium.converters.BinaryDataConverter"
 JSON = "org.apache.kafka.connect.json.JsonConverter"
 LEAST = {
     "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
@@ -62,7 +63,21 @@ def test_the_defaults_are_debeziums() -> None:
         publication="dbz_publication",
         makes_publication=True,
         slot="debezium",
+        writes_messages=True,
     )
+
+
+@pytest.mark.parametrize(
+    ("changed", "writes"),
+    [
+        ({"value.converter": "org.apache.kafka.connect.converters.ByteArrayConverter"}, False),
+        ({"value.converter": BINARY}, False),
+        ({"value.converter": BINARY, "value.converter.delegate.converter.type": "org.Json"}, True),
+        ({"value.converter": BINARY, "value.converter.delegate.converter.type.schemas.enable": "false"}, False),
+    ],
+)
+def test_bytes_alone_cannot_be_a_message(changed: dict[str, str], writes: bool) -> None:
+    assert event_router(LEAST | changed).writes_messages is writes
 
 
 def test_a_configuration_with_a_name_and_json_values_is_read_too() -> None:
@@ -141,6 +156,11 @@ def test_what_cannot_be_followed_is_refused_by_its_name(name: str, value: str) -
         ("field.name.adjustment.mode", "avro", "expected none"),
         ("flush.lsn.source", "false", "expected true"),
         ("converters", "isbn", "expected none"),
+        ("post.processors", "reselector", "expected none"),
+        ("producer.override.partitioner.class", "RoundRobin", "expected none"),
+        ("message.prefix.exclude.list", "outbox.*", "expected none"),
+        ("lsn.flush.mode", "manual", "expected connector"),
+        ("value.converter.delegate.converter.type", "org.Json", "is not known here"),
         ("column.include.list", "shop.outboxevent.id", "expected none"),
         ("column.exclude.list", "shop.outboxevent.size", "expected none"),
         ("column.mask.with.5.chars", "shop.outboxevent.payload", "expected none"),
@@ -322,18 +342,19 @@ def test_a_table_without_what_the_router_reads_is_refused(name: str, value: str,
         OutboxView(event_router(LEAST | {name: value}), COLUMNS, (), ("shop", "relayed"))
 
 
-def test_a_value_that_postgres_makes_is_not_written_back() -> None:
-    view = OutboxView(event_router(LEAST), COLUMNS, (), ("shop", "relayed"))
-    [kept] = [text for each in view.preparation() if "RETURNS trigger" in (text := each.as_string())]
-    assert '"measured"' in kept
-    assert '"size"' not in kept
-
-
 def test_names_of_a_long_table_stay_apart() -> None:
-    router = event_router(LEAST | {"table.include.list": f"shop.{'t' * 63}"})
-    text = "\n".join(each.as_string() for each in OutboxView(router, COLUMNS, (), ("shop", "relayed")).preparation())
-    for suffix in ("_outbox_place_seq", "_outbox_place_key", "_outbox_kept"):
-        assert f'"{"t" * (63 - len(suffix))}{suffix}"' in text
+    """From each other, and from those of another table that begins with the same letters."""
+    names = [
+        name
+        for table in ("t" * 63, "t" * 62 + "x", "t" * 50)
+        for each in OutboxView(
+            event_router(LEAST | {"table.include.list": f"shop.{table}"}), COLUMNS, (), ("shop", "relayed")
+        ).preparation()
+        for name in set(re.findall(r'"(t+[^"]*_outbox_[^"]*)"', each.as_string()))
+        if each.as_string().startswith(("CREATE SEQUENCE", "CREATE UNIQUE", "CREATE OR REPLACE FUNCTION"))
+    ]
+    assert len(set(names)) == 12
+    assert max(map(len, names)) <= 63
 
 
 @pytest.mark.parametrize(
