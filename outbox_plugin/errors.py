@@ -8,10 +8,10 @@
      |   |- SchemaMissing        our tables are not there, or not of the form we need
      |   |- ForeignOutbox        group and outbox do not belong together
      |   |- ProgressLost         the progress topic lacks a record that the database expects
-      |   |- WrongConnection      a connection that events cannot be emitted on as it is
-      |   |- HandlerMisuse        a handler ended its transaction, or broke it
-      |   |- RangeRefused         a range of offsets that cannot be consumed as it is
-      |   `- TopicReplaced        a topic was deleted and created anew since it was last consumed
+     |   |- WrongConnection      a connection that events cannot be emitted on as it is
+     |   |- HandlerMisuse        a handler ended its transaction, or broke it
+     |   |- RangeRefused         a range of offsets that cannot be consumed as it is
+     |   `- TopicReplaced        a topic was deleted and created anew since it was last consumed
      |- ServerUnavailable        a server is away for now: wait and try again
      |   |- StoreUnavailable     Postgres
      |   `- LogUnavailable       Kafka

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from itertools import accumulate, groupby
 from typing import Any
 
@@ -58,11 +58,7 @@ class BacklogKeys:
     def _summaries(self, bound: int) -> Sequence[tuple[int, int]]:
         """The id of each summary, and how many bytes it has. None where we may not read them."""
         try:
-            with pipeline(self._connection):
-                self._connection.execute(self._session.statement("window", "steer"))
-                query = self._session.query("window", "key_summaries", hash_form=HASH_FORM, bound=bound)
-                found = self._connection.execute(*query, binary=True)
-            return found.fetchall()
+            return self._query("key_summaries", hash_form=HASH_FORM, bound=bound)
         except (psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedTable):
             return []
 
@@ -106,14 +102,18 @@ class BacklogKeys:
     def _read(self, name: str, conditions: tuple[str, ...], values: dict[str, object]) -> tuple[Any, ...]:
         """The only row of a statement that reads keys."""
         query = self._session.statement("window", name, conditions)
-        with pipeline(self._connection):
-            self._connection.execute(self._session.statement("window", "steer"))
-            found = self._connection.execute(*self._session.with_values(query, values), binary=True)
-        [row] = found.fetchall()
-        return tuple(row)
+        [row] = self._steered(*self._session.with_values(query, values))
+        return row
 
     def _query(self, name: str, **values: object) -> list[tuple[Any, ...]]:
-        return self._connection.execute(*self._session.query("window", name, **values), binary=True).fetchall()
+        return self._steered(*self._session.query("window", name, **values))
+
+    def _steered(self, query: bytes, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
+        """The rows of a query that walks the primary key, without a time-out."""
+        with pipeline(self._connection):
+            self._connection.execute(self._session.statement("window", "steer"))
+            found = self._connection.execute(query, values, binary=True)
+        return found.fetchall()
 
 
 def _width(ids: tuple[int, int]) -> int:

@@ -20,13 +20,8 @@ from outbox_plugin.errors import InvalidSetting
 from outbox_plugin.schema.qualify import qualified
 
 _ESCAPED = re.compile("[%$]")
-_EXPRESSIONS = (
-    "id_sequence",
-    "id_column",
-    "stored_in",
-    "reader",
-    "is_row_secured",
-)  # Parts of statements; see `identity.sql`.
+# Parts of other statements; they stand in `identity.sql`.
+_EXPRESSIONS = ("id_sequence", "id_column", "stored_in", "is_this_outbox", "reader", "is_row_secured")
 _NAME_LINE = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
 

@@ -118,6 +118,14 @@ WHERE {is_row_secured} AND NOT EXISTS (
                   WHERE CASE WHEN role = 0 THEN true ELSE pg_has_role({reader}, role, 'USAGE') END)
 )
 
+-- name: is_this_outbox
+-- Whether the table is still the one that the term began with, and its layout is, as an expression.
+EXISTS (
+    SELECT FROM {outbox_identity}
+    WHERE table_name = %(table)s AND incarnation = %(incarnation)s AND layout = %(layout)s
+      AND table_oid = to_regclass({quoted_outbox})::oid
+)
+
 -- name: reader
 -- The role by whose rights the rows are read, as an expression: of a view its owner, if the view does not say otherwise.
 (SELECT CASE WHEN found.relkind = 'v' AND NOT EXISTS (

@@ -84,11 +84,7 @@ AND id > (
 
 -- name: of_this_outbox
 -- A condition of every read: the table is still the one that the term began with, and its layout is.
-AND EXISTS (
-    SELECT FROM {outbox_identity}
-    WHERE table_name = %(table)s AND incarnation = %(incarnation)s AND layout = %(layout)s
-      AND table_oid = to_regclass({quoted_outbox})::oid
-)
+AND {is_this_outbox}
 
 -- name: of_this_leader
 -- A condition of a mark: no other leader has begun to lead the shard since.
@@ -118,11 +114,7 @@ ORDER BY place
 
 -- name: key_hashes_up_to
 -- The hashes of the next rows, joined, and the last of their ids; and whether they are this outbox's: else there are none.
-SELECT max(id), string_agg(int8send({key_hash}), ''::bytea), EXISTS (
-    SELECT FROM {outbox_identity}
-    WHERE table_name = %(table)s AND incarnation = %(incarnation)s AND layout = %(layout)s
-      AND table_oid = to_regclass({quoted_outbox})::oid
-)
+SELECT max(id), string_agg(int8send({key_hash}), ''::bytea), {is_this_outbox}
 FROM (
     SELECT id, kafka_topic, kafka_key
     FROM {outbox}
@@ -134,11 +126,7 @@ FROM (
 
 -- name: key_hashes_between
 -- The same of all rows whose ids are in one of many narrow ranges; the first id of a range is in it, and the last is not.
-SELECT string_agg(int8send({key_hash}), ''::bytea), EXISTS (
-    SELECT FROM {outbox_identity}
-    WHERE table_name = %(table)s AND incarnation = %(incarnation)s AND layout = %(layout)s
-      AND table_oid = to_regclass({quoted_outbox})::oid
-)
+SELECT string_agg(int8send({key_hash}), ''::bytea), {is_this_outbox}
 FROM unnest(%(first)s::bigint[], %(behind)s::bigint[]) AS narrow (first, behind)
 CROSS JOIN LATERAL (
     SELECT kafka_topic, kafka_key
