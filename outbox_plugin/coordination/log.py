@@ -412,7 +412,14 @@ class CoordinationLog:
                 self._writer.flush(CLOSE_SECONDS)
 
     def _close_reader(self) -> None:
-        """Close the reader, or leave it to a thread: while Kafka is stuck, it waits minutes for a commit's answer."""
+        """Close the reader, or leave it to a thread: while Kafka is away, it waits for a commit's answer.
+
+        Where the interpreter ends, there can be no new thread.
+        """
         closing = Thread(target=self._reader.close, name="outbox-reader-close", daemon=True)
-        closing.start()
-        closing.join(CLOSE_SECONDS)
+        try:
+            closing.start()
+        except RuntimeError:
+            self._reader.close()
+        else:
+            closing.join(CLOSE_SECONDS)

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from threading import Thread
 from typing import Any
 
 import confluent_kafka
@@ -223,6 +224,21 @@ def test_a_coordination_log_that_cannot_connect_closes_what_it_has_opened(monkey
     with pytest.raises(InvalidSetting):
         log.CoordinationLog(log.kafka_settings("127.0.0.1:1", None), log.TOPIC, "billing")
     assert closed == ["writer"]
+
+
+def test_a_coordination_log_is_closed_while_the_interpreter_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.12 starts no thread then, as in a function of `atexit`."""
+
+    def refuse(_: Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    closed: list[str] = []
+    followed: Any = object.__new__(log.CoordinationLog)
+    followed._closed = False
+    followed._reader, followed._writer = Noted(closed, "reader"), Noted(closed, "writer")
+    monkeypatch.setattr(Thread, "start", refuse)
+    followed.close()
+    assert closed == ["writer", "reader"]
 
 
 def test_an_inbox_that_cannot_subscribe_closes_its_client(monkeypatch: pytest.MonkeyPatch) -> None:

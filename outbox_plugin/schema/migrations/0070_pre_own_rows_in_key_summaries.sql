@@ -1,8 +1,10 @@
 -- As before, but of the transaction's own rows alone. The rows that others had committed meanwhile were summarised, too: they
 -- were relayed soon, and yet all later rows of their keys waited for the whole batch.
 -- A transaction's own rows are those that it sees and whose writers are still at work: itself, and its savepoints that have
--- written. A savepoint has a later transaction id; `age` counts from the transaction's own. IS TRUE lets the planner look
--- them up in a hash table, whatever their number.
+-- written. A savepoint has a later transaction id. One that seems to be later than any is that of a frozen row, and cannot be
+-- asked for. IS TRUE lets the planner look savepoints up in a hash table, whatever their number.
+-- Rows of others leave gaps between the ids. Where there are very many, the widest ranges are covered; the leader reads the
+-- rest. A summary that would cover less than half of the rows is not made.
 -- A planner whose statistics are of an empty table takes all rows of the batch for one. So nothing is joined with them that
 -- could be joined row by row, and nothing is sorted that an index has in order.
 CREATE OR REPLACE FUNCTION {outbox_summarise_keys}(written BIGINT) RETURNS BOOLEAN LANGUAGE plpgsql
@@ -12,7 +14,9 @@ AS $summarise$
 DECLARE
     max_ranges CONSTANT bigint := 10000;
     max_keys   CONSTANT bigint := 8000000;
-    top        CONSTANT xid := pg_current_xact_id()::xid;
+    whole      bigint;
+    top        xid;
+    nested     xid[] := '{{}}';
     ours       uuid;
     above      bigint;
     made       bigint;
@@ -30,39 +34,46 @@ BEGIN
     END IF;
     SELECT greatest(id::numeric - least(greatest(written, 0), 1000000000) * 1.1 - 1000, -9223372036854775808)::bigint
     INTO above FROM {outbox} WHERE id < 9223372036854775807 ORDER BY id DESC LIMIT 1;
-    WITH nested AS MATERIALIZED (
-        SELECT writer
-        FROM (SELECT DISTINCT xmin AS writer
-              FROM {outbox} WHERE id > above AND id < 9223372036854775807 AND xmin <> top) AS others
-        WHERE age(writer) < 0
-          AND pg_xact_status((pg_current_xact_id()::text::bigint - age(writer))::text::xid8) = 'in progress'
-    ), neighbours AS (
-        SELECT min(id) AS first, max(id) AS last
+    whole := pg_current_xact_id()::text::bigint;
+    top := pg_current_xact_id()::xid;
+    BEGIN
+        SELECT coalesce(array_agg(writer), nested) INTO nested
+        FROM (SELECT writer, (writer::text::bigint - whole % 4294967296 + 4294967296) % 4294967296 AS ahead
+              FROM (SELECT DISTINCT xmin AS writer
+                    FROM {outbox} WHERE id > above AND id < 9223372036854775807 AND xmin <> top) AS others) AS later
+        WHERE CASE WHEN ahead < 2147483648 THEN pg_xact_status((whole + ahead)::text::xid8) = 'in progress' ELSE false END;
+    EXCEPTION WHEN invalid_parameter_value THEN
+        nested := '{{}}';
+    END;
+    WITH neighbours AS (
+        SELECT min(id) AS first, max(id) AS last, count(*) AS rows, sum(count(*)) OVER () AS all_rows
         FROM (SELECT id, id - dense_rank() OVER (ORDER BY id) AS distance
               FROM {outbox} WHERE id > above AND id < 9223372036854775807
-                AND (xmin = top OR (xmin IN (SELECT writer FROM nested)) IS TRUE)) AS numbered
+                AND (xmin = top OR (xmin IN (SELECT unnest(nested))) IS TRUE)) AS numbered
         GROUP BY distance
-        LIMIT max_ranges + 1
+        ORDER BY count(*) DESC
+        LIMIT max_ranges
     ), covered AS (
-        SELECT count(*) AS ranges, range_agg(int8range(first, last, '[]')) AS ids FROM neighbours
+        SELECT range_agg(int8range(first, last, '[]')) AS ids, 2 * sum(rows) >= max(all_rows) AS suffice FROM neighbours
     ), latest AS (
         SELECT id, xmin::text::bigint AS writer
         FROM {outbox} WHERE id > above AND id < 9223372036854775807
-          AND (xmin = top OR (xmin IN (SELECT writer FROM nested)) IS TRUE) ORDER BY id DESC LIMIT 100
+          AND (xmin = top OR (xmin IN (SELECT unnest(nested))) IS TRUE) AND id::bigint <@ (SELECT ids FROM covered)
+        ORDER BY id DESC LIMIT 100
     ), anchors AS (
         SELECT array_agg(id) AS ids, array_agg(writer) AS writers FROM latest
     ), hashed AS (
         SELECT DISTINCT hashtextextended(rtrim(coalesce(kafka_key, '')) COLLATE "C",
                    hashtextextended(coalesce(kafka_topic, '') COLLATE "C", 0)) & 9223372036854775807 AS key_hash
         FROM {outbox} WHERE id > above AND id < 9223372036854775807
-            AND (xmin = top OR (xmin IN (SELECT writer FROM nested)) IS TRUE) AND (SELECT ranges <= max_ranges FROM covered)
+            AND (xmin = top OR (xmin IN (SELECT unnest(nested))) IS TRUE) AND (SELECT suffice FROM covered)
         LIMIT max_keys + 1
     ), keys AS (
         SELECT count(*) AS number, string_agg(int8send(key_hash), ''::bytea) AS hashes FROM hashed
     )
     INSERT INTO {outbox_key_summary} (incarnation, hash_form, ids, last_ids, last_writers, key_hashes)
     SELECT ours, 1, covered.ids, anchors.ids, anchors.writers, hashes
-    FROM covered, anchors, keys WHERE ranges <= max_ranges AND number BETWEEN 1 AND max_keys
+    FROM covered, anchors, keys WHERE suffice AND number BETWEEN 1 AND max_keys
     RETURNING id INTO made;
     DELETE FROM {outbox_key_summary} WHERE id IN (
         SELECT old.id FROM {outbox_key_summary} AS old
