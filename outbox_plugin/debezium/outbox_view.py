@@ -14,6 +14,7 @@ from outbox_plugin.schema.statements import identifier
 
 PLACE, CREATED_AT, LEADER = "outbox_place", "outbox_created_at", "outbox_leader"
 _PLACE, _CREATED_AT, _LEADER = map(sql.Identifier, (PLACE, CREATED_AT, LEADER))
+_LEAVE_PUBLICATION = "ALTER PUBLICATION {publication} DROP TABLE {base}"
 _LONGEST_NAME = 63  # Bytes of a name in Postgres.
 _SHORT_WAITS = "SET lock_timeout = '2s'"  # Whoever writes to the table waits behind us.
 _PLAIN_TEXT = frozenset({"text", "character varying", "uuid", "json", "jsonb"})
@@ -33,11 +34,10 @@ _HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of the table: its name, its type as Postgres calls it, and whether Postgres makes its value."""
+    """A column of the table: its name, and its type as Postgres calls it."""
 
     name: str
     type: str
-    is_generated: bool
 
     @property
     def base_type(self) -> str:
@@ -136,19 +136,22 @@ class OutboxView:
             "CREATE OR REPLACE TRIGGER outbox_placed BEFORE INSERT ON {base} FOR EACH ROW\n"
             "WHEN (NEW.{place} IS NULL OR NEW.{created_at} IS NULL) EXECUTE FUNCTION {function}()"
         )
-        names = {"base": self._base, "place": _PLACE, "created_at": _CREATED_AT}
-        return [
-            sql.SQL(placed).format(next=self._next_place, **names),
-            sql.SQL(trigger).format(function=self._placing(), **names),
-            sql.SQL("ALTER TABLE {base} ENABLE ALWAYS TRIGGER outbox_placed").format(base=self._base),
-            sql.SQL("ALTER PUBLICATION {} DROP TABLE {}").format(self._publication(), self._base),
-        ]
+        names = {
+            "base": self._base,
+            "place": _PLACE,
+            "created_at": _CREATED_AT,
+            "next": self._next_place,
+            "function": self._placing(),
+            "publication": self._publication(),
+        }
+        always = "ALTER TABLE {base} ENABLE ALWAYS TRIGGER outbox_placed"
+        return [sql.SQL(text).format(**names) for text in (placed, trigger, always, _LEAVE_PUBLICATION)]
 
     def deletion(self) -> list[sql.Composed]:
         """What fails where no row could be marked or deleted behind the switch; it is to be rolled back."""
         texts = (
             _SHORT_WAITS,
-            "DO $$BEGIN ALTER PUBLICATION {publication} DROP TABLE {base}; EXCEPTION WHEN undefined_object THEN END$$",
+            f"DO $$BEGIN {_LEAVE_PUBLICATION}; EXCEPTION WHEN undefined_object THEN END$$",  # It may have left before.
             "EXPLAIN UPDATE {base} SET {leader} = NULL",
             "EXPLAIN DELETE FROM {base}",
         )

@@ -53,6 +53,7 @@ def outbox_view(settings: Settings, router: EventRouter) -> OutboxView:
         writers = [writer for (writer,) in _ask(connection, "writers", router)]
         view = OutboxView(router, columns, writers, in_full(connection, settings.table).rsplit(".", 1))
         _check_names(connection, settings, router, view)
+        _check_owner(connection, router)
         _check_insertion(connection, router)
         return view
 
@@ -92,8 +93,7 @@ def switch(settings: Settings, router: EventRouter, tell: Callable[[str], None])
 
 def _check_names(connection: _Connection, settings: Settings, router: EventRouter, view: OutboxView) -> None:
     """Raises InvalidConnector where the view or its sequence would take the place of something else."""
-    base, table = sql.Identifier(router.schema, router.table).as_string(), in_full(connection, settings.table)
-    if connection.execute(statement("debezium", "view_of", table), {"base": base}).fetchone() == (False,):
+    if _stored(connection, settings) not in (None, (router.schema, router.table, True)):
         raise InvalidConnector(
             f"OUTBOX_TABLE: {settings.table!r} is there, and is no view of {router.schema}.{router.table}: expected a "
             "name for the view that is to be made"
@@ -103,6 +103,18 @@ def _check_names(connection: _Connection, settings: Settings, router: EventRoute
             f"table.include.list: the sequence {view.sequence} is there, and does not belong to "
             f"{router.schema}.{router.table}: rename it"
         )
+
+
+def _stored(connection: _Connection, settings: Settings) -> tuple[str | None, str | None, bool] | None:
+    """The schema and the name of the table that the outbox's rows are stored in, and whether the outbox is a view.
+
+    None where there is no outbox.
+    """
+    return connection.execute(statement("identity", "stored", in_full(connection, settings.table))).fetchone()
+
+
+def _check_owner(connection: _Connection, router: EventRouter) -> None:
+    """Raises ServerRefused where somebody else owns the table: a sequence must have the same owner."""
     for owner, given in _ask(connection, "other_owner", router):
         raise ServerRefused(
             f"Postgres: {router.schema}.{router.table} belongs to {owner!r}: connect as that role (given: {given!r}), "
@@ -122,8 +134,7 @@ def _check_insertion(connection: _Connection, router: EventRouter) -> None:
 def _check_view(connection: _Connection, settings: Settings, router: EventRouter) -> None:
     """Raises SchemaMissing unless the outbox is a view of the router's table, whose writers may draw places."""
     table = in_full(connection, settings.table)
-    found = connection.execute(statement("identity", "stored", table)).fetchone()
-    if found != (router.schema, router.table, True):
+    if _stored(connection, settings) != (router.schema, router.table, True):
         raise SchemaMissing(
             f"OUTBOX_TABLE: {settings.table!r} is no view of {router.schema}.{router.table}; run the SQL of "
             "`outbox debezium prepare`, and then `outbox migrate`"

@@ -26,13 +26,13 @@ LEAST = {
     "value.converter": STRING,
 }
 COLUMNS = [
-    Column("id", "uuid", False),
-    Column("aggregatetype", "character varying(255)", False),
-    Column("aggregateid", "character varying(255)", False),
-    Column("type", "character varying(255)", False),
-    Column("payload", "jsonb", False),
-    Column("size", "integer", True),
-    Column("measured", "double precision", False),
+    Column("id", "uuid"),
+    Column("aggregatetype", "character varying(255)"),
+    Column("aggregateid", "character varying(255)"),
+    Column("type", "character varying(255)"),
+    Column("payload", "jsonb"),
+    Column("size", "integer"),
+    Column("measured", "double precision"),
 ]
 
 

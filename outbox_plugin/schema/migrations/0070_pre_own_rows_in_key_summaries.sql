@@ -1,5 +1,11 @@
--- As before, but of the transaction's own rows alone. The rows that others had committed meanwhile were summarised, too: they
--- were relayed soon, and yet all later rows of their keys waited for the whole batch.
+-- Called at the end of a transaction that has written so many rows. It summarises the keys of the last rows that the
+-- transaction has written itself, and returns whether it did. The rows that others have committed meanwhile are relayed soon,
+-- and all later rows of their keys would wait for the batch. It must not end the caller's transaction, whatever happens:
+-- without a summary, the leader reads the keys. So it waits for no lock, and does nothing in a serializable transaction, which
+-- would conflict with all who write. More than `max_keys` keys would take too much memory. It reads the table with the rights
+-- of the function's owner, so it does that only where the table has the same owner: whoever owns a table can have its readers
+-- run any code.
+-- The hash is that of the statement `key_hash`. Summaries that do not count any more are removed.
 -- A transaction's own rows are those that it sees and whose writers are still at work: itself, and its savepoints that have
 -- written. A savepoint has a later transaction id. One that seems to be later than any is that of a frozen row, and cannot be
 -- asked for. IS TRUE lets the planner look savepoints up in a hash table, whatever their number.
@@ -45,28 +51,27 @@ BEGIN
     EXCEPTION WHEN invalid_parameter_value THEN
         nested := '{{}}';
     END;
-    WITH neighbours AS (
+    WITH own AS NOT MATERIALIZED (
+        SELECT id, xmin AS writer, kafka_topic, kafka_key
+        FROM {outbox} WHERE id > above AND id < 9223372036854775807
+          AND (xmin = top OR (xmin IN (SELECT unnest(nested))) IS TRUE)
+    ), neighbours AS (
         SELECT min(id) AS first, max(id) AS last, count(*) AS rows, sum(count(*)) OVER () AS all_rows
-        FROM (SELECT id, id - dense_rank() OVER (ORDER BY id) AS distance
-              FROM {outbox} WHERE id > above AND id < 9223372036854775807
-                AND (xmin = top OR (xmin IN (SELECT unnest(nested))) IS TRUE)) AS numbered
+        FROM (SELECT id, id - dense_rank() OVER (ORDER BY id) AS distance FROM own) AS numbered
         GROUP BY distance
         ORDER BY count(*) DESC
         LIMIT max_ranges
     ), covered AS (
         SELECT range_agg(int8range(first, last, '[]')) AS ids, 2 * sum(rows) >= max(all_rows) AS suffice FROM neighbours
     ), latest AS (
-        SELECT id, xmin::text::bigint AS writer
-        FROM {outbox} WHERE id > above AND id < 9223372036854775807
-          AND (xmin = top OR (xmin IN (SELECT unnest(nested))) IS TRUE) AND id::bigint <@ (SELECT ids FROM covered)
-        ORDER BY id DESC LIMIT 100
+        SELECT id, writer::text::bigint AS writer FROM own
+        WHERE id::bigint <@ (SELECT ids FROM covered) ORDER BY id DESC LIMIT 100
     ), anchors AS (
         SELECT array_agg(id) AS ids, array_agg(writer) AS writers FROM latest
     ), hashed AS (
         SELECT DISTINCT hashtextextended(rtrim(coalesce(kafka_key, '')) COLLATE "C",
                    hashtextextended(coalesce(kafka_topic, '') COLLATE "C", 0)) & 9223372036854775807 AS key_hash
-        FROM {outbox} WHERE id > above AND id < 9223372036854775807
-            AND (xmin = top OR (xmin IN (SELECT unnest(nested))) IS TRUE) AND (SELECT suffice FROM covered)
+        FROM own WHERE (SELECT suffice FROM covered)
         LIMIT max_keys + 1
     ), keys AS (
         SELECT count(*) AS number, string_agg(int8send(key_hash), ''::bytea) AS hashes FROM hashed
@@ -95,3 +100,4 @@ EXCEPTION WHEN OTHERS OR query_canceled THEN  -- A role's statement_timeout canc
     RETURN false;
 END
 $summarise$;
+REVOKE ALL ON FUNCTION {outbox_summarise_keys}(BIGINT) FROM PUBLIC;

@@ -15,11 +15,6 @@ WHERE oid = to_regclass(%(sequence)s) AND NOT EXISTS (
 SELECT pg_get_userbyid(relowner), current_user
 FROM pg_class WHERE oid = to_regclass(%(base)s) AND pg_get_userbyid(relowner) <> current_user
 
--- name: view_of
--- What the outbox is by now, if it is anything: whether it is a view of the table alone.
-SELECT relkind = 'v' AND coalesce({stored_in} = to_regclass(%(base)s)::oid, false)
-FROM pg_class WHERE oid = to_regclass({quoted_outbox})
-
 -- name: fires_again
 -- What an INSERT into the table sets off. A row that is put back would set it off once more.
 SELECT format('the trigger %%s', tgname) FROM pg_trigger
@@ -38,8 +33,8 @@ SELECT WHERE {is_row_secured} AND (
 )
 
 -- name: columns
--- The columns of a table, in their order: each with its type and whether Postgres makes its value.
-SELECT attname, format_type(atttypid, atttypmod), attgenerated <> '' AS is_generated
+-- The columns of a table, in their order, each with its type.
+SELECT attname, format_type(atttypid, atttypmod)
 FROM pg_attribute
 WHERE attrelid = to_regclass(%(base)s) AND attnum > 0 AND NOT attisdropped
 ORDER BY attnum
