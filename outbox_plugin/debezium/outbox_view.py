@@ -118,6 +118,7 @@ class OutboxView:
             *self._placing_function(),
             *self._keeping_function(),
             self._keeping_trigger(),
+            sql.SQL("ALTER TABLE {} ENABLE ALWAYS TRIGGER outbox_kept").format(self._base),
         ]
 
     def switch(self) -> list[sql.Composed]:

@@ -153,6 +153,13 @@ def test_a_writer_that_names_every_column_loses_nothing(outbox: Settings, connec
     assert run(outbox, "SELECT kafka_value FROM outboxevent_relayed ORDER BY id") == [("1",), ("2",), ("3",)]
 
 
+def test_what_a_subscription_writes_and_deletes_at_once_is_kept(outbox: Settings, connector: Path) -> None:
+    prepare(outbox, connector)
+    switch(outbox, connector)
+    run(outbox, f"SET session_replication_role = replica; {DELETED_AT_ONCE}")
+    assert backlog(outbox) == 1
+
+
 def test_a_table_may_be_altered_after_the_switch(outbox: Settings, connector: Path) -> None:
     run(outbox, "ALTER TABLE outboxevent ADD found BOOLEAN, ADD stored BOOLEAN, ADD unused INT")
     prepare(outbox, connector)

@@ -285,6 +285,15 @@ def test_a_batch_that_is_summarised_again_and_again_has_one_summary(settings: Se
     assert summaries(settings) == 1
 
 
+def test_a_column_may_have_the_name_of_a_variable(settings: Settings) -> None:
+    for name in ("written", "above", "top", "nested", "whole", "made", "ours"):
+        query(settings, f"ALTER TABLE outbox ADD {name} TEXT")
+    emit(settings, 200)
+    assert summaries(settings) == 1
+    found, known = read_and_known(settings)
+    assert sorted(found) == sorted(known)
+
+
 def test_a_batch_that_has_ended_is_not_summarised(settings: Settings) -> None:
     """The leader has begun to read its keys."""
     emit(settings, 90)

@@ -17,6 +17,7 @@ CREATE OR REPLACE FUNCTION {outbox_summarise_keys}(written BIGINT) RETURNS BOOLE
 SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s'
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off SET work_mem = '64MB'
 AS $summarise$
+#variable_conflict use_variable
 DECLARE
     max_ranges CONSTANT bigint := 10000;
     max_keys   CONSTANT bigint := 8000000;
