@@ -35,7 +35,7 @@ LOGGER = logger_of(__name__)
 
 Guarantee = Literal["at-least-once", "at-most-once"]
 
-BATCH = 1_000  # Records that are fetched together and, at most once, promised together.
+BATCH = 1_000  # Records that are fetched and not yet handed out, at most. At most once, a killed process loses these.
 FOLLOW_SECONDS = 0.05  # Between two checks of which partitions we hold.
 GATHER_SECONDS = 0.005  # How long to wait for more records after the first one.
 PROMISED_GATHER_SECONDS = 0.05  # The same at most once: the promise for each batch takes about as long.
@@ -272,17 +272,18 @@ class Consumer:
 
     def _fetch(self, wait_seconds: float, deadline: float) -> None:
         """Add records that have arrived to the queues. At most once, also ask the log to promise them to us."""
-        if len(self._fetched) < BATCH:
-            self._take_in(wait_seconds)
+        if (room := BATCH - len(self._fetched)) > 0:
+            self._take_in(room, wait_seconds)
         elif not self._at_most_once or not self._unpromised():  # The log must first confirm that we hold them.
             time.sleep(wait_seconds)
         if self._at_most_once and (unpromised := self._unpromised()):
             self._promise(unpromised, deadline)
 
-    def _take_in(self, wait_seconds: float) -> None:
+    def _take_in(self, most: int, wait_seconds: float) -> None:
+        """Wait for a record, and add it and those that follow soon, `most` of them together."""
         first = self._reader.poll(wait_seconds)
         gather_seconds = PROMISED_GATHER_SECONDS if self._at_most_once else GATHER_SECONDS
-        for message in [] if first is None else [first, *self._reader.consume(BATCH - 1, gather_seconds)]:
+        for message in [] if first is None else [first, *self._reader.consume(most - 1, gather_seconds)]:
             if (error := message.error()) is not None:
                 if not isinstance(problem := connection_error(error, self._settings), LogUnavailable):
                     raise problem

@@ -33,7 +33,6 @@ def test_promises_hold_while_instances_are_killed_and_stopped(
     print(describe(found))
     assert broken_promises(plan, found) == []
     assert found.kills + found.stops + found.holds > 3
-    assert found.delivered > 0.9 * plan.records
 
 
 def test_a_group_in_full_flow_is_paused_moved_and_resumed(bootstrap_servers: str, tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def test_what_was_fetched_is_promised_by_a_log_that_answers_late_while_more_come
     fetched: Fetched[Any] = Fetched()
     coming = iter(range(100))
 
-    def take_in(_: float) -> None:
+    def take_in(_room: int, _seconds: float) -> None:
         fetched.add(tp, claim, next(coming), SimpleNamespace())
 
     state = {"_at_most_once": True, "_instance": instance, "_fetched": fetched, "_asked": {}, "_take_in": take_in}
@@ -181,3 +181,30 @@ def test_a_poll_without_time_fetches_all_the_same(monkeypatch: pytest.MonkeyPatc
     vars(polling).update(state)
     assert [polling.poll(0.0), polling.poll(0.0)] == [record, None]
     assert waits == [0.0, 0.0]
+
+
+def test_what_a_killed_process_loses_at_most_once_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records wait for the log's promise in two partitions. However many more there are, no more are fetched."""
+    instance, fetching = UnansweredInstance(), object.__new__(Consumer)
+    monkeypatch.setattr(consumer, "time", SimpleNamespace(monotonic=lambda: instance.now, sleep=instance.pass_time))
+    offsets = iter(range(100 * consumer.BATCH))
+
+    def record(topic: str) -> SimpleNamespace:
+        values: dict[str, Any] = {"error": None, "topic": topic, "partition": 0, "offset": next(offsets)}
+        return SimpleNamespace(**{name: lambda value=value: value for name, value in values.items()})
+
+    state: dict[str, Any] = {
+        "_at_most_once": True,
+        "_assigned": instance.held,
+        "_instance": instance,
+        "_reader": SimpleNamespace(
+            poll=lambda _: record("silent"), consume=lambda most, _: [record("orders") for _ in range(min(most, 700))]
+        ),
+        "_fetched": Fetched(),
+        "_asked": {},
+    }
+    vars(fetching).update(state)
+    for _ in range(10):
+        fetching._fetch(0.1, instance.now)
+        assert len(fetching._fetched) <= consumer.BATCH
+    assert len(fetching._fetched) == consumer.BATCH

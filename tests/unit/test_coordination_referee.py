@@ -5,7 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.chaos.coordination_referee import RECORDS, _Held, _overlaps, silences, stale_at
+from outbox_plugin.coordination.consumer import BATCH, Guarantee
+from tests.chaos.coordination_referee import (
+    RECORDS,
+    Findings,
+    Plan,
+    _Held,
+    _overlaps,
+    broken_promises,
+    silences,
+    stale_at,
+)
 
 A = _Held(begin=100, end=120, gained=10, lost=None, client="a")
 
@@ -60,3 +70,18 @@ def test_a_silence_is_one_only_while_records_wait(
 ) -> None:
     ours = np.array([(0, *each) for each in handed_out], RECORDS)
     assert silences(ours, np.array([9.5, 11.0, 29.5]), at_most_once=at_most_once) == found
+
+
+@pytest.mark.parametrize(
+    ("guarantee", "lost", "broken"),
+    [
+        ("at-least-once", 1, ["lost: 1"]),
+        ("at-most-once", 3 * BATCH, []),
+        ("at-most-once", 3 * BATCH + 1, ["lost: 1"]),
+    ],
+)
+def test_each_disturbed_process_may_lose_what_it_had_fetched(
+    guarantee: Guarantee, lost: int, broken: list[str]
+) -> None:
+    found = Findings(lost=lost, kills=1, stops=1, holds=1, terminations=5)
+    assert broken_promises(Plan(guarantee), found) == broken
