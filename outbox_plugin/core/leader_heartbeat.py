@@ -26,6 +26,7 @@ class LeaderHeartbeat:
     """A harvester's sign of life for one shard. Times are ISO 8601 in UTC; `leader_id` names the term.
 
     `recovered`: the rows that the term found published by the last one, and deleted instead of repeating them.
+    `live_first`: whether new rows go before a backlog, but for `live_rows_waiting` of them, which may have a key of it.
     `beat` and `after` tell a heartbeat from a copy of it: see `core.copied_heartbeats`.
     """
 
@@ -43,6 +44,8 @@ class LeaderHeartbeat:
     records_per_second: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     trouble: Annotated[str | None, Field(max_length=TROUBLE_CHARACTERS)] = None
     recovered: _Count = 0
+    live_first: bool = False
+    live_rows_waiting: _Count = 0
     beat: _Count = 0
     after: Annotated[int, Field(ge=-1, lt=2**63)] = -1
 

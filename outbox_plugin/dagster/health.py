@@ -24,6 +24,7 @@ def metadata(status: Status) -> Metadata:
         shown["dead_letters"] = MetadataValue.int(status.dead_letters)
         shown["backlog"] = MetadataValue.int(status.backlog)
         shown["lag_seconds"] = MetadataValue.float(status.oldest_seconds or 0.0)
+    shown["live_rows_waiting"] = MetadataValue.int(sum(shard.live_rows_waiting for shard in status.shards))
     shown["shards"] = MetadataValue.md(_table(status))
     if said := troubles(status):
         shown["trouble"] = MetadataValue.text(printable(said))
@@ -85,4 +86,5 @@ def _table(status: Status) -> str:
 
 
 def _waiting(shard: ShardStatus) -> str:
-    return f"{shard.lag_records}, paused" if shard.paused else str(shard.lag_records)
+    live = f", {shard.live_rows_waiting} of them live" if shard.live_first else ""
+    return f"{shard.lag_records}{live}" + (", paused" if shard.paused else "")

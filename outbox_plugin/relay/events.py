@@ -153,6 +153,16 @@ class KeysSummarised(HarvestEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class LiveRowsLeftOut(HarvestEvent):
+    """Live rows that go first were read, but for those that may have a key of the backlog: `waiting` of them so far.
+
+    They are sent in line, when the backlog has been read.
+    """
+
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
 class LiveRowsJoined(HarvestEvent):
     """The backlog has been read, and all rows go in line again."""
 

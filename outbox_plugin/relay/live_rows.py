@@ -14,7 +14,7 @@ from outbox_plugin.core.key_summary import KeySummary
 from outbox_plugin.core.ports import ReadRequest, WindowStore
 from outbox_plugin.core.row import OutboxRow, Rows, fields_of
 from outbox_plugin.errors import ServerUnavailable
-from outbox_plugin.relay.events import KeysSummarised, LiveRowsJoined, Observer
+from outbox_plugin.relay.events import KeysSummarised, LiveRowsJoined, LiveRowsLeftOut, Observer
 from outbox_plugin.relay.stages import Stages
 
 MAX_WAITING_RANGES = 5_000  # A read that names them takes some 10 ms more.
@@ -64,6 +64,7 @@ class LiveRows:
         self._join_queues = join_queues
         self._keys: KeySummary | None = None  # Of the backlog; None where there is none.
         self._waiting = IdRanges()  # Live rows that were read, and whose keys may be in the summary.
+        self._left_out = 0  # How many they are, with those that are forgotten.
         self._ended: tuple[Summary | None] | None = None  # What the thread came to; `stages.lock` guards it.
 
     @property
@@ -107,13 +108,13 @@ class LiveRows:
     def begin(self, summary: Summary) -> None:
         """From now on, live rows go first: those above the summary's bound whose keys it does not hold."""
         self._join_queues()
-        self._keys, self._waiting = summary.keys, IdRanges()
+        self._keys, self._waiting, self._left_out = summary.keys, IdRanges(), 0
         self._observe(KeysSummarised(self._shard, summary.rows, summary.seconds, None))
 
     def end(self) -> None:
         """The backlog has been read: all rows go in line again."""
         self._join_queues()
-        self._keys, self._waiting = None, IdRanges()
+        self._keys, self._waiting, self._left_out = None, IdRanges(), 0
         self._observe(LiveRowsJoined(self._shard))
 
     def give_up_summary(self) -> None:
@@ -132,7 +133,10 @@ class LiveRows:
             return Found.all(rows)
         may_go = [not keys.may_hold(key_hash) for key_hash in self._store.key_hashes(rows)]
         waiting = [row.id for row, goes in zip(rows, may_go, strict=True) if not goes]
-        self._waiting = IdRanges.union((self._waiting, IdRanges.of(waiting)))
+        if waiting:
+            self._waiting = IdRanges.union((self._waiting, IdRanges.of(waiting)))
+            self._left_out += len(waiting)
+            self._observe(LiveRowsLeftOut(self._shard, self._left_out))
         return Found(Rows(list(compress(fields_of(rows), may_go))), rows[-1].id, len(rows))
 
     def _summarise(self, bound: int, ids: int) -> None:

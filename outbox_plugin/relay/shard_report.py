@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat, Phase
-from outbox_plugin.relay.events import HarvestEvent, KeysHeld, RecordsIgnored, ShardStepped, TermBegan, WindowPublished
+from outbox_plugin.relay.events import (
+    HarvestEvent,
+    KeysHeld,
+    KeysSummarised,
+    LiveRowsJoined,
+    LiveRowsLeftOut,
+    RecordsIgnored,
+    ShardStepped,
+    TermBegan,
+    WindowPublished,
+)
 
 WAITING_INTERVAL = 1.0  # Seconds between heartbeats of a harvester that follows and has trouble.
 HELD_SHOWN_SECONDS = 1.0  # A key that is held back again at once is shown without a gap.
@@ -34,6 +44,8 @@ class ShardReport:
         self._note = note
         self._published = 0
         self._recovered = 0
+        self._live_first = False  # Whether new rows go before a backlog,
+        self._live_rows_waiting = 0  # and how many of them wait for it.
         self._rated = 0.0, 0  # When the rate was last computed, and what was published by then.
         self._held = "", 0.0  # Which key was held back last, and until when that is shown.
         self._ignored = "", 0.0  # Which records were ignored last, and until when that is shown.
@@ -48,8 +60,15 @@ class ShardReport:
             self._held = event.message(event.keys[0]), now + event.seconds + HELD_SHOWN_SECONDS
         elif isinstance(event, RecordsIgnored):
             self._ignored = event.message(), now + IGNORED_SHOWN_SECONDS
+        elif isinstance(event, LiveRowsLeftOut):
+            self._live_rows_waiting = event.waiting
+        elif isinstance(event, KeysSummarised) and event.error is None:
+            self._live_first, self._live_rows_waiting = True, 0
+        elif isinstance(event, LiveRowsJoined):
+            self._live_first, self._live_rows_waiting = False, 0
         elif isinstance(event, TermBegan):
             self._recovered = event.recovered
+            self._live_first, self._live_rows_waiting = False, 0
 
     def term_began(self, leader_id: str, since: str) -> None:
         """A term has begun, `since` a time in ISO 8601: its first heartbeat is due at once."""
@@ -77,6 +96,8 @@ class ShardReport:
             records_per_second=self._rate(now),
             trouble=self._shown_trouble(now),
             recovered=self._recovered,
+            live_first=self._live_first,
+            live_rows_waiting=self._live_rows_waiting,
         )
         return self._last
 

@@ -107,11 +107,17 @@ def _shard_lines(shard: ShardStatus) -> list[str]:
         ]
         if shard.recovered:
             lines.append(f"  {shard.recovered} rows were published by the leader before it, and not repeated")
+    if shard.live_first:
+        lines.append(f"  {_live_first(shard)}")
     if shard.paused:
         lines.append("  paused: see `outbox resume`")
     if shard.trouble:
         lines.append(f"  trouble: {shard.trouble}")
     return lines
+
+
+def _live_first(shard: ShardStatus) -> str:
+    return f"new rows go before the backlog; {shard.live_rows_waiting} wait for it, as their keys may be in it"
 
 
 def _refused(status: Status) -> list[str]:
@@ -162,5 +168,6 @@ def _cells(shard: ShardStatus) -> list[Text]:
     leader = shard.leader
     who = f"{leader.instance} on {leader.host}, pid {leader.pid}" if leader else "none is heard"
     trouble = "; ".join(filter(None, ["paused" if shard.paused else None, shard.trouble]))
-    texts = [shard.shard, who, f"{shard.records_per_second:,.0f}", f"{shard.published:,}", f"{shard.lag_records:,}"]
+    waiting = f"{shard.lag_records:,}" + (f" ({shard.live_rows_waiting:,} live)" if shard.live_first else "")
+    texts = [shard.shard, who, f"{shard.records_per_second:,.0f}", f"{shard.published:,}", waiting]
     return [Text(printable(str(text))) for text in (*texts, trouble)]

@@ -53,6 +53,7 @@ class ShardStatus:
     lead, last complained of; `recovered` counts the rows that it found published by the leader before it, and deleted
     instead of repeating them; `ignored_records` counts what stood on the leader topic in the last minute, and is no
     heartbeat that a harvester of this outbox has signed: harvesters ignore it, and `trouble` tells of it too.
+    `live_first`: whether new rows go before a backlog; `live_rows_waiting` of them may have its keys, and wait for it.
     """
 
     shard: int
@@ -65,6 +66,8 @@ class ShardStatus:
     paused: bool = False
     recovered: int = 0
     ignored_records: int = 0
+    live_first: bool = False
+    live_rows_waiting: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +180,8 @@ def _shard_status(shard: int, heard: _Heard, table: _Table | None) -> ShardStatu
         paused=table is not None and shard in table.paused,
         recovered=now.recovered if now else 0,
         ignored_records=len(heard.ignored),
+        live_first=now is not None and now.live_first,
+        live_rows_waiting=now.live_rows_waiting if now else 0,
     )
 
 

@@ -14,7 +14,9 @@ from outbox_plugin.adapters.postgres_window_store import PostgresWindowStore
 from outbox_plugin.core import backlog, batch_size
 from outbox_plugin.errors import StoreUnavailable
 from outbox_plugin.relay import live_rows, window_source
-from outbox_plugin.relay.events import HarvestEvent, KeysSummarised, LiveRowsJoined, TermFinished
+from outbox_plugin.relay.events import HarvestEvent, KeysSummarised, LiveRowsJoined, LiveRowsLeftOut, TermFinished
+from outbox_plugin.status.command import described
+from outbox_plugin.status.reader import ShardStatus, read_status
 from tests.harvesting import (
     assert_exactly_once_in_order,
     consume,
@@ -136,3 +138,33 @@ def test_live_rows_go_on_after_too_many_had_to_wait(settings: Settings, monkeypa
     assert_exactly_once_in_order(records, 1, ROWS + live.count)
     end_of_batch = max(record.offset for record in records if int(record.value or 0) <= ROWS)
     assert sum(record.offset < end_of_batch for record in records if int(record.value or 0) > ROWS + after) > 10
+
+
+def test_the_status_says_how_many_live_rows_wait_for_the_batch(settings: Settings) -> None:
+    topic = create_topic(settings, f"{settings.group}-mixed", partitions=1)
+    left_out: list[int] = []
+    seen = threading.Event()
+    live = LiveRows(settings, topic, ROWS + 1)
+
+    def hold_the_reads(event: HarvestEvent) -> None:
+        """Read nothing more once live rows have been left out, until the test has seen the status."""
+        if isinstance(event, LiveRowsLeftOut):
+            left_out.append(event.waiting)
+            assert seen.wait(600)
+
+    def shard() -> ShardStatus:
+        return read_status(settings).shards[0]
+
+    with Harvester(settings, observe=hold_the_reads):
+        with live.writing():
+            eventually(lambda: live.count > 20, 30)
+            insert_numbered(settings, topic, 1, ROWS)
+            live.shares_a_key = True
+            eventually(lambda: left_out, 60)
+            eventually(lambda: (shard().live_first, shard().live_rows_waiting) == (True, left_out[0]), 60)
+            shown = described({"outbox": read_status(settings)})
+            seen.set()
+        drained(settings)
+        eventually(lambda: (shard().live_first, shard().live_rows_waiting) == (False, 0), 60)
+    assert f"new rows go before the backlog; {left_out[0]} wait for it, as their keys may be in it" in shown
+    assert_exactly_once_in_order(consume(settings, topic), 1, ROWS + live.count)
