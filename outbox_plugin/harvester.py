@@ -159,8 +159,7 @@ class Harvester(Background):
     def _check(self) -> tuple[OutboxIdentity, Layout, str | None]:
         """Everything that a user can mend, looked at before anything is touched; also a note for the status."""
         warn_about_insecure_settings(self._settings)
-        admin = KafkaAdmin(self._settings)
-        admin.check_reachable()
+        admin = KafkaAdmin.at_start(self._settings)
         identity, terms, layout, ahead = self._register(keep=False)
         self._check_kafka(admin, identity, terms, layout)
         checked, (identity, terms, layout, ahead) = (identity, layout.shards), self._register(keep=True)
@@ -223,7 +222,13 @@ class Harvester(Background):
     def _harvest(self, identity: OutboxIdentity, layout: Layout, note: str | None) -> None:
         while not self._stop.is_set():
             try:
-                self._supervisor(identity, layout, note).run(self._stop.is_set)
+                supervisor = self._supervisor(identity, layout, note)
+            except LogUnavailable as error:  # There is no token for Kafka.
+                logger.warning("not yet: %s", error)
+                layout = self._next_layout(layout)
+                continue
+            try:
+                supervisor.run(self._stop.is_set)
             except (LayoutChanged, TopicMissing) as ended:
                 logger.info("beginning again: %s", ended)
                 self._observe(BeginsAgain(0, str(ended)))

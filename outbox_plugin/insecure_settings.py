@@ -15,7 +15,7 @@ logger = logger_of("outbox_plugin.settings")
 
 _NOT_VERIFIED = frozenset({"disable", "allow", "prefer", "require", "verify-ca"})  # Postgres's, below verify-full.
 _FALSE = frozenset({"false", "f", "0"})  # librdkafka's.
-_HOST_OF_BROKER = re.compile(r"(?:\w+://)?(?:\[(?P<ipv6>[^\]]*)\]|(?P<host>[^:]*))(?::\d+)?")
+_HOST_OF_BROKER = re.compile(r"(?:\w+://)?(?:\[(?P<ipv6>[^\]]*)\]|(?P<host>[^:/]*))(?::\d+)?")
 
 
 def warn_about_insecure_settings(settings: Settings, *, postgres: bool = True) -> None:
@@ -45,6 +45,12 @@ def insecure_kafka_settings(settings: Settings) -> Iterator[str]:
         yield (
             "OUTBOX_KAFKA: ssl.endpoint.identification.algorithm=none: whoever has any certificate of the same "
             "authority can pose as a broker; the default, https, compares the broker's name"
+        )
+    endpoint = _HOST_OF_BROKER.match(kafka.get("sasl.oauthbearer.token.endpoint.url", ""))
+    if endpoint and endpoint[0].startswith("http://") and not _is_local(endpoint["ipv6"] or endpoint["host"]):
+        yield (
+            "OUTBOX_KAFKA: sasl.oauthbearer.token.endpoint.url=http://…, and a server that is not on this machine: "
+            "whoever stands in between can read the client's secret and its tokens; name an https:// address"
         )
     if kafka.get("security.protocol") == "sasl_plaintext" and not _are_local(_hosts_of(settings.bootstrap_servers)):
         yield (

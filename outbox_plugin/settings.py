@@ -38,7 +38,9 @@ LOAD_BEARING_PROPERTIES = {
 }
 _IDENTIFIER = r"[A-Za-z_][A-Za-z0-9_$]{0,62}"
 _TABLE = re.compile(rf"(?:{_IDENTIFIER}\.)?{_IDENTIFIER}")
+_NAME = r"[^\W\d]\w*"  # Of a module or a function in Python.
 _GROUP = re.compile(r"[A-Za-z0-9._-]{1,200}")
+_FUNCTION = re.compile(rf"{_NAME}(?:\.{_NAME})*:{_NAME}(?:\.{_NAME})*")
 _DAYS = re.compile(r"([1-9]\d{0,4})d")
 _ADDRESS = re.compile(r"(?:(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+)):)?(?P<port>[0-9]{1,5})")
 LOCALHOST = "127.0.0.1"
@@ -111,6 +113,10 @@ class Settings(LogSettings):
     kafka: Annotated[
         dict[str, str], Field(repr=False, description="librdkafka properties laid over ours: TLS, SASL, tuning.")
     ] = {}
+    kafka_token_provider: Annotated[
+        str | None,
+        Field(description="package.module:function that returns a token for SASL OAUTHBEARER, and when it expires."),
+    ] = None
     listen: Annotated[
         str | None,
         Field(description="PORT or HOST:PORT that serves /metrics, /readyz and /livez; without a host, 127.0.0.1."),
@@ -169,6 +175,35 @@ class Settings(LogSettings):
         if listen is not None:
             host_and_port(listen)
         return listen
+
+    @field_validator("kafka_token_provider")
+    @classmethod
+    def _token_provider_is_a_function(cls, provider: str | None) -> str | None:
+        if provider is not None and not _FUNCTION.fullmatch(provider):
+            raise ValueError("expected a function of a module, as in shop.tokens:kafka_token")
+        return provider
+
+    @model_validator(mode="after")
+    def _tokens_have_one_source(self) -> Self:
+        """OAUTHBEARER needs tokens of one source. librdkafka says nothing where there is none, and never connects."""
+        kafka = {name: value.strip().lower() for name, value in self.kafka.items()}
+        by_oidc = kafka.get("sasl.oauthbearer.method") == "oidc"
+        if _mechanism(kafka) != "oauthbearer" or not kafka.get("security.protocol", "").startswith("sasl_"):
+            if self.kafka_token_provider is not None:
+                raise ValueError(
+                    "OUTBOX_KAFKA_TOKEN_PROVIDER: tokens are for OUTBOX_KAFKA with security.protocol=SASL_SSL and "
+                    "sasl.mechanism=OAUTHBEARER"
+                )
+        elif self.kafka_token_provider is not None and by_oidc:
+            raise ValueError(
+                "OUTBOX_KAFKA_TOKEN_PROVIDER: OUTBOX_KAFKA has sasl.oauthbearer.method=oidc, another source of tokens"
+            )
+        elif self.kafka_token_provider is None and not by_oidc and not _makes_tokens_itself(kafka):
+            raise ValueError(
+                "OUTBOX_KAFKA: sasl.mechanism=OAUTHBEARER needs tokens: by sasl.oauthbearer.method=oidc, or by "
+                "OUTBOX_KAFKA_TOKEN_PROVIDER"
+            )
+        return self
 
     @model_validator(mode="after")
     def _outboxes_differ(self) -> Self:
@@ -236,6 +271,15 @@ def host_and_port(listen: str) -> tuple[str, int]:
     if not found or not 1 <= int(found["port"]) <= 65_535:
         raise ValueError("expected a port from 1 to 65535, alone or as HOST:PORT or [IPV6]:PORT")
     return found["ipv6"] or found["host"] or LOCALHOST, int(found["port"])
+
+
+def _mechanism(kafka: dict[str, str]) -> str | None:
+    return kafka.get("sasl.mechanism", kafka.get("sasl.mechanisms"))
+
+
+def _makes_tokens_itself(kafka: dict[str, str]) -> bool:
+    """Whether librdkafka makes tokens that nobody signs, which is for tests."""
+    return kafka.get("enable.sasl.oauthbearer.unsecure.jwt") in ("true", "t", "1")
 
 
 def _property_text(value: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Self
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import (
@@ -53,6 +53,7 @@ class KafkaAdmin:
 
         Raises:
             InvalidSetting: OUTBOX_KAFKA names a property that does not exist, or gives it a value it does not take.
+            LogUnavailable: OUTBOX_KAFKA_TOKEN_PROVIDER returns no token.
         """
         self._settings = settings
         # Not a method: the client would keep this object alive, and it the client with its threads.
@@ -62,6 +63,21 @@ class KafkaAdmin:
             self.client = AdminClient(config)
         except KafkaException as error:
             raise refused_property(error) from None
+
+    @classmethod
+    def at_start(cls, settings: Settings) -> Self:
+        """Make a client, and see that a broker answers it, for a user who waits for what is wrong.
+
+        Raises:
+            InvalidSetting: OUTBOX_KAFKA or OUTBOX_KAFKA_TOKEN_PROVIDER is wrong.
+            ServerRefused: no broker answers in time, or there is no token for one.
+        """
+        try:
+            admin = cls(settings)
+        except LogUnavailable as error:
+            raise ServerRefused(str(error)) from None
+        admin.check_reachable()
+        return admin
 
     def check_reachable(self) -> None:
         """Raises ServerRefused unless a broker answers in time; the reason is the client's own."""

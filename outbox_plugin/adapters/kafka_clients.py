@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
+from outbox_plugin.adapters.kafka_tokens import TokenCallback, token_provider
 from outbox_plugin.core.signing import Headers
 from outbox_plugin.errors import Fenced, InvalidSetting, LogUnavailable, OutcomeUnknown, ServerRefused, TermEnded
 from outbox_plugin.settings import Settings
@@ -52,14 +53,24 @@ T = TypeVar("T")
 
 
 def client_config(settings: Settings, **ours: Any) -> dict[str, Any]:
-    """A librdkafka configuration: ours (dots written as underscores), and the user's laid over it."""
+    """A librdkafka configuration: ours (dots written as underscores), and the user's laid over it.
+
+    It is for one client: where OUTBOX_KAFKA_TOKEN_PROVIDER is set, it holds the first token of that client.
+
+    Raises:
+        InvalidSetting: the token provider cannot be imported.
+        LogUnavailable: it returns no token.
+    """
     named = {name.replace("_", "."): value for name, value in ours.items()}
+    provider = settings.kafka_token_provider
+    tokens = {} if provider is None else {"oauth_cb": TokenCallback(token_provider(provider))}
     return {
         "bootstrap.servers": settings.bootstrap_servers,
         "client.id": "outbox",
         "logger": LIBRARY_LOGGER,
         **named,
         **settings.kafka,
+        **tokens,
     }
 
 

@@ -24,7 +24,7 @@ from outbox_plugin.adapters.topic_ids import TopicIds
 from outbox_plugin.core.heartbeat_codec import HeartbeatCodec, LeaderRecord
 from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat, is_goharvests
 from outbox_plugin.core.signing import Signer
-from outbox_plugin.errors import TopicMissing
+from outbox_plugin.errors import LogUnavailable, TopicMissing
 from outbox_plugin.printable import logger_of
 from outbox_plugin.settings import Settings
 
@@ -172,7 +172,7 @@ class KafkaMembership:
         A producer that has met a fatal error sends nothing any more, so another one takes its place.
         """
         with self._sender_lock:
-            with suppress(BufferError, KafkaException):
+            with suppress(BufferError, KafkaException, LogUnavailable):
                 self._produce_or_replace(heartbeat)
             self._sender.poll(0)  # Also where the queue is full: heartbeats that have expired leave it only here.
 

@@ -60,7 +60,7 @@ def _check_servers(settings: Settings) -> None:
 
     with reported_as_refusal(settings):
         connect(settings).close()
-    KafkaAdmin(settings).check_reachable()
+    KafkaAdmin.at_start(settings)
 
 
 def _teller(as_json: bool) -> Tell:

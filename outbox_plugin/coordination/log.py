@@ -61,7 +61,7 @@ from outbox_plugin.coordination.state_topic import (
 )
 from outbox_plugin.coordination.world import Key
 from outbox_plugin.core.topic_partition import TopicPartition
-from outbox_plugin.errors import LogUnavailable, OutboxError, UserError
+from outbox_plugin.errors import LogUnavailable, OutboxError, ServerRefused, UserError
 from outbox_plugin.printable import logger_of
 from outbox_plugin.settings import Settings
 
@@ -138,9 +138,9 @@ class CoordinationLog:
                 opened.callback(self._reader.close)
             except KafkaException as error:
                 raise refused_property(error) from None
-            admin = KafkaAdmin(settings)
-            self._admin = admin.client
-            admin.check_reachable()
+            except LogUnavailable as error:  # There is no token for Kafka.
+                raise ServerRefused(str(error)) from None
+            self._admin = KafkaAdmin.at_start(settings).client
             self._forms = ensure_topics(self._admin, topic, settings)
             self._ahead = self._ask_for_time()
             self._read_state()

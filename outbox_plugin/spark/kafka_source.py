@@ -144,6 +144,8 @@ def java_properties(given: Mapping[str, str]) -> dict[str, str]:
         found |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": said["ssl.ca.location"]}
     if said.get("ssl.endpoint.identification.algorithm") == "none":
         found["ssl.endpoint.identification.algorithm"] = ""
+    if said.get("sasl.mechanism") == "OAUTHBEARER":
+        raise InvalidSetting("OUTBOX_KAFKA: Spark's Kafka source cannot log in by sasl.mechanism=OAUTHBEARER")
     if "sasl.username" in said:
         mechanism = said.get("sasl.mechanism", "")
         if mechanism not in _LOGINS:
@@ -151,7 +153,7 @@ def java_properties(given: Mapping[str, str]) -> dict[str, str]:
             raise InvalidSetting(f"OUTBOX_KAFKA: sasl.mechanism is {mechanism!r}; Spark logs in by {expected}")
         login = f'username="{_escaped(said["sasl.username"])}" password="{_escaped(said.get("sasl.password", ""))}"'
         found["sasl.jaas.config"] = f"{_LOGINS[mechanism]} required {login};"
-    for name in ("ssl.certificate.location", "ssl.key.location", "ssl.keystore.location", "sasl.oauthbearer.method"):
+    for name in ("ssl.certificate.location", "ssl.key.location", "ssl.keystore.location"):
         if name in said:
             raise InvalidSetting(f"OUTBOX_KAFKA: the property {name!r} cannot be passed on to Spark's Kafka source")
     return found

@@ -153,3 +153,19 @@ def test_each_is_one_line_when_something_starts(
     warned = [each.getMessage() for each in caplog.records if each.name == "outbox_plugin.settings"]
     assert len(warned) == (2 if what == "consumer" else 3)
     assert "hunter" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("address", "weak"),
+    [
+        ("http://id.example/token?client=s3cret", True),
+        ("HTTP://10.0.0.7:8080/token", True),
+        ("https://id.example/token", False),
+        ("http://127.0.0.1:8080/token", False),
+        ("http://localhost/token", False),
+    ],
+)
+def test_a_token_endpoint_without_tls(address: str, weak: bool) -> None:
+    said = found(sasl_oauthbearer_token_endpoint_url=address)
+    assert ["token.endpoint" in line for line in said] == ([True] if weak else [])
+    assert "s3cret" not in "".join(said)

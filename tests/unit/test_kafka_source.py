@@ -31,6 +31,7 @@ def test_tls_and_sasl_have_their_counterparts() -> None:
     ("given", "said"),
     [
         ({"sasl.username": "app", "sasl.mechanism": "GSSAPI"}, "sasl.mechanism is 'GSSAPI'; Spark logs in by PLAIN"),
+        ({"sasl.mechanisms": "OAUTHBEARER", "sasl.oauthbearer.method": "oidc"}, "cannot log in by .*OAUTHBEARER"),
         ({"ssl.key.location": "/key.pem"}, "'ssl.key.location' cannot be passed on"),
     ],
 )

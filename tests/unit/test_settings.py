@@ -11,6 +11,8 @@ from outbox_plugin.settings import LogSettings, Settings
 
 DSN = "postgresql://app:s3cret@db:5432/shop"
 RIGHT: dict[str, Any] = {"dsn": DSN, "bootstrap_servers": "kafka:9092"}
+OAUTHBEARER = {"security.protocol": "SASL_SSL", "sasl.mechanisms": "OAUTHBEARER"}
+OIDC = {**OAUTHBEARER, "sasl.oauthbearer.method": "OIDC", "sasl.oauthbearer.client.secret": "s3cret"}
 
 
 def test_defaults() -> None:
@@ -51,6 +53,12 @@ def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"kafka": "linger.ms=5"}, "OUTBOX_KAFKA: expected a JSON object"),
         ({"kafka": {"acks": "1"}}, "OUTBOX_KAFKA: the property 'acks' cannot be set here"),
         ({"kafka": {"transactional.id": "x"}}, "it belongs to OUTBOX_GROUP"),
+        ({"kafka_token_provider": "shop.tokens"}, "OUTBOX_KAFKA_TOKEN_PROVIDER: expected a function of a"),
+        ({"kafka_token_provider": "shop:a b"}, "(given: 'shop:a b')"),
+        ({"kafka_token_provider": "shop:token"}, "OUTBOX_KAFKA_TOKEN_PROVIDER: tokens are for OUTBOX_KAFKA with secur"),
+        ({"kafka_token_provider": "shop:token", "kafka": {"sasl.mechanism": "OAUTHBEARER"}}, "security.protocol=SASL_"),
+        ({"kafka_token_provider": "shop:token", "kafka": OIDC}, "sasl.oauthbearer.method=oidc, another source"),
+        ({"kafka": {**OAUTHBEARER, "sasl.oauthbearer.method": "default"}}, "OUTBOX_KAFKA: sasl.mechanism=OAUTHBEARER"),
     ],
 )
 def test_a_wrong_setting_is_one_line_that_names_it(wrong: dict[str, Any], said: str) -> None:
@@ -60,6 +68,21 @@ def test_a_wrong_setting_is_one_line_that_names_it(wrong: dict[str, Any], said: 
     assert said in message
     assert "\n" not in message
     assert "s3cret" not in message
+
+
+@pytest.mark.parametrize(
+    "right",
+    [
+        {"kafka": OIDC},
+        {"kafka": OAUTHBEARER, "kafka_token_provider": "shop.tokens:Issuer.token"},
+        {"kafka": {**OAUTHBEARER, "enable.sasl.oauthbearer.unsecure.jwt": True}},
+    ],
+)
+def test_tokens_of_one_source_are_taken(right: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(**RIGHT, **right)
+    for name, text in settings.environment().items():
+        monkeypatch.setenv(name, text)
+    assert Settings() == settings
 
 
 def test_a_missing_setting_says_what_it_is_for() -> None:

@@ -1,0 +1,137 @@
+"""What a token provider returns or raises is judged and said in one line, and no secret is in it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from outbox_plugin.adapters import kafka_tokens
+from outbox_plugin.adapters.kafka_clients import client_config
+from outbox_plugin.adapters.kafka_tokens import TokenCallback, TokenProvider, token_provider
+from outbox_plugin.errors import InvalidSetting, LogUnavailable
+from outbox_plugin.settings import Settings
+
+SECRET = "eyJhbGciOi.s3cret"
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of the module `shop_tokens`, which can be imported."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "shop_tokens", raising=False)
+    token_provider.cache_clear()
+    return tmp_path / "shop_tokens.py"
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (SECRET, "returns str; expected a token, and the seconds since the epoch"),
+        ((SECRET, 1, 2), "returns tuple"),
+        ((SECRET.encode(), time.time() + 9), "returns a token that is no text"),
+        (("", time.time() + 9), "returns a token that is no text"),
+        ((f"{SECRET}\n", time.time() + 9), "returns a token that is no text"),
+        ((SECRET, "tomorrow"), "returns str for the time of expiry"),
+        ((SECRET, True), "returns bool for the time of expiry"),
+        ((SECRET, time.time() - 1), "returns a token that has expired"),
+        ((SECRET, float("nan")), "returns a token that has expired"),
+        ((SECRET, (time.time() + 900) * 1000), "returns a token that expires in more than ten years"),
+        ((SECRET, float("inf")), "returns a token that expires in more than ten years"),
+    ],
+)
+def test_what_is_no_token_is_said_without_it(answer: object, said: str) -> None:
+    with pytest.raises(LogUnavailable) as caught:
+        TokenProvider("setting", lambda: answer).first_token()
+    assert str(caught.value).startswith(f"setting {said}")
+    assert SECRET not in str(caught.value)
+
+
+def test_the_first_token_is_asked_for_at_once_and_another_one_each_time() -> None:
+    tokens = iter([("a", time.time() + 900), ("b", time.time() + 900)])
+    provider = TokenProvider("setting", lambda: next(tokens))
+    callback = TokenCallback(provider)
+    assert [callback("")[0], callback("")[0]] == ["a", "b"]
+
+
+def test_a_first_token_that_has_expired_meanwhile_is_not_used() -> None:
+    soon = time.time() + 0.2
+    tokens = iter([("a", soon), ("b", soon + 900)])
+    callback = TokenCallback(TokenProvider("setting", lambda: next(tokens)))
+    while time.time() <= soon:
+        time.sleep(0.01)
+    assert callback("")[0] == "b"
+
+
+def test_that_it_fails_is_logged_once_and_that_it_works_again(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    fails = [True]
+
+    def function() -> tuple[str, float]:
+        if fails[0]:
+            raise ConnectionError(f"https://id.example/?secret={SECRET}")
+        return SECRET, time.time() + 900
+
+    provider = TokenProvider("setting", function)
+    for _ in range(3):
+        with pytest.raises(LogUnavailable):
+            provider.next_token()
+    with pytest.raises(LogUnavailable):
+        provider.first_token()  # Whoever makes the client tells of it.
+    fails[0] = False
+    provider.next_token()
+    first, second = (record.getMessage() for record in caplog.records)
+    assert "setting raises ConnectionError (test_kafka_tokens.py:" in first
+    assert second == "setting returns tokens again"
+    assert SECRET not in caplog.text
+
+
+def test_one_that_does_not_return_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_tokens, "ANSWER_SECONDS", 0.1)
+    release = Event()
+
+    def function() -> tuple[str, float]:
+        release.wait()
+        return "late", time.time() + 900
+
+    with pytest.raises(LogUnavailable, match="has returned no token within"):
+        TokenCallback(TokenProvider("setting", function))
+    release.set()
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "said"),
+    [
+        ("", "no_such_module:token", "cannot be imported: No module named 'no_such_module'"),
+        ("", "shop_tokens:token", "cannot be imported: module 'shop_tokens' has no attribute 'token'"),
+        ("token = 5", "shop_tokens:token", "is no function"),
+        ("import os; raise ValueError('s3cret')", "shop_tokens:token", "it raises ValueError (shop_tokens.py:1)"),
+        ("def token(", "shop_tokens:token", "cannot be imported: it raises SyntaxError"),
+    ],
+)
+def test_a_provider_that_is_not_there_is_one_line(module: Path, text: str, name: str, said: str) -> None:
+    module.write_text(text)
+    with pytest.raises(InvalidSetting) as caught:
+        token_provider(name)
+    assert str(caught.value).startswith(f"OUTBOX_KAFKA_TOKEN_PROVIDER: {name} ")
+    assert said in str(caught.value)
+    assert str(caught.value).isprintable()
+    assert "s3cret" not in str(caught.value)
+
+
+def test_each_client_has_a_token_of_its_own(module: Path) -> None:
+    module.write_text(f"import time\nclass Issuer:\n  token = lambda: ({SECRET!r}, time.time() + 900)\n")
+    settings = Settings(
+        dsn="postgresql://nowhere",
+        bootstrap_servers="127.0.0.1:1",
+        kafka={"security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"},
+        kafka_token_provider="shop_tokens:Issuer.token",
+    )
+    callbacks = [client_config(settings)["oauth_cb"] for _ in range(2)]
+    assert callbacks[0] is not callbacks[1]
+    assert callbacks[0]("")[0] == SECRET
+    assert "oauth_cb" not in client_config(settings.model_copy(update={"kafka_token_provider": None}))
