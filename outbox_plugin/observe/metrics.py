@@ -1,20 +1,21 @@
 """Counts what happens in harvesters, as metrics of Prometheus.
 
 One registry serves all harvesters of a process; the label `group` tells their outboxes apart. Metrics are updated once
-a window or a transaction. Of a row, only the topic is looked at.
+a window or a transaction. Of a row, only the topic and the sizes of its key and value are looked at.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter as Tally
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from outbox_plugin.core.progress import LATEST_TIME
 from outbox_plugin.core.readiness import Readiness, Ready
-from outbox_plugin.core.row import OutboxRow, column, topics_of
+from outbox_plugin.core.row import OutboxRow, Rows, column, fields_of, topics_of
 from outbox_plugin.observe.table_poller import TableState
 from outbox_plugin.observe.topic_counter import TopicCounter
 from outbox_plugin.relay.events import (
@@ -54,6 +55,9 @@ class HarvesterMetrics:
             return Histogram(f"outbox_{name}_seconds", what, _GROUP, buckets=buckets, registry=registry)
 
         self.sent = counter("sent_messages", "Records committed to Kafka, by topic.", "messaging_destination_name")
+        self.sent_bytes = counter(
+            "sent_bytes", "Bytes of the keys and values of these records, uncompressed.", "messaging_destination_name"
+        )
         self.transactions = seconds(
             "transaction_duration", "Kafka transactions that were committed.", _STATEMENT_BUCKETS
         )
@@ -99,6 +103,7 @@ class GroupMetrics:
         self._all = metrics
         self._group = group
         self._sent = TopicCounter(metrics.sent, group)
+        self._sent_bytes = TopicCounter(metrics.sent_bytes, group)
         self._candidates: dict[int, float] = {}
         self._transactions = metrics.transactions.labels(group)
         self._delay = metrics.delay.labels(group)
@@ -148,8 +153,9 @@ class GroupMetrics:
     def _published(self, event: WindowPublished) -> None:
         if not event.rows:
             return
-        for topic, count in _by_topic(event.records):
-            self._sent.add(topic, count)
+        for topic, records in _by_topic(event.records):
+            self._sent.add(topic, len(records))
+            self._sent_bytes.add(topic, _size(column(records, "key")) + _size(column(records, "value")))
         created = event.records[0].create_time
         if abs(created) <= LATEST_TIME:  # Postgres allows infinite times.
             self._delay.observe(max(0.0, time.time() - _POSTGRES_EPOCH - created / 1e6))
@@ -172,7 +178,26 @@ class GroupMetrics:
         self._all.ready.labels(self._group, shard).inc(isinstance(readiness, Ready))
 
 
-def _by_topic(records: Sequence[OutboxRow]) -> list[tuple[str, int]]:
-    """How many records each topic has; quickest if all records have one topic."""
+def _by_topic(records: Sequence[OutboxRow]) -> Iterator[tuple[str, Sequence[OutboxRow]]]:
+    """The records of each topic; quickest if all records have one topic."""
     topics = topics_of(records)
-    return [(*topics, len(records))] if len(topics) == 1 else list(Tally(column(records, "topic")).items())
+    if len(topics) == 1:
+        yield (*topics, records)
+        return
+    found: defaultdict[str, list[tuple[Any, ...]]] = defaultdict(list)
+    for topic, fields in zip(column(records, "topic"), fields_of(records), strict=True):
+        found[topic].append(fields)
+    for topic, rows in found.items():
+        yield topic, Rows(rows)
+
+
+def _size(texts: Iterable[Any]) -> int:
+    """The bytes of all `texts` together, which are text or bytes; of anything else there are none.
+
+    To join them takes a tenth of the time of a look at each.
+    """
+    some = list(filter(None, texts))
+    try:
+        return len("".join(some).encode())
+    except TypeError:
+        return sum(len(each.encode()) if isinstance(each, str) else len(each) for each in some)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection, HTTPException
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -435,6 +436,20 @@ def test_what_happens_is_counted() -> None:
     assert found[("outbox_purged_rows_total",)] == 5
     assert found["outbox_ended_terms_total", "none"] == 1
     assert found["outbox_ended_terms_total", "LogUnavailable"] == 1
+
+
+@pytest.mark.parametrize("others", [(), ("u", "k", "of another topic")])
+def test_the_bytes_of_keys_and_values_are_counted_by_topic(others: tuple[str, ...]) -> None:
+    contents = [("k", "value"), ("key", None), ("k", ""), ("käse", "größer €"), ("k", b"\x00\xff\xfe")]
+    records: list[tuple[Any, ...]] = [(0, 0, "t", key, value, ["name"], ["header"], 1) for key, value in contents]
+    records += [(0, 0, *others, [], [], 1)] if others else []
+    with member() as (fake, scrape):
+        fake.metrics.observe(WindowPublished(0, len(records), 0.03, 0.0, Rows(records)))
+        fake.metrics.observe(WindowPublished(0, 1, 0.03, 0.0, Rows(records[:1])))
+        found = scrape()
+    assert found["outbox_sent_bytes_total", "t"] == (1 + 5) + 3 + 1 + (5 + 12) + (1 + 3) + (1 + 5)
+    assert found.get(("outbox_sent_bytes_total", "u")) == (1 + 16 if others else None)
+    assert found["outbox_sent_messages_total", "t"] == 6
 
 
 def test_topics_do_not_grow_the_metrics_without_bound() -> None:
