@@ -160,6 +160,7 @@ class Consumer:
             topics,
             error=self._instance.error,
             progress=self._instance.progress,
+            unclaimed=self._instance.unclaimed,
             committed_at=lambda: self._committed_at,
         )
 

@@ -123,6 +123,14 @@ class Instance:
                 all_confirmed=len(member.held(time.monotonic())) == len(claims),
             )
 
+    def unclaimed(self) -> list[TopicPartition]:
+        """The group's partitions that nobody holds, as far as the log shows; none while the group is paused."""
+        with self._changed:
+            view, now = self._member.view, time.monotonic()
+            if view.is_paused(now):
+                return []
+            return [tp for tp in view.partitions() if view.owner(tp, now) is None]
+
     # Called by the user's thread.
 
     def claims(self) -> dict[TopicPartition, Claim]:

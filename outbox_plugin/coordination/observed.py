@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter as Tally
 from collections.abc import Callable, Mapping, Sequence
 
 from outbox_plugin.coordination.readiness import Progress, is_alive, readiness
 from outbox_plugin.core.readiness import NotReady, Readiness, Ready
+from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.observe.coordination_metrics import CoordinationMetrics
 from outbox_plugin.observe.lag_poller import LagPoller, Lags
 from outbox_plugin.observe.port import join, leave
@@ -27,6 +29,7 @@ class ObservedConsumer:
         *,
         error: Callable[[], BaseException | None],
         progress: Callable[[], Progress],
+        unclaimed: Callable[[], Sequence[TopicPartition]],
         committed_at: Callable[[], float | None],
     ) -> None:
         """Open the port, or join others of this process there.
@@ -39,6 +42,7 @@ class ObservedConsumer:
             topics: what it consumes.
             error: why it can no longer follow the coordination topic.
             progress: what its instance knows.
+            unclaimed: which of the group's partitions nobody holds.
             committed_at: when it last committed a record, in seconds since 1970.
 
         Raises:
@@ -51,6 +55,7 @@ class ObservedConsumer:
         self._topics = topics
         self._error = error
         self._progress = progress
+        self._unclaimed = unclaimed
         self._committed_at = committed_at
         self._lock = threading.Lock()
         self._lags: Lags = {}
@@ -99,11 +104,14 @@ class ObservedConsumer:
         progress = self._progress()
         with self._lock:
             lags = {tp: lag for tp, lag in self._lags.items() if tp in progress.offsets}
+        unclaimed = Tally(tp.topic for tp in self._unclaimed())
         for topic in self._topics:
             held = [tp for tp in progress.offsets if tp.topic == topic]
             known = [lags[tp] for tp in held if tp in lags]
             lag = sum(known) if len(known) == len(held) else None
-            self._metrics.show_topic(self._group, self._client, topic, claimed=len(held), lag=lag)
+            self._metrics.show_topic(
+                self._group, self._client, topic, claimed=len(held), unclaimed=unclaimed[topic], lag=lag
+            )
         since_1970 = time.time() - time.monotonic()
         times = {
             "heartbeat": progress.confirmed_at and progress.confirmed_at + since_1970,

@@ -21,6 +21,9 @@ class CoordinationMetrics:
             return Gauge(f"outbox_coordination_{name}", what, labels, registry=registry)
 
         self.claimed = gauge("claimed_partitions", "Partitions that the consumer holds.", _TOPIC)
+        self.unclaimed = gauge(
+            "unclaimed_partitions", "Partitions that nobody in the group holds, as this consumer sees it.", _TOPIC
+        )
         self.lag = gauge(
             "lag_messages", "Offsets from where another consumer would go on to the end, of claimed partitions.", _TOPIC
         )
@@ -35,8 +38,9 @@ class CoordinationMetrics:
 
     def clear_gauges(self) -> None:
         """Clear the gauges that each scrape sets anew: their partitions and consumers may no longer be ours."""
-        for each in (self.claimed, self.lag, self.heartbeat_at, self.commit_at, self.poll_at, self.ready):
+        for each in (self.claimed, self.unclaimed, self.lag, self.heartbeat_at, self.commit_at, self.poll_at):
             each.clear()
+        self.ready.clear()
 
     def show_consumer(self, group: str, client_id: str, *, ready: bool, times: Mapping[str, float]) -> None:
         """Show the state of one consumer.
@@ -53,8 +57,20 @@ class CoordinationMetrics:
             gauges[name].labels(group, client_id).set(at)
         self.ready.labels(group, client_id).set(ready)
 
-    def show_topic(self, group: str, client_id: str, topic: str, *, claimed: int, lag: int | None) -> None:
-        """Show how much of a topic one consumer holds, and how far it is behind; None where Kafka has not told."""
+    def show_topic(
+        self, group: str, client_id: str, topic: str, *, claimed: int, unclaimed: int, lag: int | None
+    ) -> None:
+        """Show how much of a topic one consumer holds, and how far it is behind.
+
+        Args:
+            group: its group.
+            client_id: its name in the group.
+            topic: one that it consumes.
+            claimed: how many partitions it holds.
+            unclaimed: how many nobody holds.
+            lag: of those that it holds; None where Kafka has not told.
+        """
         self.claimed.labels(group, client_id, topic).set(claimed)
+        self.unclaimed.labels(group, client_id, topic).set(unclaimed)
         if lag is not None:
             self.lag.labels(group, client_id, topic).set(lag)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from outbox_plugin import Settings
-from outbox_plugin.coordination import Consumer, readiness
+from outbox_plugin.coordination import Admin, Consumer, readiness
 from outbox_plugin.embedded.kafka import EmbeddedKafka
 from outbox_plugin.embedded.ports import free_port
 from outbox_plugin.errors import InvalidSetting
@@ -53,7 +53,9 @@ class Gate:
 
 
 @contextmanager
-def consuming(settings: Settings, orders: str, group: str, client: str = "one") -> Iterator[Gate]:
+def consuming(
+    settings: Settings, orders: str, group: str, client: str = "one", max_claims: int | None = None
+) -> Iterator[Gate]:
     """A consumer that is iterated on a thread of its own, and commits what it gets while its gate is open."""
     gate = Gate()
     with Consumer(
@@ -64,6 +66,7 @@ def consuming(settings: Settings, orders: str, group: str, client: str = "one") 
         coordination_topic=f"{group}-claims",
         bootstrap_servers=settings.bootstrap_servers,
         listen=settings.listen,
+        max_claims=max_claims,
     ) as consumer:
 
         def consume() -> None:
@@ -135,6 +138,27 @@ def test_consumers_of_a_process_share_the_port_and_each_shows_its_own(ours: Sett
 
         eventually(lambda: claimed() == [1, 2], SOON)
         eventually(lambda: ready(ours).count("ready: holds") == 2, SOON)
+
+
+def test_partitions_that_nobody_holds_are_shown_unless_the_group_is_paused(
+    ours: Settings, orders: str, group: str
+) -> None:
+    def unclaimed(client: str) -> float | None:
+        return shown(ours, group, "unclaimed_partitions", client, orders)
+
+    operator = Admin(
+        coordination_topic=f"{group}-claims",
+        heartbeat_interval_seconds=INTERVAL,
+        bootstrap_servers=ours.bootstrap_servers,
+    )
+    with consuming(ours, orders, group, "one", max_claims=1):
+        eventually(lambda: unclaimed("one") == 2, SOON)
+        operator.pause(group)
+        eventually(lambda: unclaimed("one") == 0, SOON)
+        operator.resume(group)
+        eventually(lambda: unclaimed("one") == 2, SOON)
+        with consuming(ours, orders, group, "two", max_claims=2):
+            eventually(lambda: (unclaimed("one"), unclaimed("two")) == (0, 0), SOON)
 
 
 @pytest.mark.parametrize(

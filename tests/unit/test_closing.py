@@ -270,7 +270,9 @@ def test_a_port_whose_metrics_cannot_be_made_is_closed(monkeypatch: pytest.Monke
             next_offsets=nothing,
             paused=nothing,
         ),
-        lambda: ObservedConsumer(SETTINGS, listen, "g", "c", [], error=nothing, progress=nothing, committed_at=nothing),
+        lambda: ObservedConsumer(
+            SETTINGS, listen, "g", "c", [], error=nothing, progress=nothing, unclaimed=nothing, committed_at=nothing
+        ),
     ]
     for make in made:
         with pytest.raises(OSError, match="No space"):
