@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter as Tally
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import click
 from rich.console import Console, Group, RenderableType
@@ -25,6 +28,13 @@ _LAG_SECONDS = Limits().lag_warn_seconds
 ByTable = Mapping[str, Status]
 
 
+def _finite(_context: click.Context, _parameter: click.Parameter, seconds: float) -> float:
+    """Refuse nan, with which no age could ever be compared, and inf, which no age exceeds."""
+    if not math.isfinite(seconds):
+        raise click.BadParameter(f"expected a finite number of seconds (given: {seconds})")
+    return seconds
+
+
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 @click.option("--check", is_flag=True, help="Exit code 1 also when a shard has no leader, or trouble, or is late.")
@@ -32,6 +42,7 @@ ByTable = Mapping[str, Status]
 @click.option(
     "--lag-seconds",
     type=click.FloatRange(min=0.0),
+    callback=_finite,
     default=_LAG_SECONDS,
     show_default=True,
     help="For --check: for how long the oldest row may have waited.",
@@ -45,10 +56,11 @@ def status(*, as_json: bool, check: bool, watch: bool, lag_seconds: float) -> No
         raise UserError("--watch goes with neither --json nor --check")
     if watch and not sys.stdout.isatty():
         raise UserError("--watch needs a terminal; for machines there is --json")
-    settings = Settings()
+    outboxes = _by_name(Settings().each())
 
     def read() -> ByTable:
-        return {each.table: read_status(each) for each in settings.each()}
+        with ThreadPoolExecutor(len(outboxes)) as pool:  # Servers that are away cost the time of one.
+            return dict(zip(outboxes, pool.map(read_status, outboxes.values()), strict=True))
 
     if watch:
         _keep_showing(read)
@@ -61,6 +73,12 @@ def status(*, as_json: bool, check: bool, watch: bool, lag_seconds: float) -> No
     ignored = any(shard.ignored_records for each in found.values() for shard in each.shards)
     if failures or ignored or any(each.errors for each in found.values()):
         sys.exit(1)
+
+
+def _by_name(outboxes: Sequence[Settings]) -> dict[str, Settings]:
+    """Each outbox by its table; by table and group where tables of several databases are called alike."""
+    tables = Tally(each.table for each in outboxes)
+    return {each.table if tables[each.table] == 1 else f"{each.table} of {each.group}": each for each in outboxes}
 
 
 def _failures(found: ByTable, limits: Limits) -> list[str]:

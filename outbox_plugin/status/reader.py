@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
 
 import psycopg
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from outbox_plugin.adapters.kafka_clients import NO_LEADER_YET, connection_error, content
 from outbox_plugin.adapters.kafka_names import KafkaNames
@@ -28,6 +28,7 @@ from outbox_plugin.threads.deadline import DeadlineFuture
 
 FRESH_SECONDS = 2.0  # A leader sends three heartbeats a second.
 IGNORED_SECONDS = 60.0  # For so long it is told that something stands on the leader topic which is ignored.
+_LISTEN_SECONDS = 1.0  # To a partition whose heartbeats seem old: three are due, whatever the clocks say.
 _READ_SHARE = 0.8  # Of the caller's time is for reading the leader topic. Later, the caller waits no more.
 _TAIL_RECORDS = 64
 _PARKED_LISTED = 100
@@ -258,6 +259,9 @@ def _last_records(settings: Settings, deadline: float) -> tuple[list[tuple[Leade
 
     A partition that Kafka does not answer for in time hides its own shard's leader, and no other one.
 
+    A record's age is by this machine's clock and that of its sender, which may differ. So where the last record of a
+    partition seems old, or is of the future, this waits a little for another one: what arrives is new.
+
     Returns:
         The records, each with its age in seconds; and the partitions that were not read to their ends.
     """
@@ -273,15 +277,34 @@ def _last_records(settings: Settings, deadline: float) -> tuple[list[tuple[Leade
             reader = PartitionReader(consumer, topic, spans)
             with suppress(NotReadToEnd):  # What has come by then is shown.
                 for message in chain.from_iterable(reader.batches(deadline=deadline)):
-                    age = max(0.0, time.time() - message.timestamp()[1] / 1000)
-                    record = LeaderRecord(message.partition() or 0, message.offset() or 0, *content(message))
-                    found.append((record, age))
+                    age = abs(time.time() - message.timestamp()[1] / 1000)
+                    found.append((_leader_record(message), age))
+            last_ages = {record.shard: age for record, age in found}
+            doubtful = {shard: spans[shard].end for shard, age in last_ages.items() if age > FRESH_SECONDS}
+            found += [(record, 0.0) for record in _arriving(consumer, topic, doubtful, deadline)]
             return found, tuple(sorted([*unanswered, *reader.unread]))
     except KafkaException as error:
         reason = error.args[0]
         if reason.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION):
             return found, ()  # No harvester has ever run.
         raise ServerRefused(str(connection_error(problems[0] if problems else reason, settings))) from None
+
+
+def _arriving(consumer: Consumer, topic: str, ends: Mapping[int, int], deadline: float) -> list[LeaderRecord]:
+    """The next record of each partition behind its end in `ends`, as far as they arrive within a second."""
+    found: dict[int, LeaderRecord] = {}
+    deadline = min(deadline, time.monotonic() + _LISTEN_SECONDS)
+    if ends:
+        consumer.assign([TopicPartition(topic, partition, end) for partition, end in ends.items()])
+    while len(found) < len(ends) and time.monotonic() < deadline:
+        for message in consumer.consume(1, 0.1):
+            if message.error() is None:
+                found[message.partition() or 0] = _leader_record(message)
+    return list(found.values())
+
+
+def _leader_record(message: Message) -> LeaderRecord:
+    return LeaderRecord(message.partition() or 0, message.offset() or 0, *content(message))
 
 
 def _tails(

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import io
+import json
+import threading
 import time
 
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from outbox_plugin import Settings
 from outbox_plugin.cli import outbox
 from outbox_plugin.status import command
 from outbox_plugin.status.command import screen
 from outbox_plugin.status.health_rules import Limits
 from outbox_plugin.status.reader import Leader, ShardStatus, Status
+from tests.support import PATIENCE
 
 LEADER = Leader("h-1", "host-1", 17, "term-1", "2026-01-01T00:00:00+00:00")
 LED = ShardStatus(0, LEADER, 3, 1200.0, 5_000, 0.1, None)
@@ -65,6 +69,38 @@ def test_the_check_names_the_table_where_there_are_several_alone() -> None:
 def test_the_check_takes_another_lag(monkeypatch: pytest.MonkeyPatch) -> None:
     late = Status(3, 31.0, (LED,), ())
     assert asked(monkeypatch, late, "--check", "--lag-seconds", "60")[0] == 0
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "-inf", "-1", "soon"])
+def test_a_lag_that_is_no_number_of_seconds_is_refused(monkeypatch: pytest.MonkeyPatch, seconds: str) -> None:
+    """With nan, the check would pass whatever waits."""
+    code, said = asked(monkeypatch, Status(3, 9e9, (LED,), ()), "--check", f"--lag-seconds={seconds}")
+    assert (code, "--lag-seconds" in said) == (2, True)
+
+
+def test_tables_of_two_databases_that_are_called_alike_are_both_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    outboxes = [{"group": "a", "dsn": "postgresql://a/db"}, {"group": "b", "dsn": "postgresql://b/db"}]
+    monkeypatch.setenv("OUTBOX_OUTBOXES", json.dumps([*outboxes, {"group": "c", "table": "other"}]))
+    found = {"a": Status(3, 1.0, (ALONE,), ()), "b": WELL, "c": WELL}
+    monkeypatch.setattr(command, "read_status", lambda settings: found[settings.group])
+    done = CliRunner().invoke(outbox, ["status", "--check"])
+    assert done.exit_code == 1
+    assert "outbox: table outbox of a: shard 1 has no leader" in done.output
+    shown = json.loads(CliRunner().invoke(outbox, ["status", "--json"]).output)
+    assert list(shown) == ["outbox of a", "outbox of b", "other"]
+
+
+def test_outboxes_are_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each server that is away would make the command some seconds longer."""
+    monkeypatch.setenv("OUTBOX_OUTBOXES", json.dumps([{"group": f"g{number}"} for number in range(5)]))
+    all_asked = threading.Barrier(5)
+
+    def read(_: Settings) -> Status:
+        all_asked.wait(60 * PATIENCE)
+        return WELL
+
+    monkeypatch.setattr(command, "read_status", read)
+    assert CliRunner().invoke(outbox, ["status", "--check"]).exit_code == 0
 
 
 def test_an_estimate_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,22 +21,24 @@ SETTINGS = Settings(dsn="postgresql://nowhere/db", bootstrap_servers="nowhere:1"
 
 
 class Record:
-    """A leader's heartbeat, the only record of its partition."""
+    """A leader's heartbeat; its sender's clock is so many seconds ahead of ours."""
 
-    def __init__(self, shard: int) -> None:
+    def __init__(self, shard: int, offset: int = 0, ahead: float = 0.0) -> None:
         self._shard = shard
+        self._offset = offset
+        self._ahead = ahead
 
     def partition(self) -> int:
         return self._shard
 
     def offset(self) -> int:
-        return 0
+        return self._offset
 
     def error(self) -> None:
         return None
 
     def timestamp(self) -> tuple[int, int]:
-        return 1, int(time.time() * 1000)
+        return 1, int((time.time() + self._ahead) * 1000)
 
     def key(self) -> None:
         return None
@@ -50,12 +52,23 @@ class Record:
 
 
 class Client:
-    """A consumer of a leader topic with three partitions, each of which has one heartbeat."""
+    """A consumer of a leader topic with three partitions, each of which has one heartbeat.
 
-    def __init__(self, failures: Mapping[int, Callable[[float], None]], silent: frozenset[int]) -> None:
+    Leaders that are `living` send another one when the first has been read. Their clocks are `ahead` of ours.
+    """
+
+    def __init__(
+        self,
+        failures: Mapping[int, Callable[[float], None]],
+        silent: frozenset[int],
+        living: frozenset[int],
+        ahead: Mapping[int, float],
+    ) -> None:
         self._failures = failures
         self._silent = silent
-        self._assigned: list[int] = []
+        self._living = living
+        self._ahead = ahead
+        self._assigned: dict[int, int] = {}
 
     def list_topics(self, topic: str, timeout: float) -> Any:
         return SimpleNamespace(topics={topic: SimpleNamespace(partitions={0: None, 1: None, 2: None})})
@@ -66,15 +79,19 @@ class Client:
         return 0, 1
 
     def assign(self, partitions: list[TopicPartition]) -> None:
-        self._assigned = [each.partition for each in partitions]
+        self._assigned = {each.partition: each.offset for each in partitions}
 
     def consume(self, most: int, seconds: float) -> list[Record]:
-        ready = [number for number in self._assigned if number not in self._silent]
+        ready = [
+            number
+            for number, offset in self._assigned.items()
+            if number not in self._silent and (offset == 0 or number in self._living)
+        ]
         if not ready:
             time.sleep(seconds)
             return []
-        self._assigned.remove(ready[0])
-        return [Record(ready[0])]
+        offset = self._assigned.pop(ready[0])
+        return [Record(ready[0], offset, self._ahead.get(ready[0], 0.0))]
 
     def close(self) -> None:
         pass
@@ -99,10 +116,13 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Callable[..., reader.Status]:
         raise ServerRefused("Postgres is not part of this test")
 
     def read_with(
-        failures: Mapping[int, Callable[[float], None]] | None = None, silent: frozenset[int] = frozenset()
+        failures: Mapping[int, Callable[[float], None]] | None = None,
+        silent: frozenset[int] = frozenset(),
+        living: frozenset[int] = frozenset(),
+        ahead: Mapping[int, float] | None = None,
     ) -> reader.Status:
         monkeypatch.setattr(reader, "_table", refuse)
-        monkeypatch.setattr(reader, "Consumer", lambda config: Client(failures or {}, silent))
+        monkeypatch.setattr(reader, "Consumer", lambda config: Client(failures or {}, silent, living, ahead or {}))
         began = time.monotonic()
         status = read_status(SETTINGS, SECONDS)
         assert time.monotonic() - began < SECONDS + 0.5
@@ -145,3 +165,11 @@ def test_a_refusal_is_shown_at_once(read: Callable[..., reader.Status]) -> None:
     status = read({2: forbidden})
     assert leaders(status) == []
     assert "Kafka" in status.errors[1]
+
+
+@pytest.mark.parametrize("ahead", [3_600.0, -3_600.0, 2.5, -2.5])
+def test_who_leads_is_told_whatever_the_clocks_say(read: Callable[..., reader.Status], ahead: float) -> None:
+    """Of two leaders whose clocks are wrong, one lives."""
+    status = read(living=frozenset({1}), ahead={0: ahead, 1: ahead})
+    assert leaders(status) == [1, 2]
+    assert status.errors == ("Postgres is not part of this test",)
