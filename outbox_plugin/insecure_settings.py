@@ -62,8 +62,7 @@ def insecure_kafka_settings(settings: Settings) -> Iterator[str]:
 def insecure_postgres_settings(settings: Settings, environment: Mapping[str, str]) -> Iterator[str]:
     """What weakens the connections to Postgres, a line each.
 
-    A line holds nothing of the DSN but its sslmode. Not even the host: of a URI whose password has an unescaped @, that
-    would be a part of the password.
+    A line holds nothing of the DSN but its sslmode.
 
     Args:
         settings: whose DSN it is.

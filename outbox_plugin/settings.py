@@ -44,6 +44,7 @@ _FUNCTION = re.compile(rf"{_NAME}(?:\.{_NAME})*:{_NAME}(?:\.{_NAME})*")
 _DAYS = re.compile(r"([1-9]\d{0,4})d")
 _ADDRESS = re.compile(r"(?:(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+)):)?(?P<port>[0-9]{1,5})")
 LOCALHOST = "127.0.0.1"
+_SECRETS = {"dsn", "kafka", "kafka_token_provider", "outboxes"}  # Who misreads the last but one puts a token there.
 
 
 class LogSettings(BaseSettings):
@@ -135,9 +136,13 @@ class Settings(LogSettings):
         from psycopg.conninfo import conninfo_to_dict
 
         try:
-            conninfo_to_dict(dsn.get_secret_value())
+            given = conninfo_to_dict(dsn.get_secret_value())
         except ProgrammingError:
             raise ValueError("not a Postgres URI; expected postgresql://user:password@host:port/database") from None
+        if _has_stray_at(dsn.get_secret_value()):
+            raise ValueError("an @ or a / in the user or the password must be written as %40 or %2F")
+        if not all(not port or port.isdecimal() for port in str(given.get("port") or "").split(",")):
+            raise ValueError("the port is no number; a : or a / in the user or the password must be %3A or %2F")
         return dsn
 
     @field_validator("table")
@@ -282,6 +287,17 @@ def _makes_tokens_itself(kafka: dict[str, str]) -> bool:
     return kafka.get("enable.sasl.oauthbearer.unsecure.jwt") in ("true", "t", "1")
 
 
+def _has_stray_at(dsn: str) -> bool:
+    """Whether libpq would take a part of a URI's password for the host or the database, and name it in its errors."""
+    _, scheme, rest = dsn.partition("://")
+    if not scheme or not dsn.startswith("postgres"):
+        return False
+    userinfo, at, place = rest.partition("@")
+    if not at or "/" in userinfo:
+        return "@" in rest.partition("?")[0]
+    return "@" in place.partition("?")[0]
+
+
 def _property_text(value: Any) -> Any:
     if isinstance(value, bool):
         return str(value).lower()
@@ -298,5 +314,5 @@ def _one_line(error: ValidationError) -> str:
     if first["type"] == "missing":
         return f"{setting} is not set: {Settings.model_fields[field].description}"
     problem = first["msg"].removeprefix("Value error, ").replace("\n", " ")
-    given = "" if field in ("dsn", "kafka", "outboxes") else f" (given: {first['input']!r})"
+    given = "" if field in _SECRETS else f" (given: {first['input']!r})"
     return f"{setting}: {problem}{given}"
