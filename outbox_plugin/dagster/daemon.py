@@ -26,7 +26,7 @@ from pathlib import Path
 from psycopg.conninfo import conninfo_to_dict
 
 from outbox_plugin import logs
-from outbox_plugin.dagster.daemon_supervision import DaemonAction, DaemonState, decide, recent
+from outbox_plugin.dagster.daemon_supervision import RELEASED, DaemonAction, DaemonState, LeaseClock, decide, recent
 from outbox_plugin.errors import InvalidSetting, OutboxError
 from outbox_plugin.harvester import Harvester, look_for_cycles_less_often
 from outbox_plugin.printable import logger_of
@@ -127,7 +127,7 @@ class Daemon:
     def release(self) -> None:
         """Let the lease run out now: the daemon hands over and ends."""
         with suppress(FileNotFoundError):
-            os.utime(self.lease, (0, 0))
+            os.utime(self.lease, ns=(RELEASED, RELEASED))
         with suppress(FileNotFoundError):
             (self.folder / "starts.json").unlink()
 
@@ -174,7 +174,8 @@ def main(folder: Path, lease_seconds: float) -> int:
         logs.configure(daemon.settings, logs.to_file(daemon.log, LOG_BYTES), "INFO")
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()} {daemon.lease.name}".encode(), 0)
-        threading.Thread(target=_watch_lease, args=(daemon.lease, lease_seconds, stop), daemon=True).start()
+        watched = (daemon.lease, lease_seconds, lock, stop)
+        threading.Thread(target=_watch_lease, args=watched, daemon=True).start()
         look_for_cycles_less_often()
         Harvester(daemon.settings).run(stop)
     except OutboxError as error:
@@ -182,8 +183,9 @@ def main(folder: Path, lease_seconds: float) -> int:
         return error.exit_code
     finally:
         os.ftruncate(lock, 0)
-    daemon.lease.unlink(missing_ok=True)
-    (folder / "starts.json").unlink(missing_ok=True)  # It ended as it should: the next start need not wait.
+    if _is_path_of(lock, folder / "lock"):  # Otherwise these files are those of another daemon.
+        daemon.lease.unlink(missing_ok=True)
+        (folder / "starts.json").unlink(missing_ok=True)  # It ended as it should: the next start need not wait.
     return 0
 
 
@@ -199,15 +201,35 @@ def _taken(lock: int) -> bool:
     return False
 
 
-def _watch_lease(lease: Path, lease_seconds: float, stop: threading.Event) -> None:
+def _watch_lease(lease: Path, lease_seconds: float, lock: int, stop: threading.Event) -> None:
+    clock = LeaseClock(lease_seconds)
     while not stop.wait(LEASE_CHECK_SECONDS):
-        try:
-            age = time.time() - lease.stat().st_mtime
-        except FileNotFoundError:
-            age = lease_seconds + 1
-        if age > lease_seconds:
+        if not _is_path_of(lock, lease.parent / "lock"):
+            logger.info("the daemon's folder was removed: another daemon may start in its place")
+            stop.set()
+        elif clock.has_run_out(_renewed(lease), time.monotonic()):
             logger.info("the lease has run out: nobody asks for this harvester any more")
             stop.set()
+
+
+def _renewed(lease: Path) -> int | None:
+    """The time of the lease's file, in nanoseconds; None if the file cannot be read now."""
+    try:
+        return lease.stat().st_mtime_ns
+    except FileNotFoundError:
+        return RELEASED
+    except OSError:
+        return None
+
+
+def _is_path_of(lock: int, path: Path) -> bool:
+    """Whether the file `path` is the one that `lock` is open on, as far as that can be seen now."""
+    try:
+        return os.path.samestat(os.fstat(lock), path.stat())
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
 
 
 if __name__ == "__main__":

@@ -35,6 +35,38 @@ class DaemonState:
     now: float
 
 
+RELEASED = 0  # The lease's time where somebody has ended it.
+
+
+@dataclass(slots=True)
+class LeaseClock:
+    """Measures a lease by the daemon's own monotonic clock, so that a change of the system's time does not end it.
+
+    A tick sets the time of the lease's file to its own time. The daemon only asks whether that time has changed, and
+    counts the seconds since then.
+
+    Attributes:
+        seconds: how long the daemon runs without a renewal.
+    """
+
+    seconds: float
+    _renewed: int | None = None
+    _since: float | None = None
+
+    def has_run_out(self, renewed: int | None, now: float) -> bool:
+        """Whether the lease has run out.
+
+        Args:
+            renewed: the time of the lease's file, in nanoseconds since the epoch; None if it cannot be read now.
+            now: by the monotonic clock, in seconds.
+        """
+        if renewed == RELEASED:
+            return True
+        if self._since is None or renewed not in (None, self._renewed):
+            self._renewed, self._since = renewed, now
+        return now - self._since > self.seconds
+
+
 def check_lease(lease_seconds: float, interval_seconds: float) -> None:
     """Check that a lease outlives a missed tick.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -78,6 +79,24 @@ def test_a_daemon_whose_lease_runs_out_hands_over_and_ends(daemon: Daemon) -> No
     log = daemon.log.read_text()
     assert log.index("the lease has run out") < log.index("handed over")
     assert "Traceback" not in log
+
+
+def test_a_daemon_whose_folder_was_removed_makes_room_for_the_next(daemon: Daemon) -> None:
+    """Stopped, it does not see that the folder is missing, but only the one that the next tick makes."""
+    daemon.keep_alive(60.0, time.time())
+    eventually(lambda: daemon.pid, 30)
+    [first] = [psutil.Process(pid) for pid in daemons(daemon)]
+    first.suspend()
+    try:
+        shutil.rmtree(daemon.folder)
+        assert daemon.keep_alive(60.0, time.time()) is DaemonAction.START
+        eventually(lambda: daemon.pid not in (None, first.pid), 30)
+    finally:
+        first.resume()
+    second = daemon.pid
+    eventually(lambda: daemons(daemon) == [second], 30)
+    assert daemon.lease.exists()
+    assert daemon.keep_alive(60.0, time.time()) is DaemonAction.LEAVE
 
 
 def outputs(daemon: Daemon) -> list[Path]:

@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from outbox_plugin.dagster.daemon import Daemon
-from outbox_plugin.dagster.daemon_supervision import DaemonAction, DaemonState, check_lease, decide
+from outbox_plugin.dagster.daemon_supervision import (
+    RELEASED,
+    DaemonAction,
+    DaemonState,
+    LeaseClock,
+    check_lease,
+    decide,
+)
 from outbox_plugin.errors import InvalidSetting
 from outbox_plugin.settings import Settings
 
@@ -37,6 +44,32 @@ def test_the_pause_has_a_cap_and_old_starts_are_forgiven() -> None:
 
 def test_starts_of_a_clock_that_has_been_set_back_do_not_count() -> None:
     assert decide(DaemonState(False, (1_000_000.0,), 100.0)) is DaemonAction.START
+
+
+@pytest.mark.parametrize("jump", [-10 * 365 * 86_400, -60, 0, 60, 10 * 365 * 86_400])
+def test_a_lease_is_measured_by_the_daemons_own_clock(jump: int) -> None:
+    """Whatever the system's clock does, or that of the server which the folder lies on."""
+    lease = LeaseClock(60.0)
+    day = 1_700_000_000 * 10**9
+    assert not lease.has_run_out(day, 5.0)
+    assert not lease.has_run_out(day, 65.0)
+    assert not lease.has_run_out(day + jump * 10**9 + 1, 65.5)
+    assert not lease.has_run_out(day + jump * 10**9 + 1, 125.5)
+    assert lease.has_run_out(day + jump * 10**9 + 1, 125.6)
+
+
+def test_a_lease_that_cannot_be_read_is_not_renewed() -> None:
+    lease = LeaseClock(60.0)
+    assert not lease.has_run_out(None, 5.0)
+    assert not lease.has_run_out(7, 10.0)
+    assert not lease.has_run_out(None, 69.0)
+    assert not lease.has_run_out(7, 70.0)
+    assert lease.has_run_out(None, 70.1)
+    assert not lease.has_run_out(8, 80.0)
+
+
+def test_a_lease_that_is_released_runs_out_at_once() -> None:
+    assert LeaseClock(60.0).has_run_out(RELEASED, 5.0)
 
 
 @pytest.mark.parametrize(("interval", "shortest"), [(1, 10), (5, 10), (10, 20), (60, 120)])
