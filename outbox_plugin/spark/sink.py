@@ -45,7 +45,7 @@ from outbox_plugin.spark.commit_protocol import (
 )
 from outbox_plugin.spark.options import OptionWrong, SinkOptions, sink_options
 from outbox_plugin.spark.publish import Staged, accepted, digest_events
-from outbox_plugin.spark.staging import Attempt, StageTask, StagingTable, new_staging_table
+from outbox_plugin.spark.staging import ISOLATION, Attempt, StageTask, StagingTable, new_staging_table
 
 COMMIT_PURPOSE = "outbox spark commit"
 
@@ -265,4 +265,5 @@ class OutboxDataSource(DataSource):
 @contextmanager
 def _connection(settings: Settings) -> Iterator[Connection]:
     with reported_as_refusal(settings), connect_patiently(settings, purpose=COMMIT_PURPOSE) as connection:
+        connection.isolation_level = ISOLATION
         yield connection

@@ -28,6 +28,8 @@ from outbox_plugin.spark.rows import RowProblem, SizeLimits
 SCHEMA = "outbox_staging"
 PREFIX = "outbox_staging_"
 RESTART_SECONDS = 30.0
+# Whatever the role's default is: under a stricter level, tasks that renew one lease would fail each other.
+ISOLATION = psycopg.IsolationLevel.READ_COMMITTED
 PARTITION_BITS = 40  # An ordinal is the partition's number, and in its last 40 bits the row's number within it.
 
 
@@ -120,7 +122,8 @@ class StagingTable:
 
     def drop(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
         """Remove the table. While a task that lost its race still writes to it, leave it for a later job to remove."""
-        self.end_lease(connection)
+        with connection.transaction():
+            self.end_lease(connection)
         drop_unless_used(connection, self.outbox, self.name, self.identifier)
 
     def _run(
@@ -204,11 +207,14 @@ def _connected(dsn: str) -> psycopg.Connection[tuple[Any, ...]]:
     deadline = time.monotonic() + RESTART_SECONDS
     while True:
         try:
-            return psycopg.connect(dsn, application_name="outbox spark task", autocommit=True)
+            connection = psycopg.connect(dsn, application_name="outbox spark task", autocommit=True)
         except psycopg.OperationalError:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.5)
+        else:
+            connection.isolation_level = ISOLATION
+            return connection
 
 
 def row_column(number: int) -> str:

@@ -33,7 +33,7 @@ from outbox_plugin.spark.evaluate_once import evaluated_once
 from outbox_plugin.spark.options import OnBadRow, OptionWrong
 from outbox_plugin.spark.publish import Staged, accepted
 from outbox_plugin.spark.rows import RowProblem
-from outbox_plugin.spark.staging import Attempt, StageTask, StagingTable, new_staging_table
+from outbox_plugin.spark.staging import ISOLATION, Attempt, StageTask, StagingTable, new_staging_table
 
 PURPOSE = "outbox spark driver"
 _ATTEMPT = (
@@ -191,6 +191,7 @@ class OutboxWrite:
         if not (self._business or self._events):
             raise OptionWrong("there is nothing to write: call `table`, `events` or both before `commit`")
         with reported_as_refusal(self._settings), connect_patiently(self._settings, purpose=PURPOSE) as connection:
+            connection.isolation_level = ISOLATION
             outbox = in_full(connection, self._settings.table)
             if is_committed(connection, outbox, self._record):
                 return JobCommitted(self._job_id, 0, 0, again=True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import psycopg
+import pyarrow as pa
 import pytest
 from psycopg import sql
 from pyspark.sql.types import StringType, StructField, StructType
@@ -14,8 +16,11 @@ from pyspark.sql.types import StringType, StructField, StructType
 from outbox_plugin import Settings
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.spark.columns import event_form
-from outbox_plugin.spark.staging import PREFIX, StagingTable
+from outbox_plugin.spark.publish import Staged
+from outbox_plugin.spark.sink import _connection
+from outbox_plugin.spark.staging import PREFIX, StageTask, StagingTable
 from tests.sparking import new_staging_table
+from tests.support import eventually
 
 pytestmark = pytest.mark.integration
 
@@ -124,4 +129,47 @@ def test_a_table_that_a_task_writes_to_is_left_to_a_later_job_which_finds_it(
         table.drop(connection)
         assert exists(connection, table.name)
     migrate(settings)
+    assert not exists(connection, table.name)
+
+
+WAITING = """
+    SELECT count(*) FROM pg_stat_activity
+    WHERE datname = current_database() AND wait_event_type = 'Lock' AND starts_with(application_name, 'outbox spark')
+"""
+
+
+def waits(connection: psycopg.Connection, sessions: int) -> bool:
+    return connection.execute(WAITING).fetchone() == (sessions,)
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_tasks_of_a_job_do_not_fail_each_other_whatever_the_roles_isolation_level_is(
+    connection: psycopg.Connection, settings: Settings, level: str
+) -> None:
+    """Each begins before another has made the table, and renews a lease that another has renewed meanwhile."""
+    [(database,)] = connection.execute("SELECT current_database()").fetchall()
+    default = "ALTER DATABASE {} SET default_transaction_isolation = {}"
+    connection.execute(sql.SQL(default).format(sql.Identifier(str(database)), sql.Literal(level)))
+    table = new_table(settings)
+    task = StageTask(settings.dsn.get_secret_value(), table, leased_for="job")
+    batch = pa.RecordBatch.from_pydict({"key": ["k"], "value": ["v"]})
+
+    def give_up() -> None:
+        with _connection(settings) as driver:
+            table.drop(driver)
+
+    with ThreadPoolExecutor(3) as pool:
+        with connection.transaction():
+            connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 1))", (table.name,))
+            tasks = [pool.submit(task, iter([batch])) for _ in range(3)]
+            with psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as observer:
+                eventually(lambda: waits(observer, 3), 30)
+        attempts = [each.result() for each in tasks]
+        assert Staged(table, attempts).rows == 3
+        with connection.transaction():  # As a task that lost its race renews the lease while the driver gives it up.
+            table.lease(connection)
+            dropped = pool.submit(give_up)
+            with psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as observer:
+                eventually(lambda: waits(observer, 1), 30)
+        dropped.result()
     assert not exists(connection, table.name)
