@@ -6,7 +6,8 @@ have in common, evaluates it, and replaces it by the result in both. The result 
 evaluates again: if an executor that holds a part of it is lost, the job fails and nothing is written. Spark would
 silently evaluate a cached DataFrame again.
 
-Subqueries within expressions are not searched.
+A part that one of them uses within a subquery of an expression, as in `IN (SELECT …)`, cannot be replaced. It is
+refused if the other one has it too.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def evaluated_once(rows: DataFrame, events: DataFrame) -> Iterator[tuple[DataFra
     """Yield the two DataFrames with their common part evaluated; the result is kept until the context ends.
 
     Raises:
-        OptionWrong: over Spark Connect, their common part is not a checkpoint.
+        OptionWrong: over Spark Connect, their common part is not a checkpoint; or they share a part of a subquery.
         EvaluationLost: an executor is lost.
     """
     if not hasattr(rows, "_jdf"):
@@ -49,8 +50,10 @@ def evaluated_once(rows: DataFrame, events: DataFrame) -> Iterator[tuple[DataFra
             evaluated.insert(
                 0, (shared, checkpoint._jdf.queryExecution().analyzed())
             )  # So that the largest part is replaced first.
-        rows_once, events_once = (_frame(session, _replaced(session, plan, evaluated)) for plan in (first, second))
-        yield rows_once, events_once
+        rows_once, events_once = (_replaced(session, plan, evaluated) for plan in (first, second))
+        _require_own_subqueries(rows_once, second)
+        _require_own_subqueries(events_once, first)
+        yield _frame(session, rows_once), _frame(session, events_once)
     except SPARK_SAYS as error:
         if "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND" not in str(error):
             raise
@@ -64,13 +67,11 @@ def evaluated_once(rows: DataFrame, events: DataFrame) -> Iterator[tuple[DataFra
 
 def _in_common(first: _Plan, second: _Plan) -> list[_Plan]:
     """The largest parts of the plan `second` that are in `first` too. A part comes before the parts that contain it."""
-    known: dict[int, list[_Plan]] = {}
-    for node in _nodes(first):
-        known.setdefault(node.semanticHash(), []).append(node)
+    known = _by_hash(_nodes(first))
     found: list[_Plan] = []
 
     def look(node: _Plan) -> None:
-        if not any(node.sameResult(each) for each in known.get(node.semanticHash(), ())):
+        if not _is_among(known, node):
             for child in _children(node):
                 look(child)
         elif not any(node.sameResult(each) for each in found):
@@ -78,6 +79,34 @@ def _in_common(first: _Plan, second: _Plan) -> list[_Plan]:
 
     look(second)
     return sorted(found, key=lambda node: len(_nodes(node)))
+
+
+def _require_own_subqueries(plan: _Plan, other: _Plan) -> None:
+    """Check that no subquery in the expressions of `plan` has a part of `other`. A mere table in both is no such part.
+
+    Raises:
+        OptionWrong: one has.
+    """
+    within = [node for node in _within_subqueries(plan) if node.canonicalized().children().size()]
+    if not within:
+        return
+    known = _by_hash([*_nodes(other), *_within_subqueries(other)])
+    if any(_is_among(known, node) for node in within):
+        raise OptionWrong(
+            "rows and events are evaluated apart where a subquery, as in IN (SELECT …), has what both are made of, and "
+            "may disagree: use a join in its place, or make both of a DataFrame that localCheckpoint() has returned"
+        )
+
+
+def _by_hash(nodes: list[_Plan]) -> dict[int, list[_Plan]]:
+    known: dict[int, list[_Plan]] = {}
+    for node in nodes:
+        known.setdefault(node.semanticHash(), []).append(node)
+    return known
+
+
+def _is_among(known: dict[int, list[_Plan]], node: _Plan) -> bool:
+    return any(node.sameResult(each) for each in known.get(node.semanticHash(), ()))
 
 
 def _replaced(session: SparkSession, plan: _Plan, evaluated: list[tuple[_Plan, _Plan]]) -> _Plan:
@@ -106,9 +135,18 @@ def _nodes(plan: _Plan) -> list[_Plan]:
     return [plan, *(node for child in _children(plan) for node in _nodes(child))]
 
 
+def _within_subqueries(plan: _Plan) -> list[_Plan]:
+    """The nodes of all subqueries in the expressions of `plan`, and of the subqueries in these."""
+    queries = [query for node in _nodes(plan) for query in _elements(node.subqueries())]
+    return [each for query in queries for each in (*_nodes(query), *_within_subqueries(query))]
+
+
 def _children(plan: _Plan) -> list[_Plan]:
-    children = plan.children()
-    return [children.apply(place) for place in range(children.size())]
+    return _elements(plan.children())
+
+
+def _elements(sequence: Any) -> list[_Plan]:
+    return [sequence.apply(place) for place in range(sequence.size())]
 
 
 def _frame(session: SparkSession, plan: _Plan) -> DataFrame:

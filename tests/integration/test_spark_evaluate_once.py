@@ -15,6 +15,7 @@ from outbox_plugin import Settings
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.spark import OutboxWrite
 from outbox_plugin.spark.evaluate_once import EvaluationLost, evaluated_once
+from outbox_plugin.spark.options import OptionWrong
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 
@@ -67,12 +68,39 @@ PATTERNS: dict[str, Callable[[DataFrame], tuple[DataFrame, DataFrame]]] = {
     ),
     "a cached DataFrame": lambda made: (made.cache(), as_events(made)),
     "rows are read through a view": lambda made: (made, as_events(_view(made))),
+    "what both are made of has a subquery": lambda made: (
+        _chosen(made),
+        as_events(_chosen(made)),
+    ),
 }
 
 
 def _view(made: DataFrame) -> DataFrame:
     made.createOrReplaceTempView("made")
     return made.sparkSession.table("made")
+
+
+def _chosen(made: DataFrame) -> DataFrame:
+    _view(made)
+    return made.sparkSession.sql("SELECT * FROM made WHERE number IN (SELECT id FROM range(1000) WHERE id > -1)")
+
+
+SUBQUERIES = {
+    "a value": "SELECT 'k' AS key, (SELECT max(made) FROM made) AS value",
+    "a condition": "SELECT 'k' AS key, 'v' AS value FROM range(1) WHERE id IN (SELECT number FROM made)",
+    "one within another": "SELECT 'k' AS key, (SELECT max(id) FROM range(9) WHERE id IN (SELECT number FROM made))"
+    " || '' AS value",
+}
+
+
+@pytest.mark.parametrize("subquery", SUBQUERIES)
+def test_what_both_are_made_of_is_refused_in_a_subquery(spark: SparkSession, settings: Settings, subquery: str) -> None:
+    rows = orders(spark)
+    _view(rows)
+    write = OutboxWrite(settings).table(rows, "business").events(spark.sql(SUBQUERIES[subquery]), topic="t")
+    with pytest.raises(OptionWrong, match=r"a subquery.*has what both are made of"):
+        write.commit()
+    assert asked(settings, "SELECT (SELECT count(*) FROM business), (SELECT count(*) FROM outbox)") == [(0, 0)]
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -108,5 +136,14 @@ def test_nothing_is_kept_after_the_job(spark: SparkSession, settings: Settings) 
 
 def test_frames_that_have_nothing_in_common_are_left_as_they_are(spark: SparkSession) -> None:
     rows, events = spark.range(3), spark.createDataFrame([("k", "v")], "key string, value string")
+    with evaluated_once(rows, events) as both:
+        assert [frame.collect() for frame in both] == [rows.collect(), events.collect()]
+
+
+def test_a_table_may_be_in_both_and_in_a_subquery(spark: SparkSession) -> None:
+    """Only what is made of it could differ."""
+    spark.range(3).createOrReplaceTempView("a_table")
+    rows = spark.sql("SELECT * FROM a_table WHERE id > 0")
+    events = spark.sql("SELECT 'k' AS key, (SELECT max(id) FROM a_table) || '' AS value")
     with evaluated_once(rows, events) as both:
         assert [frame.collect() for frame in both] == [rows.collect(), events.collect()]
