@@ -50,6 +50,8 @@ def sink_options(given: Mapping[str, str], *, streaming: bool = False) -> SinkOp
     policies = {policy.lower(): policy for policy in get_args(OnBadRow)}
     if on_bad_row.lower() not in policies:
         raise OptionWrong(f"the option 'onBadRow' is {on_bad_row!r}; expected {' or '.join(get_args(OnBadRow))}")
+    if options.get("businesstable") == "":
+        raise OptionWrong("the option 'businessTable' is empty; expected the name of a table")
     job_id = options.get("jobid", uuid.uuid4().hex)
     check_job_id(job_id)
     return SinkOptions(

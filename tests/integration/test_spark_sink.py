@@ -237,6 +237,7 @@ def test_bad_rows_can_be_set_aside(spark: SparkSession, settings: Settings) -> N
         ({"orderBy": "when"}, "the events lack the column 'when'"),
         ({"dsn": "nonsense"}, "OUTBOX_DSN: not a Postgres URI"),
         ({"table": "not_there"}, "relation .* does not exist"),
+        ({"businessTable": ""}, "the option 'businessTable' is empty"),
     ],
 )
 def test_what_cannot_be_done_is_said(
