@@ -255,3 +255,13 @@ def assert_exactly_once_in_order(records: Iterable[Record], first: int, count: i
     assert (len(lost), len(repeated), len(numbers)) == (0, 0, count), f"lost {lost[:5]}, repeated {list(repeated)[:5]}"
     misplaced = {key: values for key, values in seen.items() if [*values] != sorted(values, key=lambda v: int(v or -1))}
     assert not misplaced, f"out of order: {list(misplaced)[:5]}"
+
+
+def assert_first_appearances_in_order(records: Iterable[Record], first: int, count: int) -> None:
+    """Every number from `first` on arrived, perhaps more than once, and for the first time after those before it."""
+    seen: set[int] = set()
+    for key, values in by_key(records).items():
+        appearances = list(dict.fromkeys(int(value or -1) for value in values))
+        assert appearances == sorted(appearances), f"{key} was overtaken"
+        seen.update(appearances)
+    assert seen == set(range(first, first + count))

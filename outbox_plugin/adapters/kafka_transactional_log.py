@@ -33,6 +33,9 @@ _PATIENCE_SECONDS = 0.5  # How long a blocking call waits before it looks whethe
 _FLUSH_SECONDS = 0.1
 STUCK_SECONDS = 5.0  # A decided transaction may take this long to end where nothing is wrong.
 STALLED_SECONDS = 1.0  # After this time without an acknowledgement, check whether partitions have a leader.
+SILENT_SECONDS = (
+    5.0  # After this time, check whether too few replicas may be in sync. A broker that stops takes as long.
+)
 _RECORD_BYTES = 1_000  # What a progress record takes beside its value, generously.
 _SMALLEST_PROGRESS_BYTES = 2_000
 
@@ -195,8 +198,9 @@ class KafkaTransactionalLog:
     def _flush(self) -> bool:
         """Wait for the acknowledgements, so that the commit's time is that of EndTxn alone.
 
-        Returns False if they do not come because a partition has no leader. This transaction touches that partition,
-        or the last one did, and has therefore not ended. The caller does not commit then, so nothing is published.
+        Returns False if they do not come because a partition has no leader, or perhaps too few replicas in sync. This
+        transaction touches that partition, or the last one did, and has therefore not ended. The caller does not
+        commit then, so nothing is published.
 
         Raises:
             LogUnavailable: they do not come for another reason; nothing is published.
@@ -212,6 +216,8 @@ class KafkaTransactionalLog:
             elif now - since > STALLED_SECONDS * (looks + 1):
                 looks += 1
                 if self._records.without_leader(self._open) and looks > 1:  # One that moves has none for a moment.
+                    return False
+                if now - since > SILENT_SECONDS and self._records.give_up_silent(self._open):
                     return False
         return True
 

@@ -106,6 +106,21 @@ class RecordSender:
         """
         return self._topics.without_leader(producer, set.union(*self._touched))
 
+    def give_up_silent(self, producer: Producer) -> bool:
+        """Where a topic of the last records, or of those before them, has a replica out of sync, let go of all records.
+
+        The topics that have not acknowledged theirs may be away from now on. The transaction can only be given up.
+
+        Returns:
+            Whether records were let go of.
+        """
+        if not self._topics.any_out_of_sync(producer, set.union(*self._touched)):
+            return False
+        producer.purge()
+        producer.flush(_POLL_SECONDS)
+        self._topics.silent({topic for error, topic, *_ in self._news if error.code() in _PURGED})
+        return True
+
     def reset(self) -> None:
         """Forget what became of the last records, before anything else of the next ones."""
         self._rows, self._group, self._group_bytes = (), [], 0
@@ -178,6 +193,8 @@ class RecordSender:
             self._topics.forget(topic)  # It may have lost a leader: that is looked up before the next record.
             if error.code() not in _PURGED:
                 self.failures.append(error)
+            if error.code() == KafkaError._MSG_TIMED_OUT:
+                self._topics.silent([topic])
             self.failed.update(row.id for row in concerned)
             is_clock = of_clock and error.code() in _INVALID
             if is_clock or (refusal := self._refusal(error, topic)) is None:

@@ -4,6 +4,11 @@ A topic that cannot be written to at once is *away*: its rows are left unread fo
 go on. The moments grow from try to try. Nothing is produced to a topic that is away, because Kafka would keep the whole
 transaction waiting: its coordinator writes a marker to every partition that a transaction has touched, and ends it, by
 a commit or an abort, only when the last partition has taken its marker. Until then the transactional id is stuck.
+
+A partition with fewer replicas in sync than its `min.insync.replicas` takes nothing either. That number takes a right
+to read, which a harvester need not have, and clients do not say why a record is not acknowledged. So a topic that was
+*silent*, and has a replica out of sync, is away until another set of replicas is in sync. It is tried again without
+that, too, but more and more rarely, as each try holds up the rows of all topics.
 """
 
 from __future__ import annotations
@@ -21,7 +26,8 @@ from outbox_plugin.core.backoff import Backoff
 from outbox_plugin.errors import Away, LogUnavailable, Refusal
 
 UNKNOWN_TOPIC_SECONDS = 2.0  # Brokers need a moment to create a topic on first use, and to tell each other of it.
-AWAY_FIRST, AWAY_LAST = 0.1, 5.0  # Seconds until a topic that was away is tried again.
+AWAY_FIRST, AWAY_LAST = 0.1, 5.0  # Seconds until a topic that was away is looked up again.
+SILENT_FIRST, SILENT_LAST = 30.0, 300.0  # Seconds until a topic that was silent is written to again.
 # The time for all look-ups together; topics that were not looked up by then count as away. It is shorter where rows of
 # other topics wait.
 LOOK_UP_SECONDS, LOOK_UP_BESIDE_SECONDS = 0.25, 0.05
@@ -30,6 +36,7 @@ _ANSWER_SECONDS = 10.0
 _NAME = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9._-]{1,249}")
 _UNKNOWN = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
 _FORBIDDEN = {KafkaError.TOPIC_EXCEPTION, KafkaError.TOPIC_AUTHORIZATION_FAILED}
+_InSync = dict[int, frozenset[int]]  # The replicas that are in sync, by partition.
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,15 @@ class _Missed:
     backoff: Backoff = field(default_factory=lambda: Backoff(AWAY_FIRST, AWAY_LAST))
 
 
+@dataclass(slots=True)
+class _Silent:
+    """A topic that has not acknowledged records: which replicas were in sync then, and when it is tried again."""
+
+    in_sync: _InSync | None = None  # None until it has been looked up.
+    again_at: float = 0.0
+    backoff: Backoff = field(default_factory=lambda: Backoff(SILENT_FIRST, SILENT_LAST))
+
+
 class WritableTopics:
     """Which topics one producer may write to."""
 
@@ -63,6 +79,7 @@ class WritableTopics:
         self._clock = clock
         self._known: set[str] = set()
         self._missed: dict[str, _Missed] = {}
+        self._silent: dict[str, _Silent] = {}
 
     def forget(self, topic: str) -> None:
         """A delivery to it has failed: look it up again before the next one."""
@@ -78,6 +95,20 @@ class WritableTopics:
         gone = {topic for topic, metadata in found.items() if metadata and _is_unknown(metadata)}
         self._known -= leaderless | gone
         return bool(leaderless | gone)
+
+    def any_out_of_sync(self, producer: Producer, topics: set[str]) -> bool:
+        """Whether one of `topics` has a replica that is out of sync. Then too few may be in sync."""
+        try:
+            found = self._look_up(producer, list(topics), LOOK_UP_SECONDS)
+        except LogUnavailable:
+            return False
+        return any(metadata is not None and _is_out_of_sync(metadata) for metadata in found.values())
+
+    def silent(self, topics: Iterable[str]) -> None:
+        """These topics have not acknowledged records: where too few replicas may be in sync, they are away."""
+        for topic in topics:
+            self._known.discard(topic)
+            self._silent.setdefault(topic, _Silent()).in_sync = None
 
     def unwritable(self, producer: Producer, topics: set[str]) -> UnwritableTopics:
         """Which of `topics` may not be written to now. Waits for Kafka's answers, but never for a topic to appear.
@@ -143,7 +174,9 @@ class WritableTopics:
             return
         if problem is not None and code not in _UNKNOWN and code != KafkaError.LEADER_NOT_AVAILABLE:
             raise LogUnavailable(f"Kafka, looking up the topic {topic}: {problem.str()}")
-        reason = str(problem.str()) if problem is not None else _without_leader(found)
+        reason = (
+            str(problem.str()) if problem is not None else _without_leader(found) or self._out_of_sync(topic, found)
+        )
         if reason is None:
             self._missed.pop(topic, None)
             self._known.add(topic)
@@ -158,8 +191,33 @@ class WritableTopics:
         missed.again_at = now + seconds
         verdict.away[topic] = Away(reason, seconds)
 
+    def _out_of_sync(self, topic: str, found: TopicMetadata | None) -> str | None:
+        """Why a topic that was silent is left alone for now; None where it may be tried again, or never was."""
+        silent = self._silent.get(topic)
+        if silent is None or found is None:
+            return None
+        if not _is_out_of_sync(found):
+            del self._silent[topic]
+            return None
+        in_sync, now = _in_sync(found), self._clock()
+        if silent.in_sync is None:
+            silent.in_sync, silent.again_at = in_sync, now + silent.backoff.wait()
+        elif silent.in_sync != in_sync or now >= silent.again_at:
+            return None
+        return (
+            "it acknowledges nothing, and has replicas out of sync: fewer may be in sync than its min.insync.replicas"
+        )
+
 
 _NOTHING_WRONG = UnwritableTopics()
+
+
+def _in_sync(found: TopicMetadata) -> _InSync:
+    return {each.id: frozenset(each.isrs) for each in found.partitions.values()}
+
+
+def _is_out_of_sync(found: TopicMetadata) -> bool:
+    return any(len(each.isrs) < len(each.replicas) for each in found.partitions.values())
 
 
 def _is_unknown(found: TopicMetadata) -> bool:

@@ -1,4 +1,7 @@
-"""A partition whose only replica is on a broker that is gone: its topic waits, all others flow, and nothing repeats."""
+"""A partition that takes no records while a broker is gone: its topic waits, all others flow, and nothing repeats.
+
+Its only replica is on that broker; or one of two is, and its `min.insync.replicas` asks for both.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,18 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from outbox_plugin import Harvester, Settings
+from outbox_plugin.core.delivery_options import Delivery
 from outbox_plugin.embedded.cluster import EmbeddedCluster
 from outbox_plugin.relay.events import GenerationRaised, HarvestEvent, KeysHeld, TermFinished
-from tests.harvesting import assert_exactly_once_in_order, backlog, consume, create_topic, drained, insert_numbered
+from tests.harvesting import (
+    assert_exactly_once_in_order,
+    assert_first_appearances_in_order,
+    backlog,
+    consume,
+    create_topic,
+    drained,
+    insert_numbered,
+)
 from tests.support import eventually
 
 pytestmark = [pytest.mark.chaos, pytest.mark.long]
@@ -30,12 +42,13 @@ def bootstrap_servers(cluster: EmbeddedCluster) -> str:
     return cluster.bootstrap_servers
 
 
-def create_on(cluster: EmbeddedCluster, topic: str) -> str:
-    """Make a topic of one partition, whose only replica is on the last node."""
-    node = cluster.nodes[-1].node
+def create_on(cluster: EmbeddedCluster, topic: str, nodes: list[int]) -> str:
+    """Make a topic of one partition, with a replica on each of `nodes` (from 0 on), all of which must be in sync."""
+    replicas = [cluster.nodes[number].node for number in nodes]
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
-    [made] = admin.create_topics([NewTopic(topic, num_partitions=1, replica_assignment=[[node]])]).values()
-    made.result(60)
+    config = {"min.insync.replicas": str(len(nodes))}
+    made = NewTopic(topic, num_partitions=1, replica_assignment=[replicas], config=config)
+    admin.create_topics([made])[topic].result(60)
     cluster.wait_in_sync()
     return topic
 
@@ -92,9 +105,14 @@ class Writing:
             writer.join()
 
 
-def test_other_topics_flow_while_a_partition_has_no_leader(cluster: EmbeddedCluster, settings: Settings) -> None:
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
+@pytest.mark.parametrize("nodes", [[2], [0, 2]], ids=["no leader", "too few in sync"])
+def test_other_topics_flow_while_a_partition_takes_nothing(
+    cluster: EmbeddedCluster, settings: Settings, nodes: list[int], delivery: Delivery
+) -> None:
     """The leader is busy when the broker dies, so that a transaction touches the partition and cannot end."""
-    replicated, alone = create_topic(settings, f"{settings.group}-r"), create_on(cluster, f"{settings.group}-a")
+    settings = settings.model_copy(update={"delivery": delivery})
+    replicated, alone = create_topic(settings, f"{settings.group}-r"), create_on(cluster, f"{settings.group}-a", nodes)
     events: list[HarvestEvent] = []
     writing = Writing(settings, alone, replicated)
     with closing(Arriving(settings, replicated)) as arriving, Harvester(settings, observe=events.append):
@@ -108,6 +126,10 @@ def test_other_topics_flow_while_a_partition_has_no_leader(cluster: EmbeddedClus
         raised = [event for event in events if isinstance(event, GenerationRaised)]
         cluster.restart(cluster.nodes[-1])
         drained(settings)
+    if delivery == "at-least-once":
+        for topic in (alone, replicated):
+            assert_first_appearances_in_order(consume(settings, topic), 1, writing.written)
+        return
     assert finished == []
     print(f"went on under other ids: {raised}")  # None where no open transaction had touched the partition.
     for topic in (alone, replicated):

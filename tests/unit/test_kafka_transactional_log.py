@@ -9,6 +9,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from outbox_plugin import Settings
+from outbox_plugin.adapters import kafka_transactional_log
 from outbox_plugin.adapters.kafka_admin import KafkaAdmin
 from outbox_plugin.adapters.kafka_names import KafkaNames
 from outbox_plugin.adapters.kafka_transactional_log import KafkaTransactionalLog
@@ -124,3 +125,21 @@ def test_only_the_first_bad_row_costs_a_transaction(log: KafkaTransactionalLog, 
         log.publish([GOOD, BAD, BAD._replace(id=3, header_keys=None)], PROGRESS)  # type: ignore[arg-type]
     assert refused.value.refusals.keys() == {2, 3}
     assert (producer.transactions, log.in_doubt) == (2, False)
+
+
+def test_a_topic_with_too_few_replicas_in_sync_is_left_alone(
+    log: KafkaTransactionalLog, producer: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its records are never acknowledged, and nobody says why. Those of other topics are."""
+    monkeypatch.setattr(kafka_transactional_log, "STALLED_SECONDS", 0.001)
+    monkeypatch.setattr(kafka_transactional_log, "SILENT_SECONDS", 0.01)
+    monkeypatch.setattr(WritableTopics, "without_leader", lambda *_: False)
+    monkeypatch.setattr(WritableTopics, "any_out_of_sync", lambda *_: True)
+    silent: set[str] = set()
+    monkeypatch.setattr(WritableTopics, "silent", lambda _, topics: silent.update(topics))
+    purged = KafkaError(KafkaError._PURGE_INFLIGHT)
+    monkeypatch.setattr(Producer, "__len__", lambda _: 1)
+    monkeypatch.setattr(Producer, "flush", lambda *_: 1)
+    monkeypatch.setattr(Producer, "purge", lambda _: log._records._news.append((purged, "short", b"k", b"v")))
+    assert not log.publish([GOOD, GOOD._replace(id=2, topic="short")], PROGRESS)
+    assert (silent, log.in_doubt) == ({"short"}, True)

@@ -10,7 +10,13 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from outbox_plugin.adapters.reserved_topics import ReservedTopics
-from outbox_plugin.adapters.writable_topics import LOOK_UP_SECONDS, UNKNOWN_TOPIC_SECONDS, WritableTopics
+from outbox_plugin.adapters.writable_topics import (
+    LOOK_UP_SECONDS,
+    SILENT_FIRST,
+    SILENT_LAST,
+    UNKNOWN_TOPIC_SECONDS,
+    WritableTopics,
+)
 from outbox_plugin.errors import LogUnavailable
 from outbox_plugin.settings import Settings
 
@@ -27,6 +33,7 @@ class Brokers:
         self.now = 0.0
         self.asked: list[str] = []
         self.unmentioned: set[str] = set()
+        self.in_sync = [1, 2, 3]  # The replicas that are, of those three that each partition has.
         self._seconds = seconds
         self._lock = threading.Lock()
 
@@ -44,7 +51,10 @@ class Brokers:
             raise found
         error = found if isinstance(found, KafkaError) else None
         leaders = [] if isinstance(found, KafkaError) else found
-        partitions = {number: SimpleNamespace(id=number, leader=leader) for number, leader in enumerate(leaders)}
+        partitions = {
+            number: SimpleNamespace(id=number, leader=leader, replicas=[1, 2, 3], isrs=list(self.in_sync))
+            for number, leader in enumerate(leaders)
+        }
         return SimpleNamespace(topics={topic: SimpleNamespace(error=error, partitions=partitions)})
 
 
@@ -135,6 +145,45 @@ def test_a_topic_that_was_deleted_is_noticed_where_nothing_is_acknowledged() -> 
     brokers.topics["orders"] = MISSING
     assert topics.without_leader(brokers, {"orders", "payments"})  # type: ignore[arg-type]
     assert refused_and_away(topics, brokers, "orders", "payments") == (set(), {"orders"})
+
+
+def test_a_silent_topic_with_replicas_out_of_sync_is_away_until_others_are_in_sync() -> None:
+    brokers = Brokers({"orders": [1, 2], "payments": [1]})
+    topics = WritableTopics(lambda _: None, brokers.clock)
+    refused_and_away(topics, brokers, "orders", "payments")
+    brokers.in_sync = [1]
+    topics.silent(["orders"])
+    assert refused_and_away(topics, brokers, "orders", "payments") == (set(), {"orders"})
+    brokers.now += SILENT_FIRST - 1.0
+    assert refused_and_away(topics, brokers, "orders", "payments") == (set(), {"orders"})
+    brokers.in_sync = [1, 2]
+    brokers.now += 0.9
+    assert refused_and_away(topics, brokers, "orders", "payments") == (set(), set())
+
+
+def test_a_silent_topic_is_tried_again_more_and_more_rarely() -> None:
+    brokers = Brokers({"orders": [1, 2]})
+    brokers.in_sync = [1]
+    topics = WritableTopics(lambda _: None, brokers.clock)
+    waited = []
+    for _ in range(8):
+        topics.silent(["orders"])
+        began = brokers.now
+        while refused_and_away(topics, brokers, "orders") == (set(), {"orders"}):
+            brokers.now += 0.5
+        waited.append(brokers.now - began)
+    assert waited == sorted(waited)
+    assert waited[0] == pytest.approx(SILENT_FIRST, abs=6.0)
+    assert waited[-1] == pytest.approx(SILENT_LAST, abs=6.0)
+
+
+def test_a_silent_topic_with_all_replicas_in_sync_is_tried_again_at_once() -> None:
+    brokers = Brokers({"orders": [1, 2]})
+    topics = WritableTopics(lambda _: None, brokers.clock)
+    refused_and_away(topics, brokers, "orders")
+    assert not topics.any_out_of_sync(brokers, {"orders"})  # type: ignore[arg-type]
+    topics.silent(["orders"])
+    assert refused_and_away(topics, brokers, "orders") == (set(), set())
 
 
 def test_a_topic_that_is_forgotten_is_looked_up_again() -> None:
