@@ -160,27 +160,27 @@ class Harvester(Background):
         """Everything that a user can mend, looked at before anything is touched; also a note for the status."""
         warn_about_insecure_settings(self._settings)
         admin = KafkaAdmin.at_start(self._settings)
-        identity, terms, layout, ahead = self._register(keep=False)
+        identity, terms, layout, disorder = self._register(keep=False)
         self._check_kafka(admin, identity, terms, layout)
-        checked, (identity, terms, layout, ahead) = (identity, layout.shards), self._register(keep=True)
+        checked, (identity, terms, layout, disorder) = (identity, layout.shards), self._register(keep=True)
         if (identity, layout.shards) != checked:  # Somebody has changed it meanwhile.
             self._check_kafka(admin, identity, terms, layout)
         notes = [admin.keep_progress(self._names)] if self._exactly_once else []
-        if ahead > 1:
+        if disorder is not None:
             notes.append(
-                f"the ids of {self._settings.table} are drawn {ahead} at a time (the sequence's CACHE): a later "
-                "transaction can get a smaller id, so order per key is not kept; set CACHE 1"
+                f"the ids of {self._settings.table} {disorder}. A later transaction can get a smaller id, so order "
+                "per key is not kept"
             )
         note = "; ".join(filter(None, notes)) or None
         if note:
             logger.warning("%s", note)
         return identity, layout, note
 
-    def _register(self, *, keep: bool) -> tuple[OutboxIdentity, Terms, Layout, int]:
+    def _register(self, *, keep: bool) -> tuple[OutboxIdentity, Terms, Layout, str | None]:
         """Register our group, delivery and number of shards with the outbox.
 
-        Returns the outbox's identity, its terms, its layout, and how many ids a session draws ahead. Where `keep` is
-        False, the database forgets the registration: what Kafka refuses must not have changed who harvests the outbox.
+        Returns the outbox's identity, its terms, its layout, and why its ids may not ascend. Where `keep` is False, the
+        database forgets the registration: what Kafka refuses must not have changed who harvests the outbox.
         """
         with reported_as_refusal(self._settings):
             try:
@@ -188,7 +188,7 @@ class Harvester(Background):
             except psycopg.errors.IdleInTransactionSessionTimeout:  # This process was stopped in the middle.
                 return self._register_once(keep=keep)
 
-    def _register_once(self, *, keep: bool) -> tuple[OutboxIdentity, Terms, Layout, int]:
+    def _register_once(self, *, keep: bool) -> tuple[OutboxIdentity, Terms, Layout, str | None]:
         settings = self._settings
         with closing(self._connect()) as connection, connection.transaction(force_rollback=not keep):
             # A registration locks a row that every takeover needs. Postgres ends the session of a stopped process.
@@ -198,7 +198,7 @@ class Harvester(Background):
             registration.register_delivery(adopt=self._adopt)
             self._signer, terms = registration.signer(), registration.terms()
             self._is_new = terms.number == 0
-            return identity, terms, registration.register_layout(), registration.ids_drawn_ahead()
+            return identity, terms, registration.register_layout(), registration.disorder_of_ids()
 
     def _check_kafka(self, admin: KafkaAdmin, identity: OutboxIdentity, terms: Terms, layout: Layout) -> None:
         """See that the group's topics are there, and that its progress records are of this outbox."""

@@ -173,10 +173,16 @@ class Registration:
         number, shards, unsettled, *_ = found[0]
         return Layout(number, shards, tuple(unsettled))
 
-    def ids_drawn_ahead(self) -> int:
-        """How many ids a writer's session draws from the sequence at a time; 1 keeps ids in transactions' order."""
-        found = self._ask("identity", "sequence_cache")
-        return int(found[0][0]) if found else 1
+    def disorder_of_ids(self) -> str | None:
+        """Why a later transaction can get a smaller id from the table's sequence; None where it cannot."""
+        for ahead, step, cycles in self._ask("identity", "sequence_form"):
+            if ahead > 1:
+                return f"are drawn {ahead} at a time (the sequence's CACHE); set CACHE 1"
+            if step < 0:
+                return f"descend (the sequence's INCREMENT is {step}); set INCREMENT 1"
+            if cycles:
+                return "begin anew at the sequence's end (CYCLE); set NO CYCLE"
+        return None
 
     def has_wake_up_trigger(self, shard: int) -> bool:
         """Whether `outbox migrate --wake-up` has installed the trigger, and for this shard too."""

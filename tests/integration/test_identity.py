@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import LiteralString
 
 import psycopg
 import pytest
@@ -319,11 +320,24 @@ def test_a_group_is_taken_over_from_an_outbox_that_is_no_more(settings: Settings
     assert by_key(consume(settings, topic)) == {"k": ["1", "2", "3"]}
 
 
-def test_ids_that_are_drawn_ahead_are_said_out_loud(settings: Settings) -> None:
+@pytest.mark.parametrize(
+    ("form", "told"),
+    [
+        ("CACHE 20", "drawn 20 at a time"),
+        ("INCREMENT -1 MINVALUE -1000", "INCREMENT is -1"),
+        ("MAXVALUE 1000 CYCLE", "begin anew"),
+    ],
+)
+def test_ids_that_do_not_ascend_are_told(settings: Settings, topic: str, form: LiteralString, told: str) -> None:
+    """The rows leave all the same."""
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:
-        connection.execute("ALTER SEQUENCE outbox_id_seq CACHE 20")
+        connection.execute("ALTER SEQUENCE outbox_id_seq " + form)
+    insert_numbered(settings, topic, 1, 30)
     with Harvester(settings):
-        eventually(lambda: "drawn 20 at a time" in (read_status(settings).shards[0].trouble or ""), 30)
+        eventually(lambda: told in (read_status(settings).shards[0].trouble or ""), 30)
+        insert_numbered(settings, topic, 31, 30)
+        drained(settings)
+    assert {int(record.value or 0) for record in consume(settings, topic)} == set(range(1, 61))
 
 
 def test_a_start_that_is_stopped_in_its_transaction_begins_it_again(

@@ -1,13 +1,13 @@
 -- name: state
 -- Whether the outbox is still the one that the term began with, its layout, what is paused, and the last id drawn: of a
--- sequence that draws ids one by one. What is looked up here must be looked up before the writers are.
+-- sequence that draws ids one by one, upwards. What is looked up here must be looked up before the writers are.
 SELECT known.incarnation = %(incarnation)s AND known.table_oid = to_regclass({quoted_outbox})::oid,
        pg_is_in_recovery(),
        known.layout,
        known.paused OR %(shard)s = ANY (known.paused_shards),
        coalesce((SELECT pg_sequence_last_value(seqrelid)
                  FROM pg_sequence
-                 WHERE seqrelid = {id_sequence} AND seqcache = 1
+                 WHERE seqrelid = {id_sequence} AND seqcache = 1 AND seqincrement > 0
                    AND has_sequence_privilege(seqrelid, 'USAGE, SELECT')), 0)
 FROM {outbox_identity} AS known
 WHERE known.table_name = %(table)s

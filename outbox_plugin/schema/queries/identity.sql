@@ -146,9 +146,10 @@ EXISTS (
 -- How our transactions are isolated where nothing else is said.
 SELECT current_setting('default_transaction_isolation')
 
--- name: sequence_cache
--- How many ids a session draws ahead. Above 1, a later transaction can get a smaller id.
-SELECT seqcache FROM pg_sequence WHERE seqrelid = {id_sequence}
+-- name: sequence_form
+-- How many ids a session draws ahead, the step from id to id, and whether ids begin anew at the end. Ids ascend in the order of
+-- transactions only with 1, a positive step and no new beginning.
+SELECT seqcache, seqincrement, seqcycle FROM pg_sequence WHERE seqrelid = {id_sequence}
 
 -- name: id_sequence
 -- The sequence that ids are drawn from, as an expression: the one of GENERATED AS IDENTITY, or else the one of a default that
