@@ -1,6 +1,6 @@
 """Writes rows on each kind of connection, always in the caller's transaction.
 
-Nothing of SQLAlchemy is imported, and of Django only for its own connections: they are recognized by their attributes.
+SQLAlchemy is never imported, and Django only for a connection of Django's: connections are recognized by attributes.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from outbox_plugin.errors import WrongConnection
 from outbox_plugin.schema.statements import statement
 
 ROWS_AT_A_TIME = 1_000
-CHARACTERS_AT_A_TIME = 8_000_000  # Of values and headers: a statement is in memory several times.
-MOST_ROWS_IN_SUMMARY = 1_000_000  # About a second's work, so that no time-out of a statement is near.
+CHARACTERS_AT_A_TIME = 8_000_000  # Of values and headers in one statement, which is copied in memory several times.
+MAX_ROWS_IN_SUMMARY = 1_000_000  # Takes Postgres about a second: well below any time-out of a statement.
 _NOTHING = b"SELECT"
 
 
@@ -70,9 +70,9 @@ class Query:
         self.numbered = re.sub("%s", lambda _: f"${next(numbers)}", self.text)
 
 
-Statement = tuple[Query, tuple[Any, ...]]  # With its values.
-Statements = Generator[Statement, Any, None]  # The first row that each has returned is sent back; None without one.
-Parts = Sequence[Sequence[Row]] | Iterator[Sequence[Row]]  # The rows of one statement after the other.
+Statement = tuple[Query, tuple[Any, ...]]  # A query and its parameters.
+Statements = Generator[Statement, Any, None]  # Send it the first row that each statement returns, or None.
+Parts = Sequence[Sequence[Row]] | Iterator[Sequence[Row]]  # Each part is written by one statement.
 
 
 class Insert:
@@ -87,24 +87,24 @@ class Insert:
         )
 
     def statements(self, parts: Parts) -> Statements:
-        """The statements that write the parts. After very many rows, one of them summarises their keys."""
+        """The statements that write the parts. Of very many rows, the keys are summarised for the harvester as well."""
         rows = 0
         for part in parts:
             yield self.of(part)
             rows += len(part)
-            if rows >= MOST_ROWS_IN_SUMMARY:
+            if rows >= MAX_ROWS_IN_SUMMARY:
                 yield from self._summarise(rows)
                 rows = 0
         if rows >= MIN_BACKLOG_IDS:
             yield from self._summarise(rows)
 
     def _summarise(self, rows: int) -> Statements:
-        """The statements that summarise the keys of the last rows, where the role may."""
+        """The statements that summarise the keys of the last rows, if the database role may do that."""
         if (yield Query(statement("emit", "may_summarise_keys", self._table)), ()):
             yield Query(statement("emit", "summarise_keys", self._table, written=Literal(rows))), ()
 
     def of(self, rows: Sequence[Row]) -> Statement:
-        """The statement that writes the rows, of which there is one at least."""
+        """The statement that writes the rows, of which there must be at least one."""
         if len(rows) == 1:
             return self.one, rows[0]
         topics, keys, values, names, texts = zip(*rows, strict=True)
@@ -116,12 +116,12 @@ class Insert:
 
 
 def _array(texts: Sequence[str | None]) -> str:
-    """An array of texts as Postgres writes it."""
+    """A text array in Postgres's notation."""
     if not texts:
         return "{}"
     if None in texts:
         return "{" + ",".join("NULL" if text is None else _quoted(text) for text in texts) + "}"
-    # All are escaped at once. No text has a NUL, so it can separate them.
+    # Escapes all texts in one pass. No text contains a NUL, so NUL can separate them.
     together = "\0".join(cast(Sequence[str], texts)).replace("\\", "\\\\").replace('"', '\\"')
     return '{"' + together.replace("\0", '","') + '"}'
 
@@ -131,7 +131,7 @@ def _quoted(text: str) -> str:
 
 
 def _hex(value: str | bytes | None) -> str | None:
-    """Bytes as Postgres writes them."""
+    """Bytes in Postgres's hexadecimal notation; text unchanged."""
     return "\\x" + value.hex() if isinstance(value, bytes) else value
 
 
@@ -145,22 +145,22 @@ class Kind(Enum):
     DJANGO = auto()
 
 
-_kinds: dict[type, Kind] = {}  # Remembered, because each attribute of Django's proxy costs microseconds.
+_kinds: dict[type, Kind] = {}  # A cache, because looking up an attribute of Django's proxy takes microseconds.
 
 
 def kind_of(connection: Any) -> Kind:
     """The kind of `connection`.
 
     Raises:
-        WrongConnection: it is of no kind that is known.
+        WrongConnection: events cannot be emitted on connections of its type.
     """
     kind = _kinds.get(type(connection))
     if kind is None:
-        kind = _kinds[type(connection)] = _found(connection)
+        kind = _kinds[type(connection)] = _recognized(connection)
     return kind
 
 
-def _found(connection: Any) -> Kind:
+def _recognized(connection: Any) -> Kind:
     if isinstance(connection, psycopg.Connection):
         return Kind.PSYCOPG
     if isinstance(connection, psycopg.AsyncConnection):
@@ -171,12 +171,12 @@ def _found(connection: Any) -> Kind:
         return Kind.SQLALCHEMY_ASYNC
     if hasattr(connection, "begin_nested"):
         if iscoroutinefunction(getattr(connection, "connection", None)):
-            raise WrongConnection("emit on the session that an async_scoped_session stands for: call it")
+            raise WrongConnection("call the async_scoped_session, and emit on the session that it returns")
         return Kind.SQLALCHEMY
     raise WrongConnection(
         "expected a connection of psycopg or Django, or a connection or session of SQLAlchemy "
         f"(given: {type(connection).__module__}.{type(connection).__qualname__}); "
-        "from any other, run SELECT outbox_emit(topic, key, value, headers)"
+        "on any other, run SELECT outbox_emit(topic, key, value, headers)"
     )
 
 
@@ -186,9 +186,9 @@ def is_async(connection: SyncConnection | AsyncConnection) -> bool:
 
 
 def check(connection: Any) -> None:
-    """Raises WrongConnection if events emitted on it now would not be part of a transaction of the caller's.
+    """Raises WrongConnection if events emitted on it now would not belong to a transaction of the caller.
 
-    On SQLAlchemy's connections, that is checked when events are written.
+    SQLAlchemy's connections are checked when events are written.
     """
     match kind_of(connection):
         case Kind.PSYCOPG | Kind.PSYCOPG_ASYNC:
@@ -206,8 +206,8 @@ def check(connection: Any) -> None:
 def write(connection: Any, insert: Insert, rows: Iterable[Row]) -> None:
     """Write rows, in their order, on a connection that is not async.
 
-    Rows that are known to fit into one statement are written as they are. All others are written inside a savepoint:
-    where one of the statements fails, or `rows` does, all that was written is rolled back.
+    A sequence that fits into one statement is written by that statement. All other rows are written inside a savepoint:
+    if a statement or the iterator `rows` fails, everything that was written is rolled back.
     """
     kind = kind_of(connection)
     if kind is Kind.SQLALCHEMY:
@@ -242,7 +242,8 @@ def _write_psycopg(connection: psycopg.Connection[Any], insert: Insert, rows: It
         _run(insert.statements(parts), execute)
         return
     _refuse_if_busy(connection, parts)
-    cursor.execute(_NOTHING)  # The caller's transaction begins: else the savepoint would be one, and be committed.
+    # This begins the caller's transaction. Else `transaction()` would begin one instead of a savepoint, and commit it.
+    cursor.execute(_NOTHING)
     with connection.transaction():
         try:
             with _closing_if_it_fails(rows):
@@ -263,22 +264,22 @@ async def _write_psycopg_async(connection: psycopg.AsyncConnection[Any], insert:
     async with connection.transaction() if _need_savepoint(parts) else nullcontext():
         with _closing_if_it_fails(rows):
             statements, answer = insert.statements(parts), None
-            while (following := _following(statements, answer)) is not None:
+            while (following := _next(statements, answer)) is not None:
                 query, values = following
                 await cursor.execute(query.bytes, values)
                 answer = await cursor.fetchone() if cursor.description else None
 
 
 def _refuse_if_busy(connection: psycopg.Connection[Any], parts: Parts) -> None:
-    """Raises WrongConnection where the rows come from the connection itself: to write them would wait for ever.
+    """Raises WrongConnection if the rows come from a stream on this connection: writing them would block for ever.
 
-    A sequence of rows comes from nowhere any more. Whoever uses the connection meanwhile is another thread, and ends.
+    With a sequence there is no such stream: if the connection is locked, another thread uses it and will release it.
     """
     if isinstance(parts, Iterator) and connection.lock.locked():
-        connection.close()  # To roll back would wait as well.
+        connection.close()  # A rollback would block, too.
         raise WrongConnection(
-            "the connection is still giving rows to Cursor.stream(), and takes no other statement meanwhile: read them "
-            "with a server-side cursor or on another connection; nothing was written, and the connection is closed"
+            "Cursor.stream() is still reading rows on this connection, which can run no other statement meanwhile: use "
+            "a server-side cursor, or another connection; nothing was written, and the connection is closed"
         )
 
 
@@ -312,23 +313,23 @@ def _write_sqlalchemy(target: Any, insert: Insert, rows: Iterable[Row]) -> None:
     parts = _parts_of(rows)
 
     def execute(query: Query, values: tuple[Any, ...]) -> Any:
-        found = connection.exec_driver_sql(query.numbered if dialect.driver == "asyncpg" else query.text, values)
-        return found.first() if found.returns_rows else None
+        result = connection.exec_driver_sql(query.numbered if dialect.driver == "asyncpg" else query.text, values)
+        return result.first() if result.returns_rows else None
 
-    # The savepoint is the session's own, so that a session knows which of its objects are rolled back with it.
+    # The session makes the savepoint, so that it knows which of its objects are rolled back with it.
     with target.begin_nested() if _need_savepoint(parts) else nullcontext(), _closing_if_it_fails(rows):
-        _connection_of(target)  # Only now a session sends its savepoint.
+        _connection_of(target)  # A session sends its savepoint only when it is asked for its connection.
         _run(insert.statements(parts), execute)
 
 
 def _connection_of(target: Any) -> Any:
-    """The connection of a session; a connection itself."""
+    """The connection of a session; a connection is returned unchanged."""
     return target if hasattr(target, "exec_driver_sql") else target.connection()
 
 
 @contextmanager
 def _closing_if_it_fails(rows: Iterable[Row]) -> Iterator[None]:
-    """End the blocks that a generator of rows holds, before the savepoint around them is rolled back."""
+    """Close a generator of rows if the block fails, so that its own blocks end before the savepoint is rolled back."""
     try:
         yield
     except BaseException:
@@ -339,11 +340,11 @@ def _closing_if_it_fails(rows: Iterable[Row]) -> Iterator[None]:
 
 def _run(statements: Statements, execute: Callable[[Query, tuple[Any, ...]], Any]) -> None:
     answer = None
-    while (following := _following(statements, answer)) is not None:
+    while (following := _next(statements, answer)) is not None:
         answer = execute(*following)
 
 
-def _following(statements: Statements, answer: Any) -> Statement | None:
+def _next(statements: Statements, answer: Any) -> Statement | None:
     try:
         return statements.send(answer)
     except StopIteration:
@@ -351,7 +352,7 @@ def _following(statements: Statements, answer: Any) -> Statement | None:
 
 
 def _parts_of(rows: Iterable[Row]) -> Parts:
-    """The rows of one statement after the other. An iterator is not asked for rows before they are written."""
+    """The rows in parts of one statement each. An iterator stays lazy: its rows are fetched as they are written."""
     return list(_parts(rows)) if isinstance(rows, Sequence) else _parts(rows)
 
 

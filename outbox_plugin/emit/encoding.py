@@ -33,12 +33,12 @@ _TOPIC = re.compile(TOPIC_PATTERN)
 
 
 def as_text(event: Event) -> str | None:
-    """JSON, for a table whose values are TEXT. Text stays as it is."""
+    """The value as JSON, for a table whose values are TEXT. Text stays unchanged."""
     return event.value_text()
 
 
 def as_bytes(event: Event) -> bytes | None:
-    """JSON, for a table whose values are BYTEA. Bytes stay as they are; text is encoded in UTF-8."""
+    """The value as JSON, for a table whose values are BYTEA. Bytes stay unchanged; text is encoded in UTF-8."""
     if isinstance(event.value, bytes):
         return event.value
     text = event.value_text()
@@ -46,11 +46,11 @@ def as_bytes(event: Event) -> bytes | None:
 
 
 def registered(serialize: Callable[[Any, SerializationContext], bytes | None]) -> Serializer:
-    """A serializer for values by a schema registry, for a table whose values are BYTEA.
+    """Make an outbox serializer of a schema registry's serializer, for a table whose values are BYTEA.
 
     Example: `Outbox(serializer=registered(AvroSerializer(SchemaRegistryClient({"url": …}), schema)))`, with the extra
-    `outbox-plugin[schema-registry]` installed. A pydantic value is passed on as a dict of its aliases; a
-    `JSONSerializer` gets its JSON instead, as Python values.
+    `outbox-plugin[schema-registry]` installed. The serializer gets a pydantic value as a dict, with aliases for keys; a
+    `JSONSerializer` gets the dict that its JSON stands for.
     """
     from confluent_kafka.serialization import MessageField, SerializationContext, SerializationError
 
@@ -86,7 +86,7 @@ class Encoding:
 
     def __init__(self, serializer: Serializer, cloud_events: str | None, max_record_bytes: int) -> None:
         self._serializer = serializer
-        content_type = "application/json" if serializer in (as_text, as_bytes) else ""  # Else the event names it.
+        content_type = "application/json" if serializer in (as_text, as_bytes) else ""  # Empty: events name their own.
         self._headers = Event.header_items if cloud_events is None else cloud_event_headers(cloud_events, content_type)
         self._max_record_bytes = max_record_bytes
         self._good_topics: set[str] = set()
@@ -137,21 +137,21 @@ def _good_topic(topic: str) -> str:
 
 
 def cloud_event_headers(source: str, content_type: str) -> Callable[[Event], list[tuple[str, str]]]:
-    """Returns a function that makes an event's headers by CloudEvents 1.0 in Kafka's binary mode.
+    """Returns a function that makes the headers of an event as CloudEvents 1.0 asks for, in Kafka's binary mode.
 
     Args:
-        source: where events come from, as a URI reference.
-        content_type: of events that have none of their own; no header if it is empty.
+        source: where the events come from, as a URI reference.
+        content_type: of events that do not name theirs. If it is empty, these have no such header.
 
     Raises:
-        UserError: the library is not installed.
+        UserError: the library `cloudevents` is not installed.
     """
     try:
         from cloudevents.core.bindings.kafka import to_binary_event
         from cloudevents.core.exceptions import CloudEventValidationError
         from cloudevents.core.v1.event import CloudEvent
     except ImportError:
-        raise UserError("CloudEvents need a library: install outbox-plugin[cloudevents]") from None
+        raise UserError("CloudEvents need the library cloudevents: install outbox-plugin[cloudevents]") from None
 
     def headers(event: Event) -> list[tuple[str, str]]:
         if not event.type:
@@ -206,4 +206,4 @@ def _utf8(field: str, text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidEvent(field, f"it is no text: {error.reason}") from None
+        raise InvalidEvent(field, f"not valid text: {error.reason}") from None

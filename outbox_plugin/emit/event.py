@@ -1,4 +1,4 @@
-"""What an application emits."""
+"""`Event`, which applications emit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _OF_FIELDS = {
     CONTENT_TYPE_HEADER: "content_type",
     CONTENT_SCHEMA_HEADER: "content_schema",
 }
-# Postgres stores no NUL in text. Strict, because pydantic would decode bytes.
+# Postgres cannot store NUL in text. Strict, because pydantic would otherwise accept bytes and decode them.
 _Text = Annotated[str, Strict(), Field(pattern=r"^[^\x00]*$")]
 
 
@@ -51,7 +51,7 @@ class Event(BaseModel):
     Attributes:
         topic: the Kafka topic it goes to.
         key: the partition key; events of one key stay in order. At most 100 characters.
-        value: its content. Text stays as it is, None is a tombstone, anything else becomes JSON.
+        value: its content. Text stays unchanged, None is a tombstone, anything else becomes JSON.
         type: what happened, in the header `event-type`; no header if empty.
         idempotency_key: identifies this event among all events, in the header `idempotency-key`.
         occurred_at: when it happened, with its time zone, in the header `occurred-at`; now by default.
@@ -67,7 +67,7 @@ class Event(BaseModel):
 
     topic: Annotated[_Text, Field(pattern=TOPIC_PATTERN)]
     key: Annotated[_Text, Field(max_length=MAX_KEY_CHARACTERS)]
-    value: Any  # Required, even if it is None: an event without its value must not delete.
+    value: Any  # Required, so that a forgotten value does not become a tombstone.
     type: _Text = ""
     idempotency_key: UUID = Field(default_factory=uuid4)
     occurred_at: AwareDatetime = Field(default_factory=lambda: datetime.now(UTC))
@@ -97,7 +97,7 @@ class Event(BaseModel):
             raise ValueError("a header needs a name")
         for name, field in _OF_FIELDS.items():
             if name in headers:
-                raise ValueError(f"the header {name!r} is what the field {field} is for")
+                raise ValueError(f"the header {name!r} is written from the field {field}: set that instead")
         return headers
 
     def value_text(self) -> str | None:
@@ -114,7 +114,7 @@ class Event(BaseModel):
             raise InvalidEvent("value", str(error)) from None
 
     def header_items(self) -> list[tuple[str, str]]:
-        """All headers, ours first, in a fixed order."""
+        """All headers in a fixed order: first those of the event's fields, then `headers`."""
         items = [(EVENT_TYPE_HEADER, self.type)] if self.type else []
         items.append((IDEMPOTENCY_HEADER, str(self.idempotency_key)))
         items.append((OCCURRED_AT_HEADER, self.occurred_at.isoformat()))
@@ -145,7 +145,7 @@ def _jsonable(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, bytes | bytearray | memoryview):
-        raise TypeError("bytes are no text; a table whose values are BYTEA takes them, with `as_bytes`")
+        raise TypeError("bytes are not text; emit them to a table whose values are BYTEA, with `as_bytes`")
     return to_jsonable_python(value)
 
 

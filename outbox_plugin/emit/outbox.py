@@ -1,4 +1,4 @@
-"""The write side: emit events in the caller's own transaction."""
+"""`Outbox`, which writes an application's events in the application's own transaction."""
 
 from __future__ import annotations
 
@@ -35,15 +35,16 @@ class Outbox:
         cloud_events: str | None = None,
         max_record_bytes: int = MAX_RECORD_BYTES,
     ) -> None:
-        """Nothing is connected.
+        """Make an outbox. It opens no connection.
 
         Args:
             table: the outbox table, optionally with its schema.
-            serializer: makes `kafka_value` of an event: `as_text` (JSON), or one of `outbox_plugin.encoding` for a
-                table whose values are BYTEA.
-            cloud_events: the source of CloudEvents 1.0, a URI reference; their attributes become headers (Kafka's
-                binary mode). None: no CloudEvents.
-            max_record_bytes: the largest record that Kafka accepts, key and headers included.
+            serializer: makes the column `kafka_value` of an event: `as_text` (JSON), or, for a table whose values are
+                BYTEA, one of `outbox_plugin.encoding`.
+            cloud_events: if given, events are CloudEvents 1.0, whose attributes become headers (Kafka's binary mode).
+                This is their source, a URI reference.
+            max_record_bytes: the largest record that Kafka accepts, in bytes, with key and headers. The default is
+                librdkafka's `message.max.bytes`.
         """
         self._insert = Insert(table)
         self._encoding = Encoding(serializer, cloud_events, max_record_bytes)
@@ -57,7 +58,7 @@ class Outbox:
 
         Raises:
             InvalidEvent: Kafka or the table would refuse it; the exception names the field.
-            WrongConnection: the connection has no transaction of the caller's.
+            WrongConnection: the connection has no transaction of the caller.
         """
         return self._write(connection, [self._encoding.row(event)])
 
@@ -70,14 +71,14 @@ class Outbox:
     ) -> Awaitable[None] | None:
         """Write `events` in `connection`'s transaction, in their order.
 
-        Of a generator, a thousand events are in memory at a time, so it may give millions. Run nothing else on the
-        connection meanwhile, but what the generator itself runs. If an exception is raised, nothing of this call is
-        written; where the generator has raised it, the transaction goes on.
+        Of a generator's events, a thousand are in memory at a time, so it may yield millions. Until it is exhausted,
+        only the generator itself may run statements on the connection. If an exception is raised, this call has
+        written nothing; if the generator raised it, the transaction can go on.
 
         Raises:
             InvalidEvent: Kafka or the table would refuse an event.
-            WrongConnection: the connection has no transaction of the caller's, or it is still giving rows to the
-                generator by `Cursor.stream`.
+            WrongConnection: the connection has no transaction of the caller, or the generator is reading from the same
+                connection by `Cursor.stream`.
         """
         if isinstance(events, Collection):
             return self._write(connection, [self._encoding.row(event) for event in events])
@@ -95,11 +96,11 @@ class Outbox:
         return Listener(self, connection)
 
     def _check(self, connection: SyncConnection | AsyncConnection) -> None:
-        """Raises WrongConnection if events emitted on it now would not be part of a transaction of the caller's."""
+        """Raises WrongConnection if events emitted on it now would not belong to a transaction of the caller."""
         check(connection)
 
     def _rows(self, events: Iterable[Event]) -> Generator[Row]:
-        """The rows, made as they are asked for. To close it closes a generator of events, and the blocks it holds."""
+        """The events' rows, made one at a time. Closing this generator closes a generator of events, too."""
         try:
             for event in events:
                 yield self._encoding.row(event)
@@ -117,8 +118,8 @@ class Outbox:
 class Listener(Generic[C]):
     """The events of a unit of work. They are written when the unit ends without an exception, and dropped otherwise.
 
-    They are written at the end of the unit: inside a savepoint, they are rolled back with it. So give a part of the
-    work that may be rolled back by itself a listener of its own, inside its savepoint.
+    Events are written at the end of the unit, so rolling back a savepoint within the unit does not drop them. If a part
+    of the work may be rolled back alone, give it its own listener, inside its savepoint.
     """
 
     def __init__(self, outbox: Outbox, connection: C) -> None:
@@ -159,6 +160,6 @@ class Listener(Generic[C]):
             await cast("Awaitable[None]", self._outbox._write(self._connection, rows))
 
     def _entered(self) -> Self:
-        self._outbox._check(self._connection)  # Before the work is done, not after it.
+        self._outbox._check(self._connection)  # Now, so that a wrong connection is refused before the work is done.
         self._rows = []
         return self

@@ -1,8 +1,8 @@
 """Spark's side of the outbox: business rows and events, written by many tasks, appear in one transaction or not at all.
 
 Tasks copy their rows into staging tables, each under an attempt id of its own. Spark hands the driver the ids of the
-attempts that it accepted, one per partition, whatever was retried or speculated. The driver then moves the rows of just
-those attempts, business rows and events together, in one transaction that also records the job's id.
+attempts that it accepted: one per partition, even if tasks were retried or ran speculatively. The driver then moves the
+rows of exactly those attempts, business rows and events together, in one transaction that also records the job's id.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["JobCommitted", "OutboxWrite", "register", "verify"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import `verify` on first use (PEP 562): its package is above this one, and imports it."""
+    """Import `verify` on first use (PEP 562): the package `verification` imports this one, so this one cannot."""
     if name != "verify":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from outbox_plugin.verification.on_spark import verify

@@ -1,4 +1,4 @@
-"""Checks a business table before a job writes to it, so that a misfit is reported at once."""
+"""Checks that a business table fits the DataFrame before a job starts, so that a mismatch is reported at once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check_business_table(
         connection: to the database of the outbox.
         outbox: the outbox table.
         table: the business table, perhaps with its schema.
-        form: the rows.
+        form: the columns of the DataFrame that are to be written.
 
     Raises:
         BusinessTableMissing: there is no such table.
@@ -47,8 +47,9 @@ def check_business_table(
     null = [name for name, _, null in columns if null and name in form.left_out]
     if null:
         raise BusinessColumnWrong(
-            f"the business table {table!r} has {_listed(null)} of its own, which would be null: in the DataFrame, that "
-            f"belongs to the event; write with OutboxWrite(settings).table(rows, {table!r}).events(events) instead"
+            f"the business table {table!r} has {_listed(null)}, which would be null, because the DataFrame's column of "
+            f"that name belongs to the event: write with OutboxWrite(settings).table(rows, {table!r}).events(events) "
+            "instead"
         )
 
 

@@ -1,4 +1,4 @@
-"""Which Spark types the columns of events and of business rows may be of. No I/O."""
+"""The Spark types that columns of events and of business rows may have. No I/O."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PLAIN = (*TEXTS, BooleanType, NumericType, DateType, TimestampType, TimestampNTZ
 KEYS = (*TEXTS, NumericType, DateType, BooleanType)
 DECIMAL_ORDER = "0::numeric"
 _ORDERED: tuple[tuple[type[DataType], str], ...] = (
-    (StringType, "''::text COLLATE \"C\""),  # Byte by byte, as Spark compares.
+    (StringType, "''::text COLLATE \"C\""),  # This collation compares byte by byte, as Spark does.
     (DecimalType, DECIMAL_ORDER),
     (IntegralType, "0::bigint"),
     (FractionalType, "0::float8"),
@@ -50,7 +50,7 @@ def are_headers(kind: DataType) -> bool:
 
 
 def ordered_as(kind: DataType) -> str | None:
-    """A value, in SQL, of the type by which Postgres orders as Spark orders this one; None if there is none."""
+    """An SQL value whose Postgres type sorts as Spark sorts `kind`; None if Postgres has no such type."""
     return next((example for known, example in _ORDERED if isinstance(kind, known)), None)
 
 

@@ -1,4 +1,4 @@
-"""From a user's columns to those of a staging table: checked once by their types, converted batch by batch in Arrow.
+"""Converts a user's columns to those of a staging table, batch by batch in Arrow. Their types are checked once, first.
 
 The builder (`OutboxWrite`), the batch sink and the stream all use this module. No I/O.
 """
@@ -36,14 +36,17 @@ class EventColumnWrong(UserError):
 
 
 class BusinessColumnWrong(UserError):
-    """A DataFrame of business rows has a column that cannot be copied, or the business table has none for it."""
+    """A DataFrame of business rows has a column that cannot be copied, or that the business table lacks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """A batch as it is staged, column by column, and its bad rows.
+    """A converted batch: its columns as they are staged, and its bad rows.
 
-    `refused`: a business row that Postgres cannot store. It cannot become a dead letter as an event can: its job fails.
+    Attributes:
+        columns: the columns of the staging table.
+        bad: the events that the outbox or Kafka would refuse, by their row numbers.
+        refused: a business row that Postgres cannot store. Only events can become dead letters, so its job fails.
     """
 
     columns: list[pa.Array]
@@ -53,15 +56,15 @@ class Converted:
 
 @dataclass(frozen=True)
 class RowForm:
-    """Business rows: every column of the DataFrame, in a form that Postgres can read from CSV."""
+    """The columns of business rows: the DataFrame's without `left_out`, as text that Postgres reads from CSV."""
 
     names: tuple[str, ...]
-    of_bytes: tuple[str, ...] = ()  # The binary ones among them.
+    of_bytes: tuple[str, ...] = ()  # Those of `names` that are binary.
     left_out: tuple[str, ...] = ()  # The DataFrame's columns that belong to the event.
 
     @property
     def typed(self) -> dict[str, str]:
-        """Columns of the staging table before those of the business rows: none."""
+        """The staging table's columns that precede the business columns: none."""
         return {}
 
     @property
@@ -76,11 +79,11 @@ class RowForm:
 
     @property
     def binary(self) -> bool:
-        """Whether all columns have a binary form; a business table's may be of any type."""
+        """Whether all columns can be copied in binary form: no, as a business table's columns may be of any type."""
         return False
 
     def convert(self, batch: pa.RecordBatch, limits: SizeLimits) -> Converted:  # noqa: ARG002 Postgres judges these.
-        """The columns as they are; bytes in the form of bytea's text."""
+        """The business columns unchanged, but for bytes, which become bytea's text."""
         wrong = self.unstorable(batch)
         refused = None
         if wrong:
@@ -108,16 +111,16 @@ class RowForm:
 
 @dataclass(frozen=True)
 class EventForm:
-    """Events: the outbox's columns, then the columns that order them, then each event's business row."""
+    """The columns of events: the outbox's, then those that the events are sorted by, then the business row's."""
 
     topic: str | None
     has_headers: bool
-    order_by: tuple[tuple[str, str], ...]  # Names, each with an SQL value of the type that Postgres compares.
+    order_by: tuple[tuple[str, str], ...]  # Column names, each with an SQL value of the type that Postgres sorts by.
     rows: RowForm
 
     @property
     def needed(self) -> list[str]:
-        """The DataFrame's columns that matter."""
+        """The DataFrame's columns that are used."""
         own = ["key", "value", *(() if self.topic else ("topic",)), *(("headers",) if self.has_headers else ())]
         return list(dict.fromkeys([*own, *(name for name, _ in self.order_by), *self.rows.names]))
 
@@ -141,7 +144,7 @@ class EventForm:
 
     @property
     def binary(self) -> bool:
-        """Whether all columns can be copied in binary form. Decimals cannot: their form is not simple."""
+        """Whether all columns can be copied in binary form. Decimals cannot: Postgres's form of them is complex."""
         return not self.rows.names and all(example != DECIMAL_ORDER for _, example in self.order_by)
 
     def convert(self, batch: pa.RecordBatch, limits: SizeLimits) -> Converted:
@@ -170,7 +173,7 @@ class EventForm:
         altering = {
             name: mask
             for name, mask in undecodable.items()
-            if name in EVENT_FIELDS and (documents or name != "value")  # Other values are staged as their very bytes.
+            if name in EVENT_FIELDS and (documents or name != "value")  # A value that is no document keeps its bytes.
         }
         staged = staged_events(events, value, bad, altering)
         refused = None
@@ -222,27 +225,27 @@ def event_form(
         if not isinstance(fields[name], KEYS):
             raise EventColumnWrong(f"the column {name!r} is {fields[name].simpleString()}; expected a string")
     if not isinstance(fields["value"], TEXTS) and not is_document(fields["value"]):
-        said = fields["value"].simpleString()
+        kind = fields["value"].simpleString()
         raise EventColumnWrong(
-            f"the column 'value' is {said}; expected string, binary or a struct (which becomes JSON)"
+            f"the column 'value' is {kind}; expected string, binary or a struct (which becomes JSON)"
         )
     if "headers" in fields and not are_headers(fields["headers"]):
-        said = fields["headers"].simpleString()
+        kind = fields["headers"].simpleString()
         raise EventColumnWrong(
-            f"the column 'headers' is {said}; expected a map of strings, or array<struct<key,value>>"
+            f"the column 'headers' is {kind}; expected a map of strings, or array<struct<key,value>>"
         )
     order: list[tuple[str, str]] = []
     for name in order_by:
         example = ordered_as(fields[name])
         if example is None:
-            said = fields[name].simpleString()
-            raise EventColumnWrong(f"the column {name!r} is {said}: events cannot be ordered by that")
+            kind = fields[name].simpleString()
+            raise EventColumnWrong(f"the column {name!r} is {kind}: events cannot be sorted by that")
         order.append((name, example))
     return EventForm(topic, "headers" in fields, tuple(order), rows or RowForm(()))
 
 
 def _copied(column: pa.Array) -> pa.Array:
-    if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):  # Not bytea's escape format.
+    if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):  # As bytea's hexadecimal text.
         return pa.array([None if each is None else "\\x" + each.hex() for each in column.to_pylist()], pa.string())
     return column.cast(pa.string()) if pa.types.is_null(column.type) else column
 

@@ -1,11 +1,11 @@
 """The commit of a Spark job, the same for `OutboxWrite` and for the data source.
 
-    1. `is_committed`: a job that has been committed under its id stages nothing.
+    1. `is_committed`: if the job was committed before under its id, nothing is staged.
     2. Tasks stage their rows (`staging`), each under an attempt id of its own.
-    3. `publish.accepted`: the rows of the attempts that Spark accepted are the job's.
+    3. `publish.accepted`: only the rows of the attempts that Spark accepted count.
     4. `record_and_publish`: one transaction records the job, or the batch of a stream, and publishes its rows.
 
-The record makes a commit happen once: a second one with the same id finds the record, and publishes nothing.
+The record makes a commit happen once: a second commit with the same id finds the record and publishes nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class CommitRecord:
     """The row that records a commit: of a job in `outbox_job`, or of a batch in `outbox_stream`."""
 
     statement: Literal["record_job", "record_batch"]
-    job_id: str  # A streaming query's id, where it is a batch.
+    job_id: str  # For a stream's batch, the id of its query.
     values: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -50,7 +50,7 @@ def batch_record(query_id: str, batch_id: int, digest: str) -> CommitRecord:
     Args:
         query_id: the streaming query.
         batch_id: the number that Spark has given the batch.
-        digest: of the batch's events; another digest under the same number means other events.
+        digest: of the batch's events. It differs if Spark has put other events under the same number.
     """
     return CommitRecord("record_batch", query_id, {"batch_id": batch_id, "digest": digest})
 
@@ -73,19 +73,19 @@ class StagedWrite:
 
 
 def is_committed(connection: Connection, outbox: str, record: CommitRecord) -> bool:
-    """Whether the job has been committed. Also removes staging tables that earlier runs of it have left.
+    """Whether the job has been committed. Also removes staging tables that its earlier runs left behind.
 
     Args:
         connection: to the outbox's database.
         outbox: the outbox's name, with its schema.
-        record: a job's.
+        record: of the job.
     """
     drop_orphans(connection, outbox, record.job_id)
     return bool(connection.execute(statement("staging", "find_job", outbox), record.parameters).fetchall())
 
 
 def watch_client(connection: Connection, outbox: str) -> None:
-    """Make Postgres end the transaction soon after this machine is lost. Call it first in a commit's transaction."""
+    """Make Postgres end the transaction soon after this machine disappears. Call it first in a commit's transaction."""
     connection.execute(statement("probe", "watch_client", outbox))
 
 
@@ -103,13 +103,13 @@ def record_and_publish(
     Args:
         connection: in a transaction, which the caller commits.
         outbox: the outbox's name, with its schema.
-        record: the commit's.
+        record: of the commit.
         write: the staged rows.
         condition: runs first. If it returns False, nothing is recorded or published, and the result is False.
 
     Raises:
         StagingLost: not all of the staged rows are there any more.
-        RowsDropped: a table did not take all of them.
+        RowsDropped: a table did not take all of the rows.
     """
     if condition and not condition(connection):
         return False

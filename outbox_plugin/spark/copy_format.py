@@ -1,7 +1,7 @@
-"""Arrow columns as the bytes that Postgres's COPY reads: binary where each column has such a form, else CSV. No I/O.
+"""Arrow columns as the bytes that Postgres's COPY reads: binary where every column has a binary form, else CSV. No I/O.
 
-Binary costs about half as much as CSV on both sides, least of all for arrays: nothing is quoted and nothing parsed. But
-it must match the table's types exactly, while Postgres reads CSV's text as any type that a business table's column has.
+Binary costs about half as much as CSV on both sides, and saves most for arrays, because nothing is quoted or parsed.
+But it must match the table's types exactly, while Postgres converts CSV's text to whatever type a column has.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from outbox_plugin.spark.json_text import array_literal, element_offsets
 
 # https://www.postgresql.org/docs/current/sql-copy.html, "Binary Format".
 BINARY_START, BINARY_END = b"PGCOPY\n\xff\r\n\0" + bytes(8), b"\xff\xff"
-_EPOCH_DAYS, _EPOCH_MICROSECONDS = 10_957, 946_684_800_000_000  # Postgres counts from 2000.
+_EPOCH_DAYS, _EPOCH_MICROSECONDS = 10_957, 946_684_800_000_000  # From 1970 to 2000, where Postgres starts to count.
 _ONE_DIMENSION, _FIRST_ELEMENT = struct.pack("!iii", 1, 0, 25), struct.pack("!i", 1)  # 25 is the type text.
 _ARRAY_START_BYTES = 20
 
@@ -38,7 +38,7 @@ def csv_rows(attempt: uuid.UUID, columns: Sequence[pa.Array]) -> memoryview:
 def _csv_column(column: pa.Array) -> pa.Array:
     if pa.types.is_list(column.type):
         return array_literal(column)
-    if pa.types.is_timestamp(column.type) and column.type.tz:  # Arrow would look the zone up; Spark knows others.
+    if pa.types.is_timestamp(column.type) and column.type.tz:  # Spark knows time zones that Arrow does not.
         return column.cast(pa.timestamp(column.type.unit, "UTC"))
     return column
 
@@ -46,7 +46,7 @@ def _csv_column(column: pa.Array) -> pa.Array:
 def binary_rows(attempt: uuid.UUID, columns: Sequence[pa.Array]) -> memoryview:
     """Rows that begin with `attempt`, between `BINARY_START` and `BINARY_END`.
 
-    The columns after it: text, bigint, float8, boolean, date, timestamp with and without a zone, and lists of text.
+    Columns may be text, bigint, float8, boolean, date, timestamp with and without a time zone, and lists of text.
     """
     fields = [part for column in columns for part in _field(column)]
     rows = _joined(struct.pack("!hi", 1 + len(columns), len(attempt.bytes)) + attempt.bytes, *fields)
@@ -54,7 +54,7 @@ def binary_rows(attempt: uuid.UUID, columns: Sequence[pa.Array]) -> memoryview:
 
 
 def _field(column: pa.Array) -> tuple[pa.Array | bytes, ...]:
-    """Each value's length, -1 for null, and its bytes."""
+    """Each value's length (-1 for null), and its bytes."""
     if pa.types.is_list(column.type):
         return _array(column)
     values = _binary(column)
@@ -66,14 +66,14 @@ def _array(lists: pa.ListArray) -> tuple[pa.Array | bytes, ...]:
     """`text[]`: the number of elements, then each element in the form of a field. No list may be null."""
     each = _joined(*_field(lists.flatten()))
     ends = np.frombuffer(each.buffers()[1], np.int64)[element_offsets(lists)]
-    elements = _sliced(ends, each.buffers()[2])  # A list's elements stand end to end already.
+    elements = _sliced(ends, each.buffers()[2])  # The buffer holds the elements of each list end to end.
     lengths = pc.add(pc.binary_length(elements), _ARRAY_START_BYTES)
     counts = _big_endian(pc.list_value_length(lists), ">i4")
     return _big_endian(lengths, ">i4"), _ONE_DIMENSION, counts, _FIRST_ELEMENT, elements
 
 
 def _binary(column: pa.Array) -> pa.LargeBinaryArray:
-    """Each value as Postgres sends and receives it; null stays null."""
+    """Each value in the binary form that Postgres sends and receives; null stays null."""
     kind = column.type
     if pa.types.is_integer(kind):
         return _big_endian(column, ">i8")

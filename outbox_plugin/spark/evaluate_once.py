@@ -1,10 +1,10 @@
 """Evaluates the common part of business rows and events once, so that a row and its event agree.
 
-Spark evaluates a DataFrame anew in each of its jobs. `current_timestamp()`, a function that draws a UUID, or a table
-that somebody writes to would give a row one value and its event another. So this module finds the part that both plans
-have in common, evaluates it, and replaces it by the result in both. The result is a local checkpoint, which Spark never
-evaluates again: if an executor that holds a part of it is lost, the job fails and nothing is written. Spark would
-silently evaluate a cached DataFrame again.
+Spark evaluates a DataFrame again in each of its jobs. With `current_timestamp()`, a function that draws a UUID, or a
+table that changes meanwhile, a row would get one value and its event another. So this module finds the part that both
+plans have in common, evaluates it, and replaces it by the result in both. The result is a local checkpoint, which Spark
+never evaluates again: if an executor that holds a part of it is lost, the job fails and nothing is written. A cached
+DataFrame would not do: Spark silently evaluates a lost part of it again.
 
 A part that one of them uses within a subquery of an expression, as in `IN (SELECT …)`, cannot be replaced. It is
 refused if the other one has it too.
@@ -26,7 +26,7 @@ _Plan = Any  # Spark's LogicalPlan, in the JVM.
 
 
 class EvaluationLost(OutboxError):
-    """The data that rows and events are made of is lost. Evaluated again, it could differ."""
+    """The data that rows and events are made of is lost. It is not evaluated again, because the result could differ."""
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def evaluated_once(rows: DataFrame, events: DataFrame) -> Iterator[tuple[DataFra
 
     Raises:
         OptionWrong: over Spark Connect, their common part is not a checkpoint; or they share a part of a subquery.
-        EvaluationLost: an executor is lost.
+        EvaluationLost: an executor that held a part of the result is lost.
     """
     if not hasattr(rows, "_jdf"):
         _require_checkpoint(rows, events)
@@ -47,9 +47,8 @@ def evaluated_once(rows: DataFrame, events: DataFrame) -> Iterator[tuple[DataFra
     try:
         for shared in _in_common(first, second):
             checkpoint = _frame(session, _replaced(session, shared, evaluated)).localCheckpoint()
-            evaluated.insert(
-                0, (shared, checkpoint._jdf.queryExecution().analyzed())
-            )  # So that the largest part is replaced first.
+            largest_first = (shared, checkpoint._jdf.queryExecution().analyzed())
+            evaluated.insert(0, largest_first)
         rows_once, events_once = (_replaced(session, plan, evaluated) for plan in (first, second))
         _require_own_subqueries(rows_once, second)
         _require_own_subqueries(events_once, first)
@@ -58,7 +57,7 @@ def evaluated_once(rows: DataFrame, events: DataFrame) -> Iterator[tuple[DataFra
         if "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND" not in str(error):
             raise
         raise EvaluationLost(
-            "an executor is lost that held what rows and events are made of; nothing was written: run the job again"
+            "an executor that held the data of rows and events is lost; nothing was written: run the job again"
         ) from None
     finally:
         for _, checkpoint in evaluated:
@@ -66,19 +65,19 @@ def evaluated_once(rows: DataFrame, events: DataFrame) -> Iterator[tuple[DataFra
 
 
 def _in_common(first: _Plan, second: _Plan) -> list[_Plan]:
-    """The largest parts of the plan `second` that are in `first` too. A part comes before the parts that contain it."""
+    """The largest parts of the plan `second` that are in `first` too. Smaller parts come first."""
     known = _by_hash(_nodes(first))
-    found: list[_Plan] = []
+    shared: list[_Plan] = []
 
-    def look(node: _Plan) -> None:
+    def search(node: _Plan) -> None:
         if not _is_among(known, node):
             for child in _children(node):
-                look(child)
-        elif not any(node.sameResult(each) for each in found):
-            found.append(node)
+                search(child)
+        elif not any(node.sameResult(other) for other in shared):
+            shared.append(node)
 
-    look(second)
-    return sorted(found, key=lambda node: len(_nodes(node)))
+    search(second)
+    return sorted(shared, key=lambda node: len(_nodes(node)))
 
 
 def _require_own_subqueries(plan: _Plan, other: _Plan) -> None:
@@ -110,7 +109,7 @@ def _is_among(known: dict[int, list[_Plan]], node: _Plan) -> bool:
 
 
 def _replaced(session: SparkSession, plan: _Plan, evaluated: list[tuple[_Plan, _Plan]]) -> _Plan:
-    """The plan, with each part that has been evaluated replaced by the result."""
+    """The plan, in which each evaluated part is replaced by its result."""
     for part, checkpoint in evaluated:
         if plan.semanticHash() == part.semanticHash() and plan.sameResult(part):
             return _with_output(session, checkpoint, plan)
@@ -122,7 +121,7 @@ def _replaced(session: SparkSession, plan: _Plan, evaluated: list[tuple[_Plan, _
 
 
 def _with_output(session: SparkSession, checkpoint: _Plan, plan: _Plan) -> _Plan:
-    """The checkpoint under the ids by which the nodes above `plan` know its columns."""
+    """The checkpoint, with the column ids of `plan`: the plan's parent nodes refer to the columns by these ids."""
     gateway: Any = session.sparkContext._gateway
     arguments = gateway.new_array(_jvm(session).java.lang.Object, checkpoint.productArity())
     arguments[0] = plan.output()
@@ -172,6 +171,6 @@ def _require_checkpoint(rows: DataFrame, events: DataFrame) -> None:
     shared = leaves(plans[0]) & leaves(plans[1])
     if not all(isinstance(leaf, CachedRemoteRelation) for leaf in shared):
         raise OptionWrong(
-            "over Spark Connect, rows and events are evaluated apart, and may disagree: "
-            "call localCheckpoint() on what both are made of, and make both of the result"
+            "over Spark Connect, rows and events are evaluated separately, so a row and its event may differ: "
+            "call localCheckpoint() on the DataFrame that both are made of, and make both of the result"
         )

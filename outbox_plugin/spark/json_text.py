@@ -1,6 +1,6 @@
 """Arrow columns as text: JSON documents, and arrays as Postgres reads them. Whole columns at a time; no I/O.
 
-The form is that of Spark's `to_json` with nulls kept. Only instants differ: they are in UTC with all their digits,
+The form is that of Spark's `to_json`, with nulls kept. Only timestamps differ: they are in UTC with all their digits,
 whatever the session's time zone is.
 """
 
@@ -32,7 +32,7 @@ def json_text(values: pa.Array) -> pa.Array:
 
 
 def array_literal(lists: pa.Array) -> pa.Array:
-    """Lists of strings, none of them null, as Postgres writes them: `{"a","b"}`."""
+    """Lists of strings as Postgres writes them: `{"a","b"}`. No string may be null."""
     escaped = pc.replace_substring_regex(lists.flatten(), r'(["\\])', r"\\\1")
     return _wrapped("{", joined(lists, _wrapped('"', escaped, '"')), "}")
 
@@ -80,7 +80,7 @@ def _float_text(values: pa.Array) -> pa.Array:
 
 
 def _plain_text(values: pa.Array) -> pa.Array:
-    """The text between the quotes, before it is escaped."""
+    """Each value as text, without quotes, and not yet escaped."""
     kind = values.type
     if pa.types.is_timestamp(kind):
         zone = "Z" if kind.tz else ""
@@ -100,7 +100,7 @@ def _quoted(texts: pa.Array) -> pa.Array:
 
 
 def _wrapped(before: str, texts: pa.Array, after: str) -> pa.Array:
-    """Null stays null."""
+    """Put `before` and `after` around each text; null stays null."""
     return pc.binary_join_element_wise(before, texts, after, "")
 
 

@@ -1,6 +1,6 @@
 """Reads topics with Spark's Kafka source, and adds the source to a session that lacks it.
 
-Any session will do, even a running one: the source's packages are added to it when they are first needed.
+It works with any session, even a running one: the source's packages are added to it when they are first needed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from outbox_plugin.errors import InvalidSetting, ServerRefused
 from outbox_plugin.settings import Settings
 
 SPARK_SAYS = (PySparkException, Py4JJavaError)
-# With Spark's defaults, a consumer asks the broker again after every 500 records.
+# With the defaults, a consumer returns to Spark after every 500 records, and fetches less at once.
 _TUNING = {"max.poll.records": "20000", "max.partition.fetch.bytes": "16000000", "fetch.max.bytes": "64000000"}
 _AS_IN_JAVA = ("security.protocol", "sasl.mechanism", "client.id", "client.rack", "socket.connection.setup.timeout.ms")
 _LOGINS = {
@@ -40,11 +40,16 @@ def read_topics(spark: SparkSession, settings: Settings, topics: Sequence[str]) 
 def read_offsets(
     spark: SparkSession, settings: Settings, topic: str, begin: Mapping[int, int], end: Mapping[int, int]
 ) -> DataFrame:
-    """The records of `topic` that a `read_committed` consumer sees, with headers.
-
-    Of each partition, the offsets from `begin` up to, but without, `end`.
+    """The records of a range of offsets that a `read_committed` consumer sees, with headers.
 
     Evaluating the DataFrame fails if Kafka has deleted some of the records.
+
+    Args:
+        spark: the session that reads.
+        settings: name Kafka, and the source's packages.
+        topic: the topic.
+        begin: the first offset of each partition.
+        end: the offset after the last one of each partition.
 
     Raises:
         InvalidSetting: Spark's Kafka source cannot be downloaded by the coordinates that are set.
@@ -111,8 +116,8 @@ def add_packages(spark: SparkSession, coordinates: str) -> None:
             spark.sql(f"ADD JAR '{uri}'")
         except SPARK_SAYS as error:
             raise InvalidSetting(
-                f"OUTBOX_SPARK_PACKAGES: {coordinates} cannot be had: {_reason(error)}; "
-                "where a registry lacks what one of them needs, name another version of that beside it"
+                f"OUTBOX_SPARK_PACKAGES: {coordinates} cannot be downloaded: {_reason(error)}; "
+                "if the registry lacks a dependency of one of them, name another version of the dependency beside it"
             ) from None
 
 
@@ -138,25 +143,25 @@ def java_properties(given: Mapping[str, str]) -> dict[str, str]:
     Raises:
         InvalidSetting: one of them has no counterpart.
     """
-    said = {{"sasl.mechanisms": "sasl.mechanism"}.get(name, name): value for name, value in given.items()}
-    found = {name: said[name] for name in _AS_IN_JAVA if name in said}
-    if "ssl.ca.location" in said:
-        found |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": said["ssl.ca.location"]}
-    if said.get("ssl.endpoint.identification.algorithm") == "none":
-        found["ssl.endpoint.identification.algorithm"] = ""
-    if said.get("sasl.mechanism") == "OAUTHBEARER":
+    known = {{"sasl.mechanisms": "sasl.mechanism"}.get(name, name): value for name, value in given.items()}
+    java = {name: known[name] for name in _AS_IN_JAVA if name in known}
+    if "ssl.ca.location" in known:
+        java |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": known["ssl.ca.location"]}
+    if known.get("ssl.endpoint.identification.algorithm") == "none":
+        java["ssl.endpoint.identification.algorithm"] = ""
+    if known.get("sasl.mechanism") == "OAUTHBEARER":
         raise InvalidSetting("OUTBOX_KAFKA: Spark's Kafka source cannot log in by sasl.mechanism=OAUTHBEARER")
-    if "sasl.username" in said:
-        mechanism = said.get("sasl.mechanism", "")
+    if "sasl.username" in known:
+        mechanism = known.get("sasl.mechanism", "")
         if mechanism not in _LOGINS:
             expected = ", ".join(_LOGINS)
             raise InvalidSetting(f"OUTBOX_KAFKA: sasl.mechanism is {mechanism!r}; Spark logs in by {expected}")
-        login = f'username="{_escaped(said["sasl.username"])}" password="{_escaped(said.get("sasl.password", ""))}"'
-        found["sasl.jaas.config"] = f"{_LOGINS[mechanism]} required {login};"
+        login = f'username="{_escaped(known["sasl.username"])}" password="{_escaped(known.get("sasl.password", ""))}"'
+        java["sasl.jaas.config"] = f"{_LOGINS[mechanism]} required {login};"
     for name in ("ssl.certificate.location", "ssl.key.location", "ssl.keystore.location"):
-        if name in said:
+        if name in known:
             raise InvalidSetting(f"OUTBOX_KAFKA: the property {name!r} cannot be passed on to Spark's Kafka source")
-    return found
+    return java
 
 
 def _escaped(text: str) -> str:
@@ -164,7 +169,7 @@ def _escaped(text: str) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """The line that says what is wrong, without the names of Java's exceptions."""
+    """The message of the innermost cause, without the names of Java's exceptions."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     causes = [line.partition(": ")[2] for line in lines if line.startswith(("Caused by: ", ": "))]
     return (causes[-1:] or lines or [type(error).__name__])[0][:300]

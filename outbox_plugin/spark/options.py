@@ -24,7 +24,7 @@ class OptionWrong(UserError):
 class SinkOptions:
     """The options of a write, checked."""
 
-    settings: dict[str, Any]  # The settings that are given as options; the others come from the environment.
+    settings: dict[str, Any]  # Settings that are given as options; the others come from the environment.
     topic: str | None
     order_by: tuple[str, ...]
     business_table: str | None
@@ -45,7 +45,7 @@ def sink_options(given: Mapping[str, str], *, streaming: bool = False) -> SinkOp
         if name not in lower and name not in _IGNORED and not name.startswith("kafka."):
             raise OptionWrong(f"the option {name!r} is not known; the outbox's are {', '.join(_KNOWN)}")
     if streaming and "jobid" in options:
-        raise OptionWrong("the option 'jobId' is not for a stream: its query id tells it from others, across restarts")
+        raise OptionWrong("the option 'jobId' is not for a stream: its query id identifies it, also after a restart")
     on_bad_row = options.get("onbadrow", "fail")
     policies = {policy.lower(): policy for policy in get_args(OnBadRow)}
     if on_bad_row.lower() not in policies:

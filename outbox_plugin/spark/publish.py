@@ -1,6 +1,6 @@
 """Moves the rows of the accepted attempts from staging tables to the outbox and the business table.
 
-All functions work in the caller's transaction.
+All functions run in the caller's transaction.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from outbox_plugin.schema.qualify import qualified
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.spark.staging import PARTITION_BITS, PREFIX, Attempt, StagingTable, identifier, row_column
 
-# Where all rows of each partition are published in order, a row's sequence number needs no counting.
+# If events are published in Spark's order, a row's sequence number follows from its partition and its place within it.
 _KNOWN_PLACE = sql.SQL(
     qualified("(%(earlier)s::bigint[])[1 + (outbox_ordinal >> {bits})] + (outbox_ordinal & {mask}) + 1")
 ).format(bits=PARTITION_BITS, mask=(1 << PARTITION_BITS) - 1)
@@ -28,11 +28,11 @@ _COUNTED_PLACE = sql.SQL(qualified("row_number() OVER (ORDER BY {order})"))
 
 
 class StagingLost(OutboxError):
-    """Rows that tasks had staged are gone, as after a crash of Postgres; nothing was written: run the job again."""
+    """Rows that tasks staged are gone, as after a crash of Postgres. Nothing was written; run the job again."""
 
 
 class InvalidRow(UserError):
-    """A business row that Postgres cannot store; nothing was written."""
+    """Postgres cannot store a business row; nothing was written."""
 
 
 class RowsDropped(UserError):
@@ -63,7 +63,7 @@ class Staged:
 
     @property
     def earlier(self) -> list[int]:
-        """The number of rows in all partitions before each partition, by its number."""
+        """For each partition, in order of their numbers: how many rows all partitions before it have."""
         rows = [0] * (1 + max((attempt.partition for attempt in self.attempts), default=0))
         for attempt in self.attempts:
             rows[attempt.partition] = attempt.rows
@@ -71,7 +71,7 @@ class Staged:
 
 
 def accepted(table: StagingTable, attempts: Iterable[Attempt]) -> Staged:
-    """The rows of `table` that are published.
+    """The rows of `table` that are to be published: those of the attempts.
 
     Raises:
         InvalidEvent: an attempt met a row that the outbox or Kafka would refuse.
@@ -91,12 +91,13 @@ def publish_events(
 ) -> None:
     """Insert the events, and dead-letter those that the outbox or Kafka would refuse.
 
-    Of very many events, it summarises the keys, so that the harvester need not read all of them before live events.
+    If there are very many events, their keys are summarised, so that the harvester can publish live events of other
+    keys without reading all of the batch first.
 
     Args:
         connection: in a transaction.
         staged: the events.
-        job_id: goes into the header `outbox-job`.
+        job_id: the value of the header `outbox-job`.
         before: how many events of the job earlier commits have published; `outbox-sequence` continues from there.
 
     Raises:
@@ -105,13 +106,13 @@ def publish_events(
     """
     ordered_by = [
         sql.SQL("{} NULLS FIRST").format(sql.Identifier(name)) for name in staged.table.form.order
-    ]  # As Spark sorts nulls.
+    ]  # Spark sorts nulls first.
     order = sql.SQL(", ").join([*ordered_by, sql.Identifier("outbox_ordinal")])
     place = _COUNTED_PLACE.format(order=order) if ordered_by or staged.dead_letters else _KNOWN_PLACE
     values = {"attempts": staged.ids, "job_id": job_id}
     placed = {**values, "before": before, "earlier": staged.earlier}
-    steer = "read_by_index" if staged.table.comes_in_order else "sort_in_memory"
-    connection.execute(statement("staging", steer, staged.table.outbox))
+    setup = "read_by_index" if staged.table.comes_in_order else "sort_in_memory"
+    connection.execute(statement("staging", setup, staged.table.outbox))
     _run(connection, staged, "publish_events", staged.table.outbox_name, staged.rows, placed, order=order, place=place)
     if staged.rows >= MIN_BACKLOG_IDS:
         _summarise_keys(connection, staged)
@@ -165,7 +166,7 @@ def publish_rows(
         RowsDropped: the table did not take all of them.
     """
     table = (staged.table.business or "").split(".")
-    if replaced is not None:  # Without parameters, because the condition may contain a %.
+    if replaced is not None:  # Executed without parameters, because the condition may contain a %.
         connection.execute(sql.SQL("DELETE FROM {} WHERE {}").format(sql.Identifier(*table), replaced))
     columns = sql.SQL(", ").join(map(identifier, staged.table.form.business))
     taken = sql.SQL(", ").join(sql.Identifier(row_column(n)) for n in range(len(staged.table.form.business)))

@@ -1,4 +1,4 @@
-"""Finds the rows that the outbox or Kafka would refuse, before anything of their job is written.
+"""Finds the rows that the outbox or Kafka would refuse, before their job writes anything.
 
 A task returns a bad row as a result and does not raise: Spark would run a failed task again, with the same result, and
 show the user a worker's traceback. No I/O; a batch is checked column by column, in Arrow.
@@ -20,14 +20,14 @@ _NUL = "has the character NUL, which Postgres cannot store"
 
 
 class RowProblem(NamedTuple):
-    """What is wrong with a row: the column that the user gave, and the problem, which names the row's key."""
+    """What is wrong with a row: the column, as the user named it, and the problem, which names the row's key."""
 
     column: str
     problem: str
 
 
 class SizeLimits(NamedTuple):
-    """How many characters fit into the outbox's columns; None is no limit."""
+    """How many characters fit into the outbox's columns; None means any number."""
 
     key: int | None = MAX_KEY_CHARACTERS
     value: int | None = None
@@ -47,21 +47,22 @@ def row_problems(
     limits: SizeLimits,
     order: Mapping[str, pa.Array] | None = None,
 ) -> dict[int, RowProblem]:
-    """The rows that are wrong, by their numbers; empty when all are well.
+    """What is wrong with each bad row, by the row's number; empty if all rows are good.
 
     Args:
         batch: the columns of the outbox, as text.
         undecodable: for each column of text or bytes, which rows have bytes that are not UTF-8.
-        limits: what fits.
+        limits: how many characters fit into the outbox's columns.
         order: the columns of text that the events are ordered by.
     """
     topics, keys = batch.column("kafka_topic"), batch.column("kafka_key")
-    found: dict[int, RowProblem] = {}
+    problems: dict[int, RowProblem] = {}
     for column, wrong, problem in _rules(batch, undecodable, limits, order or {}):
         if pc.any(wrong).as_py():
             for row in pc.indices_nonzero(pc.fill_null(wrong, fill_value=False)).to_pylist():
-                found.setdefault(row, RowProblem(column, f"{problem(row)}, of {event_shown(topics[row], keys[row])}"))
-    return found
+                event = event_shown(topics[row], keys[row])
+                problems.setdefault(row, RowProblem(column, f"{problem(row)}, of {event}"))
+    return problems
 
 
 def first_unstorable(texts: Mapping[str, pa.Array], undecodable: Mapping[str, pa.Array]) -> Unstorable | None:
@@ -99,7 +100,7 @@ def shown(value: pa.Scalar) -> str:
 def _rules(
     batch: pa.RecordBatch, undecodable: Mapping[str, pa.Array], limits: SizeLimits, order: Mapping[str, pa.Array]
 ) -> Iterator[tuple[str, pa.Array, Callable[[int], str]]]:
-    """A column, the rows in which it is wrong, and what is wrong in a row."""
+    """Each rule: its column, the rows that break it, and a function that says what is wrong in a row."""
     topics, keys, values = (batch.column(name) for name in ("kafka_topic", "kafka_key", "kafka_value"))
     yield "key", pc.is_null(keys), lambda _: "null"
     for column, texts, limit in (("key", keys, limits.key), ("value", values, limits.value)):

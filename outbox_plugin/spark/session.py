@@ -16,7 +16,7 @@ from outbox_plugin.spark.sink import register
 LOCAL = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
-    "spark.sql.shuffle.partitions": "8",  # Spark's own 200 are for a cluster.
+    "spark.sql.shuffle.partitions": "8",  # Spark's default of 200 is for a cluster.
     "spark.ui.enabled": "false",
 }
 
@@ -28,9 +28,10 @@ def spark_session(
     """A session that knows the format "outbox". If this process has a session already, that one is used and not ended.
 
     Args:
-        master: where Spark runs. On this machine, workers run this very Python, and nothing listens to the network.
-        conf: properties that take precedence over the ones set here.
-        java_home: the Java installation for Spark's JVM; JAVA_HOME or the PATH decide unless it is given.
+        master: Spark's master URL. With `local[…]`, workers run this process's Python, and no port is opened to the
+            network.
+        conf: Spark properties that take precedence over the ones set here.
+        java_home: the Java installation for Spark's JVM. By default, JAVA_HOME or the PATH decides.
     """
     if running := SparkSession.getActiveSession():
         register(running)
@@ -47,7 +48,7 @@ def spark_session(
             **(LOCAL if local else {}),
             "spark.ui.showConsoleProgress": "false",
             "spark.local.dir": scratch,
-            "spark.sql.warehouse.dir": f"{scratch}/warehouse",  # Not the working directory, which steps share.
+            "spark.sql.warehouse.dir": f"{scratch}/warehouse",  # By default in the working directory, which is shared.
             "spark.sql.session.timeZone": "UTC",
             "spark.log.level": "ERROR",
         }
@@ -64,11 +65,11 @@ def spark_session(
 
 
 def _end_jvm() -> None:
-    """End Spark's JVM, which would live as long as this process, and keep the first session's memory settings."""
+    """End Spark's JVM. Otherwise later sessions of this process would use it, with the first one's memory settings."""
     gateway = SparkContext._gateway
     if gateway is None:
         return
     gateway.shutdown()
-    gateway.proc.stdin.close()  # The JVM ends then.
+    gateway.proc.stdin.close()  # This ends the JVM.
     gateway.proc.wait()
     SparkContext._gateway = SparkContext._jvm = None

@@ -1,8 +1,8 @@
-"""`df.write.format("outbox")` and `df.writeStream.format("outbox")`: the outbox as a Python data source of Spark's.
+"""`df.write.format("outbox")` and `df.writeStream.format("outbox")`: the outbox as a Python data source for Spark.
 
-Spark makes a writer in one process, runs its tasks in others, and commits in one more. So no database session spans a
-job: its tasks create the staging table, and a lease in the database keeps the table for the job. `commit_protocol`
-describes the steps of a commit.
+Spark creates a writer in one process, runs its tasks in others, and commits in one more. So no database session lasts
+for a whole job: the tasks create the staging table, and a lease in the database keeps the table for the job.
+`commit_protocol` describes the steps of a commit.
 """
 
 from __future__ import annotations
@@ -51,20 +51,20 @@ COMMIT_PURPOSE = "outbox spark commit"
 
 
 class CheckpointTooOld(UserError):
-    """A stream's checkpoint was set back to before what the stream has published."""
+    """A stream's checkpoint was set back: it is older than the batches that the stream has published."""
 
 
 def register(spark: SparkSession) -> None:
-    """Let `spark` know the format "outbox", for `df.write` and `df.writeStream`.
+    """Register the format "outbox" with `spark`, for `df.write` and `df.writeStream`.
 
-    The Python that Spark's workers run (PYSPARK_PYTHON) must have this package.
+    This package must be installed in the Python that Spark's workers run (PYSPARK_PYTHON).
     """
     spark.dataSource.register(OutboxDataSource)
 
 
 @dataclass
 class _Message(WriterCommitMessage):
-    """A task's message to the commit."""
+    """What a task sends to the process that commits."""
 
     attempt: Attempt | None = None  # None: nothing was staged, because the job had been committed before.
     table: StagingTable | None = None
@@ -78,7 +78,7 @@ class _Sink:
     settings: Settings = field(repr=False)
     options: SinkOptions = field(repr=False)
     form: EventForm
-    outbox: str  # In full.
+    outbox: str  # With its schema.
 
     def new_table(self) -> StagingTable:
         return new_staging_table(self.outbox, self.form, self.options.business_table, self.settings.table)
@@ -102,7 +102,7 @@ class _Sink:
         Args:
             staged: the events, each with its business row where there is a business table.
             record_of: makes the commit's record, in the transaction of the commit.
-            check_repeat: runs if the commit was recorded before.
+            check_repeat: called if the commit was recorded before.
         """
         with self.connection() as connection:
             with connection.transaction():
@@ -165,7 +165,7 @@ class OutboxStreamWriter(DataSourceStreamArrowWriter):
         context = TaskContext.get()
         query_id = context.getLocalProperty("sql.streaming.queryId") if context else None
         if query_id is None:
-            raise OptionWrong("Spark does not say which query this task is of")
+            raise OptionWrong("Spark gives this task no query id, so its batch cannot be recorded")
         return _Message(self._sink.stage(iterator, self._table, query_id), self._table, query_id)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
@@ -189,9 +189,8 @@ class OutboxStreamWriter(DataSourceStreamArrowWriter):
     def _check_repeat(self, connection: Connection, record: CommitRecord) -> None:
         """Check that a repeated batch is the last one that was published, with the same events.
 
-        Spark repeats no other batch.
-
-        With a checkpoint that was set back by one batch, Spark puts other rows under the last batch's number.
+        Spark repeats only the last batch. If a checkpoint was set back by one batch, Spark may put other rows under the
+        last batch's number.
         """
         last_batch = statement("staging", "last_batch", self._sink.outbox)
         [(last, is_same)] = connection.execute(last_batch, record.parameters).fetchall()
@@ -200,12 +199,12 @@ class OutboxStreamWriter(DataSourceStreamArrowWriter):
             raise CheckpointTooOld(
                 f"the checkpoint is older than what was emitted: batch {batch['batch_id']} of the query "
                 f"{batch['job_id']} comes after its batch {last}, and would be dropped; nothing was written: use the "
-                "present checkpoint, or a new one"
+                "latest checkpoint, or a new one"
             )
         if not is_same:
             raise CheckpointTooOld(
-                f"batch {last} of the query {batch['job_id']} was emitted with other events than it has now, which "
-                "would be dropped; nothing was written: if the checkpoint was set back, use the present one, or a new "
+                f"batch {last} of the query {batch['job_id']} was emitted with other events than it has now, and these "
+                "would be dropped; nothing was written: if the checkpoint was set back, use the latest one, or a new "
                 "one; if the query makes other keys or values each time it runs, set the column digest of its row in "
                 "outbox_stream to NULL"
             )
@@ -221,7 +220,7 @@ def _own(messages: list[WriterCommitMessage | None]) -> list[_Message]:
 
 
 class OutboxDataSource(DataSource):
-    """The format "outbox", which is only written to."""
+    """The format "outbox", which can be written to, but not read."""
 
     @classmethod
     def name(cls) -> str:

@@ -1,8 +1,8 @@
 """Stages good and bad events; a bad one is staged so that its dead letter holds the original bytes. No I/O.
 
-A dead letter's value is bytes, so it is staged in hexadecimal form, unchanged. Its topic, key and headers are text:
-bytes that Postgres cannot store as text are replaced by U+FFFD. An event that was altered so must not be emitted from
-its dead letter, so the altered columns are named beside the problem.
+A dead letter's value is bytes, so it is staged unchanged, in hexadecimal form. Its topic, key and headers are text:
+bytes that Postgres cannot store as text are replaced by U+FFFD. A dead letter with replaced bytes must not be retried,
+so the problem names the altered columns.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from outbox_plugin.spark.rows import RowProblem
 from outbox_plugin.spark.unstorable_text import as_bytes, with_nul, without_nul
 
-_COLUMNS = ("topic", "key", "value", "headers", "headers")  # Of the outbox, as the user calls them.
+_COLUMNS = ("topic", "key", "value", "headers", "headers")  # The DataFrame's names for the outbox's columns.
 _VALUE = _COLUMNS.index("value")
 
 
@@ -27,9 +27,9 @@ def staged_events(
 
     Args:
         events: topics, keys, values, header names and header values, as text.
-        value: the values as they came; as JSON where they came as documents.
+        value: the values in their original bytes, or as JSON if they are documents.
         bad: the bad rows, by their numbers.
-        undecodable: by column, which rows have U+FFFD in the place of bytes that are not UTF-8.
+        undecodable: for each column, which rows have U+FFFD in place of bytes that are not UTF-8.
     """
     rows = len(value)
     if not bad:

@@ -30,7 +30,7 @@ PREFIX = "outbox_staging_"
 RESTART_SECONDS = 30.0
 # Whatever the role's default is: under a stricter level, tasks that renew one lease would fail each other.
 ISOLATION = psycopg.IsolationLevel.READ_COMMITTED
-PARTITION_BITS = 40  # An ordinal is the partition's number, and in its last 40 bits the row's number within it.
+PARTITION_BITS = 40  # An ordinal is the partition's number, followed by 40 bits for the row's number within it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,11 @@ class Attempt:
     """What one attempt of a partition's task staged, or why its job must fail.
 
     Attributes:
-        id: the attempt's own, which its rows carry.
+        id: unique to the attempt; each row that it stages has it.
         partition: the partition's number.
         rows: how many good rows it has staged.
         dead_letters: how many rows it has staged that become dead letters.
-        bad: the first bad event, where a bad event fails the job.
+        bad: the first bad event, if a bad event fails the job.
         refused: the first business row that Postgres cannot store.
     """
 
@@ -60,9 +60,9 @@ class StagingTable:
 
     Attributes:
         outbox: the outbox's name with its schema, so that every session finds the same table.
-        name: the table's own.
+        name: the staging table's name, without a schema.
         form: the columns of its rows.
-        business: the business table that the rows go to.
+        business: the business table that receives the business rows.
         known_as: the outbox's name as the user gave it, if it differs from `outbox`.
     """
 
@@ -91,11 +91,11 @@ class StagingTable:
 
     @property
     def comes_in_order(self) -> bool:
-        """Whether its events are published in the order in which Spark handed them over."""
+        """Whether its events are published in the order in which Spark passed them to the tasks."""
         return isinstance(self.form, EventForm) and not self.form.order
 
     def create(self, connection: psycopg.Connection[tuple[Any, ...]], job_id: str) -> None:
-        """Create the table, and register it for the job, so that any job can remove it when nobody owns it any more."""
+        """Create the table, and register it for the job, so that any job can remove it once no session owns it."""
         columns = [sql.SQL("{} AS {}").format(kind, sql.Identifier(name)) for name, kind in self.columns.items()]
         source = identifier(*self.business.split(".")) if self.business else sql.SQL("(VALUES (0))")
         with connection.transaction():
@@ -117,11 +117,11 @@ class StagingTable:
         self._run(connection, "lease")
 
     def end_lease(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
-        """Let any job remove the table from now on."""
+        """Allow any job to remove the table from now on."""
         self._run(connection, "end_lease")
 
     def drop(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
-        """Remove the table. While a task that lost its race still writes to it, leave it for a later job to remove."""
+        """Remove the table. If a task whose attempt was not accepted still writes to it, a later job removes it."""
         with connection.transaction():
             self.end_lease(connection)
         drop_unless_used(connection, self.outbox, self.name, self.identifier)
@@ -150,13 +150,13 @@ class StageTask:
     dsn: str = field(repr=False)  # It may hold a password.
     table: StagingTable
     dead_letter: bool = False  # Bad events become dead letters. If False, the first one fails the job.
-    leased_for: str | None = None  # The job, if its tasks create the table and no session owns the table.
+    leased_for: str | None = None  # The job whose tasks create and lease the table. None: the driver's session owns it.
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Attempt:
         """Copy `batches` in one transaction.
 
-        A bad event ends the attempt, unless bad events become dead letters. A business row that Postgres cannot store
-        always ends it.
+        The copying stops at the first bad event, unless bad events become dead letters. It always stops at a business
+        row that Postgres cannot store.
         """
         context = TaskContext.get()
         partition = context.partitionId() if context else 0
@@ -203,7 +203,7 @@ class StageTask:
 
 
 def _connected(dsn: str) -> psycopg.Connection[tuple[Any, ...]]:
-    """Connect; wait while Postgres restarts, because Spark gives a task few attempts."""
+    """Connect, and wait if Postgres is restarting: Spark allows a task only a few attempts."""
     deadline = time.monotonic() + RESTART_SECONDS
     while True:
         try:
@@ -218,10 +218,10 @@ def _connected(dsn: str) -> psycopg.Connection[tuple[Any, ...]]:
 
 
 def row_column(number: int) -> str:
-    """The staging table's column that holds the business rows' column of that number."""
+    """The name that the staging table has for the business column with this number."""
     return f"row_{number}"
 
 
 def identifier(*names: str) -> sql.Composable:
-    """A user's name for a table or a column, for a statement with parameters: a % would begin one there."""
+    """A user's name of a table or a column, for a statement with parameters: psycopg would take a % for a parameter."""
     return sql.SQL(sql.Identifier(*names).as_string().replace("%", "%%"))

@@ -1,4 +1,4 @@
-"""Finds text that Postgres cannot store in Arrow columns, and replaces it. Whole columns at a time; no I/O.
+"""Finds, in Arrow columns, text that Postgres cannot store, and replaces it. Whole columns at a time; no I/O.
 
 Spark does not check its strings: a string column can hold any bytes, for example those of `CAST(X'FF' AS STRING)`.
 """
@@ -16,7 +16,7 @@ from outbox_plugin.spark.json_text import element_offsets, entries
 
 
 class Decoded(NamedTuple):
-    """Values whose texts are UTF-8, with U+FFFD in the place of other bytes; and which rows had such bytes."""
+    """Values in which bytes that are not UTF-8 are replaced by U+FFFD, and which rows had such bytes."""
 
     values: pa.Array
     undecodable: pa.Array
@@ -86,7 +86,7 @@ def lists_with(lists: pa.Array, elements: pa.Array) -> pa.Array:
 
 
 def with_nul(texts: pa.Array) -> pa.Array:
-    """Which texts, or lists of texts, have the character NUL. A column without a 0 byte is answered at once."""
+    """Which texts, or lists of texts, have the character NUL. Values are searched only if the column has a 0 byte."""
     listed = pa.types.is_list(texts.type)
     each = texts.flatten() if listed else texts
     stored = each.buffers()[2]
@@ -97,7 +97,7 @@ def with_nul(texts: pa.Array) -> pa.Array:
 
 
 def without_nul(texts: pa.Array) -> pa.Array:
-    """Texts, or lists of them, with U+FFFD in the place of NUL."""
+    """Texts, or lists of texts, with NUL replaced by U+FFFD."""
     if pa.types.is_list(texts.type):
         return pa.ListArray.from_arrays(element_offsets(texts), without_nul(texts.flatten()))
     return pc.replace_substring(texts, "\0", "\N{REPLACEMENT CHARACTER}")

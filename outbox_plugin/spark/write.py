@@ -49,7 +49,7 @@ class JobCommitted:
         job_id: the job's.
         events: how many events were emitted.
         rows: how many business rows were written.
-        again: the job was committed before under this id, so nothing was written now.
+        again: True if nothing was written, because the job had been committed before under this id.
         set_aside: how many events the outbox or Kafka would have refused. They became dead letters, in the table
             `outbox_dead_letter`.
     """
@@ -64,8 +64,8 @@ class JobCommitted:
 class OutboxWrite:
     """A write of business rows and events that appear together or not at all.
 
-    A DataFrame that both rows and events are made of is evaluated once, so that a row and its event agree even if they
-    call functions such as `uuid()`. Spark's executors keep the result while the job runs.
+    If rows and events are made of the same DataFrame, it is evaluated once, so that a row and its event agree even if
+    the DataFrame calls functions such as `uuid()`. Spark's executors keep the result while the job runs.
 
     Example:
         OutboxWrite(settings, job_id=run_id).table(flights, "flight").events(departures, topic="departures").commit()
@@ -74,7 +74,7 @@ class OutboxWrite:
     def __init__(self, settings: Settings, job_id: str | None = None) -> None:
         """`job_id` makes the job repeatable: run again under the same id after a commit, it writes nothing.
 
-        An id is the outbox's own: jobs of another outbox may have the same.
+        Ids are compared within one outbox: jobs of another outbox may have the same id.
 
         Raises:
             InvalidSetting: `job_id` is empty, has more than 1,000 characters, or a NUL.
@@ -96,14 +96,14 @@ class OutboxWrite:
         where: sql.Composable | None = None,
         on_conflict: sql.Composable | None = None,
     ) -> OutboxWrite:
-        """Also write `rows` to the business table `name`, whose columns they name.
+        """Also write `rows` to the business table `name`, each column to the table's column of the same name.
 
         Args:
             rows: each becomes a row of the table.
             name: the table, perhaps with its schema.
             mode: with `overwrite`, the rows replace those that are there.
-            where: with `overwrite`, only rows that meet this condition are replaced; all rows if it is not given.
-            on_conflict: with `append`, what follows ON CONFLICT in the INSERT, to add to rows that are there already:
+            where: with `overwrite`, only rows that meet this condition are replaced; by default, all rows.
+            on_conflict: with `append`, what follows ON CONFLICT in the INSERT, for example to update existing rows:
                 `sql.SQL("(carrier) DO UPDATE SET flights = total.flights + excluded.flights")`.
 
         Raises:
@@ -111,18 +111,18 @@ class OutboxWrite:
         """
         if self._business:
             raise OptionWrong(
-                "a write has one business table: `table` was called before; use a job of its own for another"
+                "a write has one business table: `table` was called before; write another table in another job"
             )
         if mode not in ("append", "overwrite"):
             raise OptionWrong(f"mode is {mode!r}; expected 'append' or 'overwrite'")
         if where is not None and not isinstance(where, sql.Composable):
             raise OptionWrong(f"where is {where!r}; expected SQL, as with psycopg.sql.SQL('number < 5')")
         if where is not None and mode == "append":
-            raise OptionWrong("where says which rows are replaced, so it needs mode='overwrite'")
+            raise OptionWrong("where selects the rows that are replaced, so it needs mode='overwrite'")
         if on_conflict is not None and not isinstance(on_conflict, sql.Composable):
             raise OptionWrong(f"on_conflict is {on_conflict!r}; expected SQL, as with psycopg.sql.SQL('DO NOTHING')")
         if on_conflict is not None and mode == "overwrite":
-            raise OptionWrong("on_conflict says what becomes of rows that are there, so it needs mode='append'")
+            raise OptionWrong("on_conflict is about rows that exist already, so it needs mode='append'")
         replaced = (where or sql.SQL("true")) if mode == "overwrite" else None
         self._business = rows, name, replaced, on_conflict
         return self
@@ -139,8 +139,8 @@ class OutboxWrite:
         Args:
             events: `key`, `value` (string, struct as JSON, null as tombstone), `headers` (map), `topic` unless given.
             topic: the topic of all of them.
-            order_by: columns of `events` that sort them. Ids ascend in this order, so consumers of a key see the events
-                in it. Without it, events are in the order of the DataFrame's rows.
+            order_by: the columns of `events` to sort by. Ids ascend in this order, so consumers see the events of a key
+                in it. By default, events keep the order of the DataFrame's rows.
             on_bad_row: what happens to an event that the outbox or Kafka would refuse. With `fail` the job fails; with
                 `deadLetter` the event goes to the table `outbox_dead_letter` in the same transaction.
 
@@ -159,16 +159,16 @@ class OutboxWrite:
         return self
 
     def only_if(self, claim: Callable[[psycopg.Connection[tuple[Any, ...]]], bool]) -> OutboxWrite:
-        """Write only if `claim` returns True. It runs first in the transaction of the write, and may write itself.
+        """Write only if `claim` returns True. It is called first in the transaction of the write, and may write itself.
 
-        If it returns False, the result of `commit` has `again`. `outbox_plugin.consuming.spark` uses it to move a
-        consumer's position in the transaction of the effects.
+        If it returns False, nothing is written, and `again` is True in the result of `commit`.
+        `outbox_plugin.consuming.spark` uses it to move a consumer's position in the transaction of the effects.
 
         Raises:
-            OptionWrong: the write has a condition or a job id already; either of them prevents a second write.
+            OptionWrong: the write already has a condition or a job id; each of them alone prevents a second write.
         """
         if self._named_by_user:
-            raise OptionWrong("a write that is made once by a condition takes no job_id: leave it out")
+            raise OptionWrong("a write with a condition (`only_if`) takes no job_id: leave it out")
         if self._condition:
             raise OptionWrong("a write has one condition: `only_if` was called before")
         self._condition = claim
@@ -183,8 +183,8 @@ class OutboxWrite:
             InvalidEvent: an event would be refused by the outbox or by Kafka; nothing has been written.
             InvalidRow: a business row would be refused by Postgres; nothing has been written.
             RowsDropped: a table did not take all rows, because of its own triggers or rules; nothing has been written.
-            StagingLost: Postgres crashed meanwhile.
-            EvaluationLost: an executor is lost that kept data which both rows and events are made of.
+            StagingLost: staged rows are gone, as after a crash of Postgres; nothing has been written.
+            EvaluationLost: an executor that held data of both rows and events is lost; nothing has been written.
             ServerRefused, SchemaMissing: Postgres refuses us, or the outbox's tables are missing.
             pyspark.errors.PySparkException: a task failed for good; nothing has been written.
         """
@@ -252,7 +252,7 @@ class OutboxWrite:
 
 @dataclass(frozen=True)
 class _Reported:
-    """A task as `mapInArrow` takes it: its only row is the attempt."""
+    """A task in the form that `mapInArrow` expects: its result is one row, the attempt."""
 
     task: StageTask
 

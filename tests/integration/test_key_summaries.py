@@ -102,7 +102,7 @@ def test_a_job_of_spark_has_its_keys_summarised(settings: Settings) -> None:
 
 
 def test_a_very_large_batch_has_several_summaries(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drivers, "MOST_ROWS_IN_SUMMARY", 2_000)
+    monkeypatch.setattr(drivers, "MAX_ROWS_IN_SUMMARY", 2_000)
     emit(settings, 5_100)
     assert summaries(settings) == 3
     found, known = read_and_known(settings)

@@ -94,7 +94,7 @@ def test_a_topic_that_is_not_there_is_said(spark: SparkSession, connected: Setti
 def test_a_package_that_is_not_to_be_had_is_said(spark: SparkSession) -> None:
     with pytest.raises(InvalidSetting, match="OUTBOX_SPARK_PACKAGES: expected group:name:version"):
         add_packages(spark, "nonsense")
-    with pytest.raises(InvalidSetting, match=r"no.such:package:1 cannot be had: .*not found"):
+    with pytest.raises(InvalidSetting, match=r"no.such:package:1 cannot be downloaded: .*not found"):
         add_packages(spark, "no.such:package:1")
 
 
