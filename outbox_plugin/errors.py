@@ -1,18 +1,18 @@
-"""Every exception a user can meet.
+"""Every exception that users can get.
 
-    OutboxError                  something this package raises on purpose
+    OutboxError                  every error that this package raises on purpose
      |- UserError                the request cannot be carried out as it is: exit code 2
      |   |- InvalidSetting       a setting is missing or wrong
      |   |- InvalidEvent         an event that the table or the broker would refuse
      |   |- ServerRefused        a server refused us, or could not be reached at start
-     |   |- SchemaMissing        our tables are not there, or not of the form we need
+     |   |- SchemaMissing        the outbox's tables are missing, or do not have the form that is needed
      |   |- ForeignOutbox        group and outbox do not belong together
      |   |- ProgressLost         the progress topic lacks a record that the database expects
-     |   |- WrongConnection      a connection that events cannot be emitted on as it is
+     |   |- WrongConnection      events cannot be emitted on the connection as it is
      |   |- HandlerMisuse        a handler ended its transaction, or broke it
-     |   |- RangeRefused         a range of offsets that cannot be consumed as it is
+     |   |- RangeRefused         a range of offsets cannot be consumed as it is
      |   `- TopicReplaced        a topic was deleted and created anew since it was last consumed
-     |- ServerUnavailable        a server is away for now: wait and try again
+     |- ServerUnavailable        a server cannot be reached for now: wait and try again
      |   |- StoreUnavailable     Postgres
      |   `- LogUnavailable       Kafka
      |       `- TransactionStuck a transaction cannot end, because a partition that it touched has no leader
@@ -24,7 +24,7 @@
      |- TopicsAway               some topics cannot be written to now; others can
      `- RowsRefused              Kafka refused rows because of what they contain
 
-The name says whose fault it is; the command line ends with `exit_code`.
+After an error, the command line ends with the error's `exit_code`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ServerRefused(UserError):
 
 
 class SchemaMissing(UserError):
-    """The outbox's tables are not there, or do not have the form that is needed."""
+    """The outbox's tables are missing, or do not have the form that is needed."""
 
 
 class ForeignOutbox(UserError):
@@ -81,7 +81,7 @@ class WrongConnection(UserError):
 
 
 class HandlerMisuse(UserError):
-    """A handler ended the inbox's transaction, or left it so that the inbox cannot commit it."""
+    """A handler ended the inbox's transaction, or left it in a state that the inbox cannot commit."""
 
 
 RAISED_ROLLBACK = (
@@ -98,27 +98,28 @@ class TopicReplaced(UserError):
 
     def __init__(self, consumer: str, topic: str, known: str, found: str) -> None:
         super().__init__(
-            f"the topic {topic} was made anew (its id was {known}, and is {found}), so {consumer} stands still: "
-            "say where it is to begin in the new one, by the job that sets its position"
+            f"the topic {topic} was deleted and recreated (its id was {known} and is now {found}), so {consumer} has "
+            "stopped: set its position in the new topic with the job that sets positions"
         )
 
 
 class ServerUnavailable(OutboxError):
-    """A server is away for now: wait and try again."""
+    """A server cannot be reached for now: wait and try again."""
 
 
 class StoreUnavailable(ServerUnavailable):
-    """Postgres is away for now."""
+    """Postgres cannot be reached for now."""
 
 
 class LogUnavailable(ServerUnavailable):
-    """Kafka is away for now."""
+    """Kafka cannot be reached for now."""
 
 
 class TransactionStuck(LogUnavailable):
-    """The shard's last transaction has not ended: usually, a partition that it touched has no leader.
+    """The shard's last transaction has not ended, usually because a partition that it wrote to has no leader.
 
-    Until it has one, the transaction coordinator takes no other transaction of the same transactional id.
+    Until that partition has a leader again, the transaction coordinator accepts no other transaction of the same
+    transactional id.
     """
 
 
@@ -135,16 +136,16 @@ class OutcomeUnknown(TermEnded):
 
 
 class LayoutChanged(TermEnded):
-    """The outbox has another number of shards, or another group, now. The harvester reads them and begins again."""
+    """The outbox's number of shards, or its group, has changed. The harvester reads them again and starts over."""
 
 
 class TopicMissing(TermEnded):
-    """Somebody deleted one of the group's own topics, or created it anew. A harvester then begins again."""
+    """Somebody deleted or recreated one of the group's own topics. The harvester starts over."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why Kafka refuses a row. `whole_topic`: the topic itself is wrong, and all rows of it are refused."""
+    """Why Kafka refuses a row. If `whole_topic`, the topic itself is wrong, and all of its rows are refused."""
 
     reason: str
     whole_topic: bool = False
@@ -152,14 +153,14 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Away:
-    """Why a topic cannot be written to now, and in how many seconds to try again."""
+    """Why a topic cannot be written to now, and after how many seconds to try again."""
 
     reason: str
     seconds: float
 
 
 class TopicsAway(OutboxError):
-    """Topics that cannot be written to now, though nothing is wrong with their rows; nothing was published."""
+    """Some topics cannot be written to now, though nothing is wrong with their rows. Nothing was published."""
 
     def __init__(self, topics: Mapping[str, Away]) -> None:
         topic, first = next(iter(topics.items()))
@@ -171,7 +172,8 @@ class TopicsAway(OutboxError):
 class RowsRefused(OutboxError):
     """Kafka refused rows because of what they contain, not because of an outage. Nothing was published.
 
-    `refusals` has the reasons by the rows' ids, `away` the topics that cannot be written to now, as in `TopicsAway`.
+    `refusals` maps the rows' ids to the reasons; `away` has the topics that cannot be written to now, as in
+    `TopicsAway`.
     """
 
     def __init__(self, refusals: Mapping[int, Refusal], away: Mapping[str, Away] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Settings that let somebody on the network read what is sent, or pose as the server; each is warned of at start."""
+"""Warns at start of settings that let somebody on the network read what is sent, or impersonate the server."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from outbox_plugin.settings import Settings
 
 logger = logger_of("outbox_plugin.settings")
 
-_NOT_VERIFIED = frozenset({"disable", "allow", "prefer", "require", "verify-ca"})  # Postgres's, below verify-full.
-_FALSE = frozenset({"false", "f", "0"})  # librdkafka's.
+_NOT_VERIFIED = frozenset({"disable", "allow", "prefer", "require", "verify-ca"})  # Every sslmode but verify-full.
+_FALSE = frozenset({"false", "f", "0"})  # As librdkafka reads it.
 _HOST_OF_BROKER = re.compile(r"(?:\w+://)?(?:\[(?P<ipv6>[^\]]*)\]|(?P<host>[^:/]*))(?::\d+)?")
 
 
 def warn_about_insecure_settings(settings: Settings, *, postgres: bool = True) -> None:
-    """Log a warning for each weakness. Call it once, when what uses the settings starts.
+    """Log a warning for each insecure setting. Call it once, when the process or object that uses the settings starts.
 
     Args:
-        settings: which servers, and how they are reached.
-        postgres: whether what starts connects to Postgres.
+        settings: name the servers, and how to connect to them.
+        postgres: whether connections to Postgres will be made.
     """
     found = [
         *insecure_kafka_settings(settings),
@@ -34,17 +34,17 @@ def warn_about_insecure_settings(settings: Settings, *, postgres: bool = True) -
 
 
 def insecure_kafka_settings(settings: Settings) -> Iterator[str]:
-    """What weakens the connections to Kafka, a line each."""
+    """The insecure settings of connections to Kafka, one line each."""
     kafka = {name: str(value).strip().lower() for name, value in settings.kafka.items()}
     if kafka.get("enable.ssl.certificate.verification") in _FALSE:
         yield (
-            "OUTBOX_KAFKA: enable.ssl.certificate.verification=false: whoever stands between us and Kafka can pose as "
-            "a broker; name its authority in ssl.ca.location instead"
+            "OUTBOX_KAFKA: enable.ssl.certificate.verification=false: somebody on the network path to Kafka can "
+            "impersonate a broker; name the brokers' certificate authority in ssl.ca.location instead"
         )
     if kafka.get("ssl.endpoint.identification.algorithm") == "none":
         yield (
-            "OUTBOX_KAFKA: ssl.endpoint.identification.algorithm=none: whoever has any certificate of the same "
-            "authority can pose as a broker; the default, https, compares the broker's name"
+            "OUTBOX_KAFKA: ssl.endpoint.identification.algorithm=none: anybody with a certificate of the same "
+            "authority can impersonate a broker; the default, https, compares the broker's name"
         )
     endpoint = _HOST_OF_BROKER.match(kafka.get("sasl.oauthbearer.token.endpoint.url", ""))
     if endpoint and endpoint[0].startswith("http://") and not _is_local(endpoint["ipv6"] or endpoint["host"]):
@@ -54,39 +54,39 @@ def insecure_kafka_settings(settings: Settings) -> Iterator[str]:
         )
     if kafka.get("security.protocol") == "sasl_plaintext" and not _are_local(_hosts_of(settings.bootstrap_servers)):
         yield (
-            "OUTBOX_KAFKA: security.protocol=SASL_PLAINTEXT, and a broker that is not on this machine: whoever stands "
-            "between us and Kafka can read the events, and the password or what guesses it; set SASL_SSL"
+            "OUTBOX_KAFKA: security.protocol=SASL_PLAINTEXT, and a broker that is not on this machine: somebody on the "
+            "network path to Kafka can read the events, and the password or a hash to guess it from; set SASL_SSL"
         )
 
 
 def insecure_postgres_settings(settings: Settings, environment: Mapping[str, str]) -> Iterator[str]:
-    """What weakens the connections to Postgres, a line each.
+    """The insecure settings of connections to Postgres, one line each.
 
-    A line holds nothing of the DSN but its sslmode.
+    Of the DSN, a line shows only the sslmode.
 
     Args:
-        settings: whose DSN it is.
-        environment: where libpq finds what the DSN does not say.
+        settings: with the DSN.
+        environment: the variables from which libpq takes parameters that the DSN lacks.
     """
     if mode := _unverified_mode(settings.dsn.get_secret_value(), environment):
         yield (
-            f"OUTBOX_DSN: sslmode={mode}, with a password, and a server that is not on this machine: whoever stands in "
-            "between can pose as the server, and read the password or what it protects; set sslmode=verify-full"
+            f"OUTBOX_DSN: sslmode={mode}, with a password, and a server that is not on this machine: somebody on the "
+            "network path can impersonate the server, and read the password or the data; set sslmode=verify-full"
         )
 
 
 def _unverified_mode(dsn: str, environment: Mapping[str, str]) -> str | None:
-    """The sslmode with which a password goes to another machine whose identity is not verified; else None."""
-    from psycopg.conninfo import conninfo_to_dict  # Here, as consumers that need no Postgres start without it.
+    """The sslmode, if it sends a password to another machine without verifying that machine's identity; else None."""
+    from psycopg.conninfo import conninfo_to_dict  # Imported here, so that consumers without Postgres need no driver.
 
     given = conninfo_to_dict(dsn)
 
     def option(name: str) -> str:
         return str(given.get(name) or environment.get(f"PG{name.replace('_', '').upper()}") or "")
 
-    if option("sslrootcert") == "system":  # libpq takes no weaker sslmode than verify-full beside it.
+    if option("sslrootcert") == "system":  # With it, libpq refuses every sslmode weaker than verify-full.
         return None
-    if option("channel_binding") == "require":  # SCRAM proves then that the server at the other end knows the password.
+    if option("channel_binding") == "require":  # SCRAM then proves that the server knows the password.
         return None
     mode = option("sslmode") or "prefer"
     hosts = (option("hostaddr") or option("host")).split(",")
@@ -96,7 +96,7 @@ def _unverified_mode(dsn: str, environment: Mapping[str, str]) -> str | None:
 
 
 def _names_a_host(passfile: str, hosts: Sequence[str]) -> bool:
-    """Whether libpq's password file has a line for one of the hosts, or for all; its other fields are not compared."""
+    """Whether libpq's password file has a line for one of the hosts, or for any host. Other fields are not compared."""
     try:
         lines = Path(passfile).read_text(encoding="utf-8", errors="replace").splitlines()
     except (OSError, ValueError):
@@ -111,7 +111,7 @@ def _hosts_of(bootstrap_servers: str) -> list[str]:
 
 
 def _are_local(hosts: Sequence[str]) -> bool:
-    """Whether each host is this machine, by a socket's path or an address that loops back."""
+    """Whether each host is this machine: the path of a socket, or a loopback address."""
     return all(map(_is_local, hosts))
 
 

@@ -1,10 +1,10 @@
 """How the processes of this package write their log: one event on one line, as text or as JSON.
 
-The package logs through Python's `logging` and sets nothing up where it is a library. `configure` is for the processes
-that are its own: the command line, and the harvester that Dagster's daemon runs.
+The package logs through Python's `logging`. As a library, it configures nothing. `configure` is for its own processes:
+the command line, and the harvester that Dagster's daemon runs.
 
-A line never holds a control character: in text they are shown as escapes (see `printable`), in JSON they are JSON's
-own. A log that cannot be written, as on a full disk, loses lines; it never ends what the process is there for.
+A line never contains a control character: text shows it as an escape (see `printable`), JSON as its own escape. If the
+log cannot be written, as on a full disk, lines are lost, and the process goes on.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from outbox_plugin.settings import LogLevel, LogSettings
 logger = logger_of("outbox_plugin.process")
 
 LINE = "%(asctime)s %(levelname)s %(message)s"
-EXTRAS = ("shard", "leader", "term", "topic", "key")  # What an event may name in `extra`, in the order of its line.
+EXTRAS = ("shard", "leader", "term", "topic", "key")  # The fields of `extra` that are logged, in this order.
 
-ROTATE_AGAIN_SECONDS = 60.0  # After a log file could not be renamed.
+ROTATE_AGAIN_SECONDS = 60.0  # How long to wait after a log file could not be renamed.
 
 
 class TextFormatter(logging.Formatter):
@@ -39,23 +39,23 @@ class TextFormatter(logging.Formatter):
         super().__init__(LINE)
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, without its end."""
+        """The line, without a line feed."""
         try:
             return printable(super().format(record))
-        except Exception as error:  # Arguments that do not fit, of a library.
+        except Exception as error:  # A library passed arguments that do not fit its message.
             record.msg, record.args, record.exc_info = _unformatted(record, error), (), None
             return printable(super().format(record))
 
 
 class JsonFormatter(logging.Formatter):
-    """A JSON object of ASCII on one line: timestamp (RFC 3339, UTC), level, logger, message, and what the event names.
+    """A JSON object in ASCII on one line: timestamp (RFC 3339, UTC), level, logger, message, and the event's fields.
 
-    `shard`, `leader`, `term`, `topic` and `key` are there where the event has them, as they are. `exception` holds a
-    whole traceback.
+    The fields are `shard`, `leader`, `term`, `topic` and `key`, if the event has them. `exception` holds the whole
+    traceback.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, without its end."""
+        """The line, without a line feed."""
         moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         fields: dict[str, str | int] = {
             "timestamp": moment.replace("+00:00", "Z"),
@@ -79,27 +79,27 @@ class _Stderr(logging.StreamHandler[TextIO]):
     """Standard error."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name.
-        """Lose the line: its reader has gone, or the disk is full."""
+        """Drop the line: whoever read standard error has gone, or the disk is full."""
 
 
 class _LogFile(RotatingFileHandler):
     """A file of bounded size, with one older file beside it; standard output and standard error go to it, too.
 
-    So they must follow when a new file is begun: else what is written to them would go to the older one, and keep its
-    space after it has been removed.
+    When a new file is begun, both streams are redirected to it. Otherwise they would write to the older file, whose
+    space would stay in use after the file is removed.
     """
 
-    _rotate_after = 0.0  # On the monotonic clock.
+    _rotate_after = 0.0  # No new file before this time of the monotonic clock.
 
     def shouldRollover(self, record: logging.LogRecord) -> bool:  # noqa: N802 - logging's name.
-        """Whether the line begins a new file. Not for a minute after that has failed."""
+        """Whether to begin a new file before this line. After a failure to do so, False for a minute."""
         return time.monotonic() >= self._rotate_after and bool(super().shouldRollover(record))
 
     def doRollover(self) -> None:  # noqa: N802 - logging's name.
-        """Begin a new file; where that fails, as in a directory that is read-only, go on in the present one.
+        """Begin a new file. If that fails, as in a read-only directory, go on in the present file.
 
         Raises:
-            OSError: the present one cannot be opened again either.
+            OSError: the present file cannot be opened again either.
         """
         try:
             super().doRollover()
@@ -116,40 +116,40 @@ class _LogFile(RotatingFileHandler):
         return stream
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002, N802 - logging's names.
-        """Lose the line: the disk is full. A file that could not be closed for it is opened again for the next line."""
+        """Drop the line: the disk is full. If the full disk also closed the file, the next line opens it again."""
         if self.stream is not None and self.stream.closed:
             self.stream = None
 
 
 def to_stderr() -> logging.Handler:
-    """What writes the log to standard error."""
+    """A handler that writes the log to standard error."""
     return _Stderr(sys.stderr)
 
 
 def to_file(path: Path, most_bytes: int) -> logging.Handler:
-    """What writes the log, standard output and standard error to `path`.
+    """A handler that writes the log to `path`. It redirects standard output and standard error there, too.
 
-    When a line would make the file larger than `most_bytes`, the file is renamed to `path` with `.1` behind it, in the
-    place of an older one, and a new file is begun. Where that fails, the file grows, and it is tried again after a
-    minute. No other process may write to it.
+    When a line would make the file larger than `most_bytes`, the file is renamed to `path` with the suffix `.1`, which
+    replaces an older file of that name, and a new file is begun. If that fails, the file grows, and the next attempt is
+    made after a minute. No other process may write to the file.
     """
     return _LogFile(path, maxBytes=most_bytes, backupCount=1, encoding="utf-8", errors="backslashreplace", delay=True)
 
 
 def configure(settings: LogSettings, handler: logging.Handler, default: LogLevel) -> None:
-    """Have this process write its log through `handler`, unless a log has been set up already.
+    """Make this process write its log through `handler`, unless logging has been configured already.
 
-    In the JSON format, Python's warnings and errors that nobody catches become events of the log, too.
+    In JSON format, Python's warnings and uncaught exceptions become events of the log, too.
 
     Args:
         settings: the format and the level.
-        handler: where the log goes.
-        default: the level, where the settings name none.
+        handler: writes the log.
+        default: the level, if the settings name none.
     """
     as_json = settings.log_format == "json"
     handler.setFormatter(JsonFormatter() if as_json else TextFormatter())
     logging.basicConfig(level=settings.log_level or default, handlers=[handler])
-    logging.getLogger("py4j").setLevel(logging.INFO)  # At DEBUG, it logs passwords among all that Spark is told.
+    logging.getLogger("py4j").setLevel(logging.INFO)  # At DEBUG, it logs every call to the JVM, with passwords.
     if as_json:
         logging.captureWarnings(capture=True)
         sys.excepthook = lambda *uncaught: logger.critical("ends by an unexpected error", exc_info=uncaught)
@@ -157,7 +157,7 @@ def configure(settings: LogSettings, handler: logging.Handler, default: LogLevel
 
 
 def _log_uncaught(ended: threading.ExceptHookArgs) -> None:
-    """Log what ends a thread. Python's own hook ignores SystemExit, by which a thread ends itself; so does this one."""
+    """Log the exception that ended a thread, but for SystemExit, which Python's own hook ignores, too."""
     if issubclass(ended.exc_type, SystemExit):
         return
     logger.critical(
@@ -185,5 +185,5 @@ def _text(value: object) -> str:
 
 
 def _without_surrogates(value: str | int) -> str | int:
-    """`value`, in which a surrogate on its own is shown as an escape: JSON's form of one is not accepted everywhere."""
+    """`value`, with lone surrogates shown as escapes, because not every JSON parser accepts lone surrogates."""
     return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value

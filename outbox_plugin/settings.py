@@ -32,8 +32,8 @@ LOAD_BEARING_PROPERTIES = {
     "metadata.broker.list": "OUTBOX_BOOTSTRAP_SERVERS",
     "partitioner": "keys must land where Java clients put them",
     "request.required.acks": "OUTBOX_DELIVERY",
-    "retry.backoff.max.ms": "exactly-once delivery, which tells by it whether a request was repeated",
-    "retry.backoff.ms": "exactly-once delivery, which tells by it whether a request was repeated",
+    "retry.backoff.max.ms": "exactly-once delivery, which derives from it whether a request was repeated",
+    "retry.backoff.ms": "exactly-once delivery, which derives from it whether a request was repeated",
     "transactional.id": "OUTBOX_GROUP",
 }
 _IDENTIFIER = r"[A-Za-z_][A-Za-z0-9_$]{0,62}"
@@ -48,10 +48,10 @@ _SECRETS = {"dsn", "kafka", "kafka_token_provider", "outboxes"}  # Who misreads 
 
 
 class LogSettings(BaseSettings):
-    """How the processes that we start write their logs: `outbox …`, and the harvester that Dagster's daemon runs.
+    """How this package's own processes write their logs: `outbox …`, and the harvester that Dagster's daemon runs.
 
     Raises:
-        InvalidSetting: in one line, which setting is wrong, its value and the allowed values.
+        InvalidSetting: a setting is wrong. The message is one line: the setting, its value and the allowed values.
     """
 
     model_config = SettingsConfigDict(env_prefix="OUTBOX_", env_file=".env", extra="ignore", frozen=True)
@@ -59,7 +59,7 @@ class LogSettings(BaseSettings):
     log_format: Annotated[LogFormat, Field(description="The form of a log's line.")] = "text"
     log_level: Annotated[
         LogLevel | None,
-        Field(description="The least severe events that are logged; unset, a harvester's INFO, another's WARNING."),
+        Field(description="The least severe events that are logged. By default INFO in a harvester, else WARNING."),
     ] = None
 
     @field_validator("log_level", mode="before")
@@ -73,7 +73,7 @@ class LogSettings(BaseSettings):
             super().__init__(**values)
         except ValidationError as error:
             raise InvalidSetting(_one_line(error)) from None
-        except ValueError as error:  # A complex value in the environment that is not JSON.
+        except ValueError as error:  # pydantic-settings raises it if a variable that must be JSON is not.
             raise InvalidSetting(str(error).replace("\n", " ")) from None
 
 
@@ -83,7 +83,8 @@ class Settings(LogSettings):
     Example: `Settings(dsn="postgresql://app@db/shop", bootstrap_servers="kafka:9092")`.
 
     Raises:
-        InvalidSetting: in one line, which setting is wrong, its value and the allowed values. A secret is not shown.
+        InvalidSetting: a setting is wrong. The message is one line: the setting, its value and the allowed values. It
+            shows no secrets.
     """
 
     dsn: Annotated[SecretStr, Field(description="Postgres URI of the database that holds the outbox.")]
@@ -95,10 +96,10 @@ class Settings(LogSettings):
     delivery: Annotated[Delivery, Field(description="What a consumer sees across crashes.")] = "exactly-once"
     shards: Annotated[int, Field(ge=1, le=1024, description="Leaders that the outbox's keys are split over.")] = 1
     bad_rows: Annotated[
-        BadRows, Field(description="What becomes of a row that Kafka refuses: its key waits, or it is a dead letter.")
+        BadRows, Field(description="What happens to a row that Kafka refuses: its key waits, or it is dead-lettered.")
     ] = "park"
     retention: Annotated[
-        timedelta | None, Field(description="How long published rows are kept, as `7d`; unset, they are deleted.")
+        timedelta | None, Field(description="How long published rows are kept, as `7d`. By default they are deleted.")
     ] = None
     leader_topic: Annotated[
         str | None, Field(description="The election's topic, if not <group>-leader: to share goharvest's.")
@@ -109,7 +110,7 @@ class Settings(LogSettings):
     ] = None
     outboxes: Annotated[
         list[dict[str, Any]],
-        Field(repr=False, description="Several outboxes for one harvester: of each, the settings that are its own."),
+        Field(repr=False, description="Several outboxes for one harvester: for each, the settings that differ."),
     ] = []
     kafka: Annotated[
         dict[str, str], Field(repr=False, description="librdkafka properties laid over ours: TLS, SASL, tuning.")
@@ -123,10 +124,10 @@ class Settings(LogSettings):
         Field(description="PORT or HOST:PORT that serves /metrics, /readyz and /livez; without a host, 127.0.0.1."),
     ] = None
     spark_packages: Annotated[
-        str, Field(description="Maven coordinates of Spark's Kafka source; without a version, that of Spark itself.")
+        str, Field(description="Maven coordinates of Spark's Kafka source; the default version is Spark's own.")
     ] = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 
-    def __init__(self, **values: Any) -> None:  # Without it, a type checker expects values of the fields' final types.
+    def __init__(self, **values: Any) -> None:  # So that type checkers accept values that are converted, such as "7d".
         super().__init__(**values)
 
     @field_validator("dsn")
@@ -231,7 +232,9 @@ class Settings(LogSettings):
         found = []
         for number, own in enumerate(self.outboxes):
             if unknown := own.keys() - type(self).model_fields.keys() | own.keys() & of_the_process:
-                raise InvalidSetting(f"OUTBOX_OUTBOXES: number {number} has {min(unknown)!r}, which is no setting")
+                raise InvalidSetting(
+                    f"OUTBOX_OUTBOXES, number {number}: {min(unknown)!r} is not a setting of an outbox"
+                )
             try:
                 found.append(Settings(**{**ours, "outboxes": [], **own}))
             except InvalidSetting as error:
@@ -252,7 +255,7 @@ class Settings(LogSettings):
     @field_validator("kafka", mode="before")
     @classmethod
     def _kafka_is_text(cls, kafka: Any) -> Any:
-        """librdkafka takes its properties as text. JSON's true and 5 are accepted, too."""
+        """Turn all values into text, as librdkafka expects it. JSON's true and 5 are accepted, too."""
         if not isinstance(kafka, dict):
             raise ValueError("expected a JSON object of librdkafka properties")
         return {name: _property_text(value) for name, value in kafka.items()}
@@ -267,7 +270,7 @@ class Settings(LogSettings):
 
 
 def host_and_port(listen: str) -> tuple[str, int]:
-    """The two parts of OUTBOX_LISTEN; an IPv6 address stands in brackets there.
+    """Split OUTBOX_LISTEN into host and port. An IPv6 address must be in brackets.
 
     Raises:
         ValueError: it has another form.
@@ -305,7 +308,7 @@ def _property_text(value: Any) -> Any:
 
 
 def _one_line(error: ValidationError) -> str:
-    """The first error, with the setting's name as the user knows it: `OUTBOX_DELIVERY: …`."""
+    """The first error, on one line that begins with the setting's environment variable: `OUTBOX_DELIVERY: …`."""
     first = error.errors(include_url=False)[0]
     if not first["loc"]:
         return str(first["msg"]).removeprefix("Value error, ")

@@ -137,7 +137,7 @@ def test_a_setting_that_is_wrong(name: str, given: str, said: str) -> None:
 
 
 def test_an_outbox_of_several_has_no_log_of_its_own() -> None:
-    with pytest.raises(InvalidSetting, match="'log_format', which is no setting"):
+    with pytest.raises(InvalidSetting, match="'log_format' is not a setting"):
         Settings(dsn="postgresql://db/shop", bootstrap_servers="k:1", outboxes=[{"log_format": "json"}])
 
 
