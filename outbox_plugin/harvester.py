@@ -192,7 +192,7 @@ class Harvester(Background):
         settings = self._settings
         with closing(self._connect()) as connection, connection.transaction(force_rollback=not keep):
             # A registration locks a row that every takeover needs. Postgres ends the session of a stopped process.
-            connection.execute(statement("window", "not_idle_for_ever", settings.table))
+            connection.execute(statement("window", "long_idle_timeout", settings.table))
             registration = Registration(settings, connection)
             identity = registration.register_outbox(adopt=self._adopt)
             registration.register_delivery(adopt=self._adopt)

@@ -67,7 +67,7 @@ def _described(name: str, thing: Any) -> Iterator[str]:
         for field, each in fields.items():
             default = "" if each.is_required() else f"`{each.get_default(call_default_factory=True)!r}`"
             if each.default_factory is not None:
-                default = "made anew for each"
+                default = "a new one each time"
             yield f"| `{field}` | {default} | {each.description or ''} |"
     elif inspect.isclass(thing):
         yield from _sections(_own_doc(thing.__dict__.get("__init__")))

@@ -102,16 +102,16 @@ class BacklogKeys:
     def _read(self, name: str, conditions: tuple[str, ...], values: dict[str, object]) -> tuple[Any, ...]:
         """The only row of a statement that reads keys."""
         query = self._session.statement("window", name, conditions)
-        [row] = self._steered(*self._session.with_values(query, values))
+        [row] = self._run_configured(*self._session.with_values(query, values))
         return row
 
     def _query(self, name: str, **values: object) -> list[tuple[Any, ...]]:
-        return self._steered(*self._session.query("window", name, **values))
+        return self._run_configured(*self._session.query("window", name, **values))
 
-    def _steered(self, query: bytes, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
+    def _run_configured(self, query: bytes, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
         """The rows of a query that walks the primary key, without a time-out."""
         with pipeline(self._connection):
-            self._connection.execute(self._session.statement("window", "steer"))
+            self._connection.execute(self._session.statement("window", "configure_read"))
             found = self._connection.execute(query, values, binary=True)
         return found.fetchall()
 

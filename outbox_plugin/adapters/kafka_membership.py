@@ -162,9 +162,9 @@ class KafkaMembership:
                 raise TopicMissing(f"Kafka: the topic {self._topic} is gone")
 
     def check_progress_topic(self) -> None:
-        """Raises TopicMissing if the progress topic was deleted and made anew. Waits for nothing."""
+        """Raises TopicMissing if the progress topic was deleted and recreated. Waits for nothing."""
         if self._topic_ids is not None and self._topic_ids.recreated({self._progress_topic}):
-            raise TopicMissing(f"Kafka: the topic {self._progress_topic} was deleted and made anew")
+            raise TopicMissing(f"Kafka: the topic {self._progress_topic} was deleted and recreated")
 
     def send(self, heartbeat: LeaderHeartbeat) -> None:
         """Send a heartbeat to its shard's partition, without waiting; one that cannot be sent in time is dropped.

@@ -78,7 +78,7 @@ class PostgresMarkedStore:
     def _delete_delivered(self) -> None:
         """Delete rows that an earlier leader has delivered and could not delete."""
         with self.session.durable_transaction() as run:
-            run("window", "steer")
+            run("window", "configure_read")
             found = run("mark", "delivered", delivered=DELIVERED).fetchall()
         if ids := [id_ for (id_,) in found]:
             self.delete(DELIVERED, ids)
@@ -146,7 +146,7 @@ class PostgresMarkedStore:
         """Delete those of the rows that still carry the leader's id; returns how many."""
         values: dict[str, object] = {"ids": list(ids), "leader_id": leader_id, "delivered": DELIVERED}
         with reported():
-            deleted = sum(self.session.delete(["hasty"], [self.session.query("mark", "delete", **values)]))
+            deleted = sum(self.session.delete(["not_durable"], [self.session.query("mark", "delete", **values)]))
             if deleted < len(ids):  # Perhaps because another leader has marked some since.
                 query = self.session.query("mark", "keep_delivered", **values)
                 if left := sum(self.session.delete(["durable"], [query])):

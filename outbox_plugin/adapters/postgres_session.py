@@ -121,7 +121,7 @@ class PostgresSession:
             found, holders = state.fetchone(), writers.fetchall()
             parked_keys = frozenset(OrderingKey(topic, key, keyless) for topic, key, *_, keyless in parked.fetchall())
         if found is None or not found[0]:
-            raise StoreUnavailable(f"Postgres: the table {self.settings.table!r} was dropped, truncated or made anew")
+            raise StoreUnavailable(f"Postgres: the table {self.settings.table!r} was dropped, truncated or recreated")
         _, is_standby, layout, paused, last_id = found
         if is_standby:
             raise StoreUnavailable(IS_STANDBY)
@@ -179,15 +179,15 @@ class PostgresSession:
 
         with self._purger_lock, reported(), self.purger.transaction():
             run("window", "durable")
-            run("window", "not_idle_for_long")
+            run("window", "short_idle_timeout")
             yield run
 
     def delete(self, setup: Sequence[str], queries: Sequence[Query]) -> list[int]:
         """How many rows each of `queries` deletes, with one round trip and one commit.
 
         Args:
-            setup: the statements of `window.sql` that set the transaction up: its commit is `durable` or `hasty`; the
-                planner is steered by `steer`.
+            setup: the statements of `window.sql` that set the transaction up: its commit is `durable` or `not_durable`;
+                the planner and the time-outs are set by `configure_read`.
             queries: what deletes, or counts.
 
         Raises:

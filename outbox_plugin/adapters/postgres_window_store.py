@@ -122,7 +122,7 @@ class PostgresWindowStore:
         with self.session.durable_transaction() as run:
             found = run("control", "generation", slice=slice_.name).fetchone()
         if found is None:
-            raise StoreUnavailable("Postgres: the outbox was truncated or made anew, or has another number of shards")
+            raise StoreUnavailable("Postgres: the outbox was truncated or recreated, or has another number of shards")
         return int(found[0])
 
     def raise_generation(self, slice_: Slice, present: int) -> int:
@@ -159,7 +159,7 @@ class PostgresWindowStore:
         """Whether the shards of all earlier layouts have been fenced and recovered."""
         found = self.session.run("control", "is_settled").fetchone()
         if found is None:
-            raise StoreUnavailable("Postgres: the outbox was truncated or made anew, or has another number of shards")
+            raise StoreUnavailable("Postgres: the outbox was truncated or recreated, or has another number of shards")
         return bool(found[0])
 
     def mark_settled(self) -> None:
@@ -223,7 +223,7 @@ class PostgresWindowStore:
     def end_of_batch(self, up_to: int) -> int | None:
         """The last id, at most `up_to`, of a transaction that has written many of the latest rows; None without one."""
         with reported(), pipeline(self.session.reader):
-            self.session.reader.execute(self.session.statement("window", "steer"))
+            self.session.reader.execute(self.session.statement("window", "configure_read"))
             found = self.session.reader.execute(*self.session.query("window", "end_of_batch", until=up_to))
             [(last_id,)] = found.fetchall()
             return None if last_id is None else int(last_id)
@@ -269,9 +269,13 @@ class PostgresWindowStore:
             StoreUnavailable: such rows are still there. The progress record names them for as long.
         """
         timed = [(each, times) for each in publications if (times := each.times) is not None]
-        counts = self._purge(["durable", "steer"], [self._created_as_published("purge", *each) for each in timed])
+        counts = self._purge(
+            ["durable", "configure_read"], [self._created_as_published("purge", *each) for each in timed]
+        )
         short = [each for each, count in zip(timed, counts, strict=True) if count < len(each[0].ids)]
-        left = sum(self._purge(["steer"], [self._created_as_published("not_deleted", *each) for each in short]))
+        left = sum(
+            self._purge(["configure_read"], [self._created_as_published("not_deleted", *each) for each in short])
+        )
         if left:
             raise self.session.cannot_delete(left)
         return sum(counts)

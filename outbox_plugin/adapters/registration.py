@@ -50,7 +50,7 @@ class Registration:
         incarnation, place, is_same_table, notices_truncation = found[0]
         if not is_same_table:
             raise SchemaMissing(
-                f"the table {settings.table!r} was dropped and made anew, or restored; run `outbox migrate` first"
+                f"the table {settings.table!r} was dropped and recreated, or restored; run `outbox migrate` first"
             )
         if not notices_truncation:
             raise SchemaMissing(

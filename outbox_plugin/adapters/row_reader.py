@@ -20,7 +20,7 @@ from outbox_plugin.schema.connection import pipeline
 
 
 class RowReader:
-    """Runs the reads of a session. In each, the planner is steered in the same transaction as the read."""
+    """Runs the reads of a session. The transaction of each is first configured for reading."""
 
     def __init__(self, session: PostgresSession) -> None:
         """Nothing is read yet."""
@@ -76,8 +76,8 @@ class RowReader:
         """
         few = statements, values
         if few != self._last_few:
-            steered = self._session.statement("window", "steer"), *statements
-            self._last_few, self._message = few, self._session.bind(self._simple, b";".join(steered), values)
+            configured = self._session.statement("window", "configure_read"), *statements
+            self._last_few, self._message = few, self._session.bind(self._simple, b";".join(configured), values)
         self._connection.pgconn.send_query(self._message)
         *_, result = self._connection.wait(generators.execute(self._connection.pgconn))
         if result.status != ExecStatus.TUPLES_OK:
@@ -95,7 +95,7 @@ class RowReader:
         """
         *first, query = statements
         with pipeline(self._connection):
-            for each in (self._session.statement("window", "steer"), *first):
+            for each in (self._session.statement("window", "configure_read"), *first):
                 self._connection.execute(self._session.bind(self._simple, each, values))
             self._binary.execute(self._session.bind(self._simple, query, values), binary=True)
         return Rows(self._binary.fetchall())
@@ -103,14 +103,14 @@ class RowReader:
     def details(self, name: str, ids: Sequence[int]) -> dict[int, tuple[Any, ...]]:
         """The columns that the statement `name` returns for these rows, by id; rows that are gone are left out.
 
-        Like every read, it runs in one transaction with `steer`, which fails on a standby: rows that a standby lacks
-        would seem to be gone.
+        Like every read, it runs in one transaction with `configure_read`, which fails on a standby: rows that a
+        standby lacks would seem to be gone.
 
         Raises:
             psycopg.Error: whatever Postgres says.
         """
         with pipeline(self._connection):
-            self._connection.execute(self._session.statement("window", "steer"))
+            self._connection.execute(self._session.statement("window", "configure_read"))
             found = self._connection.execute(*self._session.query("window", name, ids=ids), binary=True)
         return {id_: tuple(columns) for id_, *columns in found.fetchall()}
 

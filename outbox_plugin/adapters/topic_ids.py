@@ -1,4 +1,4 @@
-"""The ids of topics (KIP-516): a topic that was deleted and made anew has the same name, and another id."""
+"""The ids of topics (KIP-516): a topic that was deleted and recreated has the same name, and another id."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from outbox_plugin.settings import Settings
 
 logger = logger_of("outbox_plugin.kafka")
 
-ASK_SECONDS = 5.0  # Between two questions whether a topic was made anew; consumers refresh their metadata as often.
+ASK_SECONDS = 5.0  # Between two questions whether a topic was recreated; consumers refresh their metadata as often.
 ANSWER_SECONDS = 10.0
 
 
 class Answer(NamedTuple):
-    """Which topics were made anew since their ids were first known, and of which topics Kafka returned an id at all."""
+    """Which topics were recreated since their ids were first known, and of which topics Kafka returned an id at all."""
 
     recreated: set[str]
     known: set[str]
@@ -54,7 +54,7 @@ class TopicIds:
         return self._update(asked)
 
     def recreated(self, topics: Collection[str]) -> set[str]:
-        """Those of the topics that were made anew. Waits for nothing: it asks, and a later call has the answer."""
+        """Those of the topics that were recreated. Waits for nothing: it asks, and a later call has the answer."""
         if self._asked:
             if not all(future.done() for future in self._asked.values()):
                 return set()

@@ -40,7 +40,7 @@ def event_identity(headers: Headers, place: str) -> EventIdentity:
 
     Args:
         headers: the record's, in their order.
-        place: where the record is, which no other record ever is, also where the topic was deleted and made anew.
+        place: where the record is, which no other record ever is, also where the topic was deleted and recreated.
     """
     job = sequence = None
     for name, value in headers:

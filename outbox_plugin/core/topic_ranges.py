@@ -195,7 +195,7 @@ def readable(wanted: TopicRange, state: TopicState) -> Readable:
     """What there is to read of `wanted`.
 
     Raises:
-        TopicReplaced: the topic has been made anew.
+        TopicReplaced: the topic has been recreated.
         RangeRefused: it has no such partition, or ends before the range does.
     """
     if state.topic_id != wanted.topic_id:

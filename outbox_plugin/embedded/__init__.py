@@ -1,3 +1,3 @@
-"""Real servers on the user's own machine, for development, the demo and tests: Postgres, Kafka, and a Java for both
-Kafka and Spark. They end with the process that started them, however that ends.
+"""Real servers on the user's machine, for development, the demo and tests: Postgres, and Kafka with a Java, which Spark
+uses, too. They end when the process that started them ends, even if that is killed.
 """

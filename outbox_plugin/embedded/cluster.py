@@ -19,7 +19,7 @@ from outbox_plugin.embedded.ports import free_port
 from outbox_plugin.embedded.server import START_SECONDS, ServerFailed
 
 NODES = 3
-# A dead broker is noticed after three seconds, not nine; two in-sync replicas suffice, so any one node may be away.
+# A dead broker is noticed after three seconds, not nine. Two in-sync replicas suffice, so any one node may be down.
 _PROPERTIES = """process.roles=broker,controller
 node.id={node}
 controller.quorum.voters={voters}
@@ -50,7 +50,7 @@ log.retention.hours=168
 """
 Coordinated = Literal["group", "transactional id"]
 _COORDINATORS: dict[Coordinated, str] = {"group": "__consumer_offsets", "transactional id": "__transaction_state"}
-COORDINATING_TOPICS = tuple(_COORDINATORS.values())  # Whose partitions' leaders coordinate.
+COORDINATING_TOPICS = tuple(_COORDINATORS.values())  # The leaders of their partitions are the coordinators.
 
 
 class ClusterNode(KafkaNode):
@@ -59,19 +59,21 @@ class ClusterNode(KafkaNode):
     java_options = ("-Xms96m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
     def __init__(self, folder: Path, tell: Callable[[str], None], node: int, controllers: dict[int, int]) -> None:
-        """Nothing is started yet."""
+        """Make the node. It does not start it."""
         super().__init__(folder, tell)
         self.node = node
         self._controllers = controllers
-        self._proxied: dict[int, int] = {}  # Ports that it listens on, and the ones that clients of each are told.
+        self._proxied: dict[int, int] = {}  # Ports that it listens on, with the port that it advertises for each.
         self.name = f"Kafka node {node}"
-        self.port = free_port()  # Of its own for good, because clients and the other nodes remember it.
+        self.port = free_port()  # Kept across restarts, because clients and the other nodes remember it.
 
     def listen_behind(self, proxy_port: int) -> int:
-        """Before the start: listen on one more port, whose clients are sent to the proxy at `proxy_port`.
+        """Listen on one more port, for clients behind the proxy at `proxy_port`. Call it before the start.
 
-        A client asks a broker where all brokers are. Behind a proxy, the answer must be proxies as well.
-        Returns the port that the proxy is to forward to.
+        A client asks a broker for the addresses of all brokers. On this port, the node advertises the proxy's address.
+
+        Returns:
+            The port to which the proxy must forward.
         """
         port = free_port()
         self._proxied[port] = proxy_port
@@ -108,7 +110,7 @@ class EmbeddedCluster:
     """
 
     def __init__(self, folder: Path, tell: Callable[[str], None] = lambda _: None) -> None:
-        """Nothing is started yet; `tell` is given lines of progress while Kafka's jars come."""
+        """Make the cluster. It does not start it. `tell` is called with progress while Kafka's jars are downloaded."""
         controllers = {node: free_port() for node in range(1, NODES + 1)}
         self.nodes = [ClusterNode(folder / str(node), tell, node, controllers) for node in controllers]
 
@@ -122,7 +124,7 @@ class EmbeddedCluster:
 
         Raises:
             JarsMissing: there are no jars.
-            ServerFailed: one of them does not start.
+            ServerFailed: a node does not start.
         """
         try:
             with ThreadPoolExecutor(NODES) as pool:
@@ -134,10 +136,9 @@ class EmbeddedCluster:
             raise
 
     def stop(self) -> None:
-        """End all nodes; safe to call twice.
+        """Kill all nodes; safe to call twice.
 
-        By a kill, because the last of them would wait in vain for a controller to leave in good order; nothing that was
-        acknowledged is lost by it.
+        In an orderly stop, the last node would wait in vain for a controller. Nothing that was acknowledged is lost.
         """
         for node in self.nodes:
             with suppress(ServerFailed):
@@ -154,7 +155,7 @@ class EmbeddedCluster:
         self.stop()
 
     def restart(self, node: ClusterNode) -> None:
-        """Start `node`, which was killed or stopped, and wait until it has caught up: then another may go away.
+        """Start `node`, which was killed or stopped, and wait until it has caught up: then another node may fail.
 
         Raises:
             ServerFailed: it did not start, or did not catch up.
@@ -164,7 +165,7 @@ class EmbeddedCluster:
         self.wait_in_sync()
 
     def revive(self) -> None:
-        """Start whatever nodes are down, and wait until all have caught up.
+        """Start all nodes that are down, and wait until all have caught up.
 
         Raises:
             ServerFailed: one did not start, or did not catch up.
@@ -192,7 +193,7 @@ class EmbeddedCluster:
         """Wait until every replica of every partition is in sync.
 
         Raises:
-            ServerFailed: it was not so within `seconds`.
+            ServerFailed: some replica was not in sync within `seconds`.
         """
         deadline = time.monotonic() + seconds
         while behind := self._behind():
@@ -218,7 +219,7 @@ class EmbeddedCluster:
         """The node that leads the partition now.
 
         Raises:
-            ServerFailed: none does, or there is no such partition.
+            ServerFailed: no node leads it, or there is no such partition.
         """
         found = self._admin().list_topics(topic, timeout=10).topics[topic].partitions.get(partition)
         leading = [node for node in self.nodes if found and node.node == found.leader]
@@ -230,14 +231,14 @@ class EmbeddedCluster:
         """The node that coordinates the group or transactional id `name`: the leader of the partition it hashes to.
 
         Raises:
-            ServerFailed: there has been no such thing yet.
+            ServerFailed: the topic of coordinators does not exist yet.
         """
         topic = _COORDINATORS[what]
         partitions = len(self._admin().list_topics(topic, timeout=10).topics[topic].partitions)
         return self.leader(topic, abs(java_hash(name)) % max(1, partitions))
 
     def elect_preferred(self, topic: str) -> None:
-        """Give every partition of `topic` back to the replica that is named first.
+        """Make the preferred replica of every partition of `topic` its leader.
 
         Raises:
             KafkaException: the cluster refused.
@@ -257,7 +258,7 @@ class EmbeddedCluster:
 
 
 def java_hash(text: str) -> int:
-    """What Java's String.hashCode makes of `text`, with which Kafka finds coordinators."""
+    """The result of Java's String.hashCode, by which Kafka assigns coordinators."""
     value = 0
     for unit in memoryview(text.encode("utf-16-le")).cast("H"):
         value = (value * 31 + unit) & 0xFFFFFFFF

@@ -5,7 +5,7 @@ even by kill -9, the pipe closes, and the guard stops the server as its administ
 killed, the kernel ends the server.
 
 Usage: guard SIGNAL OWNER COMMAND [ARGUMENT …]. SIGNAL stops the server. OWNER is `as-is`, or a folder: then the server
-runs in that folder as `nobody`, because Postgres refuses to be root, and with no right of root's.
+runs in that folder as `nobody`, without any of root's rights, because Postgres refuses to run as root.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from typing import Any
 
 UNPRIVILEGED_USER = "nobody"
 STOP_SECONDS = 15
-_NOT_FOR_US = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # They are for whoever holds the lifeline.
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # The process that holds the lifeline handles them.
 _PR_SET_PDEATHSIG = 1
 
 
 def unprivileged(folder: str | Path) -> dict[str, Any]:
-    """What makes subprocess run a command as `nobody`, in `folder`; capabilities end with root's user id.
+    """Arguments for subprocess that run a command as `nobody`, in `folder`. With root's user id, its capabilities end.
 
-    The change into the folder comes first. So the command may use a folder that `nobody` cannot walk to, such as one
-    below /root, as long as it names it as `/proc/self/cwd`.
+    The process changes into the folder before it gives up root's rights. So the command can use a folder whose path
+    `nobody` may not traverse, such as one below /root, under the name `/proc/self/cwd`.
     """
     user = pwd.getpwnam(UNPRIVILEGED_USER)
     return {"cwd": folder, "user": user.pw_uid, "group": user.pw_gid, "extra_groups": ()}
 
 
 def _before_exec() -> None:
-    for number in _NOT_FOR_US:
-        signal.signal(number, signal.SIG_DFL)  # What is ignored is inherited.
-    if sys.platform == "linux":  # After the change of user, which would clear it.
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_DFL)  # A child would inherit that they are ignored.
+    if sys.platform == "linux":  # After the change of user, which clears this setting.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def main() -> int:
     """Run the command; returns its exit code."""
     stop_signal, owner, command = signal.Signals[sys.argv[1]], sys.argv[2], sys.argv[3:]
-    for number in _NOT_FOR_US:
+    for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     server = subprocess.Popen(
         command,
@@ -66,7 +66,7 @@ def main() -> int:
 
 
 def _wait_for_either(server: subprocess.Popen[bytes]) -> bool:
-    """Waits until the server has ended (True) or the lifeline is cut (False)."""
+    """Wait until the server has ended (True) or the lifeline is closed (False)."""
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write)

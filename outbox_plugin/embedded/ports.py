@@ -1,4 +1,4 @@
-"""TCP ports for servers of this machine, each given once."""
+"""Chooses TCP ports for servers on this machine, and gives each port only once."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from pathlib import Path
 
 from outbox_plugin.embedded.server import ServerFailed, cache_folder
 
-_LOWEST_PORT = 15_000  # Servers of other kinds are found below.
-_RESERVED: set[int] = set()  # By this process.
+_LOWEST_PORT = 15_000  # Other servers usually have lower ports.
+_RESERVED: set[int] = set()  # Ports that this process has reserved.
 _RESERVING = threading.Lock()
-os.register_at_fork(after_in_child=_RESERVED.clear)  # The locks are its parent's.
+os.register_at_fork(after_in_child=_RESERVED.clear)  # The locks belong to the parent.
 
 
 def free_port(preferred: int | None = None) -> int:
-    """A TCP port of 127.0.0.1 that nobody listens on: `preferred` if it is one.
+    """A TCP port of 127.0.0.1 on which nobody listens: `preferred`, if it is free.
 
-    It stays reserved until this process ends: no other call, and no other process of this user, is given it as well.
-    The server that it is for may begin to listen seconds later, and may be down for a while.
+    It stays reserved until this process ends: no other call, and no other process of this user, gets it, although its
+    server may start to listen only seconds later, and may be down for a while.
 
-    It is below the ports that the kernel gives to outgoing connections: otherwise one of them, even a client's attempt
-    to reach the very server, could take the port of a server while it is down.
+    It is lower than the ports that the kernel gives to outgoing connections. Otherwise such a connection could take a
+    server's port while the server is down, even a client's attempt to reach that server.
 
     Raises:
-        ServerFailed: there is none.
+        ServerFailed: no port is free.
     """
     if preferred and _nobody_listens(preferred) and (preferred in _RESERVED or _reserve(preferred)):
         return preferred
@@ -50,7 +50,7 @@ def _nobody_listens(port: int) -> bool:
 
 
 def _reserve(port: int) -> bool:
-    """Reserve the port for this process; False if it is reserved already, by whomever."""
+    """Reserve the port for this process. Returns False if it is reserved already, by this process or another one."""
     with _RESERVING:
         if port in _RESERVED:
             return False
@@ -58,7 +58,7 @@ def _reserve(port: int) -> bool:
             fcntl.lockf(_reservations(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
         except (BlockingIOError, PermissionError):  # Another process has it; POSIX allows both errors.
             return False
-        except OSError:  # A file system without locks: no other process sees it.
+        except OSError:  # The file system has no locks: other processes do not see the reservation.
             pass
         _RESERVED.add(port)
         return True
@@ -66,12 +66,12 @@ def _reserve(port: int) -> bool:
 
 @cache
 def _reservations() -> int:
-    """A file with a byte for each port, which is locked by the process that has the port, for as long as it lives."""
+    """A file with one byte per port. The process that has a port keeps a lock on its byte until the process ends."""
     try:
         folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
         return os.open(folder / "ports", os.O_RDWR | os.O_CREAT, 0o600)
-    except (OSError, RuntimeError):  # There is no home, or nothing can be kept there: no other process sees them.
+    except (OSError, RuntimeError):  # There is no writable home: other processes do not see the reservations.
         return os.dup(tempfile.TemporaryFile().fileno())
 
 
@@ -79,5 +79,5 @@ def _lowest_outgoing_port() -> int:
     try:
         lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except (OSError, ValueError):
-        lowest = 32_768  # Linux' own default; the BSDs begin higher.
+        lowest = 32_768  # The default of Linux; BSDs start higher.
     return lowest if lowest > _LOWEST_PORT + 1_000 else 65_536

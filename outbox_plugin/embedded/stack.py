@@ -19,7 +19,7 @@ from outbox_plugin.embedded.postgres import EmbeddedPostgres
 from outbox_plugin.embedded.server import write_private
 from outbox_plugin.errors import UserError
 
-LEFTOVERS_SECONDS = 30.0  # For the servers of a killed run, which end by themselves.
+LEFTOVERS_SECONDS = 30.0  # How long to wait for the servers of a killed run to end.
 DEFAULT_STATE_DIR = Path(".outbox")
 
 
@@ -40,11 +40,11 @@ class FolderRefused(UserError):
 
 
 def _be_silent(line: str) -> None:
-    """Tell nobody."""
+    """Print nothing."""
 
 
 class EmbeddedStack:
-    """Real servers in `state_dir`, for one process at a time; what they hold is there again at the next start.
+    """Real servers in `state_dir`, for one process at a time. Their data stays there for the next start.
 
     Example:
         with EmbeddedStack(Path(".outbox")) as endpoints:
@@ -52,7 +52,7 @@ class EmbeddedStack:
     """
 
     def __init__(self, state_dir: Path = DEFAULT_STATE_DIR, tell: Callable[[str], None] = _be_silent) -> None:
-        """`tell` is given lines about what takes long or is not as it should be."""
+        """Make the servers. `tell` is called with lines about slow steps and problems."""
         self.folder = state_dir.absolute()
         self._tell = tell
         self._lock: int | None = None
@@ -60,7 +60,7 @@ class EmbeddedStack:
         self.kafka: EmbeddedKafka | MockKafka = EmbeddedKafka(self.folder / "kafka", tell)
 
     def start(self) -> Endpoints:
-        """Start both servers, side by side, and wait for them.
+        """Start both servers in parallel, and wait for them.
 
         Raises:
             StackInUse: another process runs its servers here.
@@ -85,7 +85,7 @@ class EmbeddedStack:
         return endpoints
 
     def _start_servers(self, lock: int) -> None:
-        # The guards inherit the lock: the folder is free again when the last server has ended.
+        # The guards inherit the lock, so the folder is free again once the last server has ended.
         self.postgres.launch(inherited=[lock])
         try:
             if isinstance(self.kafka, EmbeddedKafka):

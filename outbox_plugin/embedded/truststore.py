@@ -1,8 +1,8 @@
-"""The system's certificate authorities for a Java that does not know them.
+"""Makes a Java trust the system's certificate authorities.
 
 A Java from a wheel trusts only the authorities that it was built with, but a machine may reach the network through a
-proxy whose authority its administrator has put into the system's bundle. Java reads no PEM; so the bundle is written as
-a key store of the oldest and simplest form, JKS (OpenJDK's sun.security.provider.JavaKeyStore is its definition).
+proxy whose authority an administrator has added to the system's bundle. Java cannot read PEM as a trust store, so the
+bundle is written in the oldest and simplest format, JKS (defined by OpenJDK's sun.security.provider.JavaKeyStore).
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import ssl
 import struct
 from pathlib import Path
 
-PASSWORD = "changeit"  # noqa: S105 - Java's own default; the store holds nothing secret.
+PASSWORD = "changeit"  # noqa: S105 - Java's default; the store contains no secret.
 _BUNDLES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
 _PEM = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 _MAGIC, _VERSION, _TRUSTED_CERTIFICATE = 0xFEEDFEED, 2, 2
 
 
 def system_bundle() -> Path | None:
-    """The file that holds the system's authorities; None if it is not where systems have it."""
+    """The file with the system's authorities; None if it is at none of the usual paths."""
     named = (os.environ.get("SSL_CERT_FILE"), ssl.get_default_verify_paths().cafile, *_BUNDLES)
     return next((Path(name) for name in named if name and Path(name).is_file()), None)
 

@@ -1,6 +1,6 @@
-"""The state of consumers that share topics through the coordination topic, as metrics of Prometheus.
+"""The state of consumers that share topics through the coordination topic, as Prometheus metrics.
 
-One registry serves all consumers of a process. There are gauges alone, which are set when somebody scrapes.
+One registry serves all consumers of a process. All metrics are gauges, which are set at each scrape.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _TOPIC = [*_CONSUMER, "messaging_destination_name"]
 
 
 class CoordinationMetrics:
-    """The metrics of all consumers of a registry."""
+    """The metrics of all consumers, in one registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def gauge(name: str, what: str, labels: list[str]) -> Gauge:
@@ -37,7 +37,7 @@ class CoordinationMetrics:
         self.ready = gauge("ready", "1 where the consumer is ready, as /readyz says.", _CONSUMER)
 
     def clear_gauges(self) -> None:
-        """Clear the gauges that each scrape sets anew: their partitions and consumers may no longer be ours."""
+        """Clear all gauges before a scrape sets them: a partition or a consumer may be gone."""
         for each in (self.claimed, self.unclaimed, self.lag, self.heartbeat_at, self.commit_at, self.poll_at):
             each.clear()
         self.ready.clear()
@@ -49,8 +49,8 @@ class CoordinationMetrics:
             group: its group.
             client_id: its name in the group.
             ready: whether it is ready.
-            times: in seconds since 1970, when it last did `heartbeat`, `commit` and `poll`; what it never did is left
-                out.
+            times: when its last `heartbeat`, `commit` and `poll` were, in seconds since 1970; without those that never
+                happened.
         """
         gauges = {"heartbeat": self.heartbeat_at, "commit": self.commit_at, "poll": self.poll_at}
         for name, at in times.items():

@@ -1,4 +1,4 @@
-"""Writes what happens in a harvester to the log: which events, how severe, with which fields."""
+"""Writes a harvester's events to the log. It decides which are logged, at which level and with which fields."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ logger = logger_of("outbox_plugin.harvester")
 
 
 def log_event(event: HarvestEvent) -> None:
-    """Log an event that an operator should know of; the others are for metrics."""
-    of_shard: dict[str, object] = {"shard": event.shard}  # Where a log's line names what it is about.
+    """Log an event that operators should know of. All other events are only for metrics."""
+    of_shard: dict[str, object] = {"shard": event.shard}  # Fields of the log record, beside its text.
     match event:
         case TermBegan():
             logger.info(

@@ -1,4 +1,4 @@
-"""Keeps what an observer raises from whoever is observed: counting decides nothing."""
+"""Keeps an observer's exceptions away from what it observes, so that a fault in metrics stops nothing else."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Event = TypeVar("Event")
 
 
 def guarded(observe: Callable[[Event], None], name: str) -> Callable[[Event], None]:
-    """Return `observe` as a function that raises no exception. It logs the first one, and the first after a success.
+    """Wrap `observe` in a function that raises no exception. It logs the first one, and the first after each success.
 
-    Prometheus' client may raise one: where it keeps its numbers in a directory that is full, for example.
+    Prometheus' client can raise exceptions, for example if it keeps its values in a directory that is full.
 
     Args:
-        observe: counts an event; it may run in several threads at once.
-        name: says in the log who is observed.
+        observe: counts an event. Several threads may call it at once.
+        name: names in the log what is observed.
     """
     failing = False
 
@@ -30,7 +30,7 @@ def guarded(observe: Callable[[Event], None], name: str) -> Callable[[Event], No
             observe(event)
         except Exception as error:
             if not failing:
-                logger.warning("the metrics of %s lack what happens now: %s", name, one_line(error))
+                logger.warning("the metrics of %s miss events: %s", name, one_line(error))
             failing = True
         else:
             failing = False

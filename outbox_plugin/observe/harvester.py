@@ -1,4 +1,4 @@
-"""A harvester as an operator's tools see it: its events become metrics and the facts about its readiness."""
+"""Turns a harvester's events into metrics and readiness, for monitoring tools."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from outbox_plugin.settings import Settings, host_and_port
 
 
 class ObservedHarvester:
-    """What a harvester shows at OUTBOX_LISTEN, from its start to its stop."""
+    """Serves the metrics and the readiness of a harvester at OUTBOX_LISTEN, from its start to its stop."""
 
     def __init__(
         self,
@@ -27,17 +27,17 @@ class ObservedHarvester:
         stopping: Callable[[], bool],
         now: Callable[[], float],
     ) -> None:
-        """Open the port, or join others of this process there.
+        """Open the port, or share it with other members of this process.
 
         Args:
-            settings: which outbox.
-            listen: OUTBOX_LISTEN.
-            error: what has made the harvester end by itself.
-            stopping: whether it was asked to stop.
+            settings: name the outbox.
+            listen: the value of OUTBOX_LISTEN.
+            error: returns the error that made the harvester end by itself; None if there is none.
+            stopping: returns whether the harvester was asked to stop.
             now: the clock of its runtime.
 
         Raises:
-            InvalidSetting: the address cannot be had.
+            InvalidSetting: it is not possible to listen on the address.
         """
         self._settings = settings
         self._error = error
@@ -56,7 +56,7 @@ class ObservedHarvester:
 
     @property
     def name(self) -> str:
-        """Names the harvester in the answers of the port."""
+        """The harvester's name in the port's answers."""
         return f"group {self._settings.group}"
 
     def observe(self, event: HarvestEvent) -> None:
@@ -65,7 +65,7 @@ class ObservedHarvester:
         self._count(event)
 
     def poll_table(self) -> None:
-        """Read the table's state from Postgres every few seconds from now on."""
+        """Start to read the table's state from Postgres every few seconds."""
         self._poller = TablePoller(self._settings, self._update, self._facts.table_unavailable)
 
     def _update(self, table: TableState) -> None:
@@ -77,7 +77,7 @@ class ObservedHarvester:
         return self._facts.is_alive(runs=self._error() is None)
 
     def readiness(self) -> Mapping[int, Readiness]:
-        """Whether each shard is relayed as it should be, or why not."""
+        """For each shard, whether it is relayed as it should be, or why not."""
         if (error := self._error()) is not None:
             return {0: NotReady(f"the harvester has ended: {error}")}
         if self._stopping():
@@ -85,11 +85,11 @@ class ObservedHarvester:
         return self._facts.readiness()
 
     def verdicts(self) -> Mapping[str, Readiness]:
-        """The same for the answers of the port."""
+        """The readiness of each shard, by its name in the port's answers."""
         return {f"{self.name}, shard {shard}": verdict for shard, verdict in self.readiness().items()}
 
     def show_gauges(self) -> None:
-        """Set the gauges to the present state."""
+        """Set the gauges to the current state."""
         leads = self._facts.leads()
         for shard, readiness in self.readiness().items():
             self._metrics.show_shard(shard, leads=shard in leads, readiness=readiness)
@@ -97,7 +97,7 @@ class ObservedHarvester:
             self._metrics.show_table(*self._table)
 
     def close(self) -> None:
-        """Show nothing any more, and close the port if nobody else uses it."""
+        """Leave the port, and close it if no other member uses it."""
         leave(self._port, self)
         if self._poller is not None:
             self._poller.close()

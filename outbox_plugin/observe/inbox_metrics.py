@@ -1,6 +1,6 @@
-"""Counts what happens in inboxes, as metrics of Prometheus.
+"""Counts what happens in inboxes, as Prometheus metrics.
 
-One registry serves all inboxes of a process; the label `group` is their consumer group. Counters are updated once a
+One registry serves all inboxes of a process; the label `group` is their consumer group. Counters are updated once per
 transaction.
 """
 
@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.observe.topic_counter import TopicCounter
 
-# Handlers may take minutes. Below 0.1 s, records share a transaction.
+# From handlers that take minutes to those under 0.1 s, whose records share a transaction.
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _GROUP = ["group"]
 _TOPIC = [*_GROUP, "messaging_destination_name"]
@@ -21,7 +21,7 @@ _PARTITION = [*_TOPIC, "messaging_destination_partition_id"]
 
 
 class InboxMetrics:
-    """The metrics of all inboxes of a registry."""
+    """The metrics of all inboxes, in one registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, what: str) -> Counter:
@@ -46,13 +46,13 @@ class InboxMetrics:
         self.ready = gauge("ready", "Inboxes of this process that are ready, as /readyz says.", _GROUP)
 
     def clear_gauges(self) -> None:
-        """Clear the gauges that each scrape sets anew: their partitions and inboxes may no longer be ours."""
+        """Clear all gauges before a scrape sets them: a partition or an inbox may be gone."""
         for each in (self.lag, self.paused, self.ready):
             each.clear()
 
 
 class InboxGroupMetrics:
-    """The metrics of one inbox, or of all inboxes of its group in this process. Any thread may call it."""
+    """The metrics of the inboxes of one group in this process. Any thread may call it."""
 
     def __init__(self, metrics: InboxMetrics, group: str) -> None:
         self.handled = TopicCounter(metrics.handled, group)
@@ -64,7 +64,7 @@ class InboxGroupMetrics:
         self._group = group
 
     def begin_at_zero(self, topics: Iterable[str]) -> None:
-        """Show the counters of topics before anything is counted, so that Prometheus sees the first increase."""
+        """Show the counters of topics as 0, so that Prometheus sees the first increase."""
         for topic in topics:
             for counter in (self.handled, self.skipped, self.retries, self.dead_lettered):
                 counter.add(topic, 0)

@@ -1,6 +1,6 @@
-"""How far a group is behind, asked of Kafka every few seconds on a client and a thread of its own.
+"""Asks Kafka every few seconds how far a group is behind, with its own client and thread.
 
-So a scrape asks Kafka nothing, and handling records costs nothing more. An answer also tells that Kafka can be reached.
+So neither a scrape nor the handling of records waits for Kafka. An answer also shows that Kafka can be reached.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from outbox_plugin.settings import Settings
 
 POLL_SECONDS = 5.0
 ANSWER_SECONDS = 5.0
-_LOOK_SECONDS = 0.02  # Between two looks whether an answer has come.
+_LOOK_SECONDS = 0.02  # How often to check whether an answer has come.
 _FIRST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _END: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
-# The first offset of each partition that is not done; None stands for the partition's beginning.
+# By partition, the offset of the first record that is not done; None means the partition's beginning.
 NextOffsets = Mapping[TopicPartition, int | None]
 Lags = Mapping[TopicPartition, int]
 
@@ -41,13 +41,13 @@ class LagPoller:
         found: Callable[[Lags], None],
         failed: Callable[[str], None],
     ) -> None:
-        """Begin at once.
+        """Start polling.
 
         Args:
-            settings: which Kafka.
+            settings: name Kafka.
             next_offsets: returns how far each partition is done.
-            found: is called with the lags, in offsets, when Kafka has answered.
-            failed: is called with the reason, in one line, where Kafka has not answered.
+            found: called with the lags, in offsets, when Kafka has answered.
+            failed: called with the reason, in one line, if Kafka has not answered.
         """
         self._admin = KafkaAdmin(settings).client
         self._next_offsets = next_offsets
@@ -58,7 +58,7 @@ class LagPoller:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop; returns when the thread has ended. It waits for no answer."""
+        """Stop, and wait until the thread has ended. It does not wait for Kafka's answer."""
         self._closed.set()
         self._thread.join()
 
@@ -70,12 +70,12 @@ class LagPoller:
                 self._failed(error.args[0].str())
             except TimeoutError:
                 self._failed("no answer in time")
-            except Exception as error:  # Whatever it is, the next question may be answered.
+            except Exception as error:  # Go on after any error: the next poll may succeed.
                 self._failed(f"unexpected: {error!r}")
             self._closed.wait(POLL_SECONDS)
 
     def _lags(self, next_offsets: NextOffsets) -> Lags:
-        """The lag of each partition of which Kafka returns the offsets.
+        """The lag of each partition whose offsets Kafka returns.
 
         Raises:
             KafkaException, TimeoutError: Kafka does not answer.
@@ -103,14 +103,14 @@ class LagPoller:
         for at, answer in asked.items():
             try:
                 found[TopicPartition(at.topic, at.partition)] = answer_of(answer, 0).offset
-            except (KafkaException, TimeoutError) as error:  # Of this partition alone, perhaps: it has no leader.
+            except (KafkaException, TimeoutError) as error:  # Maybe of this partition alone, as if it has no leader.
                 problem = error
         if problem is not None and not found:
             raise problem
         return found
 
     def _wait(self, *answers: Future[Any]) -> None:
-        """Wait until all answers are there, unless they take too long or the poller is closed."""
+        """Wait for all answers, unless they take too long or the poller is closed."""
         deadline = time.monotonic() + ANSWER_SECONDS + 1
         while not all(answer.done() for answer in answers) and time.monotonic() < deadline:
             if self._closed.wait(_LOOK_SECONDS):

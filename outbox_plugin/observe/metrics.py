@@ -1,7 +1,7 @@
-"""Counts what happens in harvesters, as metrics of Prometheus.
+"""Counts what happens in harvesters, as Prometheus metrics.
 
-One registry serves all harvesters of a process; the label `group` tells their outboxes apart. Metrics are updated once
-a window or a transaction. Of a row, only the topic and the sizes of its key and value are looked at.
+One registry serves all harvesters of a process; the label `group` distinguishes their outboxes. Metrics are updated
+once per window or transaction. The only work per row is to count topics, and the bytes of keys and values.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _GROUP, _SHARD = ["group"], ["group", "shard"]
 
 
 class HarvesterMetrics:
-    """The metrics of all harvesters of a registry."""
+    """The metrics of all harvesters, in one registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, what: str, *labels: str) -> Counter:
@@ -97,7 +97,7 @@ class HarvesterMetrics:
 
 
 class GroupMetrics:
-    """The metrics of one harvester, or of all harvesters of its group in this process. Any thread may call it."""
+    """The metrics of the harvesters of one group in this process. Any thread may call it."""
 
     def __init__(self, metrics: HarvesterMetrics, group: str) -> None:
         self._all = metrics
@@ -112,7 +112,7 @@ class GroupMetrics:
         self._purged = metrics.purged.labels(group)
 
     def observe(self, event: HarvestEvent) -> None:
-        """Count an event. Frequent kinds come first."""
+        """Count an event. The frequent kinds are checked first."""
         match event:
             case RowsRead():
                 self._reads.observe(event.seconds)
@@ -157,7 +157,7 @@ class GroupMetrics:
             self._sent.add(topic, len(records))
             self._sent_bytes.add(topic, _size(column(records, "key")) + _size(column(records, "value")))
         created = event.records[0].create_time
-        if abs(created) <= LATEST_TIME:  # Postgres allows infinite times.
+        if abs(created) <= LATEST_TIME:  # Infinite times, which Postgres allows, have no delay.
             self._delay.observe(max(0.0, time.time() - _POSTGRES_EPOCH - created / 1e6))
 
     def show_table(self, table: TableState, answered_at: float) -> None:
@@ -179,7 +179,7 @@ class GroupMetrics:
 
 
 def _by_topic(records: Sequence[OutboxRow]) -> Iterator[tuple[str, Sequence[OutboxRow]]]:
-    """The records of each topic; quickest if all records have one topic."""
+    """The records of each topic. Fast if all records have the same topic."""
     topics = topics_of(records)
     if len(topics) == 1:
         yield (*topics, records)

@@ -1,4 +1,4 @@
-"""One address of a process, shared by all that run in it with the same OUTBOX_LISTEN."""
+"""One address of a process, shared by all of its members that have the same OUTBOX_LISTEN."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from outbox_plugin.core.readiness import NotReady, Readiness
 from outbox_plugin.observe.server import Answer, HttpServer
 from outbox_plugin.printable import printable
 
-# Prometheus' text form that every version of it reads.
+# The text format that every version of Prometheus reads.
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Metrics(Protocol):
-    """The metrics of all members of one kind, registered when made."""
+    """The metrics of all members of one kind. Creating it registers them."""
 
     def __init__(self, registry: CollectorRegistry) -> None: ...
 
     def clear_gauges(self) -> None:
-        """Clear the gauges that each scrape sets anew."""
+        """Clear the gauges that each scrape sets again."""
         ...
 
 
@@ -32,11 +32,11 @@ MetricsKind = TypeVar("MetricsKind", bound=Metrics)
 
 
 class Member(Protocol):
-    """What is served: a harvester, an inbox or a consumer. Any thread may call, and nothing may wait for a server."""
+    """A harvester, an inbox or a consumer that is served. Any thread may call it, and no call may wait for a server."""
 
     @property
     def name(self) -> str:
-        """Names the member in a line of an answer."""
+        """The member's name in a line of an answer."""
         ...
 
     def is_alive(self) -> bool:
@@ -44,27 +44,27 @@ class Member(Protocol):
         ...
 
     def verdicts(self) -> Mapping[str, Readiness]:
-        """Whether each part of the member does what it should, or why not, by the name of the part in an answer."""
+        """The readiness of each part of the member, by the part's name in an answer."""
         ...
 
     def show_gauges(self) -> None:
-        """Set the gauges to the present state."""
+        """Set the gauges to the current state."""
         ...
 
 
 class Port:
-    """The server of an address, and its members. Made by `join`."""
+    """The server of an address, and its members. Use `join` to get one."""
 
     def __init__(self, host: str, port: int) -> None:
         """Bind the address.
 
         Raises:
-            InvalidSetting: it cannot be had.
+            InvalidSetting: it is not possible to listen on the address.
         """
         self._registry = CollectorRegistry()
         self._scraping = threading.Lock()
         self._members: tuple[Member, ...] = ()
-        self.uses = 0  # How often it was joined, and not left.
+        self.uses = 0  # How many have joined and not left.
         self._kinds: dict[type[Any], Metrics] = {}
         pages = {"/metrics": self._metrics, "/readyz": self._ready, "/livez": self._live}
         self._server = HttpServer(host, port, pages)
@@ -77,11 +77,11 @@ class Port:
             return cast(MetricsKind, self._kinds[kind])
 
     def add(self, member: Member) -> None:
-        """Serve what it has to say."""
+        """Include the member in the answers."""
         self._members = (*self._members, member)
 
     def remove(self, member: Member) -> None:
-        """Serve it no more."""
+        """Leave the member out of the answers from now on."""
         self._members = tuple(each for each in self._members if each is not member)
 
     def close(self) -> None:
@@ -102,8 +102,8 @@ class Port:
             for part, verdict in member.verdicts().items():
                 is_ready = not isinstance(verdict, NotReady)
                 all_are_ready = all_are_ready and is_ready
-                told = printable(" ".join(verdict.reason.split()))
-                lines.append(f"{part}: {'ready' if is_ready else 'not ready'}: {told}")
+                reason = printable(" ".join(verdict.reason.split()))
+                lines.append(f"{part}: {'ready' if is_ready else 'not ready'}: {reason}")
         return _answer(lines, is_well=all_are_ready)
 
     def _live(self) -> Answer:
@@ -121,10 +121,10 @@ _joining = threading.Lock()
 
 
 def join(host: str, port: int) -> Port:
-    """The port of this process at that address, opened where nobody has; `leave` it afterwards.
+    """The port of this process at that address; the first call opens it. `leave` it afterwards.
 
     Raises:
-        InvalidSetting: the address cannot be had.
+        InvalidSetting: it is not possible to listen on the address.
     """
     with _joining:
         if (host, port) not in _ports:
@@ -135,7 +135,7 @@ def join(host: str, port: int) -> Port:
 
 
 def leave(port: Port, member: Member) -> None:
-    """Serve `member` no more, and close the port where it was the last one."""
+    """Remove `member` from the port, and close the port if it was the last one."""
     with _joining:
         port.remove(member)
         port.uses -= 1
@@ -146,7 +146,7 @@ def leave(port: Port, member: Member) -> None:
 
 
 def _forget_ports() -> None:
-    """A fork has no threads that serve them, and opens its own."""
+    """After a fork, forget the parent's ports: the child has none of the threads that serve them, and opens its own."""
     global _joining
     _joining = threading.Lock()
     _ports.clear()

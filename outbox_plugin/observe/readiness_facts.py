@@ -1,6 +1,6 @@
-"""The facts about one harvester that `core.readiness` judges, collected from what happens in it.
+"""Collects, from a harvester's events, the facts by which `core.readiness` decides whether it is ready.
 
-Called by the threads of the harvester, of the table's poller and of the HTTP server; a lock guards what is known.
+The threads of the harvester, of the table poller and of the HTTP server call it; a lock guards its state.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from outbox_plugin.relay.events import (
 
 
 class ReadinessFacts:
-    """What is known about the shards of one harvester."""
+    """The facts about the shards of one harvester."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         """`now` is the clock of the harvester's runtime."""
@@ -35,13 +35,13 @@ class ReadinessFacts:
         self._found_nothing: set[int] = set()  # Shards whose leader found nothing to read since `table_looked_at`.
 
     def observe(self, event: HarvestEvent) -> None:
-        """Take note of what happens."""
+        """Update the facts from an event."""
         now = self._now()
         with self._lock:
             match event:
                 case ShardStepped():
                     self._stepped(event, now)
-                case RowsRead():  # It says so, too, of a harvester that holds the last connection that Postgres allows.
+                case RowsRead():  # Proves that Postgres answers, even if no connection is left for the table poller.
                     self._postgres_at, self._postgres_error = now, None
                     if not event.rows:
                         self._found_nothing.add(event.shard)
@@ -67,11 +67,11 @@ class ReadinessFacts:
         self._shards[shard] = replace(self._shards.get(shard, Facts()), moved_at=now)
 
     def table_looked_at(self, waiting: Set[int] | None, paused: Set[int]) -> None:
-        """Postgres has answered.
+        """Update the facts after Postgres has answered.
 
         Args:
-            waiting: the shards that have rows to send; None where the answer took too long to be had. Then the leaders'
-                own reads count: behind an old snapshot, the entries of millions of purged rows are slow to pass.
+            waiting: the shards that have rows to send; None if the query took too long, as when an old snapshot keeps
+                millions of purged rows. Then the leaders' own reads count.
             paused: the shards that an operator has paused.
         """
         now = self._now()
@@ -84,12 +84,12 @@ class ReadinessFacts:
                 self._shards[shard] = replace(known, moved_at=now) if moved else known
 
     def table_unavailable(self, error: str) -> None:
-        """Postgres has not answered as it should; `error` is one line."""
+        """Postgres has not answered, or with an error; `error` is one line."""
         with self._lock:
             self._postgres_error = error
 
     def readiness(self) -> Mapping[int, Readiness]:
-        """Whether the harvester is ready, shard by shard; of shard 0 alone while it is not known how many there are."""
+        """The readiness of each shard; only of shard 0 as long as the number of shards is unknown."""
         now = self._now()
         with self._lock:
             if self._begins_again is not None:
@@ -104,6 +104,6 @@ class ReadinessFacts:
             return {shard for shard, facts in self._shards.items() if facts.leads}
 
     def is_alive(self, *, runs: bool) -> bool:
-        """Whether the supervisor runs; `runs` says whether its thread does."""
+        """Whether the supervisor works; `runs` is whether its thread is alive."""
         with self._lock:
             return is_alive(runs=runs, stepped_at=self._stepped_at, now=self._now())

@@ -1,7 +1,7 @@
 """Spans of the relay: how long a traced event waited in the outbox, and the transaction that published it.
 
-They are made when a window is committed, or acknowledged in at-least-once delivery, from what is known then. So a
-transaction that was aborted, or whose outcome is unknown, leaves none, and one that is tried again leaves one.
+They are made once a window is committed or, in at-least-once delivery, acknowledged. So a transaction that was aborted,
+or whose outcome is unknown, has no spans, and one that is retried has them once.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ class RelaySpans:
     """Makes the spans of one harvester."""
 
     def __init__(self, tracer: Tracer, wall_clock: Callable[[], int] = time.time_ns) -> None:
-        """Nothing is traced yet.
+        """Make the maker of spans.
 
         Args:
-            tracer: makes the spans.
-            wall_clock: nanoseconds since 1970.
+            tracer: creates the spans.
+            wall_clock: returns the time in nanoseconds since 1970.
         """
         self._tracer = tracer
         self._wall_clock = wall_clock
 
     def observe(self, event: HarvestEvent) -> None:
-        """Make the spans of a window that was published. An error of the tracer is logged, and harms nothing else."""
+        """Make the spans of a published window. An error of the tracer is logged, and has no other effect."""
         if isinstance(event, WindowPublished) and event.rows:
             try:
                 self._trace(event)
@@ -54,7 +54,7 @@ class RelaySpans:
         send = self._tracer.start_span(
             span_name("send", topics),
             context=child_of(traced[0][1]),
-            kind=SpanKind.CLIENT,  # PRODUCER is for a span whose context travels with the record.
+            kind=SpanKind.CLIENT,  # Not PRODUCER, which is for a span whose context the record carries.
             attributes={**operation_attributes("send", topics), BATCH_MESSAGE_COUNT: window.rows},
             links=[Link(context) for _, context in traced],
             start_time=began,

@@ -1,8 +1,8 @@
-"""An HTTP server for a few small pages, by the standard library: GET only, one request for each connection.
+"""A small HTTP server on the standard library: GET only, one request per connection.
 
-Clients are not trusted to be quick, or to say anything. A connection may last for `CONNECTION_SECONDS` in all, at most
-`THREADS` are served at once, and others wait in the kernel's queue. So one that drips its request, or never reads the
-answer, holds a thread for those seconds and nothing else.
+A client may be slow, or send nothing. So a connection may last for `CONNECTION_SECONDS` at most, and at most
+`THREADS` connections are served at once; others wait in the kernel's queue. A client that sends its request slowly, or
+never reads the answer, occupies one thread for that time and nothing else.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PLAIN = "text/plain; charset=utf-8"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a page says."""
+    """The response of a page."""
 
     body: str
     status: HTTPStatus = HTTPStatus.OK
@@ -52,13 +52,13 @@ class HttpServer:
         """Bind the address, and serve on a thread.
 
         Raises:
-            InvalidSetting: the address cannot be had.
+            InvalidSetting: it is not possible to listen on the address.
         """
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
             family, *_, address = found[0]
             self._listener = _Listener(family, address, pages)
-        except (OSError, UnicodeError) as error:  # A name with an empty part, say, is no text for the look-up.
+        except (OSError, UnicodeError) as error:  # UnicodeError: a host name with an empty part, for example.
             where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             why = getattr(error, "strerror", None) or str(error)
             if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
@@ -71,9 +71,9 @@ class HttpServer:
         self._pid = os.getpid()
 
     def close(self) -> None:
-        """Stop listening, and cut off whoever is being served; returns when no thread is left."""
+        """Stop listening, cut off all clients, and wait until no thread is left."""
         if os.getpid() != self._pid:
-            return  # A fork has closed its copy, and has none of the threads.
+            return  # In a forked child, the socket was closed at the fork, and there are no threads.
         self._listener.cut_off_all()
         self._listener.shutdown()
         self._thread.join()
@@ -82,7 +82,7 @@ class HttpServer:
 
 
 class _Listener(TCPServer):
-    """Accepts connections, and serves each on a thread of its own."""
+    """Accepts connections, and serves each on its own thread."""
 
     allow_reuse_address = True
     request_queue_size = _QUEUED_CONNECTIONS
@@ -91,14 +91,14 @@ class _Listener(TCPServer):
         self.address_family = family
         self.pages = pages
         self._free = threading.Semaphore(THREADS)
-        self._open: dict[socket.socket, tuple[threading.Thread, float]] = {}  # With the time to cut each off.
+        self._open: dict[socket.socket, tuple[threading.Thread, float]] = {}  # With the time at which to cut it off.
         self._changing = threading.Lock()
         super().__init__(address, _Request)
         _listeners.add(self)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         while not self._free.acquire(timeout=_POLL_SECONDS):
-            self.service_actions()  # It frees threads that have been held for too long.
+            self.service_actions()  # Frees threads whose connections have lasted too long.
         thread = threading.Thread(
             target=self._serve, args=(request, client_address), name="outbox-http-request", daemon=True
         )
@@ -128,12 +128,12 @@ class _Listener(TCPServer):
         self._free.release()
 
     def forget(self) -> None:
-        """Close this process's copies of the sockets; whoever has the others notices nothing."""
+        """Close this process's copies of the sockets. The parent process's connections stay open."""
         for each in (self.socket, *self._open):
             each.close()
 
     def service_actions(self) -> None:
-        """Cut off whoever has been connected for too long. Called some times a second."""
+        """Cut off clients that have been connected for too long. Called several times a second."""
         now = time.monotonic()
         with self._changing:
             for request, (_, until) in self._open.items():
@@ -141,7 +141,7 @@ class _Listener(TCPServer):
                     _cut_off(request)
 
     def cut_off_all(self) -> None:
-        """Cut off whoever is connected, and wait for the threads."""
+        """Cut off all clients, and wait for the threads."""
         with self._changing:
             threads = [thread for thread, _ in self._open.values()]
             for request in self._open:
@@ -177,7 +177,7 @@ class _Request(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Say in plain text what is wrong; a method other than GET is not allowed."""
+        """Answer an error in plain text. Any method other than GET is not allowed."""
         if code == HTTPStatus.NOT_IMPLEMENTED:
             code, message = HTTPStatus.METHOD_NOT_ALLOWED, "only GET is served"
         super().send_error(code, message, explain)
@@ -198,7 +198,7 @@ _listeners: weakref.WeakSet[_Listener] = weakref.WeakSet()
 
 
 def _forget_listeners() -> None:
-    """A fork has no thread that serves: it must not keep the port from whoever is to have it next."""
+    """After a fork, close the child's copies of the sockets, so that they do not keep the port in use."""
     for listener in list(_listeners):
         listener.forget()
 

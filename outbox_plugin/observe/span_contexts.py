@@ -1,4 +1,4 @@
-"""Reads the trace context that records carry, by OpenTelemetry's propagator. It needs the package opentelemetry-api."""
+"""Reads the trace context of records with OpenTelemetry's propagator. Requires the package opentelemetry-api."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 
 
 def valid_context(carrier: Carrier) -> SpanContext | None:
-    """The span that `carrier` names; None where its `traceparent` is missing or wrong."""
+    """The span that `carrier` names; None if its `traceparent` is missing or invalid."""
     if not carrier:
         return None
     found = trace.get_current_span(_PROPAGATOR.extract(carrier, Context())).get_span_context()
@@ -23,10 +23,10 @@ def valid_context(carrier: Carrier) -> SpanContext | None:
 
 
 def first_valid_context(carriers: Iterable[Carrier]) -> SpanContext | None:
-    """The span that the first right one of `carriers` names; None where none is right."""
+    """The span that the first of `carriers` with a valid `traceparent` names; None if none has one."""
     return next((context for each in carriers if (context := valid_context(each)) is not None), None)
 
 
 def child_of(parent: SpanContext | None) -> Context:
-    """The context in which a span is a child of `parent`, or begins a trace."""
+    """A context in which a new span is a child of `parent`; without a parent, it begins a trace."""
     return Context() if parent is None else trace.set_span_in_context(trace.NonRecordingSpan(parent), Context())

@@ -1,7 +1,7 @@
-"""What Postgres says of an outbox every few seconds, asked on a connection and a thread of its own.
+"""Queries the state of an outbox every few seconds, on its own connection and thread.
 
-So a scrape asks the database nothing, and a harvester that only stands by knows whether it could reach it. The relay's
-own word is not enough: a relay that has halted would not tell of the rows that it does not send.
+So a scrape does not wait for Postgres, and a standby harvester knows whether it can reach Postgres. The relay's own
+events would not do: a relay that has halted does not report the rows that it fails to send.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from outbox_plugin.settings import Settings
 logger = logger_of("outbox_plugin.harvester")
 
 POLL_SECONDS = 5.0
-COUNTED = 10_000  # Rows, and dead letters: more are not counted, so that a read costs milliseconds.
-STATEMENT_MILLISECONDS = 1_000  # An answer that takes longer is done without.
+COUNTED = 10_000  # The largest number of rows, and of dead letters, that is counted. This takes milliseconds.
+STATEMENT_MILLISECONDS = 1_000  # A query that takes longer is cancelled, and its figures are left out.
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The rows of a shard that wait for nothing but the harvester: how many, and for how long the oldest has."""
+    """The rows of a shard that wait only for the harvester: how many, and how long the oldest has waited."""
 
     rows: int
     oldest_seconds: float | None
@@ -42,7 +42,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """What was read; `waiting` has the shards with rows to send, and is None where the answer took too long."""
+    """The state of an outbox. `waiting` has the shards with rows to send; it is None if that query took too long."""
 
     shards: int
     paused: frozenset[int]
@@ -55,12 +55,12 @@ class TablePoller:
     """Reads the table every `POLL_SECONDS` until it is closed."""
 
     def __init__(self, settings: Settings, found: Callable[[TableState], None], failed: Callable[[str], None]) -> None:
-        """Begin at once.
+        """Start polling.
 
         Args:
-            settings: which outbox.
-            found: is called with what was read.
-            failed: is called with the reason, in one line, where Postgres has not answered as it should.
+            settings: name the outbox.
+            found: called with each state that was read.
+            failed: called with the reason, in one line, if Postgres does not answer, or with an error.
         """
         self._settings = settings
         self._found = found
@@ -70,7 +70,7 @@ class TablePoller:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop; returns when the thread has ended, after the read that is under way."""
+        """Stop, and wait until the thread has ended. It finishes a read that is under way."""
         self._closed.set()
         self._thread.join()
 
@@ -84,29 +84,34 @@ class TablePoller:
                         self._found(read_table(connection, self._settings.table, table))
                         has_failed = False
                         self._closed.wait(POLL_SECONDS)
-            except Exception as error:  # Whatever it is, the next read may succeed.
+            except Exception as error:  # Go on after any error: the next read may succeed.
                 reason = one_line(error)
                 if not has_failed:
-                    logger.warning("the outbox cannot be looked at for metrics and /readyz: %s", reason)
+                    logger.warning("the outbox cannot be queried for metrics and /readyz: %s", reason)
                 has_failed = True
                 self._failed(reason)
             self._closed.wait(POLL_SECONDS)
 
 
 def read_table(connection: Connection, table: str, place: str) -> TableState:
-    """What Postgres says of the outbox `table`, whose name with its schema is `place`.
+    """Read the state of an outbox.
+
+    Args:
+        connection: to its database.
+        table: its name, as in the settings.
+        place: its name with its schema.
 
     Raises:
-        psycopg.Error: whatever Postgres says.
-        StoreUnavailable: it is a standby, on which nobody could take over.
+        psycopg.Error: whatever Postgres raises.
+        StoreUnavailable: the server is a standby, on which no harvester could take over.
     """
 
     def ask(noun: str, name: str, *, conditions: str | None = None, **values: object) -> list[tuple[Any, ...]]:
         part = statement("window", conditions, place) if conditions else psycopg.sql.SQL("")
         query = statement(noun, name, place, conditions=part)
-        with connection.transaction():  # What is set for it must not stay with a pooler's session.
+        with connection.transaction():  # So that its settings do not stay in a pooler's session.
             connection.execute(statement("window", "walk_by_id", place))
-            connection.execute(statement("window", "give_up_after", place), {"milliseconds": STATEMENT_MILLISECONDS})
+            connection.execute(statement("window", "limit_duration", place), {"milliseconds": STATEMENT_MILLISECONDS})
             return connection.execute(query, {"table": table, **values}).fetchall()
 
     [(_, is_standby)] = ask("window", "snapshot")

@@ -1,15 +1,15 @@
-"""A counter by topic whose number of series is bounded, however many topics there are."""
+"""A counter by topic with a bounded number of series, however many topics there are."""
 
 from __future__ import annotations
 
 from prometheus_client import Counter
 
-MAX_TOPICS = 200  # Of a group; records of further topics are counted together, as `OTHER_TOPICS`.
+MAX_TOPICS = 200  # Per group. Records of further topics are counted together, as `OTHER_TOPICS`.
 OTHER_TOPICS = "other"
 
 
 class TopicCounter:
-    """One group's part of a counter whose labels are the group and the topic. Any thread may call it."""
+    """A counter with the labels group and topic, for one group. Any thread may call it."""
 
     def __init__(self, counter: Counter, group: str) -> None:
         self._counter = counter
@@ -17,7 +17,7 @@ class TopicCounter:
         self._topics: dict[str, Counter] = {}
 
     def add(self, topic: str, count: int = 1) -> None:
-        """Count so many records of a topic."""
+        """Count `count` records of a topic."""
         self._of(topic).inc(count)
 
     def _of(self, topic: str) -> Counter:

@@ -1,4 +1,4 @@
-"""Connections to Postgres, and its errors in our words."""
+"""Opens connections to Postgres, and turns psycopg's errors into those of this package."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ C = TypeVar("C", bound=psycopg.Connection[Any])
 
 CONNECT_TIMEOUT_SECONDS = 3
 CANCEL_SECONDS = 1.0  # How long a request to cancel may take.
-CANCEL_PAUSE_SECONDS = 0.1  # Between two of them.
-OLDEST_POSTGRES = 15  # Its UNIQUE NULLS NOT DISTINCT, and multiranges of 14.
-# What the kernel does about packets that vanish. A probe is sooner, but a pooler may answer it.
+CANCEL_PAUSE_SECONDS = 0.1  # Between two requests to cancel.
+OLDEST_POSTGRES = 15  # It needs UNIQUE NULLS NOT DISTINCT, which 15 brought, and multiranges, which 14 brought.
+# When the kernel gives up a connection whose packets vanish. A probe notices sooner, but a pooler may answer a probe.
 _KEEPALIVE = {"keepalives_idle": 2, "keepalives_interval": 1, "keepalives_count": 3, "tcp_user_timeout": 3_000}
 _PATIENT = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 10_000}
 
@@ -35,21 +35,21 @@ _PATIENT = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 
 def connect(
     settings: Settings, *, purpose: str = "outbox", own_name: bool = False
 ) -> psycopg.Connection[tuple[Any, ...]]:
-    """A connection in autocommit mode that works behind a transaction-mode pooler: nothing is prepared.
+    """A connection in autocommit mode that works behind a transaction-mode pooler: no statement is prepared.
 
-    No time-out of a role's or a database's ends its session for being idle; but for what the DSN itself asks.
+    Time-outs for idle sessions that a role or a database sets do not end it; those in the DSN do.
 
-    A statement on it waits for as long as the server works on it, but ends within about 2 seconds where the way to the
-    server is dead; see `silence`.
+    A statement may take as long as the server works on it. But if the path to the server is dead, the statement fails
+    within about 2 seconds; see `silent_server`.
 
     Args:
-        settings: their DSN names the server; what it says of time-outs and keepalives goes before ours.
+        settings: their DSN names the server. Its time-outs and keepalives take precedence over ours.
         purpose: the session's `application_name`.
-        own_name: make that a name of its own, by which a probe finds the session behind a pooler. Not where the name is
-            changed while statements run. Such a session's transactions may also take as long as they need.
+        own_name: make that name unique, so that a probe finds the session even behind a pooler. Do not use it if the
+            name is changed while statements run. The session's transactions have no time-out either.
 
     Raises:
-        psycopg.Error: as psycopg says it; see `reported` and `reported_as_refusal`.
+        psycopg.Error: the connection failed; see `reported` and `reported_as_refusal`.
         ServerRefused: the server is older than `OLDEST_POSTGRES`.
     """
     options = _options(settings, purpose, _KEEPALIVE)
@@ -63,13 +63,13 @@ def connect(
 
 
 def connect_patiently(settings: Settings, *, purpose: str = "outbox") -> psycopg.Connection[tuple[Any, ...]]:
-    """As `connect`, for a long transaction that would have to be done again as a whole: TCP alone ends its waits."""
+    """Like `connect`, for a long transaction that is costly to repeat: only TCP gives up a silent server."""
     options = _options(settings, purpose, _PATIENT)
     return _kept(_connected(psycopg.Connection[tuple[Any, ...]], options), settings, options)
 
 
 async def connect_async(settings: Settings, *, purpose: str = "outbox") -> psycopg.AsyncConnection[tuple[Any, ...]]:
-    """As `connect`, for asyncio."""
+    """Like `connect`, for asyncio."""
     options = _options(settings, purpose, _KEEPALIVE)
     attempt = WatchedAsyncConnection[tuple[Any, ...]].connect(**options, autocommit=True, prepare_threshold=None)
     try:
@@ -90,7 +90,7 @@ async def connect_async(settings: Settings, *, purpose: str = "outbox") -> psyco
 
 
 def _kept(connection: C, settings: Settings, options: dict[str, Any], *, takes_long: bool = False) -> C:
-    """`connection`, which no time-out of a role's or a database's ends any more; see `_keeping`."""
+    """Keep time-outs that a role or a database sets from ending `connection`, and return it; see `_keeping`."""
     try:
         for query in _keeping(connection, settings, options, takes_long=takes_long):
             connection.execute(query, {"pid": connection.info.backend_pid})
@@ -107,7 +107,7 @@ def _keeping(
     *,
     takes_long: bool = False,
 ) -> list[sql.Composed]:
-    """The statements that keep a session, but for what the DSN says of time-outs itself."""
+    """The statements that switch off a session's time-outs, except those that the DSN sets."""
     since = {"stay_idle": ("idle_session_timeout", 14)}
     if takes_long:
         since["take_long"] = ("transaction_timeout", 17)
@@ -128,7 +128,7 @@ def _too_old(version: int) -> ServerRefused:
 def _options(settings: Settings, purpose: str, keepalive: dict[str, int]) -> dict[str, Any]:
     given = conninfo_to_dict(settings.dsn.get_secret_value())
     defaults = {"connect_timeout": CONNECT_TIMEOUT_SECONDS, "application_name": purpose, **keepalive}
-    # A role's or an environment's own encoding need not have every character of a row.
+    # The role or the environment may set an encoding that lacks characters of a row.
     return {**defaults, **given, "client_encoding": "utf8"}
 
 
@@ -140,12 +140,12 @@ def _prepare_to_probe(
 
 
 def _connect_seconds(options: dict[str, Any]) -> float:
-    """How long all attempts to connect may take together, one second for the look-up of names included."""
+    """How long all attempts to connect may take together, with one second for the look-up of host names."""
     return timeout_from_conninfo(options) * len(str(options.get("host") or options.get("hostaddr")).split(",")) + 1.0
 
 
 def _connected(kind: type[C], options: dict[str, Any]) -> C:
-    """Connect on a thread of its own: no time-out of psycopg's or libpq's bounds the look-up of a name."""
+    """Connect on a separate thread, because neither psycopg nor libpq limits the time of a host name's look-up."""
     connecting: Future[C] = Future()
     nobody_waits = threading.Event()
 
@@ -186,14 +186,14 @@ IS_STANDBY = (
 
 @contextmanager
 def reported() -> Iterator[None]:
-    """Turn psycopg's errors into ours, for a harvester that lives on.
+    """Turn psycopg's errors into ours, for a running harvester.
 
     Raises:
-        StoreUnavailable: whatever Postgres said; the cure is to wait and try again.
+        StoreUnavailable: for every error of Postgres: wait and try again.
     """
     try:
         yield
-    except psycopg.errors.ActiveSqlTransaction as error:  # What a standby says when a read asks for the right to write.
+    except psycopg.errors.ActiveSqlTransaction as error:  # A standby raises it when a read asks for the right to write.
         raise StoreUnavailable(IS_STANDBY) from error
     except psycopg.Error as error:
         raise StoreUnavailable(f"Postgres: {one_line(error)}") from error
@@ -201,11 +201,11 @@ def reported() -> Iterator[None]:
 
 @contextmanager
 def reported_as_refusal(settings: Settings) -> Iterator[None]:
-    """Turn psycopg's errors into ours, at start: a user is there to mend what is wrong.
+    """Turn psycopg's errors into ours, at start, when the user can fix what is wrong.
 
     Raises:
-        SchemaMissing: a table, a column or the schema of the staging tables is not there.
-        ServerRefused: the database cannot be reached, or says no.
+        SchemaMissing: a table, a column or the schema of the staging tables is missing.
+        ServerRefused: the database cannot be reached, or refuses.
     """
     try:
         yield
@@ -219,9 +219,9 @@ def reported_as_refusal(settings: Settings) -> Iterator[None]:
 
 @contextmanager
 def pipeline(connection: psycopg.Connection[Any]) -> Iterator[None]:
-    """A pipeline of psycopg's that raises what a statement in it raised, and logs nothing of its own.
+    """A psycopg pipeline that raises the error of its first failed statement, and logs nothing.
 
-    Where the connection is lost in it, psycopg fails once more as it leaves the pipeline, and logs that as a warning.
+    If the connection is lost, psycopg's own pipeline fails again at its end, and logs that as a warning.
     """
     lost: psycopg.Error | None = None
     try:
@@ -242,12 +242,12 @@ def pipeline(connection: psycopg.Connection[Any]) -> Iterator[None]:
 def cancel_until_ended(
     connection: Callable[[], psycopg.Connection[Any] | None], ended: Callable[[float], bool], seconds: float
 ) -> None:
-    """Cancel what another thread runs, repeatedly: a request that comes between two statements cancels none.
+    """Cancel the statements of another thread, repeatedly: a request that arrives between two statements has no effect.
 
     Args:
-        connection: returns the connection that the thread uses now; None while it has none.
-        ended: waits for so many seconds, and returns whether the thread needs the connection no more.
-        seconds: after that time it is left to end by itself.
+        connection: returns the connection that the thread uses now, or None.
+        ended: waits for the given number of seconds, and returns whether the thread has finished with the connection.
+        seconds: how long to go on. After that, the thread ends by itself.
     """
     deadline = time.monotonic() + seconds
     while not ended(0.0) and time.monotonic() < deadline:
@@ -258,9 +258,9 @@ def cancel_until_ended(
 
 
 def one_line(error: BaseException) -> str:
-    """The first line of what `error` says; its class where it says nothing, or fails to."""
+    """The first line of the error's message; its class if it has no message, or fails to make one."""
     try:
         lines = str(error).strip().splitlines()
-    except Exception:  # Of a user's own class.
+    except Exception:  # The `__str__` of a user's class may fail.
         lines = []
     return lines[0] if lines else type(error).__name__

@@ -2,10 +2,10 @@
 
 Migrations are files `NNNN_pre_what.sql` or `NNNN_post_what.sql`, applied in the order of their names: a `pre` file may
 run before the new code is deployed, a `post` file only after the old code is gone. All run in one transaction, under a
-lock, so that two at once, or one that is killed, leave the database whole.
+lock, so that the database stays consistent if two run at once, or one is killed.
 
-A migration that waits for a lock keeps everybody who comes after it waiting too: one long report would stop all who
-emit. So it waits for a second, gives up all that it has done, lets the others through, and tries again.
+While a migration waits for a lock on a table, everybody who needs the table waits behind it: one long report would stop
+all who emit. So it waits for a second only, rolls back, lets the others proceed, and tries again.
 """
 
 from __future__ import annotations
@@ -34,22 +34,25 @@ PAUSE_SECONDS = 2.0  # Between two tries.
 
 
 def migrate(settings: Settings, *, wake_up: bool | None = None) -> list[str]:
-    """Bring the outbox's tables up to date; safe to run twice, and by two at once.
+    """Bring the outbox's tables up to date. It is safe to run twice, or by two at once.
 
-    An existing outbox table, such as goharvest's, keeps its form; where the settings say at-least-once, the pages of a
-    table that has no fillfactor of its own leave room for marked rows from now on. Staging tables of Spark jobs that
-    are gone are removed; the schema for such tables is made, if the role may make one. `wake_up` installs, or removes,
-    the trigger by which writers wake the harvesters that sleep, for as many shards as there are, or as the settings say
-    if those are more; None leaves that as it is.
+    An existing outbox table, such as goharvest's, keeps its columns. With at-least-once delivery, the table gets a
+    fillfactor if it has none, so that its pages leave room for marked rows. Staging tables of Spark jobs that are gone
+    are removed, and the schema for such tables is created if the role may do that.
+
+    Args:
+        settings: name the outbox.
+        wake_up: True installs the trigger by which writers wake sleeping harvesters, for as many shards as the outbox
+            has, or the settings ask for if those are more. False removes it. None leaves it as it is.
 
     Returns:
-        The names of the migrations that were applied now; none when all had been.
+        The names of the migrations that were applied now; empty if all had been applied before.
 
     Raises:
-        ServerRefused: the database cannot be reached, does not let us create tables, or has something that is called
-            like ours and belongs to a role that nobody need trust; the outbox is a view of anything but one table; or
-            somebody's lock is in the way for a minute.
-        InvalidSetting: the table has been migrated by another name of it.
+        ServerRefused: the database cannot be reached, or does not let us create tables; it has a table or function with
+            the name of ours whose owner is not trusted; the outbox is a view of anything but one table; or somebody
+            holds a lock for a minute.
+        InvalidSetting: the table has been migrated under another name.
     """
     deadline, said = time.monotonic() + PATIENCE_SECONDS, ""
     with reported_as_refusal(settings), connect_patiently(settings) as connection:
@@ -78,7 +81,7 @@ def _in_the_way(connection: psycopg.Connection[tuple[Any, ...]], settings: Setti
 
 
 def _names(table: str) -> list[str]:
-    """The names of all our tables, without their schema."""
+    """The names of all tables of the outbox, without their schema."""
     return [
         table.rpartition(".")[2],
         *re.findall(r"\{(outbox_\w+)\}", "".join(migrations().values())),
@@ -89,10 +92,10 @@ def _names(table: str) -> list[str]:
 def _migrate(
     connection: psycopg.Connection[tuple[Any, ...]], settings: Settings, table: str, *, wake_up: bool | None
 ) -> list[str]:
-    """One try; see `migrate`.
+    """Try once to migrate, in one transaction. The arguments are those of `migrate`.
 
     Raises:
-        psycopg.errors.LockNotAvailable: somebody's lock is in the way; nothing was done.
+        psycopg.errors.LockNotAvailable: somebody holds a lock; nothing was done.
     """
     with connection.transaction():
 
@@ -116,7 +119,7 @@ def _migrate(
             connection.execute(notice_truncation(connection, table))
         check_name(settings.table, connection.execute(statement("identity", "known_as", table)).fetchall())
         run("identify")
-        _wake_up(connection, settings, table, install=wake_up)  # It asks for the shards of an outbox that is known.
+        _wake_up(connection, settings, table, install=wake_up)  # Needs the registration: it reads the shards.
         refuse_strangers(connection, table)
         run("make_secret")
         if run("may_make_staging_schema"):
@@ -128,10 +131,10 @@ def _migrate(
 
 
 def refuse_strangers(connection: psycopg.Connection[tuple[Any, ...]], table: str) -> None:
-    """Make sure that nothing which is called like ours can run the code of somebody who may only create there.
+    """Check that no table or function with the name of ours could run code of somebody who is not trusted.
 
     Raises:
-        ServerRefused: something does; the message says what, and whose it is.
+        ServerRefused: one could; the message names it and its owner.
     """
     found = connection.execute(statement("migrate", "strangers", table), strangers_of(table)).fetchall()
     if found:
@@ -141,7 +144,7 @@ def refuse_strangers(connection: psycopg.Connection[tuple[Any, ...]], table: str
 
 
 def strangers_of(table: str) -> dict[str, object]:
-    """The values of the statement that finds strangers among what is called like ours."""
+    """The parameters of the statement `strangers`."""
     schema, _, _ = table.rpartition(".")
     return {"names": _names(table), "schema": schema}
 
@@ -155,7 +158,7 @@ def _wake_up(
     if install is False:
         ask(drop_wake_up_trigger(connection, table))
         return
-    # A trigger that stays as it is has the function of this version, too.
+    # A trigger that stays gets this version's function, too.
     query = "shards" if install else "shards_of_trigger"
     for (shards,) in ask(statement("wake_up", query, table)).fetchall():
         ask(wake_up_function(table, shards))

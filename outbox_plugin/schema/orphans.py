@@ -15,8 +15,8 @@ _WAIT = sql.SQL("SET LOCAL lock_timeout = '1s'")
 def drop_orphans(connection: psycopg.Connection[tuple[Any, ...]], table: str, job_id: str | None = None) -> None:
     """Remove the staging tables that nobody owns any more, and those of earlier runs of the job `job_id`.
 
-    Only tables that a job of this outbox has made are removed. An earlier run that is still alive may fail then, with
-    nothing written.
+    Only tables that jobs of this outbox created are removed. If an earlier run of the job is still alive, it may then
+    fail, with nothing written.
     """
     with connection.transaction():
         found = connection.execute(statement("staging", "orphans", table), {"job_id": job_id}).fetchall()
@@ -27,9 +27,13 @@ def drop_orphans(connection: psycopg.Connection[tuple[Any, ...]], table: str, jo
 def drop_unless_used(
     connection: psycopg.Connection[tuple[Any, ...]], table: str, name: str, staging: sql.Identifier
 ) -> None:
-    """Drop the staging table `name`, which is `staging` in full, and forget it.
+    """Drop a staging table and unregister it, unless a task still writes to it: then a later job removes it.
 
-    While a task still writes to it, it is left to a later job: nobody waits for that task.
+    Args:
+        connection: to the database of the outbox.
+        table: the outbox.
+        name: the staging table, without its schema.
+        staging: the staging table, with its schema.
     """
     try:
         with connection.transaction():

@@ -1,13 +1,13 @@
-"""Names every function, operator and type of our SQL in full, as one of Postgres's own.
+"""Qualifies every function, operator and type in our SQL with the schema pg_catalog.
 
-A name without a schema means whatever the session's search_path finds. Who may create in a schema of that path could
-add a function or an operator whose argument types fit better than those of Postgres's own, `lower(varchar)` say, and it
-would run as whoever runs our statements. A search_path of our own would not do: a pooler in transaction mode keeps
-none, and some statements run on connections of the user's.
+A name without a schema means whatever the session's search_path finds. Somebody who may create objects in a schema of
+that path could add a function or an operator whose argument types match better than those of Postgres's own, such as
+`lower(varchar)`, and it would run with the rights of whoever runs our statements. Setting the search_path would not
+help: a pooler in transaction mode loses it, and some statements run on connections of the user.
 
-So the statements are written plainly, and are qualified when they are loaded. All operators have one precedence then,
-as Postgres gives OPERATOR() one: where another one matters, a statement says it by parentheses. A test parses each
-statement in both forms and compares them.
+So the statements are written plainly, and are qualified when they are loaded. All operators then have the same
+precedence, that of OPERATOR(): a statement that depends on another one uses parentheses. A test parses each statement
+in both forms and compares them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-# What a parenthesis may follow without being called, and the types that the grammar itself knows.
+# Words that may precede a parenthesis without being functions; then the types that Postgres's grammar knows.
 _KEYWORDS = frozenset(
     {"ALL", "AND", "ANY", "ARRAY", "AS", "BY", "CASE", "COALESCE", "CONFLICT", "DISTINCT", "ELSE", "EXISTS", "EXTRACT"}
     | {"FILTER", "FOR", "FROM", "GREATEST", "INTERVAL", "IS", "KEY", "LATERAL", "LEAST", "LIMIT", "NOT"}
@@ -34,7 +34,7 @@ _KEYWORDS = frozenset(
 _GRAMMARS_TYPES = frozenset({"BIGINT", "BOOLEAN", "INT", "INTEGER", "INTERVAL", "SMALLINT", "TIMESTAMP", "VARCHAR"})
 _WITHOUT_A_SCHEMA = frozenset({"BETWEEN", "ILIKE", "IN", "LIKE", "NATURAL", "NULLIF", "SIMILAR"})
 _END_OF_ASSIGNMENTS = frozenset({"WHERE", "FROM", "RETURNING"})
-_BEFORE_A_STAR = frozenset({"SELECT", "RETURNING", "(", ".", ","})  # A star that multiplies nothing.
+_BEFORE_A_STAR = frozenset({"SELECT", "RETURNING", "(", ".", ","})  # After these, a star does not multiply.
 
 
 class _Token(NamedTuple):
@@ -43,7 +43,7 @@ class _Token(NamedTuple):
 
     @property
     def word(self) -> str:
-        """In capitals, as keywords are compared."""
+        """The text in capitals, to compare it with keywords."""
         return self.text.upper()
 
 
@@ -51,13 +51,13 @@ _NOTHING = _Token("mark", "")
 
 
 def qualified(text: str) -> str:
-    """`text`, one statement or a part of one, with every function, operator and type of Postgres's named in full.
+    """`text`, a statement or a part of one, with every function, operator and type of Postgres qualified.
 
-    What stands between dollar quotes, such as a function's body, is left as it is.
+    Text in dollar quotes, such as a function's body, is not changed.
 
     Raises:
-        ValueError: a character that none of our statements has, an operator that cannot be named in full, or a
-            backslash in a text, which means what the session's `standard_conforming_strings` says.
+        ValueError: the text has a character that none of our statements has, an operator that cannot be qualified, or a
+            backslash in a literal, whose meaning depends on the session's `standard_conforming_strings`.
     """
     tokens = _tokens(text)
     assignments = _Assignments()
@@ -97,7 +97,7 @@ def _tokens(text: str) -> list[_Token]:
 
 
 class _Assignments:
-    """Knows which equals signs assign: the first after each comma of a SET, and those of a table's options."""
+    """Recognizes the equals signs that assign: the first after each comma of a SET, and those of a table's options."""
 
     def __init__(self) -> None:
         self._depth = 0  # Of parentheses.
@@ -105,7 +105,7 @@ class _Assignments:
         self._expected = False
 
     def take(self, token: _Token, before: _Token) -> bool:
-        """Go on to `token`; whether it assigns."""
+        """Process the next token. Returns whether it assigns."""
         self._depth += (token.text == "(") - (token.text == ")")
         opens_options = token.text == "(" and before.word in ("SET", "WITH")
         if token.word == "SET" or opens_options:
@@ -131,13 +131,13 @@ def _is_of_postgres(token: _Token, before: _Token, after: list[_Token]) -> bool:
         return token.word not in _GRAMMARS_TYPES
     if following_text == "(":
         if token.word == "UNNEST" and _arguments(following) > 1:
-            return False  # A form of the grammar's, which it knows by this one word alone.
+            return False  # A construct of the grammar, which takes no schema.
         return token.word not in _KEYWORDS | _GRAMMARS_TYPES and before.word != "AS"
     return before.word in ("FROM", "JOIN") and token.word.startswith("PG_") and following_text != "."
 
 
 def _arguments(tokens: list[_Token]) -> int:
-    """How many stand between the parentheses that `tokens` begin with."""
+    """How many arguments are in the parentheses with which `tokens` begin."""
     depth, found = 0, 1
     for token in tokens:
         depth += (token.text in "([") - (token.text in ")]")

@@ -1,8 +1,9 @@
-"""The SQL by which `outbox migrate` would bring an outbox's tables up to date, for a DBA who runs it by hand.
+"""The SQL that `outbox migrate` would run to bring an outbox's tables up to date, for a DBA who runs it by hand.
 
-What is there is looked at in a transaction that may only read, so nothing is changed and no table is locked. The SQL is
-one transaction: where somebody has migrated since it was printed, it fails as a whole and changes nothing. Staging
-tables whose Spark jobs are gone are left to the next job, as one may come to life before the SQL is run.
+The present state is read in a read-only transaction, so nothing is changed and no table is locked. The SQL is one
+transaction: if somebody migrates after it was printed, it fails as a whole and changes nothing. It does not remove the
+staging tables of Spark jobs that are gone, because such a job may run again before the SQL does: the next job removes
+them.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ _NOT_THERE_YET = (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn)
 
 
 def migration_sql(settings: Settings, *, wake_up: bool | None = None) -> str:
-    """The SQL that `migrate` would run now for these arguments; a comment where all is up to date. Runs nothing.
+    """The SQL that `migrate` would run now for these arguments; a comment if all is up to date. Changes nothing.
 
     Raises:
-        ServerRefused: the database cannot be reached, or has something that is called like ours and belongs to a role
-            that nobody need trust; or the outbox is a view of anything but one table.
-        InvalidSetting: the table has been migrated by another name of it.
+        ServerRefused: the database cannot be reached, or has a table or function with the name of ours whose owner is
+            not trusted; or the outbox is a view of anything but one table.
+        InvalidSetting: the table has been migrated under another name.
     """
     with reported_as_refusal(settings), connect_patiently(settings) as connection, connection.transaction():
         connection.execute("SET TRANSACTION READ ONLY")
@@ -54,7 +55,7 @@ class _Script:
         self._values = {"table": settings.table}
 
     def lines(self, wake_up: bool | None) -> Iterator[str]:
-        """Comments and statements; none where there is nothing to do."""
+        """Comments and statements; none if there is nothing to do."""
         there = bool(self._ask("migrate", "exists"))
         applied = {row[0] for row in self._ask("migrate", "applied")} if there else set()
         check_name(self._settings.table, self._ask("identity", "known_as"))
@@ -91,7 +92,7 @@ class _Script:
         return self._with_values(notice_truncation(self._connection, self._table))
 
     def _wake_up(self, install: bool | None) -> list[str]:
-        """As `migrate` does; without `install`, the function of a trigger that is there is brought up to date."""
+        """Install or remove the trigger, as `migrate` does. With None, update the function of an existing trigger."""
         if install is False:
             installed = self._ask("wake_up", "shards_of_trigger")
             return [self._with_values(drop_wake_up_trigger(self._connection, self._table))] if installed else []
@@ -113,13 +114,13 @@ class _Script:
         return [self._write("migrate", "make_room")]
 
     def _make_staging_schema(self) -> str:
-        """A block that makes it if whoever runs it may; Spark's jobs can do without."""
+        """A block that creates the schema if the role that runs it may. Spark's jobs can do without the schema."""
         allowed = self._cursor.mogrify(statement("migrate", "may_make_staging_schema", self._table))
         make = self._cursor.mogrify(statement("migrate", "make_staging_schema", self._table))
         return self._block(f"BEGIN\nIF EXISTS (\n{allowed}\n) THEN\n{make};\nEND IF;\nEND")
 
     def _refuse_strangers(self) -> str:
-        """A block that fails, and all with it, where something that is called like ours belongs to a stranger."""
+        """A block that aborts the script if a table or function with the name of ours belongs to a stranger."""
         found = self._cursor.mogrify(statement("migrate", "strangers", self._table), strangers_of(self._table))
         return self._block(
             "DECLARE stranger pg_catalog.text;\nBEGIN\n"
@@ -130,7 +131,7 @@ class _Script:
         return sql.SQL("DO {};").format(sql.Literal(body)).as_string(self._connection)
 
     def _ask(self, noun: str, name: str) -> list[tuple[Any, ...]]:
-        """What a statement that only reads finds; nothing where a table or column of ours is not there yet."""
+        """The rows that a query returns; none if a table or column of ours does not exist yet."""
         values = {**self._values, "shards": self._settings.shards}
         try:
             with self._connection.transaction():
@@ -146,5 +147,5 @@ class _Script:
 
 
 def _ended(text: str) -> str:
-    """`text` with a semicolon at its end, which no comment swallows."""
+    """`text` with a semicolon at its end, on a new line if the text ends with a comment."""
     return text if text.endswith(";") else f"{text};" if not text.splitlines()[-1].startswith("--") else f"{text}\n;"

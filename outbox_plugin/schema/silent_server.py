@@ -1,8 +1,8 @@
-"""When a server that does not answer a statement is given up. All that decides it is in this file.
+"""Decides when to give up a server that does not answer a statement. The whole decision is in this file.
 
 A statement may take long because the server works on it: a large delete, a wait for a lock. Or the path to the server
 is dead: a proxy accepts requests and answers none, packets vanish, a failed server left the connection half open. From
-the statement's own connection the two look alike. So a second connection, the probe, asks the server about the first.
+the statement's connection, the two look alike. So a second connection, the probe, asks the server about the first.
 
     what is seen                                              action
     silence for less than `PROBE_AFTER_SECONDS`               WAIT
@@ -12,23 +12,23 @@ the statement's own connection the two look alike. So a second connection, the p
     the probe found that the server works on the statement    WAIT, and PROBE again after `PROBE_AGAIN_SECONDS`
     the probe found that it does not, or failed               WAIT for `ANSWER_ON_ITS_WAY_SECONDS`, then GIVE_UP
 
-Silence ends with every byte that arrives. A dead path is given up after at most 2.1 seconds, which leaves a stand-by
-most of a second of the three that a shard may be without a leader.
+Every byte that arrives ends the silence. A dead path is given up after at most 2.1 seconds: a shard may be without a
+leader for three seconds, so this leaves a standby most of a second to take over.
 """
 
 from __future__ import annotations
 
 from enum import Enum, auto
 
-PROBE_AFTER_SECONDS = 0.5  # Nearly every statement is shorter, so a probe is rare.
+PROBE_AFTER_SECONDS = 0.5  # Nearly every statement is shorter, so probes are rare.
 PROBE_SECONDS = 1.5
 PROBE_AGAIN_SECONDS = 1.0
 ANSWER_ON_ITS_WAY_SECONDS = 0.5
-STOPPED_SECONDS = 1.0  # `tick` is called ten times a second. After a longer gap, it was us who were stopped.
+STOPPED_SECONDS = 1.0  # `tick` is called ten times a second. After a longer gap, it was this process that was stopped.
 
 
 class ProbeAction(Enum):
-    """What is to be done about a silent server."""
+    """What to do about a silent server."""
 
     WAIT = auto()
     PROBE = auto()
@@ -36,17 +36,17 @@ class ProbeAction(Enum):
 
 
 class Finding(Enum):
-    """What a probe found. `LOST`: the server cannot be reached, or does not work on the statement."""
+    """The result of a probe. `LOST`: the server cannot be reached, or is not working on the statement."""
 
     WORKING = auto()
     LOST = auto()
 
 
 class Silence:
-    """The silence of a server that owes an answer. `now` is in monotonic seconds."""
+    """The silence of a server whose answer is awaited. `now` is in seconds of the monotonic clock."""
 
     def __init__(self, now: float) -> None:
-        """The silence begins."""
+        """Begin the silence."""
         self._begin(now)
 
     def _begin(self, now: float) -> None:
@@ -56,7 +56,7 @@ class Silence:
         self._lost_since: float | None = None
 
     def found(self, finding: Finding, now: float) -> None:
-        """The probe is over."""
+        """Report the result of a probe."""
         self._probing_since = None
         if finding is Finding.WORKING:
             self._probe_at = now + PROBE_AGAIN_SECONDS
@@ -64,7 +64,7 @@ class Silence:
             self._lost_since = now
 
     def tick(self, now: float) -> ProbeAction:
-        """What is to be done now. The caller starts a probe when told to, and reports it with `found`."""
+        """What to do now. On PROBE, the caller starts a probe, and reports its result with `found`."""
         if now - self._ticked_at > STOPPED_SECONDS:
             self._begin(now)
         self._ticked_at = now

@@ -1,9 +1,9 @@
 """Loads the named statements of `queries/*.sql` and composes table names into them.
 
-A statement starts at a line `-- name: …`, followed by comment lines that say what it does. Table names stand as
+A statement starts at a line `-- name: …`, followed by comment lines that say what it does. Table names are written as
 `{outbox}`, `{outbox_identity}` and so on; they are composed as identifiers, never pasted as text. `{quoted_outbox}` is
-the same as a text for Postgres to look the table up by, which finds one with capitals too. Functions, operators and
-types are named in full when a file is loaded: see `qualify`.
+the outbox's name as a quoted text, for `to_regclass`, so that names with capitals are found, too. Functions, operators
+and types are qualified when a file is loaded: see `qualify`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from outbox_plugin.errors import InvalidSetting
 from outbox_plugin.schema.qualify import qualified
 
 _ESCAPED = re.compile("[%$]")
-# Parts of other statements; they stand in `identity.sql`.
+# Parts of other statements, from `identity.sql`.
 _EXPRESSIONS = ("id_sequence", "id_column", "stored_in", "is_this_outbox", "reader", "is_row_secured")
 _NAME_LINE = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
 
 def compose(text: str, table: str, **parts: sql.Composable) -> sql.Composed:
-    """`text` with the outbox `table`, its functions and our other tables, all of one schema, put in as identifiers.
+    """Insert identifiers into `text`: the outbox `table`, its functions and its other tables, all of one schema.
 
-    `parts` are put in where `text` names them.
+    `parts` are inserted where `text` names them.
     """
     *schema, table_name = table.rsplit(".", 1)
     named_after_it = {
@@ -45,10 +45,10 @@ def compose(text: str, table: str, **parts: sql.Composable) -> sql.Composed:
 
 
 def identifier(names: Sequence[str]) -> sql.Composable:
-    """A name with its schema, which holds neither a percent sign nor a dollar sign.
+    """A name with its schema, as an identifier without percent and dollar signs.
 
-    psycopg would take a percent sign for a placeholder, and Postgres two dollar signs for the end of a function's body.
-    Both are written as Postgres's Unicode escapes, which mean the same.
+    psycopg would take a percent sign for a placeholder, and Postgres would take two dollar signs for the end of a
+    function's body. So both are written as Unicode escapes of Postgres, which mean the same.
     """
     return sql.SQL(".").join(
         sql.SQL('U&"{}"'.format(_ESCAPED.sub(_unicode_escape, name.replace("\\", "\\\\").replace('"', '""'))))
@@ -59,7 +59,7 @@ def identifier(names: Sequence[str]) -> sql.Composable:
 
 
 def _literal(text: str) -> sql.Composable:
-    """A text that, as `identifier`, holds neither a percent sign nor a dollar sign."""
+    """A text literal without percent and dollar signs, as with `identifier`."""
     if not _ESCAPED.search(text):
         return sql.Literal(text)
     escaped = _ESCAPED.sub(_hexadecimal_escape, text.replace("\\", "\\\\").replace("'", "''"))
@@ -82,7 +82,13 @@ def _statements(noun: str) -> dict[str, str]:
 
 
 def statement(noun: str, name: str, table: str, **parts: sql.Composable) -> sql.Composed:
-    """The statement `name` of `queries/<noun>.sql` for the outbox `table`; `parts` are put in where it names them.
+    """A named statement.
+
+    Args:
+        noun: its file, `queries/<noun>.sql`.
+        name: its name in the file.
+        table: the outbox.
+        **parts: inserted where the statement names them.
 
     Raises:
         KeyError: there is no statement of that name.
@@ -93,10 +99,12 @@ def statement(noun: str, name: str, table: str, **parts: sql.Composable) -> sql.
 
 
 def check_name(table: str, known_as: Sequence[tuple[Any, ...]]) -> None:
-    """See that the outbox `table` is called by the name that it is known by: another name would make it two outboxes.
+    """Check that `table` is the name under which the outbox was migrated: another name would make it two outboxes.
+
+    `known_as` is the result of the statement `known_as`.
 
     Raises:
-        InvalidSetting: it is known by another one. `known_as` is what the statement of that name has found.
+        InvalidSetting: it was migrated under another name.
     """
     for (name,) in known_as:
         if name != table:

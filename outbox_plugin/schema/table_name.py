@@ -1,4 +1,4 @@
-"""An outbox's name with its schema."""
+"""Looks up the schema of an outbox."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from outbox_plugin.schema.statements import statement
 
 
 def in_full(connection: psycopg.Connection[tuple[Any, ...]], table: str) -> str:
-    """The outbox's name with its schema, looked up once: from then on, the search_path has no say.
+    """The outbox's name with its schema. It is looked up once, so that the search_path does not matter afterwards.
 
-    Else who may create in a schema that comes first could put a table, or a view with a trigger, in the place of ours.
+    Otherwise somebody who may create objects in an earlier schema of the search_path could replace the outbox by a
+    table, or a view with a trigger, of theirs.
 
     Raises:
-        ServerRefused: it has no schema, and the search_path names none.
-        psycopg.Error: whatever Postgres says.
+        ServerRefused: the name has no schema, and the search_path names none.
+        psycopg.Error: whatever Postgres raises.
     """
     if "." in table:
         return table

@@ -1,4 +1,4 @@
-"""The statements that make, and drop, the triggers of the table that an outbox's rows are stored in."""
+"""The statements that create and drop the triggers on the table in which an outbox's rows are stored."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def stored_table(connection: psycopg.Connection[tuple[Any, ...]], table: str) ->
                 "table, and nothing else"
             )
         return identifier((schema, name))
-    return identifier(table.rsplit(".", 1))  # It is made by the first migration.
+    return identifier(table.rsplit(".", 1))  # It does not exist yet: the first migration creates it.
 
 
 def notice_truncation(connection: psycopg.Connection[tuple[Any, ...]], table: str) -> sql.Composed:
-    """The statement that makes the trigger which notices that the outbox is truncated.
+    """The statement that creates the trigger which notices a TRUNCATE of the outbox.
 
     Raises:
         ServerRefused: the outbox is a view of anything but one table.
@@ -38,7 +38,7 @@ def notice_truncation(connection: psycopg.Connection[tuple[Any, ...]], table: st
 
 
 def wake_up_function(table: str, shards: int) -> sql.Composed:
-    """The statement that makes the function by which writers wake the leaders of so many shards."""
+    """The statement that creates the function by which writers wake the leaders of `shards` shards."""
     awake = [statement("wake_up", "awake", table, shard=sql.Literal(shard)) for shard in range(shards)]
     return statement("wake_up", "create_function", table, all_awake=sql.SQL(" AND ").join(awake))
 
@@ -46,7 +46,7 @@ def wake_up_function(table: str, shards: int) -> sql.Composed:
 def wake_up_trigger(
     connection: psycopg.Connection[tuple[Any, ...]], settings: Settings, table: str, shards: int
 ) -> sql.Composed:
-    """The statement that makes the trigger which calls that function.
+    """The statement that creates the trigger by which writers wake leaders.
 
     Raises:
         ServerRefused: the outbox is a view of anything but one table.
@@ -56,7 +56,7 @@ def wake_up_trigger(
 
 
 def drop_wake_up_trigger(connection: psycopg.Connection[tuple[Any, ...]], table: str) -> sql.Composed:
-    """The statement that drops it.
+    """The statement that drops the trigger by which writers wake leaders.
 
     Raises:
         ServerRefused: the outbox is a view of anything but one table.

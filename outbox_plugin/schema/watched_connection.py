@@ -1,4 +1,4 @@
-"""Connections that do not wait for ever: a statement that a dead path has swallowed ends in an error."""
+"""Connections that do not wait for ever: if the path to the server is dead, a statement ends with an error."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _NOT_AT_WORK = {None, "idle", "idle in transaction", "idle in transaction (abort
 
 
 class NoAnswer(psycopg.OperationalError):
-    """The server, or the way to it, does not answer; the connection has been closed."""
+    """The server does not answer, or cannot be reached; the connection has been closed."""
 
 
 class WatchedConnection(psycopg.Connection[Row]):
-    """A connection that gives up a silent server, as `silence` decides. `options` are what a probe connects with."""
+    """A connection that gives up a silent server, as `silent_server` decides."""
 
     probe_options: dict[str, Any]
     probe_query: sql.Composed
-    probe_name: str | None = None  # Of no other session; None where ours may be another's too.
+    probe_name: str | None = None  # The session's application_name if it is unique, else None.
 
     def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
-        """As psycopg's own; all that psycopg waits for goes through here.
+        """Wait for the server, as psycopg's own method does. Every wait of psycopg calls it.
 
         Raises:
             NoAnswer: the path to the server is dead; the connection is closed.
@@ -44,26 +44,26 @@ class WatchedConnection(psycopg.Connection[Row]):
 
 
 class WatchedAsyncConnection(psycopg.AsyncConnection[Row]):
-    """As `WatchedConnection`, for asyncio."""
+    """Like `WatchedConnection`, for asyncio."""
 
     probe_options: dict[str, Any]
     probe_query: sql.Composed
     probe_name: str | None = None
 
     async def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
-        """As psycopg's own, but raises NoAnswer and closes the connection where the path to the server is dead."""
+        """Wait for the server. If the path to it is dead, close the connection and raise NoAnswer."""
         return await super().wait(_watched(gen, self.pgconn, lambda: _probe(self)), *args, **kwargs)
 
 
 class _ProbeConnection(psycopg.Connection[Row]):
-    """The probe's own connection. None of its waits is longer than anybody waits for a probe, so its thread ends."""
+    """The connection of a probe. It waits no longer than a probe may take, so that the probe's thread ends."""
 
     def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
         return super().wait(_until(gen, time.monotonic() + PROBE_SECONDS), *args, **kwargs)
 
 
 class _Probe:
-    """A question to the server on a thread of its own; `finding` is None until it is answered."""
+    """A probe, on its own thread. `finding` is None until it has a result."""
 
     def __init__(self, ask: Callable[[], Finding]) -> None:
         self.finding: Finding | None = None
@@ -75,7 +75,7 @@ class _Probe:
 
 
 def _probe(suspect: WatchedConnection[Any] | WatchedAsyncConnection[Any]) -> _Probe:
-    """Ask the server whether it works on what `suspect` has sent, on a new connection to the same address."""
+    """Ask the server, on a new connection to the same address, whether it is working on what `suspect` has sent."""
     pgconn = suspect.pgconn
     address = {"host": pgconn.host, "hostaddr": pgconn.hostaddr, "port": pgconn.port}
     options = suspect.probe_options | {name: value.decode() for name, value in address.items() if value}
@@ -84,10 +84,11 @@ def _probe(suspect: WatchedConnection[Any] | WatchedAsyncConnection[Any]) -> _Pr
 
 
 def _finding(options: dict[str, Any], query: sql.Composed, pid: int, name: str | None) -> Finding:
-    """What a probe finds.
+    """The result of a probe.
 
-    A pooler makes up process ids. Where it passes names on, as the probe sees by its own, the session is found by its
-    name. A statement that the pooler keeps waiting for a session has had one by the time that the probe has.
+    A pooler invents process ids, so behind one the session is looked up by its name, if the pooler passes names on: the
+    probe checks that with its own name. If a pooler had to queue the suspect's statement, it queues the probe behind
+    it: once the probe has a session, the statement has had one.
     """
     try:
         with closing(_ProbeConnection.connect(**options, autocommit=True, prepare_threshold=None)) as connection:
@@ -98,22 +99,22 @@ def _finding(options: dict[str, Any], query: sql.Composed, pid: int, name: str |
                 return Finding.WORKING if works_for_name or not known else Finding.LOST
             return Finding.LOST if state in _NOT_AT_WORK else Finding.WORKING
     except psycopg.Error as error:
-        return Finding.WORKING if _said_by_the_server(error) else Finding.LOST
+        return Finding.WORKING if _answered_by_the_server(error) else Finding.LOST
 
 
-def _said_by_the_server(error: psycopg.Error) -> bool:
-    """Whether a server that answers refused the probe, as one does that has no connection to spare.
+def _answered_by_the_server(error: psycopg.Error) -> bool:
+    """Whether the error is an answer of the server: it is alive, but has no connection to spare, for example.
 
-    psycopg gives no SQLSTATE for it. libpq writes two spaces after the severity, in every language, and nowhere else.
+    psycopg has no SQLSTATE for errors at connecting. libpq writes two spaces after the severity of a server's error, in
+    every language, and nowhere else.
     """
     return ":  " in str(error)
 
 
 def _watched(gen: PQGen[T], connection: PGconn, probe_now: Callable[[], _Probe]) -> PQGen[T]:
-    """Wait as `gen` asks, and look after the silence meanwhile.
+    """Wait as `gen` asks, and watch the silence meanwhile.
 
-    psycopg calls a waiting generator ten times a second while nothing arrives, so an answer that comes sooner costs
-    next to nothing here.
+    psycopg calls a waiting generator ten times a second while nothing arrives, so a fast answer costs next to nothing.
     """
     silence: Silence | None = None
     probe: _Probe | None = None
@@ -134,7 +135,7 @@ def _watched(gen: PQGen[T], connection: PGconn, probe_now: Callable[[], _Probe])
                     probe = probe_now()
                 elif action is ProbeAction.GIVE_UP:
                     connection.finish()
-                    raise NoAnswer("the server does not answer: it is stuck, or the way to it is")
+                    raise NoAnswer("the server does not answer: it hangs, or the network path to it is broken")
             wanted = gen.send(ready)
     except StopIteration as done:
         result: T = done.value

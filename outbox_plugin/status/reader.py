@@ -198,7 +198,7 @@ def _table(settings: Settings, seconds: float) -> _Table:
             return connection.execute(statement(noun, name, place), {"table": table, **values}).fetchall()
 
         connection.execute(statement("window", "walk_by_id", table))
-        connection.execute(statement("window", "give_up_after", table), {"milliseconds": int(seconds * 1000)})
+        connection.execute(statement("window", "limit_duration", table), {"milliseconds": int(seconds * 1000)})
         place = in_full(connection, table)
         [(_, shards, _, paused, paused_shards)] = ask("control", "layout") or [(0, settings.shards, (), False, ())]
         earliest = [_Earliest(*row) for row in ask("window", "backlog", counted=COUNTED_ROWS, shards=shards)]

@@ -19,17 +19,16 @@ from outbox_plugin.settings import Settings
 
 @pytest.fixture(scope="session")
 def outbox_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:
-    """A Postgres and a Kafka, in a folder of the run's own. They start with the first test that asks for them."""
+    """A Postgres and a Kafka, in a temporary folder. They start with the first test that uses them."""
     with EmbeddedStack(tmp_path_factory.mktemp("outbox-servers")) as endpoints:
         yield endpoints
 
 
 @pytest.fixture
 def outbox_settings(outbox_servers: Endpoints) -> Iterator[Settings]:
-    """Settings for an outbox of the test's own: an empty, migrated database, and a group of its own.
+    """Settings of an outbox for one test: an empty, migrated database, and a group that no other test has.
 
-    Kafka's topics are shared by all tests of the run, and made on first use: a test that reads one needs a name of its
-    own for it.
+    All tests share Kafka, which creates topics on first use. So a test that reads a topic needs a unique name for it.
     """
     name = f"outbox_{uuid.uuid4().hex[:12]}"
     with psycopg.connect(outbox_servers.dsn, autocommit=True) as connection:

@@ -16,8 +16,8 @@ class RecordingOutbox(Outbox):
     """An `Outbox` that writes nothing, and keeps the emitted events in `events`, in their order.
 
     It refuses what an `Outbox` refuses: an event that is wrong or too large, and a connection in autocommit mode. With
-    an async connection, an event is kept once the result is awaited. It takes the connections that an `Outbox` takes,
-    and mocks of them, such as `MagicMock(spec=psycopg.Connection)`. It knows of no rollback: the events
+    an async connection, an event is kept once the result is awaited. It accepts the connections that an `Outbox`
+    accepts, and mocks of them, such as `MagicMock(spec=psycopg.Connection)`. It does not notice a rollback: the events
     stay in the list.
 
     Attributes:
@@ -37,7 +37,7 @@ class RecordingOutbox(Outbox):
         cloud_events: str | None = None,
         max_record_bytes: int = MAX_RECORD_BYTES,
     ) -> None:
-        """The arguments are those of `Outbox`: they decide what is refused."""
+        """Make an outbox. The arguments are those of `Outbox`, and decide which events are refused."""
         super().__init__(table, serializer=serializer, cloud_events=cloud_events, max_record_bytes=max_record_bytes)
         self._encoding = _RecordingEncoding(serializer, cloud_events, max_record_bytes)
         self.events: list[Event] = []
@@ -52,23 +52,23 @@ class RecordingOutbox(Outbox):
         self._record(connection, rows)
 
     def _check(self, connection: SyncConnection | AsyncConnection) -> None:
-        if not isinstance(connection, NonCallableMock):  # A mock is in no transaction.
+        if not isinstance(connection, NonCallableMock):  # A mock has no transaction to check.
             super()._check(connection)
 
     def _record(self, connection: SyncConnection | AsyncConnection, rows: Iterable[Row]) -> None:
         self._check(connection)
-        emitted = [cast("_RowOfEvent", row).event for row in rows]  # All or none: a generator may raise.
+        emitted = [cast("_RowOfEvent", row).event for row in rows]  # First all of them, as a generator may raise.
         self.events += emitted
 
 
 class _RowOfEvent(tuple[str, str, str | bytes | None, list[str], list[str]]):
-    """A row that knows its event."""
+    """A row, with its event."""
 
     event: Event
 
 
 class _RecordingEncoding(Encoding):
-    """Makes the rows that an outbox makes, with their events."""
+    """Makes the same rows as an outbox, each with its event."""
 
     def row(self, event: Event) -> Row:
         """The event's row, which is a `_RowOfEvent`."""

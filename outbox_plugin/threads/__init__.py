@@ -1,1 +1,1 @@
-"""Threads with a life that a caller can control: services in the background, and calls that have a deadline."""
+"""Threads: background services that a caller starts and stops, and calls with a deadline."""

@@ -1,4 +1,4 @@
-"""What runs on a thread of its own between a start and a stop: its life, as a caller sees it."""
+"""A service that runs on its own thread between a start and a stop."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ logger = logger_of(__name__)
 
 
 class Background(ABC):
-    """Started and stopped by hand, by `with`, by `async with`, or by `run`."""
+    """A background service. Start and stop it by `start` and `stop`, `with`, `async with`, or `run`."""
 
     def __init__(self, name: str) -> None:
-        """Nothing is connected yet. `name` says in the log what it is."""
+        """Make the service. It opens no connection yet. `name` is its name in the log."""
         self._name = name
         self._stop = threading.Event()
         self._starting = threading.RLock()  # Held during a start, so that a stop on another thread comes after it.
@@ -27,18 +27,18 @@ class Background(ABC):
 
     @abstractmethod
     def _prepare(self, loop: asyncio.AbstractEventLoop | None) -> Callable[[], None]:
-        """Check both servers, on the caller's thread; returns what its own is to do until `_stop` is set.
+        """Check both servers, on the caller's thread. Returns what the service's thread runs until `_stop` is set.
 
-        `loop` is the event loop of `async with`.
+        `loop` is the event loop of `async with`, if that starts it.
 
         Raises:
             UserError: a setting, a server or the schema is not as it must be; nothing has been touched.
         """
 
     def start(self) -> None:
-        """Check both servers and what is in them, then go on in the background.
+        """Check both servers and their tables and topics, then run in the background.
 
-        Does nothing if it has been started or stopped before.
+        Does nothing if it was started or stopped before.
 
         Raises:
             UserError: a setting, a server or the schema is not as it must be; nothing has been touched.
@@ -46,7 +46,10 @@ class Background(ABC):
         self._start(None)
 
     def stop(self) -> None:
-        """Finish what is under way, and end; returns when everything is closed. Safe to call twice, or unstarted."""
+        """Finish the work under way, and end. Returns when everything is closed.
+
+        It may be called twice, or without a start.
+        """
         self._stop.set()
         with self._starting:
             thread = self._thread
@@ -54,17 +57,17 @@ class Background(ABC):
             thread.join()
 
     def run(self, stop: threading.Event) -> None:
-        """Start, and go on until `stop` is set; then end.
+        """Start, run until `stop` is set, then stop.
 
         Raises:
-            UserError: see `start`.
-            OutboxError: what made it end by itself.
+            UserError: a setting, a server or the schema is not as it must be; nothing has been touched.
+            OutboxError: the error that made it end by itself.
         """
         run_together([self], stop)
 
     @property
     def error(self) -> BaseException | None:
-        """What made it end by itself; None if nothing did."""
+        """The error that made it end by itself; None if there is none."""
         return self._error
 
     @property
@@ -86,7 +89,7 @@ class Background(ABC):
         try:
             await asyncio.to_thread(self._start, loop)
         except asyncio.CancelledError:
-            # A start cannot be cancelled on its thread. `stop` waits for its end, on another one.
+            # A start cannot be cancelled on its thread. So `stop` waits for its end, on another thread.
             self._stop.set()
             loop.run_in_executor(None, self.stop)
             raise
@@ -114,11 +117,11 @@ class Background(ABC):
 
 
 def run_together(all_of_them: Sequence[Background], stop: threading.Event) -> None:
-    """Run them until `stop` is set, or one of them has ended by itself; then stop all.
+    """Run services until `stop` is set, or one of them has ended by itself; then stop all.
 
     Raises:
-        UserError: see `Background.start`.
-        OutboxError: what made one end by itself.
+        UserError: one could not start: a setting, a server or the schema is not as it must be.
+        OutboxError: the error that made one end by itself.
     """
     try:
         for each in all_of_them:

@@ -1,4 +1,4 @@
-"""Calls to servers that may never answer, with a deadline that holds whatever a client library does."""
+"""Calls servers with a deadline that holds even if the client library never returns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Result = TypeVar("_Result")
 
 
 class DeadlineFuture(Generic[_Result]):
-    """A call on a thread of its own, because a client library's time-outs cannot be relied upon."""
+    """A call on its own thread, because the time-outs of client libraries are not reliable."""
 
     def __init__(self, call: Callable[[], _Result]) -> None:
         self._call = call
@@ -27,15 +27,15 @@ class DeadlineFuture(Generic[_Result]):
             self._result = self._call()
         except OutboxError as error:
             self._error = str(error)
-        except Exception as error:  # Nobody joins this thread for its traceback: without this, all would seem well.
+        except Exception as error:  # Otherwise the error would be lost with the thread.
             self._error = f"unexpected: {error!r}"
 
     def result(self, deadline: float, server: str) -> tuple[_Result | None, str | None]:
-        """The call's result and None; or None and what is wrong.
+        """The call's result and None; or None and an error message.
 
         Args:
-            deadline: of `time.monotonic()`, in seconds.
-            server: the name of what is called, for the message.
+            deadline: in seconds of `time.monotonic()`.
+            server: the server's name, for the message.
         """
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():

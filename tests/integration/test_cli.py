@@ -74,7 +74,7 @@ def test_a_missing_table(settings: Settings) -> None:
     migrate(settings)
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:
         connection.execute("DROP TABLE outbox")
-    assert "there is no outbox table 'outbox'" in refused(settings, "harvest") or "made anew" in refused(
+    assert "there is no outbox table 'outbox'" in refused(settings, "harvest") or "recreated" in refused(
         settings, "harvest"
     )
 

@@ -237,9 +237,9 @@ def test_a_topic_made_anew_stops_the_consumer_until_it_is_told_where_to_begin(ta
     eventually(lambda: topic not in admin.list_topics(timeout=30).topics, 20)
     create_topic(table, topic, 1)
     produce(table, topic, numbered(10, 15))
-    with pytest.raises(TopicReplaced, match="made anew"):
+    with pytest.raises(TopicReplaced, match="recreated"):
         planned(table, topic)
-    with pytest.raises(TopicReplaced, match="made anew"):
+    with pytest.raises(TopicReplaced, match="recreated"):
         consume_range(table, TopicRange(CONSUMER, topic, topic_state(table, topic).topic_id, {0: 0}, {0: 15}), add)
     assert set_position(table, CONSUMER, topic, "beginning") == f"{CONSUMER} goes on at the beginning of {topic}"
     with pytest.raises(TopicReplaced):

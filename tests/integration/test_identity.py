@@ -103,7 +103,7 @@ class TestAfterAKill:
         with psycopg.connect(settings.dsn.get_secret_value()) as connection:
             connection.execute("CREATE TABLE other (LIKE outbox INCLUDING ALL); DROP TABLE outbox CASCADE")
             connection.execute("ALTER TABLE other RENAME TO outbox")
-        with pytest.raises(SchemaMissing, match="was dropped and made anew, or restored; run `outbox migrate`"):
+        with pytest.raises(SchemaMissing, match="was dropped and recreated, or restored; run `outbox migrate`"):
             Harvester(settings).start()
 
 

@@ -262,7 +262,7 @@ def test_a_server_that_does_not_answer_in_time_is_no_records_fault(ready: Settin
         nonlocal tries
         if event.value == b"slow" and (tries := tries + 1) <= 2 * MAX_LOSSES:
             connection.close()
-            raise NoAnswer("the server does not answer: it is stuck, or the way to it is")
+            raise NoAnswer("the server does not answer: it hangs, or the network path to it is broken")
         record_effect(connection, event)
 
     produce(ready, topic, [("a", "slow"), ("b", "quick")])

@@ -483,7 +483,7 @@ def test_nothing_is_read_from_a_table_that_took_the_outboxs_place(
     insert_numbered(settings, "t", 1, 10)
     assert ids(store) == []
     assert backlog(settings) == 10
-    with pytest.raises(StoreUnavailable, match="was dropped, truncated or made anew"):
+    with pytest.raises(StoreUnavailable, match="was dropped, truncated or recreated"):
         store.control()
 
 
@@ -538,7 +538,7 @@ def test_the_primary_key_is_walked_even_when_the_planner_believes_the_table_to_b
             "created": [0] * 5_000,
         }
         with connection.transaction():
-            connection.execute(statement("window", "steer", settings.table))
+            connection.execute(statement("window", "configure_read", settings.table))
             same = statement("window", condition, settings.table)
             composed = statement("window", query, settings.table, conditions=same)
             explained = connection.execute(sql.SQL("EXPLAIN ") + composed, values)

@@ -41,7 +41,7 @@ def test_an_upgrade_takes_long_keys_and_later_ones_have_room(settings: Settings,
     migrate(settings)
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:
         connection.execute(BURY, (key, TOPIC, 1))
-        other = connection.execute(BURY, (long_key() * 4, TOPIC, 1)).rowcount  # A topic that was made anew.
+        other = connection.execute(BURY, (long_key() * 4, TOPIC, 1)).rowcount  # A topic that was recreated.
         again = connection.execute(BURY, (key, TOPIC, 1)).rowcount
         assert (other, again) == (1, 0)
         [(count,)] = connection.execute("SELECT count(*) FROM outbox_inbox_dead_letter").fetchall()

@@ -3,7 +3,7 @@
 A seed draws a plan: how many processes and partitions, which guarantee, and what befalls them. Requests take their time
 and keep each process's order; a broker that is away takes none, and what is older than five seconds then is lost. A
 process is killed and started again under its client id, stopped as a whole (what it has sent, too), or its interpreter
-is held by a handler. Each process has clocks of its own. Topics are deleted and made anew, and widened. An operator
+is held by a handler. Each process has clocks of its own. Topics are deleted and recreated, and widened. An operator
 with a wrong clock pauses and resumes the group.
 
 At each step: two processes never both hold a partition for certain; at most once, no record is handed out twice; while

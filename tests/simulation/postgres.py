@@ -306,7 +306,7 @@ class Database:
         )
 
     def restore(self, backup: Backup, *, new_incarnation: bool = False) -> None:
-        """Be as the backup was: in place, or in a table made anew whose rows are inserted now."""
+        """Restore the backup: in place, or in a recreated table whose rows are inserted now."""
         self._return_to(backup)
         for row in (*backup.rows, *backup.dead):
             row.event.restored, row.event.erased = True, False
@@ -522,7 +522,7 @@ class Store:
 
         def orders() -> tuple[bool, frozenset[OrderingKey], int]:
             if not self._is_same_table():
-                raise StoreUnavailable("Postgres: the table was truncated, dropped or made anew")
+                raise StoreUnavailable("Postgres: the table was truncated, dropped or recreated")
             if self._layout.number != database.layout.number:
                 raise LayoutChanged("another number of shards")
             return database.paused, frozenset(database.parked), database.sequence

@@ -67,7 +67,9 @@ def test_servers_whose_folder_cannot_be_written_to_say_so_in_a_line(not_a_folder
 def test_jars_that_cannot_be_kept_are_missing_jars(not_a_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So `outbox dev` goes on with the mock broker, and says why."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(not_a_folder))
-    with pytest.raises(JarsMissing, match=r"cannot be kept in .*outbox-plugin \(Not a directory\): .*XDG_CACHE_HOME"):
+    with pytest.raises(
+        JarsMissing, match=r"cannot be written to .*outbox-plugin \(Not a directory\): .*XDG_CACHE_HOME"
+    ):
         kafka_jars(lambda _: None)
 
 
@@ -76,7 +78,7 @@ def test_a_launcher_of_java_that_cannot_be_kept_is_said_in_a_line(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(not_a_folder))
     monkeypatch.setattr(java, "system_java_home", lambda: None)
-    with pytest.raises(ServerFailed, match=r"launcher of Java cannot be kept in .* \(Not a directory\)"):
+    with pytest.raises(ServerFailed, match=r"launcher for Spark's Java cannot be written to .* \(Not a directory\)"):
         java.spark_java_home()
 
 

@@ -136,7 +136,7 @@ def test_a_position_is_known_from_the_start_and_belongs_to_the_topic_of_its_assi
     [taken] = queues.take(9, 0.0)
     queues.finish(taken, Outcome(1), 0.0)
     assert queues.positions() == {PARTITION: ("one", 8)}
-    queues.assign([PARTITION], {"t": "two"})  # It was made anew.
+    queues.assign([PARTITION], {"t": "two"})  # It was recreated.
     assert queues.positions() == {}
 
 

@@ -64,7 +64,7 @@ def test_the_log_has_the_first_failure_of_a_row(caplog: pytest.LogCaptureFixture
     with caplog.at_level(logging.WARNING, "outbox_plugin.observe"):
         for _ in range(4):
             observe(None)
-    assert caplog.text.count("the metrics of inbox g lack what happens now: [Errno 28] No space left") == 2
+    assert caplog.text.count("the metrics of inbox g miss events: [Errno 28] No space left") == 2
 
 
 def test_what_ends_a_process_is_let_through() -> None:

@@ -87,7 +87,7 @@ def test_a_partition_that_ends_before_the_position_waits_and_the_others_go_on() 
 
 
 def test_a_topic_that_was_made_anew_stops_its_consumer() -> None:
-    with pytest.raises(TopicReplaced, match="was made anew"):
+    with pytest.raises(TopicReplaced, match="was deleted and recreated"):
         plan("totals", "orders", at(20), state((0, 15), topic_id="uuid-2"), 100)
     with pytest.raises(TopicReplaced):
         remaining(span((0, 5)), at(0, topic_id="uuid-2"))

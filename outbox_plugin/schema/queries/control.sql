@@ -1,6 +1,7 @@
 -- name: state
--- Whether the outbox is still the one that the term began with, its layout, what is paused, and the last id drawn: of a
--- sequence that draws ids one by one, upwards. What is looked up here must be looked up before the writers are.
+-- Whether the outbox is still the one that the term began with; the number of its layout; whether the shard is paused; and
+-- the last id drawn, or 0 unless the sequence draws ids one by one, upwards. Run it before `writers`: a writer that draws
+-- an id in between is then listed there.
 SELECT known.incarnation = %(incarnation)s AND known.table_oid = to_regclass({quoted_outbox})::oid,
        pg_is_in_recovery(),
        known.layout,
@@ -13,8 +14,8 @@ FROM {outbox_identity} AS known
 WHERE known.table_name = %(table)s
 
 -- name: writers
--- The transactions that may have drawn an id and not ended: who draws one holds this lock from before it to the end. And
--- their transaction ids, where they have any, those of subtransactions too; locks show the lower 32 bits of them.
+-- The open transactions that may have drawn an id: drawing one takes a lock on the sequence, which the transaction keeps to
+-- its end. With their transaction ids, if they have any, and those of their subtransactions. Locks show the lower 32 bits.
 SELECT virtualtransaction, array_agg(transactionid::text::bigint) FILTER (WHERE locktype = 'transactionid'),
        pg_snapshot_xmax(pg_current_snapshot())::text::bigint
 FROM pg_locks
@@ -28,24 +29,25 @@ GROUP BY virtualtransaction
 HAVING bool_or(locktype = 'relation')
 
 -- name: parked
--- The ordering keys that are parked, with their bad rows.
+-- The parked ordering keys, each with its bad row.
 SELECT kafka_topic, kafka_key, row_id, reason, since, keyless FROM {outbox_parked} WHERE table_name = %(table)s ORDER BY row_id
 
 -- name: lead
--- From now on this leader leads the shard, as far as the database is asked; arrays count from 1.
+-- Record this leader as the shard's leader. Arrays count from 1.
 UPDATE {outbox_identity} SET leaders[%(shard)s + 1] = %(leader_id)s::uuid, term = term + 1
 WHERE table_name = %(table)s AND incarnation = %(incarnation)s AND layout = %(layout)s
 
 -- name: begin_term
--- Give a term a number, and say which terms may have rows in flight. Terms are numbered by the time, so that a backup
--- which is restored cannot give a number twice.
+-- Give a new term its number, and return which terms may have rows in flight. The number comes from the clock, so that a
+-- restored backup cannot give a number twice.
 UPDATE {outbox_identity}
 SET term = greatest(term + 1, %(above)s::bigint + 1, (extract(epoch FROM clock_timestamp()) * 1000)::bigint)
 WHERE table_name = %(table)s AND incarnation = %(incarnation)s AND layout = %(layout)s
 RETURNING term, recorded, unsigned
 
 -- name: recorded
--- The slice's last record is this term's, and signed; unless another group, another layout or another term is in force.
+-- Record that the slice's last progress record is from this term, and signed. Does nothing if the group or the layout has
+-- changed, or if a later term has recorded itself.
 UPDATE {outbox_identity}
 SET recorded = recorded || jsonb_build_object(%(slice)s::text, %(term)s::bigint),
     unsigned = array_remove(unsigned, %(slice)s::text)
@@ -53,13 +55,14 @@ WHERE table_name = %(table)s AND incarnation = %(incarnation)s AND layout = %(la
   AND coalesce((recorded ->> %(slice)s::text)::bigint, 0) < %(term)s
 
 -- name: nothing_in_flight
--- The term has deleted all that it published, and no later one has written a record.
+-- Record that the term has deleted everything that it published. Does nothing if a later term has written a record.
 UPDATE {outbox_identity}
 SET recorded = recorded - %(slice)s::text
 WHERE table_name = %(table)s AND (recorded ->> %(slice)s::text)::bigint = %(term)s
 
 -- name: leads
--- Whether it still does, of the table that its term began with, and will until the transaction ends.
+-- One row if this leader still leads the shard, in the table that its term began with. It stays so until the transaction
+-- ends.
 SELECT FROM {outbox_identity}
 WHERE table_name = %(table)s AND incarnation = %(incarnation)s AND layout = %(layout)s
   AND leaders[%(shard)s + 1] = %(leader_id)s::uuid
@@ -67,12 +70,12 @@ WHERE table_name = %(table)s AND incarnation = %(incarnation)s AND layout = %(la
 FOR SHARE
 
 -- name: generation
--- Which generation of its transactional id a slice uses; no row where the table is no longer the same.
+-- Which generation of its transactional id a slice uses; no row if the table is no longer the same.
 SELECT coalesce((generations ->> %(slice)s::text)::int, 0) FROM {outbox_identity}
 WHERE table_name = %(table)s AND incarnation = %(incarnation)s AND layout = %(layout)s
 
 -- name: raise_generation
--- Let the slice use the next generation; only its leader may. Returns it.
+-- Let the slice use the next generation of its transactional id. Returns the generation, or no row if this is not its leader.
 UPDATE {outbox_identity}
 SET generations = jsonb_set(generations, ARRAY[%(slice)s::text], to_jsonb(
     greatest(coalesce((generations ->> %(slice)s::text)::int, 0), %(generation)s::int) + 1))
@@ -81,7 +84,7 @@ WHERE table_name = %(table)s AND incarnation = %(incarnation)s AND layout = %(la
 RETURNING (generations ->> %(slice)s::text)::int
 
 -- name: park
--- Park the ordering keys of bad rows; a row that is gone is left out.
+-- Park the ordering keys of bad rows. Rows that no longer exist are skipped.
 INSERT INTO {outbox_parked} (table_name, kafka_topic, kafka_key, row_id, reason, keyless)
 SELECT %(table)s, kafka_topic, CASE WHEN bad.whole_topic THEN NULL ELSE kafka_key END, id, bad.reason,
        kafka_key IS NULL AND NOT bad.whole_topic
@@ -91,7 +94,7 @@ ORDER BY id
 ON CONFLICT DO NOTHING
 
 -- name: release
--- Release parked keys: of a topic, or of a key, or all where neither is given.
+-- Release parked keys: those of a topic, of a key, or all if neither is given.
 DELETE FROM {outbox_parked}
 WHERE table_name = %(table)s
   AND (%(topic)s::text IS NULL OR kafka_topic = %(topic)s)
@@ -99,7 +102,7 @@ WHERE table_name = %(table)s
 RETURNING kafka_topic, kafka_key, row_id, reason, since, keyless
 
 -- name: dead_letter
--- Bad rows become dead letters.
+-- Move bad rows to the table of dead letters.
 WITH gone AS (DELETE FROM {outbox} WHERE id = ANY (%(ids)s::bigint[]) RETURNING *)
 INSERT INTO {outbox_dead_letter} (table_name, row_id, reason, create_time, kafka_topic, kafka_key, kafka_value,
                                   kafka_header_keys, kafka_header_values)
@@ -110,31 +113,32 @@ JOIN unnest(%(ids)s::bigint[], %(reasons)s::text[]) AS bad (bad_id, reason) ON g
 ORDER BY gone.id
 
 -- name: there
--- Those of the rows that are in the outbox.
+-- Which of the given rows are in the outbox.
 SELECT id FROM {outbox} WHERE id = ANY (%(ids)s::bigint[])
 
 -- name: dead_letters
--- The dead letters, earliest first.
+-- All dead letters, the earliest first.
 SELECT id, kafka_topic, kafka_key, reason, buried_at FROM {outbox_dead_letter}
 WHERE table_name = %(table)s ORDER BY id
 
 -- name: count_dead_letters
--- How many there are.
+-- How many dead letters there are.
 SELECT count(*) FROM {outbox_dead_letter} WHERE table_name = %(table)s
 
 -- name: count_some_dead_letters
--- How many there are, at most `counted`.
+-- How many dead letters there are; counts at most `counted`.
 SELECT count(*) FROM (SELECT FROM {outbox_dead_letter} WHERE table_name = %(table)s LIMIT %(counted)s) AS letters
 
 -- name: dead_letters_to_retry
--- The dead letters of the ids, or all where none is given, earliest first: whether a column is altered, and the reason.
+-- The dead letters with these ids, or all if no ids are given, the earliest first. Also whether Spark had to alter a column,
+-- and the reason.
 SELECT id, altered <> '{{}}', reason FROM {outbox_dead_letter}
 WHERE table_name = %(table)s AND (%(ids)s::bigint[] IS NULL OR id = ANY (%(ids)s))
 ORDER BY id
 FOR UPDATE
 
 -- name: retry_dead_letters
--- Dead letters become rows of the outbox again, behind all others.
+-- Move dead letters back to the outbox, with new ids, so that they follow all other rows.
 WITH gone AS (DELETE FROM {outbox_dead_letter} WHERE id = ANY (%(ids)s) RETURNING *)
 INSERT INTO {outbox} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
 SELECT now(), kafka_topic, kafka_key, {outbox_value}(kafka_value, (NULL::{outbox}).kafka_value || ''), kafka_header_keys,
@@ -142,12 +146,12 @@ SELECT now(), kafka_topic, kafka_key, {outbox_value}(kafka_value, (NULL::{outbox
 FROM gone ORDER BY gone.id
 
 -- name: discard_dead_letters
--- Forget dead letters; of the ids, or all where none is given.
+-- Delete the dead letters with these ids, or all if no ids are given.
 DELETE FROM {outbox_dead_letter}
 WHERE table_name = %(table)s AND (%(ids)s::bigint[] IS NULL OR id = ANY (%(ids)s))
 
 -- name: pause
--- Stop reading: of a shard, or of the whole outbox where none is given. Returns whether the outbox is known.
+-- Pause a shard, or the whole outbox if no shard is given. Returns a row if the outbox is known.
 UPDATE {outbox_identity}
 SET paused = paused OR %(shard)s::int IS NULL,
     paused_shards = CASE WHEN %(shard)s::int IS NULL OR %(shard)s::int = ANY (paused_shards) THEN paused_shards
@@ -156,7 +160,7 @@ WHERE table_name = %(table)s
 RETURNING shards
 
 -- name: resume
--- Read on: a shard, or everything where none is given.
+-- Resume a shard, or the outbox and all of its shards if no shard is given.
 UPDATE {outbox_identity}
 SET paused = paused AND %(shard)s::int IS NOT NULL,
     paused_shards = CASE WHEN %(shard)s::int IS NULL THEN '{{}}' ELSE array_remove(paused_shards, %(shard)s::int) END
@@ -164,7 +168,7 @@ WHERE table_name = %(table)s
 RETURNING shards
 
 -- name: notify
--- Tell a harvester that sleeps that there is an order.
+-- Wake sleeping harvesters, so that they carry out an operator's command at once.
 SELECT pg_notify('outbox', %(table)s)
 
 -- name: layout
@@ -172,8 +176,8 @@ SELECT pg_notify('outbox', %(table)s)
 SELECT layout, shards, unsettled, paused, paused_shards FROM {outbox_identity} WHERE table_name = %(table)s
 
 -- name: register_layout
--- Let the outbox have this number of shards from now on, if it has another. The layout's number tells the time, so that a
--- backup which is restored cannot give a number twice.
+-- Change the outbox's number of shards, if it differs. The layout's number comes from the clock, so that a restored backup
+-- cannot give a number twice.
 UPDATE {outbox_identity}
 SET layout = greatest(layout + 1, (extract(epoch FROM clock_timestamp()) * 1000)::bigint), shards = %(shards)s, paused_shards = '{{}}',
     leaders = '{{}}',
@@ -181,12 +185,12 @@ SET layout = greatest(layout + 1, (extract(epoch FROM clock_timestamp()) * 1000)
 WHERE table_name = %(table)s AND shards <> %(shards)s
 
 -- name: is_settled
--- Whether the shards of all earlier layouts have been fenced and recovered; no row under another layout.
+-- Whether the shards of all earlier layouts have been fenced and recovered; no row if the layout is another one.
 SELECT cardinality(unsettled) = 0 FROM {outbox_identity}
 WHERE table_name = %(table)s AND incarnation = %(incarnation)s AND layout = %(layout)s
 
 -- name: settled
--- The shards of all earlier layouts have been fenced and recovered, unless the layout has changed meanwhile.
+-- Record that the shards of all earlier layouts have been fenced and recovered. Does nothing if the layout has changed.
 UPDATE {outbox_identity}
 SET unsettled = '{{}}', recorded = recorded - %(former)s::text[],
     unsigned = ARRAY(SELECT slice FROM unnest(unsigned) AS slice WHERE slice <> ALL (%(former)s::text[]))

@@ -1,22 +1,22 @@
 -- name: kind
--- What a table is, and whether other tables inherit from it; no row where there is none.
+-- The kind of a relation, and whether other tables inherit from it; no row if it does not exist.
 SELECT relkind::text, EXISTS (SELECT FROM pg_inherits WHERE inhparent = found.oid)
 FROM pg_class AS found WHERE oid = to_regclass(%(base)s)
 
 -- name: sequence_of_another
--- The sequence of this name, where it belongs to another table, or to none.
+-- One row if the sequence of this name exists and does not belong to the table.
 SELECT FROM pg_class AS found
 WHERE oid = to_regclass(%(sequence)s) AND NOT EXISTS (
     SELECT FROM pg_depend WHERE classid = 'pg_class'::regclass AND objid = found.oid
                             AND refclassid = 'pg_class'::regclass AND refobjid = to_regclass(%(base)s))
 
 -- name: other_owner
--- The owner of the table, and who we are, where that is somebody else.
+-- The owner of the table and the current role, if they differ.
 SELECT pg_get_userbyid(relowner), current_user
 FROM pg_class WHERE oid = to_regclass(%(base)s) AND pg_get_userbyid(relowner) <> current_user
 
 -- name: fires_again
--- What an INSERT into the table sets off. A row that is put back would set it off once more.
+-- The triggers and rules that an INSERT into the table fires. Putting a row back would fire them again.
 SELECT format('the trigger %%s', tgname) FROM pg_trigger
 WHERE tgrelid = to_regclass(%(base)s) AND (tgtype & 4) <> 0 AND NOT tgisinternal AND tgenabled <> 'D'
   AND tgname <> 'outbox_placed' AND tgname <> 'outbox_wake_up' AND pg_get_triggerdef(oid) !~ 'pg_trigger_depth'
@@ -25,7 +25,7 @@ SELECT format('the rule %%s', rulename) FROM pg_rewrite
 WHERE ev_class = to_regclass(%(base)s) AND ev_type = '3' AND ev_enabled <> 'D'
 
 -- name: hidden_rows
--- One row where row level security leaves rows out of what the view shows, as no log of changes does.
+-- One row if row level security hides rows from the view. Debezium, which reads the WAL, sees them all.
 SELECT WHERE {is_row_secured} AND (
     NOT EXISTS (SELECT FROM pg_policy WHERE polrelid = {stored_in} AND polpermissive AND polcmd = '*' AND polroles @> '{{0}}'
                                         AND pg_get_expr(polqual, polrelid) = 'true')
@@ -40,7 +40,7 @@ WHERE attrelid = to_regclass(%(base)s) AND attnum > 0 AND NOT attisdropped
 ORDER BY attnum
 
 -- name: writers
--- The roles that may insert into a table, or into columns of it, beside its owner; PUBLIC stands for all.
+-- The roles, other than the owner, that may insert into a table or into columns of it. PUBLIC stands for all roles.
 SELECT DISTINCT CASE WHEN granted.grantee = 0 THEN 'PUBLIC' ELSE pg_get_userbyid(granted.grantee)::text END
 FROM pg_class AS found
 CROSS JOIN LATERAL (
@@ -53,7 +53,7 @@ WHERE found.oid = to_regclass(%(base)s) AND granted.grantee <> found.relowner
 ORDER BY 1
 
 -- name: cannot_draw
--- The roles of those that may not draw a place from the sequence, as they must for a new row.
+-- A role that may insert rows, but may not use the sequence, which every new row needs.
 SELECT rolname FROM pg_roles
 WHERE has_any_column_privilege(pg_roles.oid, to_regclass(%(base)s)::oid, 'INSERT')
   AND NOT has_sequence_privilege(pg_roles.oid, {id_sequence}, 'USAGE, UPDATE')
@@ -61,13 +61,13 @@ WHERE has_any_column_privilege(pg_roles.oid, to_regclass(%(base)s)::oid, 'INSERT
 ORDER BY rolname LIMIT 1
 
 -- name: has_switched
--- Whether new rows of a table get a place in the outbox's order.
+-- One row if new rows of the table already get a place in the outbox's order.
 SELECT FROM pg_attrdef JOIN pg_attribute ON attrelid = adrelid AND attnum = adnum
 WHERE adrelid = to_regclass(%(base)s) AND attname = %(column)s
 
 -- name: publication
--- How a publication has the table: whether it names it; whether it has it in any way; whether it has it as one of a schema; and
--- whether it leaves out rows or columns. No row where there is no such publication.
+-- How a publication contains the table: whether it names the table; whether it contains it in any way; whether it contains
+-- the table's whole schema; and whether it leaves out rows or columns. No row if there is no such publication.
 SELECT names_it.prpubid IS NOT NULL,
        EXISTS (SELECT FROM pg_publication_tables AS published
                WHERE published.pubname = publication.pubname AND published.schemaname = %(schema)s
@@ -80,28 +80,28 @@ LEFT JOIN pg_publication_rel AS names_it ON prpubid = publication.oid AND prreli
 WHERE publication.pubname = %(publication)s
 
 -- name: hold
--- Pause the outbox from this moment on: a leader that has not heard of it reads by the layout's last number, and finds no row.
--- Returns whether the outbox is known.
+-- Pause the outbox at once: the layout's number changes, so that even a leader that does not know of the pause yet reads no
+-- further row. Returns a row if the outbox is known.
 UPDATE {outbox_identity}
 SET paused = true, layout = greatest(layout + 1, (extract(epoch FROM clock_timestamp()) * 1000)::bigint)
 WHERE table_name = %(table)s
 RETURNING true
 
 -- name: log_position
--- Where the log of changes ends now.
+-- The present end of the WAL.
 SELECT pg_current_wal_insert_lsn()::text
 
 -- name: nudge
--- A message in the log. Without one, a slot's reader confirms nothing behind the last change of its tables; it confirms
--- a message, or the one before it.
+-- Write a message to the WAL. A slot's reader confirms positions only of its tables' changes and of messages, so without a
+-- message it would confirm nothing after the last change. It may confirm the last message only after the next one.
 SELECT pg_logical_emit_message(true, 'outbox_switch', '')
 
 -- name: slot
--- Whether there is a replication slot of that name in this database.
+-- One row if this database has a replication slot of that name.
 SELECT FROM pg_replication_slots WHERE slot_name = %(slot)s AND database = current_database()
 
 -- name: behind
--- How many bytes of the log a slot's reader has not confirmed up to a position, and whether it reads now; no row where there
--- is no such slot.
+-- How many bytes of the WAL, up to a position, a slot's reader has not confirmed yet, and whether it is connected now. No row
+-- if there is no such slot.
 SELECT greatest(0, pg_wal_lsn_diff(%(position)s::pg_lsn, confirmed_flush_lsn))::bigint, active
 FROM pg_replication_slots WHERE slot_name = %(slot)s

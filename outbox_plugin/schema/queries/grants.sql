@@ -1,5 +1,5 @@
 -- name: emitter
--- Writes events, and reads none.
+-- Writes events, but cannot read them.
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT INSERT ON {outbox} TO {role};
 GRANT USAGE ON SEQUENCE {sequence} TO {role};
@@ -24,22 +24,22 @@ GRANT SELECT, INSERT ON {outbox_parked} TO {role};
 GRANT SELECT, INSERT ON {outbox_dead_letter} TO {role};
 GRANT USAGE ON SEQUENCE {outbox_dead_letter_id_seq} TO {role};
 GRANT EXECUTE ON FUNCTION {outbox_bytes}(pg_catalog.text), {outbox_bytes}(pg_catalog.bytea) TO {role};
--- For OUTBOX_RETENTION only.
+-- Needed only with OUTBOX_RETENTION.
 GRANT SELECT, INSERT ON {outbox_history} TO {role};
 GRANT EXECUTE ON FUNCTION {outbox_history_days}(INTERVAL) TO {role};
 
 -- name: inbox
--- Handles events. What the handler itself writes needs rights of its own.
+-- Handles events. Grant the rights on the tables that the handler writes separately.
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT SELECT, INSERT, UPDATE, DELETE ON {outbox_inbox} TO {role};
 GRANT SELECT, INSERT, UPDATE, DELETE ON {outbox_inbox_dead_letter} TO {role};
 GRANT USAGE ON SEQUENCE {outbox_inbox_dead_letter_id_seq} TO {role};
 GRANT SELECT, INSERT, UPDATE ON {outbox_inbox_position} TO {role};
--- For Dagster's assets, and Spark's, that consume ranges of a topic.
+-- For assets of Dagster, with or without Spark, that consume ranges of a topic.
 GRANT SELECT, INSERT, UPDATE ON {outbox_consumer_position} TO {role};
 
 -- name: spark
--- Stages a job's events and commits them. Business tables that the job writes need rights of their own.
+-- Stages a job's events and commits them. Grant the rights on the business tables that the job writes separately.
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT INSERT ON {outbox} TO {role};
 GRANT USAGE ON SEQUENCE {sequence} TO {role};
@@ -87,7 +87,7 @@ GRANT SELECT ON {outbox_inbox_dead_letter} TO {role};
 GRANT SELECT ON {outbox_consumer_position} TO {role};
 
 -- name: sequence
--- The schema and the name of the sequence that ids are drawn from; no row where it is none of its own.
+-- The schema and the name of the sequence that ids are drawn from; no row if there is none.
 SELECT namespace.nspname, found.relname
 FROM pg_class AS found
 JOIN pg_namespace AS namespace ON namespace.oid = found.relnamespace

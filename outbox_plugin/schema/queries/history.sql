@@ -1,9 +1,10 @@
 -- name: keep_days
--- Make the partitions of the days to come, and drop those whose time is over; whether all of it is done.
+-- Create the partitions of the coming days, and drop those that are past their retention. Returns whether nothing is left to
+-- do.
 SELECT {outbox_history_days}(%(keep)s::interval)
 
 -- name: replay
--- Emit kept rows again, in their order, marked by a header with the id that they had.
+-- Emit kept rows again, in their order. A header holds the id that each row had.
 INSERT INTO {outbox} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
 SELECT now(), kafka_topic, kafka_key, {outbox_value}(kafka_value, (NULL::{outbox}).kafka_value || ''),
        kafka_header_keys || 'outbox-replay'::text, kafka_header_values || id::text

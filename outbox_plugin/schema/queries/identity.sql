@@ -1,7 +1,7 @@
 -- name: identity
--- Who the outbox is and where it stands, and whether TRUNCATE makes it another incarnation. NULL for `is_same_table`:
--- there is no such table. Where it stands is told by the table itself, as a name may mean another one on another
--- `search_path`.
+-- The outbox's incarnation; its table, database and cluster; whether the table is the one that was migrated, or NULL if there
+-- is no such table; and whether TRUNCATE makes it another incarnation. The table's schema is looked up by the table's object
+-- id, as the same name may mean another table on another `search_path`.
 SELECT known.incarnation::text,
        (SELECT format('%%s in database %%s of cluster %%s',
                       CASE WHEN nspname = 'public' THEN relname ELSE nspname || '.' || relname END,
@@ -15,13 +15,14 @@ FROM {outbox_identity} AS known
 WHERE known.table_name = %(table)s
 
 -- name: known_as
--- By which name we know the table: `orders` and `public.orders` may be one. Of several, the one that it is harvested by.
+-- The name under which the table was migrated: `orders` and `public.orders` may be the same table. If it was migrated under
+-- several names, the one under which it is harvested.
 SELECT table_name FROM {outbox_identity} WHERE table_oid = to_regclass({quoted_outbox})::oid
 ORDER BY harvest_group IS NULL, since, table_name LIMIT 1
 
 -- name: register_group
--- Remember the group that harvests this outbox, unless another one is remembered; returns the one that is. Where it
--- changes, so does the layout's number: no leader of the other group that still runs reads another row.
+-- Register the group that harvests this outbox, unless another one is registered. Returns the registered group. If the group
+-- changes, the layout's number changes too, so that leaders of the former group which still run read no further row.
 UPDATE {outbox_identity}
 SET harvest_group = CASE WHEN harvest_group IS NULL OR %(adopt)s THEN %(group)s ELSE harvest_group END,
     layout = CASE WHEN harvest_group <> %(group)s AND %(adopt)s
@@ -31,8 +32,8 @@ WHERE table_name = %(table)s
 RETURNING harvest_group
 
 -- name: register_delivery
--- Remember the delivery that this outbox is harvested in, unless the other one is remembered; returns the one that is. Where
--- it changes, so does the layout's number: no leader of the other delivery that still runs reads another row.
+-- Register the delivery in which this outbox is harvested, unless the other one is registered. Returns the registered one. If
+-- it changes, the layout's number changes too, so that leaders of the former delivery which still run read no further row.
 UPDATE {outbox_identity}
 SET delivery = CASE WHEN delivery IS NULL OR %(adopt)s THEN %(delivery)s ELSE delivery END,
     layout = CASE WHEN delivery <> %(delivery)s AND %(adopt)s
@@ -41,15 +42,16 @@ WHERE table_name = %(table)s
 RETURNING delivery
 
 -- name: secret
--- What the harvesters of this outbox sign their heartbeats and progress records with.
+-- The key with which the harvesters of this outbox sign heartbeats and progress records.
 SELECT secret FROM {outbox_secret} WHERE table_name = %(table)s
 
 -- name: terms
--- The number of the last term, of any shard, or 0; and what is known of each slice.
+-- The number of the last term of any shard, or 0; by slice, the term of its last progress record; and the slices whose record
+-- may be unsigned.
 SELECT term, recorded, unsigned FROM {outbox_identity} WHERE table_name = %(table)s
 
 -- name: columns
--- The columns that a harvester needs and the table lacks. Every table has an `xmin`; a view has what it is made with.
+-- The columns that a harvester needs and the table lacks. Every table has `xmin`; a view has it only if its query selects it.
 SELECT needed FROM unnest(ARRAY['id', 'create_time', 'kafka_topic', 'kafka_key', 'kafka_value', 'kafka_header_keys',
                                 'kafka_header_values', 'leader_id', 'xmin']) AS needed
 WHERE NOT EXISTS (
@@ -58,16 +60,16 @@ WHERE NOT EXISTS (
 )
 
 -- name: unique_ids
--- One row where no two rows can have the same id. A partitioned table may be unable to say so: its unique indexes hold
--- what it is partitioned by.
+-- One row if a unique index keeps two rows from having the same id. Of a partitioned table, an index that begins with the id
+-- is enough, because its unique indexes must contain the partition key.
 SELECT FROM pg_index JOIN pg_class ON pg_class.oid = indrelid
 WHERE indrelid = {stored_in} AND indkey[0] = {id_column}
   AND indisunique AND indisvalid AND (indnkeyatts = 1 OR relkind = 'p') AND indpred IS NULL
 LIMIT 1
 
 -- name: stored_in
--- The table that the rows are stored in, as an expression: the outbox itself, or the table that it is a view of. NULL where
--- it is a view of anything else.
+-- An expression: the table that the rows are stored in. It is the outbox itself, or the one table that the outbox is a view
+-- of. NULL for any other view.
 (SELECT CASE WHEN found.relkind <> 'v' THEN found.oid ELSE (
             SELECT CASE WHEN count(DISTINCT used.oid) = 1 THEN max(used.oid)::oid END
             FROM pg_rewrite AS rule
@@ -79,8 +81,8 @@ LIMIT 1
  FROM pg_class AS found WHERE found.oid = to_regclass({quoted_outbox}))
 
 -- name: id_column
--- The number of the column that the ids are stored in, as an expression. A view does not say which one its `id` shows: it is
--- the one that owns the sequence of the ids.
+-- An expression: the number of the column that the ids are stored in. Postgres does not record which column a view's `id`
+-- shows; it is the column that owns the sequence of the ids.
 (SELECT CASE WHEN found.relkind <> 'v'
              THEN (SELECT attnum::int FROM pg_attribute WHERE attrelid = found.oid AND attname = 'id')
              ELSE (SELECT owner.refobjsubid FROM pg_depend AS owner
@@ -91,7 +93,8 @@ LIMIT 1
  FROM pg_class AS found WHERE found.oid = to_regclass({quoted_outbox}))
 
 -- name: stored
--- The schema and the name of that table, and whether the outbox is a view; NULLs for a view of anything but a table.
+-- The schema and the name of the table that the rows are stored in, and whether the outbox is a view. The names are NULL for a
+-- view of anything but one table.
 SELECT nspname, stored.relname, found.relkind = 'v'
 FROM pg_class AS found
 LEFT JOIN pg_class AS stored ON stored.oid = {stored_in}
@@ -99,8 +102,8 @@ LEFT JOIN pg_namespace ON pg_namespace.oid = stored.relnamespace
 WHERE found.oid = to_regclass({quoted_outbox})
 
 -- name: kept_rows
--- What keeps us from deleting any row without an error, or from seeing it: a view that Postgres does not know how to delete
--- from, or a trigger in place of that; a rule; or row level security without a policy for us.
+-- What could silently keep rows from being deleted, or hide them from us: a view from which Postgres cannot delete, or an
+-- INSTEAD OF trigger on it; a rule; or row level security without a policy for our role.
 SELECT 'what it is made of, as a view,' FROM pg_class
 WHERE oid = to_regclass({quoted_outbox}) AND relkind = 'v' AND (pg_relation_is_updatable(oid::regclass, false) & 16) = 0
 UNION ALL
@@ -119,7 +122,7 @@ WHERE {is_row_secured} AND NOT EXISTS (
 )
 
 -- name: is_this_outbox
--- Whether the table is still the one that the term began with, and its layout is, as an expression.
+-- An expression: whether the table and its layout are still those that the term began with.
 EXISTS (
     SELECT FROM {outbox_identity}
     WHERE table_name = %(table)s AND incarnation = %(incarnation)s AND layout = %(layout)s
@@ -127,7 +130,7 @@ EXISTS (
 )
 
 -- name: reader
--- The role by whose rights the rows are read, as an expression: of a view its owner, if the view does not say otherwise.
+-- An expression: the role whose rights apply when rows are read. For a view without `security_invoker`, that is its owner.
 (SELECT CASE WHEN found.relkind = 'v' AND NOT EXISTS (
                  SELECT FROM pg_options_to_table(found.reloptions)
                  WHERE option_name = 'security_invoker' AND option_value::boolean)
@@ -135,7 +138,7 @@ EXISTS (
  FROM pg_class AS found WHERE found.oid = to_regclass({quoted_outbox}))
 
 -- name: is_row_secured
--- Whether row level security leaves rows out of what that role reads, as an expression.
+-- An expression: whether row level security can hide rows from the reader.
 EXISTS (
     SELECT FROM pg_class AS base JOIN pg_roles AS reader ON reader.oid = {reader}
     WHERE base.oid = {stored_in} AND base.relrowsecurity AND NOT reader.rolsuper AND NOT reader.rolbypassrls
@@ -143,7 +146,7 @@ EXISTS (
 )
 
 -- name: isolation
--- How our transactions are isolated where nothing else is said.
+-- The default isolation of our transactions.
 SELECT current_setting('default_transaction_isolation')
 
 -- name: sequence_form
@@ -152,8 +155,8 @@ SELECT current_setting('default_transaction_isolation')
 SELECT seqcache, seqincrement, seqcycle FROM pg_sequence WHERE seqrelid = {id_sequence}
 
 -- name: id_sequence
--- The sequence that ids are drawn from, as an expression: the one of GENERATED AS IDENTITY, or else the one of a default that
--- is nextval and nothing more. A sequence that merely belongs to the column, as an earlier default's does, is not it.
+-- An expression: the sequence that ids are drawn from. It is that of GENERATED AS IDENTITY, or else that of a default which is
+-- a plain call of nextval. A sequence that the column merely owns, such as that of an earlier default, does not count.
 coalesce(
     (SELECT drawn.objid
      FROM pg_attribute AS col
@@ -171,8 +174,8 @@ coalesce(
 )
 
 -- name: identity_tables
--- The tables that say which outboxes there are, in all schemas that we may read. A stranger's table is left out: its
--- columns may be others, and a policy on it would be run by us.
+-- The tables that register outboxes, in all schemas that we may read. Tables of other owners are left out: their columns may
+-- differ, and reading them could run their owner's code in a policy.
 SELECT schema.nspname, found.relname
 FROM pg_catalog.pg_class AS found
 JOIN pg_catalog.pg_namespace AS schema ON schema.oid = found.relnamespace

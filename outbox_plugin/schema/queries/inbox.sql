@@ -1,10 +1,9 @@
 -- name: record_handled
--- Record that these events, each of another key, are handled in this transaction; returns how many had not been, and
--- which, unless all of them. Waits for a transaction that is handling one of them now. Records them in one order, so that
--- two transactions with the same events cannot deadlock. Returns the id of this transaction too, and sets its sign.
--- Until the transaction ends, the server checks that the client's machine is still there: one that has lost its power
--- would keep the events from others for hours. The commit is durable, whatever the session's default, because Kafka's
--- offset moves after it.
+-- Record that these events, each with a different key, are handled in this transaction. Returns how many of them were new,
+-- and which, unless all were; also the id of this transaction, whose mark it sets. Waits if another transaction is handling
+-- one of them. Records them in a fixed order, so that two transactions with the same events cannot deadlock. Until the
+-- transaction ends, the server probes the client's machine: otherwise one that lost power would lock the events for hours.
+-- The commit is durable, whatever the session's default, because Kafka's offset moves after it.
 WITH recorded AS (
     INSERT INTO {outbox_inbox} AS known (consumer_group, idempotency_key, sources)
     SELECT %(group)s, key, ARRAY[source]
@@ -28,29 +27,29 @@ SELECT events,
 FROM counted CROSS JOIN signed
 
 -- name: known_formerly
--- Which of these were recorded as handled since they were written to Kafka, at a time in milliseconds since 1970. Before
--- that, their names were those of other events: of a topic that was deleted meanwhile.
+-- Which of these events were recorded as handled after they were written to Kafka, at a time in milliseconds since 1970. An
+-- older record with the same name is that of another event, from a topic that was deleted since.
 SELECT idempotency_key
 FROM unnest(%(keys)s::text[], %(written)s::bigint[]) AS each (key, written)
 JOIN {outbox_inbox} AS known ON consumer_group = %(group)s AND idempotency_key = key
 WHERE (extract(epoch FROM handled_at) * 1000) >= written
 
 -- name: became
--- What became of a transaction (in progress, committed, aborted), and whether it is the present one of this session.
+-- The status of a transaction (in progress, committed, aborted), and whether it is this session's current one.
 SELECT pg_xact_status(%(id)s::text::xid8), coalesce(pg_current_xact_id_if_assigned()::text = %(id)s::text, false)
 
 -- name: roll_back_prepared
--- The statement that rolls a transaction back which has been prepared; no row where it has not.
+-- The statement that rolls a prepared transaction back; no row if the transaction was not prepared.
 SELECT format('ROLLBACK PREPARED %%L', gid) FROM pg_prepared_xacts
 WHERE transaction::text::bigint = (%(id)s::text::bigint & 4294967295) AND database = current_database()
 
 -- name: mark
--- The last mark of this transaction, before this one; gone after a return to a savepoint from before it was made.
+-- Set a new mark in this transaction, and return the last one. A rollback to a savepoint undoes marks set after it.
 WITH last AS MATERIALIZED (SELECT current_setting('outbox_inbox.mark', true) AS mark)
 SELECT mark, set_config('outbox_inbox.mark', %(mark)s, true) FROM last
 
 -- name: forget_handled
--- These were recorded as handled by a handler's own COMMIT, but are not.
+-- Delete the records of events that a handler's own COMMIT recorded as handled, though they are not.
 WITH event AS (
     SELECT key, source FROM unnest(%(keys)s::text[], %(sources)s::text[]) AS each (key, source)
 ), shared AS (
@@ -62,8 +61,8 @@ WHERE consumer_group = %(group)s AND idempotency_key = key AND sources = ARRAY[s
 RETURNING idempotency_key
 
 -- name: dead_letter
--- Give an event up: recorded as handled, and kept with the reason, unless it has been handled meanwhile.
--- Durable like `record_handled`.
+-- Dead-letter an event: record it as handled, and keep it with the reason, unless it was handled meanwhile. Durable, like
+-- `record_handled`.
 WITH recorded AS (
     INSERT INTO {outbox_inbox} AS known (consumer_group, idempotency_key, sources)
     VALUES (%(group)s, %(idempotency_key)s, ARRAY[%(source)s::text])
@@ -83,8 +82,8 @@ ON CONFLICT DO NOTHING
 RETURNING id
 
 -- name: lock_letter
--- A row, if the dead letter is still there and still to be tried again; locked until its effect is committed. With it
--- goes the id of this transaction, whose sign is set. Durable like `record_handled`.
+-- One row if the dead letter still exists and is still to be retried. It is locked until the transaction ends. Also returns
+-- the id of this transaction, whose mark it sets. Durable, like `record_handled`.
 WITH locked AS MATERIALIZED (
     SELECT id FROM {outbox_inbox_dead_letter} WHERE id = %(id)s AND retry_at IS NOT NULL FOR UPDATE
 )
@@ -95,18 +94,18 @@ SELECT id, pg_current_xact_id()::text, set_config('application_name', %(sign)s, 
 FROM locked
 
 -- name: remove_letter
--- What was tried again has been handled.
+-- Delete a dead letter whose retry succeeded.
 DELETE FROM {outbox_inbox_dead_letter} WHERE id = %(id)s RETURNING id
 
 -- name: dead_letter_again
--- What was tried again has failed again.
+-- Keep a dead letter whose retry failed, with the new reason.
 UPDATE {outbox_inbox_dead_letter}
 SET error = %(error)s, attempts = attempts + %(attempts)s, failed_at = now(), retry_at = NULL
 WHERE id = %(id)s AND retry_at IS NOT NULL
 RETURNING id
 
 -- name: letters_to_retry
--- Dead letters that somebody wants tried again, of the partitions that this process has.
+-- The dead letters that are to be retried, of the partitions that this process is assigned.
 SELECT id, kafka_topic, kafka_partition, kafka_offset, kafka_timestamp, kafka_key, kafka_value, kafka_header_keys,
        kafka_header_values, idempotency_key
 FROM {outbox_inbox_dead_letter}
@@ -116,7 +115,7 @@ ORDER BY id
 LIMIT %(limit)s
 
 -- name: letters
--- What groups gave up on, the oldest first.
+-- The dead letters of groups, the oldest first.
 SELECT id, consumer_group, kafka_topic, kafka_partition, kafka_offset, kafka_key, idempotency_key, error, attempts,
        failed_at, retry_at
 FROM {outbox_inbox_dead_letter}
@@ -125,13 +124,13 @@ ORDER BY id
 LIMIT %(limit)s
 
 -- name: ask_retry
--- Ask the group's consumers to try these again; NULL for all.
+-- Ask the group's consumers to retry these dead letters; NULL means all.
 UPDATE {outbox_inbox_dead_letter} SET retry_at = now()
 WHERE (%(ids)s::bigint[] IS NULL OR id = ANY (%(ids)s)) AND (%(group)s::text IS NULL OR consumer_group = %(group)s)
 RETURNING id
 
 -- name: discard
--- Forget these for good, NULL for all; they stay recorded as handled.
+-- Delete these dead letters; NULL means all. Their events stay recorded as handled.
 DELETE FROM {outbox_inbox_dead_letter}
 WHERE (%(ids)s::bigint[] IS NULL OR id = ANY (%(ids)s)) AND (%(group)s::text IS NULL OR consumer_group = %(group)s)
 RETURNING id
@@ -141,38 +140,38 @@ RETURNING id
 SELECT pg_try_advisory_xact_lock(hashtextextended('outbox_plugin.clean ' || %(place)s || ' ' || %(group)s, 0))
 
 -- name: clean_handled
--- A small batch of the oldest of a group's rows whose time has passed.
+-- Delete a small batch of the group's oldest records of handled events that are past their time.
 DELETE FROM {outbox_inbox} WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM {outbox_inbox}
     WHERE consumer_group = %(group)s AND handled_at < (now() - %(keep)s::interval)
     ORDER BY handled_at LIMIT %(limit)s))
 
 -- name: clean_letters
--- A small batch of the oldest of a group's dead letters whose time has passed, but for those to be tried again.
+-- Delete a small batch of the group's oldest dead letters that are past their time, but not those to be retried.
 DELETE FROM {outbox_inbox_dead_letter} WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM {outbox_inbox_dead_letter}
     WHERE consumer_group = %(group)s AND failed_at < (now() - %(keep)s::interval) AND retry_at IS NULL
     ORDER BY failed_at LIMIT %(limit)s))
 
 -- name: is_migrated
--- Nothing; an error where `outbox migrate` of this version has not run yet.
+-- Returns no rows. Fails if `outbox migrate` of this version has not run yet.
 SELECT sources FROM {outbox_inbox} LIMIT 0
 
 -- name: patience
--- Wait for the locks of others for so many milliseconds at most, until this transaction ends, and for no standby: a
+-- For the transaction: wait at most so many milliseconds for a lock, and do not wait for the commit to be durable, because a
 -- position may lag.
 SELECT set_config('lock_timeout', %(milliseconds)s::text, true), set_config('synchronous_commit', 'off', true)
 
 -- name: positions
--- How far a group has handled the partitions of these topics. A topic that was made anew has another id, and no row.
+-- How far a group has handled the partitions of these topics. A recreated topic has another id, and so no row.
 SELECT kafka_topic, kafka_partition, next_offset, coalesce(leader_epochs -> topic_id, '[]')::text
 FROM {outbox_inbox_position} AS position
 JOIN unnest(%(topics)s::text[], %(topic_ids)s::text[]) AS each (topic, id) ON kafka_topic = topic AND topic_id = id
 WHERE consumer_group = %(group)s
 
 -- name: move_positions
--- Write how far a group has handled these partitions. In one order, so that two who write the same cannot deadlock.
--- A position may go back: after an unclean election of a leader, the partition ends before where it was.
+-- Write how far a group has handled these partitions, in a fixed order, so that two writers cannot deadlock. A position may
+-- go back: after an unclean leader election, the partition may end before it.
 INSERT INTO {outbox_inbox_position} AS known (consumer_group, kafka_topic, kafka_partition, topic_id, next_offset,
     leader_epochs)
 SELECT %(group)s, topic, number, id, next_offset, epochs::jsonb

@@ -1,26 +1,27 @@
 -- name: begin_marking
--- For the transaction of a mark, which follows as a statement of its own: its snapshot is younger than the lock. What is
--- lost of it is only done again, and it has no time-out, as in `steer`. While it lasts, no other leader begins to lead the
--- shard: a mark whose snapshot does not know of its successor would take rows from it that the successor has marked.
--- A marking keeps its rows locked until all of them have been sent: where the leader's packets vanish, TCP ends it.
+-- For the transaction of `mark`, which must follow as a separate statement, so that its snapshot is taken after the lock.
+-- The lock keeps other leaders from beginning to lead the shard meanwhile: otherwise a mark whose snapshot lacks the new
+-- leader could take rows that the new leader has marked. The commit need not be durable, as a lost mark is simply made again.
+-- There is no statement time-out, as in `configure_read`. The marked rows are locked until all of them have been sent; if the
+-- leader's packets vanish, TCP ends the session.
 SELECT set_config('synchronous_commit', 'off', true), set_config('statement_timeout', '0', true),
        set_config('tcp_user_timeout', '2000', true),
        pg_advisory_xact_lock((to_regclass({quoted_outbox})::oid::bigint << 16) | 32768 | %(shard)s)
 
 -- name: wait_a_little
--- For the transaction: how long it waits for a lock.
+-- For the transaction: wait at most half a second for a lock.
 SELECT set_config('lock_timeout', '500', true)
 
 -- name: wait_for_marks
--- Before a leader begins to lead: no mark of the last one is under way until the transaction ends.
+-- Wait until no mark of the last leader is under way, and allow none until this transaction ends. A new leader does so first.
 SELECT pg_advisory_xact_lock((to_regclass({quoted_outbox})::oid::bigint << 16) | 32768 | %(shard)s)
 
 -- name: wait_for_others
--- For the transaction: it waits for whatever else it needs.
+-- For the transaction: wait for locks without a limit again.
 SELECT set_config('lock_timeout', '0', true)
 
 -- name: markings
--- The sessions that mark rows of the shard now.
+-- The sessions that are marking rows of the shard now.
 SELECT pid FROM pg_locks
 WHERE locktype = 'advisory' AND granted AND pid <> pg_backend_pid() AND objsubid = 1
   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -28,15 +29,15 @@ WHERE locktype = 'advisory' AND granted AND pid <> pg_backend_pid() AND objsubid
       = ((to_regclass({quoted_outbox})::oid::bigint << 16) | 32768 | %(shard)s)
 
 -- name: end_session
--- End a session, whatever it does: also one that sends rows to a leader which is stopped and reads none of them.
+-- End a session, even one that is sending rows to a leader which has been stopped and does not read them.
 SELECT pg_terminate_backend(%(pid)s)
 
 -- name: mark
--- Give the earliest rows that do not carry the leader's id that id, nor the one of rows that cannot be deleted; as many as have so many bytes together, and no row
--- after one that was left out. By their ids, not by their places in the table: a row that somebody changes meanwhile has
--- another place then, would be left out, and rows behind it would overtake it. A value, or headers, that are larger than any
--- record are not read; their size stands in the place of the time of creation, which this delivery does not look at: of the
--- headers, with a minus sign.
+-- Mark the earliest rows: write the leader's id to them, and return them. Rows that carry it already, or the id of rows that
+-- could not be deleted, are not marked. Marks at most `bytes` bytes, and no row behind one that does not fit. Rows are found by
+-- id, not by ctid: a row that somebody updates meanwhile gets another ctid, would be missed, and be overtaken by later rows.
+-- A value or headers that are too large for any record are not returned. Their size is returned in place of create_time, which
+-- this delivery does not use: negative for headers.
 UPDATE {outbox} AS marked
 SET leader_id = %(leader_id)s
 WHERE id = ANY (ARRAY(
@@ -65,22 +66,24 @@ RETURNING marked.id,
           CASE WHEN {header_bytes} <= %(largest_headers)s THEN kafka_header_values END, 0::bigint
 
 -- name: delete
--- Delete what was delivered, unless another leader has marked it since.
+-- Delete delivered rows, unless another leader has marked them since.
 DELETE FROM {outbox} WHERE id = ANY (%(ids)s) AND leader_id = %(leader_id)s
 
 -- name: keep_delivered
--- Let nobody mark rows again that were delivered and that a deletion has left: they still carry the leader's id.
+-- Give the id of delivered rows to rows that a deletion has left behind, so that nobody marks them again. Only rows that still
+-- carry the leader's id.
 UPDATE {outbox} SET leader_id = %(delivered)s WHERE id = ANY (%(ids)s) AND leader_id = %(leader_id)s
 
 -- name: delivered
--- Such rows among the earliest ones; those behind them are marked by nobody, and found once they are among these.
+-- The delivered rows that could not be deleted, among the earliest 20,000 rows. Those further behind are never marked, and are
+-- found when they are among the earliest.
 SELECT id FROM (SELECT id, leader_id FROM {outbox} ORDER BY id LIMIT 20000) AS earliest
 WHERE leader_id = %(delivered)s
 
 -- name: reset
--- Take the leader's id off rows that were not delivered.
+-- Remove the leader's id from rows that were not delivered.
 UPDATE {outbox} SET leader_id = NULL WHERE id = ANY (%(ids)s) AND leader_id = %(leader_id)s
 
 -- name: is_leader
--- One row while no other leader has begun to lead the shard.
+-- One row unless another leader has begun to lead the shard.
 SELECT FROM {outbox_identity} WHERE table_name = %(table)s AND leaders[%(shard)s + 1] = %(term)s::uuid

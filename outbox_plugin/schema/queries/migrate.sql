@@ -1,13 +1,13 @@
 -- name: lock
--- One migration at a time in a database; held to the end of the transaction.
+-- Allow one migration at a time in a database. The lock is held to the end of the transaction.
 SELECT pg_advisory_xact_lock(hashtextextended('outbox_plugin.migrate', 0))
 
 -- name: wait_a_little
--- For the transaction: whoever wants a table that we wait for, waits behind us.
+-- For the transaction: wait only briefly for locks, because whoever needs a table that we wait for must wait behind us.
 SET LOCAL lock_timeout = '1s'
 
 -- name: in_the_way
--- The session with the oldest transaction that holds a lock which may be the one that we waited for.
+-- The session that may hold the lock that we waited for; if there are several, the one with the oldest transaction.
 SELECT format('session %%s (%%s), whose transaction is %%s s old', activity.pid,
               CASE WHEN application_name <> '' THEN application_name ELSE coalesce(usename::text, 'of another role') END,
               coalesce(extract(epoch FROM clock_timestamp() - xact_start)::int::text, '?'))
@@ -21,12 +21,12 @@ WHERE granted AND activity.pid <> pg_backend_pid()
 ORDER BY xact_start LIMIT 1
 
 -- name: trust_nobody
--- For the transaction: what migrations name without a schema is of Postgres's own, whoever may create where we look.
+-- For the transaction: names without a schema mean Postgres's own objects, whatever others may create in the search_path.
 SET LOCAL search_path = pg_catalog, pg_temp
 
 -- name: strangers
--- Tables that are called like ours, and functions that this transaction has replaced, whose owner could have them run
--- anything as us. Trusted are we, superusers, and the owners of the database, the schema and the outbox.
+-- Tables with the names of ours, and functions that this transaction has replaced, whose owners could make them run code with
+-- our rights. Trusted owners are our role, superusers, and the owners of the database, the schema and the outbox.
 SELECT format('%%s belongs to the role %%I', what, rolname)
 FROM (
     SELECT format('the table %%I', relname) AS what, relowner AS owner, relnamespace AS namespace
@@ -47,7 +47,7 @@ WHERE nspname = %(schema)s AND NOT rolsuper AND owner <> nspowner
   )
 
 -- name: create_ledger
--- Which migrations have been applied, per outbox table.
+-- The table of applied migrations, by outbox.
 CREATE TABLE IF NOT EXISTS {outbox_migration} (
     table_name pg_catalog.text        NOT NULL,
     name       pg_catalog.text        NOT NULL,
@@ -56,34 +56,34 @@ CREATE TABLE IF NOT EXISTS {outbox_migration} (
 )
 
 -- name: forget_dropped_table
--- A table that was dropped is migrated from the start.
+-- Forget the migrations of a table that was dropped: a new one is migrated from the start.
 DELETE FROM {outbox_migration} WHERE table_name = %(table)s AND to_regclass({quoted_outbox}) IS NULL
 
 -- name: exists
--- Whether the outbox is there.
+-- Whether the outbox exists.
 SELECT 1 WHERE to_regclass({quoted_outbox}) IS NOT NULL
 
 -- name: applied
--- The migrations that this table has seen.
+-- The migrations that were applied to this table.
 SELECT name FROM {outbox_migration} WHERE table_name = %(table)s
 
 -- name: record
--- A migration has been applied.
+-- Record that a migration was applied.
 INSERT INTO {outbox_migration} (table_name, name) VALUES (%(table)s, %(name)s)
 
 -- name: notices_truncation
--- Whether the table has the trigger.
+-- Whether the table has the trigger that notices a TRUNCATE.
 SELECT 1 FROM pg_trigger
 WHERE tgrelid = {stored_in} AND tgname = 'outbox_truncated'
   AND tgfoid = to_regproc({quoted_outbox_truncated}) AND tgenabled <> 'D'
 
 -- name: notice_truncation
--- From now on, TRUNCATE makes the outbox another incarnation.
+-- Create the trigger by which TRUNCATE makes the outbox another incarnation.
 CREATE OR REPLACE TRIGGER outbox_truncated AFTER TRUNCATE ON {stored}
 FOR EACH STATEMENT EXECUTE FUNCTION {outbox_truncated}()
 
 -- name: identify
--- A table that was not there before, or is not the one that it was, is a new incarnation; its group stays known.
+-- Register the outbox, as a new incarnation if its table is new or another one than before. Its group stays registered.
 INSERT INTO {outbox_identity} AS known (table_name, table_oid, incarnation)
 VALUES (%(table)s, to_regclass({quoted_outbox})::oid, gen_random_uuid())
 ON CONFLICT (table_name) DO UPDATE
@@ -91,39 +91,39 @@ ON CONFLICT (table_name) DO UPDATE
     WHERE known.table_oid <> excluded.table_oid
 
 -- name: is_identified
--- Whether the outbox is the one that it was.
+-- Whether the outbox is registered, and its table is still the registered one.
 SELECT 1 FROM {outbox_identity} WHERE table_name = %(table)s AND table_oid = to_regclass({quoted_outbox})::oid
 
 -- name: has_secret
--- Whether the outbox has its secret.
+-- Whether the outbox has a secret.
 SELECT 1 FROM {outbox_secret} WHERE table_name = %(table)s
 
 -- name: make_secret
--- Every outbox has a secret of its own, of 244 random bits; it is made here, so that no log of statements holds it.
+-- Give the outbox a secret of 244 random bits. Postgres generates it, so that no statement log contains it.
 INSERT INTO {outbox_secret} (table_name, secret)
 VALUES (%(table)s, sha256(uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())))
 ON CONFLICT DO NOTHING
 
 -- name: may_make_room
--- Whether the table's pages may be told to leave room for marked rows: it is ours to alter, and nobody has told them.
+-- Whether to set the table's fillfactor, so that its pages leave room for marked rows: we may alter it, and nobody has set it.
 SELECT 1
 FROM pg_class
 WHERE oid = to_regclass({quoted_outbox}) AND relkind = 'r' AND pg_has_role(relowner, 'USAGE')
   AND NOT EXISTS (SELECT FROM unnest(reloptions) AS option WHERE starts_with(option, 'fillfactor='))
 
 -- name: make_room
--- A row that is marked on its page needs no new entry in the index. From here on; pages that are full stay so.
+-- Leave room in pages, so that a marked row stays in its page and needs no new index entry. Pages that are full stay full.
 ALTER TABLE {outbox} SET (fillfactor = 45)
 
 -- name: may_make_staging_schema
--- Whether there is no schema for Spark's staging tables, and we may make it.
+-- Whether the schema of Spark's staging tables is missing, and we may create it.
 SELECT 1
 WHERE to_regnamespace('outbox_staging') IS NULL AND has_database_privilege(current_database(), 'CREATE')
 
 -- name: has_staging_schema
--- Whether there is a schema for Spark's staging tables.
+-- Whether the schema of Spark's staging tables exists.
 SELECT 1 WHERE to_regnamespace('outbox_staging') IS NOT NULL
 
 -- name: make_staging_schema
--- Spark's jobs make their staging tables here, so none of them needs the right to create where the outbox lives.
+-- Create the schema of Spark's staging tables, so that jobs need no right to create tables in the outbox's schema.
 CREATE SCHEMA outbox_staging

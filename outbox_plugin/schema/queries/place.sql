@@ -1,5 +1,6 @@
 -- name: schema
--- The schema that the outbox lies in, or is to be made in: the first of the search_path that it can be.
+-- The outbox's schema; if the outbox does not exist, the schema in which it would be created: the first of the search_path
+-- that exists.
 SELECT coalesce(
     (SELECT nspname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
      WHERE pg_class.oid = to_regclass({quoted_outbox})),

@@ -1,7 +1,7 @@
 -- name: state_of_session
--- The process id of this session, and what the server does for another one: NULL where there is no such session,
--- 'hidden' where we may not know. Then this session's name, and whether the server works for one that has a name of its
--- own: NULL where there is none. One that waits for its client to receive what it sends does not.
+-- The process id of this session; the state of the session with the given process id: NULL if there is none, 'hidden' if we
+-- may not see it; this session's application_name; and whether the server is working for the session with the given
+-- application_name: NULL if there is none. A session that waits for its client to receive data is not working.
 SELECT pg_catalog.pg_backend_pid(),
        (SELECT coalesce(state, 'hidden') FROM pg_catalog.pg_stat_activity WHERE pid = %(pid)s),
        current_setting('application_name'),
@@ -9,16 +9,16 @@ SELECT pg_catalog.pg_backend_pid(),
         FROM pg_catalog.pg_stat_activity WHERE starts_with(application_name, %(name)s))
 
 -- name: watch_client
--- Until the transaction ends, the server looks whether the client's machine is still there: one that has lost its power
--- would keep what the transaction has locked for hours.
+-- For the transaction: the server probes the client's machine. Otherwise a machine that lost power would keep the
+-- transaction's locks for hours.
 SELECT set_config('tcp_keepalives_idle', '5', true), set_config('tcp_keepalives_interval', '2', true),
        set_config('tcp_keepalives_count', '3', true), set_config('tcp_user_timeout', '10000', true)
 
 -- name: stay_idle
--- A role's time-out would end a session of ours that has nothing to do. Not behind a pooler, which shares its sessions with
--- others, and makes up process ids.
+-- Keep a role's time-out from ending this session while it is idle. Does nothing behind a pooler, which shares its sessions
+-- with other clients: there, the process ids differ.
 SELECT set_config('idle_session_timeout', '0', false) WHERE pg_backend_pid() = %(pid)s
 
 -- name: take_long
--- The same for a transaction that takes long; for Postgres 17 and later ones.
+-- The same for the time-out of transactions, which Postgres 17 and later have.
 SELECT set_config('transaction_timeout', '0', false) WHERE pg_backend_pid() = %(pid)s

@@ -3,23 +3,23 @@
 SELECT FROM pg_class WHERE oid = to_regclass({quoted_staging})
 
 -- name: create_staging
--- Create a staging table, for tasks to copy their rows into. It is unlogged: a crash of Postgres empties it, so the commit
--- counts its rows. Events are text there, so that an event that is too long for the outbox can be staged and become a dead
--- letter. It is read once and dropped, so autovacuum would work in vain.
+-- Create a staging table, into which tasks copy their rows. It is unlogged: a crash of Postgres empties it, so the commit
+-- counts its rows. The columns of events are text, so that an event that is too long for the outbox can be staged, too, and
+-- become a dead letter. Autovacuum is off, because the table is read once and dropped.
 CREATE UNLOGGED TABLE {staging} WITH (autovacuum_enabled = false) AS
 SELECT {columns} FROM {source} AS business WITH NO DATA
 
 -- name: index_staging
--- The commit reads events by this index, in the order in which they came. To sort so many rows would spill to disk, and
--- slow down the log that every commit waits for.
+-- The commit reads events by this index, in the order in which they were staged. Sorting them instead would spill to disk,
+-- and slow down the WAL, for which every commit waits.
 CREATE INDEX ON {staging} (outbox_ordinal)
 
 -- name: own
--- Own a staging table by a lock with its name. For a driver whose session lives as long as its job.
+-- Own a staging table by an advisory lock on its name. For a driver whose session lasts as long as its job.
 SELECT pg_advisory_lock(hashtextextended(%(staging)s, 0))
 
 -- name: create_alone
--- For the transaction of a task that creates the staging table: other tasks wait, and then find the table.
+-- For the transaction of a task that creates the staging table: other tasks wait for it, and then find the table.
 SELECT pg_advisory_xact_lock(hashtextextended(%(staging)s, 1))
 
 -- name: register
@@ -29,11 +29,11 @@ SELECT %(staging)s, %(job_id)s, clock_timestamp(), to_regclass({quoted_staging})
 FROM pg_class WHERE oid = to_regclass({quoted_outbox})
 
 -- name: lease
--- Lease the staging table to its job for another hour. For jobs whose sessions do not live as long as the job.
+-- Lease the staging table to its job for another hour. For jobs whose sessions do not last as long as the job.
 UPDATE {outbox_staging} SET leased_until = clock_timestamp() + interval '1 hour' WHERE name = %(staging)s
 
 -- name: end_lease
--- Any job may remove the staging table from now on.
+-- End the lease: any job may now remove the staging table.
 UPDATE {outbox_staging} SET leased_until = clock_timestamp() WHERE name = %(staging)s
 
 -- name: drop_staging
@@ -41,14 +41,14 @@ UPDATE {outbox_staging} SET leased_until = clock_timestamp() WHERE name = %(stag
 DROP TABLE IF EXISTS {staging}
 
 -- name: unregister
--- The staging table is gone.
+-- Remove the staging table from the register.
 DELETE FROM {outbox_staging} WHERE name = %(staging)s
 
 -- name: orphans
--- Staging tables that nobody owns any more and that our role may drop; those of other roles are left to their jobs.
--- A table counts as a staging table if its object id is registered (names may repeat). An earlier version registered no
--- id, or nothing: a table of it must be in the outbox's schema and have a staging table's name and first columns.
--- A lock, a task that writes to the table, or a lease owns it; but a lease of an earlier run of the same job does not.
+-- Staging tables that nobody owns any more, and that our role may drop. Those of other roles are left to their jobs.
+-- A table counts as a staging table if its object id is registered (names may repeat). Earlier versions registered no id, or
+-- nothing: their tables must be in the outbox's schema, and have a staging table's name and first columns.
+-- A table is owned by a lock, by a task that writes to it, or by a lease, except a lease of an earlier run of the same job.
 SELECT class.relname, namespace.nspname
 FROM pg_class AS class
 JOIN pg_namespace AS namespace ON namespace.oid = class.relnamespace
@@ -139,11 +139,12 @@ INSERT INTO {business} ({columns}) SELECT {taken} FROM {staging} WHERE outbox_at
 SELECT set_config('work_mem', '64MB', true) WHERE pg_size_bytes(current_setting('work_mem')) < pg_size_bytes('64MB')
 
 -- name: read_by_index
--- For the transaction: the planner has no statistics of a table so new, and would sort all of it.
+-- For the transaction: make the planner use the index. It has no statistics of a table so new, and would sort all of it.
 SELECT set_config('enable_sort', 'off', true)
 
 -- name: publish_events
--- Insert the events in their order: ids are drawn as the sorted rows come. Two headers tell consumers the job and order.
+-- Insert the events in their order: ids are drawn as the sorted rows arrive. Two headers hold the job and the event's number
+-- in it.
 INSERT INTO {outbox} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
 SELECT clock_timestamp(), kafka_topic, kafka_key, {outbox_value}(kafka_value, (NULL::{outbox}).kafka_value || ''),
        kafka_header_keys || ARRAY['outbox-job', 'outbox-sequence'],

@@ -1,9 +1,8 @@
 -- name: create_function
--- The trigger's function notifies sleeping harvesters, and does nothing else: NOTIFY takes a database-wide lock at commit.
--- A leader that sleeps holds its shard's lock. Then the writer's shared lock is refused, and the writer notifies. While a
--- writer holds its shared lock, until its transaction ends, no leader can fall asleep and miss the row. The shards' locks
--- are written out in one expression: writers need no rights to our tables and read none, and a loop would cost twice as
--- much.
+-- The trigger's function. It notifies only if a leader sleeps, because NOTIFY takes a database-wide lock at commit. A sleeping
+-- leader holds its shard's lock, so that the writer cannot get a shared lock, and notifies. If the writer gets the shared lock,
+-- it keeps it until its transaction ends, so that the leader cannot go to sleep and miss the row. The shards' locks are
+-- written out in one expression: so writers need no rights on our tables, and a loop would cost twice as much.
 CREATE OR REPLACE FUNCTION {outbox_wake_up}() RETURNS pg_catalog.trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF NOT ({all_awake}) THEN
@@ -17,7 +16,7 @@ END $$
 pg_try_advisory_xact_lock_shared((TG_RELID::bigint << 16) | {shard})
 
 -- name: shards
--- How many shards the outbox has, or will have if the settings have more.
+-- How many shards the outbox has, or the number in the settings if that is larger.
 SELECT greatest(shards, %(shards)s::int) FROM {outbox_identity} WHERE table_name = %(table)s
 
 -- name: create_trigger
@@ -30,7 +29,7 @@ FOR EACH STATEMENT EXECUTE FUNCTION {outbox_wake_up}({table_name}, {shards})
 DROP TRIGGER IF EXISTS outbox_wake_up ON {stored}
 
 -- name: shards_of_trigger
--- For how many shards writers wake the leaders; no row if there is no trigger.
+-- The number of shards whose leaders writers can wake; no row if there is no trigger.
 SELECT split_part(encode(tgargs, 'escape'), chr(92) || '000', 2)::int FROM pg_trigger
 WHERE tgrelid = {stored_in} AND tgname = 'outbox_wake_up' AND tgnargs = 2
 

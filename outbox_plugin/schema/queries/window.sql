@@ -1,54 +1,54 @@
 -- name: walk_by_id
--- For the transaction: walk the primary key. To the planner a table that was nearly empty when it was last analysed looks
--- as if scanning or sorting all of it were cheaper, just when a burst has filled it.
+-- For the transaction: make the planner walk the primary key. With the statistics of a table that was nearly empty, it would
+-- scan or sort the whole table, just when a burst has filled it.
 SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
        set_config('enable_sort', 'off', true), set_config('jit', 'off', true)
 
--- name: steer
--- For the transaction of a read: walk the primary key, as `walk_by_id` does. A role's time-out
--- would cancel a long read, and the same read of every later term: `schema.silent_server` says what ends our waits. A read whose
--- rows are not received keeps its lock of the table: whoever alters the table would wait for it, and everybody else behind
--- them. TCP ends it. A standby shows rows that were purged a moment ago, and no lock of a writer: a pooler or proxy may lead
--- to one, where it is an error to ask for the right to write.
+-- name: configure_read
+-- For the transaction of a read. The planner walks the primary key, as with `walk_by_id`. There is no statement time-out: one
+-- of the role would cancel a long read, and then the same read of every later term; `schema.silent_server` decides when to give
+-- up instead. TCP ends a read whose rows the client does not receive: otherwise the read would keep its lock on the table, an
+-- ALTER TABLE would wait for that, and everybody else for the ALTER TABLE. Asking for the right to write fails on a standby, to
+-- which a pooler or proxy may lead: a standby shows rows that were just purged, and no locks of writers.
 SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
        set_config('enable_sort', 'off', true), set_config('jit', 'off', true),
        set_config('statement_timeout', '0', true), set_config('tcp_user_timeout', '2000', true),
        set_config('transaction_read_only', 'off', true)
 
 -- name: durable
--- For the transaction, whatever the session's default. By itself: joined to what deletes, it doubles what a row costs.
--- Without a time-out, as in `steer`.
+-- For the transaction: make the commit durable, whatever the session's default. A statement by itself, because combined with
+-- the DELETE it would double the cost per row. There is no time-out, as in `configure_read`.
 SELECT set_config('synchronous_commit', 'on', true), set_config('statement_timeout', '0', true)
 
--- name: hasty
--- For the transaction: what is lost of it is only done again.
+-- name: not_durable
+-- For the transaction: do not wait for the commit to be durable. What a crash undoes is simply done again.
 SELECT set_config('synchronous_commit', 'off', true), set_config('statement_timeout', '0', true)
 
--- name: not_idle_for_long
--- For the transaction: while it waits for our next statement, the next leader may wait for its locks. Milliseconds.
+-- name: short_idle_timeout
+-- For the transaction: end it after 2 s without a statement, because the next leader may be waiting for its locks.
 SELECT set_config('idle_in_transaction_session_timeout', '2000', true)
 
--- name: not_idle_for_ever
--- The same for what nobody waits for at once.
+-- name: long_idle_timeout
+-- For the transaction: end it after 10 s without a statement. For transactions on which no leader waits.
 SELECT set_config('idle_in_transaction_session_timeout', '10000', true)
 
 -- name: snapshot
--- Which transactions have ended, and whether a standby says so.
+-- The current snapshot, which shows the transactions that have ended, and whether the server is a standby.
 SELECT pg_current_snapshot()::text, pg_is_in_recovery()
 
 -- name: open_in_binary
--- Put before a query: in the simple protocol, only a cursor's rows come in binary.
+-- A prefix for a query: in the simple protocol, only a cursor returns rows in binary.
 DECLARE earliest BINARY NO SCROLL CURSOR FOR
 
 -- name: fetch
--- All rows of the query that is open.
+-- All rows of the cursor.
 FETCH ALL FROM earliest
 
 -- name: read_window
--- The earliest rows that are wanted; never that of the largest bigint, which no range of ids can end behind. None once the table is not the one that the term began with, or its layout is not.
--- The value and the headers of a large row are left out, to be read apart: no number of rows bounds their bytes. The horizon
--- of such a row comes with a minus sign, since a value that is NULL is a tombstone. A compressed array counts as large: Postgres
--- does not say what it has inside without looking.
+-- Read the earliest rows that meet the conditions. The row with the largest bigint as id is never read, because no range of ids
+-- can end behind it. Of large rows, value and headers are left out, to be read separately: a limit on rows does not bound their
+-- bytes. The horizon of a large row is negative, because a NULL value alone would mean a tombstone. A compressed array counts
+-- as large, because Postgres tells its size only after decompressing it.
 SELECT id, create_time, kafka_topic, kafka_key,
        CASE WHEN is_large THEN NULL ELSE kafka_value END,
        CASE WHEN is_large THEN NULL ELSE kafka_header_keys END,
@@ -74,8 +74,8 @@ ORDER BY id
 AND id <= (%(until)s)::bigint
 
 -- name: above_open_writers
--- A condition of a read: it begins above the ids that only open transactions can still commit rows of. If one of these
--- has ended in the snapshot of this very statement, it begins where it would without this condition.
+-- A condition of a read: start above the ids that only open transactions can still fill. If one of these transactions has ended
+-- in this statement's own snapshot, the condition has no effect.
 AND id > (
     SELECT CASE WHEN bool_or(pg_visible_in_snapshot(writer::text::xid8, pg_current_snapshot()))
                 THEN (%(above)s)::bigint ELSE (%(open_up_to)s)::bigint END
@@ -83,7 +83,7 @@ AND id > (
 )
 
 -- name: of_this_outbox
--- A condition of every read: the table is still the one that the term began with, and its layout is.
+-- A condition of every read: the table and its layout are still those that the term began with.
 AND {is_this_outbox}
 
 -- name: of_this_leader
@@ -91,18 +91,18 @@ AND {is_this_outbox}
 AND EXISTS (SELECT FROM {outbox_identity} WHERE table_name = %(table)s AND leaders[%(shard)s + 1] = %(term)s::uuid)
 
 -- name: not_in_flight
--- A condition of a read.
+-- A condition of a read: leave out the rows that are in flight.
 AND NOT id::bigint <@ %(in_flight)s::int8multirange
 
 -- name: of_slice
--- A condition of a read: the key's hash, as a number that is not negative, modulo the number of shards. A row without a key
--- is one shard's too.
+-- A condition of a read: the rows of one shard, which is the key's hash, as a non-negative number, modulo the number of shards.
+-- A row without a key counts as one with an empty key.
 AND (hashtextextended(coalesce(kafka_key, ''), 0) & 9223372036854775807) %% %(shards)s = %(shard)s
 
 -- name: key_hash
--- The hash of a row's ordering key that summaries of keys use, as an expression; a number of 63 bits. The seed of the key's
--- hash is the topic's. A collation would let equal texts differ, or the other way round. A read shows the blanks that fill up
--- a key of type CHAR(n), and a cast to text drops them: so blanks at a key's end do not count.
+-- An expression: the hash of a row's ordering key, as summaries of keys contain it; a number of 63 bits. The key is hashed with
+-- the topic's hash as seed. The collation "C" compares bytes: with another one, different texts may be equal. Blanks at a key's
+-- end do not count, because a key of type CHAR(n) is padded with blanks when it is read, but not when it is cast to text.
 hashtextextended(rtrim(coalesce(kafka_key, '')) COLLATE pg_catalog."C",
     hashtextextended(coalesce(kafka_topic, '') COLLATE pg_catalog."C", 0)) & 9223372036854775807
 
@@ -113,7 +113,8 @@ FROM unnest(%(topics)s::text[], %(keys)s::text[]) WITH ORDINALITY AS given (kafk
 ORDER BY place
 
 -- name: key_hashes_up_to
--- The hashes of the next rows, joined, and the last of their ids; and whether they are this outbox's: else there are none.
+-- The last id of the next rows, the hashes of their keys in one byte string, and whether the table is still this outbox. If it
+-- is not, there are no hashes.
 SELECT max(id), string_agg(int8send({key_hash}), ''::bytea), {is_this_outbox}
 FROM (
     SELECT id, kafka_topic, kafka_key
@@ -125,7 +126,7 @@ FROM (
 ) AS following
 
 -- name: key_hashes_between
--- The same of all rows whose ids are in one of many narrow ranges; the first id of a range is in it, and the last is not.
+-- The hashes of the keys of all rows in the given narrow ranges of ids; a range includes its first id, but not its last one.
 SELECT string_agg(int8send({key_hash}), ''::bytea), {is_this_outbox}
 FROM unnest(%(first)s::bigint[], %(behind)s::bigint[]) AS narrow (first, behind)
 CROSS JOIN LATERAL (
@@ -137,9 +138,9 @@ CROSS JOIN LATERAL (
 ) AS inside
 
 -- name: key_summaries
--- Summaries that writers of large batches have left, by form of their hashes: how many bytes of hashes each has. A summary
--- counts while most of its last rows are there, as they were written. The LIMIT has each of them looked up by itself: to the
--- planner a table that was empty when it was last analysed looks as if joining all of it were cheaper.
+-- The summaries that writers of large batches have left, in one form of hashes: how many bytes of hashes each has. A summary
+-- counts as long as most of its last rows still exist, unchanged. The LIMIT makes the planner look each of them up by id: with
+-- the statistics of an empty table, it would join the whole table instead.
 SELECT summary.id, octet_length(summary.key_hashes)
 FROM {outbox_key_summary} AS summary
 WHERE summary.incarnation = %(incarnation)s AND summary.hash_form = %(hash_form)s
@@ -154,11 +155,11 @@ WHERE summary.incarnation = %(incarnation)s AND summary.hash_form = %(hash_form)
 ORDER BY summary.id
 
 -- name: summarised_hashes
--- A part of a summary's hashes; nothing once the summary is gone.
+-- A part of a summary's hashes; no row if the summary is gone.
 SELECT substring(key_hashes, %(first)s::int, %(bytes)s::int) FROM {outbox_key_summary} WHERE id = %(summary)s
 
 -- name: not_summarised
--- The ranges of ids up to a bound that none of the summaries has; the first id of a range is in it, and the last is not.
+-- The ranges of ids up to a bound that no summary covers; a range includes its first id, but not its last one.
 SELECT lower(part), upper(part)
 FROM unnest(
     int8multirange(int8range(%(above)s::bigint, %(bound)s::bigint, '(]'))
@@ -166,7 +167,7 @@ FROM unnest(
 ) AS part
 
 -- name: end_of_batch
--- The last row of a transaction that has written a tenth, at least, of the latest rows up to an id.
+-- The last id of a batch: of a transaction that has written at least 100 of the latest 1,000 rows up to an id.
 SELECT max(last_id)
 FROM (
     SELECT max(id) AS last_id
@@ -176,7 +177,7 @@ FROM (
 ) AS batches
 
 -- name: not_parked
--- A condition of a read.
+-- A condition of a read: leave out the rows of parked keys and topics.
 AND kafka_topic <> ALL (%(parked_topics)s::text[])
 AND (kafka_key IS NOT NULL OR kafka_topic <> ALL (%(parked_keyless)s::text[]))
 AND (kafka_key IS NULL OR NOT (
@@ -184,30 +185,30 @@ AND (kafka_key IS NULL OR NOT (
 ))
 
 -- name: header_bytes
--- What the headers of a row take, as an expression. Their arrays are looked into only where they are compressed.
+-- An expression: the bytes of a row's headers. Their arrays are read only if they are compressed.
 CASE WHEN pg_column_compression(kafka_header_keys) IS NULL AND pg_column_compression(kafka_header_values) IS NULL
      THEN coalesce(pg_column_size(kafka_header_keys), 0)::bigint + coalesce(pg_column_size(kafka_header_values), 0)
      ELSE octet_length(record_send(ROW(kafka_header_keys)))::bigint + octet_length(record_send(ROW(kafka_header_values)))
 END
 
 -- name: large_rows
--- How large the values and the headers are that a read left out; nothing of a row that has vanished since.
+-- The sizes of values and headers that a read left out, in bytes. No row for one that has vanished since.
 SELECT id, coalesce(octet_length(kafka_value), 0), {header_bytes} FROM {outbox} WHERE id = ANY (%(ids)s) ORDER BY id
 
 -- name: left_out
--- What a read left out of rows.
+-- The values and headers that a read left out.
 SELECT id, kafka_value, kafka_header_keys, kafka_header_values FROM {outbox} WHERE id = ANY (%(ids)s)
 
 -- name: purge
--- Delete what was published, and nothing else that has such an id by now: a condition proves each row.
--- Durable when it returns, because its ids leave the progress record then.
--- The two bounds on the id are what the index is searched by: with a multirange alone, the planner walks the table.
+-- Delete published rows. The conditions prove that a row is the published one, and not a later one with the same id.
+-- It must be durable when it returns, because the ids are then removed from the progress record.
+-- The two bounds on the id are for the index: with a multirange alone, the planner would scan the table.
 DELETE FROM {outbox} AS old
 WHERE old.id >= lower(%(ids)s::int8multirange) AND old.id < upper(%(ids)s::int8multirange)
   {conditions}
 
 -- name: purge_into_history
--- As `purge`, but the rows are kept.
+-- Like `purge`, but the rows are moved to the history.
 WITH gone AS (
     DELETE FROM {outbox} AS old
     WHERE old.id >= lower(%(ids)s::int8multirange) AND old.id < upper(%(ids)s::int8multirange)
@@ -221,17 +222,17 @@ SELECT %(table)s, id, now(), create_time, kafka_topic, kafka_key, {outbox_bytes}
 FROM gone
 
 -- name: not_deleted
--- What a purge has left, though its conditions hold.
+-- The rows that meet the conditions of a purge, but that it did not delete.
 SELECT old.id FROM {outbox} AS old
 WHERE old.id >= lower(%(ids)s::int8multirange) AND old.id < upper(%(ids)s::int8multirange)
   {conditions}
 
 -- name: visible_to_the_read
--- A condition of a purge, and a quick one: the row was visible to the read, as its inserting transaction is older than the
--- read's horizon, and it is no older and no younger than the rows that were read. It proves less than there is: a row that
--- was rewritten since, or that is 2^31 transactions old, has a transaction id that looks younger. Only while that is so
--- far from wrapping: a horizon that is 2^31 transactions old would make new rows look old; so would one that lies ahead,
--- as it does after a backup was restored in place.
+-- A condition of a purge, and a fast one: the row was visible to the read, because its inserting transaction is older than the
+-- read's horizon, and it was created between the first and the last row that were read. It can fail for a published row: if the
+-- row was rewritten since, or is 2^31 transactions old, its transaction id looks younger. It must never hold for a new row:
+-- transaction ids wrap around, so a horizon that is 2^31 transactions old would make new rows look old, as would a horizon that
+-- lies ahead, after a backup was restored in place. The last two lines exclude such horizons.
 AND old.id::bigint <@ %(ids)s::int8multirange
   AND (%(created_until)s::bigint IS NULL
        OR old.create_time <= ('2000-01-01 00:00:00+00'::timestamptz
@@ -244,8 +245,8 @@ AND old.id::bigint <@ %(ids)s::int8multirange
   AND pg_snapshot_xmax(pg_current_snapshot())::text::bigint <= (%(horizon)s::bigint + 2000000000)
 
 -- name: created_as_published
--- A condition of a purge: the row was created when the published one was, to the microsecond, in the same incarnation of
--- the outbox. `timestamptz_send` gives the number that a read gives, also where a time is infinite.
+-- A condition of a purge: the row was created at the same microsecond as the published one, in the same incarnation of the
+-- outbox. `timestamptz_send` returns the number that a read returns, even for an infinite time.
 AND (old.id::bigint, timestamptz_send(old.create_time)) = ANY (
     SELECT published.id, int8send(published.created)
     FROM unnest(%(each)s::bigint[], %(created)s::bigint[]) AS published (id, created)
@@ -255,14 +256,14 @@ AND (old.id::bigint, timestamptz_send(old.create_time)) = ANY (
     WHERE table_name = %(table)s AND incarnation = %(incarnation)s AND table_oid = to_regclass({quoted_outbox})::oid
 )
 
--- name: give_up_after
--- For the transaction of a look: one that waits for somebody's lock must not outlive the one who asked.
+-- name: limit_duration
+-- For the transaction of a poll: limit its time, so that a poll which waits for a lock ends before its caller gives up.
 SELECT set_config('statement_timeout', %(milliseconds)s::text, true)
 
 -- name: backlog
--- Of the earliest rows, at most `counted` of them: how many wait for each shard, and for how many seconds the oldest has;
--- the ids of the middle one and of the last one of them all; and the last id of all rows, but for the largest there is,
--- which is never read. The cost does not grow with the rows behind them.
+-- Of the earliest rows, at most `counted` of them: for each shard, how many wait, and how many seconds the oldest has waited;
+-- the ids of the middle one and of the last one of them all; and the last id of the table, except the largest bigint, which is
+-- never read. The cost does not grow with the rows behind them.
 WITH earliest AS MATERIALIZED (
     SELECT id, create_time,
            ((hashtextextended(coalesce(kafka_key, ''), 0) & 9223372036854775807) %% %(shards)s)::int AS shard
@@ -278,8 +279,8 @@ FROM earliest
 GROUP BY shard
 
 -- name: to_be_sent
--- Of the earliest rows that wait for nothing but the harvester, at most `counted` of them: how many there are for each
--- shard, and for how many seconds the oldest has waited. The cost does not grow with the rows behind them.
+-- Of the earliest rows that wait only for the harvester, at most `counted` of them: for each shard, how many there are, and how
+-- many seconds the oldest has waited. The cost does not grow with the rows behind them.
 WITH earliest AS MATERIALIZED (
     SELECT create_time,
            ((hashtextextended(coalesce(kafka_key, ''), 0) & 9223372036854775807) %% %(shards)s)::int AS shard
@@ -294,5 +295,5 @@ FROM earliest
 GROUP BY shard
 
 -- name: waiting
--- How many rows wait, and the last of their ids; with `last`, only those up to it.
+-- How many rows wait, and the last of their ids. With `last`, only rows up to that id.
 SELECT count(*), max(id) FROM {outbox} WHERE %(last)s::bigint IS NULL OR id <= %(last)s::bigint
