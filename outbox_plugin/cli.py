@@ -18,7 +18,7 @@ from outbox_plugin.printable import printable
 if TYPE_CHECKING:
     from outbox_plugin.settings import Settings
 
-# Commands that live with what they start; imported on use, because each needs an extra of its own or much time.
+# Commands in the packages of what they start. They are imported on use: importing takes time, or needs an extra.
 _LAZY_COMMANDS = {
     "bench": "outbox_plugin.bench.command:bench",
     "consumers": "outbox_plugin.coordination.command:consumers",
@@ -37,7 +37,7 @@ _LAZY_COMMANDS = {
 
 
 class _Commands(click.Group):
-    """The group of all commands, those in other modules included."""
+    """The group of all commands, including those in other modules."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted([*super().list_commands(ctx), *_LAZY_COMMANDS])
@@ -56,7 +56,7 @@ class _Commands(click.Group):
 
 
 def _not_installed(command: str, hint: str) -> click.Command:
-    """Stands for a command whose extra is not installed: it is listed, and says what it needs, whatever it is given."""
+    """A placeholder for a command whose extra is not installed: it is listed, and says what to install."""
 
     def refuse(**_: object) -> None:
         raise UserError(hint)
@@ -87,9 +87,9 @@ def outbox(context: click.Context) -> None:
 
 @outbox.command()
 @click.option("--wake-up/--no-wake-up", default=None, help="Install, or remove, the trigger that wakes harvesters.")
-@click.option("--sql", "as_sql", is_flag=True, help="Print the SQL for somebody else to run, and change nothing.")
+@click.option("--sql", "as_sql", is_flag=True, help="Change nothing; print the SQL, for somebody else to run.")
 def migrate(wake_up: bool | None, as_sql: bool) -> None:
-    """Create or upgrade the outbox's tables; safe to run twice, and by two at once."""
+    """Create or upgrade the outbox's tables; safe to run twice, or by two at once."""
     from outbox_plugin.schema.migrate import migrate
     from outbox_plugin.schema.script import migration_sql
 
@@ -106,16 +106,16 @@ def migrate(wake_up: bool | None, as_sql: bool) -> None:
 @click.option(
     "--adopt",
     is_flag=True,
-    help="Take over a group whose outbox is gone for good, or an outbox whose group runs no more; change the delivery; "
-    "go on where the last progress record is lost, though rows may come twice.",
+    help="Take over a group whose outbox is gone for good, or an outbox whose group no longer runs; change the "
+    "delivery; go on although the last progress record is lost, so that rows may be published twice.",
 )
 @click.option(
     "--listen",
     metavar="[HOST:]PORT",
-    help="Serve /metrics, /readyz and /livez there, as OUTBOX_LISTEN does; without a host, on 127.0.0.1.",
+    help="Serve /metrics, /readyz and /livez at this address, as OUTBOX_LISTEN does; without a host, at 127.0.0.1.",
 )
 def harvest(adopt: bool, listen: str | None) -> None:
-    """Relay the outbox to Kafka until SIGTERM or SIGINT; then hand over."""
+    """Relay the outbox to Kafka until SIGTERM or SIGINT; then hand over to another harvester."""
     from outbox_plugin.harvester import Harvester, look_for_cycles_less_often
     from outbox_plugin.threads.background import run_together
 
@@ -128,14 +128,14 @@ def harvest(adopt: bool, listen: str | None) -> None:
 
 
 def _settings(**given: str | None) -> Settings:
-    """The environment's settings; those that are `given`, and not None, go before it."""
+    """The environment's settings. Those that are `given`, and not None, take precedence."""
     from outbox_plugin.settings import Settings
 
     return Settings(**{name: value for name, value in given.items() if value is not None})
 
 
 def main() -> None:
-    """Run the command line; what a user can mend is one line and exit code 2."""
+    """Run the command line. An error that the user can fix is one line, and exit code 2."""
     try:
         sys.exit(outbox.main(standalone_mode=False))
     except click.exceptions.Exit as error:
@@ -159,11 +159,11 @@ def main() -> None:
 
 
 def _refuse(message: str) -> None:
-    """Say on standard error why the command ends: as an event of the log, where that is JSON."""
+    """Print on standard error why the command ends; if the log is JSON, as an event of it."""
     from outbox_plugin import logs
 
     if logs.is_json():
         logs.logger.error("%s", message)
         return
-    with suppress(OSError):  # Nobody reads it, or the disk is full: the exit code tells.
+    with suppress(OSError):  # If nobody reads it, or the disk is full, the exit code is enough.
         click.echo(f"outbox: {printable(message)}", err=True)

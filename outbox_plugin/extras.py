@@ -1,4 +1,4 @@
-"""Which of the package's extras brings a module that is not installed."""
+"""Tells which extra of the package to install for a missing module."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _EXTRA_OF = {
 
 
 def what_to_install(what: str, error: ModuleNotFoundError) -> str | None:
-    """A sentence that says what `what` needs; None where `error` names a module that is of none of our extras."""
+    """A sentence that says what to install for `what`; None if the missing module belongs to none of our extras."""
     module = (error.name or "").partition(".")[0]
     extra = "bench" if (what, module) == ("`outbox bench`", "psutil") else _EXTRA_OF.get(module)
     return extra and f"{what} needs the module {module}: install outbox-plugin[{extra}]"
 
 
 def hinted(what: str, error: ModuleNotFoundError) -> ModuleNotFoundError:
-    """What to raise in the place of `error`: one that says what to install, or `error` itself if nothing helps."""
+    """The error to raise instead of `error`: one that says what to install, or `error` if no extra has the module."""
     hint = what_to_install(what, error)
     return ModuleNotFoundError(hint, name=error.name) if hint else error

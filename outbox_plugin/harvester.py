@@ -1,4 +1,4 @@
-"""The harvester: joins settings, real servers and the relay's loops."""
+"""The harvester: connects the relay's loops with settings and real servers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 from outbox_plugin.threads.background import Background
 
-if TYPE_CHECKING:  # It needs an extra.
+if TYPE_CHECKING:  # Importing it needs an extra.
     from outbox_plugin.observe.harvester import ObservedHarvester
     from outbox_plugin.observe.relay_spans import RelaySpans
 
@@ -78,9 +78,9 @@ def _wall_clock() -> str:
 
 
 def may_take_over_early(settings: Settings) -> bool:
-    """Whether an old leader is fenced, so that one that has fallen silent need not be waited for.
+    """Whether the takeover fences the old leader, so that a silent one need not be waited for.
 
-    Not where goharvest may take part in the election: nothing fences it, and it would go on beside a new leader.
+    False if goharvest may take part in the election: nothing fences it, and it would go on beside a new leader.
     """
     return settings.delivery == "exactly-once" or not (settings.leader_topic or settings.leader_group)
 
@@ -88,8 +88,8 @@ def may_take_over_early(settings: Settings) -> bool:
 class Harvester(Background):
     """Relays an outbox to Kafka until it is stopped.
 
-    Any number may run for one outbox: one leads a shard at a time, the others stand by. Who starts last decides how
-    many shards there are; the others follow.
+    Any number may run for one outbox: one leads a shard at a time, the others stand by. The one that starts last
+    decides the number of shards; the others follow.
 
     Example:
         with Harvester(Settings()) as harvester:
@@ -97,13 +97,13 @@ class Harvester(Background):
     """
 
     def __init__(self, settings: Settings, *, observe: Observer = _ignore, adopt: bool = False) -> None:
-        """Nothing is connected yet.
+        """Make a harvester. It opens no connection yet.
 
         Args:
-            settings: which outbox, which Kafka.
-            observe: is called, from the harvester's threads, with what happens.
-            adopt: take over a group that served an outbox which is gone, or an outbox that another group served, or
-                that was harvested in the other delivery.
+            settings: name the outbox and Kafka.
+            observe: called with each event, from the harvester's threads.
+            adopt: take over a group whose outbox is gone, an outbox that another group harvested, or one that was
+                harvested in the other delivery.
         """
         super().__init__("harvester")
         self._settings = settings
@@ -115,8 +115,8 @@ class Harvester(Background):
         self._runtime = Threads()
         self._signer: Signer
         self._is_new = False
-        self._observed: ObservedHarvester | None = None  # Where there is OUTBOX_LISTEN.
-        self._spans: RelaySpans | None = None  # Where OpenTelemetry has a tracer.
+        self._observed: ObservedHarvester | None = None  # If OUTBOX_LISTEN is set.
+        self._spans: RelaySpans | None = None  # If OpenTelemetry has a tracer.
 
     def _prepare(self, loop: asyncio.AbstractEventLoop | None) -> Callable[[], None]:  # noqa: ARG002
         if self._settings.listen is not None:
@@ -147,7 +147,7 @@ class Harvester(Background):
         )
 
     def stop(self) -> None:
-        """Finish what is under way, hand over, and end; returns when everything is closed. See `Background.stop`."""
+        """Finish the work under way, hand over leadership, and end. Returns when everything is closed."""
         super().stop()
         self._close_port()
 
@@ -157,13 +157,13 @@ class Harvester(Background):
             observed.close()
 
     def _check(self) -> tuple[OutboxIdentity, Layout, str | None]:
-        """Everything that a user can mend, looked at before anything is touched; also a note for the status."""
+        """Check everything that a user can fix, before anything is changed. Also returns a note for the status."""
         warn_about_insecure_settings(self._settings)
         admin = KafkaAdmin.at_start(self._settings)
         identity, terms, layout, disorder = self._register(keep=False)
         self._check_kafka(admin, identity, terms, layout)
         checked, (identity, terms, layout, disorder) = (identity, layout.shards), self._register(keep=True)
-        if (identity, layout.shards) != checked:  # Somebody has changed it meanwhile.
+        if (identity, layout.shards) != checked:  # Somebody has changed it since the check.
             self._check_kafka(admin, identity, terms, layout)
         notes = [admin.keep_progress(self._names)] if self._exactly_once else []
         if disorder is not None:
@@ -179,8 +179,8 @@ class Harvester(Background):
     def _register(self, *, keep: bool) -> tuple[OutboxIdentity, Terms, Layout, str | None]:
         """Register our group, delivery and number of shards with the outbox.
 
-        Returns the outbox's identity, its terms, its layout, and why its ids may not ascend. Where `keep` is False, the
-        database forgets the registration: what Kafka refuses must not have changed who harvests the outbox.
+        Returns the outbox's identity, its terms, its layout, and why its ids may not ascend. If `keep` is False, the
+        registration is rolled back: the first check must change nothing, as Kafka may refuse us.
         """
         with reported_as_refusal(self._settings):
             try:
@@ -191,7 +191,7 @@ class Harvester(Background):
     def _register_once(self, *, keep: bool) -> tuple[OutboxIdentity, Terms, Layout, str | None]:
         settings = self._settings
         with closing(self._connect()) as connection, connection.transaction(force_rollback=not keep):
-            # A registration locks a row that every takeover needs. Postgres ends the session of a stopped process.
+            # The registration locks a row that every takeover needs. If this process is stopped, Postgres ends it.
             connection.execute(statement("window", "long_idle_timeout", settings.table))
             registration = Registration(settings, connection)
             identity = registration.register_outbox(adopt=self._adopt)
@@ -201,7 +201,7 @@ class Harvester(Background):
             return identity, terms, registration.register_layout(), registration.disorder_of_ids()
 
     def _check_kafka(self, admin: KafkaAdmin, identity: OutboxIdentity, terms: Terms, layout: Layout) -> None:
-        """See that the group's topics are there, and that its progress records are of this outbox."""
+        """Check that the group's topics exist, and that its progress records are those of this outbox."""
         try:
             admin.ensure_topics(self._names, layout.shards, progress=self._exactly_once)
             for shard in range(layout.shards) if self._exactly_once else ():
@@ -210,7 +210,7 @@ class Harvester(Background):
             raise ServerRefused(str(error)) from None
 
     def _check_progress(self, slice_: Slice, identity: OutboxIdentity, terms: Terms) -> None:
-        """Where nobody has ever led the outbox, a record that is not ours tells that the group is another outbox's."""
+        """Check that the slice's last progress record is this outbox's, and is not missing though it is expected."""
         accepts_unsigned = self._is_new or slice_.name in terms.unsigned
         last = read_progress(self._settings, self._names, slice_, self._signer, accepts_unsigned=accepts_unsigned)
         left_behind(last.record, identity, adopt=self._adopt)
@@ -235,9 +235,9 @@ class Harvester(Background):
                 layout = self._next_layout(layout)
 
     def _next_layout(self, last: Layout) -> Layout:
-        """The layout that the database has now, once both servers know of it; `last` when we are to stop.
+        """Wait until both servers have the new layout, and return it; `last` if the harvester is to stop.
 
-        It may have the number of `last` again: a backup was restored.
+        The new layout may have the same number as `last`, if a backup was restored.
 
         Raises:
             ForeignOutbox: the outbox is harvested by another group by now.
@@ -255,7 +255,10 @@ class Harvester(Background):
                 admin = KafkaAdmin(self._settings)
                 admin.ensure_topics(self._names, layout.shards, progress=self._exactly_once)
                 note = admin.keep_progress(self._names) if self._exactly_once else None
-            except (ServerUnavailable, ServerRefused) as error:  # Somebody else may make the topic.
+            except (
+                ServerUnavailable,
+                ServerRefused,
+            ) as error:  # Maybe until somebody creates the topic.
                 logger.warning("not yet: %s", error)
                 self._observe(BeginsAgain(0, str(error)))
             else:
@@ -352,9 +355,10 @@ def _relay_spans() -> RelaySpans | None:
 
 
 def look_for_cycles_less_often() -> None:
-    """For a process that is a harvester's alone: rows are many and short-lived, and make no reference cycles.
+    """Run Python's cycle collector less often, in a process that only harvests.
 
-    Python's collector looks at them all the same, which took a fifth of the CPU time of a drain.
+    A harvester makes many short-lived rows without reference cycles. The collector examines them all the same, which
+    took a fifth of the CPU time of a drain.
     """
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)

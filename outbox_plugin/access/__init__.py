@@ -1,1 +1,1 @@
-"""What each role may do in Postgres and in Kafka: least privilege as statements and commands for an administrator."""
+"""The rights that each role needs in Postgres and Kafka, as statements and commands for an administrator."""

@@ -15,13 +15,13 @@ from outbox_plugin.adapters.kafka_names import KafkaNames
 from outbox_plugin.errors import UserError
 from outbox_plugin.settings import Settings
 
-PREFIX_MARK = "*"  # At the end of a topic or group, it stands for all names that begin alike.
+PREFIX_MARK = "*"  # At the end of a topic or group, it means all names with that prefix.
 
 
 class Acl(NamedTuple):
-    """A right to use one resource, or all whose names begin with `name`."""
+    """A right to use one resource or, if `prefixed`, all whose names begin with `name`."""
 
-    resource: str  # As an option of kafka-acls.sh: topic, group or transactional-id.
+    resource: str  # The option of kafka-acls.sh: topic, group or transactional-id.
     name: str
     operations: tuple[str, ...]
     prefixed: bool = False
@@ -35,16 +35,16 @@ class Acl(NamedTuple):
 
 
 def kafka_acls(settings: Settings, role: Role, topics: Sequence[str] = (), groups: Sequence[str] = ()) -> list[Acl]:
-    """What `role` needs in Kafka; nothing for the roles that use Postgres alone.
+    """The rights that `role` needs in Kafka; empty for roles that use only Postgres.
 
     Args:
         settings: name the outbox's group and its delivery.
         role: what the program or the person does.
-        topics: the topics of the events, each by its name or, with a `*` at its end, by how the names begin.
-        groups: the inboxes' consumer groups, written alike; used by the role inbox alone.
+        topics: the topics of the events: names, or prefixes that end with `*`.
+        groups: the consumer groups of inboxes, in the same form; only for the role inbox.
 
     Raises:
-        UserError: the role needs topics or groups, and none is given.
+        UserError: the role needs topics or groups, and none were given.
     """
     names = KafkaNames.of(settings)
     match role:
@@ -61,7 +61,7 @@ def kafka_acls(settings: Settings, role: Role, topics: Sequence[str] = (), group
 
 
 def _own(settings: Settings, names: KafkaNames) -> list[Acl]:
-    """What a harvester needs for its election and its progress records. Alter adds partitions for more shards."""
+    """A harvester's rights for the election and the progress records. It needs Alter to add partitions for shards."""
     topic = ("Read", "Write", "Describe", "Create", "Alter")
     election = [Acl("topic", names.leader_topic, topic), Acl("group", names.leader_group, ("Read",))]
     if settings.delivery == "at-least-once":
@@ -74,7 +74,7 @@ def _own(settings: Settings, names: KafkaNames) -> list[Acl]:
 
 
 def _readers(names: KafkaNames) -> Acl:
-    """Our own readers join no group, but the client looks for the coordinator of the one that it has to be given."""
+    """Our readers join no group, but the client requires one, and looks up its coordinator."""
     return Acl("group", f"{names.group}-", ("Describe",), prefixed=True)
 
 

@@ -1,4 +1,4 @@
-"""`outbox grants`: what an administrator runs so that a role may do its work, and no more."""
+"""`outbox grants`: prints the statements by which an administrator gives a role exactly the rights that it needs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from outbox_plugin.settings import Settings
 
 
 @click.command()
-@click.option("--role", required=True, type=click.Choice([role.value for role in Role]), help="What is done.")
-@click.option("--to", "grantee", required=True, help="The role of Postgres; with --kafka, the principal (User:name).")
+@click.option("--role", required=True, type=click.Choice([role.value for role in Role]), help="What the program does.")
+@click.option("--to", "grantee", required=True, help="The Postgres role; with --kafka, the principal (User:name).")
 @click.option("--kafka", is_flag=True, help="Print the ACLs for Kafka, as commands for kafka-acls.sh.")
 @click.option("--topic", "topics", multiple=True, help="With --kafka: a topic of events, or prefix*; may be repeated.")
 @click.option("--group", "groups", multiple=True, help="With --kafka: an inbox's group, or prefix*; may be repeated.")
@@ -21,12 +21,12 @@ def grants(role: str, grantee: str, kafka: bool, topics: tuple[str, ...], groups
     """Print the SQL, or Kafka's ACLs, that give a role what it needs. Changes nothing."""
     if not kafka:
         if topics or groups:
-            raise UserError("grants: --topic and --group are Kafka's; add --kafka")
+            raise UserError("grants: --topic and --group are only for Kafka; add --kafka")
         for settings in Settings().each():
             click.echo(postgres_grants(settings, Role(role), grantee))
         return
     if not grantee.startswith("User:"):
-        raise UserError(f"grants: a principal of Kafka is written User:name (given: {grantee!r})")
+        raise UserError(f"grants: expected a Kafka principal in the form User:name (given: {grantee!r})")
     acls = [acl for settings in Settings().each() for acl in kafka_acls(settings, Role(role), topics, groups)]
     for acl in dict.fromkeys(acls):
         click.echo(acl.command(grantee))

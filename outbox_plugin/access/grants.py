@@ -16,9 +16,9 @@ from outbox_plugin.settings import Settings
 
 
 def postgres_grants(settings: Settings, role: Role, database_role: str) -> str:
-    """The SQL that gives `database_role`, which exists already, what `role` needs for the outbox of `settings`.
+    """The SQL that gives an existing database role the rights that `role` needs.
 
-    It reads the catalog to name the schema and the sequence in full, and changes nothing.
+    It reads the catalog, to qualify the names of tables and the sequence, and changes nothing.
 
     Args:
         settings: name the server and the outbox, which has been migrated.
@@ -34,7 +34,7 @@ def postgres_grants(settings: Settings, role: Role, database_role: str) -> str:
             raise ServerRefused(f"Postgres: there is no outbox {table}; run `outbox migrate` first")
         sequence = connection.execute(statement("grants", "sequence", table)).fetchone()
         if sequence is None:
-            raise ServerRefused(f"Postgres: the ids of {table} are drawn from no sequence of its own; grant by hand")
+            raise ServerRefused(f"Postgres: no sequence of {table}'s own generates its ids; write the GRANTs by hand")
         return _written(connection, table, role, database_role, sequence)
 
 

@@ -1,4 +1,4 @@
-"""The roles that programs and people have towards an outbox. No I/O."""
+"""The roles in which programs and people use an outbox. No I/O."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Role(StrEnum):
-    """Who uses the outbox; the value is what a user writes."""
+    """What a program or a person does with an outbox; the value is the role's name on the command line."""
 
     EMITTER = "emitter"
     HARVESTER = "harvester"

@@ -1,4 +1,4 @@
-"""What an operator commands: pause and resume, release or retry bad rows, emit kept rows again."""
+"""An operator's commands: pause and resume, release or retry bad rows, emit kept rows again."""
 
 from outbox_plugin.core.ordering_keys import ParkedKey
 from outbox_plugin.operate.pausing import pause, resume

@@ -1,4 +1,4 @@
-"""The operator's commands."""
+"""The command line of an operator's commands: `outbox pause`, `resume`, `parked`, `dead-letters` and `replay`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHARD = click.option("--shard", type=int, help="One shard only, counted from 0.
 @click.command()
 @_SHARD
 def pause(shard: int | None) -> None:
-    """Let no more rows leave until `outbox resume`; survives restarts."""
+    """Publish no more rows until `outbox resume`, even after a restart."""
     settings = Settings()
     operate.pause(settings, shard)
     click.echo(f"paused {_what(settings, shard)}")
@@ -25,7 +25,7 @@ def pause(shard: int | None) -> None:
 @click.command()
 @_SHARD
 def resume(shard: int | None) -> None:
-    """Go on where `outbox pause` stopped."""
+    """Publish again, from where `outbox pause` stopped."""
     settings = Settings()
     operate.resume(settings, shard)
     click.echo(f"resumed {_what(settings, shard)}")
@@ -37,7 +37,7 @@ def _what(settings: Settings, shard: int | None) -> str:
 
 @click.group()
 def parked() -> None:
-    """Keys that wait behind a row which Kafka refuses."""
+    """Keys that wait behind a row that Kafka refuses."""
 
 
 @parked.command(name="list")
@@ -55,19 +55,19 @@ def list_parked() -> None:
 @click.option("--topic", help="Only keys of this topic.")
 @click.option("--key", help="Only this key.")
 def release(topic: str | None, key: str | None) -> None:
-    """Let parked keys go on, in their order, once what was wrong is mended."""
+    """Publish the rows of parked keys, in their order. Fix what was wrong first."""
     released = operate.release(Settings(), topic=topic, key=key)
     click.echo(f"released: {len(released)}")
 
 
 @click.group(name="dead-letters")
 def dead_letters() -> None:
-    """Rows that Kafka refused, where OUTBOX_BAD_ROWS=dead-letter, and events that Spark has set aside."""
+    """Rows that Kafka refused, with OUTBOX_BAD_ROWS=dead-letter, and events that a Spark job dead-lettered."""
 
 
 @dead_letters.command(name="list")
 def list_dead_letters() -> None:
-    """Show the dead letters and why each is one."""
+    """List the dead letters, with the reason of each."""
     letters = operate.dead_letters(Settings())
     for each in letters:
         topic = "no topic" if each.topic is None else f"topic {each.topic}"
@@ -81,7 +81,7 @@ def list_dead_letters() -> None:
 @click.argument("ids", nargs=-1, type=int)
 @click.option("--all", "every", is_flag=True, help="All of them.")
 def retry(ids: tuple[int, ...], every: bool) -> None:
-    """Emit dead letters again as they were, behind whatever waits."""
+    """Emit dead letters again, unchanged, behind all rows that wait."""
     settings = Settings()
     click.echo(f"to be tried again: {operate.retry_dead_letters(settings, _chosen(ids, every))}")
     if every and (left := operate.dead_letters(settings)):
@@ -92,13 +92,13 @@ def retry(ids: tuple[int, ...], every: bool) -> None:
 @click.argument("ids", nargs=-1, type=int)
 @click.option("--all", "every", is_flag=True, help="All of them.")
 def discard(ids: tuple[int, ...], every: bool) -> None:
-    """Forget dead letters for good."""
+    """Delete dead letters for good."""
     click.echo(f"discarded: {operate.discard_dead_letters(Settings(), _chosen(ids, every))}")
 
 
 def _chosen(ids: tuple[int, ...], every: bool) -> tuple[int, ...] | None:
     if bool(ids) == every:
-        raise click.UsageError("name the dead letters by their ids, or say --all")
+        raise click.UsageError("name the dead letters by their ids, or give --all")
     return None if every else ids
 
 

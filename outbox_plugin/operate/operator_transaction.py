@@ -1,4 +1,4 @@
-"""The transactions of an operator's commands; harvesters that sleep are notified of a command once it is committed."""
+"""The transactions of an operator's commands. Sleeping harvesters are notified once a command is committed."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ class OperatorTransaction:
 
 @contextmanager
 def operator_transaction(settings: Settings) -> Iterator[OperatorTransaction]:
-    """A transaction of which no harvester need be notified.
+    """A transaction after which harvesters are not notified.
 
     Raises:
-        SchemaMissing, ServerRefused: Postgres cannot be reached, refuses, or our tables are not there.
+        SchemaMissing: the outbox's tables are missing.
+        ServerRefused: Postgres cannot be reached, or refuses.
     """
     with (
         reported_as_refusal(settings),
@@ -48,10 +49,11 @@ def operator_transaction(settings: Settings) -> Iterator[OperatorTransaction]:
 
 @contextmanager
 def notifying_transaction(settings: Settings) -> Iterator[OperatorTransaction]:
-    """A transaction of a command; harvesters that sleep are notified once it is committed.
+    """A transaction after whose commit sleeping harvesters are notified.
 
     Raises:
-        SchemaMissing, ServerRefused: see `operator_transaction`.
+        SchemaMissing: the outbox's tables are missing.
+        ServerRefused: Postgres cannot be reached, or refuses.
     """
     with operator_transaction(settings) as transaction:
         yield transaction

@@ -1,4 +1,4 @@
-"""Pause and resume: kept in the database, so that every harvester follows, also after a restart."""
+"""Pause and resume. The state is kept in the database, so that every harvester obeys it, also after a restart."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from outbox_plugin.settings import Settings
 
 
 def pause(settings: Settings, shard: int | None = None) -> None:
-    """Let no more rows leave the outbox, or one shard of it, until `resume`. What has been read still leaves.
+    """Publish no more rows of the outbox, or of one shard, until `resume`. Rows that were read before are published.
 
     Raises:
         InvalidSetting: there is no such shard.
-        SchemaMissing: our tables are not there.
+        SchemaMissing: the outbox's tables are missing.
         ServerRefused: Postgres cannot be reached, or refuses.
     """
     _switch(settings, "pause", shard)
 
 
 def resume(settings: Settings, shard: int | None = None) -> None:
-    """Go on where `pause` stopped: with a shard, or with everything.
+    """Publish again, from where `pause` stopped: one shard, or by default all.
 
     Raises:
         InvalidSetting: there is no such shard.
-        SchemaMissing: our tables are not there.
+        SchemaMissing: the outbox's tables are missing.
         ServerRefused: Postgres cannot be reached, or refuses.
     """
     _switch(settings, "resume", shard)

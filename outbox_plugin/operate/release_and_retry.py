@@ -1,4 +1,4 @@
-"""What an operator does about rows that Kafka refuses: lists, releases, retries and discards them."""
+"""Commands about rows that Kafka refuses: list, release, retry and discard them."""
 
 from __future__ import annotations
 
@@ -14,20 +14,17 @@ from outbox_plugin.operate.operator_transaction import OperatorTransaction, noti
 from outbox_plugin.schema.connection import one_line
 from outbox_plugin.settings import Settings
 
-# The outbox's columns cannot hold the event: a null, bytes that are no text, or a text that is too long.
-_NOT_AS_IT_WAS = (psycopg.DataError, psycopg.IntegrityError)
+# The outbox's columns cannot hold the event: it has a null, bytes that are not text, or a text that is too long.
+_DOES_NOT_FIT = (psycopg.DataError, psycopg.IntegrityError)
 
 
 class DeadLetterAltered(UserError):
-    """A dead letter cannot be emitted as the event was."""
+    """A dead letter cannot be emitted unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A row that Kafka refused, and that the outbox went on without; or an event that Spark has set aside.
-
-    Spark's may lack a topic or a key.
-    """
+    """A row that Kafka refused, or an event that a Spark job dead-lettered. The latter may lack a topic or a key."""
 
     id: int
     topic: str | None
@@ -37,10 +34,10 @@ class DeadLetter:
 
 
 def parked_lanes(settings: Settings) -> list[ParkedKey]:
-    """The ordering keys that wait.
+    """The parked ordering keys.
 
     Raises:
-        SchemaMissing: our tables are not there.
+        SchemaMissing: the outbox's tables are missing.
         ServerRefused: Postgres cannot be reached, or refuses.
     """
     with operator_transaction(settings) as transaction:
@@ -48,10 +45,15 @@ def parked_lanes(settings: Settings) -> list[ParkedKey]:
 
 
 def release(settings: Settings, *, topic: str | None = None, key: str | None = None) -> list[ParkedKey]:
-    """Let parked keys go on, in their order: of a topic, of a key, or all. A row that is still bad parks again.
+    """Release parked keys, so that their rows are published in order. If a row is still bad, its key is parked again.
+
+    Args:
+        settings: name the outbox.
+        topic: only keys of this topic.
+        key: only this key.
 
     Raises:
-        SchemaMissing: our tables are not there.
+        SchemaMissing: the outbox's tables are missing.
         ServerRefused: Postgres cannot be reached, or refuses.
     """
     with notifying_transaction(settings) as transaction:
@@ -59,10 +61,10 @@ def release(settings: Settings, *, topic: str | None = None, key: str | None = N
 
 
 def dead_letters(settings: Settings) -> list[DeadLetter]:
-    """The dead letters, earliest first.
+    """The dead letters, the earliest first.
 
     Raises:
-        SchemaMissing: our tables are not there.
+        SchemaMissing: the outbox's tables are missing.
         ServerRefused: Postgres cannot be reached, or refuses.
     """
     with operator_transaction(settings) as transaction:
@@ -70,15 +72,15 @@ def dead_letters(settings: Settings) -> list[DeadLetter]:
 
 
 def retry_dead_letters(settings: Settings, ids: Sequence[int] | None = None) -> int:
-    """Make dead letters rows of the outbox again, behind all others. Returns how many.
+    """Move dead letters back to the outbox, behind all other rows. Returns how many.
 
     Args:
-        settings: the outbox.
-        ids: which; None is all that can be emitted as they were, and the others stay dead letters.
+        settings: name the outbox.
+        ids: which dead letters. None means all that can be emitted unchanged; the others stay dead letters.
 
     Raises:
-        DeadLetterAltered: one of `ids` cannot be emitted as it was; no dead letter has become a row.
-        SchemaMissing: our tables are not there.
+        DeadLetterAltered: one of `ids` cannot be emitted unchanged; nothing was moved.
+        SchemaMissing: the outbox's tables are missing.
         ServerRefused: Postgres cannot be reached, or refuses.
     """
     with notifying_transaction(settings) as transaction:
@@ -88,13 +90,13 @@ def retry_dead_letters(settings: Settings, ids: Sequence[int] | None = None) -> 
         try:
             with transaction.savepoint():
                 retried = _retry(transaction, fit)
-        except _NOT_AS_IT_WAS:
+        except _DOES_NOT_FIT:
             retried = 0
-            for id_ in fit:  # One by one, to know which.
+            for id_ in fit:  # One by one, to find out which of them do not fit.
                 try:
                     with transaction.savepoint():
                         retried += _retry(transaction, [id_])
-                except _NOT_AS_IT_WAS as error:
+                except _DOES_NOT_FIT as error:
                     left[id_] = one_line(error)
         if left and ids is not None:
             first = min(left)
@@ -111,10 +113,10 @@ def _retry(transaction: OperatorTransaction, ids: Sequence[int]) -> int:
 
 
 def discard_dead_letters(settings: Settings, ids: Sequence[int] | None = None) -> int:
-    """Forget dead letters; all where `ids` is None. Returns how many.
+    """Delete dead letters; all if `ids` is None. Returns how many.
 
     Raises:
-        SchemaMissing: our tables are not there.
+        SchemaMissing: the outbox's tables are missing.
         ServerRefused: Postgres cannot be reached, or refuses.
     """
     with notifying_transaction(settings) as transaction:

@@ -1,4 +1,4 @@
-"""Kept rows, emitted again."""
+"""Emits kept rows again."""
 
 from __future__ import annotations
 
@@ -16,12 +16,19 @@ def replay(
     since: datetime | None = None,
     until: datetime | None = None,
 ) -> int:
-    """Emit again what was published in a span of time and kept (OUTBOX_RETENTION), in its order; returns how many.
+    """Emit kept events (OUTBOX_RETENTION) again, in their order. Returns how many.
 
-    Each carries a header `outbox-replay` with the id that it had. They follow whatever waits in the outbox now.
+    Each gets a header `outbox-replay` with its former id. They follow all rows that wait in the outbox now.
+
+    Args:
+        settings: name the outbox.
+        topic: only events of this topic.
+        key: only events of this key.
+        since: only events that were published at this time or later.
+        until: only events that were published before this time.
 
     Raises:
-        SchemaMissing: our tables are not there.
+        SchemaMissing: the outbox's tables are missing.
         ServerRefused: Postgres cannot be reached, or refuses.
     """
     with notifying_transaction(settings) as transaction:

@@ -1,1 +1,1 @@
-"""The state of an outbox, read from Postgres and Kafka: the health rules on it, and the command `outbox status`."""
+"""Reads the state of an outbox from Postgres and Kafka, and judges its health. Also the command `outbox status`."""

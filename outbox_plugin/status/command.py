@@ -36,16 +36,16 @@ def _finite(_context: click.Context, _parameter: click.Parameter, seconds: float
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
-@click.option("--check", is_flag=True, help="Exit code 1 also when a shard has no leader, or trouble, or is late.")
-@click.option("--watch", is_flag=True, help="Show it anew every two seconds, until Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--check", is_flag=True, help="Exit code 1 also if a shard has no leader, reports trouble, or is late.")
+@click.option("--watch", is_flag=True, help="Refresh the display every two seconds, until Ctrl-C.")
 @click.option(
     "--lag-seconds",
     type=click.FloatRange(min=0.0),
     callback=_finite,
     default=_LAG_SECONDS,
     show_default=True,
-    help="For --check: for how long the oldest row may have waited.",
+    help="For --check: the longest time that the oldest row may have waited.",
 )
 def status(*, as_json: bool, check: bool, watch: bool, lag_seconds: float) -> None:
     """Show backlog, leader and troubles.
@@ -53,9 +53,9 @@ def status(*, as_json: bool, check: bool, watch: bool, lag_seconds: float) -> No
     Exit code 1 when a server does not answer, or when something on the leader topic is ignored.
     """
     if watch and (as_json or check):
-        raise UserError("--watch goes with neither --json nor --check")
+        raise UserError("--watch cannot be combined with --json or --check")
     if watch and not sys.stdout.isatty():
-        raise UserError("--watch needs a terminal; for machines there is --json")
+        raise UserError("--watch needs a terminal; use --json in scripts")
     outboxes = _by_name(Settings().each())
 
     def read() -> ByTable:
@@ -82,7 +82,7 @@ def _by_name(outboxes: Sequence[Settings]) -> dict[str, Settings]:
 
 
 def _failures(found: ByTable, limits: Limits) -> list[str]:
-    """What is wrong with each outbox, and what to do; with its table where there are several."""
+    """What is wrong with each outbox, and what to do about it; with its table if there are several outboxes."""
     judged = {table: health(each, limits) for table, each in found.items()}
     return [
         (f"table {table}: " if len(found) > 1 else "") + f"{each.explanation}: {each.what_to_do}"
@@ -99,7 +99,7 @@ def _as_json(found: ByTable) -> str:
 
 
 def described(found: ByTable) -> str:
-    """Some lines of text for each outbox; with its name where there are several."""
+    """Some lines of text for each outbox; with its table if there are several outboxes."""
     return "\n".join((f"{table}\n" if len(found) > 1 else "") + _described(each) for table, each in found.items())
 
 
@@ -150,7 +150,7 @@ def _refused(status: Status) -> list[str]:
 
 
 def _keep_showing(read: Callable[[], ByTable]) -> None:
-    """Show the status anew every two seconds, until Ctrl-C."""
+    """Show the status, and refresh it every two seconds, until Ctrl-C."""
     console = Console()
     with console.status("asking Postgres and Kafka"):
         found = read()
@@ -164,7 +164,7 @@ def _keep_showing(read: Callable[[], ByTable]) -> None:
 
 
 def screen(found: ByTable, now: time.struct_time) -> RenderableType:
-    """What a terminal shows: for each outbox a table of its shards, with what waits above and what is wrong below."""
+    """What a terminal shows for each outbox: its backlog, a table of its shards, and what is wrong."""
     title = Text(f"outbox status, {time.strftime('%H:%M:%S', now)}; Ctrl-C ends it", style="dim")
     return Group(title, *(part for table, each in found.items() for part in _parts(table, each)))
 

@@ -1,4 +1,4 @@
-"""How bad it is, why, and what to do: what the checks say. Pure: a status and limits come in, a judgement goes out."""
+"""Judges an outbox's health for checks: how bad it is, why, and what to do. Pure functions of a status and limits."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from outbox_plugin.status.reader import Status
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """From when on a failure warns, and from when on it is an error. In seconds, and in dead letters.
+    """The limits above which a check warns, or is an error.
 
-    `lag_…` is the age of the oldest event that waits; trouble of any other kind becomes an error once it has lasted for
-    `lag_error_seconds`.
+    Attributes:
+        lag_warn_seconds: the age of the oldest waiting event above which a check warns.
+        lag_error_seconds: the age above which it is an error. Trouble of any other kind is an error once it has lasted
+            this long.
+        dead_letters_error: how many dead letters and parked keys together are an error.
     """
 
     lag_warn_seconds: float = 30.0
@@ -22,7 +25,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class HealthResult:
-    """Whether all is well; if not, whether it is an error or a warning, why in a sentence, and what to do."""
+    """Whether all is well; if not, why, whether that is an error (`severe`) or a warning, and what to do."""
 
     passed: bool
     explanation: str
@@ -31,67 +34,73 @@ class HealthResult:
 
 
 def troubles(status: Status) -> str:
-    """What is wrong, in a sentence; empty when nothing is."""
-    said = [f"shard {shard.shard} is paused" for shard in status.shards if shard.paused]
-    said += [f"shard {shard.shard}: {shard.trouble}" for shard in status.shards if shard.trouble]
-    said += [f"shard {shard.shard} has no leader" for shard in status.shards if shard.leader is None]
-    return "; ".join([*status.errors, *said])
+    """What is wrong, in one sentence; empty if nothing is."""
+    faults = [f"shard {shard.shard} is paused" for shard in status.shards if shard.paused]
+    faults += [f"shard {shard.shard}: {shard.trouble}" for shard in status.shards if shard.trouble]
+    faults += [f"shard {shard.shard} has no leader" for shard in status.shards if shard.leader is None]
+    return "; ".join([*status.errors, *faults])
 
 
 def health(status: Status, limits: Limits, troubled_seconds: float = 0.0) -> HealthResult:
-    """Whether every shard has a leader that is heard and has no trouble, and no event waits too long.
+    """Whether every shard has a leader that sends heartbeats and reports no trouble, and no event waits too long.
 
-    `troubled_seconds`: for how long it has been otherwise, as far as is known.
+    Args:
+        status: the outbox.
+        limits: when a failure warns, and when it is an error.
+        troubled_seconds: how long the failure has lasted, as far as is known.
     """
     lag = status.oldest_seconds or 0.0
-    said = troubles(status)
+    faults = troubles(status)
     if lag > limits.lag_warn_seconds:
-        late = f"the oldest event has waited for {lag:.0f} s (at most {limits.lag_warn_seconds:.0f} s are wanted)"
-        said = "; ".join(filter(None, [late, said]))
-    if not said:
-        return HealthResult(True, "a leader is heard, and it has no trouble")
+        late = f"the oldest event has waited for {lag:.0f} s (the limit is {limits.lag_warn_seconds:.0f} s)"
+        faults = "; ".join(filter(None, [late, faults]))
+    if not faults:
+        return HealthResult(True, "every shard has a leader without trouble")
     severe = max(lag, troubled_seconds) > limits.lag_error_seconds
-    return HealthResult(False, said, severe, _remedy(status))
+    return HealthResult(False, faults, severe, _remedy(status))
 
 
 def dead_letters(status: Status, limits: Limits) -> HealthResult:
-    """Whether no row was refused by Kafka: neither put aside as a dead letter nor parked with its key."""
+    """Whether there is no row that Kafka refused: no dead letter, and no parked key."""
     count, parked = status.dead_letters, status.parked_keys
     if status.backlog is None:
-        return HealthResult(False, "; ".join(status.errors) or "Postgres does not tell", False, _remedy(status))
+        return HealthResult(False, "; ".join(status.errors) or "Postgres does not answer", False, _remedy(status))
     if not count and not parked:
         return HealthResult(True, "Kafka has refused no row")
-    said = [f"{count} rows that Kafka refused are dead letters"] if count else []
+    faults = [f"{count} rows that Kafka refused are dead letters"] if count else []
     example = f" (such as {status.parked[0].topic}: {status.parked[0].reason})" if status.parked else ""
-    said += [f"{parked} keys wait behind a row that Kafka refused{example}"] if parked else []
+    faults += [f"{parked} keys wait behind a row that Kafka refused{example}"] if parked else []
     return HealthResult(
         False,
-        " and ".join(said),
+        " and ".join(faults),
         count + parked >= limits.dead_letters_error,
-        "see why with `outbox dead-letters list` and `outbox parked list`; mend the cause (the topic, its size limit, "
+        "see why with `outbox dead-letters list` and `outbox parked list`; fix the cause (the topic, its size limit, "
         "the row), then launch the job that retries dead letters or releases parked keys",
     )
 
 
 def undrained(left: int, seconds: float, status: Status) -> HealthResult:
-    """What to say of `left` events that still wait after `seconds`."""
+    """The result of a check after which `left` events still wait after `seconds`."""
     why = troubles(status) or "the harvester is too slow"
     return HealthResult(False, f"{left} events still wait after {seconds:.0f} s: {why}", True, _remedy(status))
 
 
 def _remedy(status: Status) -> str:
-    """What mends the first thing that is wrong, in the order in which one thing causes the next."""
+    """What to do about the first fault; those that cause others come first."""
     if any(error.startswith("Postgres") for error in status.errors):
-        return "see that Postgres runs and can be reached from here as OUTBOX_DSN names it; what is written waits"
+        return "check that Postgres runs, and that it can be reached from here by OUTBOX_DSN; events wait meanwhile"
     if any(error.startswith("Kafka") for error in status.errors):
-        return "see that Kafka runs and can be reached from here as OUTBOX_BOOTSTRAP_SERVERS names it; events wait"
+        return (
+            "check that Kafka runs, and that it can be reached from here by OUTBOX_BOOTSTRAP_SERVERS; events wait "
+            "meanwhile"
+        )
     if any(shard.paused for shard in status.shards):
-        return "launch the job outbox_resume, or `outbox resume`, when events may leave again"
+        return "when events may be published again, launch the job outbox_resume, or run `outbox resume`"
     if any(shard.trouble for shard in status.shards):
-        return "do what the trouble says; the harvester's log, linked on its asset, tells more"
+        return "follow the message; the harvester's log, which its asset links to, has the details"
     if any(shard.leader is None for shard in status.shards):
         return (
-            "see that the harvester's sensor is on and read the log that its asset links; "
+            "check that the harvester's sensor is on, and read the log that its asset links to; "
             'with mode="observe", start `outbox harvest` where it should run'
         )
-    return "compare records/s with what is emitted on the harvester's plots: it is too slow, or has just caught up"
+    return "compare, on the harvester's plots, records/s with the events emitted: it is too slow, or has just caught up"

@@ -1,4 +1,4 @@
-"""The snapshot behind `outbox status` and Dagster's observations: what Postgres and the leader topic say right now."""
+"""Reads the status that `outbox status` and Dagster's observations show, from Postgres and the leader topic."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from outbox_plugin.schema.table_name import in_full
 from outbox_plugin.settings import Settings
 from outbox_plugin.threads.deadline import DeadlineFuture
 
-FRESH_SECONDS = 2.0  # A leader sends three heartbeats a second.
-IGNORED_SECONDS = 60.0  # For so long it is told that something stands on the leader topic which is ignored.
-_LISTEN_SECONDS = 1.0  # To a partition whose heartbeats seem old: three are due, whatever the clocks say.
-_READ_SHARE = 0.8  # Of the caller's time is for reading the leader topic. Later, the caller waits no more.
+FRESH_SECONDS = 2.0  # A leader is alive if its last heartbeat is at most this old: it sends three a second.
+IGNORED_SECONDS = 60.0  # How long the status reports a record of the leader topic that is ignored.
+_LISTEN_SECONDS = 1.0  # How long to wait for a heartbeat of a partition whose last one seems old: three are due.
+_READ_SHARE = 0.8  # The share of the caller's time for reading the leader topic.
 _TAIL_RECORDS = 64
 _PARKED_LISTED = 100
-COUNTED_ROWS = 20_000  # More are estimated: to count ten million takes seconds, and the answer is old by then.
+COUNTED_ROWS = 20_000  # More rows are estimated: counting ten million takes seconds, and the result would be old.
 
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """Who leads a shard; `since` is ISO 8601."""
+    """The leader of a shard; `since` is in ISO 8601."""
 
     instance: str
     host: str
@@ -48,13 +48,22 @@ class Leader:
 
 @dataclass(frozen=True, slots=True)
 class ShardStatus:
-    """One shard: its leader, if one is heard, and how it is doing.
+    """One shard: its leader, if one sends heartbeats, and its state.
 
-    `published` counts the records of the leader since it started; `trouble` is what it, or a harvester that waits to
-    lead, last complained of; `recovered` counts the rows that it found published by the leader before it, and deleted
-    instead of repeating them; `ignored_records` counts what stood on the leader topic in the last minute, and is no
-    heartbeat that a harvester of this outbox has signed: harvesters ignore it, and `trouble` tells of it too.
-    `live_first`: whether new rows go before a backlog; `live_rows_waiting` of them may have its keys, and wait for it.
+    Attributes:
+        shard: its number.
+        leader: None if none sends heartbeats.
+        lag_records: how many rows wait.
+        records_per_second: the leader's throughput.
+        published: how many records the leader has published since it started.
+        heartbeat_age_seconds: the age of the leader's last heartbeat.
+        trouble: the last problem that the leader, or a harvester that waits to lead, has reported.
+        paused: whether an operator has paused it.
+        recovered: how many rows the leader found published by the one before it, and deleted instead of repeating them.
+        ignored_records: how many records of the leader topic, in the last minute, were not heartbeats signed by a
+            harvester of this outbox. Harvesters ignore them, and `trouble` mentions them, too.
+        live_first: whether new rows are published before a backlog.
+        live_rows_waiting: how many of the new rows wait for the backlog, because it may have their keys.
     """
 
     shard: int
@@ -73,12 +82,19 @@ class ShardStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The outbox and its harvesters. `backlog` is None while Postgres is away; `errors` says which server is.
+    """The outbox and its harvesters.
 
-    The rows of `backlog`, and of each shard's `lag_records`, are counted up to 20,000 in all. Where there are more,
-    `backlog_is_estimated`: how many ids the later half of them span tells how many rows the other ids stand for. A few
-    old rows, such as parked ones, say nothing of those.
-    `parked_keys` counts the keys and topics that wait behind a bad row; `parked` has the first of them.
+    Attributes:
+        backlog: how many rows wait; None if Postgres does not answer.
+        oldest_seconds: how long the oldest row has waited.
+        shards: the shards.
+        errors: a line for each server that does not answer.
+        parked_keys: how many keys and topics wait behind a bad row.
+        parked: the first of these keys.
+        dead_letters: how many dead letters there are.
+        backlog_is_estimated: whether `backlog` and each shard's `lag_records` are estimates. Up to 20,000 rows are
+            counted. Beyond them, the density of ids in the later half of these rows is used for all further ids; the
+            earlier half may have a few old rows, such as parked ones, which would distort it.
     """
 
     backlog: int | None
@@ -97,16 +113,16 @@ class Status:
 
 
 @dataclass(frozen=True, slots=True)
-class _Heard:
+class _PartitionTail:
     """The last records of a shard's partition of the leader topic: its heartbeats, each with its age in seconds."""
 
     heartbeats: list[tuple[LeaderHeartbeat, float]] = field(default_factory=list)
-    ignored: list[str] = field(default_factory=list)  # Why, of each record that is no heartbeat of ours.
+    ignored: list[str] = field(default_factory=list)  # For each other record, why it is ignored.
 
 
 @dataclass(frozen=True, slots=True)
 class _Backlog:
-    """The rows that wait, and how many of them for each shard."""
+    """The waiting rows, in all and by shard."""
 
     rows: int
     oldest_seconds: float | None
@@ -116,20 +132,20 @@ class _Backlog:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """What Postgres says."""
+    """The part of the status that is read from Postgres."""
 
     backlog: _Backlog
     paused: frozenset[int]
     parked: tuple[ParkedKey, ...]
     dead_letters: int
     signer: Signer | None
-    cannot_verify: str | None  # Why there is no signer.
+    cannot_verify: str | None  # The reason why there is no signer.
 
 
 def read_status(settings: Settings, timeout_seconds: float = 5.0) -> Status:
-    """Ask both servers at once; one that does not answer in time is an entry in `errors`, never an exception.
+    """Read the status from both servers in parallel, within about `timeout_seconds`.
 
-    Returns within about `timeout_seconds`.
+    It raises no exception: a server that does not answer in time is an entry in `errors`.
     """
     now = time.monotonic()
     deadline, read_deadline = now + timeout_seconds, now + _READ_SHARE * timeout_seconds
@@ -143,7 +159,7 @@ def read_status(settings: Settings, timeout_seconds: float = 5.0) -> Status:
     errors = tuple(error for error in (store_error, log_error) if error)
     count = len(table.backlog.by_shard) if table else settings.shards
     heard = _heartbeats(settings, records, table.signer if table else None)
-    shards = tuple(_shard_status(shard, heard.get(shard, _Heard()), table) for shard in range(count))
+    shards = tuple(_shard_status(shard, heard.get(shard, _PartitionTail()), table) for shard in range(count))
     if table is None:
         return Status(None, None, shards, errors)
     backlog, listed = table.backlog, table.parked[:_PARKED_LISTED]
@@ -159,7 +175,7 @@ def read_status(settings: Settings, timeout_seconds: float = 5.0) -> Status:
     )
 
 
-def _shard_status(shard: int, heard: _Heard, table: _Table | None) -> ShardStatus:
+def _shard_status(shard: int, heard: _PartitionTail, table: _Table | None) -> ShardStatus:
     fresh = [(heartbeat, age) for heartbeat, age in heard.heartbeats if age <= FRESH_SECONDS]
     last, age = fresh[-1] if fresh else (None, None)
     leading = [heartbeat for heartbeat, _ in fresh if heartbeat.phase == "leader"]
@@ -191,7 +207,7 @@ def _table(settings: Settings, seconds: float) -> _Table:
     with (
         reported_as_refusal(settings),
         closing(connect(settings, purpose="outbox status")) as connection,
-        connection.transaction(),  # The limit must not stay with a pooler's session.
+        connection.transaction(),  # So that the time limit does not stay in a pooler's session.
     ):
 
         def ask(noun: str, name: str, **values: object) -> list[tuple[Any, ...]]:
@@ -221,18 +237,18 @@ def _table(settings: Settings, seconds: float) -> _Table:
 
 
 class _Earliest(NamedTuple):
-    """Of the earliest rows, those of one shard: a row of the query `backlog`."""
+    """The earliest rows, as far as they are of one shard: a row of the statement `backlog`."""
 
     shard: int
     rows: int
-    oldest_seconds: float | None  # None where no row says when it was created.
-    middle_id: int | None  # Of the earliest rows of all shards, as the next one; None where they are few.
-    last_id: int
+    oldest_seconds: float | None  # None if no row has a time of creation.
+    middle_id: int | None  # Of the earliest rows of all shards; None if they are few.
+    last_id: int  # Of the earliest rows of all shards.
     last_id_of_all: int
 
 
 def _backlog(earliest: Sequence[_Earliest], shards: int, counted: int) -> _Backlog:
-    """All rows that wait, from what was found of the first `counted` of them."""
+    """The number of waiting rows, estimated from the first `counted` of them if there are more."""
     if not earliest:
         return _Backlog(0, None, (0,) * shards, is_estimated=False)
     total, ages = sum(each.rows for each in earliest), [each.oldest_seconds for each in earliest]
@@ -247,7 +263,7 @@ def _backlog(earliest: Sequence[_Earliest], shards: int, counted: int) -> _Backl
 
 
 def _behind(one: _Earliest, counted: int) -> float:
-    """About how many rows there are behind the first `counted` ones."""
+    """An estimate of the number of rows behind the first `counted` ones."""
     if one.middle_id is None or one.last_id <= one.middle_id:
         return 0.0
     rows_per_id = (counted - 1 - counted // 2) / (one.last_id - one.middle_id)
@@ -257,7 +273,7 @@ def _behind(one: _Earliest, counted: int) -> float:
 def _last_records(settings: Settings, deadline: float) -> tuple[list[tuple[LeaderRecord, float]], tuple[int, ...]]:
     """Read the last records of every shard's partition of the leader topic.
 
-    A partition that Kafka does not answer for in time hides its own shard's leader, and no other one.
+    If Kafka does not answer for a partition in time, only the leader of that shard is not found.
 
     A record's age is by this machine's clock and that of its sender, which may differ. So where the last record of a
     partition seems old, or is of the future, this waits a little for another one: what arrives is new.
@@ -275,7 +291,7 @@ def _last_records(settings: Settings, deadline: float) -> tuple[list[tuple[Leade
             listed = consumer.list_topics(topic, max(0.1, deadline - time.monotonic())).topics[topic]
             spans, unanswered = _tails(consumer, topic, list(listed.partitions), deadline)
             reader = PartitionReader(consumer, topic, spans)
-            with suppress(NotReadToEnd):  # What has come by then is shown.
+            with suppress(NotReadToEnd):  # The records read until then are shown.
                 for message in chain.from_iterable(reader.batches(deadline=deadline)):
                     age = abs(time.time() - message.timestamp()[1] / 1000)
                     found.append((_leader_record(message), age))
@@ -310,18 +326,18 @@ def _leader_record(message: Message) -> LeaderRecord:
 def _tails(
     consumer: Consumer, topic: str, partitions: list[int], deadline: float
 ) -> tuple[dict[int, OffsetSpan], list[int]]:
-    """The ends of the partitions that are read; and the partitions that Kafka does not tell the ends of in time.
+    """The spans of the last records of the partitions, and the partitions whose ends Kafka does not return in time.
 
     Half of the time until the deadline is left for reading.
 
     Raises:
-        KafkaException: Kafka tells the end of no partition, or refuses to.
+        KafkaException: Kafka returns the end of no partition, or refuses to.
     """
     spans: dict[int, OffsetSpan] = {}
     unanswered: dict[int, KafkaException] = {}
     half_time = (time.monotonic() + deadline) / 2
     for number, partition in enumerate(partitions):
-        seconds = (half_time - time.monotonic()) / (len(partitions) - number)  # What a fast one leaves, others may use.
+        seconds = (half_time - time.monotonic()) / (len(partitions) - number)  # Shares the time left among the rest.
         try:
             first, end = bounds(consumer, TopicPartition(topic, partition), max(0.1, seconds))
         except KafkaException as error:
@@ -337,12 +353,12 @@ def _tails(
 
 def _heartbeats(
     settings: Settings, records: list[tuple[LeaderRecord, float]], signer: Signer | None
-) -> dict[int, _Heard]:
-    """What was heard last of every shard. Without a signer, heartbeats are taken unverified."""
+) -> dict[int, _PartitionTail]:
+    """The last heartbeats and the ignored records of every shard. Without a signer, heartbeats are not verified."""
     codec = HeartbeatCodec(KafkaNames.of(settings).leader_topic, signer) if signer else None
-    heard: dict[int, _Heard] = {}
+    heard: dict[int, _PartitionTail] = {}
     for record, age in records:
-        of_shard = heard.setdefault(record.shard, _Heard())
+        of_shard = heard.setdefault(record.shard, _PartitionTail())
         unverified = LeaderHeartbeat.parse(record.value)
         if unverified is not None and unverified.shard != record.shard:
             unverified = None

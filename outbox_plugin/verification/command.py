@@ -20,23 +20,23 @@ from outbox_plugin.verification.topic_reader import MAX_RECORDS, Advance, record
 if TYPE_CHECKING:
     from outbox_plugin.verification.verdict import TopicVerdict
 
-SPARK_RECORDS = 1_000_000  # More are left to Spark where it is installed: it takes all cores, and disk for memory.
+SPARK_RECORDS = 1_000_000  # More are verified with Spark, if installed: it uses all cores, and disk beside memory.
 
 
 @click.command()
 @click.argument("topics", nargs=-1, required=True)
 @click.option("--job", help="Only the events of this Spark job, or of this streaming query.")
-@click.option("--master", help="Where Spark runs; without it, small topics are judged without Spark.")
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@click.option("--master", help="Spark's master; without it, small topics are verified without Spark.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def verify(topics: tuple[str, ...], job: str | None, master: str | None, as_json: bool) -> None:
-    """Judge TOPICS at any scale: each event once, each key in order, none missing.
+    """Verify TOPICS of any size: each event once, each key in order, none missing.
 
-    Name all topics that the jobs emitted to. Exit code 1 when anything is wrong, or when there is nothing to judge.
+    Name all topics that the jobs emitted to. Exit code 1 if anything is wrong, or if there is nothing to verify.
     """
     settings = Settings()
     try:
         verdict = _verify(settings, topics, job, master)
-    except LogUnavailable as error:  # Exit code 1 is for what is wrong in a topic.
+    except LogUnavailable as error:  # Not exit code 1, which means that a topic is wrong.
         raise ServerRefused(str(error)) from None
     complete = verdict.complete and verdict.records > 0
     click.echo(json.dumps({**asdict(verdict), "complete": complete}) if as_json else _described(verdict))
@@ -52,18 +52,18 @@ def _nothing_found(topics: tuple[str, ...], job: str | None) -> str:
 
 
 def _verify(settings: Settings, topics: tuple[str, ...], job: str | None, master: str | None) -> TopicVerdict:
-    """Verify in this process, or with Spark where a master is named or there are many records.
+    """Verify with Spark if a master is given or there are many records, else in this process.
 
     Args:
-        settings: where Kafka and Postgres are.
+        settings: name Kafka and Postgres.
         topics: their names.
-        job: judge only this job's records.
-        master: where Spark runs; None chooses by the number of records.
+        job: verify only this job's records.
+        master: Spark's master; with None, the number of records decides.
 
     Raises:
-        UserError: a server cannot be reached, there are too many records and Spark cannot be had, or there is no Java
-            for the Spark whose master is named.
-        LogUnavailable: Kafka is away.
+        UserError: a server cannot be reached; there are too many records and Spark is not available; or a master is
+            given, and there is no Java for Spark.
+        LogUnavailable: Kafka does not answer.
     """
     if not master:
         KafkaAdmin.at_start(settings)
@@ -72,7 +72,7 @@ def _verify(settings: Settings, topics: tuple[str, ...], job: str | None, master
         return _verify_with_spark(settings, topics, job, master or "local[*]")
     if records > MAX_RECORDS:
         raise UserError(
-            f"the topics hold up to {records:,} records, and no more than {MAX_RECORDS:,} are judged without Spark: "
+            f"the topics hold up to {records:,} records, and at most {MAX_RECORDS:,} can be verified without Spark: "
             "install outbox-plugin[spark], and Java 17 or newer"
         )
     with _progress(records) as advance:
@@ -95,7 +95,7 @@ def _java_home() -> str:
     """The home of a Java that Spark can start on.
 
     Raises:
-        ServerRefused: there is none; exit code 1 is for what is wrong in a topic.
+        ServerRefused: there is none. Its exit code is not 1, which means that a topic is wrong.
     """
     from outbox_plugin.embedded.java import spark_java_home
     from outbox_plugin.embedded.server import ServerFailed
@@ -107,7 +107,7 @@ def _java_home() -> str:
 
 
 def _verify_with_spark(settings: Settings, topics: tuple[str, ...], job: str | None, master: str) -> TopicVerdict:
-    import pyarrow  # noqa: F401 Fails here, before a session starts, where the extra is not installed.
+    import pyarrow  # noqa: F401 Fails before a session starts if the extra is not installed.
 
     from outbox_plugin.spark.session import spark_session
     from outbox_plugin.verification.on_spark import verify
@@ -118,7 +118,7 @@ def _verify_with_spark(settings: Settings, topics: tuple[str, ...], job: str | N
 
 @contextmanager
 def _progress(records: int) -> Iterator[Advance]:
-    """Show a bar on standard error, if that is a terminal, until all is read."""
+    """Show a progress bar on standard error, if that is a terminal, until all is read."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 

@@ -9,14 +9,14 @@ from outbox_plugin.settings import Settings
 
 
 def emitted_counts(settings: Settings, jobs: list[str]) -> dict[str, int]:
-    """The number of events of each job, or streaming query, that the database knows.
+    """How many events each job, or streaming query, has emitted. Jobs that the database does not know are left out.
 
     Args:
-        settings: the database and the outbox.
+        settings: name the database and the outbox.
         jobs: the ids of the jobs, or of the streaming queries.
 
     Raises:
-        ServerRefused, SchemaMissing: Postgres does not let us look.
+        ServerRefused, SchemaMissing: Postgres cannot be reached or refuses, or the tables are missing.
     """
     with reported_as_refusal(settings), connect(settings, purpose="outbox verify") as connection:
         outbox = in_full(connection, settings.table)

@@ -1,7 +1,7 @@
 """Verifies topics of any size with Spark, in one read.
 
-The verdict is the one that `verifier.Verifier` comes to, by the same headers. The sequence numbers of a job's events
-have no gap, and the database knows how many events there are. So a missing event is known by its sequence number.
+It uses the same headers as `verifier.Verifier`, and comes to the same verdict. The sequence numbers of a job's events
+have no gaps, and the database knows how many events there are. So a missing event is found by its sequence number.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ def verify(
     job: str | None = None,
     expected: DataFrame | None = None,
 ) -> TopicVerdict:
-    """Read `topics` to their present end, as a `read_committed` consumer sees them, and judge them.
+    """Read `topics` to their present end, as a `read_committed` consumer sees them, and verify them.
 
     Args:
-        spark: any session; Spark's Kafka source is added to it if it is not there.
-        settings: where Kafka is, and the database that knows how many events a job emitted.
-        topics: all that the jobs emitted to; what went elsewhere counts as missing.
-        job: judge only this job's records, or this streaming query's.
-        expected: has the idempotency keys that the topics must hold, in its column `idempotency_key`.
+        spark: any session. Spark's Kafka source is added to it if necessary.
+        settings: name Kafka, and the database that knows how many events a job emitted.
+        topics: all topics that the jobs emitted to. Events in other topics count as missing.
+        job: verify only the records of this job, or of this streaming query.
+        expected: the idempotency keys that the topics must contain, in the column `idempotency_key`.
 
     Raises:
-        InvalidSetting: Spark's Kafka source is not to be had.
+        InvalidSetting: Spark's Kafka source cannot be downloaded.
         ServerRefused: Kafka or Postgres does not answer, or there is no such topic.
     """
     wait_for_commits(settings, topics)
@@ -61,7 +61,7 @@ def verify(
 
 @contextmanager
 def _kept(rows: DataFrame) -> Iterator[DataFrame]:
-    """Keep `rows` on the executors, so that they are computed once."""
+    """Cache `rows` on the executors, so that they are computed once."""
     kept = rows.persist(StorageLevel.MEMORY_AND_DISK)
     try:
         yield kept
@@ -70,7 +70,7 @@ def _kept(rows: DataFrame) -> Iterator[DataFrame]:
 
 
 def _judgeable(records: DataFrame) -> DataFrame:
-    """The columns by which a record is judged: its location, its key, and values of its headers."""
+    """The columns that the verification needs: a record's location, its key, and values of its headers."""
 
     def header(name: str) -> Column:
         pairs = f.filter("headers", lambda pair: pair["key"] == name)
@@ -103,7 +103,7 @@ def _is_placed() -> Column:
 
 
 def _again(seen: DataFrame) -> DataFrame:
-    """The duplicates: the records of an event but its first. Only events with several records are sorted."""
+    """The duplicates: all records of an event except the first. Only events with several records are sorted."""
     identified = seen.withColumn("identity", _identity())
     repeated = identified.groupBy("identity").agg(f.count("*").alias("times")).where("times > 1").select("identity")
     times = f.row_number().over(Window.partitionBy("identity").orderBy(*_LOG_ORDER))

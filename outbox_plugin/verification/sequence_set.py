@@ -1,4 +1,4 @@
-"""A set of sequence numbers that takes little memory where they lie close together. No I/O."""
+"""A set of sequence numbers that takes little memory if they lie close together. No I/O."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ _WIDTH = 256  # Numbers whose bits are kept as one integer.
 
 
 class SequenceSet:
-    """A set of numbers from 1 on. A number among neighbors takes half a byte, one on its own some 150 bytes."""
+    """A set of numbers from 1 on. A number with neighbors takes half a byte, an isolated one some 150 bytes."""
 
     def __init__(self) -> None:
-        """The set is empty."""
+        """Make an empty set."""
         self._bits: dict[int, int] = {}
         self.last = 0  # The largest number.
 

@@ -1,4 +1,4 @@
-"""Finds out up to which offsets a topic is judged: all that had been committed when it was asked."""
+"""Finds the offsets up to which a topic is verified: all records that are committed when the verification starts."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from outbox_plugin.adapters.kafka_reader import OffsetSpan, bounds
 from outbox_plugin.errors import LogUnavailable, ServerRefused
 from outbox_plugin.settings import Settings
 
-COMMIT_SECONDS = 10.0  # A transaction that is open for longer is taken for one that is not committed.
+COMMIT_SECONDS = 10.0  # A transaction that stays open for longer counts as not committed.
 LIST_SECONDS = 10.0
 WAIT_SECONDS = COMMIT_SECONDS + LIST_SECONDS  # For the commits to all topics together.
 _POLL_SECONDS = 0.05
 
 
 def committed_spans(settings: Settings, topic: str, deadline: float = math.inf) -> dict[int, OffsetSpan]:
-    """The span of each partition that holds all records which are committed now.
+    """The span of offsets of each partition that contains all records committed by now.
 
-    Kafka answers a commit before each partition shows the records to a consumer that reads committed. So this asks
-    for the ends with uncommitted records, and waits until the committed ends have reached them.
+    Kafka confirms a commit before all partitions show its records to `read_committed` consumers. So this fetches the
+    end offsets that include uncommitted records, and waits until the committed ends have reached them.
 
     Args:
-        settings: where Kafka is.
+        settings: name Kafka.
         topic: its name.
-        deadline: of `time.monotonic()`, in seconds, by which Kafka must have answered. A transaction that is still open
-            then is taken for one that is not committed. Each request has a limit of its own as well.
+        deadline: in seconds of `time.monotonic()`, when Kafka must have answered. A transaction that is still open then
+            counts as not committed. Each request also has its own time limit.
 
     Raises:
-        KafkaException: Kafka does not answer, or does not let us read.
+        KafkaException: Kafka does not answer, or does not allow us to read.
         ServerRefused: there is no such topic.
     """
     with ExitStack() as stack:
@@ -59,12 +59,12 @@ def reached_ends(
     """Wait until the committed ends have reached `ends`, for `COMMIT_SECONDS` at most.
 
     Args:
-        ends: the end of each partition, uncommitted records included.
-        committed_ends: asks Kafka for the end of what is committed.
-        deadline: of `time.monotonic()`, in seconds; ends the wait earlier.
+        ends: the end of each partition, with uncommitted records.
+        committed_ends: asks Kafka for the ends of the committed records.
+        deadline: in seconds of `time.monotonic()`, to end the wait earlier.
 
     Returns:
-        `ends`; of a partition in which a transaction stays open, the offset at which that one begins.
+        `ends`; for a partition in which a transaction stays open, the offset at which that transaction begins.
     """
     deadline = min(deadline, time.monotonic() + COMMIT_SECONDS)
     while True:
@@ -75,10 +75,10 @@ def reached_ends(
 
 
 def wait_for_commits(settings: Settings, topics: Sequence[str]) -> None:
-    """Wait until a consumer that reads committed can see all that has been committed to `topics`.
+    """Wait until a `read_committed` consumer can see all records that have been committed to `topics`.
 
-    Returns after about `WAIT_SECONDS` at the latest, however many topics there are. This process may be unable to ask
-    Kafka, as with a remote Spark: then nothing more can be waited for.
+    Returns after about `WAIT_SECONDS` at the latest, however many topics there are. If this process cannot reach Kafka,
+    as with a remote Spark, it does not wait.
     """
     deadline = time.monotonic() + WAIT_SECONDS
     for topic in dict.fromkeys(topics):
@@ -89,7 +89,7 @@ def wait_for_commits(settings: Settings, topics: Sequence[str]) -> None:
 
 
 def _config(settings: Settings, isolation_level: str) -> dict[str, object]:
-    group_id = f"{settings.group}-verification"  # Required by the client; nothing is committed to it.
+    group_id = f"{settings.group}-verification"  # The client requires one; no offsets are committed.
     return client_config(settings, group_id=group_id, enable_auto_commit=False, isolation_level=isolation_level)
 
 
@@ -101,5 +101,5 @@ def _bounds(consumer: Consumer, topic: str, partitions: Iterable[int], deadline:
 
 
 def _until(deadline: float, longest_seconds: float) -> float:
-    """The time-out of a request: what is left until `deadline`, but not more than `longest_seconds`."""
+    """The time-out of a request: the time left until `deadline`, but at most `longest_seconds`."""
     return max(0.1, min(longest_seconds, deadline - time.monotonic()))

@@ -1,7 +1,7 @@
-"""Reads topics record by record in this process, and shows each record to a `Verifier`.
+"""Reads topics record by record in this process, and passes each record to a `Verifier`.
 
-It reads what a `read_committed` consumer sees. The process remembers about 90 bytes of each record, and 120 of each key
-of a job. So `MAX_RECORDS` take half a gigabyte to one; `on_spark` verifies larger topics.
+It reads what a `read_committed` consumer sees. It needs about 90 bytes of memory for each record, and 120 for each key
+of a job: 0.5 to 1 GB for `MAX_RECORDS`. `on_spark` verifies larger topics.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from outbox_plugin.verification.verifier import Verifier
 MAX_RECORDS = 5_000_000
 SILENCE_SECONDS = 60.0
 _BATCH = 1_000
-_QUEUED_KILOBYTES = 16_384  # Of records that are fetched ahead; librdkafka's own default is 64 MB.
+_QUEUED_KILOBYTES = 16_384  # How much the client fetches ahead; librdkafka's default is 64 MB.
 
-Advance = Callable[[int], None]  # Is called with the number of offsets that were passed since the last call.
+Advance = Callable[[int], None]  # Called with the number of offsets read since the last call.
 
 
 def verify_topic(
     settings: Settings, topic: str, *, job: str | None = None, timeout_seconds: float = 300.0
 ) -> TopicVerdict:
-    """Read `topic` from its beginning to its present end, and judge it.
+    """Read `topic` from its beginning to its present end, and verify it.
 
     Args:
-        settings: where Kafka is.
+        settings: name Kafka.
         topic: its name.
-        job: judge only this job's records, or this streaming query's.
+        job: verify only the records of this job, or of this streaming query.
         timeout_seconds: how long the reading may take.
 
     Raises:
@@ -52,17 +52,17 @@ def verify_topic(
 def verify_topics(
     settings: Settings, topics: Sequence[str], *, job: str | None = None, advance: Advance = lambda _: None
 ) -> TopicVerdict:
-    """Read `topics` from their beginning to their present end, and judge them, as `outbox_plugin.spark.verify` does.
+    """Read `topics` from their beginning to their present end, and verify them, as `outbox_plugin.spark.verify` does.
 
     Args:
-        settings: where Kafka is, and the database that knows how many events a job emitted.
-        topics: all that the jobs emitted to; what went elsewhere counts as missing.
-        job: judge only this job's records, or this streaming query's.
-        advance: is called, after each batch, with the number of offsets that were passed.
+        settings: name Kafka, and the database that knows how many events a job emitted.
+        topics: all topics that the jobs emitted to. Events in other topics count as missing.
+        job: verify only the records of this job, or of this streaming query.
+        advance: called after each batch with the number of offsets read.
 
     Raises:
-        LogUnavailable: Kafka does not answer, or falls silent for a minute.
-        ServerRefused: there is no such topic, or we may not read it; or Postgres does not let us look.
+        LogUnavailable: Kafka does not answer, or sends nothing for a minute.
+        ServerRefused: there is no such topic, or we may not read it; or Postgres cannot be reached, or refuses.
     """
     verifier = Verifier(job)
     for topic in dict.fromkeys(topics):
@@ -81,24 +81,24 @@ def _read(
     deadline: float = math.inf,
     silence_seconds: float = math.inf,
 ) -> None:
-    """Show `verifier` the records of `topic`, up to the ends that its partitions have now.
+    """Pass the records of `topic` to `verifier`, up to the present ends of its partitions.
 
     Args:
-        settings: where Kafka is.
+        settings: name Kafka.
         topic: its name.
-        verifier: judges the records.
-        advance: is called, after each batch, with the number of offsets that were passed.
-        deadline: of `time.monotonic()`, in seconds, by which all must have been read.
-        silence_seconds: how long Kafka may deliver nothing.
+        verifier: verifies the records.
+        advance: called after each batch with the number of offsets read.
+        deadline: in seconds of `time.monotonic()`, when all must have been read.
+        silence_seconds: how long Kafka may send nothing.
     """
     config = client_config(
         settings,
-        group_id=f"{settings.group}-verification",  # Required by the client; nothing is committed to it.
+        group_id=f"{settings.group}-verification",  # The client requires one; no offsets are committed.
         enable_auto_commit=False,
         isolation_level="read_committed",
         queued_max_messages_kbytes=_QUEUED_KILOBYTES,
     )
-    # No setting may make it pass over records, or hide where a partition ends.
+    # Added last, so that no setting can make it skip records, or hide the end of a partition.
     config |= {"auto.offset.reset": "earliest", "enable.partition.eof": True}
     try:
         with closing(Consumer(config)) as consumer:
@@ -120,10 +120,11 @@ def _read(
 
 
 def records_in(settings: Settings, topics: Iterable[str]) -> int:
-    """How many records `topics` hold at most, by their offsets.
+    """How many records `topics` have at most, according to their offsets.
 
     Raises:
-        LogUnavailable, ServerRefused: Kafka does not answer, or does not let us look.
+        LogUnavailable: Kafka does not answer.
+        ServerRefused: there is no such topic, or we may not read it.
     """
     config = client_config(settings, group_id=f"{settings.group}-verification")
     try:

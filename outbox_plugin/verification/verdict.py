@@ -9,17 +9,17 @@ MAX_EXAMPLES = 3
 
 @dataclass(slots=True)
 class TopicVerdict:
-    """What topics hold, and what is wrong with it.
+    """The result of a verification.
 
     Attributes:
-        records: how many records were judged.
-        duplicates: records of an event that another record has published before.
-        order_violations: records that follow a later event of their key.
+        records: how many records were verified.
+        duplicates: how many records repeat the event of an earlier record.
+        order_violations: how many records follow a later event of their key.
         example_duplicates: the first duplicates, each with its location.
         example_violations: the first records out of order, each with its location.
-        unnamed: records without the headers by which a duplicate would be known.
-        unplaced: records without the header by which their order would be known.
-        missing: events that were emitted and are not in the topics.
+        unnamed: how many records lack the headers that identify their event, so that duplicates cannot be found.
+        unplaced: how many records lack the header that numbers their event, so that their order cannot be checked.
+        missing: how many events were emitted and are not in the topics.
         example_missing: the first missing events, each by its job and its sequence number, or by its idempotency key.
     """
 
@@ -35,7 +35,7 @@ class TopicVerdict:
 
     @property
     def in_order(self) -> bool:
-        """Whether each event that can be judged came once and in order."""
+        """Whether each event, as far as that can be checked, came once and in order."""
         return not (self.duplicates or self.order_violations)
 
     @property

@@ -1,7 +1,7 @@
-"""Judges the records of topics one by one. No I/O.
+"""Verifies the records of topics one by one. No I/O.
 
-It judges by the headers that the write side puts there: `idempotency-key` names an event, and `outbox-sequence` is the
-event's place within the job that `outbox-job` names (`core.event_identity` has the rules). A record without them is
+It uses the headers that the write side adds: `idempotency-key` identifies an event, and `outbox-sequence` is the
+event's number within the job that `outbox-job` names (`core.event_identity` has the rules). A record without them is
 only counted.
 """
 
@@ -22,13 +22,14 @@ _SEQUENCE = re.compile("[0-9]{1,18}")
 
 
 class Verifier:
-    """Judges records one by one, each partition's in the order of its offsets.
+    """Verifies records one by one, those of each partition in the order of their offsets.
 
-    It remembers a hash of 128 bits for each event and each key. Among some millions of them, no two hashes agree.
+    It remembers a 128-bit hash of each event and each key. A collision among some millions of them is practically
+    impossible.
     """
 
     def __init__(self, job: str | None = None) -> None:
-        """With `job`, only that job's records count."""
+        """Make a verifier; with `job`, only of that job's records."""
         self.verdict = TopicVerdict()
         self._job = job
         self._events: set[int] = set()
@@ -37,7 +38,7 @@ class Verifier:
 
     @property
     def jobs(self) -> list[str]:
-        """The jobs whose records have been judged, and the job that the verifier is limited to."""
+        """The jobs whose records have been verified, and the job that the verifier is limited to."""
         return sorted({*self._sequences, *([self._job] if self._job else [])})
 
     def judge(
@@ -47,13 +48,13 @@ class Verifier:
         headers: Iterable[tuple[str, bytes | str | None]],
         partition: tuple[str, int] = ("", 0),
     ) -> None:
-        """Judge one record.
+        """Verify one record.
 
         Args:
             location: names the record in examples.
             key: the record's key.
-            headers: the record's, in their order.
-            partition: topic and partition. The same name in another topic is another event, and only the records of
+            headers: the record's headers, in their order.
+            partition: its topic and partition. The same identity in another topic is another event, and only records of
                 one partition have an order.
         """
         pairs = [(name, value.encode() if isinstance(value, str) else value) for name, value in headers]
@@ -75,7 +76,7 @@ class Verifier:
         self._judge_order(_hash(topic, str(number), job, key), sequence, key, location)
 
     def _is_duplicate(self, topic: str, headers: list[tuple[str, bytes | None]], location: str) -> bool:
-        """Whether the record's event has been seen; counts it, or counts that this cannot be known."""
+        """Whether the record's event has been seen before. Counts duplicates, and records that identify no event."""
         identity = event_identity(headers, location)
         if not (identity.named or identity.placed):
             self.verdict.unnamed += 1
@@ -97,7 +98,7 @@ class Verifier:
         self._last_sequence[ordering_key] = sequence
 
     def count_missing(self, emitted_counts: Mapping[str, int]) -> None:
-        """Count the events that leave a gap among a job's sequence numbers, or that lack at its end.
+        """Count missing events: gaps among a job's sequence numbers, also at their end.
 
         Args:
             emitted_counts: how many events each job has emitted.
@@ -111,7 +112,7 @@ class Verifier:
 
 
 def _hash(*parts: str | bytes) -> int:
-    """A hash of the parts that depends on where each of them ends."""
+    """A hash of the parts, which depends on where each of them ends."""
     hashed = blake2b(digest_size=16)
     for part in parts:
         data = part.encode(errors="surrogatepass") if isinstance(part, str) else part

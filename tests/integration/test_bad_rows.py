@@ -216,4 +216,4 @@ def test_parked_keys_are_listed_and_released_from_the_command_line(settings: Set
 @pytest.mark.parametrize("arguments", [("dead-letters", "retry"), ("dead-letters", "discard", "1", "--all")])
 def test_dead_letters_are_never_meant_by_accident(settings: Settings, arguments: tuple[str, ...]) -> None:
     said = run_outbox(*arguments, env=environment(settings))
-    assert (said.returncode, said.stderr) == (2, "outbox: name the dead letters by their ids, or say --all\n")
+    assert (said.returncode, said.stderr) == (2, "outbox: name the dead letters by their ids, or give --all\n")
