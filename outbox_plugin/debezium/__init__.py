@@ -1,1 +1,1 @@
-"""Moves here from Debezium's outbox event router: its table is relayed as it is, and its records stay as they are."""
+"""Replaces Debezium's outbox event router: its table stays as it is, and so does the form of the records."""

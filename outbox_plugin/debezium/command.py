@@ -17,16 +17,16 @@ _CONNECTOR = click.argument("connector", type=click.Path(exists=True, dir_okay=F
 
 @click.group()
 def debezium() -> None:
-    """Move here from Debezium's outbox event router; CONNECTOR is a file with the connector's configuration, in JSON.
+    """Replace Debezium's outbox event router. CONNECTOR is a file with the connector's configuration, in JSON.
 
-    OUTBOX_TABLE names the view of Debezium's table that is made, and that the harvester relays.
+    OUTBOX_TABLE is the name of a new view of Debezium's table, which the harvester relays.
     """
 
 
 @debezium.command()
 @_CONNECTOR
 def prepare(connector: Path) -> None:
-    """Print the SQL that makes the view, and what it needs of the table. Changes nothing, and Debezium goes on."""
+    """Print the SQL that creates the view and prepares the table for it. Changes nothing, and Debezium goes on."""
     settings = Settings()
     view = outbox_view(settings, _router(connector))
     for difference in view.differences:
@@ -40,13 +40,13 @@ def prepare(connector: Path) -> None:
 def switch(connector: Path) -> None:
     """Let the harvester relay all rows that are written from now on, and Debezium none of them.
 
-    The view has been made and migrated. Harvesters may run; they wait until Debezium has read the rows of its own.
+    Create the view and migrate it first. Harvesters may run; they wait until Debezium has read its last rows.
     """
     change_over(Settings(), _router(connector), lambda line: click.echo(line, err=True))
 
 
 def _router(file: Path) -> EventRouter:
-    """Raises InvalidConnector: the file does not hold a configuration that can be followed."""
+    """Read the configuration. Raises InvalidConnector if it is not valid, or not supported."""
     try:
         connector = json.loads(file.read_bytes())
     except (OSError, ValueError) as error:

@@ -1,7 +1,7 @@
-"""What a Debezium connector with the outbox event router makes of a row: its configuration, read. No I/O.
+"""Reads the configuration of a Debezium connector: what the outbox event router makes of a row. No I/O.
 
-The names of the properties are Debezium's: see "Outbox Event Router" in its documentation. What cannot be had here byte
-for byte is refused.
+The properties are Debezium's: see "Outbox Event Router" in its documentation. A configuration whose records this
+package cannot reproduce byte for byte is refused.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _KNOWN = frozenset(
         "table.op.invalid.behavior",
     }
 )
-# Debezium's defaults for what changes the records. Debezium ignores the case of these values.
+# Debezium's defaults for properties that change the records. Debezium ignores the case of these values.
 _DEFAULTS = {
     "binary.handling.mode": "bytes",
     "decimal.handling.mode": "precise",
     "field.name.adjustment.mode": "none",
-    "flush.lsn.source": "true",  # With false, the slot's position stands still, and the change-over waits for ever.
+    "flush.lsn.source": "true",  # With false, the slot's position does not move, and the change-over waits for ever.
     "hstore.handling.mode": "json",
     "interval.handling.mode": "numeric",
     "lsn.flush.mode": "connector",
@@ -57,9 +57,9 @@ _CHANGES_RECORDS = re.compile(
     r"|producer\.override\.partitioner\..*|message\.prefix\.(include|exclude)\.list",
     re.DOTALL,
 )
-_HARMLESS_SKIPS = frozenset({"none", "u", "d", "t"})  # The router publishes inserted rows alone.
+_HARMLESS_SKIPS = frozenset({"none", "u", "d", "t"})  # The router publishes only inserted rows.
 _UTF_8 = ("utf-8", "utf8")
-# What a converter's property may be, in any case. Debezium's schemas have the columns' defaults, so nulls matter.
+# Allowed values of a converter's properties, in any case. Debezium's schemas contain column defaults, so nulls matter.
 _CONVERTER_VALUES = {
     "converter.encoding": _UTF_8,
     "decimal.format": ("base64",),
@@ -67,8 +67,8 @@ _CONVERTER_VALUES = {
     "replace.null.with.default": ("true",),
 }
 _CONVERTER_KNOWN = frozenset({"schemas.cache.size", "schemas.enable", *_CONVERTER_VALUES})
-_DELEGATE = "delegate.converter.type"  # What the BinaryDataConverter has write whatever is not bytes: no event is.
-_NOT_STORABLE = re.compile("[\0\ud800-\udfff]")  # Postgres stores no NUL, and UTF-8 has no lone surrogates.
+_DELEGATE = "delegate.converter.type"  # How the BinaryDataConverter writes values other than bytes: no events.
+_NOT_STORABLE = re.compile("[\0\ud800-\udfff]")  # Postgres cannot store NUL, and UTF-8 has no lone surrogates.
 _PLAIN_TABLE = re.compile(r"[^.\\,|()\[\]*+?{}^]+\.[^.\\,|()\[\]*+?{}^]+")
 _STRING = "org.apache.kafka.connect.storage.StringConverter"
 _BINARY_DATA = "io.debezium.converters.BinaryDataConverter"
@@ -78,7 +78,7 @@ _SIMPLE_HEADER = "org.apache.kafka.connect.storage.SimpleHeaderConverter"
 
 
 class InvalidConnector(UserError):
-    """A connector's configuration that cannot be followed. The message is one printable line."""
+    """A connector's configuration is not valid, or not supported. The message is one printable line."""
 
     def __init__(self, message: str) -> None:
         super().__init__(printable(message))
@@ -102,27 +102,27 @@ class HeaderColumn:
 
 @dataclass(frozen=True, slots=True)
 class EventRouter:
-    """What becomes of a row's columns.
+    """How the router makes a record of a row.
 
     Args:
-        schema: the table's.
-        table: without its schema.
-        id_column: its value is the header `id`.
-        key_column: its value is the record's key.
-        payload_column: its value is the record's value.
-        route_column: its value stands in the topic's name.
-        topic_prefix: what stands before it.
-        topic_suffix: what stands behind it.
+        schema: the table's schema.
+        table: the table's name, without its schema.
+        id_column: its value becomes the header `id`.
+        key_column: its value becomes the record's key.
+        payload_column: its value becomes the record's value.
+        route_column: its value becomes the middle of the topic's name.
+        topic_prefix: the beginning of the topic's name.
+        topic_suffix: the end of the topic's name.
         headers: further headers, in their order.
         key_form: how keys are written.
         value_form: how values are written.
-        expands_json: whether a payload that is JSON is written as such, and not as a text that has it.
-        blank_is_tombstone: whether a payload without a visible character is a tombstone.
-        timestamp_column: its value is the record's timestamp; None where that is the time at which it was read.
-        publication: the publication that the connector reads; None where its plug-in has none.
-        makes_publication: whether a connector that is started adds the table to it.
+        expands_json: whether a JSON payload is written as JSON, and not as a string that contains it.
+        blank_is_tombstone: whether a payload without visible characters becomes a tombstone.
+        timestamp_column: its value becomes the record's timestamp. None: the time at which Debezium read the row.
+        publication: the publication that the connector reads; None if its plug-in uses none.
+        makes_publication: whether the connector adds the table to its publication when it starts.
         slot: the connector's replication slot.
-        writes_messages: whether its converter can write what is no event, as a message in the log.
+        writes_messages: whether its converter can write WAL messages, which are not events.
     """
 
     schema: str
@@ -146,28 +146,28 @@ class EventRouter:
 
 
 def event_router(connector: Mapping[str, object]) -> EventRouter:
-    """Read a connector's configuration, as Kafka Connect's REST interface takes it or shows it.
+    """Read a connector's configuration, in the forms in which Kafka Connect's REST interface takes and shows it.
 
     Args:
         connector: either the properties, or a mapping that has them as `config`.
 
     Raises:
-        InvalidConnector: it is not that of a Postgres connector with the event router, or asks for what cannot be had.
+        InvalidConnector: it is not a Postgres connector with the event router, or asks for something unsupported.
     """
     inner = connector.get("config", connector)
     if not isinstance(inner, Mapping):
         raise InvalidConnector(f"config: expected an object with the properties (given: {_kind(inner)})")
     properties = {str(name): _text(str(name), value) for name, value in inner.items()}
-    # Kafka Connect takes null for not set.
+    # To Kafka Connect, null means not set.
     return _Reader({name: text for name, text in properties.items() if text is not None}).read()
 
 
 def _text(name: str, value: object) -> str | None:
-    """A property's value as a text; None if it is null.
+    """A property's value as text; None if it is null.
 
     Raises:
-        InvalidConnector: it is of another type, or it or the name has characters that no property can have. The message
-            does not show the value, which may be a password.
+        InvalidConnector: the value has another type, or it or the name has characters that no property can have. The
+            message does not show the value, which may be a password.
     """
     if value is not None and not isinstance(value, str | int | float):
         raise InvalidConnector(f"{name}: expected a text, a number or true or false (given: {_kind(value)})")
@@ -180,7 +180,7 @@ def _text(name: str, value: object) -> str | None:
 
 
 def _kind(value: object) -> str:
-    """What the value is, without showing it."""
+    """The kind of the value, for a message that must not show it."""
     if isinstance(value, Mapping):
         return "an object"
     if isinstance(value, list):
@@ -191,7 +191,7 @@ def _kind(value: object) -> str:
 class _Reader:
     def __init__(self, properties: Mapping[str, str]) -> None:
         self._properties = properties
-        self._router = ""  # What the router's properties begin with.
+        self._router = ""  # The prefix of the router's properties.
 
     def read(self) -> EventRouter:
         self._expect("connector.class", _CONNECTOR)
@@ -240,10 +240,10 @@ class _Reader:
     def _expect_known(self) -> None:
         for name in self._properties:
             if name.startswith(self._router) and name.removeprefix(self._router) not in _KNOWN:
-                raise InvalidConnector(f"{name}: is not known here (given: {self._properties[name]!r})")
+                raise InvalidConnector(f"{name}: is not supported (given: {self._properties[name]!r})")
 
     def _expect_whole_rows(self) -> None:
-        """Raises InvalidConnector if Debezium leaves out, changes or converts anything, or skips inserted rows."""
+        """Raises InvalidConnector if Debezium omits, changes or converts columns, or skips inserted rows."""
         for name, given in self._properties.items():
             if _CHANGES_RECORDS.fullmatch(name):
                 raise InvalidConnector(f"{name}: expected none, rows are relayed as they are (given: {given!r})")
@@ -284,8 +284,8 @@ class _Reader:
             placement, _, alias = rest.partition(":")
             if not column or placement.lower() != "header":
                 raise InvalidConnector(
-                    f"{name}: expected column:header or column:header:name; a value in the envelope, or a partition, "
-                    f"cannot be had (given: {given!r})"
+                    f"{name}: expected column:header or column:header:name; placing a value in the envelope, or as the "
+                    f"partition, is not supported (given: {given!r})"
                 )
             found.append(HeaderColumn(column, alias or column))
         return tuple(found)
@@ -293,7 +293,7 @@ class _Reader:
     def _form(self, name: str) -> Form:
         given = self._properties.get(name)
         if given is None:
-            raise InvalidConnector(f"{name}: is not there; add what the Connect worker has")
+            raise InvalidConnector(f"{name}: is not set; add the value of the Connect worker")
         self._expect(name, _STRING, *_BYTES, _JSON)
         self._expect_plain_converter(name)
         if given == _JSON:
@@ -311,7 +311,7 @@ class _Reader:
                 continue
             if rest not in _CONVERTER_KNOWN:
                 raise InvalidConnector(
-                    f"{name}: is not known here, expected one of {', '.join(sorted(_CONVERTER_KNOWN))} "
+                    f"{name}: is not supported, expected one of {', '.join(sorted(_CONVERTER_KNOWN))} "
                     f"(given: {self._properties[name]!r})"
                 )
             if rest in _CONVERTER_VALUES:
@@ -339,7 +339,7 @@ class _Reader:
             raise InvalidConnector(f"{name}: expected {' or '.join(values)} (given: {given!r})")
 
     def _expect_in_any_case(self, name: str, *values: str) -> None:
-        """Raises InvalidConnector if a property is there and has none of the `values`, which are in lower case."""
+        """Raises InvalidConnector if a property is set and has none of the `values`, which are in lower case."""
         given = self._properties.get(name, values[0])
         if given.strip().lower() not in values:
             raise InvalidConnector(f"{name}: expected {' or '.join(values)} (given: {given!r})")

@@ -1,4 +1,4 @@
-"""The SQL by which an outbox table of Debezium's form becomes an outbox: columns for the order, and a view. No I/O."""
+"""The SQL that turns Debezium's outbox table into an outbox: columns for the order, and a view. No I/O."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from outbox_plugin.schema.statements import identifier
 PLACE, CREATED_AT, LEADER = "outbox_place", "outbox_created_at", "outbox_leader"
 _PLACE, _CREATED_AT, _LEADER = map(sql.Identifier, (PLACE, CREATED_AT, LEADER))
 _LEAVE_PUBLICATION = "ALTER PUBLICATION {publication} DROP TABLE {base}"
-_LONGEST_NAME = 63  # Bytes of a name in Postgres.
-_SHORT_WAITS = "SET lock_timeout = '2s'"  # Whoever writes to the table waits behind us.
+_LONGEST_NAME = 63  # The largest number of bytes in a name in Postgres.
+_SHORT_WAITS = "SET lock_timeout = '2s'"  # Because writers of the table wait behind us.
 _PLAIN_TEXT = frozenset({"text", "character varying", "uuid", "json", "jsonb"})
 _WHOLE_NUMBERS = frozenset({"smallint", "integer", "bigint"})
 _NUMERIC = re.compile(r"numeric\(\d+,[0-6]\)")  # Java writes smaller fractions with an exponent.
 _MILLISECONDS = re.compile(r"timestamp\([0-3]\) without time zone")
 _EPOCH = "CASE WHEN isfinite({0}) THEN trunc(extract(epoch FROM {0}) * %s)::text END"
-# How Kafka Connect's header converters write what Debezium makes of a column, with Debezium's defaults, by the type. An
-# infinite date or time has no such form: the header has no value.
+# By column type, the text that Debezium, with its defaults, and Kafka Connect's header converter make of a value. There
+# is none for an infinite date or time: the header has no value.
 _HEADERS = {
     **dict.fromkeys((*_PLAIN_TEXT, *_WHOLE_NUMBERS, "boolean"), "{}::text"),
     "date": "CASE WHEN isfinite({0}) THEN ({0} - DATE '1970-01-01')::text END",
@@ -34,7 +34,7 @@ _HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of the table: its name, and its type as Postgres calls it."""
+    """A column of the table: its name, and its type in Postgres's notation."""
 
     name: str
     type: str
@@ -51,16 +51,16 @@ class OutboxView:
     def __init__(
         self, router: EventRouter, columns: Sequence[Column], writers: Sequence[str], view: Sequence[str]
     ) -> None:
-        """Check that the table has what the router reads, in types that can be written as the router's converters do.
+        """Check that the table has the columns that the router reads, with supported types.
 
         Args:
-            router: what becomes of the columns.
-            columns: those of the table, in their order.
-            writers: the roles that may insert into it, beside its owner; PUBLIC may be one.
+            router: how a row becomes a record.
+            columns: the table's columns, in their order.
+            writers: the roles that may insert into it, other than its owner; PUBLIC may be one.
             view: the schema and the name of the view.
 
         Raises:
-            InvalidConnector: a column is missing, or of a type that cannot be written so.
+            InvalidConnector: a column is missing, or has a type that cannot be written as the converters write it.
         """
         self._router = router
         self._columns = {column.name: column for column in columns}
@@ -74,24 +74,24 @@ class OutboxView:
 
     @property
     def differences(self) -> list[str]:
-        """In what the records are not Debezium's byte for byte, each as a sentence."""
+        """How the records differ from Debezium's bytes, one sentence for each difference."""
         router, found = self._router, []
         if router.expands_json:
             found.append(
-                "Debezium leaves the spaces, null fields and empty arrays out of an expanded payload, and writes some "
-                "numbers otherwise; here the value is the payload as Postgres writes it."
+                "Debezium omits spaces, null fields and empty arrays from an expanded payload, and writes some numbers "
+                "differently; here the value is the payload as Postgres writes it."
             )
         elif Form.JSON in (router.key_form, router.value_form):
             found.append(
-                "Kafka Connect writes emoji, and all else outside of Unicode's first plane, as \\u escapes, and "
-                "control characters in capitals; here the JSON means the same."
+                "Kafka Connect writes emoji, and other characters outside Unicode's first plane, as \\u escapes, and "
+                "escapes of control characters in capitals; here they are written differently, with the same meaning."
             )
         if router.timestamp_column:
             found.append("A record's timestamp is the time of its publication, not the column's.")
         return found
 
     def preparation(self) -> list[sql.Composed]:
-        """What a table's owner runs once, each statement by itself: no row gets a place yet, and Debezium goes on."""
+        """Statements that the table's owner runs once, one by one. No row gets a place yet, and Debezium goes on."""
         names = {
             "base": self._base,
             "sequence": self._sequence,
@@ -105,7 +105,7 @@ class OutboxView:
             "ALTER TABLE {base}\n    ADD COLUMN IF NOT EXISTS {place} BIGINT,\n"
             "    ADD COLUMN IF NOT EXISTS {created_at} TIMESTAMPTZ,\n    ADD COLUMN IF NOT EXISTS {leader} UUID",
             "CREATE SEQUENCE IF NOT EXISTS {sequence} OWNED BY {base}.{place}",
-            "SET lock_timeout = 0",  # Nobody waits behind the next one. Broken off, it would leave an invalid index.
+            "SET lock_timeout = 0",  # Nobody waits behind the next statement. If cancelled, it leaves an invalid index.
             "CREATE UNIQUE INDEX CONCURRENTLY IF NOT EXISTS {index} ON {base} ({place})",
             _SHORT_WAITS,
         )
@@ -122,9 +122,10 @@ class OutboxView:
         ]
 
     def switch(self) -> list[sql.Composed]:
-        """What lets all rows that are written from now on be relayed from the view, and no more by Debezium.
+        """Statements after which new rows are relayed from the view, and no longer by Debezium.
 
-        All in one transaction, which waits for those that have written and not ended: what they wrote is Debezium's.
+        Run them in one transaction. It waits for open transactions that have written to the table: Debezium relays
+        their rows.
 
         Raises:
             InvalidConnector: the connector reads no publication.
@@ -149,7 +150,7 @@ class OutboxView:
         return [sql.SQL(text).format(**names) for text in (placed, trigger, always, _LEAVE_PUBLICATION)]
 
     def deletion(self) -> list[sql.Composed]:
-        """What fails where no row could be marked or deleted behind the switch; it is to be rolled back."""
+        """Statements that fail if rows could not be marked or deleted after the switch. Roll them back."""
         texts = (
             _SHORT_WAITS,
             f"DO $$BEGIN {_LEAVE_PUBLICATION}; EXCEPTION WHEN undefined_object THEN END$$",  # It may have left before.
@@ -160,7 +161,7 @@ class OutboxView:
         return [sql.SQL(text).format(**names) for text in texts]
 
     def _publication(self) -> sql.Composable:
-        """Raises InvalidConnector: the connector reads none."""
+        """The connector's publication. Raises InvalidConnector if it reads none."""
         if self._router.publication is None:
             raise InvalidConnector(
                 "plugin.name: expected 'pgoutput': another plug-in has no publication that the table could leave"
@@ -174,7 +175,7 @@ class OutboxView:
         return sql.SQL("ALTER VIEW {} ALTER COLUMN id SET DEFAULT {}").format(self._view, self._next_place)
 
     def _placing_function(self) -> list[sql.Composed]:
-        """A writer that names all columns, as COPY of a dump does, may say NULL where a default would stand."""
+        """A trigger function that fills in the defaults for writers that insert NULL, such as COPY from a dump."""
         text = (
             "CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql\n"
             "SET search_path = pg_catalog, pg_temp AS $placed$\nBEGIN\n"
@@ -185,9 +186,10 @@ class OutboxView:
         return [sql.SQL(text).format(**names), _only_ours(self._placing())]
 
     def _keeping_function(self) -> list[sql.Composed]:
-        """Many applications delete an event at once, as Debezium reads the log. It must stay until it is relayed.
+        """A trigger function that puts back rows which are deleted in the transaction that inserted them.
 
-        It names the columns that the table has when it is called, since they may be altered.
+        Many applications do that, because Debezium reads the WAL. But a row must stay until it is relayed. The function
+        looks up the columns when it is called, because they may be altered.
         """
         text = (
             "CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql\n"
@@ -255,17 +257,17 @@ class OutboxView:
         router = self._router
         if router.expands_json and router.value_form is not Form.JSON:
             raise InvalidConnector(
-                "table.expand.json.payload: expected value.converter to be the JsonConverter, as a payload that is "
-                "expanded is no text"
+                "table.expand.json.payload: expected value.converter to be the JsonConverter, as an expanded payload "
+                "is not a text"
             )
         form = router.value_form
         value = self._written("value.converter", router.payload_column, form)
-        if router.expands_json:  # Debezium expands what begins like an object or an array.
+        if router.expands_json:  # Debezium expands payloads that begin like an object or an array.
             payload = identifier((router.payload_column,))
             value = sql.SQL("CASE WHEN {0}::text ~ '^[{{[]' THEN {0}::text ELSE {1} END").format(payload, value)
         if not router.blank_is_tombstone or form is Form.BYTES:
             return value
-        # Java's trim() takes a space, and whatever comes before it among the characters, for blank.
+        # To Java's trim(), the space and all characters with smaller codes are blanks.
         blank = sql.SQL("coalesce({}::text, '') !~ '[^\x01-\x20]'").format(identifier((router.payload_column,)))
         return sql.SQL("CASE WHEN {} THEN NULL ELSE {} END").format(blank, value)
 
@@ -282,12 +284,12 @@ class OutboxView:
             written = "coalesce({}::text, 'null')"
         else:
             raise InvalidConnector(
-                f"{converter}: writes the column {name!r}, of the type {column.type}, in a form that cannot be had here"
+                f"{converter}: writes the column {name!r}, of the type {column.type}, in a form that is not supported"
             )
         return sql.SQL(written).format(identifier((name,)))
 
     def _header_arrays(self) -> tuple[sql.Composable, sql.Composable]:
-        """The names and the texts of the headers; of a column that is NULL, a header without a value."""
+        """The names and the texts of the headers. A column that is NULL becomes a header without a value."""
         headers = [("id", self._router.id_column), *((each.header, each.column) for each in self._router.headers)]
         return _array([sql.Literal(name) for name, _ in headers]), _array(
             [self._as_header(name) for _, name in headers]
@@ -319,14 +321,14 @@ def _array(parts: Sequence[sql.Composable]) -> sql.Composed:
 
 
 def _only_ours(function: sql.Composable) -> sql.Composed:
-    """Nobody else may put such a function behind a trigger of theirs."""
+    """The statement that keeps other roles from using the function in triggers of their own."""
     return sql.SQL("REVOKE ALL ON FUNCTION {}() FROM PUBLIC").format(function)
 
 
 def _shortened(table: str, suffix: str) -> str:
-    """A name after the table's, in 63 bytes: Postgres would cut the suffix off a longer one.
+    """A name made of the table's and a suffix, in at most 63 bytes, because Postgres would cut a longer one.
 
-    Two long names may begin with the same letters, so a hash tells them apart.
+    A name that is shortened contains a hash, because two long names may begin with the same letters.
     """
     if len(table.encode()) + len(suffix) > _LONGEST_NAME:
         suffix = f"_{sha256(table.encode()).hexdigest()[:8]}{suffix}"

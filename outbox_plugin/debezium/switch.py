@@ -1,8 +1,8 @@
-"""The change-over from Debezium: each row is relayed by one of the two, and none of a key before an earlier one.
+"""The change-over from Debezium: each row is relayed by one of the two, and the rows of a key stay in order.
 
-New rows get a place in the outbox's order, and leave Debezium's publication, in one transaction. It waits for all who
-have written to the table and not ended, so whatever was written before it is Debezium's, and nothing else is. The
-harvesters are paused until Debezium has read its own rows.
+One transaction gives new rows a place in the outbox's order, and takes the table out of Debezium's publication. It
+waits for all open transactions that have written to the table. So Debezium relays exactly the rows that were written
+before it. The harvesters are paused until Debezium has read these.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.table_name import in_full
 from outbox_plugin.settings import Settings
 
-PATIENCE_SECONDS = 60.0  # For locks of the table.
-DRAIN_SECONDS = 600.0  # For what Debezium has still to read.
-PAUSE_SECONDS = 1.0  # Between two looks.
+PATIENCE_SECONDS = 60.0  # How long to wait for a lock on the table.
+DRAIN_SECONDS = 600.0  # How long to wait until Debezium has read its last rows.
+PAUSE_SECONDS = 1.0  # How often to check.
 
-_PLAIN = "r"  # Of a table that is neither partitioned nor foreign, nor a view.
+_PLAIN = "r"  # The relkind of an ordinary table: not partitioned, not foreign, and not a view.
 _Connection = psycopg.Connection[tuple[Any, ...]]
 
 
 def outbox_view(settings: Settings, router: EventRouter) -> OutboxView:
-    """The statements for the table of `router`, whose columns are looked up, and the view that `settings` name.
+    """The statements for the table that `router` names and the view that `settings` name. Looks up the columns.
 
     Raises:
-        InvalidConnector: there is no such table, or it cannot be relayed as the router does.
+        InvalidConnector: there is no such table, or its records cannot be made as the router makes them.
         ServerRefused: Postgres cannot be reached, or refuses.
     """
     with reported_as_refusal(settings), closing(connect_patiently(settings)) as connection:
@@ -47,7 +47,7 @@ def outbox_view(settings: Settings, router: EventRouter) -> OutboxView:
         if kinds != [(_PLAIN, False)]:
             raise InvalidConnector(
                 f"table.include.list: {router.schema}.{router.table} is partitioned, has tables that inherit from it, "
-                "or is no table: expected a plain one, whose places can be unique"
+                "or is not a table: expected a plain table, whose places can be unique"
             )
         columns = [Column(*row) for row in _ask(connection, "columns", router)]
         writers = [writer for (writer,) in _ask(connection, "writers", router)]
@@ -59,18 +59,18 @@ def outbox_view(settings: Settings, router: EventRouter) -> OutboxView:
 
 
 def switch(settings: Settings, router: EventRouter, tell: Callable[[str], None]) -> None:
-    """Change over, and wait until Debezium has read what is its own; safe to run again after it was broken off.
+    """Change over, and wait until Debezium has read its last rows. If it is interrupted, it can be run again.
 
     Args:
-        settings: name the view, which has been migrated.
-        router: the connector's.
-        tell: is told how it goes.
+        settings: name the view, which must have been migrated.
+        router: of the connector.
+        tell: called with each step of progress.
 
     Raises:
-        InvalidConnector: its publication cannot be left by the table, or its slot is not there.
+        InvalidConnector: the table cannot leave the connector's publication, or the connector's slot does not exist.
         SchemaMissing: the view has not been migrated.
-        ServerRefused: Postgres cannot be reached, or refuses; somebody keeps the table locked; or Debezium reads
-            nothing. The harvesters are left paused.
+        ServerRefused: Postgres cannot be reached, or refuses; somebody keeps the table locked; or Debezium does not
+            read. The harvesters stay paused.
     """
     view = outbox_view(settings, router)
     statements = view.switch()
@@ -82,39 +82,39 @@ def switch(settings: Settings, router: EventRouter, tell: Callable[[str], None])
         _check_deletable(connection, view)
         _hold(settings)
         if _ask(connection, "has_switched", router, column=PLACE):
-            tell("the table has been switched before; new rows wait in the outbox")
+            tell("the table was switched before; new rows wait in the outbox")
         else:
             _switch(connection, statements, tell)
             tell("new rows wait in the outbox from now on, and Debezium reads no more of them")
         _wait_for_debezium(connection, router, tell)
     resume(settings)
-    tell("Debezium has read all rows of its own, and the outbox is relayed from now on; the connector can be deleted")
+    tell("Debezium has read all of its rows, and the harvester relays new ones from now on; delete the connector")
 
 
 def _check_names(connection: _Connection, settings: Settings, router: EventRouter, view: OutboxView) -> None:
-    """Raises InvalidConnector where the view or its sequence would take the place of something else."""
+    """Raises InvalidConnector if something else has the name of the view or of its sequence."""
     if _stored(connection, settings) not in (None, (router.schema, router.table, True)):
         raise InvalidConnector(
-            f"OUTBOX_TABLE: {settings.table!r} is there, and is no view of {router.schema}.{router.table}: expected a "
-            "name for the view that is to be made"
+            f"OUTBOX_TABLE: {settings.table!r} exists, and is not a view of {router.schema}.{router.table}: expected a "
+            "name for a new view"
         )
     if _ask(connection, "sequence_of_another", router, sequence=view.sequence):
         raise InvalidConnector(
-            f"table.include.list: the sequence {view.sequence} is there, and does not belong to "
+            f"table.include.list: the sequence {view.sequence} exists, and does not belong to "
             f"{router.schema}.{router.table}: rename it"
         )
 
 
 def _stored(connection: _Connection, settings: Settings) -> tuple[str | None, str | None, bool] | None:
-    """The schema and the name of the table that the outbox's rows are stored in, and whether the outbox is a view.
+    """The schema and the name of the table in which the outbox's rows are stored, and whether the outbox is a view.
 
-    None where there is no outbox.
+    None if there is no outbox.
     """
     return connection.execute(statement("identity", "stored", in_full(connection, settings.table))).fetchone()
 
 
 def _check_owner(connection: _Connection, router: EventRouter) -> None:
-    """Raises ServerRefused where somebody else owns the table: a sequence must have the same owner."""
+    """Raises ServerRefused if another role owns the table: the sequence must have the table's owner."""
     for owner, given in _ask(connection, "other_owner", router):
         raise ServerRefused(
             f"Postgres: {router.schema}.{router.table} belongs to {owner!r}: connect as that role (given: {given!r}), "
@@ -123,46 +123,46 @@ def _check_owner(connection: _Connection, router: EventRouter) -> None:
 
 
 def _check_insertion(connection: _Connection, router: EventRouter) -> None:
-    """Raises InvalidConnector where a row that is deleted at once, and put back, would be inserted in another way."""
+    """Raises InvalidConnector if a trigger or rule would fire again when a deleted row is put back."""
     for (fires,) in _ask(connection, "fires_again", router):
         raise InvalidConnector(
-            f"table.include.list: {fires} on {router.schema}.{router.table} would fire again for each row that is put "
-            "back since it was deleted at once: drop it, or let a trigger fire only WHEN (pg_trigger_depth() = 0)"
+            f"table.include.list: {fires} on {router.schema}.{router.table} would fire again for each row that is "
+            "deleted at once and put back: drop it, or let a trigger fire only WHEN (pg_trigger_depth() = 0)"
         )
 
 
 def _check_view(connection: _Connection, settings: Settings, router: EventRouter) -> None:
-    """Raises SchemaMissing unless the outbox is a view of the router's table, whose writers may draw places."""
+    """Raises SchemaMissing unless the outbox is a view of the router's table, and writers may use the sequence."""
     table = in_full(connection, settings.table)
     if _stored(connection, settings) != (router.schema, router.table, True):
         raise SchemaMissing(
-            f"OUTBOX_TABLE: {settings.table!r} is no view of {router.schema}.{router.table}; run the SQL of "
+            f"OUTBOX_TABLE: {settings.table!r} is not a view of {router.schema}.{router.table}; run the SQL of "
             "`outbox debezium prepare`, and then `outbox migrate`"
         )
     if not connection.execute(statement("identity", "unique_ids", table)).fetchall():
         raise SchemaMissing(
-            f"the places of {router.schema}.{router.table} have no valid unique index: drop what is there, and "
-            "run the SQL of `outbox debezium prepare` again"
+            f"the places of {router.schema}.{router.table} have no valid unique index: drop the invalid one, and run "
+            "the SQL of `outbox debezium prepare` again"
         )
     for (role,) in connection.execute(statement("debezium", "cannot_draw", table), _names(router)):
         raise ServerRefused(
-            f"Postgres: the role {role!r} inserts into {router.schema}.{router.table}, and could not any more: "
-            "expected it to have USAGE on the sequence of the places; GRANT it, or run the SQL of "
-            "`outbox debezium prepare` again"
+            f"Postgres: the role {role!r}, which may insert into {router.schema}.{router.table}, has no USAGE on the "
+            "sequence of the places, and could no longer insert: GRANT it, or run the SQL of `outbox debezium prepare` "
+            "again"
         )
     if connection.execute(statement("debezium", "hidden_rows", table)).fetchall():
         raise ServerRefused(
-            f"Postgres: row level security hides rows of {router.schema}.{router.table} from the view, and hid none "
-            "from Debezium: let the view's owner have BYPASSRLS, or a policy USING (true)"
+            f"Postgres: row level security can hide rows of {router.schema}.{router.table} from the view, but not from "
+            "Debezium: give the view's owner BYPASSRLS, or a policy USING (true)"
         )
 
 
 def _check_publication(connection: _Connection, router: EventRouter) -> None:
-    """Raises InvalidConnector unless the table can leave the publication for good, or has left it."""
+    """Raises InvalidConnector unless the table can leave the publication permanently, or has left it."""
     if router.makes_publication:
         raise InvalidConnector(
-            "publication.autocreate.mode: expected 'disabled', as a connector that is started anew adds the table to "
-            "its publication, and relays all rows: set it, and start the connector anew"
+            "publication.autocreate.mode: expected 'disabled', because a connector that is restarted adds the table to "
+            "its publication again, and relays all rows: set it, and restart the connector"
         )
     found = _ask(connection, "publication", router, publication=router.publication)
     if not found:
@@ -170,25 +170,25 @@ def _check_publication(connection: _Connection, router: EventRouter) -> None:
     [(names_it, has_it, has_schema, is_partial)] = found
     if has_schema or (has_it and not names_it):
         raise InvalidConnector(
-            f"publication.name: {router.publication!r} has all tables, or all of a schema, and one cannot leave it: "
-            "let the connector read one of named tables"
+            f"publication.name: {router.publication!r} contains all tables, or all tables of a schema, so a single "
+            "table cannot leave it: let the connector read a publication that names its tables"
         )
     if is_partial:
         raise InvalidConnector(
-            f"publication.name: {router.publication!r} leaves out rows or columns of the table, and the outbox would "
-            "relay them: expected all of both"
+            f"publication.name: {router.publication!r} omits rows or columns of the table, which the outbox would "
+            "relay: expected all rows and columns"
         )
     if has_it and _ask(connection, "has_switched", router, column=PLACE):
         raise InvalidConnector(
-            f"publication.name: {router.publication!r} has the table again, though it has been switched: each row "
+            f"publication.name: {router.publication!r} contains the table again, though it was switched: each row "
             f"would be relayed twice; ALTER PUBLICATION … DROP TABLE {router.schema}.{router.table}"
         )
 
 
 def _check_deletable(connection: _Connection, view: OutboxView) -> None:
-    """Raises InvalidConnector where another publication keeps the table's rows from being marked or deleted.
+    """Raises InvalidConnector if another publication keeps the table's rows from being marked or deleted.
 
-    EXPLAIN finds that out as the statement itself would, and runs nothing.
+    EXPLAIN fails in that case, as the statement itself would, and changes nothing.
     """
     try:
         with connection.transaction(force_rollback=True):
@@ -196,8 +196,8 @@ def _check_deletable(connection: _Connection, view: OutboxView) -> None:
                 connection.execute(probe)
     except psycopg.errors.ObjectNotInPrerequisiteState as error:
         raise InvalidConnector(
-            "table.include.list: expected a table with a primary key or another replica identity, as a second "
-            f"publication has it: {one_line(error)}"
+            "table.include.list: expected a table with a primary key or another replica identity, because a second "
+            f"publication contains it: {one_line(error)}"
         ) from None
 
 
@@ -219,27 +219,27 @@ def _switch(connection: _Connection, statements: Sequence[sql.Composed], tell: C
         except psycopg.errors.LockNotAvailable:
             if time.monotonic() > deadline:
                 raise ServerRefused(
-                    f"Postgres: somebody has kept the table locked for {PATIENCE_SECONDS:.0f} s, and Debezium goes on "
-                    "with it: end that session, or that transaction of pg_prepared_xacts, and run this again; the "
-                    "outbox is left paused"
+                    f"Postgres: somebody has kept the table locked for {PATIENCE_SECONDS:.0f} s, so nothing was "
+                    "switched, and Debezium goes on: end that session, or that transaction of pg_prepared_xacts, and "
+                    "run this again; the outbox stays paused"
                 ) from None
-            tell("somebody's transaction keeps the table locked: waiting for it")
+            tell("waiting for a transaction that keeps the table locked")
             time.sleep(PAUSE_SECONDS)
 
 
 def _check_slot(connection: _Connection, router: EventRouter) -> None:
-    """Raises InvalidConnector unless it is there."""
+    """Raises InvalidConnector unless the connector's slot exists."""
     if not _ask(connection, "slot", router, slot=router.slot):
         raise InvalidConnector(f"slot.name: there is no replication slot {router.slot!r} for this database")
 
 
 def _check_messages(router: EventRouter) -> None:
-    """Raises InvalidConnector if the connector's task would fail at the messages by which we wait for it."""
+    """Raises InvalidConnector if the connector could not write the messages by which we follow its progress."""
     if not router.writes_messages:
         raise InvalidConnector(
             "value.converter: expected io.debezium.converters.BinaryDataConverter with "
-            "value.converter.delegate.converter.type=org.apache.kafka.connect.json.JsonConverter, as a converter of "
-            "bytes alone fails at the messages that this writes to the log: set both, and start the connector anew"
+            "value.converter.delegate.converter.type=org.apache.kafka.connect.json.JsonConverter, because a converter "
+            "of bytes alone fails at the messages that this writes to the WAL: set both, and restart the connector"
         )
 
 
@@ -254,13 +254,13 @@ def _wait_for_debezium(connection: _Connection, router: EventRouter, tell: Calla
         if behind == 0:
             return
         state = "has" if is_active else "does not run, and has"
-        told = f"Debezium {state} {behind:,} bytes of the log to read"
+        backlog = f"Debezium {state} {behind:,} bytes of the WAL to read"
         if time.monotonic() > deadline:
             raise ServerRefused(
-                f"Postgres: after {DRAIN_SECONDS:.0f} s, {told}; the outbox is left paused: see to the connector, and "
-                "run this again"
+                f"Postgres: after {DRAIN_SECONDS:.0f} s, {backlog}; the outbox stays paused: check the connector, "
+                "and run this again"
             )
-        tell(told)
+        tell(backlog)
         _ask(connection, "nudge", router)
         time.sleep(PAUSE_SECONDS)
 

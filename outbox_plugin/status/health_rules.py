@@ -97,7 +97,7 @@ def _remedy(status: Status) -> str:
     if any(shard.paused for shard in status.shards):
         return "when events may be published again, launch the job outbox_resume, or run `outbox resume`"
     if any(shard.trouble for shard in status.shards):
-        return "follow the message; the harvester's log, which its asset links to, has the details"
+        return "act on the reported trouble; the harvester's log, which its asset links to, has the details"
     if any(shard.leader is None for shard in status.shards):
         return (
             "check that the harvester's sensor is on, and read the log that its asset links to; "

@@ -160,7 +160,7 @@ def test_what_cannot_be_followed_is_refused_by_its_name(name: str, value: str) -
         ("producer.override.partitioner.class", "RoundRobin", "expected none"),
         ("message.prefix.exclude.list", "outbox.*", "expected none"),
         ("lsn.flush.mode", "manual", "expected connector"),
-        ("value.converter.delegate.converter.type", "org.Json", "is not known here"),
+        ("value.converter.delegate.converter.type", "org.Json", "is not supported"),
         ("column.include.list", "shop.outboxevent.id", "expected none"),
         ("column.exclude.list", "shop.outboxevent.size", "expected none"),
         ("column.mask.with.5.chars", "shop.outboxevent.payload", "expected none"),
@@ -173,9 +173,9 @@ def test_what_cannot_be_followed_is_refused_by_its_name(name: str, value: str) -
         ("header.converter.encoding", "ISO-8859-1", "expected utf-8 or utf8"),
         ("value.converter.decimal.format", "NUMERIC", "expected base64"),
         ("value.converter.replace.null.with.default", "false", "expected true"),
-        ("key.converter.colour", "red", "is not known here, expected one of converter.encoding, "),
-        ("value.converter.schema.registry.url", "http://registry", "is not known here, expected one of "),
-        ("header.converter.colour", "red", "is not known here, expected one of "),
+        ("key.converter.colour", "red", "is not supported, expected one of converter.encoding, "),
+        ("value.converter.schema.registry.url", "http://registry", "is not supported, expected one of "),
+        ("header.converter.colour", "red", "is not supported, expected one of "),
     ],
 )
 def test_what_changes_debeziums_records_is_refused(name: str, value: str, expected: str) -> None:
@@ -232,7 +232,7 @@ def test_null_is_not_set(name: str) -> None:
 
 
 def test_null_is_no_converter() -> None:
-    with pytest.raises(InvalidConnector, match=r"^value\.converter: is not there"):
+    with pytest.raises(InvalidConnector, match=r"^value\.converter: is not set"):
         event_router(LEAST | {"value.converter": None})
 
 
@@ -282,7 +282,7 @@ def test_a_character_that_cannot_be_is_refused_in_one_line(
 
 
 def test_a_name_with_control_characters_is_shown_on_one_line() -> None:
-    with pytest.raises(InvalidConnector, match=r"^value\.converter\.a\\nb\\x1b: is not known here"):
+    with pytest.raises(InvalidConnector, match=r"^value\.converter\.a\\nb\\x1b: is not supported"):
         event_router(LEAST | {"value.converter.a\nb\x1b": "red"})
 
 

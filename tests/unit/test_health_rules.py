@@ -46,7 +46,7 @@ def test_trouble_that_lasts_is_an_error(lasted: float, severe: bool) -> None:
     [
         (status(errors=("Postgres did not answer in time",), led=False), "OUTBOX_DSN"),
         (status(errors=("Kafka did not answer in time",), led=False), "OUTBOX_BOOTSTRAP_SERVERS"),
-        (status(trouble="a row is too large"), "what the trouble says"),
+        (status(trouble="a row is too large"), "reported trouble"),
         (status(led=False), "sensor is on"),
         (status(lag=31), "too slow"),
     ],
