@@ -253,7 +253,13 @@ class PostgresWindowStore:
         with reported():
             counts = self._purge(["durable"], [self._visible_to_the_read(each) for each in named])
             short = [each for each, count in zip(named, counts, strict=True) if count < len(each.ids)]
-            return sum(counts) + self._purge_by_times(short)
+            by_times = self._purge_by_times(short)
+            if left := sum(self._purge(["steer"], [self._seen_by_the_read(each) for each in short])):
+                raise StoreUnavailable(
+                    f"Postgres: {left} published row(s) of {self.session.settings.table!r} have another create_time "
+                    "than when they were read"
+                )
+            return sum(counts) + by_times
 
     def recover(self, publications: Sequence[Publication]) -> int:
         """Delete the rows of an earlier term's `publications`. Returns how many rows there were."""
@@ -294,6 +300,11 @@ class PostgresWindowStore:
             horizon=publication.horizon,
             created_until=publication.created_until,
             created_from=publication.created_from,
+        )
+
+    def _seen_by_the_read(self, publication: Publication) -> Query:
+        return self._conditional_query(
+            "not_deleted", "seen_by_the_read", ids=publication.ids.text(), horizon=publication.horizon
         )
 
     def _created_as_published(self, name: str, publication: Publication, times: Sequence[int]) -> Query:

@@ -63,6 +63,8 @@ class Registration:
                 f"the table {settings.table!r} lets two rows have the same id, so one could be deleted for the other: "
                 f"ALTER TABLE {settings.table} ADD PRIMARY KEY (id)"
             )
+        if settings.delivery == "exactly-once":
+            self._check_creation_times()
         self._check_isolation()
         for (keeper,) in self._ask("identity", "kept_rows"):
             raise SchemaMissing(
@@ -71,6 +73,25 @@ class Registration:
             )
         self.register_group(adopt=adopt)
         return OutboxIdentity(incarnation, place)
+
+    def _check_creation_times(self) -> None:
+        """A row is told by its time of creation: that must be to the microsecond, and stay.
+
+        Raises:
+            SchemaMissing: it is of another type, or a view shows another one at each read.
+        """
+        table = self._settings.table
+        for (kind,) in self._ask("identity", "time_of_another_type"):
+            raise SchemaMissing(
+                f"the column create_time of {table!r} is a {kind}; exactly-once delivery tells rows by it, and "
+                "expects a timestamp with time zone"
+            )
+        first, second = (dict(self._ask("identity", "first_creation")) for _ in range(2))
+        if any(second.get(id_, created) != created for id_, created in first.items()):
+            raise SchemaMissing(
+                f"the column create_time of {table!r} is another one at each read: published rows could not be "
+                "told, and would be published again. Let the view show when a row was inserted"
+            )
 
     def _check_isolation(self) -> None:
         """A stricter isolation would show a statement what was there before it got its lock.

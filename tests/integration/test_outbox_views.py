@@ -13,9 +13,10 @@ from pydantic import SecretStr
 from outbox_plugin import Harvester, Settings
 from outbox_plugin.access.grants import postgres_grants
 from outbox_plugin.access.roles import Role
+from outbox_plugin.core.delivery_options import Delivery
 from outbox_plugin.errors import SchemaMissing, ServerRefused
 from outbox_plugin.operate import pause, resume
-from outbox_plugin.relay.events import HarvestEvent, RowsParked
+from outbox_plugin.relay.events import HarvestEvent, RowsParked, TermBegan, TermFinished
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.schema.script import migration_sql
 from tests.harvesting import (
@@ -226,6 +227,46 @@ def test_a_view_without_its_xmin_is_refused(unmigrated: Settings) -> None:
     migrate(settings)
     with pytest.raises(SchemaMissing, match="xmin"):
         Harvester(settings).start()
+
+
+def test_a_view_that_shows_another_creation_time_at_each_read_is_noticed(unmigrated: Settings, group: str) -> None:
+    """A row could not be told from a later one of its id: it would be published at each sweep."""
+    run(unmigrated, TABLE + VIEW.replace("placed_at AS create_time", "clock_timestamp() AS create_time"))
+    settings = unmigrated.model_copy(update={"table": "shop.relayed"})
+    migrate(settings)
+    topic = create_topic(settings, f"{group}-events")
+    events: list[HarvestEvent] = []
+
+    def ended() -> list[str]:
+        return [str(event.reason) for event in events if isinstance(event, TermFinished)]
+
+    with Harvester(settings, observe=events.append):
+        eventually(lambda: any(isinstance(event, TermBegan) for event in events), 60)
+        write(settings, topic, 1, 20)
+        eventually(lambda: len(ended()) > 2, 60)
+    assert "another create_time than when they were read" in ended()[0]
+    assert all("another one at each read" in reason for reason in ended()[1:3])
+    assert_exactly_once_in_order(consume(settings, topic), 1, 20)
+    with pytest.raises(SchemaMissing, match="another one at each read"):
+        Harvester(settings).start()
+
+
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
+def test_a_creation_time_without_a_time_zone_is_refused_where_it_tells_rows(
+    unmigrated: Settings, group: str, delivery: Delivery
+) -> None:
+    run(unmigrated, TABLE.replace("placed_at TIMESTAMPTZ", "placed_at TIMESTAMP") + VIEW)
+    settings = unmigrated.model_copy(update={"table": "shop.relayed", "delivery": delivery})
+    migrate(settings)
+    topic = create_topic(settings, f"{group}-events")
+    write(settings, topic, 1, 20)
+    if delivery == "exactly-once":
+        with pytest.raises(SchemaMissing, match=r"create_time of 'shop\.relayed' is a timestamp"):
+            Harvester(settings).start()
+        return
+    with Harvester(settings):
+        drained(settings)
+    assert_exactly_once_in_order(consume(settings, topic), 1, 20)
 
 
 def joined(settings: Settings, source: str) -> Settings:

@@ -59,6 +59,18 @@ WHERE NOT EXISTS (
     WHERE attrelid = to_regclass({quoted_outbox}) AND attname = needed AND NOT attisdropped
 )
 
+-- name: time_of_another_type
+-- The type of the time of creation where it is none that a row can be told by, in exactly-once delivery.
+SELECT format_type(col.atttypid, NULL) FROM pg_attribute AS col JOIN pg_type AS kind ON kind.oid = col.atttypid
+WHERE col.attrelid = to_regclass({quoted_outbox}) AND col.attname = 'create_time' AND NOT col.attisdropped
+  AND kind.oid <> 'timestamptz'::regtype AND kind.typbasetype <> 'timestamptz'::regtype
+
+-- name: first_creation
+-- When the first row of a view was created. A view may show something that differs from read to read.
+SELECT waiting.id, waiting.create_time::text FROM {outbox} AS waiting
+WHERE (SELECT relkind = 'v' FROM pg_class WHERE oid = to_regclass({quoted_outbox}))
+ORDER BY waiting.id LIMIT 1
+
 -- name: unique_ids
 -- One row if a unique index keeps two rows from having the same id. Of a partitioned table, an index that begins with the id
 -- is enough, because its unique indexes must contain the partition key.

@@ -244,6 +244,15 @@ AND old.id::bigint <@ %(ids)s::int8multirange
   AND pg_snapshot_xmax(pg_current_snapshot())::text::bigint >= %(horizon)s::bigint
   AND pg_snapshot_xmax(pg_current_snapshot())::text::bigint <= (%(horizon)s::bigint + 2000000000)
 
+-- name: seen_by_the_read
+-- A condition of a look at what a purge has left: the row is as it was read, but for its time of creation. Only a view can
+-- show another one.
+AND old.id::bigint <@ %(ids)s::int8multirange
+  AND age(old.xmin) > age((%(horizon)s::bigint %% 4294967296)::text::xid)
+  AND pg_snapshot_xmax(pg_current_snapshot())::text::bigint >= %(horizon)s::bigint
+  AND pg_snapshot_xmax(pg_current_snapshot())::text::bigint <= (%(horizon)s::bigint + 2000000000)
+  AND (SELECT relkind = 'v' FROM pg_class WHERE oid = to_regclass({quoted_outbox}))
+
 -- name: created_as_published
 -- A condition of a purge: the row was created at the same microsecond as the published one, in the same incarnation of the
 -- outbox. `timestamptz_send` returns the number that a read returns, even for an infinite time.
