@@ -190,7 +190,9 @@ class PostgresWindowStore:
 
         A value, or headers, that are larger than any record are never read: they may have hundreds of megabytes.
 
-        A row that somebody has deleted since is not part of the read: without its value it would be a tombstone.
+        A row that somebody has deleted since is not part of the read: without its value it would be a tombstone. The
+        read ends before a row whose topic or key somebody has changed since: its record would have the key of one
+        version and the value of another.
         """
         with reported():
             sizes = self._rows.details("large_rows", left_out)
@@ -207,8 +209,11 @@ class PostgresWindowStore:
                     break
                 large.append(id_)
             parts |= self._rows.details("left_out", large) if large else {}
+        for row in rows:
+            if row.id in parts and parts[row.id][3:] not in ((), (row.topic, row.key)):
+                last_id = min(last_id, row.id - 1)
         return [
-            OutboxRow._make((*row[:4], *parts[row.id], -row.horizon)) if _was_left_out(row) else row
+            OutboxRow._make((*row[:4], *parts[row.id][:3], -row.horizon)) if _was_left_out(row) else row
             for row in rows
             if row.id <= last_id and (not _was_left_out(row) or row.id in parts)
         ]

@@ -20,6 +20,7 @@ from outbox_plugin import Settings
 from outbox_plugin.adapters import postgres_window_store
 from outbox_plugin.adapters.postgres_marked_store import PostgresMarkedStore
 from outbox_plugin.adapters.postgres_window_store import PostgresWindowStore
+from outbox_plugin.adapters.row_reader import RowReader
 from outbox_plugin.core.id_ranges import IdRanges
 from outbox_plugin.core.id_watermark import IdRange
 from outbox_plugin.core.key_summary import HASH_BYTES
@@ -210,6 +211,31 @@ def test_a_row_that_vanishes_before_its_large_value_is_read_is_no_tombstone(
         assert [(row.id, len(row.value) if row.value else None) for row in rows] == left.fetchall()
         assert rows
         assert all(row.horizon > 0 for row in rows)
+
+
+@pytest.mark.parametrize("first", [3, 1])
+def test_a_row_that_is_changed_before_its_large_value_is_read_is_read_again(
+    store: PostgresWindowStore, settings: Settings, monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    """Else a record would have the key of one row, and the value of another; and later rows would overtake it."""
+    with psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection:
+        connection.execute("UPDATE outbox SET kafka_value = kafka_key || repeat('x', 200000)")
+        details = RowReader.details
+        changes = iter(range(1))
+
+        def change_and_read(reader: RowReader, name: str, *values: Any, **more: Any) -> Any:
+            if name == "left_out" and next(changes, None) is not None:
+                connection.execute(
+                    "UPDATE outbox SET kafka_key = 'new', kafka_value = 'new' || repeat('x', 200000) WHERE id >= %s",
+                    (first,),
+                )
+            return details(reader, name, *values, **more)
+
+        monkeypatch.setattr(RowReader, "details", change_and_read)
+        rows = store.read(ReadRequest(1_000))
+    assert all(str(row.value) == row.key + "x" * 200_000 for row in rows)
+    assert [row.id for row in rows] == list(range(1, first)) or first == 1
+    assert rows
 
 
 @pytest.mark.parametrize("kind", [PostgresWindowStore, PostgresMarkedStore])

@@ -196,8 +196,9 @@ END
 SELECT id, coalesce(octet_length(kafka_value), 0), {header_bytes} FROM {outbox} WHERE id = ANY (%(ids)s) ORDER BY id
 
 -- name: left_out
--- The values and headers that a read left out.
-SELECT id, kafka_value, kafka_header_keys, kafka_header_values FROM {outbox} WHERE id = ANY (%(ids)s)
+-- The values and headers that a read left out, and the rows' topics and keys: whoever changes these may have changed the
+-- rest with them.
+SELECT id, kafka_value, kafka_header_keys, kafka_header_values, kafka_topic, kafka_key FROM {outbox} WHERE id = ANY (%(ids)s)
 
 -- name: purge
 -- Delete published rows. The conditions prove that a row is the published one, and not a later one with the same id.
