@@ -1,14 +1,15 @@
 """Counts what happens in harvesters, as Prometheus metrics.
 
 One registry serves all harvesters of a process; the label `group` distinguishes their outboxes. Metrics are updated
-once per window or transaction. The only work per row is to count topics, and the bytes of keys and values.
+once per window or transaction. The only work per row is to count topics, and the bytes of values.
 """
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -38,6 +39,7 @@ _STATEMENT_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25
 _DELAY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600)
 _TAKEOVER_BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _POSTGRES_EPOCH = 946_684_800  # 2000-01-01 UTC, in seconds since 1970.
+_JOINED_ROWS = 1_000
 _GROUP, _SHARD = ["group"], ["group", "shard"]
 
 
@@ -56,7 +58,7 @@ class HarvesterMetrics:
 
         self.sent = counter("sent_messages", "Records committed to Kafka, by topic.", "messaging_destination_name")
         self.sent_bytes = counter(
-            "sent_bytes", "Bytes of the keys and values of these records, uncompressed.", "messaging_destination_name"
+            "sent_bytes", "Bytes of the values of these records, uncompressed.", "messaging_destination_name"
         )
         self.transactions = seconds(
             "transaction_duration", "Kafka transactions that were committed.", _STATEMENT_BUCKETS
@@ -155,7 +157,7 @@ class GroupMetrics:
             return
         for topic, records in _by_topic(event.records):
             self._sent.add(topic, len(records))
-            self._sent_bytes.add(topic, _size(column(records, "key")) + _size(column(records, "value")))
+            self._sent_bytes.add(topic, _value_bytes(records))
         created = event.records[0].create_time
         if abs(created) <= LATEST_TIME:  # Infinite times, which Postgres allows, have no delay.
             self._delay.observe(max(0.0, time.time() - _POSTGRES_EPOCH - created / 1e6))
@@ -191,13 +193,18 @@ def _by_topic(records: Sequence[OutboxRow]) -> Iterator[tuple[str, Sequence[Outb
         yield topic, Rows(rows)
 
 
-def _size(texts: Iterable[Any]) -> int:
-    """The bytes of all `texts` together, which are text or bytes; of anything else there are none.
+def _value_bytes(records: Sequence[OutboxRow]) -> int:
+    """The bytes of the values of all records together, a thousand at a time, so that little is copied at once."""
+    parts = (records[start : start + _JOINED_ROWS] for start in range(0, len(records), _JOINED_ROWS))
+    return sum(map(_joined_bytes, parts))
 
-    To join them takes a tenth of the time of a look at each.
-    """
-    some = list(filter(None, texts))
-    try:
-        return len("".join(some).encode())
-    except TypeError:
-        return sum(len(each.encode()) if isinstance(each, str) else len(each) for each in some)
+
+def _joined_bytes(records: Sequence[OutboxRow]) -> int:
+    """The bytes of the values of some records. To join them takes a third of the time of a look at each."""
+    with suppress(TypeError):  # Not all are text.
+        joined = "".join(column(records, "value"))
+        return len(joined) if joined.isascii() else len(joined.encode())
+    with suppress(TypeError):
+        return len(b"".join(column(records, "value")))
+    values = filter(None, column(records, "value"))  # Without tombstones.
+    return sum(len(value.encode()) if isinstance(value, str) else len(value) for value in values)
