@@ -32,6 +32,7 @@ class ReadinessFacts:
         self._begins_again: str | None = None
         self._postgres_at: float | None = None
         self._postgres_error: str | None = None
+        self._not_moved: set[int] = set()  # Shards that we began to lead, and whose leader has not moved since.
         self._found_nothing: set[int] = set()  # Shards whose leader found nothing to read since `table_looked_at`.
 
     def observe(self, event: HarvestEvent) -> None:
@@ -46,7 +47,9 @@ class ReadinessFacts:
                     if not event.rows:
                         self._found_nothing.add(event.shard)
                 case TermBegan():
-                    self._moved(event.shard, now)
+                    if event.shard not in self._not_moved:  # It has time to send its first rows.
+                        self._moved(event.shard, now)
+                        self._not_moved.add(event.shard)
                 case WindowPublished() if event.rows:
                     self._moved(event.shard, now)
                 case BeginsAgain():
@@ -64,6 +67,7 @@ class ReadinessFacts:
         )
 
     def _moved(self, shard: int, now: float) -> None:
+        self._not_moved.discard(shard)
         self._shards[shard] = replace(self._shards.get(shard, Facts()), moved_at=now)
 
     def table_looked_at(self, waiting: Set[int] | None, paused: Set[int]) -> None:
@@ -81,7 +85,9 @@ class ReadinessFacts:
             for shard, facts in self._shards.items():
                 moved = shard in paused or (shard in found_nothing if waiting is None else shard not in waiting)
                 known = replace(facts, paused=shard in paused)
-                self._shards[shard] = replace(known, moved_at=now) if moved else known
+                self._shards[shard] = known
+                if moved:
+                    self._moved(shard, now)
 
     def table_unavailable(self, error: str) -> None:
         """Postgres has not answered, or with an error; `error` is one line."""

@@ -140,6 +140,24 @@ def test_a_leader_that_has_halted_is_not_ready_although_its_threads_live() -> No
     assert harvest.verdict() == Ready("leads")
 
 
+def test_a_leader_whose_terms_begin_again_and_again_without_a_row_is_not_ready() -> None:
+    """As where a topic's partition is away: each term alone would have time to send."""
+    harvest = leader()
+    for _ in range(8):
+        harvest.goes_on(10, leads=True, waiting={0})
+        harvest.happens(TermFinished(0, "leader", "Kafka: away", "OutcomeUnknown"))
+        harvest.goes_on(1, leads=False, waiting={0})
+        harvest.happens(TermBegan(0, "leader", 0))
+    harvest.goes_on(1, leads=True, waiting={0})
+    assert isinstance(harvest.verdict(), NotReady)
+    harvest.happens(WindowPublished(0, 5, 0.1, 0.0, ()))
+    assert harvest.verdict() == Ready("leads")
+    harvest.goes_on(1_000, leads=False, waiting={0})  # Another leads.
+    harvest.happens(TermBegan(0, "leader", 0))
+    harvest.goes_on(60, leads=True, waiting={0})
+    assert harvest.verdict() == Ready("leads")
+
+
 def test_rows_that_nobody_can_see_may_wait_too() -> None:
     """A read that hangs on a lock, and looks that are given up for the same reason."""
     harvest = leader()
