@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from typing import Any
 
+import psycopg
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka import TopicPartition as KafkaTopicPartition
@@ -16,7 +18,8 @@ from confluent_kafka.admin import AdminClient
 from outbox_plugin import Settings
 from outbox_plugin.adapters.topic_ids import TopicIds
 from outbox_plugin.consuming.topic_state import topic_state
-from outbox_plugin.inbox import Inbox
+from outbox_plugin.inbox import Inbox, Received, Retry
+from outbox_plugin.inbox.dead_letters import DeadLetters
 from tests.consuming import effects, make_effect_table, query, record_effect, record_effects
 from tests.harvesting import create_topic
 from tests.support import eventually
@@ -92,6 +95,46 @@ def test_an_idempotency_key_of_any_characters_is_one_event(
     assert sorted(event for event, _, value in effects(ready) if value == "x") == sorted(keys)
     known = query(ready, "SELECT idempotency_key, sources FROM outbox_inbox WHERE idempotency_key = ANY (%s)", keys)
     assert sorted(known) == sorted((key, [f"{topic} {key}"]) for key in keys)
+
+
+@pytest.mark.parametrize("together", [None, 100], ids=["one by one", "batches"])
+def test_events_with_very_long_names_are_handled_once_dead_lettered_and_tried_again(
+    ready: Settings, topic: str, group: str, together: int | None
+) -> None:
+    """Names that differ in their last character alone, and of which Postgres' index could hold none."""
+    mended = threading.Event()
+    names = {value: (value * 8_999).encode() + b"12"[number : number + 1] for number, value in enumerate("gb")}
+    names["B"] = names["b"][:-1] + b"3"
+
+    def check(event: Received) -> None:
+        if event.value in (b"b", b"B") and not mended.is_set():
+            raise RuntimeError("bad")
+
+    def handle(connection: psycopg.Connection[Any], event: Received) -> None:
+        check(event)
+        record_effect(connection, event)
+
+    def handle_batch(connection: psycopg.Connection[Any], events: list[Received]) -> None:
+        for event in events:
+            check(event)
+        record_effects(connection, events)
+
+    handler = handle if together is None else handle_batch
+    with Inbox(ready, group=group, topics=[topic], handler=handler, batch_size=together, retry=Retry(1)):
+        for value, name in names.items():
+            send(ready, topic, [value, value], [("idempotency-key", name), ("event-type", name)])
+        send(ready, topic, ["end"])
+        eventually(lambda: values(ready) == ["end", "g"], SOON)
+        eventually(lambda: len(DeadLetters(ready).list(group)) == 2, SOON)
+        mended.set()
+        DeadLetters(ready).retry(None, group)
+        eventually(lambda: values(ready) == ["B", "b", "end", "g"], SOON)
+        eventually(lambda: DeadLetters(ready).list(group) == [], SOON)
+        for value, name in names.items():  # Kafka delivers them once more.
+            send(ready, topic, [value], [("idempotency-key", name), ("event-type", name)])
+        send(ready, topic, ["last"])
+        eventually(lambda: "last" in values(ready), SOON)
+    assert values(ready) == ["B", "b", "end", "g", "last"]
 
 
 def test_a_topic_that_was_made_anew_while_no_inbox_ran_has_new_events(ready: Settings, topic: str, group: str) -> None:
