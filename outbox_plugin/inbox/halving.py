@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from outbox_plugin.inbox.key_queues import KeyBatch, Outcome
 from outbox_plugin.inbox.received import Received
+from outbox_plugin.inbox.retry import Failures
 
 Item = tuple[int, Received]  # The number of its key batch, and a record. No class, because there are many.
 
@@ -56,8 +57,7 @@ class Halves:
         """Return a record as a key batch of its own, with the failures that it has had."""
         number, record = item
         taken = self._batches[number]
-        first = self._done[number] == 0
-        return KeyBatch(taken.queue, [record], taken.failures * first, taken.losses * first)
+        return KeyBatch(taken.queue, [record], Failures() if self._done[number] else taken.failures)
 
     def done(self) -> None:
         """Note that the part has been handled."""
@@ -76,7 +76,7 @@ class Halves:
             self.done()
         else:
             number = self._part[0][0]
-            self._stopped[number] = Outcome(self._done[number], outcome.again_in, outcome.counted, outcome.lost)
+            self._stopped[number] = Outcome(self._done[number], outcome.again_in, outcome.fault)
 
     def away(self, outcome: Callable[[int], Outcome]) -> None:
         """Give up all that is left, because the database is away.

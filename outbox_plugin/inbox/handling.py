@@ -25,7 +25,7 @@ from outbox_plugin.inbox.halving import Halves
 from outbox_plugin.inbox.handled_keys import HandledKeys
 from outbox_plugin.inbox.key_queues import HandlingResult, KeyBatch, Outcome
 from outbox_plugin.inbox.received import Received
-from outbox_plugin.inbox.retry import MAX_LOSSES, Retry, counts_against_the_record
+from outbox_plugin.inbox.retry import Failures, Fault, Retry, fault_of
 from outbox_plugin.inbox.session import HandlerEndedTransaction, HandlerSession
 from outbox_plugin.printable import logger_of
 from outbox_plugin.schema.connection import one_line
@@ -159,7 +159,7 @@ class Handling:
 
         Records that have failed before, and dead letters, are passed alone.
         """
-        halves = Halves(batches, lambda each: bool(each.failures or each.losses or _goes_alone([each])))
+        halves = Halves(batches, lambda each: bool(each.failures.total or _goes_alone([each])))
         while part := halves.next():
             if session.lost and not await self._connected(session):
                 halves.away(self._when_back)
@@ -204,7 +204,7 @@ class Handling:
         return [each for each in records if id(each) not in handled]
 
     async def _handle_key_batch(self, session: HandlerSession, taken: KeyBatch) -> Outcome:
-        failures, losses = taken.failures, taken.losses
+        failures = taken.failures
         for done, record in enumerate(taken.records):
             if session.lost and not await self._connected(session):
                 return self._when_back(done)
@@ -215,25 +215,21 @@ class Handling:
             except HandlerEndedTransaction as misuse:
                 logger.error("%s: %s; what it did stays, and counts as handled", _location(record), misuse)
             except Exception as error:
-                lost, unbegun = isinstance(error, _LostWhileHandled), isinstance(error, _NotRecorded)
-                cause = error.__cause__ if isinstance(error.__cause__, Exception) and (lost or unbegun) else error
-                gone = lost or unbegun or session.lost or isinstance(cause, NoAnswer)
-                counted = counts_against_the_record(getattr(cause, "sqlstate", None), connection_lost=gone)
-                counted = counted or isinstance(cause, HandlerMisuse)
-                failures, losses = failures + counted, losses + lost
+                fault, cause = _blamed(error, session_lost=session.lost)
+                failures = failures.plus(fault)
                 session.distrust()
-                spent = (counted and self._retry.is_spent(failures)) or losses >= MAX_LOSSES
+                spent = fault is not Fault.NOBODY and self._retry.is_spent(failures)
                 spent = spent or isinstance(cause, UnreadableHeaders)
-                if spent and await self._dead_lettered(session, record, cause, failures + losses):
+                if spent and await self._dead_lettered(session, record, cause, failures.total):
                     self._observe(RecordDeadLettered(record))
-                    failures = losses = 0
+                    failures = Failures()
                     continue
-                wait = self._retry.wait(max(failures, losses, 1), self._jitter())
+                wait = self._retry.wait(max(*failures, 1), self._jitter())
                 logger.warning("%s failed, and is tried again in %.1f s: %s", _location(record), wait, one_line(cause))
                 self._observe(RecordFailed(record))
-                return Outcome(done, again_in=wait, counted=counted, lost=lost)
+                return Outcome(done, again_in=wait, fault=fault)
             self._observe(RecordsDone([record], skipped))
-            failures = losses = 0
+            failures = Failures()
         return Outcome(len(taken.records))
 
     async def _handle_one(self, session: HandlerSession, record: Received) -> bool:
@@ -293,6 +289,18 @@ class Handling:
             return False
         logger.error("%s is a dead letter after %d attempts: %s", _location(record), attempts, one_line(error))
         return True
+
+
+def _blamed(error: Exception, *, session_lost: bool) -> tuple[Fault, Exception]:
+    """Return whose fault it is that a record failed, and the error that says why."""
+    if isinstance(error, _LostWhileHandled | _NotRecorded):
+        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        return Fault.LOST if isinstance(error, _LostWhileHandled) else Fault.NOBODY, cause
+    if isinstance(error, HandlerMisuse):
+        return Fault.RECORD, error
+    if session_lost or isinstance(error, NoAnswer):
+        return Fault.NOBODY, error
+    return fault_of(getattr(error, "sqlstate", None)), error
 
 
 def _goes_alone(batches: list[KeyBatch]) -> bool:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.inbox.received import Received
+from outbox_plugin.inbox.retry import Failures, Fault
 from outbox_plugin.inbox.room import Load
 
 
@@ -88,14 +89,12 @@ class KeyQueue:
 
     Attributes:
         failures: how often the first record has failed.
-        losses: how often in a row the connection was lost while the first record was handled.
     """
 
     assignment: _Assignment
     key: bytes
     waiting: deque[Received] = field(default_factory=deque)
-    failures: int = 0
-    losses: int = 0
+    failures: Failures = field(default_factory=Failures)
 
 
 class KeyBatch(NamedTuple):
@@ -105,13 +104,11 @@ class KeyBatch(NamedTuple):
         queue: where they come from.
         records: the records.
         failures: how often the first record has failed.
-        losses: how often in a row the connection was lost while the first record was handled.
     """
 
     queue: KeyQueue
     records: list[Received]
-    failures: int
-    losses: int = 0
+    failures: Failures
 
 
 class Outcome(NamedTuple):
@@ -120,14 +117,12 @@ class Outcome(NamedTuple):
     Attributes:
         done: how many of its first records are done.
         again_in: in how many seconds to try the next record again; None if all are done.
-        counted: the failure of that record counts as one of its attempts.
-        lost: the connection was lost while that record was handled.
+        fault: whose fault it is that the next record has failed.
     """
 
     done: int
     again_in: float | None = None
-    counted: bool = False
-    lost: bool = False
+    fault: Fault = Fault.NOBODY
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +250,7 @@ class KeyQueues:
             self._waiting -= len(records)
             self._running += len(records)
             queue.assignment.running += 1
-            batches.append(KeyBatch(queue, records, queue.failures, queue.losses))
+            batches.append(KeyBatch(queue, records, queue.failures))
         return batches
 
     def next_due(self) -> float | None:
@@ -289,8 +284,7 @@ class KeyQueues:
             queue.waiting.extendleft(reversed(rest))
             self._waiting += len(rest)
             self._retried.update(each.dead_letter for each in rest if each.dead_letter)
-        queue.failures = (0 if outcome.done else queue.failures) + outcome.counted
-        queue.losses = (0 if outcome.done else queue.losses) + outcome.lost
+        queue.failures = (Failures() if outcome.done else queue.failures).plus(outcome.fault)
         if outcome.again_in is not None:
             self._ticket += 1
             heapq.heappush(self._later, (now + outcome.again_in, self._ticket, queue))

@@ -1,18 +1,80 @@
-"""Whether a record that failed is tried again, and when, or becomes a dead letter.
+"""Whose fault a failure is, whether the record is tried again, and when, or becomes a dead letter.
 
-Only a record's own failures count against it. An outage, or a transaction that Postgres rolled back in favour of
-another one, does not: the record is tried until it succeeds or fails by itself.
+A record becomes a dead letter after so many failures of each kind:
+
+    what failed                                                         fault      failures
+    the handler, by an error of its own                                 RECORD     `Retry.attempts`
+    the connection was lost after the handler had begun                 LOST       MAX_LOSSES
+    a server that the handler uses is short of resources, or ends       SHORTAGE   MAX_SHORTAGES
+    anything before the handler began, a server that does not answer
+    in time, a transaction rolled back in favour of another one         NOBODY     never
+
+An outage of Postgres hits each record once or twice: until Postgres is back, no handler begins. A shortage of Postgres'
+own cannot be told from one of a server that the handler alone uses, such as that of a foreign table. So a record may
+have many of them, and it becomes a dead letter only if Postgres can write it as one.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
 
-# SQLSTATE classes: 40, the transaction was rolled back in favour of another; 53, resources are short; 57P, an
-# administrator ended the session, or the server starts; 58, a system error. Class 08 (connection exception) does count
-# against the record: while our session lives, it comes from another server that the handler talks to.
-_NOT_ITS_FAULT = ("40", "53", "57P", "58")
 MAX_LOSSES = 6  # Two outages in a row may hit one record's handler, but not this many.
+MAX_SHORTAGES = 20  # With the default waits, this takes three to six minutes.
+
+# Classes of SQLSTATE. 40: the transaction was rolled back in favour of another one.
+_NOBODYS = "40"
+# 53: resources are short. 57P: an administrator ended a session, or a server starts. 58: a system error. While our own
+# session lives, 57P comes from another server. So does class 08 (connection exception), but it counts as an error of
+# the handler: no shortage of our own server looks like that.
+_SHORTAGES = ("53", "57P", "58")
+
+
+class Fault(Enum):
+    """Whose fault a failure is; see the table above."""
+
+    RECORD = "record"
+    LOST = "lost"
+    SHORTAGE = "shortage"
+    NOBODY = "nobody"
+
+
+def fault_of(sqlstate: str | None) -> Fault:
+    """Return whose fault an error is that left a handler whose connection lives.
+
+    Args:
+        sqlstate: the error code of Postgres; None for other errors.
+    """
+    code = sqlstate or ""
+    if code.startswith(_NOBODYS):
+        return Fault.NOBODY
+    return Fault.SHORTAGE if code.startswith(_SHORTAGES) else Fault.RECORD
+
+
+class Failures(NamedTuple):
+    """How often a record has failed, by fault. Failures that are nobody's fault are not counted."""
+
+    own: int = 0
+    losses: int = 0
+    shortages: int = 0
+
+    def plus(self, fault: Fault) -> Failures:
+        """Return these failures, and one more."""
+        match fault:
+            case Fault.RECORD:
+                return self._replace(own=self.own + 1)
+            case Fault.LOST:
+                return self._replace(losses=self.losses + 1)
+            case Fault.SHORTAGE:
+                return self._replace(shortages=self.shortages + 1)
+            case Fault.NOBODY:
+                return self
+
+    @property
+    def total(self) -> int:
+        """How many failures these are."""
+        return self.own + self.losses + self.shortages
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +99,6 @@ class Retry:
         """Return the seconds to wait after so many failures, less up to half of them by `jitter` in [0, 1)."""
         return min(self.most_seconds, self.first_seconds * 2.0 ** min(failures - 1, 60)) * (1 - jitter / 2)
 
-    def is_spent(self, failures: int) -> bool:
+    def is_spent(self, failures: Failures) -> bool:
         """Whether a record with so many failures becomes a dead letter."""
-        return failures >= self.attempts
-
-
-def counts_against_the_record(sqlstate: str | None, *, connection_lost: bool) -> bool:
-    """Whether a failure counts as one of the record's attempts.
-
-    Args:
-        sqlstate: the error code of Postgres; None for other failures.
-        connection_lost: the connection was lost, or the server did not answer in time.
-    """
-    return not connection_lost and not (sqlstate or "").startswith(_NOT_ITS_FAULT)
+        return failures.own >= self.attempts or failures.losses >= MAX_LOSSES or failures.shortages >= MAX_SHORTAGES

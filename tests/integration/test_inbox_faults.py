@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import Counter
 from typing import Any
 
 import psycopg
@@ -283,6 +284,27 @@ def test_a_server_that_only_the_handler_talks_to_is_its_own_affair(
     sent = produce(ready, topic, [("k", "1")])
     with Inbox(ready, group=group, topics=[topic], handler=handle, retry=Retry(2, 0.05, 0.1)):
         eventually(lambda: letters(ready) == sent, SOON)
+
+
+@pytest.mark.parametrize("sqlstate", ["53200", "57P03", "58030"])
+def test_a_shortage_that_does_not_end_is_the_events_affair(
+    ready: Settings, topic: str, group: str, sqlstate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a server that only the handler talks to. While it lasts no longer, it does not count as an attempt."""
+    monkeypatch.setattr("outbox_plugin.inbox.retry.MAX_SHORTAGES", 6)
+    tries: Counter[bytes | None] = Counter()
+
+    def handle(connection: psycopg.Connection[Any], event: Received) -> None:
+        tries[event.value] += 1
+        if event.value == b"endless" or (event.value == b"short" and tries[event.value] < 6):
+            connection.execute(f"DO $$ BEGIN RAISE 'short' USING ERRCODE = '{sqlstate}'; END $$".encode())
+        record_effect(connection, event)
+
+    endless, short, behind = produce(ready, topic, [("a", "endless"), ("b", "short"), ("a", "behind")])
+    with Inbox(ready, group=group, topics=[topic], handler=handle, concurrency=1, retry=Retry(2, 0.05, 0.1)):
+        eventually(lambda: letters(ready) == [endless], SOON)
+        eventually(lambda: sorted(event for event, _, _ in effects(ready)) == sorted([short, behind]), SOON)
+    assert letters(ready) == [endless]
 
 
 def test_handlers_that_share_rows_do_not_deadlock_by_the_batch(

@@ -10,6 +10,7 @@ from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.inbox.halving import Halves
 from outbox_plugin.inbox.key_queues import KeyQueues, Outcome
 from outbox_plugin.inbox.received import Received
+from outbox_plugin.inbox.retry import Fault
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -33,13 +34,13 @@ def test_all_but_the_guilty_and_what_is_behind_it_is_handled_in_its_keys_order(s
             halves.done()
             handled += [record for _, record in part]
         else:
-            halves.single(Outcome(0, again_in=1.0, counted=True) if bad else Outcome(1))
+            halves.single(Outcome(0, again_in=1.0, fault=Fault.RECORD) if bad else Outcome(1))
             handled += [] if bad else [part[0][1]]
     for taken, outcome in zip(batches, halves.outcomes(), strict=True):
         offsets = [each.offset for each in taken.records]
         first_bad = next((number for number, offset in enumerate(offsets) if offset in guilty), len(offsets))
         assert outcome.done == first_bad
-        assert outcome.counted == (first_bad < len(offsets))
+        assert (outcome.fault is Fault.RECORD) == (first_bad < len(offsets))
         assert [each.offset for each in handled if each.key == taken.records[0].key] == offsets[:first_bad]
     assert halves.rolled_back == bool(guilty)
     assert tries <= 1 + len(guilty) * 2 * 8

@@ -14,7 +14,7 @@ from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.inbox.batch_limit import DEADLOCK_CAUTION_SECONDS, MAX_BATCH_RECORDS, TARGET_SECONDS, BatchLimit
 from outbox_plugin.inbox.key_queues import KeyQueues, Outcome
 from outbox_plugin.inbox.received import HEADER_BYTES, RECORD_BYTES, Received
-from outbox_plugin.inbox.retry import Retry, counts_against_the_record
+from outbox_plugin.inbox.retry import MAX_LOSSES, MAX_SHORTAGES, Failures, Fault, Retry, fault_of
 
 PARTITION = TopicPartition("t", 0)
 
@@ -71,7 +71,7 @@ def test_a_record_that_comes_again_while_it_is_not_done_moves_no_offset() -> Non
     """As where the partition was cut, and is read anew from before it."""
     queues = holding(record(95, "a"), record(96, "b"))
     failed, done = queues.take(2, 0.0)
-    queues.finish(failed, Outcome(0, again_in=60.0, counted=True), 0.0)
+    queues.finish(failed, Outcome(0, again_in=60.0, fault=Fault.RECORD), 0.0)
     queues.finish(done, Outcome(1), 0.0)
     queues.add(record(95, "a"))
     queues.add(record(97, "c"))
@@ -91,7 +91,7 @@ def test_asking_for_one_partition_leaves_the_others_to_be_told() -> None:
 def test_a_record_that_is_tried_again_holds_up_its_own_queue_alone() -> None:
     queues = holding(record(1, "a"), record(2, "a"), record(3, "b"))
     [taken] = queues.take(2, 0.0)
-    queues.finish(taken, Outcome(0, again_in=5.0, counted=True), 10.0)
+    queues.finish(taken, Outcome(0, again_in=5.0, fault=Fault.RECORD), 10.0)
     assert [each.records[0].offset for each in queues.take(9, 14.9)] == [3]
     assert queues.next_due() == 15.0
     [again] = queues.take(9, 15.0)
@@ -101,13 +101,13 @@ def test_a_record_that_is_tried_again_holds_up_its_own_queue_alone() -> None:
 def test_failures_are_counted_from_the_first_record_that_is_not_done() -> None:
     queues = holding(record(1), record(2), record(3))
     [taken] = queues.take(9, 0.0)
-    queues.finish(taken, Outcome(0, again_in=1.0, counted=True), 0.0)
+    queues.finish(taken, Outcome(0, again_in=1.0, fault=Fault.RECORD), 0.0)
     [taken] = queues.take(9, 1.0)
-    queues.finish(taken, Outcome(1, again_in=1.0, counted=True), 1.0)
+    queues.finish(taken, Outcome(1, again_in=1.0, fault=Fault.RECORD), 1.0)
     [taken] = queues.take(9, 2.0)
-    assert (taken.records[0].offset, taken.failures) == (2, 1)
+    assert (taken.records[0].offset, taken.failures) == (2, Failures(own=1))
     queues.finish(taken, Outcome(0, again_in=1.0), 2.0)
-    assert queues.take(9, 3.0)[0].failures == 1  # Not counted.
+    assert queues.take(9, 3.0)[0].failures == Failures(own=1)  # Not counted.
 
 
 def test_what_is_revoked_is_dropped_and_a_late_outcome_has_no_say() -> None:
@@ -180,7 +180,9 @@ def test_whatever_happens_order_is_kept_and_no_offset_is_passed_over(seed: int) 
             for each in taken.records[:good]:
                 done.setdefault(each.key, []).append(each.offset)
                 finished.add(each.offset)
-            queues.finish(taken, Outcome(good, None if good == len(taken.records) else chance.random() * 3, True), now)
+            queues.finish(
+                taken, Outcome(good, None if good == len(taken.records) else chance.random() * 3, Fault.RECORD), now
+            )
             first_open = next((each for each in range(count) if each not in finished), count)
             assert all(reached == first_open for reached in queues.committable().values())
     assert sum(map(len, done.values())) == count
@@ -249,18 +251,18 @@ def test_losses_of_the_connection_are_counted_in_a_row() -> None:
     queues = holding(record(1), record(2))
     for times in range(3):
         [taken] = queues.take(9, 9.0)
-        assert (taken.losses, taken.failures) == (times, 0)
-        queues.finish(taken, Outcome(0, again_in=0.0, lost=True), 0.0)
+        assert taken.failures == Failures(losses=times)
+        queues.finish(taken, Outcome(0, again_in=0.0, fault=Fault.LOST), 0.0)
     [taken] = queues.take(9, 9.0)
-    queues.finish(taken, Outcome(1, again_in=0.0, lost=True), 0.0)  # The first is done, the second lost it.
-    assert queues.take(9, 9.0)[0].losses == 1
+    queues.finish(taken, Outcome(1, again_in=0.0, fault=Fault.LOST), 0.0)  # The first is done, the second lost it.
+    assert queues.take(9, 9.0)[0].failures == Failures(losses=1)
 
 
 def test_waits_double_up_to_a_limit() -> None:
     retry = Retry(attempts=3, first_seconds=1.0, most_seconds=5.0)
     assert [retry.wait(failures, 0.0) for failures in (1, 2, 3, 4, 500)] == [1.0, 2.0, 4.0, 5.0, 5.0]
     assert retry.wait(2, 0.5) == 1.5
-    assert [retry.is_spent(failures) for failures in (2, 3)] == [False, True]
+    assert [retry.is_spent(Failures(own=failures)) for failures in (2, 3)] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -272,18 +274,30 @@ def test_a_retry_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> None
 
 
 @pytest.mark.parametrize(
-    ("sqlstate", "lost", "counts"),
+    ("sqlstate", "fault"),
     [
-        (None, False, True),
-        ("23505", False, True),
-        ("40001", False, False),
-        ("57P01", True, False),
-        (None, True, False),
-        ("08006", False, True),
+        (None, Fault.RECORD),
+        ("23505", Fault.RECORD),
+        ("08006", Fault.RECORD),
+        ("40001", Fault.NOBODY),
+        ("53200", Fault.SHORTAGE),
+        ("57014", Fault.RECORD),
+        ("57P01", Fault.SHORTAGE),
+        ("58030", Fault.SHORTAGE),
     ],
 )
-def test_only_its_own_failures_count_against_a_record(sqlstate: str | None, lost: bool, counts: bool) -> None:
-    assert counts_against_the_record(sqlstate, connection_lost=lost) is counts
+def test_the_error_code_says_whose_fault_a_failure_is(sqlstate: str | None, fault: Fault) -> None:
+    assert fault_of(sqlstate) is fault
+
+
+def test_failures_of_each_kind_are_counted_apart() -> None:
+    """A server that is short of memory and then restarts has not lost the connection seven times."""
+    failures, retry = Failures(), Retry()
+    for fault in [Fault.SHORTAGE] * (MAX_SHORTAGES - 1) + [Fault.LOST] * (MAX_LOSSES - 1) + [Fault.NOBODY] * 100:
+        failures = failures.plus(fault)
+    assert not retry.is_spent(failures)
+    assert retry.is_spent(failures.plus(Fault.SHORTAGE))
+    assert retry.is_spent(failures.plus(Fault.LOST))
 
 
 def test_an_event_is_known_by_its_header_or_else_by_its_place() -> None:

@@ -20,9 +20,10 @@ from outbox_plugin.inbox.key_queues import KeyQueues, Outcome
 from outbox_plugin.inbox.leader_epochs import ReachedPosition, StartPosition
 from outbox_plugin.inbox.positions import AllReached
 from outbox_plugin.inbox.received import Received
+from outbox_plugin.inbox.retry import Fault
 
 PARTITION, ID = TopicPartition("t", 0), "A" * 22
-DONE, RETRY_LATER = Outcome(1), Outcome(0, again_in=60.0, counted=True)
+DONE, RETRY_LATER = Outcome(1), Outcome(0, again_in=60.0, fault=Fault.RECORD)
 
 
 def record(offset: int, key: str) -> Received:
