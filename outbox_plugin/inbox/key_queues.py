@@ -4,6 +4,7 @@ Decides only; knows no clock, no thread and no server. Rules:
 
 - each key of a partition has a queue; its records are handled in their order, never two at once;
 - a record that will be tried again delays only its own queue, until it is due;
+- partitions take turns, and within a partition, its queues: what waits of others delays a record by one turn of each;
 - each assignment of a partition is a new object; records that were taken under an old one do not change a new one;
 - a partition is done up to its first record that is not done.
 """
@@ -41,6 +42,7 @@ class _Assignment:
     topic_partition: TopicPartition
     topic_id: str | None = None  # None: Kafka has not returned it.
     queues: dict[bytes, KeyQueue] = field(default_factory=dict)
+    ready: deque[KeyQueue] = field(default_factory=deque)  # Those whose first record may be handled now.
     # The records that are not done, in the order in which they came: id(record) -> the partition's position while that
     # record is the first of them. The positions never decrease. Keyed by identity, because after a cut two records can
     # have the same offset.
@@ -145,7 +147,7 @@ class KeyQueues:
 
     def __init__(self) -> None:
         self._assignments: dict[TopicPartition, _Assignment] = {}
-        self._ready: deque[KeyQueue] = deque()
+        self._turns: deque[_Assignment] = deque()  # The partitions that have such queues, in the order of their turns.
         self._later: list[tuple[float, int, KeyQueue]] = []
         self._ticket = 0
         self._retried: set[int] = set()
@@ -215,7 +217,7 @@ class KeyQueues:
         queue = assignment.queues.get(key)
         if queue is None:
             queue = assignment.queues[key] = KeyQueue(assignment, key)
-            self._ready.append(queue)
+            self._make_ready(queue)
         queue.waiting.append(record)
         self._waiting += 1
         self._bytes += record.size
@@ -229,7 +231,9 @@ class KeyQueues:
             assignment.leave_out(record)
 
     def take(self, limit: int, now: float) -> list[KeyBatch]:
-        """Take records to handle now, from the longest-waiting queues first. A queue is taken until `finish`.
+        """Take records to handle now: of one queue of each partition in turn, the longest-waiting queues first.
+
+        A queue is taken until `finish`.
 
         Args:
             limit: the highest number of records.
@@ -237,10 +241,13 @@ class KeyQueues:
         """
         while self._later and self._later[0][0] <= now:
             _, _, queue = heapq.heappop(self._later)
-            self._ready.append(queue)
+            self._make_ready(queue)
         batches: list[KeyBatch] = []
-        while self._ready and limit > 0:
-            queue = self._ready.popleft()
+        while self._turns and limit > 0:
+            assignment = self._turns.popleft()
+            queue = assignment.ready.popleft()
+            if assignment.ready:
+                self._turns.append(assignment)
             if len(queue.waiting) <= limit:
                 records = list(queue.waiting)
                 queue.waiting.clear()
@@ -249,9 +256,15 @@ class KeyQueues:
             limit -= len(records)
             self._waiting -= len(records)
             self._running += len(records)
-            queue.assignment.running += 1
+            assignment.running += 1
             batches.append(KeyBatch(queue, records, queue.failures))
         return batches
+
+    def _make_ready(self, queue: KeyQueue) -> None:
+        assignment = queue.assignment
+        if not assignment.ready:
+            self._turns.append(assignment)
+        assignment.ready.append(queue)
 
     def next_due(self) -> float | None:
         """Return the time at which the next record is tried again; None if none waits for that."""
@@ -289,7 +302,7 @@ class KeyQueues:
             self._ticket += 1
             heapq.heappush(self._later, (now + outcome.again_in, self._ticket, queue))
         elif queue.waiting:
-            self._ready.append(queue)
+            self._make_ready(queue)
         else:
             del assignment.queues[queue.key]
 
@@ -324,7 +337,8 @@ class KeyQueues:
                 self._bytes -= sum(record.size for record in queue.waiting)
                 self._retried.difference_update(each.dead_letter for each in queue.waiting if each.dead_letter)
             assignment.queues.clear()
-        self._ready = deque(queue for queue in self._ready if queue.assignment.open)
+            assignment.ready.clear()
+        self._turns = deque(assignment for assignment in self._turns if assignment.open)
         self._later = [entry for entry in self._later if entry[2].assignment.open]
         heapq.heapify(self._later)
 

@@ -95,7 +95,27 @@ def test_a_record_that_is_tried_again_holds_up_its_own_queue_alone() -> None:
     assert [each.records[0].offset for each in queues.take(9, 14.9)] == [3]
     assert queues.next_due() == 15.0
     [again] = queues.take(9, 15.0)
-    assert ([each.offset for each in again.records], again.failures) == ([1, 2], 1)
+    assert ([each.offset for each in again.records], again.failures) == ([1, 2], Failures(own=1))
+
+
+@pytest.mark.parametrize("limit", [1, 7])
+def test_partitions_take_turns_whatever_each_holds(limit: int) -> None:
+    """A record of a fast topic does not wait for what is held of forty slow partitions."""
+    queues = KeyQueues()
+    queues.assign([TopicPartition("t", number) for number in range(41)])
+    for offset in range(100):
+        for number in range(40):
+            queues.add(record(offset, f"k{offset}", number))
+    queues.take(50, 0.0)
+    queues.add(record(0, "fast", 40))
+    taken: list[Received] = []
+    while all(each.partition != 40 for each in taken):
+        taken += [each for batch in queues.take(limit, 0.0) for each in batch.records]
+        assert len(taken) <= 40 + limit
+    queues.close([TopicPartition("t", number) for number in range(0, 40, 2)])
+    rest = [each.partition for batch in queues.take(10_000, 0.0) for each in batch.records]
+    assert rest[:20] == sorted({*rest}, key=rest.index)  # Of those that are left, each has its turn, too.
+    assert {each % 2 for each in rest} == {1}
 
 
 def test_failures_are_counted_from_the_first_record_that_is_not_done() -> None:
