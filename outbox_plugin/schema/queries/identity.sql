@@ -10,7 +10,8 @@ SELECT known.incarnation::text,
         WHERE pg_class.oid = to_regclass({quoted_outbox})),
        known.table_oid = to_regclass({quoted_outbox})::oid AS is_same_table,
        EXISTS (SELECT FROM pg_trigger WHERE tgrelid = {stored_in} AND tgname = 'outbox_truncated'
-                                        AND tgfoid = to_regproc({quoted_outbox_truncated}) AND tgenabled <> 'D')
+                                        AND tgfoid = to_regproc({quoted_outbox_truncated})
+                                        AND (tgenabled = 'A' OR tgenabled = 'O'))
 FROM {outbox_identity} AS known
 WHERE known.table_name = %(table)s
 

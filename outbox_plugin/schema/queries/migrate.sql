@@ -72,15 +72,17 @@ SELECT name FROM {outbox_migration} WHERE table_name = %(table)s
 INSERT INTO {outbox_migration} (table_name, name) VALUES (%(table)s, %(name)s)
 
 -- name: notices_truncation
--- Whether the table has the trigger that notices a TRUNCATE.
+-- Whether the table has the trigger that notices a TRUNCATE, and it always fires.
 SELECT 1 FROM pg_trigger
 WHERE tgrelid = {stored_in} AND tgname = 'outbox_truncated'
-  AND tgfoid = to_regproc({quoted_outbox_truncated}) AND tgenabled <> 'D'
+  AND tgfoid = to_regproc({quoted_outbox_truncated}) AND tgenabled = 'A'
 
 -- name: notice_truncation
--- Create the trigger by which TRUNCATE makes the outbox another incarnation.
+-- Create the trigger by which TRUNCATE makes the outbox another incarnation. It also fires where a session's
+-- `session_replication_role` is `replica`: tools that copy tables set that, and logical replication does.
 CREATE OR REPLACE TRIGGER outbox_truncated AFTER TRUNCATE ON {stored}
-FOR EACH STATEMENT EXECUTE FUNCTION {outbox_truncated}()
+FOR EACH STATEMENT EXECUTE FUNCTION {outbox_truncated}();
+ALTER TABLE {stored} ENABLE ALWAYS TRIGGER outbox_truncated
 
 -- name: identify
 -- Register the outbox, as a new incarnation if its table is new or another one than before. Its group stays registered.
