@@ -178,7 +178,7 @@ class OutboxWrite:
         """Stage everything with Spark, then write it in one transaction.
 
         Raises:
-            OptionWrong: there is nothing to write.
+            OptionWrong: there is nothing to write, or a subquery has a part of what rows and events are made of.
             BusinessColumnWrong, BusinessTableMissing: the rows do not fit into the business table.
             InvalidEvent: an event would be refused by the outbox or by Kafka; nothing has been written.
             InvalidRow: a business row would be refused by Postgres; nothing has been written.
