@@ -71,7 +71,7 @@ class Daemon:
     @property
     def running(self) -> bool:
         """Whether it runs: whether its lock is held."""
-        with suppress(FileNotFoundError), (self.folder / "lock").open("rb") as lock:
+        with suppress(OSError), (self.folder / "lock").open("rb") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -84,7 +84,7 @@ def test_a_daemon_whose_lease_runs_out_hands_over_and_ends(daemon: Daemon) -> No
 def test_a_daemon_whose_folder_was_removed_makes_room_for_the_next(daemon: Daemon) -> None:
     """Stopped, it does not see that the folder is missing, but only the one that the next tick makes."""
     daemon.keep_alive(60.0, time.time())
-    eventually(lambda: daemon.pid, 30)
+    eventually(lambda: daemon.log.exists() and "leading as" in daemon.log.read_text(), 30)
     [first] = [psutil.Process(pid) for pid in daemons(daemon)]
     first.suspend()
     try:

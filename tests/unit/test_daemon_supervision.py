@@ -86,5 +86,6 @@ def test_a_folder_that_cannot_be_written_to_is_named_in_one_line(
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     daemon = Daemon.of(Settings(dsn="postgresql://nowhere/none", bootstrap_servers="127.0.0.1:1"))
+    assert (daemon.running, daemon.pid, daemon.outdated) == (False, None, False)  # A tick that only observes goes on.
     with pytest.raises(InvalidSetting, match=r"^XDG_STATE_HOME: .*, which cannot be written to: Not a directory$"):
         daemon.keep_alive(60.0, 0.0)
