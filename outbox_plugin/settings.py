@@ -74,7 +74,9 @@ class LogSettings(BaseSettings):
         except ValidationError as error:
             raise InvalidSetting(_one_line(error)) from None
         except ValueError as error:  # pydantic-settings raises it if a variable that must be JSON is not.
-            raise InvalidSetting(str(error).replace("\n", " ")) from None
+            field = re.search(r'field "(\w+)"', str(error))
+            said = f"OUTBOX_{field[1].upper()}: expected JSON" if field else str(error).replace("\n", " ")
+            raise InvalidSetting(said) from None
 
 
 class Settings(LogSettings):

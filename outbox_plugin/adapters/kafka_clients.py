@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from operator import methodcaller
 from typing import Any, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException, Message
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 
 from outbox_plugin.adapters.kafka_tokens import TokenCallback, token_provider
 from outbox_plugin.core.signing import Headers
@@ -124,6 +124,22 @@ def answer_of(request: Future[T], timeout_seconds: float) -> T:
     if (error := request.exception(timeout_seconds)) is None:
         return request.result()
     raise KafkaException(*error.args) if isinstance(error, KafkaException) else error
+
+
+def check_properties(settings: Settings) -> None:
+    """See that librdkafka takes OUTBOX_KAFKA, and that the token provider is there. Connects to nothing.
+
+    Raises:
+        InvalidSetting: one of them is wrong.
+    """
+    if settings.kafka_token_provider is not None:
+        token_provider(settings.kafka_token_provider)
+    kafka = {name: value for name, value in settings.kafka.items() if name != "sasl.oauthbearer.method"}
+    without_tokens = settings.model_copy(update={"kafka": kafka, "kafka_token_provider": None})
+    try:
+        Consumer(client_config(without_tokens, group_id=settings.group)).close()
+    except KafkaException as error:
+        raise refused_property(error) from None
 
 
 def refused_property(error: KafkaException) -> InvalidSetting:

@@ -16,6 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from outbox_plugin.adapters.kafka_clients import check_properties
 from outbox_plugin.errors import UserError
 from outbox_plugin.printable import printable
 from outbox_plugin.settings import Settings
@@ -57,6 +58,8 @@ def status(*, as_json: bool, check: bool, watch: bool, lag_seconds: float) -> No
     if watch and not sys.stdout.isatty():
         raise UserError("--watch needs a terminal; use --json in scripts")
     outboxes = _by_name(Settings().each())
+    for settings in outboxes.values():
+        check_properties(settings)
 
     def read() -> ByTable:
         with ThreadPoolExecutor(len(outboxes)) as pool:  # Servers that are away cost the time of one.

@@ -87,6 +87,8 @@ def undrained(left: int, seconds: float, status: Status) -> HealthResult:
 
 def _remedy(status: Status) -> str:
     """What to do about the first fault; those that cause others come first."""
+    if any("permission denied" in error for error in status.errors):
+        return "grant the role what `outbox grants --role monitor` prints"
     if any(error.startswith("Postgres") for error in status.errors):
         return "check that Postgres runs, and that it can be reached from here by OUTBOX_DSN; events wait meanwhile"
     if any(error.startswith("Kafka") for error in status.errors):
@@ -94,6 +96,8 @@ def _remedy(status: Status) -> str:
             "check that Kafka runs, and that it can be reached from here by OUTBOX_BOOTSTRAP_SERVERS; events wait "
             "meanwhile"
         )
+    if status.errors:
+        return "do what the error says"
     if any(shard.paused for shard in status.shards):
         return "when events may be published again, launch the job outbox_resume, or run `outbox resume`"
     if any(shard.trouble for shard in status.shards):

@@ -46,6 +46,8 @@ def test_trouble_that_lasts_is_an_error(lasted: float, severe: bool) -> None:
     [
         (status(errors=("Postgres did not answer in time",), led=False), "OUTBOX_DSN"),
         (status(errors=("Kafka did not answer in time",), led=False), "OUTBOX_BOOTSTRAP_SERVERS"),
+        (status(errors=("Postgres, as …: permission denied for table outbox",), led=False), "`outbox grants"),
+        (status(errors=('relation "outbox" does not exist; run `outbox migrate` first',), led=False), "the error says"),
         (status(trouble="a row is too large"), "reported trouble"),
         (status(led=False), "sensor is on"),
         (status(lag=31), "too slow"),

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+import socket
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from threading import Event
 
 import pytest
 
 from outbox_plugin.adapters import kafka_tokens
-from outbox_plugin.adapters.kafka_clients import client_config
+from outbox_plugin.adapters.kafka_clients import check_properties, client_config
 from outbox_plugin.adapters.kafka_tokens import TokenCallback, TokenProvider, token_provider
 from outbox_plugin.errors import InvalidSetting, LogUnavailable
 from outbox_plugin.settings import Settings
@@ -101,6 +103,23 @@ def test_one_that_does_not_return_is_not_waited_for(monkeypatch: pytest.MonkeyPa
     with pytest.raises(LogUnavailable, match="has returned no token within"):
         TokenCallback(TokenProvider("setting", function))
     release.set()
+
+
+def test_properties_are_checked_without_a_token() -> None:
+    """A server of tokens that does not answer would keep whoever checks, and the client's end, for long."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        server.settimeout(1.0)
+        oidc = {
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": "OAUTHBEARER",
+            "sasl.oauthbearer.method": "oidc",
+            "sasl.oauthbearer.client.id": "shop",
+            "sasl.oauthbearer.client.secret": SECRET,
+            "sasl.oauthbearer.token.endpoint.url": f"http://127.0.0.1:{server.getsockname()[1]}/token",
+        }
+        check_properties(Settings(dsn="postgresql://nowhere", bootstrap_servers="127.0.0.1:1", kafka=oidc))
+        with pytest.raises(TimeoutError):
+            server.accept()
 
 
 @pytest.mark.parametrize(

@@ -118,8 +118,7 @@ def test_json_that_is_none_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTBOX_KAFKA", "{not json")
     with pytest.raises(InvalidSetting) as caught:
         Settings(**RIGHT)
-    assert "kafka" in str(caught.value).lower()
-    assert "\n" not in str(caught.value)
+    assert str(caught.value) == "OUTBOX_KAFKA: expected JSON"
 
 
 def test_secrets_are_never_shown() -> None:

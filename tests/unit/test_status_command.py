@@ -13,6 +13,7 @@ from rich.console import Console
 
 from outbox_plugin import Settings
 from outbox_plugin.cli import outbox
+from outbox_plugin.errors import InvalidSetting
 from outbox_plugin.status import command
 from outbox_plugin.status.command import screen
 from outbox_plugin.status.health_rules import Limits
@@ -101,6 +102,33 @@ def test_outboxes_are_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(command, "read_status", read)
     assert CliRunner().invoke(outbox, ["status", "--check"]).exit_code == 0
+
+
+@pytest.mark.parametrize("options", [[], ["--json"], ["--check"]])
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("OUTBOX_KAFKA", '{"sasl.pasword": "hunter2"}', 'OUTBOX_KAFKA: No such configuration property: "sasl.pasword"'),
+        ("OUTBOX_KAFKA", '{"sasl.password": "hunter2",}', "OUTBOX_KAFKA: expected JSON"),
+        (
+            "OUTBOX_KAFKA_TOKEN_PROVIDER",
+            "no_such_module:token",
+            "OUTBOX_KAFKA_TOKEN_PROVIDER: no_such_module:",
+        ),
+    ],
+)
+def test_a_wrong_setting_is_refused_before_anything_is_asked(
+    monkeypatch: pytest.MonkeyPatch, options: list[str], name: str, value: str, said: str
+) -> None:
+    """No server is to blame for it."""
+    if name != "OUTBOX_KAFKA":
+        monkeypatch.setenv("OUTBOX_KAFKA", '{"security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"}')
+    monkeypatch.setenv(name, value)
+    monkeypatch.setattr(command, "read_status", lambda _: pytest.fail("nothing is asked"))
+    refused = CliRunner().invoke(outbox, ["status", *options]).exception
+    assert isinstance(refused, InvalidSetting)
+    assert str(refused).startswith(said)
+    assert "hunter2" not in str(refused)
 
 
 def test_an_estimate_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
