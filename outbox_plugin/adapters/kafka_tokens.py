@@ -57,7 +57,7 @@ class TokenProvider:
     def _token(self) -> Token:
         try:
             answer = self._function()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise LogUnavailable(
                 f"{self._name} raises {type(error).__name__} ({_place_of(error)}); its text, which may hold a secret, "
                 "is not shown"
@@ -133,7 +133,7 @@ def token_provider(name: str) -> TokenProvider:
         function = attrgetter(path)(import_module(module))
     except (ImportError, AttributeError) as error:
         raise InvalidSetting(f"{setting} cannot be imported: {error}") from None
-    except Exception as error:  # The module itself fails.
+    except (Exception, SystemExit) as error:  # The module itself fails.
         raise InvalidSetting(
             f"{setting} cannot be imported: it raises {type(error).__name__} ({_place_of(error)})"
         ) from None

@@ -129,6 +129,7 @@ def test_properties_are_checked_without_a_token() -> None:
         ("", "shop_tokens:token", "cannot be imported: module 'shop_tokens' has no attribute 'token'"),
         ("token = 5", "shop_tokens:token", "is no function"),
         ("import os; raise ValueError('s3cret')", "shop_tokens:token", "it raises ValueError (shop_tokens.py:1)"),
+        ("import sys; sys.exit('s3cret')", "shop_tokens:token", "it raises SystemExit (shop_tokens.py:1)"),
         ("def token(", "shop_tokens:token", "cannot be imported: it raises SyntaxError"),
     ],
 )
