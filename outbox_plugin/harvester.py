@@ -290,7 +290,9 @@ class Harvester(Background):
         """Opens the relays of the shards of `layout`."""
 
         @contextmanager
-        def open_relay(shard: int, leader_id: str, wanted: Callable[[], bool], observe: Observer) -> Iterator[Relay]:
+        def open_relay(
+            shard: int, leader_id: str, should_wait: Callable[[], bool], observe: Observer
+        ) -> Iterator[Relay]:
             settings = self._settings
             with ExitStack() as opened:
 
@@ -307,7 +309,9 @@ class Harvester(Background):
                         marks,
                         opened.enter_context(
                             closing(
-                                KafkaAcknowledgingLog(settings, wanted, ReservedTopics(settings, marks.session.groups))
+                                KafkaAcknowledgingLog(
+                                    settings, should_wait, ReservedTopics(settings, marks.session.groups)
+                                )
                             )
                         ),
                         self._runtime,
@@ -319,7 +323,7 @@ class Harvester(Background):
                 store = opened.enter_context(closing(PostgresWindowStore(settings, shard, layout)))
                 reserved = ReservedTopics(settings, store.session.groups)
                 log = KafkaTransactionalLog(
-                    settings, self._names, Slice(shard, layout.shards), self._signer, wanted, reserved
+                    settings, self._names, Slice(shard, layout.shards), self._signer, should_wait, reserved
                 )
                 yield ExactlyOnce(
                     shard,

@@ -74,10 +74,10 @@ def _leave_out_other_shares(config: pytest.Config, items: list[pytest.Item]) -> 
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """One of several processes tells the one that started it what was left out."""
-    if (told := getattr(session.config, "workeroutput", None)) is not None:
+    """Report the left-out tests to the process that started this one, if one did."""
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
         left_out = session.config.stash[LEFT_OUT]
-        told["left_out"] = sorted(left_out)
+        output["left_out"] = sorted(left_out)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -114,15 +114,15 @@ def _nothing_is_left_behind() -> Iterator[None]:
     """The whole run leaves no process and no thread of ours."""
     before = set(threading.enumerate())
     yield
-    children = [each for each in psutil.Process().children(recursive=True) if RESOURCE_TRACKER not in told(each)]
+    children = [each for each in psutil.Process().children(recursive=True) if RESOURCE_TRACKER not in described(each)]
     _, running = psutil.wait_procs(children, timeout=20 * PATIENCE)
-    assert not [told(each) for each in running]
+    assert not [described(each) for each in running]
     left = [each.name for each in threading.enumerate() if each not in before and each.name.startswith("outbox-")]
     assert not left
 
 
-def told(process: psutil.Process) -> str:
-    """What a process that should be gone is, for whoever reads the failure."""
+def described(process: psutil.Process) -> str:
+    """Describe a process that should be gone, for the failure message."""
     with suppress(psutil.Error):
         return f"{process.pid} of {process.ppid()}, {process.status()}: {' '.join(process.cmdline())[:300]}"
     return f"{process.pid}"

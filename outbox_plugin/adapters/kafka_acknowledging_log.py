@@ -22,18 +22,20 @@ _PATIENCE_SECONDS = 0.5
 class KafkaAcknowledgingLog:
     """`AcknowledgingLog` of the ports, on one producer, which is thrown away with its term."""
 
-    def __init__(self, settings: Settings, wanted: Callable[[], bool], reserved: Callable[[str], str | None]) -> None:
+    def __init__(
+        self, settings: Settings, should_wait: Callable[[], bool], reserved: Callable[[str], str | None]
+    ) -> None:
         """Make a producer; no connection yet.
 
         Args:
             settings: which Kafka.
-            wanted: returns whether waiting still makes sense; called now and then.
+            should_wait: returns whether waiting still makes sense; called now and then.
             reserved: returns why a topic is not for events; None where it is.
 
         Raises:
             InvalidSetting: OUTBOX_KAFKA holds something that librdkafka does not take.
         """
-        self._wanted = wanted
+        self._should_wait = should_wait
         self._records = RecordSender(reserved)
         config = producer_config(settings, enable_idempotence=True, message_timeout_ms=DELIVERY_TIMEOUT_MS)
         try:
@@ -89,7 +91,7 @@ class KafkaAcknowledgingLog:
         Raises:
             LogUnavailable: Kafka does not acknowledge them in time, or waiting makes no sense any more.
         """
-        if not self._wanted():
+        if not self._should_wait():
             raise LogUnavailable("Kafka: what was sent is no longer wanted")
         self._records.reset()
         try:
@@ -102,7 +104,7 @@ class KafkaAcknowledgingLog:
     def _flush(self, producer: Producer) -> None:
         deadline = time.monotonic() + 2 * DELIVERY_TIMEOUT_MS / 1000
         while producer.flush(_PATIENCE_SECONDS) > 0:
-            if time.monotonic() > deadline or not self._wanted():
+            if time.monotonic() > deadline or not self._should_wait():
                 raise LogUnavailable("Kafka does not acknowledge what was sent")
 
     def close(self) -> None:

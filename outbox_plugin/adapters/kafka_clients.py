@@ -163,8 +163,8 @@ def transaction_error(error: KafkaError, doing: str, *, unpublished: bool) -> Te
 
 def connection_error(error: KafkaError, settings: Settings) -> ServerRefused | LogUnavailable:
     """What `error`, met at start or in a read, means: refused for good, or away for now."""
-    said = f"Kafka, as OUTBOX_BOOTSTRAP_SERVERS names it ({settings.bootstrap_servers}): {error.str()}"
-    return ServerRefused(said) if error.code() in _NOT_LET_IN else LogUnavailable(said)
+    message = f"Kafka, as OUTBOX_BOOTSTRAP_SERVERS names it ({settings.bootstrap_servers}): {error.str()}"
+    return ServerRefused(message) if error.code() in _NOT_LET_IN else LogUnavailable(message)
 
 
 _HEADERS = methodcaller("headers")

@@ -29,7 +29,7 @@ from outbox_plugin.settings import Settings
 
 COMMIT_TIMEOUT_SECONDS = 30.0
 _FENCE_SECONDS = 0.05
-_PATIENCE_SECONDS = 0.5  # How long a blocking call waits before it looks whether it is still wanted.
+_PATIENCE_SECONDS = 0.5  # How long a blocking call waits before it checks whether to go on waiting.
 _FLUSH_SECONDS = 0.1
 STUCK_SECONDS = 5.0  # A decided transaction may take this long to end where nothing is wrong.
 STALLED_SECONDS = 1.0  # After this time without an acknowledgement, check whether partitions have a leader.
@@ -54,7 +54,7 @@ class KafkaTransactionalLog:
         names: KafkaNames,
         slice_: Slice,
         signer: Signer,
-        wanted: Callable[[], bool],
+        should_wait: Callable[[], bool],
         reserved: Callable[[str], str | None],
     ) -> None:
         """Nothing is connected before `fence`.
@@ -64,7 +64,7 @@ class KafkaTransactionalLog:
             names: what the group calls its topics and ids.
             slice_: the shard.
             signer: signs progress records, and verifies them.
-            wanted: returns whether waiting still makes sense; called now and then.
+            should_wait: returns whether waiting still makes sense; called now and then.
             reserved: returns why a topic is not for events; None where it is.
         """
         self._settings = settings
@@ -72,7 +72,7 @@ class KafkaTransactionalLog:
         self._slice = slice_
         self._signer = signer
         self._numbering = Numbering()
-        self._wanted = wanted
+        self._should_wait = should_wait
         self._reserved = reserved
         self._records = RecordSender(reserved)
         self._producer: Producer | None = None
@@ -122,7 +122,7 @@ class KafkaTransactionalLog:
                         "has no leader, it cannot end before that has one"
                     ) from error.with_traceback(None)
                 again = problem.code() == KafkaError._TIMED_OUT or problem.retriable()
-                if not again or seconds > REQUEST_TIMEOUT_SECONDS or not self._wanted():
+                if not again or seconds > REQUEST_TIMEOUT_SECONDS or not self._should_wait():
                     raise LogUnavailable(f"Kafka, fencing: {problem.str()}") from error.with_traceback(None)
         self._in_doubt = False
 
@@ -152,7 +152,9 @@ class KafkaTransactionalLog:
 
     def former(self, slice_: Slice) -> KafkaTransactionalLog:
         """The log of a shard of an earlier layout; the caller closes it."""
-        return KafkaTransactionalLog(self._settings, self._names, slice_, self._signer, self._wanted, self._reserved)
+        return KafkaTransactionalLog(
+            self._settings, self._names, slice_, self._signer, self._should_wait, self._reserved
+        )
 
     def publish(self, rows: Sequence[OutboxRow], progress: ProgressRecord) -> bool:
         """Publish `rows` in their order and `progress` in one transaction. Returns False if nothing was published.
@@ -182,7 +184,7 @@ class KafkaTransactionalLog:
             return False
         began = time.monotonic()
         try:
-            self._while_wanted(self._open.commit_transaction, COMMIT_TIMEOUT_SECONDS)
+            self._while_waiting(self._open.commit_transaction, COMMIT_TIMEOUT_SECONDS)
         except KafkaException as error:  # librdkafka sends EndTxn once all is delivered, and not if a delivery failed.
             return self._explain(error, unpublished=records.any_failed)
         self._in_doubt = may_have_been_repeated(time.monotonic() - began)
@@ -206,7 +208,7 @@ class KafkaTransactionalLog:
             LogUnavailable: they do not come for another reason; nothing is published.
         """
         waiting, since, looks = len(self._open), time.monotonic(), 0
-        while waiting and self._wanted() and not self._records.any_failed:
+        while waiting and self._should_wait() and not self._records.any_failed:
             before, waiting = waiting, self._open.flush(_FLUSH_SECONDS)
             now = time.monotonic()
             if waiting != before:
@@ -221,8 +223,8 @@ class KafkaTransactionalLog:
                     return False
         return True
 
-    def _while_wanted(self, call: Callable[[float], object], timeout_seconds: float) -> None:
-        """Make a blocking `call`, which takes a time-out and may be called on after it, as long as it is wanted."""
+    def _while_waiting(self, call: Callable[[float], object], timeout_seconds: float) -> None:
+        """Make a blocking `call`, which takes a time-out and may be called on after it, as long as `should_wait`."""
         deadline = time.monotonic() + timeout_seconds
         while True:
             try:
@@ -231,7 +233,7 @@ class KafkaTransactionalLog:
             except KafkaException as error:
                 if error.args[0].txn_requires_abort() or error.args[0].code() != KafkaError._TIMED_OUT:
                     raise
-                if time.monotonic() > deadline or not self._wanted():
+                if time.monotonic() > deadline or not self._should_wait():
                     raise
 
     def _explain(self, error: KafkaException, *, unpublished: bool) -> bool:

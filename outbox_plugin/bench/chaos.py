@@ -147,8 +147,8 @@ class _Run:
                 return
             inject(fault)
 
-    def _note(self, said: str) -> None:
-        self._tell(f"{self._elapsed:5.0f} of {self._seconds:.0f} s: {said}")
+    def _note(self, line: str) -> None:
+        self._tell(f"{self._elapsed:5.0f} of {self._seconds:.0f} s: {line}")
 
     def _progress(self) -> str:
         return f"{self._writer.rows:,} rows committed, {len(self._reader.arrivals):,} arrived"

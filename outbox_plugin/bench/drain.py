@@ -60,12 +60,14 @@ class DrainReport:
 
     def lines(self) -> list[str]:
         """See `Report.lines`."""
-        said = []
+        lines = []
         for name, runs in ((self.reference_name, self.reference), (self.name, self.drains)):
             speed, cpu = median(run.records_per_second for run in runs), median(run.cpu_seconds for run in runs)
             memory = max(run.resident_megabytes for run in runs)
-            said.append(f"{name}: {speed:,.0f} records/s, {cpu:.2f} CPU s per 100,000 records, at most {memory:.0f} MB")
-        return [*said, f"ratio: {self.ratio:.2f} of {self.reference_name} (median of {len(self.drains)})"]
+            lines.append(
+                f"{name}: {speed:,.0f} records/s, {cpu:.2f} CPU s per 100,000 records, at most {memory:.0f} MB"
+            )
+        return [*lines, f"ratio: {self.ratio:.2f} of {self.reference_name} (median of {len(self.drains)})"]
 
     def to_json(self) -> dict[str, Any]:
         """See `Report.to_json`."""

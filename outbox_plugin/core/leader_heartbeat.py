@@ -52,8 +52,8 @@ class LeaderHeartbeat:
     def encode(self) -> bytes:
         """The heartbeat as JSON, which `parse` takes: a long trouble is cut, and what is no text in it is replaced."""
         trouble = self.trouble and self.trouble[:TROUBLE_CHARACTERS].encode(errors="replace").decode()
-        said = {name: getattr(self, name) for name in _FIELDS} | {"trouble": trouble}
-        return json.dumps(said, separators=(",", ":")).encode()
+        fields = {name: getattr(self, name) for name in _FIELDS} | {"trouble": trouble}
+        return json.dumps(fields, separators=(",", ":")).encode()
 
     @classmethod
     def parse(cls, body: bytes | None) -> LeaderHeartbeat | None:

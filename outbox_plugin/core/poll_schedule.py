@@ -62,7 +62,7 @@ class Sleep:
     seconds: float
 
 
-Action = Read | Wait | Arm | Sleep
+PollAction = Read | Wait | Arm | Sleep
 
 
 class _Step(Enum):
@@ -117,7 +117,7 @@ class PollSchedule:
             self._refreshed_at = now
         return due or refresh
 
-    def next(self, now: float) -> Action:
+    def next(self, now: float) -> PollAction:
         """The next step of the poll."""
         if self._paused:
             return Wait(IDLE_LAST)
@@ -241,7 +241,7 @@ class PollSchedule:
             seconds = CONTROL_SEARCH_SECONDS
         return self._refreshed_at is None or now - self._refreshed_at >= seconds
 
-    def _idle(self) -> Action:
+    def _idle(self) -> PollAction:
         without_rows = self._began_at - self._rows_at
         if without_rows < STEADY_SECONDS:
             return Wait(IDLE_FIRST)

@@ -18,23 +18,23 @@ OFFSET = "messaging.kafka.offset"
 
 
 def span_name(operation: str, topics: Collection[str]) -> str:
-    """The operation, and the topic where there is one alone."""
+    """The operation, and the topic if there is only one."""
     return " ".join((operation, *topics)) if len(topics) == 1 else operation
 
 
 def operation_attributes(operation: str, topics: Collection[str]) -> Attributes:
-    """What every span of ours says; the topic only where it is the only one of all records."""
-    said: Attributes = {"messaging.system": "kafka", "messaging.operation.name": operation}
+    """The attributes of every span of ours. The topic is among them only if all records have the same one."""
+    attributes: Attributes = {"messaging.system": "kafka", "messaging.operation.name": operation}
     if operation != "wait":  # The conventions have no type for it.
-        said["messaging.operation.type"] = operation
+        attributes["messaging.operation.type"] = operation
     if len(topics) == 1:
-        [said["messaging.destination.name"]] = topics
-    return said
+        [attributes["messaging.destination.name"]] = topics
+    return attributes
 
 
 def record_attributes(key: str | None, *, is_tombstone: bool) -> Attributes:
-    """What a span of one record says of it; its value is never said."""
-    said: Attributes = {} if key is None else {"messaging.kafka.message.key": key}
+    """The attributes of a span of one record; never its value."""
+    attributes: Attributes = {} if key is None else {"messaging.kafka.message.key": key}
     if is_tombstone:
-        said["messaging.kafka.message.tombstone"] = True
-    return said
+        attributes["messaging.kafka.message.tombstone"] = True
+    return attributes

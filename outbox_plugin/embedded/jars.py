@@ -64,7 +64,7 @@ def kafka_jars(tell: Callable[[str], None]) -> Path:
 def _resolve(scratch: Path, tell: Callable[[str], None]) -> Path:
     module, jars, log = scratch / "ivy.xml", scratch / "jars", scratch / "ivy.log"
     module.write_text(_IVY_MODULE.format(version=KAFKA_VERSION))
-    wanted = len(checksums())
+    total = len(checksums())
     command = [
         *(str(java_home() / "bin" / "java"), *_trust(scratch), "-cp", str(_ivy()), "org.apache.ivy.Main"),
         *("-ivy", str(module), "-cache", str(scratch / "cache"), "-confs", "default"),
@@ -73,12 +73,12 @@ def _resolve(scratch: Path, tell: Callable[[str], None]) -> Path:
     with log.open("wb") as output:
         ivy = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
     try:
-        began, told = time.monotonic(), -1
+        began, reported = time.monotonic(), -1
         while ivy.poll() is None:
-            here = sum(1 for _ in (scratch / "cache").rglob("*.jar"))
-            if here != told:
-                tell(f"Kafka {KAFKA_VERSION}: {here} of {wanted} jars")
-                told = here
+            downloaded = sum(1 for _ in (scratch / "cache").rglob("*.jar"))
+            if downloaded != reported:
+                tell(f"Kafka {KAFKA_VERSION}: {downloaded} of {total} jars")
+                reported = downloaded
             if time.monotonic() - began > RESOLVE_SECONDS:
                 raise JarsMissing(f"Kafka's jars could not be downloaded within {RESOLVE_SECONDS} s")
             time.sleep(0.25)
@@ -131,8 +131,8 @@ def logging_jars() -> list[Path]:
 
     Kafka's jars have slf4j without a backend, so a broker that cannot start would not log the reason.
     """
-    wanted = ("slf4j-api-*.jar", "log4j-slf4j2-impl-*.jar", "log4j-api-*.jar", "log4j-core-*.jar")
-    return [jar for pattern in wanted for jar in _shipped_with_spark(pattern)]
+    patterns = ("slf4j-api-*.jar", "log4j-slf4j2-impl-*.jar", "log4j-api-*.jar", "log4j-core-*.jar")
+    return [jar for pattern in patterns for jar in _shipped_with_spark(pattern)]
 
 
 def _shipped_with_spark(pattern: str) -> list[Path]:

@@ -39,10 +39,10 @@ def system_java_home() -> Path | None:
 
 def _major_version(java: Path) -> int:
     try:
-        said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False).stderr
+        output = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False).stderr
     except OSError:
         return 0
-    found = _VERSION.search(said)
+    found = _VERSION.search(output)
     return int(found.group(1)) if found else 0
 
 

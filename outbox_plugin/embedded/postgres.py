@@ -175,8 +175,8 @@ def _run(
         **(unprivileged(data) if _is_root() else {}),
     )
     if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise ServerFailed(f"Postgres could not {purpose}: {said[-1] if said else done.returncode}")
+        output = (done.stderr or done.stdout).strip().splitlines()
+        raise ServerFailed(f"Postgres could not {purpose}: {output[-1] if output else done.returncode}")
 
 
 def _as_seen_by_server(data: Path) -> str:

@@ -72,5 +72,5 @@ class RelaySpans:
 
 
 def _of_row(row: OutboxRow) -> dict[str, str | int | bool]:
-    said = record_attributes(row.key, is_tombstone=row.value is None)
-    return {**operation_attributes("wait", [row.topic]), **said}
+    attributes = record_attributes(row.key, is_tombstone=row.value is None)
+    return {**operation_attributes("wait", [row.topic]), **attributes}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from outbox_plugin.core.intervals import MANY_ROWS
-from outbox_plugin.core.poll_schedule import Action, Arm, PollSchedule, Read, Sleep, Wait
+from outbox_plugin.core.poll_schedule import Arm, PollAction, PollSchedule, Read, Sleep, Wait
 from outbox_plugin.core.ports import Control, ReadRequest, WakeUp
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.unchanged_reads import UnchangedReads
@@ -162,7 +162,7 @@ class Poller:
             return self._live_rows.read(request)
         return Found.all(self._source.read(request))
 
-    def _rest(self, action: Action) -> None:
+    def _rest(self, action: PollAction) -> None:
         match action:
             case Wait(seconds):
                 self._wait(seconds)

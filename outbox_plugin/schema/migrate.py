@@ -54,7 +54,7 @@ def migrate(settings: Settings, *, wake_up: bool | None = None) -> list[str]:
             holds a lock for a minute.
         InvalidSetting: the table has been migrated under another name.
     """
-    deadline, said = time.monotonic() + PATIENCE_SECONDS, ""
+    deadline, reported = time.monotonic() + PATIENCE_SECONDS, ""
     with reported_as_refusal(settings), connect_patiently(settings) as connection:
         table = in_full(connection, settings.table)
         while True:
@@ -67,9 +67,9 @@ def migrate(settings: Settings, *, wake_up: bool | None = None) -> list[str]:
                     f"Postgres: nothing was migrated: {holder} has held a lock on the outbox's tables for "
                     f"{PATIENCE_SECONDS:.0f} s; end it, or try again later"
                 )
-            if holder != said:
+            if holder != reported:
                 logger.warning("waiting for %s, which holds a lock on the outbox's tables", holder)
-                said = holder
+                reported = holder
             time.sleep(PAUSE_SECONDS)
 
 

@@ -55,7 +55,7 @@ class Silence:
         self._probing_since: float | None = None
         self._lost_since: float | None = None
 
-    def found(self, finding: Finding, now: float) -> None:
+    def report(self, finding: Finding, now: float) -> None:
         """Report the result of a probe."""
         self._probing_since = None
         if finding is Finding.WORKING:
@@ -64,7 +64,7 @@ class Silence:
             self._lost_since = now
 
     def tick(self, now: float) -> ProbeAction:
-        """What to do now. On PROBE, the caller starts a probe, and reports its result with `found`."""
+        """What to do now. On PROBE, the caller starts a probe, and reports its result with `report`."""
         if now - self._ticked_at > STOPPED_SECONDS:
             self._begin(now)
         self._ticked_at = now

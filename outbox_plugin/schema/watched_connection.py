@@ -128,7 +128,7 @@ def _watched(gen: PQGen[T], connection: PGconn, probe_now: Callable[[], _Probe])
                 now = time.monotonic()
                 silence = silence or Silence(now)
                 if probe is not None and probe.finding is not None:
-                    silence.found(probe.finding, now)
+                    silence.report(probe.finding, now)
                     probe = None
                 action = silence.tick(now)
                 if action is ProbeAction.PROBE:

@@ -19,7 +19,7 @@ from outbox_plugin.core.intervals import (
     STEADY_SECONDS,
     UNCOMMITTED_SECONDS,
 )
-from outbox_plugin.core.poll_schedule import Action, Arm, PollSchedule, Read, Sleep, Wait
+from outbox_plugin.core.poll_schedule import Arm, PollAction, PollSchedule, Read, Sleep, Wait
 from outbox_plugin.core.ports import ReadRequest
 from outbox_plugin.core.unchanged_reads import UnchangedReads
 
@@ -35,7 +35,7 @@ def a_schedule(*, can_sleep: bool = False, state: SequenceState = SETTLED, pause
     return schedule
 
 
-def poll_in_vain(schedule: PollSchedule, now: float) -> Action:
+def poll_in_vain(schedule: PollSchedule, now: float) -> PollAction:
     """A poll whose reads find nothing; returns what it ends with."""
     schedule.begin(now)
     while isinstance(action := schedule.next(now), Read):
