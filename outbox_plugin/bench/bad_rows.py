@@ -1,9 +1,9 @@
-"""Rows that Kafka cannot take: how a chaos run writes them, mends them as an operator would, and finds them again.
+"""Rows that Kafka refuses: a chaos run writes them, repairs them as an operator would, and looks where they ended.
 
-Where they belong in the end:
+Where they must end:
 
     OUTBOX_BAD_ROWS    unequal headers, or too large    a topic that does not exist
-    park               in the topic, once mended        in that topic, once it has been made
+    park               in the topic, once repaired      in that topic, once it is created
     dead-letter        in outbox_dead_letter            in outbox_dead_letter
 """
 
@@ -20,7 +20,7 @@ from outbox_plugin.bench.scratch import connect, create_topic, table_of
 from outbox_plugin.bench.writer import HOT_KEYS, PADDING, Row
 from outbox_plugin.settings import Settings
 
-_TOO_LARGE = "x" * 2_000_000  # Kafka's limit is 1 MB, where nobody has changed it.
+_TOO_LARGE = "x" * 2_000_000  # Kafka's default limit is 1 MB.
 _MENDED_LENGTH = 200
 _READ_SECONDS = 30.0
 
@@ -29,7 +29,7 @@ class BadRows:
     """The bad rows of one run."""
 
     def __init__(self, settings: Settings) -> None:
-        """None are written yet."""
+        """Make the helper. It writes no rows yet."""
         self._settings = settings
         self._number = 0
         self._missing_topics: set[str] = set()
@@ -59,10 +59,10 @@ class BadRows:
         ]
 
     def mend(self) -> None:
-        """Mend all that are parked: make the missing topics, correct the rows, release the keys.
+        """Repair all parked rows: create the missing topics, correct the rows, release the keys.
 
         Raises:
-            OutboxError, KafkaException, psycopg.Error: a server is away; do it again later.
+            OutboxError, KafkaException, psycopg.Error: a server is away; try again later.
         """
         for topic in self._missing_topics:
             try:
@@ -82,7 +82,7 @@ class BadRows:
         operate.release(self._settings)
 
     def found_aside(self) -> list[Place | None]:
-        """The rows among the dead letters and in the topics that were missing, each as often as it is there."""
+        """The rows among the dead letters and in the topics that were missing, with duplicates."""
         with connect(self._settings) as connection:
             *schema, _ = self._settings.table.split(".")
             query = "SELECT kafka_key, left(convert_from(kafka_value, 'UTF8'), %s) FROM {}"

@@ -1,6 +1,6 @@
-"""The baseline: the least that a relay must do, in bare loops without election, recovery or errors.
+"""The baseline: the minimum that a relay must do, in bare loops without election, recovery or error handling.
 
-`python -m outbox_plugin.bench.baseline` runs the one-by-one loop as a process of its own, until SIGTERM.
+`python -m outbox_plugin.bench.baseline` runs the one-by-one loop as a process, until SIGTERM.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _Row = tuple[int, str, str, str | None, list[str], list[str]]
 
 @contextmanager
 def ready_to_relay(settings: Settings, transactional_id: str) -> Iterator[Callable[[], None]]:
-    """A call that relays all rows of the table in transactional windows and deletes them; it may be made again.
+    """Yield a function that relays all rows of the table in transactional windows and deletes them. Call it repeatedly.
 
     Read, publish and delete run overlapped on three threads, as in the harvester.
     """
@@ -73,7 +73,7 @@ def _relay_backlog(
 
 
 def relay_one_by_one(settings: Settings, stop: threading.Event) -> None:
-    """Relay rows as they come until `stop`: poll every 2 ms, publish what is there, delete it; on one thread.
+    """Relay rows as they come until `stop`, on one thread: poll every 2 ms, publish the rows found, delete them.
 
     Each read is one transaction of the delivery `exactly-once`, or one flush of `at-least-once`.
     """

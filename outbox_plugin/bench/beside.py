@@ -24,7 +24,7 @@ from outbox_plugin.settings import Settings
 WARMING_ROWS = 200
 QUIET_SECONDS = 10.0
 PARTITIONS = 3
-_LEAST_ROWS = 20  # For a percentile.
+_LEAST_ROWS = 20  # The least number of rows for a percentile.
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Phase:
 
     @classmethod
     def of(cls, name: str, seconds: float, late: Sequence[float]) -> Phase:
-        """The phase of that `name`, with how `late` its events were, in seconds."""
+        """Make the phase `name` from the delays of its events (`late`), in seconds."""
         cuts = quantiles(late, n=100) if len(late) >= _LEAST_ROWS else [0.0] * 99
         return cls(name, seconds, len(late), cuts[49] * 1000, cuts[98] * 1000)
 
@@ -54,7 +54,7 @@ class BesideReport:
     phases: tuple[Phase, ...]
 
     def lines(self) -> list[str]:
-        """For people: each phase, with its ratios to the quiet one."""
+        """Each phase, with its ratios to the quiet one, as lines of text."""
         quiet = self.phases[0]
         return [
             f"{self.delivery}, {self.events_per_second:.0f} live events/s, a batch of {self.rows:,} rows",
@@ -67,7 +67,7 @@ class BesideReport:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """For machines: plain values."""
+        """The report as plain values."""
         return asdict(self)
 
 
@@ -118,7 +118,7 @@ def beside(settings: Settings, rows: int, keys: int, events_per_second: float, t
 
 
 def _write_batch(settings: Settings, topic: str, rows: int, keys: int, tell: Tell) -> list[float]:
-    """Returns when the phases began, and when the last ended."""
+    """Write the batch. Returns the times at which the phases began, and the last one ended."""
     times = [time.monotonic()]
     tell(f"quiet: {QUIET_SECONDS:.0f} s")
     time.sleep(QUIET_SECONDS)
@@ -137,7 +137,7 @@ def _write_batch(settings: Settings, topic: str, rows: int, keys: int, tell: Tel
 def _wait_until_drained(settings: Settings, topic: str, rows: int) -> None:
     """Wait until Kafka has as many records as the batch has rows, and then until the table has none of them.
 
-    The table is not asked before: to find that out takes it long.
+    The table is not queried before that, because the query is slow while many rows are left.
     """
     deadline = time.monotonic() + PATIENCE_SECONDS
     query = sql.SQL("SELECT EXISTS (SELECT FROM {} WHERE kafka_topic = %s)").format(table_of(settings))

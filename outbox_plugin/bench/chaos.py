@@ -1,4 +1,4 @@
-"""Chaos: servers, harvesters, network and tables are disturbed under a steady writer; every row is looked for."""
+"""Chaos: disturbs servers, harvesters, network and tables under a steady writer, and accounts for every row."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _MEND_EVERY_SECONDS = 1.0
 
 
 def chaos(seconds: float, seed: int, delivery: Delivery | None, tell: Tell) -> ChaosReport:
-    """Run it on servers of its own, in a folder that is kept if something was wrong; other settings are the user's.
+    """Run on its own servers, with the user's other settings. Their folder is kept if something was wrong.
 
     Raises:
         ServerFailed: a server did not come back.
     """
-    logging.getLogger("psycopg").setLevel(logging.CRITICAL)  # It would tell of each connection that a restart cuts.
+    logging.getLogger("psycopg").setLevel(logging.CRITICAL)  # It would log each connection that a restart cuts.
     folder = Path(tempfile.mkdtemp(prefix="outbox-chaos-"))
     tell(f"seed {seed}; servers and logs are in {folder}")
     report = None
@@ -116,7 +116,7 @@ class _Run:
         )
 
     def _disturb(self) -> None:
-        """Inject what is planned, and say how it goes; returns when the time is over and all servers are up again."""
+        """Inject the planned faults, and print progress, until the time is over and all servers are up again."""
         planned = plan(self._seed, self._seconds, HARVESTERS, NODES)
         self._began = self._injector.begin()
         over = self._injector.over
@@ -154,7 +154,7 @@ class _Run:
         return f"{self._writer.rows:,} rows committed, {len(self._reader.arrivals):,} arrived"
 
     def _drain(self) -> float:
-        """Wait until the outbox is empty; returns the seconds that it took, or after which it was given up."""
+        """Wait until the outbox is empty, but not for ever. Returns how many seconds it waited."""
         began = time.monotonic()
         mend_at = began
         while backlog := count_rows(self._settings):

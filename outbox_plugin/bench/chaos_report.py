@@ -1,4 +1,4 @@
-"""What a chaos run found."""
+"""The report of a chaos run."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from outbox_plugin.core.delivery_options import BadRows, Delivery
 
 @dataclass(frozen=True)
 class ChaosReport:
-    """What was done, and what became of the rows.
+    """The faults of a run, and what became of the rows.
 
-    `faults` counts them by their kind; `ended` counts the harvesters' ends by exit code or signal.
+    `faults` counts faults by their kind; `ended` counts harvesters that ended, by exit code or signal.
     """
 
     delivery: Delivery
@@ -41,13 +41,13 @@ class ChaosReport:
 
     @property
     def clean(self) -> bool:
-        """Whether no promise was broken, and nothing got stuck; at-least-once delivery may repeat rows."""
+        """Whether no promise was broken, and nothing hung. With at-least-once delivery, rows may be repeated."""
         verdict = self.verdict
         repeated = verdict.duplicates if self.delivery == "exactly-once" else 0
         return not (verdict.lost or repeated or verdict.order_violations or verdict.phantoms or self.failures)
 
     def lines(self) -> list[str]:
-        """The report for people."""
+        """The report as lines of text."""
         verdict = self.verdict
         return [
             *verdict.examples,

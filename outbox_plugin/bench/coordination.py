@@ -1,4 +1,4 @@
-"""Coordination: how long the world of many partitions takes to compute from its log, and what it keeps in memory."""
+"""Coordination: how long it takes to compute the world of many partitions from its log, and its memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RESTARTS = REMEMBERED_INSTANCES + 1
 
 @dataclass(frozen=True)
 class CoordinationReport:
-    """The world of a log of `messages` took `seconds`; after a log of `lengths`, it kept so many `megabytes`."""
+    """Computing the world from a log of `messages` took `seconds`. After logs of `lengths`, it needed `megabytes`."""
 
     partitions: int
     instances: int
@@ -32,7 +32,7 @@ class CoordinationReport:
     megabytes: list[float] = field(default_factory=list)
 
     def lines(self) -> list[str]:
-        """See `Report.lines`."""
+        """The report as lines of text."""
         return [
             f"{self.partitions:,} partitions, {self.instances:,} instances: {self.messages:,} messages in "
             f"{self.seconds:.2f} s ({self.cpu_seconds:.2f} CPU s)",
@@ -43,7 +43,7 @@ class CoordinationReport:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """See `Report.to_json`."""
+        """The report as plain values."""
         return asdict(self)
 
 

@@ -59,7 +59,7 @@ class DrainReport:
         return median_ratio(ours, theirs)
 
     def lines(self) -> list[str]:
-        """See `Report.lines`."""
+        """The report as lines of text."""
         lines = []
         for name, runs in ((self.reference_name, self.reference), (self.name, self.drains)):
             speed, cpu = median(run.records_per_second for run in runs), median(run.cpu_seconds for run in runs)
@@ -70,7 +70,7 @@ class DrainReport:
         return [*lines, f"ratio: {self.ratio:.2f} of {self.reference_name} (median of {len(self.drains)})"]
 
     def to_json(self) -> dict[str, Any]:
-        """See `Report.to_json`."""
+        """The report as plain values."""
         return {**asdict(self), "ratio": self.ratio}
 
 
@@ -99,7 +99,7 @@ def hot_key(settings: Settings, rows: int, rounds: int, tell: Tell) -> DrainRepo
 
 
 def old_snapshot(settings: Settings, rows: int, dead_rows: int, rounds: int, tell: Tell) -> DrainReport:
-    """A harvester behind whose back an old snapshot keeps `dead_rows` in the index, against one without such."""
+    """A harvester while an old snapshot keeps `dead_rows` in the index, against one without dead rows."""
 
     def haunted() -> Drained:
         with scratch_outbox(settings) as ours, _dead_rows_held(ours, dead_rows):
@@ -128,7 +128,7 @@ def _in_turn(
     report: DrainReport, ours: Callable[[], Drained], reference: Callable[[], Drained], rounds: int, tell: Tell
 ) -> DrainReport:
     look_for_cycles_less_often()  # As `outbox harvest` does; the reference too.
-    reference()  # Not counted: the servers' caches and files are as cold as they will ever be.
+    reference()  # A warm-up, which is not counted.
     for number in range(rounds):
         for name, drain, runs in (
             (report.reference_name, reference, report.reference),
@@ -152,7 +152,7 @@ def _bare(settings: Settings, rows: int, keys: int) -> Drained:
 
 
 def _harvested(settings: Settings, rows: int, keys: int) -> Drained:
-    """Drain rows with a harvester that already leads and has relayed some; their commit starts the clock."""
+    """Drain rows with a harvester that already leads and has relayed some. The time starts with their commit."""
     warm, purged = threading.Event(), _Counter()
 
     def observe(event: HarvestEvent) -> None:
@@ -178,7 +178,7 @@ def _harvested(settings: Settings, rows: int, keys: int) -> Drained:
 
 @contextmanager
 def _dead_rows_held(settings: Settings, dead_rows: int) -> Iterator[None]:
-    """Insert and delete `dead_rows`, and keep them in the index by a snapshot that is older than their deletion."""
+    """Insert and delete `dead_rows`, and hold a snapshot older than their deletion, so that they stay in the index."""
     with closing(connect(settings)) as holder, connect(settings, autocommit=True) as connection:
         insert(connection, settings, f"{settings.group}-dead", dead_rows, KEYS)
         holder.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
@@ -220,7 +220,7 @@ def _timed(rows: int, work: Callable[[], object]) -> Drained:
 
 @contextmanager
 def _watched_memory() -> Iterator[list[int]]:
-    """The resident bytes of this process, looked at again and again while the body runs."""
+    """The resident bytes of this process, sampled repeatedly while the body runs."""
     process, done = psutil.Process(), threading.Event()
     looks = [process.memory_info().rss]
 

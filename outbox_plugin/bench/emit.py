@@ -26,7 +26,7 @@ from outbox_plugin.emit.event import Event
 from outbox_plugin.emit.outbox import Outbox
 from outbox_plugin.settings import Settings
 
-PORTION = 20  # Events of one kind before the other kind has its turn: a busy machine is then busy for both.
+PORTION = 20  # Events of one kind before the other has its turn, so that load on the machine affects both alike.
 COLUMNS = ("topic", "key", "value", "names", "texts")
 VALUE = {"order": "o-4711", "customer": "c-17", "lines": [{"article": f"a-{each}", "count": each} for each in range(4)]}
 
@@ -36,7 +36,7 @@ Write = Callable[[Sequence[Row]], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Cost:
-    """Microseconds an event, by hand and emitted; `ratio` is the median of those of each turn."""
+    """Microseconds per event, by hand and emitted; `ratio` is the median of the ratios of all turns."""
 
     driver: str
     many: bool
@@ -57,12 +57,12 @@ class EmitReport:
     costs: list[Cost]
 
     def lines(self) -> list[str]:
-        """See `Report.lines`."""
+        """The report as lines of text."""
         dearest = max(self.costs, key=lambda cost: cost.ratio)
         return [f"ratio: at most {dearest.ratio:.2f} ({dearest.driver})"]
 
     def to_json(self) -> dict[str, Any]:
-        """See `Report.to_json`."""
+        """The report as plain values."""
         return asdict(self)
 
 

@@ -1,4 +1,4 @@
-"""`outbox harvest` as processes of a fleet, each of which is started again when it has ended, as a service would be."""
+"""A fleet of `outbox harvest` processes. Each is restarted when it has ended, as a service manager would do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOOK_SECONDS = 0.05
 
 
 class HarvesterProcess:
-    """One `outbox harvest`, behind a guard, so that it never outlives us."""
+    """One `outbox harvest`, behind a guard, so that it never outlives this process."""
 
     def __init__(self, settings: Settings, log: Path, prefix: Sequence[str] = ()) -> None:
         """Start it; it writes to the end of `log`. `prefix` is put before its command."""
@@ -68,14 +68,14 @@ class HarvesterProcess:
         return None
 
     def close(self) -> None:
-        """kill -9, if it runs; safe to call twice."""
+        """Kill it with SIGKILL, if it runs; safe to call twice."""
         if self._guard.stdin is not None:
             self._guard.stdin.close()
         self._guard.wait(END_SECONDS)
 
 
 def _signed(code: int | None) -> int | None:
-    """The guard tells a signal as a shell does not: as 256 less its number."""
+    """An exit code, with a signal as a negative number: for a signal, the guard exits with 256 minus its number."""
     return code - 256 if code is not None and code > 128 else code
 
 
@@ -97,10 +97,15 @@ class Fleet:
         seats: Sequence[Settings] | None = None,
         prefixes: Sequence[Sequence[str]] | None = None,
     ) -> None:
-        """Nothing is started yet. One that has ended is started again after `restart_seconds`.
+        """Make a fleet. It starts no process yet.
 
-        `seats`: the settings of each harvester, where each reaches the servers in its own way; `settings` are ours.
-        `prefixes`: what is put before the command of each.
+        Args:
+            settings: of this process, and of all harvesters unless there are `seats`.
+            count: how many harvesters.
+            folder: for their logs.
+            restart_seconds: how long to wait before a harvester that has ended is restarted.
+            seats: the settings of each harvester, if each reaches the servers in its own way.
+            prefixes: what to put before the command of each harvester.
         """
         self._settings = settings
         self._seat_settings = [settings] * count if seats is None else list(seats)
@@ -114,7 +119,7 @@ class Fleet:
         self._lock = threading.Lock()
         self._ending = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="bench-fleet")
-        self.failures: list[str] = []  # What no harvester may do.
+        self.failures: list[str] = []  # What harvesters did that they must not do.
         self.ended: Counter[int] = Counter()
 
     @contextmanager
@@ -140,11 +145,11 @@ class Fleet:
 
     @property
     def log(self) -> str:
-        """What all of them have said."""
+        """The logs of all harvesters."""
         return "".join(log.read_text() for log in self._logs if log.exists())
 
     def leader(self, patience_seconds: float = 2.0) -> int | None:
-        """The seat of the leader of shard 0, as `outbox status` has it; None if nobody leads, or a server is away."""
+        """The seat of shard 0's leader, according to `outbox status`; None if there is none, or a server is away."""
         leader = read_status(self._settings, patience_seconds).shards[0].leader
         with self._lock:
             seats = [number for number, each in enumerate(self._seats) if leader and each.pid == leader.pid]
@@ -162,7 +167,7 @@ class Fleet:
             return {seat: pid for seat, process in enumerate(self._seats) if (pid := process.pid) is not None}
 
     def kill(self, seat: int) -> None:
-        """kill -9."""
+        """Kill a harvester with SIGKILL."""
         self._seats[seat].signal(signal.SIGKILL)
 
     def pause(self, seat: int, seconds: float) -> None:

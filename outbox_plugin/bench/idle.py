@@ -1,4 +1,4 @@
-"""Idle: what a harvester costs that has nothing to do, and how fast the first row after a rest arrives."""
+"""Idle: what a harvester without work costs, and how fast the first row after a rest arrives."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ WARMING_ROWS = 200
 
 @dataclass(frozen=True)
 class IdleReport:
-    """An idle harvester's cost, and how fast it is back: milliseconds from commit to receipt of the first rows."""
+    """An idle harvester's cost, and the milliseconds from commit to receipt of the first rows after rests."""
 
     cpu_per_second: float
     queries_per_second: float
     first_milliseconds: list[float]
 
     def lines(self) -> list[str]:
-        """See `Report.lines`."""
+        """The report as lines of text."""
         first = ", ".join(f"{each:.1f}" for each in self.first_milliseconds)
         return [
             f"idle: {self.cpu_per_second:.4f} CPU s per second, {self.queries_per_second:.1f} transactions/s",
@@ -33,7 +33,7 @@ class IdleReport:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """See `Report.to_json`."""
+        """The report as plain values."""
         return asdict(self)
 
 
@@ -53,12 +53,12 @@ def idle(settings: Settings, seconds: float, times: int, tell: Tell) -> IdleRepo
             wait(reader, WARMING_ROWS)
             cpu, queries = [], []
             for number in range(times):
-                time.sleep(2.0)  # Until it is asleep.
+                time.sleep(2.0)  # Time to fall asleep.
                 before, at = (sum(process.cpu_times()[:2]), _transactions(ours)), time.monotonic()
                 time.sleep(seconds)
                 took = time.monotonic() - at
                 cpu.append((sum(process.cpu_times()[:2]) - before[0]) / took)
-                queries.append((_transactions(ours) - before[1] - 1) / took)  # The look itself is one.
+                queries.append((_transactions(ours) - before[1] - 1) / took)  # Without the query that counts them.
                 [committed] = write(ours, topic, 1, 1)
                 wait(reader, WARMING_ROWS + number + 1)
                 first.append((reader.arrivals[-1].at - committed) * 1000)

@@ -1,8 +1,8 @@
-"""Inbox: how fast it handles a topic, against the least that does the same SQL.
+"""Inbox: how fast it handles a topic, against bare loops that run the same SQL.
 
 The baseline consumes and updates in one bare loop per connection, on as many connections as the inbox has, in
-transactions as large as the inbox's may become. It remembers no key, keeps no order and recovers from nothing. For a
-handler that takes batches, it is a bare consumer that upserts what each poll brings, with the same statement.
+transactions as large as the inbox's can become. It remembers no keys, keeps no order and recovers from no error. For a
+handler of batches, the baseline is a bare consumer that upserts the records of each poll, with the same statement.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class InboxReport:
         return median_ratio(self.inbox, self.baseline)
 
     def lines(self) -> list[str]:
-        """See `Report.lines`."""
+        """The report as lines of text."""
         return [
             f"baseline  {median(self.baseline):8,.0f} records/s (median of {len(self.baseline)})",
             f"inbox     {median(self.inbox):8,.0f} records/s",
@@ -60,12 +60,12 @@ class InboxReport:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """See `Report.to_json`."""
+        """The report as plain values."""
         return {**asdict(self), "ratio": self.ratio}
 
 
 class _Done:
-    """Counts down, from any thread, and times from the first to the last."""
+    """Counts handled records, from any thread, and measures the time from the first to the last."""
 
     def __init__(self, records: int) -> None:
         self._left = records

@@ -30,19 +30,19 @@ _CUT_EVERY_SECONDS = 1.0
 
 
 class Injector:
-    """Injects faults, each by the method of its actor; an actor's faults follow each other."""
+    """Injects faults, with a method for each actor. The faults of one actor do not overlap."""
 
     def __init__(
         self, servers: Servers, settings: Settings, topic: str, fleet: Fleet, writer: Writer, seconds: float, note: Tell
     ) -> None:
-        """`seconds`: how long the run takes. `note` is told what is done."""
+        """Make an injector. `seconds` is the length of the run; `note` is called with each action."""
         self._servers = servers
         self._settings = settings
         self._topic = topic
         self._fleet = fleet
         self._writer = writer
         self._note = note
-        self._spared = 0 if seconds >= SOAK_SECONDS else None  # A soak needs one harvester that lives through it.
+        self._spared = 0 if seconds >= SOAK_SECONDS else None  # A soak measures one harvester that is never killed.
         self._lock = threading.Lock()
         self._began = time.monotonic()
         self.bad_rows = BadRows(settings)
@@ -74,7 +74,7 @@ class Injector:
                     self._fleet.terminate(seat)
 
     def _victim(self, fault: Fault) -> int | None:
-        """The seat that is meant; None when the run is over. Waits while none is alive: they could not start."""
+        """The seat of the victim; None when the run is over. Waits as long as no harvester is alive."""
         leader = self._fleet.leader() if fault.leader else None
         is_fatal = fault.kind in ("kill", "terminate")
         while True:
@@ -147,7 +147,7 @@ class Injector:
         return True
 
     def _insist(self, action: Callable[[], None]) -> None:
-        """Do it, again and again while a server is away."""
+        """Run the action, and repeat it as long as a server is away."""
         while True:
             with suppress(OutboxError, KafkaException, psycopg.Error):
                 return action()
@@ -165,7 +165,7 @@ class Injector:
 
     @contextmanager
     def _active(self, kind: Kind | None, description: str) -> Iterator[None]:
-        """A fault is active while the body runs; what only follows from one has no kind."""
+        """Record a fault as active while the body runs. A mere consequence of a fault has no kind."""
         began = self._elapsed
         if kind is not None:
             self._note(description)

@@ -1,7 +1,7 @@
-"""What became of rows: lost, repeated, out of order, or in a place where they do not belong.
+"""Judges what became of rows: lost, repeated, out of order, or in a place where they do not belong.
 
-The writer says in each value which transaction it is of, and where in it; so the verdict rests on nothing that a
-harvester does.
+The writer puts the number of the transaction, and the row's number in it, into each value. So the verdict does not
+depend on anything that a harvester does.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ EXAMPLES = 5
 
 
 class Transaction(NamedTuple):
-    """A transaction that committed, of `rows` rows, places 0 to rows - 1.
+    """A committed transaction, with the rows 0 to `rows` - 1.
 
-    Seconds of the writer's monotonic clock: it `began` no earlier, and was `decided` no later. infinity: nobody knows.
-    `aside` has the places of the rows that belong elsewhere than in the topic, as Kafka cannot take them.
+    It began at `began` or later, and was decided at `decided` or earlier, in seconds of the writer's monotonic clock;
+    infinity if that is unknown. `aside` has the rows that must not end in the topic, because Kafka refuses them.
     """
 
     rows: int
@@ -37,14 +37,14 @@ class Seen(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A row's place: which transaction, the how-manieth of it."""
+    """Identifies a row: the number of its transaction, and its number in that."""
 
     transaction: int
     place: int
 
     @classmethod
     def of(cls, key: str, value: str) -> Place | None:
-        """The place that a row's value names; None when it is not as it was written."""
+        """The place that a row's value names; None if the value is not as it was written."""
         transaction, place, written_key, *_ = value.split(" ", 3)
         return cls(int(transaction), int(place)) if written_key == key else None
 
@@ -56,9 +56,9 @@ def value_of(place: Place, key: str, padding: str) -> str:
 
 @dataclass(slots=True)
 class Verdict:
-    """How many rows were committed, how many arrived for the first time, and all that is wrong; with a few examples.
+    """Counts of rows that were committed, that arrived, and of everything that is wrong, with a few examples.
 
-    `aside` counts the rows that ended, as they should, elsewhere than in the topic.
+    `aside` counts the rows that ended outside the topic, as they should.
     """
 
     committed: int = 0
@@ -83,10 +83,10 @@ class Verdict:
 def judge(
     committed: Mapping[int, Transaction], seen: Iterable[Seen], found_aside: Iterable[Place | None] = ()
 ) -> Verdict:
-    """Judge all that is in a topic, and what is elsewhere. Pure.
+    """Judge all rows of a topic, and those elsewhere. Pure.
 
-    Order is DESIGN.md's promise 3: a row must not come after one of its key whose transaction began when its own had
-    been decided, nor after a later one of its own transaction. A repeated row is a duplicate, and judged no further.
+    The order is the third promise: a row must not come after a row of its key whose transaction began when its own had
+    been decided, nor after a later row of its own transaction. A repeated row counts only as a duplicate.
 
     Args:
         committed: the transactions, by their numbers.

@@ -45,7 +45,7 @@ class LatencyReport:
     baseline: Latencies
 
     def lines(self) -> list[str]:
-        """See `Report.lines`."""
+        """The report as lines of text."""
         return [
             f"{self.delivery}, {self.rows_per_second:.0f} rows/s, one a transaction",
             f"baseline:  {self.baseline.line}",
@@ -53,7 +53,7 @@ class LatencyReport:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """See `Report.to_json`."""
+        """The report as plain values."""
         return asdict(self)
 
 

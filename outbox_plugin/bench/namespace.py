@@ -1,8 +1,8 @@
 """A network namespace for one harvester, in which packets to a server can be made to vanish.
 
-A proxy acknowledges what it receives, so a client behind it never meets what TCP does about packets that are lost.
-In a namespace of its own, joined to ours by a pair of virtual network devices, a harvester does. The servers may listen
-on 127.0.0.1 alone: `route_localnet`, which is set for these devices only, lets packets to that address leave and enter.
+A proxy acknowledges what it receives, so a client behind it never sees TCP's behaviour when packets are lost. A
+harvester in its own namespace does; a pair of virtual network devices connects it to ours. The servers may listen only
+on 127.0.0.1: `route_localnet`, which is set only for these devices, lets packets to that address leave and enter.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Namespace:
         self._remove()
 
     def vanish(self, ports: Iterable[int]) -> None:
-        """Let all packets vanish that leave for these TCP ports, until `restore`."""
+        """Drop all packets to these TCP ports, until `restore`."""
         for port in ports:
             rule = ["pref", "0", "ipproto", "tcp", "dport", str(port), "lookup", _TABLE]
             self._vanishing.append(rule)

@@ -1,4 +1,4 @@
-"""A `read_committed` consumer of one topic, which tells when each record came."""
+"""A `read_committed` consumer of one topic, which records when each record arrived."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _consumer(settings: Settings, topic: str) -> Consumer:
         enable_auto_commit=False,
         enable_partition_eof=True,
         isolation_level="read_committed",
-        auto_offset_reset="error",  # To begin anew would look like duplicates.
+        auto_offset_reset="error",  # Restarting from the beginning would look like duplicates.
     )
     consumer = Consumer(config)
     deadline = time.monotonic() + _TOPIC_SECONDS

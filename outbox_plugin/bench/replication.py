@@ -1,4 +1,4 @@
-"""A Postgres with a synchronous standby, which takes its place when it dies."""
+"""A Postgres with a synchronous standby, which replaces it when it dies."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ReplicatedPostgres:
                 self._standby.stop()
 
     def add_standby(self) -> None:
-        """Copy the primary, start the copy as its standby, and have commits wait for it from then on.
+        """Copy the primary, start the copy as its standby, and make commits wait for it from then on.
 
         Raises:
             ServerFailed: it does not come, or does not catch up.
@@ -90,7 +90,7 @@ class ReplicatedPostgres:
         self._lead_clients()
 
     def fail_over(self) -> None:
-        """Kill the primary, promote the standby, and lead all clients to it. Returns when it accepts writes.
+        """Kill the primary, promote the standby, and redirect all clients to it. Returns when it accepts writes.
 
         Raises:
             ServerFailed: there is no standby, or it does not catch up.

@@ -1,4 +1,4 @@
-"""What an application's migrations do to the outbox while rows are in flight."""
+"""Changes the outbox's table while rows are in flight, as an application's migrations may do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the benchmarks share: an outbox of their own on servers that are a user's, rows in it, and what a report is."""
+"""Helpers of the benchmarks: a temporary outbox on the user's servers, rows for it, and the form of reports."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Tell = Callable[[str], None]
 
 
 class Report(Protocol):
-    """What a benchmark found."""
+    """The report of a benchmark."""
 
     def lines(self) -> list[str]:
-        """For people; the last line is the one that matters."""
+        """The report as lines of text; the last one is the most important."""
         ...
 
     def to_json(self) -> dict[str, Any]:
-        """For machines: plain values."""
+        """The report as plain values."""
         ...
 
 
@@ -78,14 +78,14 @@ def create_topic(settings: Settings, topic: str, partitions: int) -> None:
 
 
 def vacuum(settings: Settings) -> None:
-    """Leave no dead rows of one round to the next."""
+    """Remove the dead rows of a round, so that the next one does not pay for them."""
     with connect(settings, autocommit=True) as connection:
         connection.execute(sql.SQL("VACUUM ANALYZE {}").format(table_of(settings)))
 
 
 @contextmanager
 def scratch_outbox(settings: Settings) -> Iterator[Settings]:
-    """Settings for a schema and a group of the benchmark's own, both gone afterwards."""
+    """Settings with a temporary schema and group."""
     name = f"outbox_bench_{uuid.uuid4().hex[:8]}"
     scratch = settings.model_copy(update={"table": f"{name}.outbox", "group": name})
     schema = sql.Identifier(name)

@@ -1,8 +1,8 @@
-"""How fast Spark's sink is against Spark's own JDBC append of the same rows into the same table, in one run.
+"""How fast the sink is, against Spark's own JDBC append of the same rows into the same table, in one run.
 
-The append is measured as it comes, and with `reWriteBatchedInserts=true`; neither is atomic. Beside each write of the
-sink an application inserts single events, and what it waits while the job commits is compared with what it waits when
-all is quiet.
+The append is measured with its defaults, and with `reWriteBatchedInserts=true`; neither is atomic. During each write
+of the sink, an application inserts single events. The time that its inserts take while the job commits is compared
+with the time that they take when there is no job.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class SparkReport:
         }
 
     def lines(self) -> list[str]:
-        """See `Report.lines`."""
+        """The report as lines of text."""
         ratios = self.ratios
         return [
             f"the sink is {ratios['append']:.2f} times as fast as the append, which is not atomic",
@@ -63,7 +63,7 @@ class SparkReport:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """See `Report.to_json`."""
+        """The report as plain values."""
         return {**asdict(self), "ratios": self.ratios}
 
 
@@ -71,7 +71,7 @@ def measure(spark: SparkSession, settings: Settings, rows: int, rounds: int, tel
     """Write `rows` rows of about 200 bytes `rounds` times each way, in turn, each time into an empty table.
 
     Raises:
-        InvalidSetting: Postgres's JDBC driver is not to be had.
+        InvalidSetting: Postgres's JDBC driver cannot be downloaded.
     """
     add_packages(spark, JDBC_DRIVER)
     events = _events(spark, rows)
@@ -178,12 +178,12 @@ def _p99(milliseconds: list[float]) -> float:
 def _empty(scratch: Settings) -> None:
     with psycopg.connect(scratch.dsn.get_secret_value(), autocommit=True) as connection:
         connection.execute(sql.SQL("TRUNCATE {}").format(sql.Identifier(*scratch.table.split("."))))
-        connection.execute("CHECKPOINT")  # Else one way pays for another's writes.
+        connection.execute("CHECKPOINT")  # Otherwise one way would pay for the writes of the one before it.
 
 
 @contextmanager
 def _scratch(settings: Settings) -> Iterator[Settings]:
-    """Settings for a schema of the benchmark's own, which is gone afterwards."""
+    """Settings with a temporary schema."""
     name = f"outbox_bench_{uuid.uuid4().hex[:8]}"
     scratch = settings.model_copy(update={"table": f"{name}.outbox"})
     with psycopg.connect(scratch.dsn.get_secret_value(), autocommit=True) as connection:

@@ -1,4 +1,4 @@
-"""Takeover: how long no records flow after something has befallen the leader."""
+"""Takeover: how long no records flow after a fault of the leader."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _HERE = ("127.0.0.1", "localhost")
 KILL, TERMINATE, STOP = "kill -9", "SIGTERM", "SIGSTOP"
 NO_KAFKA, NO_POSTGRES, STUCK = "packets to Kafka gone", "packets to Postgres gone", "path to Postgres stuck"
 FAULTS = (KILL, TERMINATE, STOP, NO_KAFKA, NO_POSTGRES, STUCK)
-# Seconds: at most so many in the median, and in the worst case. A path to Postgres is given up after 2.1 seconds.
+# Targets in seconds: the median, and the worst case. A path to Postgres is given up after 2.1 seconds.
 TARGETS: dict[str, tuple[float, float]] = {
     KILL: (1.5, 3.0),
     TERMINATE: (0.3, 3.0),
@@ -55,21 +55,21 @@ class NotRelayed(OutboxError):
 
 @dataclass(frozen=True)
 class TakeoverReport:
-    """Silences in seconds by fault, as a `read_committed` consumer saw them; and why some were not measured."""
+    """Gaps in seconds by fault, as a `read_committed` consumer saw them, and the reasons why some were not measured."""
 
     silences: dict[str, list[float]]
     not_measured: dict[str, str] = field(default_factory=dict)
 
     @property
     def met(self) -> bool:
-        """Whether the targets are."""
+        """Whether the targets were met."""
         return all(
             median(seconds) <= TARGETS[fault][0] and max(seconds) <= TARGETS[fault][1]
             for fault, seconds in self.silences.items()
         )
 
     def lines(self) -> list[str]:
-        """The report for people."""
+        """The report as lines of text."""
         measured = [
             f"{fault}: median {median(seconds):.2f} s, worst {max(seconds):.2f} s of {len(seconds)} "
             f"(at most: {TARGETS[fault][0]} s, {TARGETS[fault][1]} s)"
@@ -83,9 +83,9 @@ class TakeoverReport:
 
 
 def takeover(settings: Settings, times: int, tell: Tell) -> TakeoverReport:
-    """Have each fault befall the leader `times` times, with one standby, under a writer of 200 rows a second.
+    """Inject each fault into the leader `times` times, with one standby, under a writer of 200 rows per second.
 
-    Where packets are to vanish, each harvester runs in a network namespace of its own.
+    For faults in which packets vanish, each harvester runs in its own network namespace.
 
     Raises:
         NotRelayed: no record came within a minute, although a harvester was standing by.
@@ -105,7 +105,7 @@ def takeover(settings: Settings, times: int, tell: Tell) -> TakeoverReport:
 
 
 def _not_measured(settings: Settings) -> dict[str, str]:
-    """Faults that cannot be made here, and why."""
+    """The faults that cannot be injected here, with reasons."""
     given = conninfo_to_dict(settings.dsn.get_secret_value())
     if given.get("host") not in _HERE or any(host not in _HERE for host, _ in _brokers(settings)):
         return dict.fromkeys((NO_KAFKA, NO_POSTGRES, STUCK), "needs servers at 127.0.0.1")
@@ -114,7 +114,7 @@ def _not_measured(settings: Settings) -> dict[str, str]:
 
 
 def _brokers(settings: Settings) -> list[tuple[str, int]]:
-    """Host and port of each broker, as clients are told them."""
+    """Host and port of each broker, as it advertises them."""
     found = AdminClient(client_config(settings)).list_topics(timeout=PATIENCE_SECONDS).brokers.values()
     return [(str(broker.host), broker.port) for broker in found]
 
@@ -162,7 +162,7 @@ class _Bench:
                 yield bench
 
     def silence_after(self, fault: str) -> float:
-        """Let it befall the leader while all is calm; the longest silence until all is well and calm again."""
+        """Inject the fault while records flow steadily. Returns the longest gap until they do so again."""
         leader = self._calm_leader()
         at, ended = time.monotonic(), self.fleet.ended.total()
         match fault:
@@ -197,7 +197,7 @@ class _Bench:
         self._ways[seat].restore()
 
     def _calm_leader(self) -> int:
-        """Wait until one leads, another one has joined since the last time, and records flow steadily; who leads?"""
+        """Wait until one harvester leads, a new one has joined, and records flow steadily. Return the leader's seat."""
         self._await(self._another_has_joined, "no two harvesters have joined the leader group")
         self._await(lambda: self.fleet.leader() is not None, "no harvester leads")
         self._await_calm()
@@ -238,7 +238,7 @@ def longest_gap(arrivals: Sequence[Arrival], since: float) -> float:
 
 
 def calm_seconds(arrivals: Sequence[Arrival], since: float) -> float:
-    """For how long, up to the last arrival, records have come without a pause, after `since`."""
+    """How long, up to the last arrival, records have come without a pause, after `since`."""
     calm = 0.0
     for earlier, later in pairwise(arrivals[bisect_right(arrivals, since, key=lambda each: each.at) :]):
         gap = later.at - earlier.at

@@ -1,4 +1,4 @@
-"""What a tick of the harvester's sensor costs, and whether many of them leave anything behind."""
+"""What a tick of the harvester's sensor costs, and whether many ticks leak memory or threads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from outbox_plugin.dagster.daemon import Daemon
 from outbox_plugin.settings import Settings
 from outbox_plugin.status.reader import read_status
 
-WARM_UP_TICKS = 50  # Until libraries have loaded what they load once.
+WARM_UP_TICKS = 50  # Until libraries have loaded everything that they load once.
 PATIENCE_SECONDS = 30.0
 
 
@@ -41,7 +41,7 @@ class TickReport:
     threads_after: int
 
     def lines(self) -> list[str]:
-        """See `Report.lines`."""
+        """The report as lines of text."""
         return [
             f"median     {self.median_seconds:.3f} s, of it {self.cpu_seconds:.3f} s of CPU, a tick",
             f"p99, worst {self.p99_seconds:.3f} s, {self.worst_seconds:.3f} s",
@@ -50,7 +50,7 @@ class TickReport:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """See `Report.to_json`."""
+        """The report as plain values."""
         return asdict(self)
 
 
@@ -124,7 +124,7 @@ def _supervised(settings: Settings) -> Iterator[HarvesterResource]:
 
 
 def _wait(condition: Callable[[], bool]) -> None:
-    """For the condition, or for as long as one is patient."""
+    """Wait for the condition, for at most `PATIENCE_SECONDS`."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -7,7 +7,7 @@ from itertools import combinations
 from statistics import median
 from typing import Literal, NamedTuple
 
-WARM_UP_SHARE = 0.2  # Of the time: caches and pools fill.
+WARM_UP_SHARE = 0.2  # The share of the time in which caches and pools fill.
 LEAST_SECONDS = 300.0
 ALLOWED_SHARE = 0.2
 _MOST_POINTS = 200  # 19,900 slopes.
@@ -16,7 +16,7 @@ Sample = tuple[float, float]  # Seconds, value.
 
 
 class Trend(NamedTuple):
-    """How a quantity went: at the beginning, at the end, and by how much it rises in an hour."""
+    """How a quantity developed: its value at the beginning and at the end, and its rise per hour."""
 
     first: float
     last: float

@@ -20,12 +20,12 @@ from outbox_plugin.settings import Settings
 HOT_KEYS, KEYS = 3, 1_000
 PADDING = "x" * 150
 _RETRY_SECONDS = 0.1
-_CATCH_UP_SECONDS = 1.0  # What an outage has kept it from writing for longer than this is not made up for.
+_CATCH_UP_SECONDS = 1.0  # After an outage, at most this much of the missed writing is made up for.
 
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """What the transactions are like. Shares are from 0 to 1.
+    """The kinds of transactions to write. Shares are from 0 to 1.
 
     `held` transactions stay open for up to three seconds after their rows have been inserted, so that their ids become
     visible late; half of all rows are of the hot keys.
@@ -107,16 +107,16 @@ class Writer:
             raise self._error
 
     def write(self, rows: Sequence[Row]) -> threading.Event:
-        """Have these rows written soon, in one transaction. Returns an event that is set when it has committed.
+        """Write these rows soon, in one transaction. Returns an event that is set when it has committed.
 
-        It is tried again until a commit is acknowledged, so it may have committed more than once.
+        It is retried until a commit is acknowledged, so it may commit more than once.
         """
         order = Order(rows, threading.Event())
         self._orders.put(order)
         return order.committed
 
     def committed(self) -> dict[int, Transaction]:
-        """All transactions that committed: those that were told so, and those of the ledger; after the writing."""
+        """All committed transactions: those that were acknowledged, and those in the ledger. Call it at the end."""
         with closing(psycopg.connect(self._dsn)) as connection:
             ledger = {
                 number for (number,) in connection.execute(sql.SQL("SELECT transaction FROM {}").format(self._ledger))

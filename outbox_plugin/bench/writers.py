@@ -1,4 +1,4 @@
-"""Writers: what the wake-up trigger costs applications that write as fast as they can."""
+"""Writers: what the wake-up trigger costs applications that write at full speed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class WritersReport:
         return median_ratio(self.with_trigger, self.without)
 
     def lines(self) -> list[str]:
-        """See `Report.lines`."""
+        """The report as lines of text."""
         return [
             f"{self.writers} writers without the trigger: {median(self.without):,.0f} commits/s",
             f"with it: {median(self.with_trigger):,.0f} commits/s",
@@ -42,14 +42,14 @@ class WritersReport:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """See `Report.to_json`."""
+        """The report as plain values."""
         return {**asdict(self), "ratio": self.ratio}
 
 
 def writers(settings: Settings, count: int, seconds: float, rounds: int, tell: Tell) -> WritersReport:
     """Let `count` connections write as fast as they can beside a harvester, with the wake-up trigger and without.
 
-    All write all the time, and the trigger is disabled and enabled in turn: what else the machine does meets both.
+    All write all the time, and the trigger is disabled and enabled in turn, so that other load affects both alike.
     """
     report = WritersReport(count, [], [])
     with scratch_outbox(settings) as ours:

@@ -286,7 +286,7 @@ def test_the_outbox_must_be_the_view(outbox: Settings, connector: Path) -> None:
     [
         ({"publication.autocreate.mode": "filtered"}, "publication.autocreate.mode: expected 'disabled'"),
         ({"publication.name": "no_such"}, "there is no publication 'no_such'"),
-        ({"publication.name": "everything"}, "'everything' has all tables"),
+        ({"publication.name": "everything"}, "'everything' contains all tables"),
         ({"slot.name": "no_such"}, "there is no replication slot 'no_such'"),
         ({"plugin.name": "decoderbufs"}, "plugin.name: expected 'pgoutput'"),
     ],
