@@ -215,7 +215,7 @@ class AtLeastOnce:
         return Rows(delivered)
 
     def _confirm(self) -> None:
-        """See that we still lead, unless that was seen just now."""
+        """Check that we still lead, unless that was checked a moment ago."""
         now = self._runtime.now()
         if now - self._confirmed_at > CONFIRM_SECONDS:
             self._store.check_leads()

@@ -67,23 +67,23 @@ class Threads:
     """The real `Runtime`."""
 
     def now(self) -> float:
-        """See `Runtime.now`."""
+        """Monotonic seconds."""
         return time.monotonic()
 
     def lock(self) -> threading.Lock:
-        """See `Runtime.lock`."""
+        """A new lock."""
         return threading.Lock()
 
     def condition(self, lock: threading.Lock) -> Condition:
-        """See `Runtime.condition`."""
+        """A new condition of a `lock` that this runtime made."""
         return threading.Condition(lock)
 
     def spawn(self, work: Callable[[], None], name: str) -> Task:
-        """See `Runtime.spawn`."""
+        """Start `work` on a daemon thread."""
         thread = threading.Thread(target=work, name=name, daemon=True)
         thread.start()
         return thread
 
     def new_id(self) -> str:
-        """See `Runtime.new_id`."""
+        """A random UUID."""
         return str(uuid.uuid4())

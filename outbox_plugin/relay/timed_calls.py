@@ -30,7 +30,7 @@ class TimedLog:
         self._observe = observe
 
     def publish(self, rows: Sequence[OutboxRow], progress: ProgressRecord) -> bool:
-        """See `TransactionalLog.publish`."""
+        """Publish, as `TransactionalLog.publish` does, and report how long it took, and how it ended."""
         began, error_type = self._now(), None
         try:
             committed = self._log.publish(rows, progress)

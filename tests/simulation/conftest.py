@@ -22,7 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def seeds(request: pytest.FixtureRequest) -> range:
-    """The seeds to run. Options are unknown where the whole suite is run: pytest has not met this file then."""
+    """The seeds to run. In a run of the whole suite there are no options: pytest reads this file too late for them."""
     if (seed := request.config.getoption("--seed", None)) is not None:
         return range(seed, seed + 1)
     first: int = request.config.getoption("--first-seed", 0)
@@ -31,7 +31,7 @@ def seeds(request: pytest.FixtureRequest) -> range:
 
 @pytest.fixture
 def tells(request: pytest.FixtureRequest) -> bool:
-    """Whether a readable trace is wanted."""
+    """Whether to record a readable trace."""
     return request.config.getoption("--seed", None) is not None
 
 

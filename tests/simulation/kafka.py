@@ -1,4 +1,4 @@
-"""A Kafka as far as the harvester can tell: partitions, transactions, fencing by epoch, and a group."""
+"""A simulated Kafka, as a harvester sees it: partitions, transactions, fencing by epoch, and a group."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from tests.simulation.wire import LATE, PATIENCE, Answer, Server
 
 SESSION_SECONDS = 6.0
 TRANSACTION_SECONDS = 60.0
-STALLED_SECONDS = STUCK_SECONDS = 0.5  # How long a client tries again what cannot be done yet; in fact it is longer.
+STALLED_SECONDS = STUCK_SECONDS = 0.5  # How long a client retries what cannot be done yet. Real clients take longer.
 _PROGRESS = "progress"  # The progress topic's partition of a shard.
-TAIL_RECORDS = 4  # How far from its end a progress topic is read at first.
+TAIL_RECORDS = 4  # How many records from its end a progress topic is read at first.
 LEADER_TOPIC = "outbox-leader"
-SIGNER = Signer(b"s" * 32)  # With the secret that the database keeps.
+SIGNER = Signer(b"s" * 32)  # Has the secret of the simulated database.
 
 
 @dataclass(eq=False, slots=True)
@@ -62,7 +62,7 @@ class Record:
 
 @dataclass(slots=True)
 class TransactionalId:
-    """What the transaction coordinator knows of one, and the partitions of its last Produce requests."""
+    """The transaction coordinator's state of a transactional id, and the partitions of its last Produce requests."""
 
     epoch: int = 0
     open: KafkaTransaction | None = None
@@ -71,7 +71,7 @@ class TransactionalId:
 
 
 class Stalled(Exception):
-    """A client that gets this tries the same request again, without a word."""
+    """An error after which a client silently retries the same request."""
 
 
 class ProgressEntry(NamedTuple):
@@ -83,9 +83,9 @@ class ProgressEntry(NamedTuple):
 
 
 class Broker:
-    """The cluster's state; everything here happens in an instant.
+    """The cluster's state. Its methods take no time.
 
-    Transactions are those of Kafka 4.1 for clients that speak EndTxn version 1, request by request.
+    Transactions work as in Kafka 4.1 for clients that use EndTxn version 1, request by request.
     """
 
     def __init__(self, scheduler: Scheduler, say: Callable[..., None], server: Server) -> None:
@@ -338,7 +338,7 @@ class SimulatedLog:
         return [part for part in parts if part]
 
     def _some(self, refused: dict[int, Refusal]) -> dict[int, Refusal]:
-        """Kafka need not say all at once; at least one it says."""
+        """A part of the refusals, at least one: Kafka need not report all at once."""
         chosen = [id_ for id_ in refused if self._process.scheduler.random() < 0.5]
         return {id_: refused[id_] for id_ in chosen or list(refused)[-1:]}
 
@@ -382,7 +382,7 @@ class SimulatedAcknowledgingLog:
             return SendResult(frozenset(), {}, away)
 
     def _unknown(self, row: OutboxRow, dice: float) -> None:
-        """A record that is not acknowledged: written all the same, or late, or never."""
+        """Send a record that is not acknowledged: it is written nevertheless, or late, or never."""
         scheduler, broker = self._process.scheduler, self._broker
         self._broker.say("kafka", f"does not acknowledge {row.id}")
         if dice < 0.3:
@@ -398,7 +398,7 @@ class SimulatedAcknowledgingLog:
 
 @dataclass(eq=False)
 class Member:
-    """A member of the leader group, as the coordinator knows it, and as it knows itself."""
+    """A member of the leader group: the coordinator's state of it, and its own."""
 
     process: Process
     shards: int
@@ -409,7 +409,7 @@ class Member:
 
 
 class Group:
-    """The leader group: at most one member is assigned a partition, and who is not heard of loses its partitions."""
+    """The leader group. A partition has at most one member, and a member that sends nothing loses its partitions."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -422,14 +422,14 @@ class Group:
         self._wanted = False
 
     def join(self, member: Member) -> None:
-        """A member joins; the others are asked to give it its share."""
+        """Add a member. The others are asked to give it its share."""
         member.seen_at = self._scheduler.now
         member.gone = False
         self.members.append(member)
         self.rebalance()
 
     def leave(self, member: Member) -> None:
-        """A member leaves, or is taken for dead."""
+        """Remove a member that leaves, or whose session has expired."""
         if member in self.members:
             self.members.remove(member)
         member.gone = True
@@ -449,7 +449,7 @@ class Group:
                 self.leave(member)
 
     def watch(self) -> None:
-        """Look at the sessions twice a second."""
+        """Check the sessions twice a second."""
         self._expire()
         self._scheduler.at(self._scheduler.now + 0.5, self.watch)
 
@@ -460,7 +460,7 @@ class Group:
             self._scheduler.at(self._scheduler.now + 0.1 + self._scheduler.random(), self._share_out)
 
     def _share_out(self) -> None:
-        """Sticky: who has a partition keeps it, up to its fair share. What is taken waits until it is given back."""
+        """Assign partitions: a member keeps its own, up to its fair share. Others wait until theirs are free."""
         self._wanted = False
         if self.server.down:
             self.rebalance()

@@ -1,4 +1,4 @@
-"""Somebody who may read and write the control topics, and does not know the secret."""
+"""An attacker who may read and write the control topics, but does not know the secret."""
 
 from __future__ import annotations
 

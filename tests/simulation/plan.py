@@ -1,4 +1,4 @@
-"""What a schedule is made of, drawn from its seed before it begins."""
+"""The plan of a schedule, drawn from its seed before it begins: its size and its faults."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.simulation.wire import MISHAPS
 
 CreateTimes = Literal["now", "by the second", "the same"]  # What applications write into that column.
 
-# What can befall a schedule at an instant, or for a while.
+# The faults that a schedule can have, at a moment or for a while.
 KILL, STOP, PAUSE, JUMP = "kill", "stop", "pause", "clock jumps ahead"
 NO_KAFKA, NO_POSTGRES = "cut off from Kafka", "cut off from Postgres"
 KAFKA_DOWN, POSTGRES_DOWN = "Kafka is down", "Postgres is down"
@@ -64,7 +64,7 @@ EVERYTHING = (
     OTHER_GROUP,
     BATCH,
 )
-# After them an id may be given again: only when it was created tells a row from an earlier one.
+# After these, ids may be reused: only the time of creation distinguishes a row from an earlier one with its id.
 GIVES_IDS_AGAIN = (RESTORE, RESTORE_WITH_CLOCK, SET_BACK, FAIL_OVER_ASYNC)
 AIMS = (
     "fences",
@@ -106,7 +106,7 @@ THEMES = (
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that befalls the schedule at `at`, for `seconds`; `target` is a harvester, or a number of shards."""
+    """A fault that begins at `at` and lasts `seconds`. `target` is a harvester, or a number of shards."""
 
     kind: str
     at: float
@@ -116,7 +116,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Plan:
-    """A schedule's size, what befalls it, and how often a request meets a mishap."""
+    """A schedule's size, its faults, and how often something happens to a request on its way."""
 
     delivery: Delivery = "exactly-once"
     harvesters: int = 1
@@ -129,7 +129,7 @@ class Plan:
     mishaps: tuple[str, ...] = MISHAPS
     aims: tuple[str, ...] = ()
     latency: float = 0.002
-    kafka_latency: float | None = None  # Where it is another one.
+    kafka_latency: float | None = None  # If it differs from `latency`.
     longest_pause: float = 10.0
     bad_rows: BadRows = "park"
     wakes: bool = False
@@ -141,7 +141,7 @@ class Plan:
 
     @classmethod
     def draw(cls, seed: int) -> Plan:
-        """The plan of a seed. Each has few kinds of faults, so that they do not drown each other."""
+        """The plan of a seed. It has few kinds of faults, so that one kind does not hide the effects of another."""
         rng = random.Random(seed)
         writing = rng.uniform(2.0, 8.0)
         kinds = rng.sample(EVERYTHING, rng.randint(0, 2))

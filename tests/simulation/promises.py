@@ -1,4 +1,4 @@
-"""What must hold when a schedule is over: the promises of DESIGN.md, each judged from what the servers hold."""
+"""Judges the promises when a schedule is over, each from the state of the servers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from outbox_plugin.relay.at_least_once import CONFIRM_SECONDS
 from tests.simulation.postgres import Event
 from tests.simulation.world import World
 
-ELECTED_SECONDS = 2.0  # By then the group's first leader leads.
-AT_REST_SECONDS = 45.0  # A sweep may take half a minute to come, a new leader some seconds.
+ELECTED_SECONDS = 2.0  # When the group's first leader leads at the latest.
+AT_REST_SECONDS = 45.0  # The longest delay at rest: a sweep may come after half a minute, a new leader after seconds.
 
 
 def broken(world: World) -> list[str]:
-    """Every promise that was broken, in a sentence each."""
+    """The promises that were broken, one sentence for each."""
     late = (
         [f"late: rows left {world.drained_in:.1f} s after all was well"] if world.drained_in > AT_REST_SECONDS else []
     )
@@ -63,7 +63,7 @@ def _order(world: World) -> Iterator[str]:
         for place, later in enumerate(seen):
             for behind in seen[place + 1 :]:
                 if world.was_at_least_once and (behind.erased or behind.dead_lettered):
-                    continue  # It was still on its way when its row was erased, or became a dead letter.
+                    continue  # It was in flight when its row was erased, or became a dead letter.
                 if behind.forgotten:
                     continue
                 if _is_before(behind, later):
@@ -96,7 +96,7 @@ def _leadership(world: World) -> Iterator[str]:
 
 
 def _replaced(world: World) -> Iterator[str]:
-    """At least once: who has been replaced sends one round more at most, which it had decided on before."""
+    """At least once: a leader that was replaced sends at most one more round, on which it had decided before."""
     rounds = Counter(
         leader_id
         for leader_id, at in world.broker.sends
@@ -108,7 +108,7 @@ def _replaced(world: World) -> Iterator[str]:
 
 
 def _bad_rows(world: World) -> Iterator[str]:
-    """Promise 6: what waits, waits behind a row that Kafka refuses, and what is a dead letter was refused."""
+    """Promise 6: rows wait only behind a row that Kafka refuses, and only refused rows are dead letters."""
     database, refused = world.database, world.ever_refused
     for row in database.rows.values():
         lane = [event for event in database.events if event.topic == row.event.topic]
@@ -120,7 +120,7 @@ def _bad_rows(world: World) -> Iterator[str]:
 
 
 def slowest(world: World) -> float:
-    """The most seconds between a commit and the event's first appearance, since the first leader has been there."""
+    """The longest time, in seconds, from a commit to the event's first appearance, since a leader was elected."""
     began: dict[str, float] = {}
     for records in world.broker.partitions.values():
         for each in records:

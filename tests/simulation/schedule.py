@@ -1,4 +1,4 @@
-"""One schedule: made from a seed, run, and judged."""
+"""Makes one schedule from a seed, runs it, and judges it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.simulation.world import World
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a schedule; `trace` is empty unless it was asked for."""
+    """The result of a schedule; `trace` is empty unless it was requested."""
 
     seed: int
     plan: Plan
@@ -30,7 +30,7 @@ class Outcome:
 
 @contextmanager
 def in_miniature() -> Iterator[None]:
-    """Windows of few rows, so that few rows make many windows; and few idle turns, which prove nothing."""
+    """Small windows, so that few rows make many windows; and few idle polls, which prove nothing."""
     with (
         mock.patch.object(batch_size, "ROWS_PER_WINDOW", 3),
         mock.patch.object(id_watermark, "SWEEP_IDS", 5),
@@ -54,7 +54,7 @@ def in_miniature() -> Iterator[None]:
 
 
 def run(seed: int, *, plan: Plan | None = None, tell: bool = False) -> Outcome:
-    """Run the schedule of a seed, or of a plan and a seed; to be called `in_miniature`."""
+    """Run the schedule of a seed, or of a plan and a seed. Call it within `in_miniature`."""
     plan = plan or Plan.draw(seed)
     world = World(seed, plan, tell=tell)
     said: list[str] = []

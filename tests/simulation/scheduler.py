@@ -1,6 +1,6 @@
-"""Virtual time, and greenlets in place of threads: one seeded choice after the other decides what runs next.
+"""Virtual time, and greenlets in place of threads: a seeded random choice decides what runs next.
 
-Time stands still while something can run, and leaps to the next timer when nothing can.
+Time stands still while something can run, and jumps to the next timer when nothing can.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import Any
 
 from greenlet import getcurrent, greenlet
 
-PREEMPTION = 0.1  # How often somebody else goes first where a lock is taken.
+PREEMPTION = 0.1  # The probability that another task runs first when a lock is taken.
 
 
 class Killed(BaseException):
-    """The process is no more: nothing that it still does may have an effect."""
+    """The process is dead: nothing that its code still does may have an effect."""
 
 
 class Stuck(AssertionError):
-    """Nobody can run, and nothing will happen: a deadlock."""
+    """A deadlock: no task can run, and no timer is left."""
 
 
 class Task:
-    """A greenlet of a process; it has the shape of `runtime.Task`."""
+    """A greenlet of a process. Implements `runtime.Task`."""
 
     __slots__ = ("_work", "green", "name", "number", "process", "scheduler", "waiters")
 
@@ -32,7 +32,7 @@ class Task:
         self.process = process
         self.scheduler = process.scheduler
         self.name = name
-        self.number = 0  # Counts its waits, so that a timer of an earlier one is known to be stale.
+        self.number = 0  # Counts its waits, so that the timer of an earlier wait is recognized as stale.
         self.waiters: list[Task] = []
         self.green = greenlet(self._live, self.scheduler.hub)
         self._work = work
@@ -57,7 +57,7 @@ class Task:
 
 
 class Lock:
-    """A lock that greenlets share; it has the shape of `runtime.Lock`."""
+    """A lock for greenlets. Implements `runtime.Lock`."""
 
     __slots__ = ("_holder", "_queue", "_scheduler")
 
@@ -96,7 +96,7 @@ class Lock:
 
 
 class Condition:
-    """It has the shape of `runtime.Condition`."""
+    """A condition for greenlets. Implements `runtime.Condition`."""
 
     __slots__ = ("_lock", "_scheduler", "_sleepers")
 
@@ -125,9 +125,9 @@ class Condition:
 
 
 class Process:
-    """What can be killed and paused as a whole; it has the shape of `runtime.Runtime`.
+    """A process, which can be killed and paused as a whole. Implements `runtime.Runtime`.
 
-    `clock` is what its own clock is ahead of the simulation's.
+    `clock` is how many seconds its clock is ahead of the simulation's.
     """
 
     def __init__(self, scheduler: Scheduler, name: str) -> None:
@@ -137,7 +137,7 @@ class Process:
         self.paused_until = 0.0
         self.clock = scheduler.random() * 1000.0
         self.tasks: list[Task] = []
-        self.held: list[Task] = []  # Would run, were the process not paused.
+        self.held: list[Task] = []  # Tasks that would run if the process were not paused.
         self.at_death: Callable[[], None] = lambda: None
         scheduler.processes.append(self)
 
@@ -167,7 +167,7 @@ class Process:
         return self.paused_until > self.scheduler.now
 
     def pause(self, seconds: float) -> None:
-        """No greenlet of it runs for so long; what it has sent goes on without it."""
+        """Let none of its greenlets run for that time. Requests that it has sent go on."""
         if self.alive:
             self.paused_until = max(self.paused_until, self.scheduler.now + seconds)
             self.scheduler.at(self.paused_until, self._resume)
@@ -179,14 +179,14 @@ class Process:
             self.scheduler.runnable += held
 
     def kill(self) -> None:
-        """No greenlet of it ever runs again."""
+        """Kill it: none of its greenlets runs again."""
         if self.alive:
             self.alive = False
             self.at_death()
 
 
 class Scheduler:
-    """Runs tasks until told to end. Everything random in a schedule comes from its `rng`."""
+    """Runs tasks until the schedule is over. Everything random in a schedule comes from its `rng`."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -199,17 +199,17 @@ class Scheduler:
         self.processes: list[Process] = []
         self.current: Task
         self.over = False
-        self.disturbed_until = 0.0  # By then the last pause is over, and the last late request has arrived.
+        self.disturbed_until = 0.0  # When the last pause is over, and the last late request has arrived.
         self._timers: list[tuple[float, int, Any, int]] = []
         self._sequence = 0
 
     def at(self, when: float, work: Callable[[], None]) -> None:
-        """Do `work`, which must not wait, at that time."""
+        """Run `work`, which must not wait, at that time."""
         self._sequence += 1
         heappush(self._timers, (when, self._sequence, work, -1))
 
     def disturbs(self, when: float) -> None:
-        """Something comes late, at that time."""
+        """Note that something will arrive late, at that time."""
         self.disturbed_until = max(self.disturbed_until, when)
 
     def run(self, until: float) -> None:
@@ -257,11 +257,11 @@ class Scheduler:
             raise Killed
 
     def sleep(self, seconds: float) -> None:
-        """Let the current task wait for so long."""
+        """Let the current task wait for that many seconds."""
         self.wait(self.now + seconds)
 
     def step_aside(self) -> None:
-        """Let others go first, without time passing."""
+        """Let other tasks run first. No time passes."""
         self.runnable.append(self.current)
         self.hub.switch()
         if not self.current.process.alive:
@@ -274,7 +274,7 @@ class Scheduler:
             self.runnable.append(task)
 
     def end(self) -> None:
-        """Unwind every greenlet; none has an effect any more."""
+        """Unwind every greenlet. None has an effect from now on."""
         for process in self.processes:
             process.alive = False
         for process in self.processes:

@@ -1,4 +1,4 @@
-"""The way from a harvester to a server and back, and everything that happens to requests on it."""
+"""The network between a harvester and a server, and everything that can happen to requests on it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.simulation.scheduler import Killed, Process, Scheduler, Task
 
 Answer = TypeVar("Answer")
 
-PATIENCE = 4.0  # After at most so many seconds a client gives up.
-LATE = 12.0  # After at most so many seconds a request that is late arrives, whoever still waits for it.
+PATIENCE = 4.0  # The longest time, in seconds, that a client waits for an answer.
+LATE = 12.0  # The longest delay, in seconds, of a late request, even if nobody waits for it any more.
 
 MISHAPS = (
     "killed before it was sent",
@@ -30,7 +30,7 @@ MISHAPS = (
 
 @dataclass
 class Mishaps:
-    """How often a request meets which mishap; none after `until`."""
+    """How often which mishap happens to a request; none after `until`."""
 
     rate: float = 0.0
     kinds: tuple[str, ...] = MISHAPS
@@ -41,7 +41,7 @@ class Mishaps:
 
 @dataclass
 class Server:
-    """Postgres or Kafka, as far as reaching it goes. `error` is what its clients raise when it does not answer."""
+    """The reachability of Postgres or Kafka. `error` is what its clients raise if it does not answer."""
 
     scheduler: Scheduler
     name: str
@@ -53,7 +53,7 @@ class Server:
     cut_off: set[Process] = field(default_factory=set)
 
     def reaches(self, process: Process) -> bool:
-        """Whether what the process sends arrives now."""
+        """Whether requests of the process arrive now."""
         return not self.down and process not in self.cut_off
 
     def call(
@@ -65,12 +65,17 @@ class Server:
         unanswered: type[Exception] | None = None,
         repeats: bool = False,
     ) -> Answer:
-        """Have the server do `effect`, an instant of its own, and wait for the answer.
+        """Make the server run `effect`, which takes no time, and wait for the answer.
 
-        `repeats`: the client sends the request once more by itself when its connection breaks before the answer.
+        Args:
+            process: the client's.
+            doing: describes the request, for the trace.
+            effect: what the server does.
+            unanswered: the error if no answer comes; by default `error`.
+            repeats: whether the client repeats the request if its connection breaks before the answer.
 
         Raises:
-            Exception: what `effect` raises; `unanswered`, or else `error`, when no answer comes.
+            Exception: what `effect` raises; or `unanswered`, or else `error`, if no answer comes.
         """
         scheduler = self.scheduler
         if not process.alive:
@@ -102,7 +107,7 @@ class Server:
         return effect()
 
     def _silence(self, doing: str, error: type[Exception]) -> Exception:
-        """What the caller is to raise, after it has waited in vain."""
+        """The error that the caller raises, because no answer comes."""
         self.scheduler.sleep(self.scheduler.random() * PATIENCE)
         return error(f"{self.name}: no answer to: {doing}")
 
@@ -164,7 +169,7 @@ class Server:
         return self.call(process, doing, effect, unanswered=unanswered, repeats=True)
 
     def _late(self, process: Process, doing: str, effect: Callable[[], Answer], unanswered: type[Exception]) -> Answer:
-        """The request takes its time; it arrives also when nobody waits for the answer any more."""
+        """Let the request arrive late, even if nobody waits for the answer any more."""
         scheduler = self.scheduler
         answers: list[Answer] = []
         errors: list[Exception] = []

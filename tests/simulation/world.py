@@ -1,4 +1,4 @@
-"""Harvesters, an application that writes, and what befalls them: one schedule, decided by one seed."""
+"""Harvesters, an application that writes, and their faults: one schedule, decided by one seed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class World:
         kafka_latency = plan.latency if plan.kafka_latency is None else plan.kafka_latency
         self.kafka = Server(self.scheduler, "Kafka", LogUnavailable, self.mishaps, self.say, kafka_latency)
         self.service = Service(plan.delivery)
-        self.services = {self.service}  # All that there have been.
+        self.services = {self.service}  # All services so far.
         self._adopted_at = -1.0
         self.database = Database(self.scheduler, self.say, plan.shards, self.service)
         if not plan.faults and not plan.mishap_rate:
@@ -63,10 +63,10 @@ class World:
             self.trace.append(f"{self.scheduler.now:9.4f} {who:8} {' '.join(map(str, what))}")
 
     def run(self) -> None:
-        """Let it all happen, until everything that was written has left.
+        """Run the schedule until every row that was written has left the table.
 
         Raises:
-            Stuck: it does not.
+            Stuck: some row never leaves.
         """
         try:
             for harvester in self.harvesters:
@@ -108,7 +108,7 @@ class World:
         scheduler.over = True
 
     def _unsent(self) -> bool:
-        """Whether rows are there that nothing keeps from leaving."""
+        """Whether there are rows that nothing keeps from being published."""
         lanes = OrderingKeys(self.database.parked)
         return any(Store.as_read(row, 0) not in lanes for row in self.database.rows.values())
 
@@ -158,7 +158,7 @@ class World:
             transaction.commit()
 
     def _create_time(self, now: int) -> int:
-        """What the application says, in place of the database."""
+        """The creation time that the application writes instead of the database's default."""
         match self.plan.create_times:
             case "now":
                 return now
@@ -181,7 +181,7 @@ class World:
         self._process(fault).kill()
 
     def _stop(self, fault: Fault) -> None:
-        """As by SIGTERM; somebody starts it again."""
+        """Stop a harvester as by SIGTERM. It is started again later."""
         harvester = self.harvesters[fault.target]
         process = harvester.process
         harvester.stop()
@@ -195,7 +195,7 @@ class World:
         self._process(fault).pause(fault.seconds)
 
     def _jump(self, fault: Fault) -> None:
-        """The clock of a machine that slept goes on where the world is."""
+        """Let a clock jump ahead, as that of a machine that has slept."""
         self._process(fault).clock += fault.seconds * 6
 
     def _cut_off(self, server: Server, fault: Fault) -> None:
@@ -330,7 +330,7 @@ class World:
         self.broker.leaderless_topics.discard(topic)
 
     def _own_id(self, fault: Fault) -> None:
-        """Somebody inserts a row under an id that was never drawn, or that was drawn in vain."""
+        """Insert a row with an id that was never drawn, or that was drawn and not used."""
         while self.postgres.down or self.database.closed_to_writers:
             self.scheduler.sleep(0.05)
         unused = set(range(-9, self.database.sequence)) - self.database.used
@@ -396,7 +396,7 @@ _BEFALL: dict[str, Callable[[World, Fault], None]] = {
 
 
 class Harvester:
-    """A place where a harvester runs; one that is killed is started again there, as another process."""
+    """A harvester's machine. A harvester that is killed is started again there, as another process."""
 
     def __init__(self, world: World, name: str) -> None:
         self._world = world
