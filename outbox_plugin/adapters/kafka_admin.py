@@ -89,7 +89,12 @@ class KafkaAdmin:
             raise ServerRefused(str(connection_error(problem, self._settings))) from None
 
     def ensure_topics(self, names: KafkaNames, shards: int, *, progress: bool = True) -> None:
-        """Create the group's topics where they are missing, and add partitions where they have fewer than `shards`.
+        """Create the group's topics if they are missing, and add partitions if they have fewer than `shards`.
+
+        Args:
+            names: of the topics.
+            shards: the outbox's number of shards.
+            progress: whether the group needs a progress topic, as exactly-once delivery does.
 
         Raises:
             ServerRefused: we may not.

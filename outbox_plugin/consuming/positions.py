@@ -26,6 +26,12 @@ class RangeMoved(OutboxError):
 def read_position(settings: Settings, consumer: str, topic: str, backfill: str = "") -> Position | None:
     """The consumer's position in the topic; None if it has consumed nothing yet.
 
+    Args:
+        settings: name Postgres and the outbox.
+        consumer: the consumer's name.
+        topic: the topic.
+        backfill: the id of a backfill, which has a position of its own; by default, the ordinary position.
+
     Raises:
         ServerRefused, SchemaMissing: Postgres refuses us, or the table is missing.
     """
@@ -34,7 +40,13 @@ def read_position(settings: Settings, consumer: str, topic: str, backfill: str =
 
 
 def lock_and_advance(connection: _Connection, table: str, wanted: TopicRange, lost: int = 0) -> bool:
-    """Lock the position and move it to the end of `wanted`, if no handler runs in between.
+    """Lock the position and move it to the end of a range, for callers that run no handler in between.
+
+    Args:
+        connection: in a transaction, which the caller commits.
+        table: the outbox.
+        wanted: the range to consume.
+        lost: how many offsets of the range Kafka had deleted.
 
     Returns:
         False if all of it was consumed before: the effects must not be written again.

@@ -43,7 +43,18 @@ def read_records(settings: Settings, wanted: TopicRange, seconds: float = READ_S
 
 
 def first_record(settings: Settings, wanted: TopicRange, seconds: float = READ_SECONDS) -> Received | None:
-    """One of the records of `wanted`, or None if it has none. Arguments and exceptions are those of `read_records`."""
+    """One of the records of a range, or None if it has none.
+
+    Args:
+        settings: name Kafka.
+        wanted: the range; Kafka must have all of it.
+        seconds: how long it may take at most.
+
+    Raises:
+        RecordsVanished: Kafka has deleted some of them since the caller asked where the topic begins.
+        LogUnavailable: Kafka does not answer, or it takes longer than `seconds`.
+        ServerRefused: we may not read.
+    """
     with closing(_records(settings, wanted, seconds)) as records:
         return next(records, None)
 

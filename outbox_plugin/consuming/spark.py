@@ -176,7 +176,12 @@ def position_condition(
 ) -> _Condition:
     """A condition for `OutboxWrite.only_if`. It moves all positions, or returns False if all was consumed before.
 
-    It raises RangeMoved if some of the ranges were consumed before and others were not. `confirm` may raise, too.
+    It raises RangeMoved if some of the ranges were consumed before and others were not.
+
+    Args:
+        settings: name the outbox.
+        ranges: the ranges to consume, each with the number of its offsets that Kafka had deleted.
+        confirm: called first; it may raise an exception to prevent the write.
     """
 
     def run(connection: psycopg.Connection[tuple[object, ...]]) -> bool:

@@ -32,7 +32,12 @@ def encoded(times: Sequence[int], earliest: int | None, latest: int | None) -> s
 
 
 def decoded(text: str, count: int, earliest: int | None) -> list[int]:
-    """The times of `count` rows that `text` stands for; `earliest` is what `encoded` was given.
+    """Decode creation times.
+
+    Args:
+        text: the result of `encoded`.
+        count: the number of rows.
+        earliest: the earliest time, as it was given to `encoded`.
 
     Raises:
         ValueError: `text` does not hold so many times.

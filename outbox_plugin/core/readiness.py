@@ -110,5 +110,11 @@ def _with_trouble(reason: str, facts: Facts) -> str:
 
 
 def is_alive(*, runs: bool, stepped_at: float | None, now: float) -> bool:
-    """Whether the supervisor runs: its thread does, and it has stepped lately, or not yet."""
+    """Whether the supervisor works.
+
+    Args:
+        runs: whether its thread is alive.
+        stepped_at: when it last made a step; None if it has made none yet, which is no fault.
+        now: the present time, on the same clock, in seconds.
+    """
     return runs and (stepped_at is None or not _is_past(stepped_at, ALIVE_SECONDS, now))

@@ -42,13 +42,25 @@ class Signer:
             raise ValueError(f"expected a secret of {SECRET_BYTES} bytes (given: {len(self.secret)})")
 
     def sign(self, slot: Slot, key: bytes, value: bytes) -> list[tuple[str, str | bytes | None]]:
-        """The headers that make a record one of ours."""
+        """The headers that prove that a harvester of this outbox has written a record.
+
+        Args:
+            slot: where the record goes; a signature is valid only there.
+            key: the record's key.
+            value: the record's value.
+        """
         return [(HEADER, self._signature(slot, key, value))]
 
     def verifies(self, slot: Slot, key: bytes | None, value: bytes | None, headers: Headers | None) -> bool:
         """Whether a record with this signature in its `headers` was written by a harvester of this outbox.
 
-        A record without a key or a value, without the header, or with more than one of it, was not.
+        A record without a key or a value, without the header, or with several such headers, was not.
+
+        Args:
+            slot: where the record is.
+            key: the record's key.
+            value: the record's value.
+            headers: the record's headers.
         """
         given = [content for name, content in headers or () if name == HEADER]
         if key is None or value is None or len(given) != 1 or not isinstance(given[0], bytes):

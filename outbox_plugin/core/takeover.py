@@ -36,8 +36,13 @@ def left_behind(
 ) -> tuple[Publication, ...]:
     """What the last leader published and may not have deleted: the new leader deletes it before it reads anything.
 
-    Returns nothing if the record is of an earlier incarnation in the same place (its table was dropped, so its rows are
-    gone), or if the caller adopts the group of an outbox that is no more.
+    Returns nothing if the record is of an earlier incarnation in the same place: its table was dropped, so its rows are
+    gone.
+
+    Args:
+        record: the slice's last committed progress record; None if there is none.
+        identity: the outbox's.
+        adopt: whether to take over the group of an outbox that no longer exists. Then its record counts for nothing.
 
     Raises:
         ForeignOutbox: the record is of another outbox, which shares our group by mistake.
@@ -57,7 +62,11 @@ def left_behind(
 def require_recorded(record: ProgressRecord | None, slice_name: str, terms: Terms, *, adopt: bool = False) -> None:
     """Check that a slice's last progress record is not older than the one that the database expects.
 
-    With `adopt`, nothing is expected: what was in flight may be published again.
+    Args:
+        record: the slice's last progress record; None if there is none.
+        slice_name: the slice.
+        terms: what the database knows about the terms of all slices.
+        adopt: expect nothing. Rows that were in flight may then be published again.
 
     Raises:
         ProgressLost: it is older, or there is none.

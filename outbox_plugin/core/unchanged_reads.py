@@ -28,9 +28,15 @@ class UnchangedReads:
         return before == snapshot
 
     def read(self, request: ReadRequest, rows: int, seconds: float) -> None:
-        """Take in a read that was done."""
+        """Update after a read.
+
+        Args:
+            request: what was read.
+            rows: how many rows it returned.
+            seconds: how long it took.
+        """
         self._request = request if not rows and seconds > LONG_POLL_SECONDS else None
 
     def forget(self) -> None:
-        """Other rows are wanted now."""
+        """Forget the last read, because other rows are to be read now."""
         self._request = None

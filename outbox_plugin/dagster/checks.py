@@ -87,7 +87,13 @@ def build_outbox_checks(
 def build_health_check(
     harvester: AssetKey, *, resource_key: str = "outbox", limits: Limits | None = None
 ) -> AssetChecksDefinition:
-    """The check `healthy` of the asset `harvester`. The sensor evaluates it on each tick, and Dagster can run it."""
+    """The check `healthy` of the asset `harvester`. The sensor evaluates it on each tick, and Dagster can run it.
+
+    Args:
+        harvester: the key of the harvester's asset.
+        resource_key: the key of the `OutboxResource`.
+        limits: when a failure warns, and when it is an error; by default, those of `Limits()`.
+    """
     description = "Every shard has a leader, no harvester reports trouble, and no event waits too long."
     return _of_status(harvester, HEALTHY, description, health, resource_key, limits)
 
@@ -95,7 +101,13 @@ def build_health_check(
 def build_dead_letter_check(
     harvester: AssetKey, *, resource_key: str = "outbox", limits: Limits | None = None
 ) -> AssetChecksDefinition:
-    """The check `no_dead_letters` of the asset `harvester`. The sensor evaluates it, and Dagster can run it."""
+    """The check `no_dead_letters` of the asset `harvester`. The sensor evaluates it, and Dagster can run it.
+
+    Args:
+        harvester: the key of the harvester's asset.
+        resource_key: the key of the `OutboxResource`.
+        limits: when a failure warns, and when it is an error; by default, those of `Limits()`.
+    """
     description = "Kafka has refused no row: no row is a dead letter, and no key is parked."
     return _of_status(harvester, NO_DEAD_LETTERS, description, dead_letters, resource_key, limits)
 

@@ -49,7 +49,12 @@ class HttpServer:
     """Serves `pages`, by their paths, until it is closed."""
 
     def __init__(self, host: str, port: int, pages: Pages) -> None:
-        """Bind the address, and serve on a thread.
+        """Listen on the address, and serve on a thread.
+
+        Args:
+            host: the address, or a host name.
+            port: the port.
+            pages: by path, the functions that make the pages.
 
         Raises:
             InvalidSetting: it is not possible to listen on the address.

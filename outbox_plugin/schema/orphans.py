@@ -17,6 +17,11 @@ def drop_orphans(connection: psycopg.Connection[tuple[Any, ...]], table: str, jo
 
     Only tables that jobs of this outbox created are removed. If an earlier run of the job is still alive, it may then
     fail, with nothing written.
+
+    Args:
+        connection: to the database of the outbox.
+        table: the outbox.
+        job_id: a job that is about to run; None if there is none.
     """
     with connection.transaction():
         found = connection.execute(statement("staging", "orphans", table), {"job_id": job_id}).fetchall()

@@ -48,6 +48,12 @@ def wake_up_trigger(
 ) -> sql.Composed:
     """The statement that creates the trigger by which writers wake leaders.
 
+    Args:
+        connection: to the outbox's database.
+        settings: name the outbox.
+        table: the outbox's name with its schema.
+        shards: how many shards have leaders to wake.
+
     Raises:
         ServerRefused: the outbox is a view of anything but one table.
     """

@@ -28,7 +28,12 @@ _LOGINS = {
 
 
 def read_topics(spark: SparkSession, settings: Settings, topics: Sequence[str]) -> DataFrame:
-    """What a `read_committed` consumer sees of `topics`, from their beginning to their present end, with headers.
+    """The records that a `read_committed` consumer sees in topics, from their beginning to their present end.
+
+    Args:
+        spark: the session that reads.
+        settings: name Kafka, and the source's packages.
+        topics: their names.
 
     Raises:
         InvalidSetting: Spark's Kafka source cannot be downloaded by the coordinates that are set.

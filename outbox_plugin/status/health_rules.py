@@ -80,7 +80,13 @@ def dead_letters(status: Status, limits: Limits) -> HealthResult:
 
 
 def undrained(left: int, seconds: float, status: Status) -> HealthResult:
-    """The result of a check after which `left` events still wait after `seconds`."""
+    """The result of a check that waited in vain for the outbox to drain.
+
+    Args:
+        left: how many events still wait.
+        seconds: how long the check has waited.
+        status: the outbox.
+    """
     why = troubles(status) or "the harvester is too slow"
     return HealthResult(False, f"{left} events still wait after {seconds:.0f} s: {why}", True, _remedy(status))
 
