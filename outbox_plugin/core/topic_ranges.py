@@ -116,8 +116,15 @@ def plan(consumer: str, topic: str, position: Position | None, state: TopicState
     which it takes nothing. So a partition that the position does not know was added later: it begins at offset 0, and
     what Kafka has deleted of it is lost.
 
+    Args:
+        consumer: the consumer's name.
+        topic: the topic.
+        position: the consumer's; None if it has consumed nothing yet.
+        state: what Kafka has of the topic.
+        max_offsets: how many offsets a range has at most.
+
     Raises:
-        TopicReplaced: the topic is another one than the position speaks of.
+        TopicReplaced: the position is that of another topic of this name, which was deleted.
     """
     if position is not None and position.topic_id != state.topic_id:
         raise TopicReplaced(consumer, topic, position.topic_id, state.topic_id)
