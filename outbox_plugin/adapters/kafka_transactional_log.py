@@ -248,9 +248,10 @@ class KafkaTransactionalLog:
         self._open.purge()
         self._open.flush(_PATIENCE_SECONDS)  # For the reports of deliveries that failed; there is one for each by now.
         records = self._records
-        if error.args[0].code() == KafkaError.INVALID_TIMESTAMP:  # Rows carry no time of their own.
-            self._blame_the_clock(records.refused_topics(), error)
-        records.interpret_failures()
+        is_untimely, topics = error.args[0].code() == KafkaError.INVALID_TIMESTAMP, records.refused_topics()
+        records.interpret_failures(blames_clock=is_untimely)
+        if is_untimely and not (records.refusals or records.narrowed):  # No row whose own timestamp may be at fault.
+            self._blame_the_clock(topics, error)
         if error.args[0].code() in _MAY_BE_FORBIDDEN:
             records.refuse_forbidden_topics(self._settings)
         if records.refusals:

@@ -45,6 +45,10 @@ class Leadership:
             if not run("control", "leads", leader_id=self.leader_id).rowcount:
                 raise Fenced("Postgres: another harvester leads the shard, or the table is no longer the same")
 
+    def check_columns(self, run: Run) -> None:
+        """Raises StoreUnavailable if the outbox takes whole records by now, and the term does not know it."""
+        self._session.check_columns(run)
+
     def check(self) -> None:
         """Raises Fenced if another leader leads the shard."""
         with self.transaction():

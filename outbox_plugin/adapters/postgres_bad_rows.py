@@ -22,6 +22,7 @@ def park(leadership: Leadership, bad: Sequence[BadRow]) -> Sequence[BadRow]:
 
     def handle(rows: Sequence[BadRow]) -> Sequence[BadRow]:
         with leadership.transaction() as run:
+            leadership.check_columns(run)
             run("control", "park", **_values(rows))
         return []
 
@@ -40,6 +41,7 @@ def dead_letter(leadership: Leadership, bad: Sequence[BadRow]) -> Sequence[BadRo
 
     def move(rows: Sequence[BadRow]) -> Sequence[BadRow]:
         with leadership.transaction() as run:
+            leadership.check_columns(run)
             if run("control", "dead_letter", **_values(rows)).rowcount == len(rows):
                 return []
             ids = [row.row.id for row in rows]

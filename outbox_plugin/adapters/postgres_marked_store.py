@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 import psycopg
 
 from outbox_plugin.adapters import postgres_bad_rows
 from outbox_plugin.adapters.kafka_clients import largest_record_bytes
 from outbox_plugin.adapters.leadership import Leadership
+from outbox_plugin.adapters.left_out import read_left_out
 from outbox_plugin.adapters.postgres_session import PostgresSession
 from outbox_plugin.adapters.row_reader import RowReader
 from outbox_plugin.core.ordering_keys import BadRow
@@ -22,6 +24,7 @@ from outbox_plugin.schema.connection import one_line, reported
 from outbox_plugin.settings import Settings
 
 DELIVERED = "ffffffff-ffff-ffff-ffff-ffffffffffff"  # Marks rows that Kafka has and that could not be deleted.
+_WHOLE = 1  # Stands for the time of creation of a whole record: see the statement `mark`.
 ENDINGS = 10  # How often the last leader's mark is waited for, half a second each, before its session is ended.
 
 
@@ -140,7 +143,26 @@ class PostgresMarkedStore:
         marking = session.statement("mark", "begin_marking"), session.statement("mark", "mark", conditions)
         with reported():
             rows = self._rows.read(marking, marking, values).sorted()
-        return _without_too_large(rows, self._limit) if any(column(rows, "create_time")) else rows
+            return self._completed(rows) if any(column(rows, "create_time")) else rows
+
+    def _completed(self, rows: Sequence[OutboxRow]) -> list[OutboxRow]:
+        """The `rows`, of some of which the statement has left something out.
+
+        It left them all within the bytes of a window. A row that somebody has deleted since is not part of the mark.
+
+        Raises:
+            psycopg.Error: whatever Postgres says.
+        """
+        rows = _without_too_large(rows, self._limit)
+        whole = [row.id for row in rows if row.create_time == _WHOLE]
+        if not whole:
+            return rows
+        found = read_left_out(self._rows, whole, self._limit, inf)
+        return [
+            found.complete(row, row.horizon)._replace(create_time=0) if row.create_time == _WHOLE else row
+            for row in rows
+            if row.create_time != _WHOLE or row.id in found.parts
+        ]
 
     def delete(self, leader_id: str, ids: Sequence[int]) -> int:
         """Delete those of the rows that still carry the leader's id; returns how many."""
@@ -167,7 +189,7 @@ def _without_too_large(rows: Sequence[OutboxRow], limit: RecordLimit) -> list[Ou
 
     def known(row: OutboxRow) -> OutboxRow:
         size = row.create_time
-        stands_for = limit.too_large(size, -size) if size else None
+        stands_for = limit.too_large(size, -size) if size not in (0, _WHOLE) else None
         if stands_for is None:
             return row
         return row._replace(value=stands_for, header_keys=[], header_values=[], create_time=0)

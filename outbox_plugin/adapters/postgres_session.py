@@ -18,6 +18,7 @@ from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.errors import ForeignOutbox, LayoutChanged, StoreUnavailable
 from outbox_plugin.schema.connection import IS_STANDBY, connect, pipeline, reported
 from outbox_plugin.schema.statements import statement
+from outbox_plugin.schema.whole_records import takes_whole_records, whole_record_parts
 from outbox_plugin.settings import Settings
 
 Query = tuple[bytes, dict[str, object]]
@@ -72,6 +73,8 @@ class PostgresSession:
                 "shard": shard,
             }
             self.has_wake_up_trigger = registration.has_wake_up_trigger(shard)
+            self._takes_whole_records = takes_whole_records(self.reader, self._table)
+            self._whole_record_parts = whole_record_parts(self._table, has_columns=self._takes_whole_records)
             self.purger = opened.enter_context(
                 closing(connect(settings, purpose="outbox harvester (purge)", own_name=True))
             )
@@ -99,6 +102,7 @@ class PostgresSession:
                 conditions=sql.SQL("\n  ").join(parts),
                 header_bytes=sql.SQL("({})").format(statement("window", "header_bytes", self._table)),
                 key_hash=sql.SQL("({})").format(statement("window", "key_hash", self._table)),
+                **self._whole_record_parts,
             )
             self._composed[key] = composed.as_bytes(self.reader)
         return self._composed[key]
@@ -201,6 +205,18 @@ class PostgresSession:
             while self._purges.nextset():
                 counts.append(self._purges.rowcount)
             return counts[len(setup) :]
+
+    def check_columns(self, run: Run) -> None:
+        """See that the table takes whole records no sooner than the term knows: their rows would look bad to it.
+
+        Args:
+            run: a transaction of the purger's.
+
+        Raises:
+            StoreUnavailable: somebody has migrated the outbox meanwhile.
+        """
+        if not self._takes_whole_records and run("identity", "takes_whole_records").fetchall() == [(True,)]:
+            raise StoreUnavailable(f"Postgres: the table {self.settings.table!r} takes whole records now")
 
     def cannot_delete(self, rows: int) -> StoreUnavailable:
         """The error for `rows` that Kafka has, and that a deletion has left without an error."""

@@ -14,6 +14,7 @@ from outbox_plugin.adapters.backlog_keys import BacklogKeys
 from outbox_plugin.adapters.history_partitions import HistoryPartitions
 from outbox_plugin.adapters.kafka_clients import largest_record_bytes
 from outbox_plugin.adapters.leadership import Leadership
+from outbox_plugin.adapters.left_out import read_left_out
 from outbox_plugin.adapters.postgres_session import PostgresSession, Query
 from outbox_plugin.adapters.row_reader import RowReader
 from outbox_plugin.core.ordering_keys import BadRow
@@ -182,40 +183,23 @@ class PostgresWindowStore:
             left_out = [row.id for row in rows if _was_left_out(row)] if None in column(rows, "value") else []
             if not left_out:
                 return rows
-            if whole := self._whole(rows, left_out):
-                return whole  # Else all of them have vanished, and what is behind them was not read yet.
+            if completed := self._completed(rows, left_out):
+                return completed  # Else all of them have vanished, and what is behind them was not read yet.
 
-    def _whole(self, rows: Sequence[OutboxRow], left_out: list[int]) -> Sequence[OutboxRow]:
-        """The first of `rows`, as many as may be in memory together, with the values and headers that were `left_out`.
+    def _completed(self, rows: Sequence[OutboxRow], left_out: list[int]) -> Sequence[OutboxRow]:
+        """The first of `rows`, as many as may be in memory together, with what was `left_out` of some.
 
-        A value, or headers, that are larger than any record are never read: they may have hundreds of megabytes.
-
-        A row that somebody has deleted since is not part of the read: without its value it would be a tombstone. The
-        read ends before a row whose topic or key somebody has changed since: its record would have the key of one
-        version and the value of another.
+        A row that somebody has deleted since is not part of the read. The read ends before a row whose topic or key
+        somebody has changed since: its record would have the key of one version and the value of another.
         """
         with reported():
-            sizes = self._rows.details("large_rows", left_out)
-            large: list[int] = []
-            parts: dict[int, tuple[Any, ...]] = {}  # The value, and the two arrays of headers.
-            last_id, total = rows[-1].id, 0
-            for id_, (value, headers) in sizes.items():
-                if (too_large := self._limit.too_large(value, headers)) is not None:
-                    parts[id_] = too_large, [], []
-                    continue
-                total += value + headers
-                if large and total > BYTES_PER_WINDOW:
-                    last_id = id_ - 1
-                    break
-                large.append(id_)
-            parts |= self._rows.details("left_out", large) if large else {}
-        for row in rows:
-            if row.id in parts and parts[row.id][3:] not in ((), (row.topic, row.key)):
-                last_id = min(last_id, row.id - 1)
+            found = read_left_out(self._rows, left_out, self._limit, BYTES_PER_WINDOW)
+        changed = [row.id for row in rows if row.id in found.parts and not found.is_of(row)]
+        end = min([*changed, *([] if found.first_unread is None else [found.first_unread])], default=None)
         return [
-            OutboxRow._make((*row[:4], *parts[row.id][:3], -row.horizon)) if _was_left_out(row) else row
+            found.complete(row, -row.horizon) if _was_left_out(row) else row
             for row in rows
-            if row.id <= last_id and (not _was_left_out(row) or row.id in parts)
+            if (end is None or row.id < end) and (not _was_left_out(row) or row.id in found.parts)
         ]
 
     def key_hashes(self, rows: Sequence[OutboxRow]) -> Sequence[int]:

@@ -8,13 +8,24 @@ comes of an outage (a time-out, a broker that is away) is never a refusal.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from outbox_plugin.adapters.kafka_admin import KafkaAdmin
 from outbox_plugin.adapters.writable_topics import UnwritableTopics, WritableTopics
-from outbox_plugin.core.row import OutboxRow, TooLarge, column, fields_of, length_of, topics_of
+from outbox_plugin.core.row import (
+    Misfit,
+    OutboxRow,
+    TooLarge,
+    WholeRecord,
+    column,
+    fields_of,
+    length_of,
+    topics_of,
+)
 from outbox_plugin.core.row_faults import fault_of, faults_of, header_names_are_plain
+from outbox_plugin.core.whole_record import as_time
 from outbox_plugin.errors import Away, Refusal, RowsRefused, SchemaMissing, TopicsAway
 from outbox_plugin.settings import Settings
 
@@ -26,6 +37,7 @@ _SMALLER = {None: 65_536, 65_536: 4_096, 4_096: 0, 0: 0}  # Bytes of a topic tha
 _FORBIDDEN = {KafkaError.TOPIC_EXCEPTION, KafkaError.TOPIC_AUTHORIZATION_FAILED}
 _PURGED = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # Because another delivery failed.
 _INVALID = {KafkaError.INVALID_RECORD, KafkaError.INVALID_MSG}
+_UNTIMELY = {KafkaError.INVALID_TIMESTAMP, *_INVALID}
 
 
 class RecordSender:
@@ -142,6 +154,12 @@ class RecordSender:
             if (examine or key is None or created is None) and (fault := fault_of(OutboxRow(*fields))):
                 self.refusals[id_] = Refusal(fault)
                 continue
+            partition, timestamp = _ANY_PARTITION, _NOW
+            if type(value) is WholeRecord:
+                key, value, partition, timestamp = _as_produced(value)
+                if refusal := self._misplaced(producer, topic, partition):
+                    self.refusals[id_] = refusal
+                    continue
             if limits and topic in limits:
                 self._make_room(producer, OutboxRow(*fields))
             try:
@@ -151,18 +169,34 @@ class RecordSender:
                     headers = list(zip(names, texts, strict=True))
                 while True:
                     try:  # By position: arguments by name take a third of the time of a call.
-                        produce(topic, value, key, _ANY_PARTITION, None, None, _NOW, headers)
+                        produce(topic, value, key, partition, None, None, timestamp, headers)
                         break
                     except BufferError:  # librdkafka's queue is full: let it drain.
                         producer.poll(_POLL_SECONDS)
             except KafkaException as error:
                 if (refusal := _refused_at_once(error.args[0], topic)) is None:
+                    self._topics.forget(topic)  # It may have been made anew, with fewer partitions.
                     raise
                 self.refusals[id_] = refusal
             except Exception as error:  # The client does not take what is in the row: no other row may wait for that.
                 fault = fault_of(OutboxRow(*fields)) or f"no record can be made of it: {type(error).__name__}: {error}"
                 self.refusals[id_] = Refusal(fault)
         self._has_met_bad_rows = self._has_met_bad_rows or bool(self.refusals)
+
+    def _misplaced(self, producer: Producer, topic: str, partition: int) -> Refusal | None:
+        """The refusal of a record whose topic does not have its partition.
+
+        A topic that seems to have too few partitions is looked up again: it may have got more.
+
+        Raises:
+            LogUnavailable: Kafka does not answer.
+        """
+        if partition < self._topics.partitions(topic):
+            return None
+        count = self._topics.look_up_partitions(producer, topic)
+        if count is None or partition < count:
+            return None
+        return Refusal(f"topic {topic}: it has {count} partition(s), and no partition {partition}")
 
     def _make_room(self, producer: Producer, row: OutboxRow) -> None:
         """Before a record of a limited topic: send what is there first, where both would be too much together."""
@@ -174,32 +208,43 @@ class RecordSender:
         self._group.append(row)
         self._group_bytes += size
 
-    def interpret_failures(self) -> None:
-        """Say what the deliveries that have failed since the last time mean; `failed` has the rows that are unknown."""
+    def interpret_failures(self, *, blames_clock: bool = False) -> None:
+        """Say what the deliveries that have failed since the last time mean; `failed` has the rows that are unknown.
+
+        Args:
+            blames_clock: the transaction has failed for a timestamp: a record without one of its own is not at fault.
+        """
         news, self._news = self._news, []
         if not news:
             return
         rows: dict[tuple[str, bytes, bytes | None], list[OutboxRow]] = {}
         for row in self._rows:
-            if row.id in self.refusals or row.key is None or isinstance(row.value, TooLarge):
+            if row.id in self.refusals or row.key is None or isinstance(row.value, TooLarge | Misfit):
                 continue
-            value = row.value.encode() if isinstance(row.value, str) else row.value
-            rows.setdefault((row.topic, row.key.encode(), value), []).append(row)
+            rows.setdefault((row.topic, *_key_and_value(row)), []).append(row)
         # Our clock or the broker's is wrong, and no row. librdkafka calls a record of a larger batch invalid then.
-        of_clock = [(topic, error.str()) for error, topic, *_ in news if error.code() == KafkaError.INVALID_TIMESTAMP]
-        self.off_clock |= dict(of_clock)
+        blames_clock = blames_clock or any(error.code() == KafkaError.INVALID_TIMESTAMP for error, *_ in news)
         for error, topic, key, value in news:
             concerned = self._concerned(rows.get((topic, key or b"", value), []))
+            dated = [row for row in concerned if _timestamp_of(row) is not None] if error.code() in _UNTIMELY else []
+            if error.code() == KafkaError.INVALID_TIMESTAMP and not dated:
+                self.off_clock[topic] = error.str()
             self._topics.forget(topic)  # It may have lost a leader: that is looked up before the next record.
             if error.code() not in _PURGED:
                 self.failures.append(error)
             if error.code() == KafkaError._MSG_TIMED_OUT:
                 self._topics.silent([topic])
             self.failed.update(row.id for row in concerned)
-            is_clock = of_clock and error.code() in _INVALID
+            if dated and len(dated) == len(concerned) and _are_alike(concerned):
+                self.refusals |= {row.id: _untimely(row, error) for row in dated}
+                continue
+            if dated:  # Which of them it was, a delivery of one alone says.
+                self._limits[topic], self.narrowed = 0, True
+                continue
+            is_clock = blames_clock and error.code() in _INVALID
             if is_clock or (refusal := self._refusal(error, topic)) is None:
                 continue
-            if refusal.whole_topic or all(_headers(row) == _headers(concerned[0]) for row in concerned):
+            if refusal.whole_topic or _are_alike(concerned):
                 self.refusals |= {row.id: refusal for row in concerned}
                 self.invalid.update(row.id for row in concerned if error.code() in _INVALID)
             else:
@@ -262,8 +307,35 @@ def away_by_clock(error: str) -> Away:
     return Away(f"the clock of this machine and that of a broker differ: {error}", CLOCK_SECONDS)
 
 
-def _headers(row: OutboxRow) -> tuple[list[str], list[str]]:
-    return row.header_keys, row.header_values
+def _are_alike(rows: Sequence[OutboxRow]) -> bool:
+    """Whether rows of one key and value are also alike in what a delivery report does not tell."""
+    return all(_beside(row) == _beside(rows[0]) for row in rows)
+
+
+def _beside(row: OutboxRow) -> tuple[Any, ...]:
+    own = row.value[2:] if isinstance(row.value, WholeRecord) else (None, None)
+    return row.header_keys, row.header_values, *own
+
+
+def _timestamp_of(row: OutboxRow) -> int | None:
+    return row.value.timestamp if isinstance(row.value, WholeRecord) else None
+
+
+def _untimely(row: OutboxRow, error: KafkaError) -> Refusal:
+    return Refusal(f"its timestamp, {as_time(_timestamp_of(row) or 0)}: {error.str()}")
+
+
+def _key_and_value(row: OutboxRow) -> tuple[bytes, bytes | None]:
+    """As a delivery report has them."""
+    value: Any = row.value
+    key, value = (value.key, value.value) if isinstance(value, WholeRecord) else (row.key, value)
+    return (key.encode() if isinstance(key, str) else key), (value.encode() if isinstance(value, str) else value)
+
+
+def _as_produced(record: WholeRecord) -> tuple[str | bytes, str | bytes | None, int, int]:
+    """The arguments of `produce` for what a whole record has beside its topic and headers."""
+    partition = _ANY_PARTITION if record.partition is None else record.partition
+    return record.key, record.value, partition, record.timestamp or _NOW
 
 
 def _refused_at_once(error: KafkaError, topic: str) -> Refusal | None:

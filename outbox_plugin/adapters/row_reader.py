@@ -111,8 +111,8 @@ class RowReader:
         """
         with pipeline(self._connection):
             self._connection.execute(self._session.statement("window", "configure_read"))
-            found = self._connection.execute(*self._session.query("window", name, ids=ids), binary=True)
-        return {id_: tuple(columns) for id_, *columns in found.fetchall()}
+            self._binary.execute(*self._session.query("window", name, ids=ids), binary=True)
+        return {id_: tuple(columns) for id_, *columns in self._binary.fetchall()}
 
 
 def parked_values(parked: Collection[OrderingKey]) -> dict[str, object]:

@@ -77,13 +77,13 @@ class WritableTopics:
         """
         self._reserved = reserved
         self._clock = clock
-        self._known: set[str] = set()
+        self._known: dict[str, int] = {}  # How many partitions each has.
         self._missed: dict[str, _Missed] = {}
         self._silent: dict[str, _Silent] = {}
 
     def forget(self, topic: str) -> None:
         """A delivery to it has failed: look it up again before the next one."""
-        self._known.discard(topic)
+        self._known.pop(topic, None)
 
     def without_leader(self, producer: Producer, topics: set[str]) -> bool:
         """Whether one of `topics` is gone, or has a partition that no broker leads now; it is no longer known then."""
@@ -93,7 +93,8 @@ class WritableTopics:
             return False
         leaderless = {topic for topic, metadata in found.items() if metadata and _without_leader(metadata)}
         gone = {topic for topic, metadata in found.items() if metadata and _is_unknown(metadata)}
-        self._known -= leaderless | gone
+        for topic in leaderless | gone:
+            self.forget(topic)
         return bool(leaderless | gone)
 
     def any_out_of_sync(self, producer: Producer, topics: set[str]) -> bool:
@@ -107,8 +108,25 @@ class WritableTopics:
     def silent(self, topics: Iterable[str]) -> None:
         """These topics have not acknowledged records: where too few replicas may be in sync, they are away."""
         for topic in topics:
-            self._known.discard(topic)
+            self.forget(topic)
             self._silent.setdefault(topic, _Silent()).in_sync = None
+
+    def partitions(self, topic: str) -> int:
+        """How many partitions the topic had when it was looked up; 0 if it was not."""
+        return self._known.get(topic, 0)
+
+    def look_up_partitions(self, producer: Producer, topic: str) -> int | None:
+        """How many partitions the topic has now; None if Kafka does not say.
+
+        Raises:
+            LogUnavailable: Kafka does not answer.
+        """
+        found = self._look_up(producer, [topic], LOOK_UP_SECONDS)[topic]
+        if found is None or found.error is not None:
+            return None
+        if topic in self._known:
+            self._known[topic] = len(found.partitions)
+        return len(found.partitions)
 
     def unwritable(self, producer: Producer, topics: set[str]) -> UnwritableTopics:
         """Which of `topics` may not be written to now. Waits for Kafka's answers, but never for a topic to appear.
@@ -116,7 +134,7 @@ class WritableTopics:
         Raises:
             LogUnavailable: Kafka does not answer.
         """
-        unknown = topics - self._known
+        unknown = topics - self._known.keys()
         if not unknown:
             return _NOTHING_WRONG
         verdict, now = UnwritableTopics(), self._clock()
@@ -179,7 +197,7 @@ class WritableTopics:
         )
         if reason is None:
             self._missed.pop(topic, None)
-            self._known.add(topic)
+            self._known[topic] = len(found.partitions) if found is not None else 0
             return
         now = self._clock()
         missed = self._missed.setdefault(topic, _Missed(now))

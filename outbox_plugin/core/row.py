@@ -25,6 +25,25 @@ class TooLarge:
 
 
 @dataclass(frozen=True, slots=True)
+class Misfit:
+    """Stands for the value of a row whose columns for a whole record are not as they must be."""
+
+    reason: str
+
+
+class WholeRecord(NamedTuple):
+    """Stands for the value of a row whose record goharvest's columns cannot hold: see `core.whole_record`.
+
+    The headers of such a row are in the fields of other rows, and some of their values may be bytes.
+    """
+
+    key: str | bytes
+    value: str | bytes | None
+    partition: int | None  # None: the partitioner chooses.
+    timestamp: int | None  # Milliseconds since 1970; None: when it is published.
+
+
+@dataclass(frozen=True, slots=True)
 class RecordLimit:
     """How large a record may be, as far as that can be seen in the database without reading the row."""
 
@@ -58,9 +77,9 @@ class OutboxRow(NamedTuple):
     create_time: int
     topic: str
     key: str
-    value: str | bytes | TooLarge | None
+    value: str | bytes | TooLarge | WholeRecord | Misfit | None
     header_keys: list[str]
-    header_values: list[str]
+    header_values: list[str]  # Of a whole record, bytes too.
     horizon: int
 
 
@@ -119,8 +138,14 @@ def topics_of(rows: Sequence[OutboxRow]) -> frozenset[Any]:
     return rows.topics if isinstance(rows, Rows) else frozenset(column(rows, "topic"))
 
 
+def is_tombstone(row: OutboxRow) -> bool:
+    """Whether the record of `row` has no value."""
+    return (row.value.value if isinstance(row.value, WholeRecord) else row.value) is None
+
+
 def length_of(row: OutboxRow) -> int:
     """How much a record of `row` has beside its topic, about: in characters where it is text, in bytes otherwise."""
     arrays = (array for array in (row.header_keys, row.header_values) if isinstance(array, list))
-    parts = (row.key, row.value, *(each for array in arrays for each in array))
+    own = (row.value.key, row.value.value) if isinstance(row.value, WholeRecord) else (row.key, row.value)
+    parts = (*own, *(each for array in arrays for each in array))
     return sum(len(part) for part in parts if isinstance(part, str | bytes | list | TooLarge))

@@ -12,9 +12,10 @@ from itertools import chain
 from operator import eq
 from typing import Any
 
-from outbox_plugin.core.row import OutboxRow, TooLarge, column
+from outbox_plugin.core.row import Misfit, OutboxRow, TooLarge, WholeRecord, column
+from outbox_plugin.core.whole_record import WHOLE_RECORD_HEADER
 
-_VALUES = frozenset({str, bytes, type(None)})
+_VALUES = frozenset({str, bytes, type(None), WholeRecord})
 
 
 def faults_of(rows: Sequence[OutboxRow]) -> dict[int, str]:
@@ -50,7 +51,7 @@ def fault_of(row: OutboxRow) -> str | None:
         _column_fault(row)
         or _array_fault("keys", row.header_keys)
         or _array_fault("values", row.header_values)
-        or _header_fault(row.header_keys, row.header_values)
+        or _header_fault(row.header_keys, row.header_values, is_whole=isinstance(row.value, WholeRecord))
     )
 
 
@@ -65,7 +66,9 @@ def _column_fault(row: OutboxRow) -> str | None:
     value: Any = row.value
     if isinstance(value, TooLarge):
         return f"{value.what} {value.size:,} bytes; larger than the client's message.max.bytes of {value.limit:,}"
-    if not isinstance(value, str | bytes | None):
+    if isinstance(value, Misfit):
+        return value.reason
+    if not isinstance(value, str | bytes | WholeRecord | None):
         return f"kafka_value is a {type(value).__name__}; expected a text, bytes or NULL"
     return None
 
@@ -80,14 +83,16 @@ def _array_fault(what: str, array: Any) -> str | None:
     return None
 
 
-def _header_fault(names: Sequence[Any], texts: Sequence[Any]) -> str | None:
+def _header_fault(names: Sequence[Any], texts: Sequence[Any], *, is_whole: bool) -> str | None:
     if len(names) != len(texts):
+        if names and names[0] == WHOLE_RECORD_HEADER and not texts:
+            return "it is a whole record, and the table lacks the columns for it: run `outbox migrate`"
         return f"{len(names)} header keys, but {len(texts)} header values"
     for place, (name, text) in enumerate(zip(names, texts, strict=True), start=1):
         if name is None or name == "":
             return f"the key of header {place} is {'empty' if name == '' else 'NULL'}; a header needs a name"
         if not isinstance(name, str):
             return f"the key of header {place} is a {type(name).__name__}; expected a text"
-        if not isinstance(text, str | None):
+        if not isinstance(text, str | None) and not (is_whole and isinstance(text, bytes)):
             return f"the value of header {place} is a {type(text).__name__}; expected a text or NULL"
     return None

@@ -18,13 +18,14 @@ from psycopg.sql import SQL, Composed, Literal
 
 from outbox_plugin.core.backlog import MIN_BACKLOG_IDS
 from outbox_plugin.emit.encoding import Row
-from outbox_plugin.errors import WrongConnection
+from outbox_plugin.errors import SchemaMissing, WrongConnection
 from outbox_plugin.schema.statements import statement
 
 ROWS_AT_A_TIME = 1_000
 CHARACTERS_AT_A_TIME = 8_000_000  # Of values and headers in one statement, which is copied in memory several times.
 MAX_ROWS_IN_SUMMARY = 1_000_000  # Takes Postgres about a second: well below any time-out of a statement.
 _NOTHING = b"SELECT"
+_PLAIN_COLUMNS = 5
 
 
 class SqlAlchemySync(Protocol):
@@ -85,12 +86,16 @@ class Insert:
             Query(statement("emit", "insert_events", table, value_type=SQL(f"pg_catalog.{each}")))
             for each in ("text", "bytea")
         )
+        self._takes_whole_records = False  # As far as is known.
 
     def statements(self, parts: Parts) -> Statements:
         """The statements that write the parts. Of very many rows, the keys are summarised for the harvester as well."""
         rows = 0
         for part in parts:
-            yield self.of(part)
+            if any(map(_is_whole, part)):
+                yield from self._records(part)
+            else:
+                yield self.of(part)
             rows += len(part)
             if rows >= MAX_ROWS_IN_SUMMARY:
                 yield from self._summarise(rows)
@@ -103,8 +108,42 @@ class Insert:
         if (yield Query(statement("emit", "may_summarise_keys", self._table)), ()):
             yield Query(statement("emit", "summarise_keys", self._table, written=Literal(rows))), ()
 
+    def _records(self, rows: Sequence[Row]) -> Statements:
+        """The statements that write rows of which some are whole records.
+
+        Raises:
+            SchemaMissing: the table lacks the columns; nothing has been written, and the transaction goes on.
+        """
+        if not self._takes_whole_records:
+            [self._takes_whole_records] = yield Query(statement("identity", "takes_whole_records", self._table)), ()
+            if not self._takes_whole_records:
+                raise SchemaMissing(
+                    f"the table {self._table!r} lacks the columns for an event's bytes that are no text, its partition "
+                    "or its timestamp: run `outbox migrate`; a view cannot have them"
+                )
+        topics, keys, values, names, texts, *more = zip(*(_with_record(row) for row in rows), strict=True)
+        is_bytes = any(isinstance(value, bytes) for value in values)
+        query = statement(
+            "emit", "insert_records", self._table, value_type=SQL("pg_catalog.bytea" if is_bytes else "pg_catalog.text")
+        )
+        key_bytes, value_bytes, header_bytes, partitions, timestamps = more
+        yield (
+            Query(query),
+            (
+                _array(topics),
+                _array(keys),
+                _array(list(map(_hex, values))),
+                *(_array([_array(each) for each in column]) for column in (names, texts)),
+                _array(list(map(_hex, key_bytes))),
+                _array(list(map(_hex, value_bytes))),
+                _array([None if bodies is None else _array(list(map(_hex, bodies))) for bodies in header_bytes]),
+                _array([None if number is None else str(number) for number in partitions]),
+                _array([None if time is None else time.isoformat() for time in timestamps]),
+            ),
+        )
+
     def of(self, rows: Sequence[Row]) -> Statement:
-        """The statement that writes the rows, of which there must be at least one."""
+        """The statement that writes the rows, of which there must be at least one, and none a whole record."""
         if len(rows) == 1:
             return self.one, rows[0]
         topics, keys, values, names, texts = zip(*rows, strict=True)
@@ -113,6 +152,15 @@ class Insert:
             query, values = self._bytes, tuple(_hex(value) for value in values)
         headers = [_array([_array(each) for each in column]) for column in (names, texts)]
         return query, (_array(topics), _array(keys), _array(values), *headers)
+
+
+def _is_whole(row: Row) -> bool:
+    return len(row) > _PLAIN_COLUMNS
+
+
+def _with_record(row: Row) -> tuple[Any, ...]:
+    """The columns of any row."""
+    return row if _is_whole(row) else (*row, None, None, None, None, None)
 
 
 def _array(texts: Sequence[str | None]) -> str:
@@ -365,10 +413,17 @@ def _parts(rows: Iterable[Row]) -> Iterator[Sequence[Row]]:
     size = 0
     for row in rows:
         part.append(row)
-        _, _, value, _, texts = row
-        size += len(value or "") + sum(map(len, texts))
+        size += _characters(row)
         if len(part) == ROWS_AT_A_TIME or size >= CHARACTERS_AT_A_TIME:
             yield part
             part, size = [], 0
     if part:
         yield part
+
+
+def _characters(row: Row) -> int:
+    """How much a row has, about."""
+    bodies: list[Any] = [row[2], *row[4]]
+    for more in row[_PLAIN_COLUMNS:]:
+        bodies += more if isinstance(more, list) else [more] if isinstance(more, bytes) else []
+    return sum(len(body) for body in bodies if body is not None)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
 from outbox_plugin.core.headers import EVENT_TYPE_HEADER, OCCURRED_AT_HEADER
+from outbox_plugin.core.whole_record import WHOLE_RECORD_HEADER, ordering_key, text_of
 from outbox_plugin.emit.event import KAFKAS_OWN, MAX_KEY_CHARACTERS, TOPIC_PATTERN, Event
 from outbox_plugin.errors import InvalidEvent, UserError
 
@@ -23,7 +25,22 @@ try:
 except ImportError:
     _trace = None
 
-Row = tuple[str, str, str | bytes | None, list[str], list[str]]
+PlainRow = tuple[str, str, str | bytes | None, list[str], list[str | None]]
+# Beside that: key, value and header values as bytes, partition, timestamp.
+WholeRow = tuple[
+    str,
+    str,
+    str | bytes | None,
+    list[str],
+    list[str | None],
+    bytes | None,
+    bytes | None,
+    list[bytes | None],
+    int | None,
+    datetime | None,
+]
+Row = PlainRow | WholeRow
+Items = list[tuple[str, str | bytes | None]]  # Headers.
 Serializer = Callable[[Event], str | bytes | None]
 
 MAX_RECORD_BYTES = 1_000_000  # librdkafka's message.max.bytes; a broker's default is slightly larger.
@@ -32,8 +49,11 @@ _HEADER_OVERHEAD = 10
 _TOPIC = re.compile(TOPIC_PATTERN)
 
 
-def as_text(event: Event) -> str | None:
-    """The value as JSON, for a table whose values are TEXT. Text stays unchanged."""
+def as_text(event: Event) -> str | bytes | None:
+    """The value as JSON, for a table whose values are TEXT. Text and bytes stay unchanged."""
+    if isinstance(event.value, bytes):
+        text = text_of(event.value)
+        return event.value if text is None else text
     return event.value_text()
 
 
@@ -100,16 +120,68 @@ class Encoding:
         if event.topic not in self._good_topics:
             self._good_topics.add(_good_topic(event.topic))
         # A subclass that declares a field anew drops the field's constraints, so they are checked here again.
-        if not isinstance(event.key, str) or len(event.key) > MAX_KEY_CHARACTERS:
-            raise InvalidEvent("key", f"expected text of up to {MAX_KEY_CHARACTERS} characters (given: {event.key!r})")
+        key = event.key
+        if not isinstance(key, bytes) and (not isinstance(key, str) or len(key) > MAX_KEY_CHARACTERS):
+            raise InvalidEvent(
+                "key", f"expected text of up to {MAX_KEY_CHARACTERS} characters, or bytes (given: {key!r})"
+            )
         value = self._serializer(event)
         items = self._headers(event)
         if _trace is not None:
             items = _with_trace(items)
+        is_whole_value = isinstance(value, bytes) and self._serializer is as_text
+        if (
+            is_whole_value
+            or isinstance(key, bytes)
+            or not isinstance(event.headers, dict)
+            or event.partition is not None
+            or event.timestamp is not None
+        ):
+            return self._row_of_any(event, value, items, is_whole_value=is_whole_value)
         names = [name for name, _ in items]
-        texts = [text for _, text in items]
-        self._check(event.key, value, names, texts)
-        return event.topic, event.key, value, names, texts
+        texts: list[Any] = [text for _, text in items]
+        self._check(key, value, names, texts)
+        return event.topic, key, value, names, texts
+
+    def _row_of_any(self, event: Event, value: str | bytes | None, items: Items, *, is_whole_value: bool) -> Row:
+        """The row of an event that may be a whole record: it is one only where goharvest's columns cannot hold it."""
+        key = event.key.encode() if isinstance(event.key, str) else event.key
+        ordering = ordering_key(key, MAX_KEY_CHARACTERS)
+        bodies = [_text_if_possible(body) for _, body in items]
+        names = [name for name, _ in items]
+        for name, body in zip(names, bodies, strict=True):
+            _utf8(f"headers.{name}", name)
+            if isinstance(body, str):
+                _utf8(f"headers.{name}", body)
+        if isinstance(event.key, str):
+            _utf8("key", event.key)
+        if isinstance(value, str):
+            _utf8("value", value)
+        encoded = [body.encode() if isinstance(body, str) else body for body in bodies]
+        sizes = (len(part) for part in (key, *map(str.encode, names), *encoded) if part is not None)
+        size = _RECORD_OVERHEAD + _HEADER_OVERHEAD * len(names) + sum(sizes)
+        self._check_size(size + len(value.encode() if isinstance(value, str) else value or b""))
+        has_key = ordering.encode() == key
+        if (
+            has_key
+            and not is_whole_value
+            and not any(isinstance(body, bytes) for body in bodies)
+            and event.partition is None
+            and event.timestamp is None
+        ):
+            return event.topic, ordering, value, names, [body for body in bodies if not isinstance(body, bytes)]
+        return (
+            event.topic,
+            ordering,
+            None if is_whole_value else value,
+            [WHOLE_RECORD_HEADER, *names],
+            [],
+            None if has_key else key,
+            value if is_whole_value and isinstance(value, bytes) else None,
+            encoded,
+            event.partition,
+            event.timestamp,
+        )
 
     def _check(self, key: str, value: str | bytes | None, names: list[str], texts: list[str]) -> None:
         """Raises InvalidEvent for text that Postgres cannot store, and for a record that is too large."""
@@ -124,8 +196,16 @@ class Encoding:
             _blame(key, value, names, texts)
         if isinstance(value, bytes):
             size += len(value)
+        self._check_size(size)
+
+    def _check_size(self, size: int) -> None:
         if size > self._max_record_bytes:
             raise InvalidEvent("value", f"the record has {size:,} bytes; Kafka takes {self._max_record_bytes:,}")
+
+
+def _text_if_possible(body: str | bytes | None) -> str | bytes | None:
+    text = text_of(body) if isinstance(body, bytes) else None
+    return body if text is None else text
 
 
 def _good_topic(topic: str) -> str:
@@ -136,7 +216,7 @@ def _good_topic(topic: str) -> str:
     return topic
 
 
-def cloud_event_headers(source: str, content_type: str) -> Callable[[Event], list[tuple[str, str]]]:
+def cloud_event_headers(source: str, content_type: str) -> Callable[[Event], Items]:
     """Returns a function that makes the headers of an event as CloudEvents 1.0 asks for, in Kafka's binary mode.
 
     Args:
@@ -153,7 +233,7 @@ def cloud_event_headers(source: str, content_type: str) -> Callable[[Event], lis
     except ImportError:
         raise UserError("CloudEvents need the library cloudevents: install outbox-plugin[cloudevents]") from None
 
-    def headers(event: Event) -> list[tuple[str, str]]:
+    def headers(event: Event) -> Items:
         if not event.type:
             raise InvalidEvent("type", "a CloudEvent must have one")
         attributes: dict[str, Any] = {
@@ -171,14 +251,14 @@ def cloud_event_headers(source: str, content_type: str) -> Callable[[Event], lis
         except CloudEventValidationError as error:
             name, problems = next(iter(error.errors.items()))
             raise InvalidEvent(name, str(problems[0])) from None
-        items = [(name, body.decode()) for name, body in message.headers.items()]
+        items: Items = [(name, body.decode()) for name, body in message.headers.items()]
         ours = {EVENT_TYPE_HEADER, OCCURRED_AT_HEADER, *dict(items)}
         return items + [(name, text) for name, text in event.header_items() if name not in ours]
 
     return headers
 
 
-def _with_trace(items: list[tuple[str, str]]) -> list[tuple[str, str]]:
+def _with_trace(items: Items) -> Items:
     """Add the current span's `traceparent`, unless the event has one."""
     carrier: dict[str, str] = {}
     if _trace is not None:

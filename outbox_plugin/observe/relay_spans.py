@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from opentelemetry.trace import Link, SpanKind, Tracer
 
-from outbox_plugin.core.row import OutboxRow, topics_of
+from outbox_plugin.core.row import OutboxRow, is_tombstone, topics_of
 from outbox_plugin.core.span_attributes import BATCH_MESSAGE_COUNT, operation_attributes, record_attributes, span_name
 from outbox_plugin.core.trace_context import MAX_LINKS, row_carrier, sampled_rows, wait_began
 from outbox_plugin.observe.span_contexts import child_of, valid_context
@@ -72,5 +72,5 @@ class RelaySpans:
 
 
 def _of_row(row: OutboxRow) -> dict[str, str | int | bool]:
-    attributes = record_attributes(row.key, is_tombstone=row.value is None)
+    attributes = record_attributes(row.key, is_tombstone=is_tombstone(row))
     return {**operation_attributes("wait", [row.topic]), **attributes}

@@ -11,6 +11,7 @@ import psycopg
 from outbox_plugin.schema.connection import connect, reported_as_refusal
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.table_name import in_full
+from outbox_plugin.schema.whole_records import takes_whole_records, whole_record_parts
 from outbox_plugin.settings import Settings
 
 
@@ -21,10 +22,13 @@ class OperatorTransaction:
         self._table = settings.table
         self._in_full = in_full(connection, settings.table)
         self._connection = connection
+        has_columns = takes_whole_records(connection, self._in_full)
+        self._parts = whole_record_parts(self._in_full, has_columns=has_columns)
 
     def run(self, noun: str, name: str, **values: object) -> psycopg.Cursor[tuple[Any, ...]]:
         """Run the statement `name` of `queries/<noun>.sql`."""
-        return self._connection.execute(statement(noun, name, self._in_full), {"table": self._table, **values})
+        query = statement(noun, name, self._in_full, **self._parts)
+        return self._connection.execute(query, {"table": self._table, **values})
 
     def savepoint(self) -> AbstractContextManager[psycopg.Transaction]:
         """A part of the transaction that is undone alone if it raises."""

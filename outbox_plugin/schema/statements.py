@@ -34,6 +34,7 @@ def compose(text: str, table: str, **parts: sql.Composable) -> sql.Composed:
     named_after_it = {
         "outbox": table_name,
         "outbox_emit": f"{table_name}_emit",
+        "outbox_emit_record": f"{table_name}_emit_record",
         "outbox_summarise_keys": f"{table_name}_summarise_keys",
         "outbox_wake_up": f"{table_name}_wake_up",
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable
-from typing import cast
+from typing import Any, cast
 from unittest.mock import NonCallableMock
 
 from outbox_plugin.emit.drivers import AsyncConnection, SyncConnection, is_async
@@ -61,7 +61,7 @@ class RecordingOutbox(Outbox):
         self.events += emitted
 
 
-class _RowOfEvent(tuple[str, str, str | bytes | None, list[str], list[str]]):
+class _RowOfEvent(tuple[Any, ...]):
     """A row, with its event."""
 
     event: Event
@@ -74,4 +74,4 @@ class _RecordingEncoding(Encoding):
         """The event's row, which is a `_RowOfEvent`."""
         row = _RowOfEvent(super().row(event))
         row.event = event
-        return row
+        return cast("Row", row)

@@ -23,8 +23,11 @@ from tests.simulation.wire import Mishaps, Server
 class Writing(Protocol):
     """A transaction of the application."""
 
-    def insert(self, key: str, id_: int | None = None, *, backdated: bool = False) -> int:
-        """Insert a row for topic `t`, under an id that is drawn if none is given; returns the id."""
+    def insert(self, key: str, id_: int | None = None, *, backdated: bool = False, whole: bool = False) -> int:
+        """Insert a row for topic `t`, under an id that is drawn if none is given; returns the id.
+
+        A `whole` record has a value that is no text.
+        """
         ...
 
     def commit(self) -> None: ...
@@ -62,11 +65,12 @@ class RealWriting:
         self._connection = psycopg.connect(dsn)
         self._connection.execute("SELECT 1")
 
-    def insert(self, key: str, id_: int | None = None, *, backdated: bool = False) -> int:
+    def insert(self, key: str, id_: int | None = None, *, backdated: bool = False, whole: bool = False) -> int:
         found = self._connection.execute(
-            "INSERT INTO outbox (id, create_time, kafka_topic, kafka_key, kafka_value) VALUES (coalesce(%s, "
-            "nextval('outbox_id_seq')), now() - %s * interval '1 year', 't', %s, 'v') RETURNING id",
-            (id_, int(backdated), key),
+            "INSERT INTO outbox (id, create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys,"
+            " kafka_value_bytes, kafka_header_bytes) VALUES (coalesce(%s, nextval('outbox_id_seq')),"
+            " now() - %s * interval '1 year', 't', %s, %s, %s, %s, %s) RETURNING id",
+            (id_, int(backdated), key, *((None, ["outbox-record"], b"\xff", []) if whole else ("v", [], None, None))),
         ).fetchone()
         assert found
         return int(found[0])
@@ -129,11 +133,11 @@ class SimulatedWriting:
     def __init__(self, transaction: Transaction) -> None:
         self._transaction = transaction
 
-    def insert(self, key: str, id_: int | None = None, *, backdated: bool = False) -> int:
+    def insert(self, key: str, id_: int | None = None, *, backdated: bool = False, whole: bool = False) -> int:
         id_ = self._transaction.draw() if id_ is None else id_
         if backdated:
             self._transaction.create_time = 0
-        self._transaction.insert(id_, "t", key)
+        self._transaction.insert(id_, "t", key, large=whole)
         return id_
 
     def commit(self) -> None:

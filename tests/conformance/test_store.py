@@ -68,6 +68,21 @@ def a_key_has_the_same_hash_wherever_it_is_asked_for(outbox: Outbox) -> None:
         )
 
 
+def a_whole_record_is_read_marked_and_purged_in_its_place(outbox: Outbox) -> None:
+    writing = outbox.begin()
+    ids = [writing.insert(key, whole=key == "w") for key in "awaww"]
+    writing.commit()
+    store, marks = outbox.windows(), outbox.marks()
+    assert seen(store) == ids
+    assert seen(store, ReadRequest(2, IdRange(ids[0]))) == ids[1:3]
+    assert seen(store, ReadRequest(ALL, excluded_keys=frozenset({OrderingKey("t", "w")}))) == [ids[0], ids[2]]
+    assert store.purge([Publication.of(store.read(ReadRequest(2)))]) == 2
+    marks.lead(ONE)
+    assert [row.id for row in marks.mark(ONE, ReadRequest(2))] == ids[2:4]
+    assert [row.id for row in marks.mark(OTHER, ReadRequest(ALL))] == ids[2:]
+    assert marks.delete(OTHER, ids) == 3
+
+
 def a_row_is_seen_once_it_is_committed_whatever_its_id(outbox: Outbox) -> None:
     store, late, never = outbox.windows(), outbox.begin(), outbox.begin()
     early_id, _ = late.insert("a"), never.insert("a")
@@ -301,6 +316,7 @@ def a_leader_that_was_replaced_marks_nothing(outbox: Outbox) -> None:
 SCENARIOS: list[Scenario] = [
     a_read_returns_the_earliest_rows_that_are_wanted,
     a_key_has_the_same_hash_wherever_it_is_asked_for,
+    a_whole_record_is_read_marked_and_purged_in_its_place,
     a_row_is_seen_once_it_is_committed_whatever_its_id,
     an_id_below_zero_is_read,
     a_purge_deletes_what_was_read_and_nothing_that_came_later,

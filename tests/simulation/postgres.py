@@ -55,7 +55,7 @@ class Event:
     forgotten: bool = False  # Erased by a backup that does not know of a later layout, whose leaders nobody fences.
     dead_lettered: bool = False  # It is, or was, a dead letter.
     restored: bool = False  # By a backup that still had it, or a standby that had not heard of its deletion.
-    large: bool = False  # A read leaves its value out at first.
+    large: bool = False  # A read leaves its value out at first. So does a mark, of a whole record.
     given_again: bool = False  # Its id was another row's before: what has been read of the table may be above it.
 
 
@@ -774,7 +774,7 @@ class Store:
 
         found = self.call(f"marks for {leader_id}", effect)
         self._pass_over_hidden_rows()
-        return found
+        return self.with_large_values(found) if any(map(self._is_large, found)) else found
 
     def _set_mark(self, row: Row, leader_id: str | None) -> None:
         former = row.leader_id

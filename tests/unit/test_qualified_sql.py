@@ -18,6 +18,8 @@ PARTS = {
     "shards": "1",
     "value_type": "pg_catalog.text",
     "conditions": "",
+    "more_columns": "",
+    "replayed_columns": "",
     "role": "a_role",
     "schema": "a_schema",
 }

@@ -97,7 +97,7 @@ def test_of_an_async_connection_an_event_is_kept_once_it_is_awaited(kind: type) 
         Event.model_construct(topic="not a topic", key="k", value=None, headers={}),
         Event(topic="orders", key="k", value="x" * 2_000_000),
         Event(topic="orders", key="k", value=object()),
-        Event(topic="orders", key="k", value=b"bytes"),
+        Event(topic="orders", key="k", value={"bytes": b"bytes"}),
     ],
 )
 def test_it_refuses_the_events_that_an_outbox_refuses(event: Event, connection: MagicMock) -> None:

@@ -105,9 +105,9 @@ RETURNING kafka_topic, kafka_key, row_id, reason, since, keyless
 -- Move bad rows to the table of dead letters.
 WITH gone AS (DELETE FROM {outbox} WHERE id = ANY (%(ids)s::bigint[]) RETURNING *)
 INSERT INTO {outbox_dead_letter} (table_name, row_id, reason, create_time, kafka_topic, kafka_key, kafka_value,
-                                  kafka_header_keys, kafka_header_values)
+                                  kafka_header_keys, kafka_header_values {more_columns})
 SELECT %(table)s, gone.id, bad.reason, gone.create_time, gone.kafka_topic, gone.kafka_key,
-       {outbox_bytes}(gone.kafka_value || ''), gone.kafka_header_keys, gone.kafka_header_values
+       {outbox_bytes}(gone.kafka_value || ''), gone.kafka_header_keys, gone.kafka_header_values {more_columns}
 FROM gone
 JOIN unnest(%(ids)s::bigint[], %(reasons)s::text[]) AS bad (bad_id, reason) ON gone.id = bad.bad_id
 ORDER BY gone.id
@@ -140,9 +140,10 @@ FOR UPDATE
 -- name: retry_dead_letters
 -- Move dead letters back to the outbox, with new ids, so that they follow all other rows.
 WITH gone AS (DELETE FROM {outbox_dead_letter} WHERE id = ANY (%(ids)s) RETURNING *)
-INSERT INTO {outbox} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
+INSERT INTO {outbox} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values
+                      {more_columns})
 SELECT now(), kafka_topic, kafka_key, {outbox_value}(kafka_value, (NULL::{outbox}).kafka_value || ''), kafka_header_keys,
-       kafka_header_values
+       kafka_header_values {more_columns}
 FROM gone ORDER BY gone.id
 
 -- name: discard_dead_letters

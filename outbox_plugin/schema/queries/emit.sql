@@ -13,6 +13,18 @@ FROM unnest(%s::text::text[], %s::text::text[], %s::text::{value_type}[], %s::te
      WITH ORDINALITY AS event (topic, key, value, names, texts, place)
 ORDER BY place
 
+-- name: insert_records
+-- Many events, as above, some of which are whole records. A list of a list's bytes comes as text, too.
+INSERT INTO {outbox} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values,
+                      kafka_key_bytes, kafka_value_bytes, kafka_header_bytes, kafka_partition, kafka_timestamp)
+SELECT now(), topic, key, value, names::text[], texts::text[], key_bytes, value_bytes, header_bytes::bytea[],
+       partition_number, record_time
+FROM unnest(%s::text::text[], %s::text::text[], %s::text::{value_type}[], %s::text::text[], %s::text::text[],
+            %s::text::bytea[], %s::text::bytea[], %s::text::text[], %s::text::int4[], %s::text::timestamptz[])
+     WITH ORDINALITY AS event (topic, key, value, names, texts, key_bytes, value_bytes, header_bytes, partition_number,
+                               record_time, place)
+ORDER BY place
+
 -- name: may_summarise_keys
 -- One row if the function below exists and the role may call it. An outbox that an earlier version migrated lacks it.
 SELECT true

@@ -4,6 +4,10 @@ GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT INSERT ON {outbox} TO {role};
 GRANT USAGE ON SEQUENCE {sequence} TO {role};
 GRANT EXECUTE ON FUNCTION {outbox_emit}(pg_catalog.text, pg_catalog.text, pg_catalog.jsonb, pg_catalog.jsonb) TO {role};
+GRANT EXECUTE ON FUNCTION
+    {outbox_emit_record}(pg_catalog.text, pg_catalog.bytea, pg_catalog.bytea, pg_catalog.text[], pg_catalog.bytea[], INTEGER,
+                         TIMESTAMP WITH TIME ZONE)
+TO {role};
 GRANT EXECUTE ON FUNCTION {outbox_summarise_keys}(BIGINT) TO {role};
 GRANT EXECUTE ON FUNCTION {outbox_bytes}(pg_catalog.text), {outbox_bytes}(pg_catalog.bytea) TO {role};
 GRANT EXECUTE ON FUNCTION

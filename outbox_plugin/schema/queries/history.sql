@@ -5,9 +5,10 @@ SELECT {outbox_history_days}(%(keep)s::interval)
 
 -- name: replay
 -- Emit kept rows again, in their order. A header holds the id that each row had.
-INSERT INTO {outbox} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
+INSERT INTO {outbox} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values
+                      {more_columns})
 SELECT now(), kafka_topic, kafka_key, {outbox_value}(kafka_value, (NULL::{outbox}).kafka_value || ''),
-       kafka_header_keys || 'outbox-replay'::text, kafka_header_values || id::text
+       kafka_header_keys || 'outbox-replay'::text, {replayed_header_values} {replayed_columns}
 FROM {outbox_history}
 WHERE table_name = %(table)s
   AND (%(topic)s::text IS NULL OR kafka_topic = %(topic)s)
@@ -15,3 +16,13 @@ WHERE table_name = %(table)s
   AND (%(since)s::timestamptz IS NULL OR published_at >= %(since)s)
   AND (%(until)s::timestamptz IS NULL OR published_at < %(until)s)
 ORDER BY published_at, id
+
+-- name: replayed_header_values
+-- The values of the headers, as an expression; a whole record has none of them there.
+CASE WHEN kafka_header_bytes IS NULL THEN kafka_header_values || id::text ELSE kafka_header_values END
+
+-- name: replayed_columns
+-- What a whole record has beside, as expressions.
+kafka_key_bytes, kafka_value_bytes,
+CASE WHEN kafka_header_bytes IS NOT NULL THEN kafka_header_bytes || convert_to(id::text, 'UTF8') END,
+kafka_partition, kafka_timestamp

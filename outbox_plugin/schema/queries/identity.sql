@@ -72,6 +72,15 @@ SELECT waiting.id, waiting.create_time::text FROM {outbox} AS waiting
 WHERE (SELECT relkind = 'v' FROM pg_class WHERE oid = to_regclass({quoted_outbox}))
 ORDER BY waiting.id LIMIT 1
 
+-- name: takes_whole_records
+-- Whether the table has all columns that a whole record needs.
+SELECT count(*) = 5
+FROM pg_attribute
+JOIN unnest(ARRAY['kafka_key_bytes', 'kafka_value_bytes', 'kafka_header_bytes', 'kafka_partition', 'kafka_timestamp'],
+            ARRAY['bytea', 'bytea', 'bytea[]', 'integer', 'timestamp with time zone']) AS needed (name, type_name)
+    ON attname = needed.name AND format_type(atttypid, NULL) = needed.type_name
+WHERE attrelid = to_regclass({quoted_outbox}) AND NOT attisdropped
+
 -- name: unique_ids
 -- One row if a unique index keeps two rows from having the same id. Of a partitioned table, an index that begins with the id
 -- is enough, because its unique indexes must contain the partition key.

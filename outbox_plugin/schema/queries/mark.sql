@@ -37,7 +37,7 @@ SELECT pg_terminate_backend(%(pid)s)
 -- could not be deleted, are not marked. Marks at most `bytes` bytes, and no row behind one that does not fit. Rows are found by
 -- id, not by ctid: a row that somebody updates meanwhile gets another ctid, would be missed, and be overtaken by later rows.
 -- A value or headers that are too large for any record are not returned. Their size is returned in place of create_time, which
--- this delivery does not use: negative for headers.
+-- this delivery does not use: negative for headers. The number 1 in its place means a whole record, which is read apart.
 UPDATE {outbox} AS marked
 SET leader_id = %(leader_id)s
 WHERE id = ANY (ARRAY(
@@ -46,6 +46,8 @@ WHERE id = ANY (ARRAY(
         SELECT id, sum(size) OVER (ORDER BY id ROWS UNBOUNDED PRECEDING) - size AS before
         FROM (
             SELECT id, CASE WHEN octet_length(kafka_value) <= %(largest)s THEN octet_length(kafka_value) ELSE 0 END
+                       + CASE WHEN {whole_value_bytes} <= %(largest)s THEN {whole_value_bytes} ELSE 0 END
+                       + CASE WHEN {whole_header_bytes} <= %(largest_headers)s THEN {whole_header_bytes} ELSE 0 END
                        + CASE WHEN {header_bytes} <= %(largest_headers)s THEN {header_bytes} ELSE 0 END AS size
             FROM {outbox}
             WHERE id > (%(above)s)::bigint
@@ -58,7 +60,8 @@ WHERE id = ANY (ARRAY(
     WHERE before < %(bytes)s
 )) AND (leader_id IS NULL OR (leader_id <> %(leader_id)s AND leader_id <> %(delivered)s))
 RETURNING marked.id,
-          CASE WHEN octet_length(kafka_value) > %(largest)s THEN octet_length(kafka_value)::bigint
+          CASE WHEN {is_whole} THEN 1::bigint
+               WHEN octet_length(kafka_value) > %(largest)s THEN octet_length(kafka_value)::bigint
                WHEN {header_bytes} > %(largest_headers)s THEN -{header_bytes} ELSE 0::bigint END,
           kafka_topic, kafka_key,
           CASE WHEN octet_length(kafka_value) <= %(largest)s THEN kafka_value END,

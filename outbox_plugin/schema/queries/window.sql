@@ -48,7 +48,8 @@ FETCH ALL FROM earliest
 -- Read the earliest rows that meet the conditions. The row with the largest bigint as id is never read, because no range of ids
 -- can end behind it. Of large rows, value and headers are left out, to be read separately: a limit on rows does not bound their
 -- bytes. The horizon of a large row is negative, because a NULL value alone would mean a tombstone. A compressed array counts
--- as large, because Postgres tells its size only after decompressing it.
+-- as large, because Postgres tells its size only after decompressing it. A whole record counts as large, too: so other rows
+-- have no more columns to read.
 SELECT id, create_time, kafka_topic, kafka_key,
        CASE WHEN is_large THEN NULL ELSE kafka_value END,
        CASE WHEN is_large THEN NULL ELSE kafka_header_keys END,
@@ -60,7 +61,8 @@ FROM (
            octet_length(kafka_value) > %(large)s
            OR pg_column_size(kafka_header_keys) > %(large)s OR pg_column_size(kafka_header_values) > %(large)s
            OR pg_column_compression(kafka_header_keys) IS NOT NULL
-           OR pg_column_compression(kafka_header_values) IS NOT NULL AS is_large
+           OR pg_column_compression(kafka_header_values) IS NOT NULL
+           OR {is_whole} AS is_large
     FROM {outbox}
     WHERE id > (%(above)s)::bigint AND id < 9223372036854775807
       {conditions}
@@ -191,14 +193,30 @@ CASE WHEN pg_column_compression(kafka_header_keys) IS NULL AND pg_column_compres
      ELSE octet_length(record_send(ROW(kafka_header_keys)))::bigint + octet_length(record_send(ROW(kafka_header_values)))
 END
 
+-- name: is_whole
+-- Whether a row is a whole record, as an expression.
+kafka_key_bytes IS NOT NULL OR kafka_value_bytes IS NOT NULL OR kafka_header_bytes IS NOT NULL
+OR kafka_partition IS NOT NULL OR kafka_timestamp IS NOT NULL
+
+-- name: whole_value_bytes
+-- What a whole record has beside the value and the headers of other rows, as an expression.
+coalesce(octet_length(kafka_key_bytes), 0)::bigint + coalesce(octet_length(kafka_value_bytes), 0)
+
+-- name: whole_header_bytes
+-- What the headers of a whole record take, as an expression. Postgres does not say what a compressed array has inside.
+CASE WHEN pg_column_compression(kafka_header_bytes) IS NULL THEN coalesce(pg_column_size(kafka_header_bytes), 0)::bigint
+     ELSE octet_length(array_send(kafka_header_bytes)) END
+
 -- name: large_rows
 -- The sizes of values and headers that a read left out, in bytes. No row for one that has vanished since.
-SELECT id, coalesce(octet_length(kafka_value), 0), {header_bytes} FROM {outbox} WHERE id = ANY (%(ids)s) ORDER BY id
+SELECT id, coalesce(octet_length(kafka_value), 0) + {whole_value_bytes}, {header_bytes} + {whole_header_bytes}
+FROM {outbox} WHERE id = ANY (%(ids)s) ORDER BY id
 
 -- name: left_out
 -- The values and headers that a read left out, and the rows' topics and keys: whoever changes these may have changed the
--- rest with them.
-SELECT id, kafka_value, kafka_header_keys, kafka_header_values, kafka_topic, kafka_key FROM {outbox} WHERE id = ANY (%(ids)s)
+-- rest with them. Behind them the columns of whole records.
+SELECT id, kafka_value, kafka_header_keys, kafka_header_values, kafka_topic, kafka_key, {whole_columns}
+FROM {outbox} WHERE id = ANY (%(ids)s)
 
 -- name: purge
 -- Delete published rows. The conditions prove that a row is the published one, and not a later one with the same id.
@@ -217,9 +235,9 @@ WITH gone AS (
     RETURNING old.*
 )
 INSERT INTO {outbox_history} (table_name, id, published_at, create_time, kafka_topic, kafka_key, kafka_value,
-                              kafka_header_keys, kafka_header_values)
+                              kafka_header_keys, kafka_header_values {more_columns})
 SELECT %(table)s, id, now(), create_time, kafka_topic, kafka_key, {outbox_bytes}(kafka_value || ''), kafka_header_keys,
-       kafka_header_values
+       kafka_header_values {more_columns}
 FROM gone
 
 -- name: not_deleted

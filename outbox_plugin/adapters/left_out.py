@@ -1,0 +1,61 @@
+"""What a read leaves out of rows, and reads apart: large values and headers, and the columns of whole records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from outbox_plugin.adapters.row_reader import RowReader
+from outbox_plugin.core.row import OutboxRow, RecordLimit, TooLarge
+from outbox_plugin.core.whole_record import RecordColumns, with_record
+
+
+class LeftOut(NamedTuple):
+    """Parts of rows, by their ids: the value, the two arrays of headers, topic and key, and a whole record's columns.
+
+    A row that somebody has deleted since has none: without its value it would be a tombstone. A row that is too large
+    for any record has only the first three.
+    """
+
+    parts: dict[int, tuple[Any, ...]]
+    first_unread: int | None  # The first row that is larger, with those before it, than may be in memory together.
+
+    def complete(self, row: OutboxRow, horizon: int) -> OutboxRow:
+        """`row`, which is one of them, with its parts and the given horizon."""
+        value, names, texts, *more = self.parts[row.id]
+        whole = row._replace(value=value, header_keys=names, header_values=texts, horizon=horizon)
+        return whole if isinstance(value, TooLarge) else with_record(whole, RecordColumns._make(more[2:]))
+
+    def is_of(self, row: OutboxRow) -> bool:
+        """Whether the parts are of `row` as it was read. If its topic or key has changed, so may the rest have."""
+        value, _, _, *more = self.parts[row.id]
+        return isinstance(value, TooLarge) or more[:2] == [row.topic, row.key]
+
+
+def read_left_out(reader: RowReader, ids: Sequence[int], limit: RecordLimit, most_bytes: float) -> LeftOut:
+    """Read what was left out of the rows `ids`.
+
+    A value, or headers, that are larger than any record are never read: they may have hundreds of megabytes.
+
+    Args:
+        reader: of the term.
+        ids: the rows.
+        limit: how large a record may be.
+        most_bytes: what all parts may have together; the first row may have more.
+
+    Raises:
+        psycopg.Error: whatever Postgres says.
+    """
+    parts: dict[int, tuple[Any, ...]] = {}
+    wanted: list[int] = []
+    first_unread, total = None, 0
+    for id_, (value, headers) in reader.details("large_rows", ids).items():
+        if (too_large := limit.too_large(value, headers)) is not None:
+            parts[id_] = too_large, [], []
+            continue
+        total += value + headers
+        if wanted and total > most_bytes:
+            first_unread = id_
+            break
+        wanted.append(id_)
+    return LeftOut(parts | (reader.details("left_out", wanted) if wanted else {}), first_unread)
