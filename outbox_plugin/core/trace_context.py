@@ -36,7 +36,7 @@ def is_sampled(traceparent: str) -> bool:
 
 def carrier(headers: Iterable[tuple[str, str]]) -> Carrier:
     """The headers of W3C trace context; none where `traceparent` is missing or has a length that none can have."""
-    found = {name: text for name, text in headers if name in CONTEXT_HEADERS}
+    found = {name: text for name, text in headers if name in CONTEXT_HEADERS and isinstance(text, str)}
     return found if _LENGTH <= len(found.get(TRACEPARENT, "")) <= _MAX_LENGTH else {}
 
 

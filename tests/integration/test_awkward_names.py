@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import psycopg
 import pytest
 from psycopg import sql
@@ -37,9 +39,11 @@ def test_an_outbox_works_in_a_schema_of_any_name(awkward: Settings, unmigrated: 
     with psycopg.connect(awkward.dsn.get_secret_value()) as connection:
         Outbox().emit(connection, Event(topic=topic, key="k", value=1))
         connection.execute("SELECT outbox_emit(%s, 'k', '2')", [topic])
+        Outbox().emit(connection, Event(topic=topic, key="k", value=3, timestamp=datetime.now(UTC)))
+        connection.execute("SELECT outbox_emit_record(%s, 'k', '4')", [topic])
     with Harvester(awkward):
         drained(awkward)
-    assert [record.value for record in consume(unmigrated, topic)] == ["1", "2"]
+    assert [record.value for record in consume(unmigrated, topic)] == ["1", "2", "3", "4"]
     assert operate.dead_letters(awkward) == []
     assert operate.parked_lanes(awkward) == []
     assert read_status(awkward).backlog == 0
@@ -57,7 +61,8 @@ def test_a_table_may_have_dollars_in_its_name(settings: Settings) -> None:
     with psycopg.connect(named.dsn.get_secret_value()) as connection:
         Outbox(named.table).emit(connection, Event(topic="t", key="k", value=1))
         connection.execute('SELECT "a$$b_emit"(%s, %s, %s)', ["t", "k", "2"])
-        assert connection.execute('SELECT count(*) FROM "a$$b"').fetchall() == [(2,)]
+        connection.execute('SELECT "a$$b_emit_record"(%s, %s, %s)', ["t", b"k", b"2"])
+        assert connection.execute('SELECT count(*) FROM "a$$b"').fetchall() == [(3,)]
 
 
 def migrations_of_a_second_outbox(settings: Settings) -> list[str]:

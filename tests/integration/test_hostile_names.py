@@ -114,6 +114,13 @@ def test_emitting_runs_nothing_of_it(hostile: Settings, unmigrated: Settings, to
         Outbox().emit_many(connection, events[1:])
         emit = "SELECT outbox_emit('t'::pg_catalog.text, 'k'::pg_catalog.text, '{}'::pg_catalog.jsonb)"
         connection.execute(emit)
+        Outbox().emit(connection, Event(topic=topic, key=b"\xff", value=b"\xff", partition=0, headers=[("a", b"\xff")]))
+        record = "SELECT outbox_emit_record(%s::pg_catalog.text, %s::pg_catalog.bytea, '\\xff'::pg_catalog.bytea)"
+        connection.execute(record, ("t", b"\xff" * 60))
+        connection.execute(record, ("t", b"k"))
+        for wrong in (("t!", b"k"), ("t", None)):
+            with pytest.raises(psycopg.errors.InvalidParameterValue), connection.transaction():
+                connection.execute(record, wrong)
         types = ("text", "text", "jsonb", "jsonb")
         call = f"SELECT outbox_emit({', '.join(f'%s::pg_catalog.{each}' for each in types)})"
         wrongs = (("t!", "k", "1", None), ("t", None, "1", None), ("t", "k", "1", "[]"), ("t", "k", "1", '{"a": 1}'))
@@ -121,7 +128,7 @@ def test_emitting_runs_nothing_of_it(hostile: Settings, unmigrated: Settings, to
             with pytest.raises(psycopg.errors.InvalidParameterValue), connection.transaction():
                 connection.execute(call, wrong)
     with psycopg.connect(unmigrated.dsn.get_secret_value()) as connection:
-        assert connection.execute("SELECT count(*) FROM outbox").fetchall() == [(4,)]
+        assert connection.execute("SELECT count(*) FROM outbox").fetchall() == [(7,)]
 
 
 def test_the_inbox_runs_nothing_of_it(hostile: Settings, unmigrated: Settings, topic: str, group: str) -> None:

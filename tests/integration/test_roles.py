@@ -130,7 +130,9 @@ def test_an_emitter_emits_and_reads_nothing(grant: Grant, settings: Settings) ->
         Outbox().emit(connection, Event(topic="orders", key="k", value=1))
         Outbox().emit_many(connection, [Event(topic="orders", key="k", value=2)])
         connection.execute("SELECT outbox_emit('orders', 'k', '3')")
-    assert backlog(settings) == 3
+        Outbox().emit(connection, Event(topic="orders", key=b"\xff", value=b"\xff", partition=0))
+        connection.execute("SELECT outbox_emit_record('orders', '\\xff', '4')")
+    assert backlog(settings) == 5
     assert refused(emitter, "SELECT FROM outbox")
     assert refused(emitter, "DELETE FROM outbox")
     assert all(refused(emitter, f"SELECT FROM {each}") for each in OTHER_TABLES)
