@@ -118,9 +118,9 @@ def test_emitting_runs_nothing_of_it(hostile: Settings, unmigrated: Settings, to
         record = "SELECT outbox_emit_record(%s::pg_catalog.text, %s::pg_catalog.bytea, '\\xff'::pg_catalog.bytea)"
         connection.execute(record, ("t", b"\xff" * 60))
         connection.execute(record, ("t", b"k"))
-        for wrong in (("t!", b"k"), ("t", None)):
+        for refused in (("t!", b"k"), ("t", None)):
             with pytest.raises(psycopg.errors.InvalidParameterValue), connection.transaction():
-                connection.execute(record, wrong)
+                connection.execute(record, refused)
         types = ("text", "text", "jsonb", "jsonb")
         call = f"SELECT outbox_emit({', '.join(f'%s::pg_catalog.{each}' for each in types)})"
         wrongs = (("t!", "k", "1", None), ("t", None, "1", None), ("t", "k", "1", "[]"), ("t", "k", "1", '{"a": 1}'))
