@@ -16,13 +16,17 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
+import psycopg
 import pyspark
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 from outbox_plugin import Settings
 from outbox_plugin.embedded.java import spark_java_home
 from outbox_plugin.schema.migrate import migrate
+from outbox_plugin.spark import OutboxWrite
+from outbox_plugin.spark.evaluate_once import EvaluationLost
 from outbox_plugin.spark.session import spark_session
 from tests.processes import kill_tree
 from tests.sparking import count, events_of, numbers, outbox_rows
@@ -193,3 +197,33 @@ def test_a_worker_that_is_killed_while_its_task_stages(
     assert len(list(tmp_path.iterdir())) == 3  # Of its two tasks, one was tried again.
     assert count(settings, "outbox") == ROWS
     assert everything_is_there_once(settings)
+
+
+def test_an_executor_that_is_killed_with_what_a_row_and_its_event_are_made_of(
+    spark: SparkSession, cluster: Cluster, settings: Settings, tmp_path: Path
+) -> None:
+    """Its part is not evaluated again, since rows that are staged already have the former values."""
+    worker = cluster.add_worker(3)
+    known = spark.sparkContext._jsc.sc().getExecutorMemoryStatus
+    executors = 1 + sum(each.is_running() for each in cluster.workers)
+    eventually(lambda: known().size() == 1 + executors, 120)  # The driver counts too.
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        connection.execute("CREATE TABLE business (number BIGINT, drawn TEXT)")
+    (made, staged) = (tmp_path / "made", tmp_path / "staged")
+    made.mkdir()
+    staged.mkdir()
+    numbered = spark.range(0, ROWS, 1, executors).select(f.col("id").alias("number"), f.expr("uuid()").alias("drawn"))
+    rows = lingering(numbered, made, executors, 5 * PATIENCE)  # So that each executor holds a part of them.
+    events = rows.selectExpr("cast(number AS string) AS key", "drawn AS value")
+
+    def kill_when_events_are_staged() -> None:
+        eventually(lambda: len(list(staged.iterdir())) >= executors, 120)
+        cluster.kill(worker)
+
+    with ThreadPoolExecutor(1) as pool:
+        killed = pool.submit(kill_when_events_are_staged)
+        write = OutboxWrite(settings).table(rows, "business")
+        with pytest.raises(EvaluationLost, match="run the job again"):
+            write.events(lingering(events, staged, executors, 5 * PATIENCE), topic="t").commit()
+        killed.result()
+    assert (count(settings, "business"), count(settings, "outbox")) == (0, 0)
