@@ -128,9 +128,13 @@ class Claim:
             self._handed_out.append(offset)
 
     def done(self, offset: int) -> None:
-        """The record at `offset` is done, in whatever order; `offset` moves past it once all before it are."""
+        """The record at `offset` is done; records may be done in any order.
+
+        `offset` moves past it once all before it are done. A record that this claim has not handed out is of an earlier
+        claim, perhaps of an earlier topic of that name, so it says nothing of this one's.
+        """
+        if not self._handed_out or not self._handed_out[0] <= offset < self.position:
+            return
         self._done.add(offset)
         while self._handed_out and self._handed_out[0] in self._done:
             self._done.remove(self._handed_out.popleft())
-        if not self._handed_out:
-            self._done.clear()

@@ -121,6 +121,20 @@ def test_an_offset_moves_past_what_is_done_in_any_order() -> None:
     assert claim.offset == 16
 
 
+def test_what_another_claim_handed_out_is_not_done_in_this_one() -> None:
+    """As a record that was in the user's hands when its topic was deleted and made anew."""
+    claim = Claim(0)
+    claim.hand_out(0, keep=True)
+    claim.done(3)
+    for offset in range(1, 5):
+        claim.hand_out(offset, keep=True)
+    for offset in (0, 1, 2, 0, 1):
+        claim.done(offset)
+    assert (claim.offset, claim.uncommitted) == (3, 2)
+    claim.done(3)
+    assert claim.offset == 4
+
+
 def test_what_was_promised_stays_promised() -> None:
     claim = Claim(10)
     assert claim.promised == 10
