@@ -1,9 +1,9 @@
-"""Consumers that share a topic, as processes that are killed, stopped and started again; and a referee who counts.
+"""Consumers that share a topic, as processes that are killed, stopped and restarted; and a referee that counts.
 
 `python -m tests.chaos.coordination` starts real servers, has ten instances share 64 partitions and a million records
-for two minutes, once with each guarantee, and says what became of them. Handlers hold the interpreter for 7 s, the
-instances' clocks are apart by up to an hour, and halfway the topic is widened. Then four instances share 1,000
-partitions. At last an operator pauses a group in full flow, sets its position, and resumes it. Exit code 1 when a
+for two minutes, once with each guarantee, and prints what became of the records. Handlers hold the interpreter for 7 s,
+the instances' clocks differ by up to an hour, and halfway the topic gets more partitions. Then four instances share
+1,000 partitions. Last, an operator pauses a group in full flow, sets its position, and resumes it. Exit code 1 if a
 promise was broken.
 """
 
@@ -47,21 +47,21 @@ PROMPT_SECONDS = 0.3
 DRAIN_SECONDS = 240.0
 MOVED: dict[str, Any] = {"records": 200_000, "seconds": 25.0, "added": 0}  # Enough to be paused in full flow.
 MANY: dict[str, Any] = {"partitions": 1_000, "instances": 4, "interval": 10.0, "added": 0}
-CLOCKS = (0.0, 3_600.0, -3_600.0, 7.3, -7.3)  # What the instances' clocks are ahead, in turn.
+CLOCKS = (0.0, 3_600.0, -3_600.0, 7.3, -7.3)  # How many seconds the instances' clocks are ahead, in turn.
 
 
 @dataclass(frozen=True)
 class Moved:
-    """What a pause, a position for each partition, and a resume brought about. Times are seconds."""
+    """The result of a pause, of setting each partition's position, and of a resume. Times are in seconds."""
 
     allowed: float
-    stopped: float  # From the order to pause until the last record was handed out.
+    stopped: float  # From the command to pause until the last record was handed out.
     partitions: int
     exact: int  # Partitions that went on at the offset that was set.
 
 
 class Worker:
-    """A client whose processes come and go. The next one waits, its imports done: Python's start is not our subject."""
+    """A client with successive processes. The next one waits with its imports done, so that they are not measured."""
 
     def __init__(self, number: int, plan: Plan, bootstrap_servers: str, topic: str, folder: Path) -> None:
         self.client = f"client-{number}"
@@ -90,19 +90,19 @@ class Worker:
 
     @staticmethod
     def _say(process: subprocess.Popen[bytes], line: str) -> None:
-        """Have it begin, with files of this name; without one, end."""
+        """Let the waiting process begin, with files of this name; without a name, let it end."""
         assert process.stdin is not None
         process.stdin.write(line.encode())
         process.stdin.close()
 
     def close(self) -> None:
-        """End all that is left of it."""
+        """Kill the processes that are left."""
         self.kill()
         self._say(self._next, "")
         assert self._next.wait(60) == 0
 
     def has_begun(self) -> bool:
-        """Whether it has had time to go on with what was its own, or to read what it has missed."""
+        """Whether it has had time to resume its claims, or to read what it has missed."""
         made = [event["at"] for event in events_of(self.runs[-1]) if event["kind"] == "made"]
         return any(time.time() - max(at, self.woken) > SETTLE_SECONDS for at in made)
 
@@ -115,12 +115,12 @@ class Worker:
         self.stopped = True
 
     def hold(self) -> None:
-        """Have its next handler hold the interpreter."""
+        """Make its next handler hold the interpreter."""
         self._process.send_signal(signal.SIGUSR1)
         self.holds = True
 
     def wake(self) -> None:
-        """Start it again, or let it go on."""
+        """Restart it if it was killed; resume it if it was stopped."""
         if not self.stopped and not self.holds:
             self.start()
             return
@@ -251,7 +251,7 @@ def _disturb(
 
 
 def _drain(plan: Plan, bootstrap_servers: str, topic: str) -> None:
-    """Wait until the log says that all is consumed."""
+    """Wait until, according to the log, all records are consumed."""
     admin = _admin(plan, bootstrap_servers, topic)
 
     def drained() -> bool:
@@ -265,7 +265,7 @@ def _drain(plan: Plan, bootstrap_servers: str, topic: str) -> None:
 
 
 def move(plan: Plan, bootstrap_servers: str, folder: Path) -> Moved:
-    """Pause a group in full flow, set the position of each partition, resume, and look what each did."""
+    """Pause a group in full flow, set the position of each partition, resume, and check the effect of each."""
     topic = f"moved-{int(time.time() * 1000)}"
     _create(bootstrap_servers, topic, plan.partitions)
     admin = _admin(plan, bootstrap_servers, topic)
@@ -330,7 +330,7 @@ def _admin(plan: Plan, bootstrap_servers: str, topic: str) -> Admin:
 @click.option("--seed", default=1, show_default=True)
 @click.pass_context
 def main(context: click.Context, /, guarantee: str, **plan: Any) -> None:
-    """Have instances share a topic while they are killed and stopped, and say what became of its records."""
+    """Let instances share a topic while they are killed and stopped, and print what became of its records."""
     if context.invoked_subcommand:
         return
     broken = False

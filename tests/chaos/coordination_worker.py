@@ -1,6 +1,6 @@
-"""One process of the long run of consumers: it consumes until SIGTERM, and writes down what it did.
+"""One process of the long run of consumers: it consumes until SIGTERM, and records what it did in files.
 
-SIGUSR1 has its next handler hold the interpreter, in a C call: nothing else happens in the process meanwhile.
+SIGUSR1 makes its next handler hold the interpreter, in a C call: nothing else runs in the process meanwhile.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from outbox_plugin.coordination.consumer import Guarantee
 from outbox_plugin.coordination.events import ClaimEvent, ClaimGained
 
 RECORD = struct.Struct("<HQd")  # Partition, offset, and when it was handed out.
-HOLD_INTERVALS = 7 / 3  # Longer than others wait for the heartbeat of one that lives.
+HOLD_INTERVALS = 7 / 3  # Longer than the two intervals that others wait for a heartbeat.
 right_time, right_monotonic = time.time, time.monotonic
 
 
 def set_clocks(seconds: float) -> None:
-    """Let all clocks of this process be wrong by so much."""
+    """Set all clocks of this process wrong by that many seconds."""
     time.time = lambda: right_time() + seconds
     time.monotonic = lambda: right_monotonic() + seconds
 

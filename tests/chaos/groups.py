@@ -1,9 +1,9 @@
-"""What a rebalance costs, in each way to share a topic: the same events befall the same members, one way after another.
+"""What a rebalance costs, in each way to share a topic: the same events happen in each way, one way after another.
 
-`python -m tests.chaos.groups` starts real servers. Three members share 12 partitions that get 20 records a second each.
-A fourth joins; it leaves; one is killed and started again at once; one is killed for good. After each, it says for how
-long records waited: those of partitions that stayed with their member, and those of the others. At last four members
-begin to share 1,000 partitions at once.
+`python -m tests.chaos.groups` starts real servers. Three members share 12 partitions that get 20 records a second
+each. A fourth joins; it leaves; one is killed and restarted at once; one is killed for good. After each event, it
+prints how long records waited: those of partitions that stayed with their member, and those of the others. Last, four
+members begin to share 1,000 partitions at the same time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RECORDS = np.dtype([("partition", "<u2"), ("offset", "<u8"), ("at", "<f8"), ("wr
 PARTITIONS, MANY = 12, 1_000
 MEMBERS = 3
 PER_SECOND = 20  # Records, in each partition.
-SETTLED_SECONDS = 12.0  # A member asks for its share, and others give it up, over some heartbeats.
+SETTLED_SECONDS = 12.0  # Some heartbeats, in which a member asks for its share, and others give it up.
 HOLDING_SECONDS = 2.0
 PATIENCE_SECONDS = 180.0
 
@@ -47,7 +47,7 @@ Records = np.ndarray[tuple[int], np.dtype[np.void]]
 
 @dataclass(frozen=True)
 class Waited:
-    """What an event cost: for how many seconds records waited at most, by partition."""
+    """The cost of an event: the longest wait of a record, in seconds, by partition."""
 
     event: str
     stayed: list[float]
@@ -59,7 +59,7 @@ class Waited:
 
 
 class Member:
-    """A process that consumes in one way; the next one waits, its imports done."""
+    """A member, whose process consumes in one way. The next process waits, with its imports done."""
 
     def __init__(self, name: str, kind: str, topic: str, folder: Path, endpoints: Endpoints) -> None:
         self.name = name
@@ -120,7 +120,7 @@ class Member:
 
 
 class Writer:
-    """Writes so many records a second to each partition, until it is stopped."""
+    """Writes `PER_SECOND` records a second to each partition, until it is stopped."""
 
     def __init__(self, bootstrap_servers: str, topic: str) -> None:
         self._producer = Producer({"bootstrap.servers": bootstrap_servers, "enable.idempotence": True, "log_level": 3})
@@ -172,7 +172,7 @@ class Comparison:
                 writer.stop()
 
     def many(self) -> float:
-        """In how many seconds members that begin at once have read the first record of all of many partitions."""
+        """How many seconds members that begin at once need to read a first record of each of many partitions."""
         topic = f"{self._topic}-many"
         create(self._endpoints, topic, MANY)
         producer = Producer({"bootstrap.servers": self._endpoints.bootstrap_servers, "log_level": 3})
@@ -201,7 +201,7 @@ class Comparison:
     def _after(
         self, event: str, members: list[Member], writer: Writer, concerned: Member, act: Callable[[], None]
     ) -> Waited:
-        """Do it, and wait until nothing more comes of it; what the `concerned` member had or has did not stay."""
+        """Cause an event, and wait until its effects are over. The `concerned` member's partitions did not stay."""
         self._settled(members, writer)
         before, began = holders(members, time.time() - HOLDING_SECONDS), time.time()
         act()
@@ -220,7 +220,7 @@ class Comparison:
         return Waited(event, stayed, moved)
 
     def _settled(self, members: list[Member], writer: Writer) -> None:
-        """Wait until all has been handed out, and who holds what has been the same for a while."""
+        """Wait until all records were handed out, and the assignment has not changed for a while."""
         self._caught_up(members, writer)
         time.sleep(SETTLED_SECONDS)  # That nothing moves any more can only be waited for.
         self._caught_up(members, writer)

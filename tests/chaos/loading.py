@@ -1,4 +1,4 @@
-"""What the long tests on real servers share: servers, a load, and the count of every row at the end."""
+"""Helpers of the long tests on real servers: servers, a load, and the count of every row at the end."""
 
 from __future__ import annotations
 

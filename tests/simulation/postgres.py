@@ -1,4 +1,4 @@
-"""A Postgres with one outbox in it, as far as the harvester can tell: transactions, snapshots, a sequence, locks."""
+"""A simulated Postgres with one outbox, as a harvester sees it: transactions, snapshots, a sequence, locks."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ PLACE = "outbox in database simulated"
 STATEMENT_SECONDS = 2.0
 _LOCKS = ("reads", "purges", "recovers", "marks", "deletes", "resets", "parks", "dead_letters")
 KEYS_PER_PART = 2
-HIDDEN_ROW_SECONDS = 0.005  # As if each row stood for thousands.
+HIDDEN_ROW_SECONDS = 0.005  # What an invisible row costs a read: each stands for thousands.
 _SPREAD = 0x9E3779B97F4A7C15  # Odd: a product with it has the number's bits in its upper half too.
 
 
 @cache
 def hash_of(key: str) -> int:
-    """What a key's shard is found by."""
+    """The hash by which a key's shard is found."""
     return zlib.crc32(key.encode())
 
 
 @dataclass(eq=False, slots=True)
 class Event:
-    """An event that the application wrote, and what became of its row; instants are numbered as they come."""
+    """An event that the application wrote, and what became of its row. Moments are numbered in their order."""
 
     name: str
     topic: str
@@ -51,12 +51,12 @@ class Event:
     place_in_transaction: int
     committed: int | None = None
     committed_at: float = 0.0  # Seconds.
-    erased: bool = False  # By a truncation, or because a backup without it was restored.
-    forgotten: bool = False  # Erased by a backup that does not know of a later layout, whose leaders nobody fences.
+    erased: bool = False  # By a truncation, or by restoring a backup without it.
+    forgotten: bool = False  # Erased by a backup that lacks a later layout, whose leaders nobody fences.
     dead_lettered: bool = False  # It is, or was, a dead letter.
-    restored: bool = False  # By a backup that still had it, or a standby that had not heard of its deletion.
+    restored: bool = False  # By a backup that still had it, or a standby that had not received its deletion.
     large: bool = False  # A read leaves its value out at first. So does a mark, of a whole record.
-    given_again: bool = False  # Its id was another row's before: what has been read of the table may be above it.
+    given_again: bool = False  # Its id is a reused one, so reads may be above it already.
 
 
 @dataclass(eq=False, slots=True)
@@ -101,7 +101,7 @@ class Transaction:
             raise Disconnected
 
     def draw(self) -> int:
-        """Lock the table and draw an id, which no roll-back gives back."""
+        """Lock the table and draw an id, which stays used after a rollback."""
         self._check()
         self.locks = True
         self.database.sequence += 1
@@ -110,7 +110,7 @@ class Transaction:
         return self.database.sequence
 
     def insert(self, id_: int, topic: str, key: str, *, large: bool = False) -> None:
-        """Insert a row under an id that was drawn."""
+        """Insert a row with an id that was drawn before."""
         self._check()
         database = self.database
         if self.xid is None:
@@ -125,7 +125,7 @@ class Transaction:
         self.notifies = self.notifies or database.armed
 
     def commit(self) -> None:
-        """Let everybody see the rows."""
+        """Commit: make the rows visible."""
         self._check()
         self._end()
         stamp = self.database.instant()
@@ -138,7 +138,7 @@ class Transaction:
             self.database.notify()
 
     def roll_back(self) -> None:
-        """Be as if nothing had been."""
+        """Roll back."""
         if not self.over:
             self._end()
             self.database.used.difference_update(self.ids)
@@ -152,7 +152,7 @@ class Transaction:
 
 @dataclass(frozen=True)
 class Backup:
-    """What a backup keeps."""
+    """The content of a backup."""
 
     incarnation: int
     rows: tuple[Row, ...]
@@ -168,43 +168,43 @@ class Backup:
 
 
 class Database:
-    """The server's state; everything here happens in an instant."""
+    """The server's state. Its methods take no time."""
 
     def __init__(self, scheduler: Scheduler, say: Callable[..., None], shards: int, served: Service) -> None:
         self.scheduler = scheduler
         self.served = served
         self.say = say
         self.rows: dict[int, Row] = {}
-        self.used: set[int] = set()  # Ids that a row has, had, or will perhaps have.
+        self.used: set[int] = set()  # Ids that a row has or had, or may yet get.
         self.sequence = 0
         self.last_before_set_back = 0
         self.next_xid = 100
         self.incarnation = 1
-        self._incarnations = 1  # How many there have been.
+        self._incarnations = 1  # How many incarnations there were so far.
         self.layout = Layout(1, shards)
         self.leaders: dict[int, str] = {}
-        self.id_generations: dict[str, int] = {}  # Of transactional ids, by the names of slices.
+        self.id_generations: dict[str, int] = {}  # The generations of transactional ids, by the names of slices.
         self.terms = Terms()
-        self.replaced_at: dict[str, float] = {}  # Seconds, by leader id.
+        self.replaced_at: dict[str, float] = {}  # When each leader was replaced, in seconds, by leader id.
         self.paused = False
         self.parked: dict[OrderingKey, int] = {}
         self.dead: list[Row] = []
-        self.open: dict[Transaction, None] = {}  # In their order; a set would have none that repeats.
-        self.generation = 0  # Connections of an earlier one are broken.
+        self.open: dict[Transaction, None] = {}  # A dict, because the order of a set would differ from run to run.
+        self.generation = 0  # Connections of an earlier generation are broken.
         self.closed_to_writers = False
-        self.locked = False  # By a migration: who reads or writes the table waits.
-        self.wall = 1_000_000_000  # What the clock is ahead, in microseconds.
-        self.notifies = 0.97  # How many of the notifications arrive.
+        self.locked = False  # By a migration: readers and writers of the table wait.
+        self.wall = 1_000_000_000  # How far the clock is ahead, in microseconds.
+        self.notifies = 0.97  # The share of notifications that arrive.
         self.sleepers: list[WakeUpCall] = []
         self.events: list[Event] = []
         self.by_name: dict[str, Event] = {}
         self._instants = 0
         self._transactions = 0
-        self.ended = 0  # How many transactions have.
+        self.ended = 0  # How many transactions have ended.
         self._not_durable: list[Callable[[], None]] = []
 
     def instant(self) -> int:
-        """Number what happens."""
+        """The number of the next moment."""
         self._instants += 1
         return self._instants
 
@@ -220,17 +220,17 @@ class Database:
         return self.wall + int(self.scheduler.now * 1e6)
 
     def flush(self) -> None:
-        """All that was done until now is durable."""
+        """Make everything up to now durable."""
         self.ended += 1
         self._not_durable.clear()
 
-    def hasty(self, undo: Callable[[], None]) -> None:
-        """Something was done that is not durable yet."""
+    def note_not_durable(self, undo: Callable[[], None]) -> None:
+        """Note a change that is not durable yet, with how a crash undoes it."""
         self.ended += 1
         self._not_durable.append(undo)
 
     def restart(self, *, immediate: bool) -> None:
-        """Break every connection; after an immediate stop, some of what was not durable is gone."""
+        """Break every connection. After an immediate stop, some changes that were not durable are lost."""
         for transaction in list(self.open):
             transaction.roll_back()
         if immediate and self._not_durable:
@@ -252,7 +252,7 @@ class Database:
             sleeper.ring()
 
     def truncate(self, *, restart_identity: bool) -> None:
-        """TRUNCATE, when nobody writes."""
+        """TRUNCATE the table, once nobody writes."""
         for row in self.rows.values():
             row.event.erased = True
         self.rows.clear()
@@ -272,7 +272,7 @@ class Database:
         self.flush()
 
     def erase(self, share: float) -> None:
-        """Somebody else deletes rows."""
+        """Delete rows, as somebody other than the harvester would."""
         for row in list(self.rows.values()):
             if self.scheduler.random() < share:
                 row.event.erased = True
@@ -280,7 +280,7 @@ class Database:
         self.flush()
 
     def set_sequence_back(self) -> None:
-        """Let ids be given again that no row has, when nobody writes."""
+        """Set the sequence back to ids that no row has, once nobody writes."""
         self.last_before_set_back = max(self.last_before_set_back, self.sequence)
         self.sequence = max(self.rows, default=0)
         self.used = set(self.rows)
@@ -290,7 +290,7 @@ class Database:
         return self._incarnations
 
     def back_up(self) -> Backup:
-        """Keep how everything is now."""
+        """Make a backup."""
         return Backup(
             self.incarnation,
             tuple(map(copy, self.rows.values())),
@@ -323,7 +323,7 @@ class Database:
             self.terms = backup.terms
 
     def fail_over(self, standby: Backup | None) -> None:
-        """Go on where the standby is: as far as everything was durable, or where it had got to.
+        """Continue from the standby's state: everything that was durable, or an earlier state.
 
         A sequence jumps ahead, as its numbers are logged in advance.
         """
@@ -343,7 +343,7 @@ class Database:
         self.sequence = standby.sequence + int(self.scheduler.random() * 33)
 
     def _return_to(self, backup: Backup) -> None:
-        """Have the rows of the backup."""
+        """Replace the rows by those of the backup."""
         self.restart(immediate=False)
         kept = {row.event.name for row in (*backup.rows, *backup.dead)}
         forgets = backup.layout.number != self.layout.number
@@ -354,7 +354,7 @@ class Database:
         self.sequence, self.parked, self.dead = backup.sequence, dict(backup.parked), list(backup.dead)
 
     def change_layout(self, shards: int) -> None:
-        """Let the outbox have another number of shards; the layout's number is the time, so that none comes twice."""
+        """Change the number of shards. The layout's number is the time, so that it is never reused."""
         was = self.layout
         if was.shards != shards:
             self.leaders.clear()
@@ -362,7 +362,7 @@ class Database:
             self.layout = Layout(max(was.number + 1, self.clock()), shards, tuple(dict.fromkeys(unsettled)))
 
     def adopt(self, service: Service) -> None:
-        """Remember how the outbox is harvested now; leaders that harvest it otherwise read nothing more."""
+        """Record how the outbox is harvested now. Leaders that harvest it in another way read nothing more."""
         if service.group != self.served.group:
             self.terms = replace(self.terms, recorded={})
         self.served = service
@@ -460,7 +460,7 @@ class Store:
         return self._generation == self.database.generation and self._server.reaches(self.process)
 
     def call(self, doing: str, effect: Callable[[], Answer]) -> Answer:
-        """Have the server do something."""
+        """Send the server a request."""
 
         self._wait_for_locks(doing)
 
@@ -472,7 +472,7 @@ class Store:
         return self._server.call(self.process, doing, checked)
 
     def _wait_for_locks(self, doing: str) -> None:
-        """Wait for whoever has locked the table, until the statement times out."""
+        """Wait as long as the table is locked, until the statement times out."""
         scheduler = self.process.scheduler
         deadline = scheduler.now + STATEMENT_SECONDS
         while self.database.locked and doing.split(" ", 1)[0] in _LOCKS:
@@ -783,7 +783,7 @@ class Store:
         def undo() -> None:
             row.leader_id = former
 
-        self.database.hasty(undo)
+        self.database.note_not_durable(undo)
 
     def delete(self, leader_id: str, ids: Sequence[int]) -> int:
         def effect() -> int:
@@ -793,7 +793,7 @@ class Store:
             def undo() -> None:
                 rows.update({row.id: row for row in gone})
 
-            self.database.hasty(undo)
+            self.database.note_not_durable(undo)
             return self.database.delete(gone)
 
         return self.call(f"deletes {list(ids)} of {leader_id}", effect)
