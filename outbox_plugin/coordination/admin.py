@@ -148,8 +148,9 @@ class Admin:
 
             view.wait(lambda: not open_, ANSWER_SECONDS, answered)
             missed = [tp for tp, offset in wanted.items() if open_ or view.offset(group_id, tp) != offset]
-            now = view.log.log_time()
-            kept = [Keep(tp, offset, view.topic_id(group_id, tp), now) for tp, offset in wanted.items()]
+            known = (kept.at for key, kept in view.log.kept.positions.items() if key.group_id == group_id)
+            latest = max(view.log.log_time(), view.latest, *known)  # As in `GroupView.time_to_keep`.
+            kept = [Keep(tp, offset, view.topic_id(group_id, tp), latest) for tp, offset in wanted.items()]
             if missed or not view.log.keep(kept, wait=True):
                 raise LogUnavailable(f"the position of {group_id} may not be set: set it again, before it is resumed")
 
@@ -205,6 +206,7 @@ class _View:
     def __init__(self, log: CoordinationLog, interval: float, since: float) -> None:
         self.log = log
         self.worlds = {partition: World(interval, since=since) for partition in range(log.width)}
+        self.latest = float("-inf")  # The latest time of an entry.
         for pause in log.kept.pauses.values():
             for world in self.worlds.values():
                 world.apply(pause, float(pause.timestamp))
@@ -214,6 +216,7 @@ class _View:
     def take_in(self, entries: Iterable[Entry], heard: Callable[[Entry], None] = _nothing) -> None:
         for entry in entries:
             if entry.partition in self.worlds:
+                self.latest = max(self.latest, entry.at)
                 self.worlds[entry.partition].apply(entry.message, entry.at)
                 heard(entry)
 

@@ -170,7 +170,7 @@ class Instance:
             self._changed.wait_for(
                 lambda: self._error is not None or None not in member.verdicts(ends).values(), wait_seconds
             )
-            at = member.view.log_time(time.monotonic())
+            at = member.view.time_to_keep(member.view.log_time(time.monotonic()))
             kept = [
                 Keep(tp, ends[tp], member.offset_of(tp)[1], at)
                 for tp, counted in member.verdicts(ends).items()

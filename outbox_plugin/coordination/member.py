@@ -216,6 +216,7 @@ class Member:
         if world is None:
             return
         self._read_up_to[entry.partition] = entry.offset
+        self.view.note_time(entry.at)
         if live:
             self.view.set_log_time(entry.at, now)
         if message.group_id != self._group:
@@ -255,7 +256,7 @@ class Member:
             if held is not None:
                 held.repaired, held.until = NEVER, NEVER
             if counted:
-                self._actions.append(Keep(tp, message.offset, self.offset_of(tp)[1], entry.at))
+                self._keep(tp, message.offset, entry)
         elif held is None:
             self._planner.answered(tp, now, counted=counted)
             if counted and tp not in self._leaving and not self._left:
@@ -279,7 +280,10 @@ class Member:
         offset = self.view.start_of(tp)
         if held.kept is None or (held.kept != offset and now - held.kept_at >= self._timing.renewal):
             held.kept, held.kept_at = offset, now
-            self._actions.append(Keep(tp, offset, self.offset_of(tp)[1], entry.at))
+            self._keep(tp, offset, entry)
+
+    def _keep(self, tp: TopicPartition, offset: int, entry: Entry) -> None:
+        self._actions.append(Keep(tp, offset, self.offset_of(tp)[1], self.view.time_to_keep(entry.at)))
 
     def _reclaim(self, tp: TopicPartition, held: HeldPartition, now: float) -> None:
         """Claim a partition again that was ours until it became stale, and that nobody else has claimed since."""
@@ -293,7 +297,9 @@ class Member:
             held.repaired, held.until = now, NEVER
             common = self._common(tp, now)
             self._say(tp, ClaimingPartition(*common), now)
-            self._say(tp, ReleasingPartition(*common, self._offset(held.claim)), now)
+            # The log may promise us more before it has this release, so it must not go back behind that.
+            asked = (end for (each, end), counted in self._verdicts.items() if each == tp and counted is not False)
+            self._say(tp, ReleasingPartition(*common, max(self._offset(held.claim), *asked, 0)), now)
             self._say(tp, ClaimingPartition(*common), now)
 
     def _gain(self, tp: TopicPartition, entry: Entry, sent: float, now: float) -> None:

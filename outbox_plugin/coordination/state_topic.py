@@ -10,7 +10,8 @@ each key, and nothing expires. Records are text, `/` between fields, as in the p
     clock                                                    written to learn the broker's time
 
 Of two records with one key, the one with the later time of the log counts, whichever was written last: an instance that
-was stopped for long may write late.
+was stopped for long may write late. Of two with one time, the last one counts. While the brokers' clock has been set
+back, instances write the latest time that the log has had.
 """
 
 from __future__ import annotations

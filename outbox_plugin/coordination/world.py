@@ -90,11 +90,16 @@ class _Claim:
     doubt: float = -FOREVER  # Until then, and until a holder shows itself, we cannot say what a claim was worth.
 
     def recall(self) -> None:
-        """What is remembered counts, where the log has not said otherwise."""
+        """Take over what is remembered, unless it is of another topic.
+
+        Of the log's offset and the remembered one, the greater counts: where the coordination topic was made anew, the
+        log may not have a promise that was kept.
+        """
         if self.kept is not None:
             _, offset, topic_id = self.kept
             self.kept = None
-            self.offset = offset if self.offset is None else self.offset
+            if not topic_id or self.topic_id in ("", topic_id):
+                self.offset = offset if self.offset is None else max(self.offset, offset)
             self.topic_id = self.topic_id or topic_id
 
 
@@ -309,7 +314,8 @@ class World:
             claim.doubt = -FOREVER
         elif isinstance(message, Heartbeat) and not theirs and age >= 0:
             claim.holder, claim.heartbeat, claim.pauses, claim.former = holder, at, group.pauses, ()
-            claim.offset = message.offset
+            # A heartbeat that was sent before the coordination topic was made anew is older than what is remembered.
+            claim.offset = message.offset if claim.offset is None else max(claim.offset, message.offset)
             claim.doubt = max(claim.doubt, at + self._stale_after)
 
     def _claim(self, group: _Group, claim: _Claim, holder: Holder, member: _Member, at: float) -> bool:

@@ -1,15 +1,21 @@
 """Consumers that share topics, in virtual time: the product's own `Member`, `World` and `Fetched`; simulated Kafka.
 
-A seed draws a plan: how many processes and partitions, which guarantee, and what befalls them. Requests take their time
-and keep each process's order; a broker that is away takes none, and what is older than five seconds then is lost. A
-process is killed and started again under its client id, stopped as a whole (what it has sent, too), or its interpreter
-is held by a handler. Each process has clocks of its own. Topics are deleted and recreated, and widened. An operator
-with a wrong clock pauses and resumes the group.
+A seed draws a plan: how many processes and partitions, which guarantee, and what befalls them.
 
-At each step: two processes never both hold a partition for certain; at most once, no record is handed out twice; while
-the group is paused and all have heard it, none is. At the end, when all is well: every record was handed out (at least
-once), and all partitions were consumed to their ends. While all is well for long, no partition with records stands
-still for more than three heartbeats.
+- Requests take their time and keep each process's order. A broker that is away takes none. A request that is older than
+  five seconds then is lost, unless it arrives late all the same. Some are sent again, though they had arrived.
+- A process is killed and started again under its client id, or stopped as a whole (with what it has sent), or its
+  machine is suspended, where its clock stands still, too. A handler takes long, or holds the interpreter.
+- Each process has clocks of its own. The broker's clock jumps, as when another broker leads.
+- Topics are deleted and made anew, and widened. The coordination topic is deleted and made anew: each process notices
+  it after a while, writes to the new one until then, and is started again.
+- An operator with a wrong clock pauses and resumes the group.
+
+At each step: two processes never both hold a partition for certain (but for a while after the broker's clock has jumped
+ahead, and but for one whose machine was suspended); at most once, no record is handed out twice; while the group is
+paused and all have heard it, none is. At the end, when all is well: every record was handed out (at least once), and
+all partitions were consumed to their ends. While all is well for long, no partition with records stands still for more
+than three heartbeats.
 """
 
 from __future__ import annotations
@@ -29,7 +35,7 @@ from outbox_plugin.coordination.group_view import GroupView, TopicForm
 from outbox_plugin.coordination.heartbeat_timing import HeartbeatTiming
 from outbox_plugin.coordination.member import Member
 from outbox_plugin.coordination.messages import VERSION, Entry, Message, ReleaseGroup
-from outbox_plugin.coordination.world import Holder
+from outbox_plugin.coordination.world import LONGEST_DOUBT, STALE_INTERVALS, Holder
 from outbox_plugin.core.topic_partition import TopicPartition
 
 INTERVAL = 2.0
@@ -39,8 +45,12 @@ TURN = 0.25
 TROUBLE_SECONDS, CALM_SECONDS = 60.0, 40.0
 STILL_SECONDS = 3 * INTERVAL
 EPOCH = 1_700_000_000.0
+FOREVER = float("inf")
 BATCH = 5
-FAULTS = ("kill", "stop", "hold", "away", "anew", "widen", "pause", "slow", "end")
+FAULTS = (
+    *("kill", "stop", "hold", "away", "anew", "widen", "pause", "slow", "end"),
+    *("suspend", "jump ahead", "jump back", "double", "late", "log anew", "long"),
+)
 
 
 @dataclass(frozen=True)
@@ -115,8 +125,12 @@ class Process:
     promised_by: float = 0.0
     queue: list[Message] = field(default_factory=list)
     last_arrival: float = 0.0
+    keeping: list[Keep] = field(default_factory=list)  # Written to the state topic in this order.
     described: float = -1.0
     leaving: bool = False
+    suspended_until: float = 0.0
+    doubtful_until: float = 0.0  # Its clock stood still while it was suspended, so it may take itself for a holder.
+    notices_at: float = FOREVER  # When it notices that the coordination topic was made anew.
 
 
 class Simulation:
@@ -132,7 +146,10 @@ class Simulation:
         self.log: list[Entry] = []
         self.kept: dict[TopicPartition, tuple[float, int, str]] = {}
         self.pause: ReleaseGroup | None = None
+        self.log_begins, self.log_since = 0, 0.0  # The first entry of the present coordination topic, and its time.
+        self.broker_ahead = self.jumped_until = 0.0
         self.paused_from = self.away_until = self.troubled_until = self.slow_until = 0.0
+        self.double_until = self.late_until = self.long_until = 0.0
         self.paused = False
         self.topic = Topic([0] * plan.partitions)
         self.handed_out: Counter[tuple[int, int, int]] = Counter()
@@ -170,7 +187,7 @@ class Simulation:
 
     @property
     def broker_time(self) -> float:
-        return EPOCH + self.now
+        return EPOCH + self.now + self.broker_ahead
 
     def _write(self) -> None:
         partition = self.dice.randrange(len(self.topic.records))
@@ -204,8 +221,10 @@ class Simulation:
             self.at(process.last_arrival, lambda: self._arrive(process, message, sent, run))
             return
         process.queue.remove(message)
-        if self.now - sent < 5 + max(0.0, process.stopped_until - sent):
+        if self.now - sent < 5 + max(0.0, process.stopped_until - sent) or self.now < self.late_until:
             self.append(message)
+            if self.now < self.double_until and self.dice.random() < 0.3:
+                self.append(message)  # No later: producers keep their order.
         else:
             self.say(f"lost: {message}")
 
@@ -213,7 +232,11 @@ class Simulation:
         self.say(f"log {len(self.log)}: {message}")
         self.log.append(Entry(0, len(self.log), self.broker_time, message))
 
-    def _keep(self, process: Process, keep: Keep) -> None:
+    def _keep_first(self, process: Process) -> None:
+        if process.keeping:
+            self._keep(process.keeping.pop(0))
+
+    def _keep(self, keep: Keep) -> None:
         """A late record does not hide one that the log said later."""
         at, offset, topic_id = keep.at, keep.offset, keep.topic_id
         known = self.kept.get(keep.topic_partition)
@@ -229,7 +252,8 @@ class Simulation:
         process.handling = process.promised = None
         process.queue, process.described = [], self.now
         process.busy_until = process.held_until = 0.0
-        since = self.broker_time - TIMING.lookback
+        process.notices_at = FOREVER
+        since = max(self.broker_time - TIMING.lookback, self.log_since)
         process.member = member = Member(
             Holder(f"run-{process.client}-{process.runs}", process.client),
             GroupView(GROUP, [TOPIC], INTERVAL, width=1, since=since, log_ahead=self.broker_time - now),
@@ -242,9 +266,10 @@ class Simulation:
             member.view.worlds[0].apply(self.pause, float(self.pause.timestamp))
         for tp, (at, offset, topic_id) in self.kept.items():
             member.view.remember(tp, offset, topic_id, at)
-        for entry in self.log:
-            if entry.at >= since:
-                member.apply(entry, now, live=False)
+        entries = self.log[self.log_begins :]
+        first = next((number for number, entry in enumerate(entries) if entry.at >= since), len(entries))
+        for entry in entries[first:]:
+            member.apply(entry, now, live=False)
         member.view.caught_up()
         process.read = len(self.log)
         member.describe({TOPIC: self.topic.form}, now)
@@ -254,7 +279,10 @@ class Simulation:
     def _turn(self, process: Process) -> None:
         """What the coordination thread and the user's thread do, in this order or the other."""
         self.at(self.now + self.dice.uniform(0.5, 1.0) * TURN, lambda: self._turn(process))
-        if self.now < max(process.dead_until, process.stopped_until, process.held_until):
+        if self.now < max(process.dead_until, process.stopped_until, process.held_until, process.suspended_until):
+            return
+        if self.now >= process.notices_at:
+            self._kill(process, self.now + self.dice.uniform(0.1, 1.0))
             return
         if process.member is None:
             if self.now >= self.away_until:
@@ -267,7 +295,7 @@ class Simulation:
     def _follow(self, process: Process) -> None:
         member, now = process.member, self.now + process.clock
         assert member is not None
-        if self.now >= self.away_until:
+        if self.now >= self.away_until and process.notices_at == FOREVER:
             # A held interpreter, or a slow thread, reads only a part.
             upto = len(self.log) if self.dice.random() < 0.8 else self.dice.randint(process.read, len(self.log))
             for entry in self.log[process.read : upto]:
@@ -286,7 +314,8 @@ class Simulation:
             if isinstance(action, Send):
                 self._send(process, action.message)
             elif isinstance(action, Keep):
-                self.at(self.now + self.dice.uniform(0, 1), lambda keep=action: self._keep(process, keep))  # type: ignore[misc]
+                process.keeping.append(action)
+                self.at(self.now + self.dice.uniform(0, 1), lambda: self._keep_first(process))
             else:
                 self._note(process, action)
 
@@ -304,6 +333,8 @@ class Simulation:
         self._follow_claims(process, member, now)
         if process.promised is not None and not self._promise(process, member):
             return
+        if self._hand_out(process, member):
+            return
         self._fetch(process)
         if self.plan.at_most_once and process.fetched and process.promised is None:
             ends = process.fetched.ends()
@@ -312,14 +343,21 @@ class Simulation:
                 member.ask_for_messages({tp: end for tp, (_, end) in ends.items()}, now)
                 self._carry_out(process)
                 return
+        self._hand_out(process, member)
+
+    def _hand_out(self, process: Process, member: Member) -> bool:
+        """Handle what may be handed out, and commit it. Returns True if a record is left in hand."""
         now = self.now + process.clock
         while (read := process.fetched.next(lambda p, c, o: member.may_hand_out(p, c, o, now))) is not None:
             process.handling = read
             self._handed_out(process, read)
             if self.dice.random() < 0.5:
-                process.busy_until = self.now + self.dice.choice([0.01, 0.05, 0.2])
-                break
+                is_long = self.now < self.long_until and self.dice.random() < 0.3
+                seconds = self.dice.uniform(3, 9) if is_long else self.dice.choice([0.01, 0.05, 0.2])
+                process.busy_until = self.now + seconds
+                return True
             self._finish(process, member)
+        return False
 
     def _finish(self, process: Process, member: Member) -> None:
         assert process.handling is not None
@@ -369,11 +407,13 @@ class Simulation:
         verdicts = member.verdicts(ends)
         if None in verdicts.values() and self.now < process.promised_by:
             return False
+        while process.keeping:
+            self._keep_first(process)
         held = member.claims()
         for tp, (claim, end) in process.promised.items():
             if verdicts[tp]:
-                at = member.view.log_time(self.now + process.clock)
-                self._keep(process, Keep(tp, end, member.offset_of(tp)[1], at))
+                at = member.view.time_to_keep(member.view.log_time(self.now + process.clock))
+                self._keep(Keep(tp, end, member.offset_of(tp)[1], at))
                 if held.get(tp) is claim:
                     claim.promise(end)
         member.forget_verdicts(ends)
@@ -387,8 +427,7 @@ class Simulation:
         until = self.now + seconds
         match kind:
             case "kill":
-                process.member, process.leaving, process.dead_until = None, False, until
-                process.runs += 1
+                self._kill(process, until)
             case "end":
                 self._end(process, until)
             case "stop":
@@ -399,6 +438,23 @@ class Simulation:
                 self.away_until = max(self.away_until, min(until, self.now + 6))
             case "slow":
                 self.slow_until = max(self.slow_until, until)
+            case "suspend":
+                self._suspend(process, seconds)
+            case "jump ahead":
+                self.broker_ahead += seconds
+                self.jumped_until = self.now + 3 * INTERVAL  # Until each holder has read that others hold what it held.
+            case "jump back":
+                self.broker_ahead -= seconds
+                until += seconds  # One who died looks fresh for so much longer.
+            case "double":
+                self.double_until = max(self.double_until, until)
+            case "late":
+                self.late_until = max(self.late_until, until)
+            case "long":
+                self.long_until = max(self.long_until, until)
+                until += 9
+            case "log anew":
+                until = self._make_log_anew()
             case "anew":
                 self.topic = Topic([self.dice.randint(0, 12) for _ in self.topic.records], self.topic.number + 1)
                 self.progress = dict.fromkeys(range(len(self.topic.records)), self.now)
@@ -408,6 +464,29 @@ class Simulation:
                 self._pause(seconds)
         self.troubled_until = max(self.troubled_until, until)
 
+    def _kill(self, process: Process, until: float) -> None:
+        process.member, process.leaving, process.dead_until = None, False, until
+        process.notices_at = FOREVER
+        process.runs += 1
+
+    def _suspend(self, process: Process, seconds: float) -> None:
+        """The machine sleeps, and with it the process's monotonic clock."""
+        if self.now < max(process.suspended_until, process.stopped_until):
+            return
+        process.clock -= seconds
+        process.suspended_until = process.stopped_until = self.now + seconds
+        process.doubtful_until = process.suspended_until + 2 * TURN + 2 * INTERVAL
+
+    def _make_log_anew(self) -> float:
+        """Delete the coordination topic, and make one of its name. Returns when all have noticed, and go on."""
+        self.log_begins, self.log_since = len(self.log), self.broker_time
+        until = self.now
+        for process in self.processes:
+            if process.member is not None and not process.leaving:
+                process.notices_at = min(process.notices_at, self.now + self.dice.uniform(0, INTERVAL))
+                until = max(until, process.notices_at, process.stopped_until, process.held_until)
+        return until + 2 + LONGEST_DOUBT * STALE_INTERVALS * INTERVAL  # Until then nobody may know who holds what.
+
     def _end(self, process: Process, until: float) -> None:
         """Cleanly, or to be started again soon; the log gets what is said at the end, or its first part."""
         if process.member is None or process.leaving or self.now < max(process.stopped_until, process.held_until):
@@ -416,11 +495,7 @@ class Simulation:
         process.member.leave(self.now + process.clock, keep=self.dice.random() < 0.3)
         self._carry_out(process)
 
-        def gone() -> None:
-            process.member, process.leaving, process.dead_until = None, False, until
-            process.runs += 1
-
-        self.at(self.now + 1.0, gone)
+        self.at(self.now + 1.0, lambda: self._kill(process, until))
 
     def _pause(self, seconds: float) -> None:
         """By an operator whose clock is wrong; kept for those who come later, as the log has it."""
@@ -448,10 +523,10 @@ class Simulation:
     def _check_holders(self) -> None:
         holders: Counter[TopicPartition] = Counter()
         for process in self.processes:
-            if process.member is not None and self.now >= process.dead_until:
+            if process.member is not None and self.now >= max(process.dead_until, process.doubtful_until):
                 holders.update(list(process.member.held(self.now + process.clock)))
         for tp, count in holders.items():
-            if count > 1:
+            if count > 1 and self.now >= self.jumped_until:
                 self.broken.append(f"{count} hold {tp} at {self.now:.2f}")
 
     def _check_progress(self) -> None:

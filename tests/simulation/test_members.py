@@ -14,7 +14,8 @@ import pytest
 
 from outbox_plugin.coordination.claims import Claim
 from outbox_plugin.coordination.fetched import Answer
-from outbox_plugin.coordination.held_partition import HeldPartition
+from outbox_plugin.coordination.group_view import GroupView
+from outbox_plugin.coordination.held_partition import HeldPartition, UnansweredMessages
 from outbox_plugin.coordination.member import Member
 from outbox_plugin.coordination.messages import ReleaseGroup
 from outbox_plugin.coordination.world import FOREVER, Key, World, _Claim, _Group
@@ -101,6 +102,29 @@ def forget_what_was_kept(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(_Claim, "recall", lambda _: None)
 
 
+def keep_positions_by_a_clock_that_goes_back(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(GroupView, "time_to_keep", lambda _, at: at)
+
+
+def take_a_new_log_for_a_whole_one(patch: pytest.MonkeyPatch) -> None:
+    begin = World.__init__
+
+    def certain(world: World, interval: float, *, since: float) -> None:
+        begin(world, interval)
+
+    patch.setattr(World, "__init__", certain)
+
+
+def take_a_copy_for_a_message_of_now(patch: pytest.MonkeyPatch) -> None:
+    answer = UnansweredMessages.answer
+
+    def of_now(messages: UnansweredMessages, tp: TopicPartition, timestamp: int, now: float) -> float:
+        sent = answer(messages, tp, timestamp, now)
+        return now if sent is None else sent
+
+    patch.setattr(UnansweredMessages, "answer", of_now)
+
+
 def stop_each(seconds: float, kind: str = "stop", processes: int = 3) -> Faults:
     return tuple((5.0 + 4 * number, kind, number % processes, seconds) for number in range(10))
 
@@ -109,6 +133,8 @@ ONCE_OR_MORE = Plan(at_most_once=False, processes=3, partitions=4, records=150, 
 AT_MOST_ONCE = replace(ONCE_OR_MORE, at_most_once=True)
 HELD = replace(ONCE_OR_MORE, processes=1, faults=stop_each(5.0, "hold", 1))
 ANEW: Faults = ((15.0, "anew", 0, 9.0), (23.0, "kill", 0, 12.0))
+SET_BACK: Faults = ((15.0, "jump back", 0, 11.0), (22.0, "log anew", 0, 1.0))
+COPIED: Faults = ((1.0, "double", 0, 50.0), *stop_each(5.5))
 KILLED = replace(AT_MOST_ONCE, processes=1, faults=((20.0, "kill", 0, 34.0),))
 
 PLANTS: list[tuple[Plant, Plan, str]] = [
@@ -119,6 +145,13 @@ PLANTS: list[tuple[Plant, Plan, str]] = [
     (hand_out_what_the_log_has_not_promised, AT_MOST_ONCE, "twice"),
     (remember_before_its_time, replace(HELD, faults=ANEW), "lost|stands still"),
     (forget_what_was_kept, KILLED, "twice"),
+    (keep_positions_by_a_clock_that_goes_back, replace(AT_MOST_ONCE, faults=SET_BACK), "twice"),
+    (
+        take_a_new_log_for_a_whole_one,
+        replace(ONCE_OR_MORE, faults=((15.0, "log anew", 0, 1.0),)),
+        "hold TopicPartition",
+    ),
+    (take_a_copy_for_a_message_of_now, replace(ONCE_OR_MORE, faults=COPIED), "hold TopicPartition"),
 ]
 
 

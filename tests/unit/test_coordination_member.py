@@ -32,7 +32,7 @@ EPOCH = 1_700_000_000.0
 class Log:
     """A log that takes what a member sends at once; monotonic time is `now`, the broker's is ahead by `EPOCH`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, at_most_once: bool = False) -> None:
         self.now = 100.0
         self.entries: list[Entry] = []
         self.member = Member(
@@ -40,7 +40,7 @@ class Log:
             GroupView("billing", ["orders"], 10, width=8, since=0, log_ahead=EPOCH),
             HeartbeatTiming(10),
             now=self.now,
-            at_most_once=False,
+            at_most_once=at_most_once,
             limit=None,
         )
         self.member.describe({"orders": TopicForm(1, "id-1")}, self.now)
@@ -121,6 +121,19 @@ def test_what_was_said_in_our_name_is_set_right(log: Log, forged: Message) -> No
     log.say(*said)
     assert log.member.offset_of(PARTITION)[0] == 3
     assert log.member.may_hand_out(PARTITION, claim, 3, log.now) is Answer.YES
+
+
+def test_what_is_set_right_does_not_take_back_what_the_log_is_to_promise() -> None:
+    log = Log(at_most_once=True)
+    log.gain()
+    log.member.ask_for_messages({PARTITION: 5}, log.now)
+    asked = log.sent()
+    log.say(other(Heartbeat, 0))
+    correction = log.sent()
+    assert kinds(correction) == ["ClaimingPartition", "ReleasingPartition", "ClaimingPartition"]
+    log.say(*asked, *correction)
+    assert log.member.verdicts({PARTITION: 5}) == {PARTITION: True}
+    assert log.member.offset_of(PARTITION)[0] == 5
 
 
 def test_what_is_said_on_a_wrong_partition_is_passed_over(log: Log) -> None:

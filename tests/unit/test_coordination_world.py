@@ -151,6 +151,22 @@ def test_what_was_kept_counts_until_the_log_says_more() -> None:
     assert world.offset(GROUP, "orders", 0) == 41
 
 
+def test_a_heartbeat_that_comes_late_into_a_new_log_does_not_move_back_what_was_kept() -> None:
+    """At most once, the records between them may have been handed out."""
+    world = World(INTERVAL, since=100)
+    world.remember(Key(GROUP, "orders", 0), 40, "id-1", 99)
+    world.apply(beating(A, 101, 35), 101)
+    assert (owner(world, 102), world.offset(GROUP, "orders", 0)) == (A, 40)
+
+
+def test_what_was_kept_after_the_log_was_made_anew_counts() -> None:
+    world = World(INTERVAL, since=100)
+    world.remember(Key(GROUP, "orders", 0), 40, "id-1", 105)
+    world.apply(beating(A, 101, 35), 101)
+    world.recall_all()
+    assert world.offset(GROUP, "orders", 0) == 40
+
+
 def test_what_was_kept_of_a_topic_does_not_hide_that_it_was_made_anew_in_the_log() -> None:
     """What stands before is about the earlier topic, and its higher offsets are none of the new one's."""
     world = World(INTERVAL, since=100)
