@@ -1,11 +1,11 @@
-"""What an instance asks for and gives up, and how far it is in what it holds: plain decisions, no I/O, no clock.
+"""Decides which partitions an instance asks for and gives up, and counts how far it is in each. No I/O, no clock.
 
-Fair spread without a rebalance. Everybody sees the same holders in the log, so everybody can say how many partitions
-each live instance should have: the same number, and one more for those who hold the most already, which moves least.
-An instance below its share claims free partitions, few at first, so that others who start with it are heard. Where none
-is free it *asks*: it claims a partition that is held, which changes nothing in any world, but its holder hears it. One
-that holds more than its share gives up what others ask for, and only that. So a partition moves when somebody has room
-for it, and all others are consumed meanwhile.
+How partitions are spread fairly without a rebalance: everybody sees the same holders in the log, so everybody can say
+how many partitions each live instance should have. That is the same number for all, and one more for those who hold the
+most already, which moves least. An instance below its share claims free partitions, few at first, so that others who
+start with it are heard. Where none is free it *asks*: it claims a partition that is held. That changes nothing in any
+world, but the holder reads it. An instance that holds more than its share gives up what others ask for, and only that.
+So a partition moves only when somebody has room for it, and all others are consumed meanwhile.
 """
 
 from __future__ import annotations
@@ -104,12 +104,12 @@ class Claim:
 
     @property
     def offset(self) -> int:
-        """Where another instance would have to go on so that no record is lost."""
+        """The offset at which another instance must go on, so that no record is lost."""
         return self._handed_out[0] if self._handed_out else self.position
 
     @property
     def promised(self) -> int:
-        """What is below it may be handed out by this instance only: the log has said so."""
+        """Only this instance may hand out the records below this offset, because the log has promised them to it."""
         return max(self._promised, self.position)
 
     @property
@@ -118,20 +118,20 @@ class Claim:
         return len(self._handed_out)
 
     def promise(self, offset: int) -> None:
-        """The log has given us all that is below `offset` (at-most-once)."""
+        """Note that the log has promised this instance all records below `offset` (at most once)."""
         self._promised = max(self._promised, offset)
 
     def hand_out(self, offset: int, *, keep: bool) -> None:
-        """The record at `offset` goes to the user; `keep` it in mind until it is `done` (at-least-once)."""
+        """Note that the user gets the record at `offset`. If `keep`, remember it until it is `done` (at least once)."""
         self.position = offset + 1
         if keep:
             self._handed_out.append(offset)
 
     def done(self, offset: int) -> None:
-        """The record at `offset` is done; records may be done in any order.
+        """Note that the record at `offset` is done; records may be done in any order.
 
-        `offset` moves past it once all before it are done. A record that this claim has not handed out is of an earlier
-        claim, perhaps of an earlier topic of that name, so it says nothing of this one's.
+        `offset` moves past it once all before it are done. A record that this claim has not handed out is ignored: an
+        earlier claim handed it out, perhaps from an earlier topic of that name.
         """
         if not self._handed_out or not self._handed_out[0] <= offset < self.position:
             return

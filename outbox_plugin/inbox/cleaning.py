@@ -1,4 +1,7 @@
-"""Cleaning: what has outlived its time is removed in small batches, by one process of a group at a time."""
+"""Deletes handled keys and dead letters that are older than they are kept, in small batches.
+
+One process of a group does so at a time.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +19,17 @@ ROWS_AT_A_TIME = 5_000
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """How long things are kept: handled events, and dead letters."""
+    """How long the keys of handled events, and dead letters, are kept."""
 
     handled: timedelta
     dead_letters: timedelta
 
 
 def clean(connection: psycopg.Connection[Any], settings: Settings, group: str, keep: Keep) -> bool:
-    """Remove one small batch of what a group keeps no longer, in a transaction of its own.
+    """Delete one small batch of a group's keys and dead letters whose time has passed, in a transaction of its own.
 
     Returns:
-        Whether there may be more. False also when another process is cleaning.
+        Whether there may be more. It is False, too, while another process of the group is cleaning.
     """
 
     def run(name: str, **values: object) -> psycopg.Cursor[Any]:

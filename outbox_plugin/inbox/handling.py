@@ -262,7 +262,7 @@ class Handling:
         except Exception as error:
             if begun is None:
                 raise _NotRecorded from error
-            # A server that does not answer in time is busy or away, which is nobody's fault, however often it happens.
+            # A server that does not answer in time is busy or away. That does not count, however often it happens.
             lost = session.lost and not isinstance(error, HandlerMisuse | NoAnswer)
             await self._handled_keys.settle(session, begun, fresh)
             if lost:

@@ -1,4 +1,4 @@
-"""What an inbox looks at before it starts: everything that a user can mend."""
+"""Checks settings, servers and tables before an inbox starts, so that a user learns at once what to mend."""
 
 from __future__ import annotations
 
