@@ -77,8 +77,9 @@ ORDER BY waiting.id LIMIT 1
 SELECT count(*) = 5
 FROM pg_attribute
 JOIN unnest(ARRAY['kafka_key_bytes', 'kafka_value_bytes', 'kafka_header_bytes', 'kafka_partition', 'kafka_timestamp'],
-            ARRAY['bytea', 'bytea', 'bytea[]', 'integer', 'timestamp with time zone']) AS needed (name, type_name)
-    ON attname = needed.name AND format_type(atttypid, NULL) = needed.type_name
+            ARRAY['pg_catalog.bytea'::regtype, 'pg_catalog.bytea'::regtype, 'pg_catalog._bytea'::regtype,
+                  'pg_catalog.int4'::regtype, 'pg_catalog.timestamptz'::regtype]) AS needed (name, type_id)
+    ON attname = needed.name AND atttypid = needed.type_id
 WHERE attrelid = to_regclass({quoted_outbox}) AND NOT attisdropped
 
 -- name: unique_ids
