@@ -128,6 +128,13 @@ class DagsterDev:
 
     def sensors(self) -> list[tuple[dict[str, str], str]]:
         """Selector and id of each location's harvester sensor."""
+        return [(selector, sensor) for selector, sensor, _ in self._harvester_sensors()]
+
+    def states(self) -> list[tuple[str, str]]:
+        """Id and status of each location's harvester sensor."""
+        return [(sensor, status) for _, sensor, status in self._harvester_sensors()]
+
+    def _harvester_sensors(self) -> list[tuple[dict[str, str], str, str]]:
         found = []
         for entry in self.ask(SENSORS)["workspaceOrError"]["locationEntries"]:  # type: ignore[index]
             location = entry["locationOrLoadError"]
@@ -138,8 +145,14 @@ class DagsterDev:
                         "repositoryName": repository["name"],
                         "sensorName": sensor["name"],
                     }
-                    found.append((selector, sensor["sensorState"]["id"]))
+                    found.append((selector, sensor["sensorState"]["id"], sensor["sensorState"]["status"]))
         return found
+
+    def turn_off(self) -> None:
+        """Turn its harvester sensors off. A tick that ends just then writes the old state, which turns one on again."""
+        for sensor, status in self.states():
+            if status != "STOPPED":
+                self.ask(STOP, id=sensor)
 
     def end(self) -> None:
         """Stop it as Ctrl-C does, and whatever is left of it by force."""
@@ -223,8 +236,12 @@ def test_the_code_servers_are_killed(dev: DagsterDev, settled: Report) -> None:
 
 def test_the_sensors_are_turned_off_and_on(dev: DagsterDev, settled: Report) -> None:
     assert len(dev.selectors) == 2
-    for _, sensor in dev.selectors:
-        dev.ask(STOP, id=sensor)
+
+    def ended() -> bool:
+        dev.turn_off()
+        return not dev.alive()
+
+    eventually(ended, 60)
     settled("sensors off", 0)
     for selector, _ in dev.selectors:
         dev.ask(START, of=selector)
