@@ -243,7 +243,7 @@ class PostgresWindowStore:
             counts = self._purge(["durable"], [self._visible_to_the_read(each) for each in named])
             short = [each for each, count in zip(named, counts, strict=True) if count < len(each.ids)]
             by_times = self._purge_by_times(short)
-            if left := sum(self._purge(["steer"], [self._seen_by_the_read(each) for each in short])):
+            if left := sum(self._purge(["configure_read"], [self._seen_by_the_read(each) for each in short])):
                 raise StoreUnavailable(
                     f"Postgres: {left} published row(s) of {self.session.settings.table!r} have another create_time "
                     "than when they were read"

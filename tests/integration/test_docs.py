@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from _pytest.mark.structures import ParameterSet
 from confluent_kafka import Producer
 
 from outbox_plugin import Event, Settings
+from outbox_plugin.adapters.kafka_tokens import TokenProvider
 from outbox_plugin.inbox import Inbox, Received
 from tests.consuming import produce, query
 from tests.documents import CHECKOUT, DOCS, PAGES, blocks, blocks_of, name_of
@@ -193,6 +195,16 @@ def shown(text: str) -> list[str]:
     return [first, *(line.split(" ")[0] for line in headers)]
 
 
+def test_the_token_provider_of_the_page_returns_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    [block] = blocks("how-to/secure.md", "python")
+    names: dict[str, Any] = {}
+    exec(block.text, names)  # noqa: S102 - a page of ours.
+    monkeypatch.setattr(Path, "read_text", lambda _: '{"access_token": "header.claims.", "expires_in": 300}')
+    token, expires_at = TokenProvider("shop.tokens:kafka_token", names["kafka_token"]).next_token()
+    assert token == "header.claims."
+    assert 290 < expires_at - time.time() <= 300
+
+
 def test_every_page_with_python_is_run_somewhere() -> None:
     """By the tests above, by those of Spark's sink and streams, or, as a whole, by `test_fresh_project.py`."""
     run = {CHECKOUT / "README.md", INBOX, *RUN_BY_THEMSELVES}
@@ -200,6 +212,7 @@ def test_every_page_with_python_is_run_somewhere() -> None:
     run |= {DOCS / "how-to" / name for name in ("emit-events.md", "embed-in-a-web-server.md", "emit-from-spark.md")}
     run |= {DOCS / "how-to" / name for name in ("consume-without-rebalances.md", "consume-in-dagster-and-spark.md")}
     run.add(DOCS / "how-to" / "test-your-code.md")  # By test_testing.py.
+    run.add(DOCS / "how-to" / "secure.md")
     assert {page for page in PAGES if blocks_of(page, "python")} == run
 
 
