@@ -198,7 +198,7 @@ def shown(text: str) -> list[str]:
 def test_the_token_provider_of_the_page_returns_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     [block] = blocks("how-to/secure.md", "python")
     names: dict[str, Any] = {}
-    exec(block.text, names)  # noqa: S102 - a page of ours.
+    exec(block.text, names)
     monkeypatch.setattr(Path, "read_text", lambda _: '{"access_token": "header.claims.", "expires_in": 300}')
     token, expires_at = TokenProvider("shop.tokens:kafka_token", names["kafka_token"]).next_token()
     assert token == "header.claims."
