@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from outbox_plugin.core.progress import LATEST_TIME
 from outbox_plugin.core.readiness import Readiness, Ready
-from outbox_plugin.core.row import OutboxRow, Rows, column, fields_of, topics_of
+from outbox_plugin.core.row import OutboxRow, Rows, WholeRecord, column, fields_of, topics_of
 from outbox_plugin.observe.table_poller import TableState
 from outbox_plugin.observe.topic_counter import TopicCounter
 from outbox_plugin.relay.events import (
@@ -206,5 +206,5 @@ def _joined_bytes(records: Sequence[OutboxRow]) -> int:
         return len(joined) if joined.isascii() else len(joined.encode())
     with suppress(TypeError):
         return len(b"".join(column(records, "value")))
-    values = filter(None, column(records, "value"))  # Without tombstones.
-    return sum(len(value.encode()) if isinstance(value, str) else len(value) for value in values)
+    bodies = (value.value if isinstance(value, WholeRecord) else value for value in column(records, "value"))
+    return sum(len(body.encode()) if isinstance(body, str) else len(body) for body in bodies if body)

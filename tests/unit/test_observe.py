@@ -18,7 +18,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from outbox_plugin.core.readiness import NotReady, Readiness, Ready
-from outbox_plugin.core.row import Rows
+from outbox_plugin.core.row import Rows, WholeRecord
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.embedded.ports import free_port
 from outbox_plugin.errors import InvalidSetting
@@ -440,16 +440,23 @@ def test_what_happens_is_counted() -> None:
 
 @pytest.mark.parametrize("others", [(), ("u", "k", "of another topic")])
 def test_the_bytes_of_values_are_counted_by_topic(others: tuple[str, ...]) -> None:
-    contents = [("k", "value"), ("key", None), ("k", ""), ("käse", "größer €"), ("k", b"\x00\xff\xfe")]
+    contents: list[tuple[str, object]] = [
+        ("k", "value"),
+        ("key", None),
+        ("k", ""),
+        ("käse", "größer €"),
+        ("k", b"\x00\xff\xfe"),
+    ]
+    contents += [("k", WholeRecord(b"\xff", "größer", 0, None)), ("k", WholeRecord(b"\xff", None, 0, None))]
     records: list[tuple[Any, ...]] = [(0, 0, "t", key, value, ["name"], ["header"], 1) for key, value in contents]
     records += [(0, 0, *others, [], [], 1)] if others else []
     with member() as (fake, scrape):
         fake.metrics.observe(WindowPublished(0, len(records), 0.03, 0.0, Rows(records)))
         fake.metrics.observe(WindowPublished(0, 1, 0.03, 0.0, Rows(records[:1])))
         found = scrape()
-    assert found["outbox_sent_bytes_total", "t"] == 5 + 0 + 0 + 12 + 3 + 5
+    assert found["outbox_sent_bytes_total", "t"] == 5 + 0 + 0 + 12 + 3 + 8 + 0 + 5
     assert found.get(("outbox_sent_bytes_total", "u")) == (16 if others else None)
-    assert found["outbox_sent_messages_total", "t"] == 6
+    assert found["outbox_sent_messages_total", "t"] == 8
 
 
 @pytest.mark.parametrize("value", ["größer", "larger", b"\xff\x00"])
