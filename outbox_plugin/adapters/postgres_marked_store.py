@@ -51,7 +51,7 @@ class PostgresMarkedStore:
 
     @property
     def identity(self) -> OutboxIdentity:
-        """Who the outbox was when the term began."""
+        """The outbox's identity as the term found it when it began."""
         return self.session.identity
 
     def snapshot(self) -> str:
@@ -169,7 +169,7 @@ class PostgresMarkedStore:
         values: dict[str, object] = {"ids": list(ids), "leader_id": leader_id, "delivered": DELIVERED}
         with reported():
             deleted = sum(self.session.delete(["not_durable"], [self.session.query("mark", "delete", **values)]))
-            if deleted < len(ids):  # Perhaps because another leader has marked some since.
+            if deleted < len(ids):  # Another leader may have marked some. A trigger or a policy has kept the others.
                 query = self.session.query("mark", "keep_delivered", **values)
                 if left := sum(self.session.delete(["durable"], [query])):
                     raise self.session.cannot_delete(left)

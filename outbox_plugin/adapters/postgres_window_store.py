@@ -218,7 +218,7 @@ class PostgresWindowStore:
             return None if last_id is None else int(last_id)
 
     def key_hashes_up_to(self, bound: int, rows: int) -> Generator[bytes]:
-        """The same hashes of all rows of the slice with ids up to `bound`, in parts; those of other rows among them."""
+        """Yield the hashes of `key_hashes` for all rows of the slice up to `bound`, and perhaps for some other rows."""
         self._keys_read.clear()
         try:
             yield from self._read_key_hashes(bound, rows)

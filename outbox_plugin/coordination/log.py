@@ -70,7 +70,7 @@ LOGGER = logger_of(__name__)
 TOPIC = "__marshal"
 CATCH_UP_SECONDS = 60.0
 CLOSE_SECONDS = 5.0
-MAX_READ = 50_000  # Messages at once: more than one who holds 10,000 partitions sends between two reads.
+MAX_READ = 50_000  # Messages in one read. An instance that holds 10,000 partitions sends fewer between two reads.
 END: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 _LATE = {KafkaError._MSG_TIMED_OUT, KafkaError.REQUEST_TIMED_OUT, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
 
@@ -153,7 +153,7 @@ class CoordinationLog:
         return time.monotonic() + self._ahead
 
     def since(self, lookback_seconds: float) -> float:
-        """When the part of the log begins that shows who holds what, in seconds since the epoch."""
+        """The time from which the log shows who holds what, in seconds since the epoch."""
         return max(self.log_time() - lookback_seconds, self.form.since)
 
     def _ask_for_time(self) -> float:

@@ -211,7 +211,7 @@ class IdWatermark:
         return self._swept is not None
 
     def slice_due(self, now: float, *, busy: bool) -> IdRange | None:
-        """The slice of a sweep to read now; None where none is due. `busy`: many rows come."""
+        """The ids that the sweep reads next; None if none are due. It begins later if many rows arrive (`busy`)."""
         if self._watermark == BEGINNING:
             return None
         if self._swept is None:

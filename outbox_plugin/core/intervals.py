@@ -7,7 +7,7 @@ IDLE_FIRST, IDLE_LAST = 0.001, 0.05  # The backoff between them.
 STEADY_SECONDS = 0.025  # While rows come more often than this, the backoff does not grow.
 LONG_POLL_SECONDS = 0.005  # An empty poll takes a tenth of this, unless it passes over rows that it cannot see yet.
 UNCOMMITTED_SECONDS = 0.005  # Between two checks whether such rows can be seen now; a check costs far less than a poll.
-LIVE_POLL_SECONDS = 0.005  # Between polls for live rows alone, while the rows of a backlog wait to be published.
+LIVE_POLL_SECONDS = 0.005  # Between polls that read live rows only, while backlog rows wait to be published.
 SLEEP_AFTER_SECONDS = 0.1  # After so long without rows, being woken by writers is cheaper than polling.
 
 # What the database says besides rows: commands to the leader, and where the ids stand.

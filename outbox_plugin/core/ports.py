@@ -179,8 +179,8 @@ class WindowStore(ShardStore, Protocol):
     def read(self, request: ReadRequest) -> Sequence[OutboxRow]:
         """The earliest rows of the request, ascending by id.
 
-        Fewer where they are large. None when the outbox is no longer the one that the term began with, or has another
-        number of shards.
+        Returns fewer rows if they are large, and no row if the outbox is no longer the one that the term began with, or
+        has another number of shards.
         """
         ...
 
@@ -198,9 +198,9 @@ class WindowStore(ShardStore, Protocol):
     def key_hashes_up_to(self, bound: int, rows: int) -> Generator[bytes]:
         """The same hashes of all rows of the slice with ids up to `bound`, in parts.
 
-        Rows in flight are among them, and there may be hashes of keys that no such row has: not more than `rows`, which
-        is how many rows there are at most. Each hash has
-        `core.key_summary.HASH_BYTES` bytes, big-endian. It runs beside all other methods, on a connection of its own.
+        Includes rows in flight, and perhaps hashes of keys that no such row has: at most `rows` of them, an upper bound
+        of the number of rows. Each hash has `core.key_summary.HASH_BYTES` bytes, big-endian. It runs beside all other
+        methods, on a connection of its own.
         """
         ...
 

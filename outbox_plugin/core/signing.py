@@ -52,9 +52,9 @@ class Signer:
         return [(HEADER, self._signature(slot, key, value))]
 
     def verifies(self, slot: Slot, key: bytes | None, value: bytes | None, headers: Headers | None) -> bool:
-        """Whether a record with this signature in its `headers` was written by a harvester of this outbox.
+        """Whether the `headers` hold this outbox's signature of the record.
 
-        A record without a key or a value, without the header, or with several such headers, was not.
+        False if the key, the value or the header is missing, or if the header occurs twice.
 
         Args:
             slot: where the record is.

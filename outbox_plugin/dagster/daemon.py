@@ -47,7 +47,7 @@ class Daemon:
 
     @classmethod
     def of(cls, settings: Settings) -> Daemon:
-        """The daemon for `settings`, which all code locations and Dagster instances of this user share."""
+        """The outbox's daemon. All code locations and Dagster instances of this user of the machine share it."""
         given = conninfo_to_dict(settings.dsn.get_secret_value())
         where = [str(given.get(part, "")) for part in ("host", "hostaddr", "port", "dbname")]
         name = hashlib.sha256("\0".join([*where, settings.table, settings.group]).encode()).hexdigest()[:16]

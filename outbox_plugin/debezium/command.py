@@ -1,4 +1,4 @@
-"""`outbox debezium`: from a connector with Debezium's outbox event router to a harvester, with the same table."""
+"""`outbox debezium` moves an outbox from a connector of Debezium's to a harvester. The table stays."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def _run(
 
 
 def _as_seen_by_server(data: Path) -> str:
-    """The folder's name for Postgres. As `nobody`, it runs in the folder, because it may not traverse the path."""
+    """The path by which the server opens its data. As `nobody`, it cannot traverse the real path: it starts inside."""
     return "/proc/self/cwd" if _is_root() else str(data)
 
 

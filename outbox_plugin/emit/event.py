@@ -68,7 +68,7 @@ _Headers = Annotated[
     Annotated[dict[_Text, _Text], Tag(_NAMED)] | Annotated[Sequence[tuple[_Text, _HeaderValue]], Tag(_PAIRS)],
     Discriminator(_kind_of_headers),
 ]
-_EPOCH = datetime(1970, 1, 1, 0, 0, 0, 1_000, tzinfo=UTC)  # Kafka's clients take 0 for the present time.
+_EARLIEST = datetime(1970, 1, 1, 0, 0, 0, 1_000, tzinfo=UTC)  # Kafka's clients read 0 as the present time.
 
 
 class Event(BaseModel):
@@ -115,7 +115,7 @@ class Event(BaseModel):
     content_schema: _Text = ""
     headers: _Headers = Field(default_factory=dict)
     partition: Annotated[int, Strict(), Field(ge=0, lt=2**31)] | None = None
-    timestamp: Annotated[AwareDatetime, Field(ge=_EPOCH)] | None = None
+    timestamp: Annotated[AwareDatetime, Field(ge=_EARLIEST)] | None = None
 
     if not TYPE_CHECKING:  # Type checkers derive the signature from the fields.
 

@@ -83,7 +83,7 @@ class LiveRows:
 
     @property
     def waiting(self) -> IdRanges:
-        """The live rows that need not be read again: they wait for the backlog."""
+        """The live rows that were left out. Reads of live rows skip them; they are read in line, after the backlog."""
         return self._waiting
 
     def summarise_keys(self, request: SummaryRequest) -> None:

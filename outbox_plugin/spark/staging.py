@@ -28,7 +28,7 @@ from outbox_plugin.spark.rows import RowProblem, SizeLimits
 SCHEMA = "outbox_staging"
 PREFIX = "outbox_staging_"
 RESTART_SECONDS = 30.0
-# Whatever the role's default is: under a stricter level, tasks that renew one lease would fail each other.
+# Set whatever the role's default is: at a stricter level, tasks that renew the same lease fail to serialize.
 ISOLATION = psycopg.IsolationLevel.READ_COMMITTED
 PARTITION_BITS = 40  # An ordinal is the partition's number, followed by 40 bits for the row's number within it.
 
