@@ -1,9 +1,9 @@
 """The windows that are read and not yet published, and which of them are published next, together.
 
-There are two queues: one of live windows, whose rows go before a backlog, and one of all others. A transaction takes the
-first of the others, together with the live windows that wait by then. So a live row waits for the transaction that is
-at work and for its own, and the backlog needs no further transactions. Each key keeps its order, because a live row has
-no key of the backlog: see `core.backlog`. When the backlog ends, or becomes another one, the live windows go first.
+There are two queues: one of live windows, whose rows go before a backlog, and one of all others. Each transaction takes
+the first of the others, together with the live windows that wait by then. So a live row waits for the transaction that
+is at work and for its own, and the backlog needs no further transactions. Each key keeps its order, because a live row
+has no key of the backlog: see `core.backlog`. When the backlog ends, or becomes another one, the live windows go first.
 """
 
 from __future__ import annotations
