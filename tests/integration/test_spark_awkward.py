@@ -279,7 +279,7 @@ def test_a_column_of_the_table_that_the_event_has_taken_is_named(
 ) -> None:
     execute(settings, f"CREATE TABLE business (number INT, {column} TEXT)")
     rows = spark.sql("SELECT 1 AS number, 'k' AS key, 'v' AS value, 't' AS topic, map('a', 'b') AS headers")
-    with pytest.raises(PySparkException, match=f"the business table 'business' has '{column}' of its own"):
+    with pytest.raises(PySparkException, match=f"the business table 'business' has '{column}', which would be null"):
         save(settings, rows, businessTable="business")
     execute(settings, f"ALTER TABLE business ALTER COLUMN {column} SET DEFAULT 'the table''s own'")
     save(settings, rows, businessTable="business")
