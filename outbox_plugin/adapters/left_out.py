@@ -26,6 +26,11 @@ class LeftOut(NamedTuple):
         whole = row._replace(value=value, header_keys=names, header_values=texts, horizon=horizon)
         return whole if isinstance(value, TooLarge) else with_record(whole, RecordColumns._make(more[2:]))
 
+    def with_present_key(self, row: OutboxRow) -> OutboxRow:
+        """`row` with the topic and the key that belong to the parts, if somebody has changed them since it was read."""
+        value, _, _, *more = self.parts[row.id]
+        return row if isinstance(value, TooLarge) else row._replace(topic=more[0], key=more[1])
+
     def is_of(self, row: OutboxRow) -> bool:
         """Whether the parts are of `row` as it was read. If its topic or key has changed, so may the rest have."""
         value, _, _, *more = self.parts[row.id]

@@ -148,7 +148,8 @@ class PostgresMarkedStore:
     def _completed(self, rows: Sequence[OutboxRow]) -> list[OutboxRow]:
         """The `rows`, of some of which the statement has left something out.
 
-        It left them all within the bytes of a window. A row that somebody has deleted since is not part of the mark.
+        It left them all within the bytes of a window. A row that somebody has deleted since is not part of the mark. If
+        somebody has changed one since, it gets its present topic and key: it is marked, so it must be sent.
 
         Raises:
             psycopg.Error: whatever Postgres says.
@@ -159,7 +160,9 @@ class PostgresMarkedStore:
             return rows
         found = read_left_out(self._rows, whole, self._limit, inf)
         return [
-            found.complete(row, row.horizon)._replace(create_time=0) if row.create_time == _WHOLE else row
+            found.complete(found.with_present_key(row), row.horizon)._replace(create_time=0)
+            if row.create_time == _WHOLE
+            else row
             for row in rows
             if row.create_time != _WHOLE or row.id in found.parts
         ]

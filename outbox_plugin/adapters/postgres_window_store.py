@@ -30,6 +30,7 @@ from outbox_plugin.schema.connection import cancel_until_ended, connect, one_lin
 from outbox_plugin.settings import Settings
 
 logger = logger_of("outbox_plugin.harvester")
+_READS = 20  # After so many reads of rows that all vanish or change meanwhile, something else must be wrong.
 END_SECONDS = 10.0  # After that, a statement that cannot be cancelled is left to end with its thread.
 
 
@@ -177,14 +178,18 @@ class PostgresWindowStore:
         query = self.session.statement("window", "read_window", conditions)
         opened, fetched = self.session.statement("window", "open_in_binary"), self.session.statement("window", "fetch")
         reader = self._live_rows if request.is_live else self._rows
-        while True:
+        for _ in range(_READS):
             with reported():
                 rows = reader.read((opened + b" " + query, fetched), (query,), values)
             left_out = [row.id for row in rows if _was_left_out(row)] if None in column(rows, "value") else []
             if not left_out:
                 return rows
             if completed := self._completed(rows, left_out):
-                return completed  # Else all of them have vanished, and what is behind them was not read yet.
+                return completed  # Else all of them have vanished or changed, and what is behind them was not read yet.
+        raise StoreUnavailable(
+            f"Postgres: row {left_out[0]} of {self.session.settings.table!r} has another topic or key at each read; "
+            "is the outbox a view that computes them?"
+        )
 
     def _completed(self, rows: Sequence[OutboxRow], left_out: list[int]) -> Sequence[OutboxRow]:
         """The first of `rows`, as many as may be in memory together, with what was `left_out` of some.

@@ -14,6 +14,7 @@ from typing import Any, Protocol, cast
 
 import psycopg
 from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
 from psycopg.sql import SQL, Composed, Literal
 
 from outbox_plugin.core.backlog import MIN_BACKLOG_IDS
@@ -26,6 +27,12 @@ CHARACTERS_AT_A_TIME = 8_000_000  # Of values and headers in one statement, whic
 MAX_ROWS_IN_SUMMARY = 1_000_000  # Takes Postgres about a second: well below any time-out of a statement.
 _NOTHING = b"SELECT"
 _PLAIN_COLUMNS = 5
+# What the statements for many rows name, by the type of the values.
+_VALUES: dict[type[str] | type[bytes] | None, dict[str, SQL]] = {
+    str: {"value_type": SQL("pg_catalog.text"), "value": SQL("value")},
+    bytes: {"value_type": SQL("pg_catalog.bytea"), "value": SQL("value")},
+    None: {"value_type": SQL("pg_catalog.text"), "value": SQL("NULL")},
+}
 
 
 class SqlAlchemySync(Protocol):
@@ -82,10 +89,9 @@ class Insert:
     def __init__(self, table: str) -> None:
         self._table = table
         self.one = Query(statement("emit", "insert_event", table))
-        self._texts, self._bytes = (
-            Query(statement("emit", "insert_events", table, value_type=SQL(f"pg_catalog.{each}")))
-            for each in ("text", "bytea")
-        )
+        self._many = {
+            values: Query(statement("emit", "insert_events", table, **parts)) for values, parts in _VALUES.items()
+        }
         self._takes_whole_records = False  # As far as is known.
 
     def statements(self, parts: Parts) -> Statements:
@@ -119,13 +125,10 @@ class Insert:
             if not self._takes_whole_records:
                 raise SchemaMissing(
                     f"the table {self._table!r} lacks the columns for an event's bytes that are no text, its partition "
-                    "or its timestamp: run `outbox migrate`; a view cannot have them"
+                    "or its timestamp: run `outbox migrate`; a view must be made with them"
                 )
         topics, keys, values, names, texts, *more = zip(*(_with_record(row) for row in rows), strict=True)
-        is_bytes = any(isinstance(value, bytes) for value in values)
-        query = statement(
-            "emit", "insert_records", self._table, value_type=SQL("pg_catalog.bytea" if is_bytes else "pg_catalog.text")
-        )
+        query = statement("emit", "insert_records", self._table, **_VALUES[_type_of(values)])
         key_bytes, value_bytes, header_bytes, partitions, timestamps = more
         yield (
             Query(query),
@@ -147,11 +150,18 @@ class Insert:
         if len(rows) == 1:
             return self.one, rows[0]
         topics, keys, values, names, texts = zip(*rows, strict=True)
-        query = self._texts
-        if any(isinstance(value, bytes) for value in values):
-            query, values = self._bytes, tuple(_hex(value) for value in values)
+        type_ = _type_of(values)
+        if type_ is bytes:
+            values = tuple(map(_hex, values))
         headers = [_array([_array(each) for each in column]) for column in (names, texts)]
-        return query, (_array(topics), _array(keys), _array(values), *headers)
+        return self._many[type_], (_array(topics), _array(keys), _array(values), *headers)
+
+
+def _type_of(values: Sequence[str | bytes | None]) -> type[str] | type[bytes] | None:
+    """The type of the values of one statement; None if all are tombstones, which a column of either type takes."""
+    if any(isinstance(value, bytes) for value in values):
+        return bytes
+    return None if all(value is None for value in values) else str
 
 
 def _is_whole(row: Row) -> bool:
@@ -279,7 +289,7 @@ def _write_psycopg(connection: psycopg.Connection[Any], insert: Insert, rows: It
     if not parts:
         return
     check(connection)
-    cursor = psycopg.Cursor(connection)
+    cursor = psycopg.Cursor(connection, row_factory=tuple_row)
 
     def execute(query: Query, values: tuple[Any, ...]) -> Any:
         _refuse_if_busy(connection, parts)
@@ -306,7 +316,7 @@ async def _write_psycopg_async(connection: psycopg.AsyncConnection[Any], insert:
     if not parts:
         return
     check(connection)
-    cursor = psycopg.AsyncCursor(connection)
+    cursor = psycopg.AsyncCursor(connection, row_factory=tuple_row)
     if _need_savepoint(parts):
         await cursor.execute(_NOTHING)
     async with connection.transaction() if _need_savepoint(parts) else nullcontext():

@@ -23,6 +23,8 @@ _LACKING: dict[str, sql.Composable] = {
         "NULL::pg_catalog.timestamptz"
     ),
     "more_columns": _NOTHING,
+    # As JSON, because the table of dead letters may lack the column as well.
+    "does_not_fit": sql.SQL("(pg_catalog.to_jsonb(letter) OPERATOR(pg_catalog.->>) 'kafka_header_bytes') IS NOT NULL"),
     "replayed_header_values": sql.SQL("kafka_header_values OPERATOR(pg_catalog.||) id::pg_catalog.text"),
     "replayed_columns": _NOTHING,
 }
@@ -50,6 +52,7 @@ def whole_record_parts(table: str, *, has_columns: bool) -> dict[str, sql.Compos
     }
     return {
         **expressions,
+        "does_not_fit": sql.SQL("false"),
         "whole_columns": names,
         "more_columns": sql.SQL(", {}").format(names),
         "replayed_columns": sql.SQL(", {}").format(statement("history", "replayed_columns", table)),

@@ -27,7 +27,7 @@ from outbox_plugin.core.key_summary import HASH_BYTES
 from outbox_plugin.core.ordering_keys import OrderingKey
 from outbox_plugin.core.ports import ReadRequest
 from outbox_plugin.core.progress import Publication
-from outbox_plugin.core.row import OutboxRow
+from outbox_plugin.core.row import OutboxRow, WholeRecord
 from outbox_plugin.core.shards import Layout
 from outbox_plugin.errors import SchemaMissing, ServerRefused, StoreUnavailable
 from outbox_plugin.schema import connection as connection_module
@@ -237,6 +237,35 @@ def test_a_row_that_is_changed_before_its_large_value_is_read_is_read_again(
     assert all(str(row.value) == row.key + "x" * 200_000 for row in rows)
     assert [row.id for row in rows] == list(range(1, first)) or first == 1
     assert rows
+
+
+def test_a_marked_row_that_is_changed_before_its_columns_are_read_is_of_one_version(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    details = RowReader.details
+    leader = str(uuid.uuid4())
+    with (
+        psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection,
+        closing(PostgresMarkedStore(settings, 0, LAYOUT)) as store,
+    ):
+        connection.execute(
+            "INSERT INTO outbox (kafka_topic, kafka_key, kafka_header_keys, kafka_header_values, kafka_header_bytes,"
+            " kafka_value_bytes) VALUES ('t', 'old', '{outbox-record}', '{}', '{}', 'old')"
+        )
+
+        def change_and_read(reader: RowReader, name: str, *values: Any, **more: Any) -> Any:
+            if name == "left_out":
+                connection.execute(
+                    "UPDATE outbox SET kafka_key = 'new', kafka_value_bytes = 'new' WHERE kafka_key = 'old'"
+                )
+            return details(reader, name, *values, **more)
+
+        monkeypatch.setattr(RowReader, "details", change_and_read)
+        store.lead(leader)
+        marked = store.mark(leader, ReadRequest(ALL))
+    [row] = [each for each in marked if isinstance(each.value, WholeRecord)]
+    assert isinstance(row.value, WholeRecord)
+    assert (row.key, row.value.key, row.value.value) == ("new", "new", b"new")
 
 
 @pytest.mark.parametrize("kind", [PostgresWindowStore, PostgresMarkedStore])

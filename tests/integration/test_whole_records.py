@@ -17,6 +17,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from psycopg.rows import dict_row, scalar_row
 
 from outbox_plugin import Event, Harvester, Outbox, Settings, operate
 from outbox_plugin.emit.encoding import as_bytes
@@ -266,6 +267,25 @@ def test_a_dead_letter_is_kept_and_retried_as_it_was(either: Settings, topic: st
     assert sent == Sent(NO_TEXT, b"\xff", list(headers), 2, int(AT.timestamp() * 1000))
 
 
+@pytest.mark.parametrize("ids", [True, False])
+def test_a_dead_letter_stays_where_the_table_has_lost_the_columns_for_it(
+    settings: Settings, topic: str, ids: bool
+) -> None:
+    of_letters = settings.model_copy(update={"bad_rows": "dead-letter"})
+    emit(of_letters, Event(topic=topic, key=NO_TEXT, value=b"\xff", partition=7))
+    with Harvester(of_letters):
+        eventually(lambda: operate.dead_letters(of_letters), 30)
+    query(settings, "ALTER TABLE outbox ALTER COLUMN kafka_partition TYPE BIGINT; SELECT 1")
+    [letter] = operate.dead_letters(settings)
+    if ids:
+        with pytest.raises(operate.DeadLetterAltered, match="whole record, and the table lacks the columns for it"):
+            operate.retry_dead_letters(settings, [letter.id])
+    else:
+        assert operate.retry_dead_letters(settings) == 0
+    assert query(settings, "SELECT kafka_key_bytes, kafka_value_bytes FROM outbox_dead_letter") == [(NO_TEXT, b"\xff")]
+    assert backlog(settings) == 0
+
+
 def test_what_is_kept_is_replayed_as_it_was(settings: Settings, topic: str) -> None:
     kept = settings.model_copy(update={"retention": timedelta(days=1)})
     headers = (("a", NO_TEXT), ("a", None))
@@ -306,6 +326,34 @@ def test_a_table_of_bytes_holds_its_values_beside_a_key_of_bytes(unmigrated: Set
     with Harvester(unmigrated):
         drained(unmigrated)
     assert [(each.key, each.value) for each in records(unmigrated, topic)] == [(NO_TEXT, b"\xff")]
+
+
+@pytest.mark.parametrize("key", ["text", NO_TEXT])
+@pytest.mark.parametrize("count", [1, 2])
+def test_tombstones_go_into_a_table_of_bytes(unmigrated: Settings, key: str | bytes, count: int) -> None:
+    query(unmigrated, "CREATE TABLE outbox (id BIGSERIAL PRIMARY KEY, kafka_value BYTEA); SELECT 1")
+    query(
+        unmigrated,
+        "ALTER TABLE outbox ADD create_time TIMESTAMPTZ NOT NULL DEFAULT now(), ADD kafka_topic TEXT NOT NULL,"
+        " ADD kafka_key TEXT NOT NULL, ADD kafka_header_keys TEXT[] NOT NULL, ADD kafka_header_values TEXT[] NOT NULL,"
+        " ADD leader_id UUID; SELECT 1",
+    )
+    migrate(unmigrated)
+    emit(unmigrated, *(Event(topic="t", key=key, value=None) for _ in range(count)), outbox=Outbox(serializer=as_bytes))
+    assert query(unmigrated, "SELECT kafka_value, kafka_value_bytes FROM outbox") == [(None, None)] * count
+
+
+@pytest.mark.parametrize("row_factory", [dict_row, scalar_row])
+def test_whole_records_are_emitted_whatever_the_connection_makes_of_rows(settings: Settings, row_factory: Any) -> None:
+    dsn = settings.dsn.get_secret_value()
+    with psycopg.connect(dsn, row_factory=row_factory) as connection:
+        Outbox().emit(connection, ALL_KINDS[0])
+    query(settings, "ALTER TABLE outbox DROP COLUMN kafka_partition; SELECT 1")
+    with psycopg.connect(dsn, row_factory=row_factory) as connection:
+        with pytest.raises(SchemaMissing, match="run `outbox migrate`"):
+            Outbox().emit(connection, ALL_KINDS[0])
+        Outbox().emit(connection, ALL_KINDS[1])
+    assert query(settings, "SELECT count(*) FROM outbox") == [(2,)]
 
 
 @pytest.fixture(params=DRIVERS, ids=[each.name for each in DRIVERS])
@@ -356,7 +404,7 @@ def test_a_table_without_the_columns_is_told_in_one_line(settings: Settings, dri
 
     async def scenario(driver: Driver, dsn: str) -> None:
         async with driver.transaction(dsn) as target:
-            with pytest.raises(SchemaMissing, match="run `outbox migrate`; a view cannot have them") as refused:
+            with pytest.raises(SchemaMissing, match="run `outbox migrate`; a view must be made with them") as refused:
                 await awaited(Outbox().emit(target, ALL_KINDS[0]))
             assert "\n" not in str(refused.value)
             await awaited(Outbox().emit(target, ALL_KINDS[1]))

@@ -17,6 +17,8 @@ PARTS = {
     "table_name": "'t'",
     "shards": "1",
     "value_type": "pg_catalog.text",
+    "value": "value",
+    "does_not_fit": "false",
     "conditions": "",
     "more_columns": "",
     "replayed_columns": "",

@@ -130,9 +130,11 @@ SELECT count(*) FROM {outbox_dead_letter} WHERE table_name = %(table)s
 SELECT count(*) FROM (SELECT FROM {outbox_dead_letter} WHERE table_name = %(table)s LIMIT %(counted)s) AS letters
 
 -- name: dead_letters_to_retry
--- The dead letters with these ids, or all if no ids are given, the earliest first. Also whether Spark had to alter a column,
--- and the reason.
-SELECT id, altered <> '{{}}', reason FROM {outbox_dead_letter}
+-- The dead letters with these ids, or all if no ids are given, the earliest first. Also whether each cannot be emitted
+-- unchanged, because Spark had to alter a column or the outbox lacks the columns of a whole record; and the reason.
+SELECT id, altered <> '{{}}' OR {does_not_fit},
+       CASE WHEN {does_not_fit} THEN 'it is a whole record, and the table lacks the columns for it: run `outbox migrate`' ELSE reason END
+FROM {outbox_dead_letter} AS letter
 WHERE table_name = %(table)s AND (%(ids)s::bigint[] IS NULL OR id = ANY (%(ids)s))
 ORDER BY id
 FOR UPDATE

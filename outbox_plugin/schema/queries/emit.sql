@@ -8,7 +8,7 @@ VALUES (now(), %s, %s, %s, %s, %s)
 -- Insert many events, in their order, by one statement. Arrays are passed as text, because drivers are slow at converting
 -- lists.
 INSERT INTO {outbox} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
-SELECT now(), topic, key, value, names::text[], texts::text[]
+SELECT now(), topic, key, {value}, names::text[], texts::text[]
 FROM unnest(%s::text::text[], %s::text::text[], %s::text::{value_type}[], %s::text::text[], %s::text::text[])
      WITH ORDINALITY AS event (topic, key, value, names, texts, place)
 ORDER BY place
@@ -17,7 +17,7 @@ ORDER BY place
 -- Many events, as above, some of which are whole records. A list of a list's bytes comes as text, too.
 INSERT INTO {outbox} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values,
                       kafka_key_bytes, kafka_value_bytes, kafka_header_bytes, kafka_partition, kafka_timestamp)
-SELECT now(), topic, key, value, names::text[], texts::text[], key_bytes, value_bytes, header_bytes::bytea[],
+SELECT now(), topic, key, {value}, names::text[], texts::text[], key_bytes, value_bytes, header_bytes::bytea[],
        partition_number, record_time
 FROM unnest(%s::text::text[], %s::text::text[], %s::text::{value_type}[], %s::text::text[], %s::text::text[],
             %s::text::bytea[], %s::text::bytea[], %s::text::text[], %s::text::int4[], %s::text::timestamptz[])
