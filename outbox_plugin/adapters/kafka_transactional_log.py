@@ -33,9 +33,7 @@ _PATIENCE_SECONDS = 0.5  # How long a blocking call waits before it checks wheth
 _FLUSH_SECONDS = 0.1
 STUCK_SECONDS = 5.0  # A decided transaction may take this long to end where nothing is wrong.
 STALLED_SECONDS = 1.0  # After this time without an acknowledgement, check whether partitions have a leader.
-SILENT_SECONDS = (
-    5.0  # After this time, check whether too few replicas may be in sync. A broker that stops takes as long.
-)
+SILENT_SECONDS = 5.0  # For so long, leaders and replicas in sync stay the same where too few are in sync.
 _RECORD_BYTES = 1_000  # What a progress record takes beside its value, generously.
 _SMALLEST_PROGRESS_BYTES = 2_000
 
@@ -189,6 +187,7 @@ class KafkaTransactionalLog:
             return self._explain(error, unpublished=records.any_failed)
         self._in_doubt = may_have_been_repeated(time.monotonic() - began)
         self._numbering.committed()
+        records.acknowledged()
         return True
 
     def _produce_progress(self, progress: ProgressRecord) -> None:
@@ -219,7 +218,7 @@ class KafkaTransactionalLog:
                 looks += 1
                 if self._records.without_leader(self._open) and looks > 1:  # One that moves has none for a moment.
                     return False
-                if now - since > SILENT_SECONDS and self._records.give_up_silent(self._open):
+                if self._records.give_up_silent(self._open, SILENT_SECONDS):
                     return False
         return True
 

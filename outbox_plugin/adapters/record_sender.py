@@ -60,6 +60,7 @@ class RecordSender:
         self.too_large: set[str] = set()  # Topics.
         self.invalid: set[int] = set()  # Rows that are refused because a broker calls their records invalid.
         self.off_clock: dict[str, str] = {}  # What a broker says of our clock, by the topic.
+        self._counted: dict[str, int | None] = {}  # Partitions of topics that were looked up again for these records.
 
     def on_delivery(self, error: KafkaError | None, message: Message) -> None:
         """For the producer's delivery reports."""
@@ -118,20 +119,28 @@ class RecordSender:
         """
         return self._topics.without_leader(producer, set.union(*self._touched))
 
-    def give_up_silent(self, producer: Producer) -> bool:
-        """Where a topic of the last records, or of those before them, has a replica out of sync, let go of all records.
+    def give_up_silent(self, producer: Producer, seconds: float) -> bool:
+        """Let go of all records if a topic of theirs, or of those before them, has had a replica out of sync for long.
 
         The topics that have not acknowledged theirs may be away from now on. The transaction can only be given up.
+
+        Args:
+            producer: has the records.
+            seconds: for how long leaders and replicas in sync must have been the same. `without_leader` looks at them.
 
         Returns:
             Whether records were let go of.
         """
-        if not self._topics.any_out_of_sync(producer, set.union(*self._touched)):
+        if not self._topics.stays_out_of_sync(set.union(*self._touched), seconds):
             return False
         producer.purge()
         producer.flush(_POLL_SECONDS)
         self._topics.silent({topic for error, topic, *_ in self._news if error.code() in _PURGED})
         return True
+
+    def acknowledged(self) -> None:
+        """All of the last records were acknowledged."""
+        self._topics.acknowledged(self._touched[0])
 
     def reset(self) -> None:
         """Forget what became of the last records, before anything else of the next ones."""
@@ -139,6 +148,8 @@ class RecordSender:
         self._news, self.refusals, self.failures, self.failed = [], {}, [], set()
         self.narrowed, self.too_large = False, set()
         self.invalid, self.off_clock = set(), {}
+        self._counted = {}
+        self._topics.begin()
 
     def produce(self, producer: Producer, rows: Sequence[OutboxRow]) -> None:
         """Hand `rows` to the producer in their order, but for those that are refused at once. `reset` comes before.
@@ -186,14 +197,16 @@ class RecordSender:
     def _misplaced(self, producer: Producer, topic: str, partition: int) -> Refusal | None:
         """The refusal of a record whose topic does not have its partition.
 
-        A topic that seems to have too few partitions is looked up again: it may have got more.
+        A topic that seems to have too few partitions is looked up again, once for these records: it may have got more.
 
         Raises:
             LogUnavailable: Kafka does not answer.
         """
         if partition < self._topics.partitions(topic):
             return None
-        count = self._topics.look_up_partitions(producer, topic)
+        if topic not in self._counted:
+            self._counted[topic] = self._topics.look_up_partitions(producer, topic)
+        count = self._counted[topic]
         if count is None or partition < count:
             return None
         return Refusal(f"topic {topic}: it has {count} partition(s), and no partition {partition}")
@@ -303,7 +316,7 @@ def refused_by_topic(rows: Sequence[OutboxRow], verdict: UnwritableTopics) -> di
 
 
 def away_by_clock(error: str) -> Away:
-    """What becomes of a topic of which a broker says that our records' time is wrong: rows carry none of their own."""
+    """What becomes of a topic of which a broker says that our records' time is wrong, though the rows name none."""
     return Away(f"the clock of this machine and that of a broker differ: {error}", CLOCK_SECONDS)
 
 

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import TopicMetadata
@@ -65,6 +66,14 @@ class _Silent:
     backoff: Backoff = field(default_factory=lambda: Backoff(SILENT_FIRST, SILENT_LAST))
 
 
+class _Stalled(NamedTuple):
+    """The leaders and the replicas in sync of a topic's partitions, and since when they have been the same."""
+
+    state: dict[int, tuple[int, frozenset[int]]]
+    is_out_of_sync: bool
+    since: float
+
+
 class WritableTopics:
     """Which topics one producer may write to."""
 
@@ -80,30 +89,55 @@ class WritableTopics:
         self._known: dict[str, int] = {}  # How many partitions each has.
         self._missed: dict[str, _Missed] = {}
         self._silent: dict[str, _Silent] = {}
+        self._stalled: dict[str, _Stalled] = {}
 
     def forget(self, topic: str) -> None:
         """A delivery to it has failed: look it up again before the next one."""
         self._known.pop(topic, None)
 
     def without_leader(self, producer: Producer, topics: set[str]) -> bool:
-        """Whether one of `topics` is gone, or has a partition that no broker leads now; it is no longer known then."""
+        """Whether one of `topics` is gone, or has a partition that no broker leads now; it is no longer known then.
+
+        Also notes since when each topic has had the same leaders and replicas in sync: see `stays_out_of_sync`.
+        """
         try:
             found = self._look_up(producer, list(topics), LOOK_UP_SECONDS)
         except LogUnavailable:
             return False
+        now = self._clock()
+        for topic, metadata in found.items():
+            if metadata is not None:
+                self._note(topic, metadata, now)
         leaderless = {topic for topic, metadata in found.items() if metadata and _without_leader(metadata)}
         gone = {topic for topic, metadata in found.items() if metadata and _is_unknown(metadata)}
         for topic in leaderless | gone:
             self.forget(topic)
         return bool(leaderless | gone)
 
-    def any_out_of_sync(self, producer: Producer, topics: set[str]) -> bool:
-        """Whether one of `topics` has a replica that is out of sync. Then too few may be in sync."""
-        try:
-            found = self._look_up(producer, list(topics), LOOK_UP_SECONDS)
-        except LogUnavailable:
-            return False
-        return any(metadata is not None and _is_out_of_sync(metadata) for metadata in found.values())
+    def stays_out_of_sync(self, topics: set[str], seconds: float) -> bool:
+        """Whether one of `topics` has had the same replicas out of sync, and the same leaders, for so many seconds.
+
+        Then too few replicas may be in sync. When a broker has just died, leaders and replicas in sync change, and what
+        was sent is acknowledged soon after.
+        """
+        now = self._clock()
+        stalled = [self._stalled[topic] for topic in topics if topic in self._stalled]
+        return any(each.is_out_of_sync and now - each.since >= seconds for each in stalled)
+
+    def begin(self) -> None:
+        """Other records are sent now: how long topics were stalled does not count for them."""
+        self._stalled.clear()
+
+    def acknowledged(self, topics: Iterable[str]) -> None:
+        """These topics have taken records: they are not silent."""
+        for topic in topics if self._silent else ():
+            self._silent.pop(topic, None)
+
+    def _note(self, topic: str, metadata: TopicMetadata, now: float) -> None:
+        state = {each.id: (each.leader, frozenset(each.isrs)) for each in metadata.partitions.values()}
+        stalled = self._stalled.get(topic)
+        if stalled is None or stalled.state != state:
+            self._stalled[topic] = _Stalled(state, _is_out_of_sync(metadata), now)
 
     def silent(self, topics: Iterable[str]) -> None:
         """These topics have not acknowledged records: where too few replicas may be in sync, they are away."""

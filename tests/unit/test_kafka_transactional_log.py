@@ -134,7 +134,7 @@ def test_a_topic_with_too_few_replicas_in_sync_is_left_alone(
     monkeypatch.setattr(kafka_transactional_log, "STALLED_SECONDS", 0.001)
     monkeypatch.setattr(kafka_transactional_log, "SILENT_SECONDS", 0.01)
     monkeypatch.setattr(WritableTopics, "without_leader", lambda *_: False)
-    monkeypatch.setattr(WritableTopics, "any_out_of_sync", lambda *_: True)
+    monkeypatch.setattr(WritableTopics, "stays_out_of_sync", lambda *_: True)
     silent: set[str] = set()
     monkeypatch.setattr(WritableTopics, "silent", lambda _, topics: silent.update(topics))
     purged = KafkaError(KafkaError._PURGE_INFLIGHT)

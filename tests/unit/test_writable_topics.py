@@ -181,7 +181,6 @@ def test_a_silent_topic_with_all_replicas_in_sync_is_tried_again_at_once() -> No
     brokers = Brokers({"orders": [1, 2]})
     topics = WritableTopics(lambda _: None, brokers.clock)
     refused_and_away(topics, brokers, "orders")
-    assert not topics.any_out_of_sync(brokers, {"orders"})  # type: ignore[arg-type]
     topics.silent(["orders"])
     assert refused_and_away(topics, brokers, "orders") == (set(), set())
 
@@ -239,3 +238,35 @@ def test_a_reserved_topic_is_refused_without_a_question_to_kafka() -> None:
     topics = WritableTopics(lambda topic: "ours" if topic == "shop-progress" else None, brokers.clock)
     assert refused_and_away(topics, brokers, "shop-progress") == ({"shop-progress"}, set())
     assert brokers.asked == []
+
+
+def test_replicas_that_stay_out_of_sync_are_told_from_a_broker_that_has_just_died() -> None:
+    """When a broker dies, its records stall until others lead its partitions, and the replicas in sync have changed."""
+    brokers = Brokers({"orders": [1, 2]})
+    topics = WritableTopics(lambda _: None, brokers.clock)
+
+    def look() -> bool:
+        brokers.now += 1.0
+        assert not topics.without_leader(brokers, {"orders"})  # type: ignore[arg-type]
+        return topics.stays_out_of_sync({"orders"}, 5.0)
+
+    assert not any(look() for _ in range(9))
+    brokers.topics["orders"], brokers.in_sync = [2, 2], [2, 3]
+    assert not any(look() for _ in range(4))
+    brokers.in_sync = [2]
+    assert not any(look() for _ in range(5))
+    assert look()
+    topics.begin()
+    assert not look()
+
+
+def test_a_topic_that_takes_records_is_not_silent() -> None:
+    brokers = Brokers({"orders": [1, 2]})
+    brokers.in_sync = [1]
+    topics = WritableTopics(lambda _: None, brokers.clock)
+    for _ in range(2):
+        topics.silent(["orders"])
+        assert refused_and_away(topics, brokers, "orders") == (set(), {"orders"})
+        brokers.now += 1.5 * SILENT_FIRST
+        assert refused_and_away(topics, brokers, "orders") == (set(), set())
+        topics.acknowledged(["orders"])
