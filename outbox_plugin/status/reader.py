@@ -307,16 +307,23 @@ def _last_records(settings: Settings, deadline: float) -> tuple[list[tuple[Leade
 
 
 def _arriving(consumer: Consumer, topic: str, ends: Mapping[int, int], deadline: float) -> list[LeaderRecord]:
-    """The next record of each partition behind its end in `ends`, as far as they arrive within a second."""
-    found: dict[int, LeaderRecord] = {}
+    """The records behind the ends of the partitions, as they arrive within a second.
+
+    Ends when each partition has a heartbeat of a leader: others write there, too.
+    """
+    found: list[LeaderRecord] = []
+    led: set[int] = set()
     deadline = min(deadline, time.monotonic() + _LISTEN_SECONDS)
     if ends:
         consumer.assign([TopicPartition(topic, partition, end) for partition, end in ends.items()])
-    while len(found) < len(ends) and time.monotonic() < deadline:
+    while len(led) < len(ends) and time.monotonic() < deadline:
         for message in consumer.consume(1, 0.1):
             if message.error() is None:
-                found[message.partition() or 0] = _leader_record(message)
-    return list(found.values())
+                found.append(record := _leader_record(message))
+                heartbeat = LeaderHeartbeat.parse(record.value)
+                if heartbeat is not None and heartbeat.phase in ("leader", "resigned"):
+                    led.add(record.shard)
+    return found
 
 
 def _leader_record(message: Message) -> LeaderRecord:
