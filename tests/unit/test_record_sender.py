@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox_plugin.adapters.record_sender import RecordSender
-from outbox_plugin.core.row import OutboxRow, Rows
+from outbox_plugin.core.row import OutboxRow, Rows, WholeRecord
 from outbox_plugin.core.row_faults import fault_of, faults_of
 from outbox_plugin.errors import SchemaMissing, TopicsAway
 
@@ -178,3 +178,18 @@ def test_a_topic_whose_delivery_failed_is_held_back_if_it_has_lost_its_leader(co
         assert (records.refusals, records.failed) == ({}, {GOOD.id})
         with pytest.raises(TopicsAway, match="no broker leads partition 0"):
             records.check_topics(producer, [GOOD])  # type: ignore[arg-type]
+
+
+def test_the_partitions_of_a_topic_are_counted_once_for_many_records_of_one_that_it_lacks() -> None:
+    with closing(OneTopic()) as producer:
+        records = RecordSender(lambda _: None)
+        rows = [GOOD._replace(id=id_, value=WholeRecord("k", "v", id_ % 3, None)) for id_ in range(90)]
+        records.check_topics(producer, rows)  # type: ignore[arg-type]
+        producer.leaders = [1, 1]
+        records.reset()
+        records.produce(producer, rows)  # type: ignore[arg-type]
+        assert producer.asked == 2
+        assert records.refusals.keys() == {id_ for id_ in range(90) if id_ % 3 == 2}
+        records.reset()
+        records.produce(producer, rows)  # type: ignore[arg-type]
+        assert producer.asked == 3

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from outbox_plugin import Settings
-from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat
+from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat, Phase
 from outbox_plugin.errors import ServerRefused
 from outbox_plugin.status import reader
 from outbox_plugin.status.reader import read_status
@@ -21,12 +21,13 @@ SETTINGS = Settings(dsn="postgresql://nowhere/db", bootstrap_servers="nowhere:1"
 
 
 class Record:
-    """A leader's heartbeat; its sender's clock is so many seconds ahead of ours."""
+    """A harvester's heartbeat; its sender's clock is so many seconds ahead of ours."""
 
-    def __init__(self, shard: int, offset: int = 0, ahead: float = 0.0) -> None:
+    def __init__(self, shard: int, offset: int = 0, ahead: float = 0.0, phase: Phase = "leader") -> None:
         self._shard = shard
         self._offset = offset
         self._ahead = ahead
+        self._phase: Phase = phase
 
     def partition(self) -> int:
         return self._shard
@@ -44,7 +45,7 @@ class Record:
         return None
 
     def value(self) -> bytes:
-        heartbeat = LeaderHeartbeat(self._shard, "leader", "term", f"h-{self._shard}", "host", 1, "now", "i", "p")
+        heartbeat = LeaderHeartbeat(self._shard, self._phase, "term", f"h-{self._shard}", "host", 1, "now", "i", "p")
         return heartbeat.encode()
 
     def headers(self) -> None:
@@ -54,7 +55,8 @@ class Record:
 class Client:
     """A consumer of a leader topic with three partitions, each of which has one heartbeat.
 
-    Leaders that are `living` send another one when the first has been read. Their clocks are `ahead` of ours.
+    Leaders that are `living` send another one when the first has been read, behind one of a harvester that waits to
+    lead. Their clocks are `ahead` of ours.
     """
 
     def __init__(
@@ -91,6 +93,9 @@ class Client:
             time.sleep(seconds)
             return []
         offset = self._assigned.pop(ready[0])
+        if offset == 1:
+            self._assigned[ready[0]] = 2
+            return [Record(ready[0], offset, phase="waiting")]
         return [Record(ready[0], offset, self._ahead.get(ready[0], 0.0))]
 
     def close(self) -> None:
