@@ -16,6 +16,7 @@ from psycopg import sql
 from outbox_plugin.bench.scratch import connect, table_of
 from outbox_plugin.bench.trend import Sample, Trend, trend_of
 from outbox_plugin.settings import Settings
+from outbox_plugin.status.reader import read_status
 
 _SAMPLES = 600
 _MB = 1_000_000
@@ -53,8 +54,16 @@ class Sampled(NamedTuple):
         )
 
 
+class Span(NamedTuple):
+    """One process in one role: a leader has more threads and clients than a standby. Process ids are given again."""
+
+    pid: int
+    started_at: float
+    leads: bool
+
+
 class Sampler:
-    """Takes samples on a thread of its own. Harvesters come and go: the one that lived longest is judged."""
+    """Takes samples on a thread of its own. Harvesters come and go, lead or stand by; the longest span is judged."""
 
     def __init__(self, settings: Settings, pids: Callable[[], dict[int, int]], seconds: float) -> None:
         """Nothing is sampled yet. `pids`: of the harvesters that run. `seconds`: how long the run will take."""
@@ -63,7 +72,7 @@ class Sampler:
         self._every = max(1.0, seconds / _SAMPLES)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="bench-sampler")
-        self._samples: dict[Quantity, dict[int, list[Sample]]] = defaultdict(lambda: defaultdict(list))
+        self._samples: dict[Quantity, dict[Span | None, list[Sample]]] = defaultdict(lambda: defaultdict(list))
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
@@ -87,21 +96,33 @@ class Sampler:
     def _run(self) -> None:
         while not self._stop.wait(self._every):
             now = time.monotonic()
+            leaders = {shard.leader.pid for shard in read_status(self._settings, 2.0).shards if shard.leader}
             for pid in self._pids().values():
                 with suppress(psutil.Error):
-                    self._sample_process(now, psutil.Process(pid))
+                    self.sample_process(now, psutil.Process(pid), leads=pid in leaders)
             with suppress(psycopg.OperationalError):  # It is away, or being stopped.
                 self._sample_postgres(now)
 
-    def _sample_process(self, now: float, process: psutil.Process) -> None:
+    def sample_process(self, now: float, process: psutil.Process, *, leads: bool) -> None:
+        """Take the samples of one harvester.
+
+        Args:
+            now: the time, in seconds.
+            process: the harvester's.
+            leads: whether it leads a shard.
+
+        Raises:
+            psutil.Error: it has ended.
+        """
         with process.oneshot():
+            span = Span(process.pid, process.create_time(), leads)
             values = {
                 MEMORY: process.memory_info().rss / _MB,
                 THREADS: process.num_threads(),
                 DESCRIPTORS: process.num_fds(),
             }
         for quantity, value in values.items():
-            self._samples[quantity][process.pid].append((now, value))
+            self._samples[quantity][span].append((now, value))
 
     def _sample_postgres(self, now: float) -> None:
         with connect(self._settings, autocommit=True) as connection:
@@ -113,4 +134,4 @@ class Sampler:
                 ).format(table=sql.Literal(table_of(self._settings).as_string(connection))),
             ).fetchone()
         for quantity, value in zip((CONNECTIONS, TABLE, INDEXES), values or (), strict=False):
-            self._samples[quantity][0].append((now, float(value)))
+            self._samples[quantity][None].append((now, float(value)))
