@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -13,7 +15,7 @@ from outbox_plugin.relay.events import HarvestEvent, Observer, TermFinished
 from outbox_plugin.relay.runtime import Threads
 from outbox_plugin.relay.shard import Shard, ShardServices
 from outbox_plugin.relay.shard_report import ShardReport
-from outbox_plugin.relay.term import Relay
+from outbox_plugin.relay.term import Relay, Term
 from tests.support import eventually
 
 
@@ -94,3 +96,47 @@ def test_a_stop_that_was_asked_for_needs_no_reason() -> None:
     shard.stop()
     shard.hand_over(1.0, 10.0)
     assert [event.reason for event in seen if isinstance(event, TermFinished)] == [None]
+
+
+class Client:
+    """Stands for a client of Kafka, with threads and connections."""
+
+
+class FailingRelay(IdleRelay):
+    """Its takeover fails in a call that has a client as a local variable, and so does what the error comes from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clients: list[weakref.ref[Client]] = []
+
+    def take_over(self) -> None:
+        try:
+            self._ask()
+        except OSError as error:
+            client = Client()
+            self.clients.append(weakref.ref(client))
+            raise RuntimeError("Kafka does not answer") from error
+
+    def _ask(self) -> None:
+        client = Client()
+        self.clients.append(weakref.ref(client))
+        raise OSError("timed out")
+
+
+def test_the_error_of_a_term_keeps_no_client_until_garbage_is_collected() -> None:
+    relay = FailingRelay()
+
+    @contextmanager
+    def open_failing(shard: int, leader_id: str, wanted: Callable[[], bool], observe: Observer) -> Iterator[Relay]:
+        yield relay
+
+    gc.disable()
+    try:
+        term = Term(0, open_failing, lambda _: None, Threads())
+        term.take_over()
+        eventually(lambda: term.is_over, 10)
+        assert str(term.error) == "Kafka does not answer"
+        assert len(relay.clients) == 2
+        assert [client() for client in relay.clients] == [None, None]
+    finally:
+        gc.enable()
