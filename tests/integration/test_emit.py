@@ -222,7 +222,7 @@ def test_a_connection_without_a_transaction_of_the_callers_is_refused(settings: 
 def test_an_async_session_that_is_another_for_each_task_is_to_be_called() -> None:
     engine = create_async_engine("postgresql+asyncpg://nowhere")
     sessions = async_scoped_session(async_sessionmaker(engine), scopefunc=lambda: None)
-    with pytest.raises(WrongConnection, match="call it"):
+    with pytest.raises(WrongConnection, match="call the async_scoped_session, and emit on the session"):
         Outbox().emit(sessions, event("1"))
 
 

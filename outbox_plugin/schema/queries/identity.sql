@@ -64,7 +64,7 @@ WHERE NOT EXISTS (
 -- The type of the time of creation where it is none that a row can be told by, in exactly-once delivery.
 SELECT format_type(col.atttypid, NULL) FROM pg_attribute AS col JOIN pg_type AS kind ON kind.oid = col.atttypid
 WHERE col.attrelid = to_regclass({quoted_outbox}) AND col.attname = 'create_time' AND NOT col.attisdropped
-  AND kind.oid <> 'timestamptz'::regtype AND kind.typbasetype <> 'timestamptz'::regtype
+  AND kind.oid <> 'pg_catalog.timestamptz'::regtype AND kind.typbasetype <> 'pg_catalog.timestamptz'::regtype
 
 -- name: first_creation
 -- When the first row of a view was created. A view may show something that differs from read to read.
