@@ -91,9 +91,10 @@ def outbox(context: click.Context) -> None:
 def migrate(wake_up: bool | None, as_sql: bool) -> None:
     """Create or upgrade the outbox's tables; safe to run twice, or by two at once."""
     from outbox_plugin.schema.migrate import migrate
+    from outbox_plugin.schema.outboxes import present_outboxes
     from outbox_plugin.schema.script import migration_sql
 
-    for settings in _settings().each():
+    for settings in present_outboxes(_settings()):
         if as_sql:
             click.echo(migration_sql(settings, wake_up=wake_up))
             continue
@@ -117,14 +118,20 @@ def migrate(wake_up: bool | None, as_sql: bool) -> None:
 def harvest(adopt: bool, listen: str | None) -> None:
     """Relay the outbox to Kafka until SIGTERM or SIGINT; then hand over to another harvester."""
     from outbox_plugin.harvester import Harvester, look_for_cycles_less_often
+    from outbox_plugin.tenants import TenantHarvesters
     from outbox_plugin.threads.background import run_together
 
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     look_for_cycles_less_often()
-    harvesters = [Harvester(settings, adopt=adopt) for settings in _settings(listen=listen).each()]
-    run_together(harvesters, stop)
+    run_together(
+        [
+            (TenantHarvesters if settings.names_many else Harvester)(settings, adopt=adopt)
+            for settings in _settings(listen=listen).each()
+        ],
+        stop,
+    )
 
 
 def _settings(**given: str | None) -> Settings:

@@ -38,6 +38,7 @@ LOAD_BEARING_PROPERTIES = {
 }
 _IDENTIFIER = r"[A-Za-z_][A-Za-z0-9_$]{0,62}"
 _TABLE = re.compile(rf"(?:{_IDENTIFIER}\.)?{_IDENTIFIER}")
+_TABLE_OF_SCHEMAS = re.compile(rf"[A-Za-z0-9_$*]{{1,63}}\.{_IDENTIFIER}")
 _NAME = r"[^\W\d]\w*"  # Of a module or a function in Python.
 _GROUP = re.compile(r"[A-Za-z0-9._-]{1,200}")
 _FUNCTION = re.compile(rf"{_NAME}(?:\.{_NAME})*:{_NAME}(?:\.{_NAME})*")
@@ -91,7 +92,10 @@ class Settings(LogSettings):
 
     dsn: Annotated[SecretStr, Field(description="Postgres URI of the database that holds the outbox.")]
     bootstrap_servers: Annotated[str, Field(min_length=1, description="Kafka brokers, host:port, comma separated.")]
-    table: Annotated[str, Field(description="The outbox table, optionally with its schema.")] = "outbox"
+    table: Annotated[
+        str,
+        Field(description="The outbox table, optionally with its schema, in which * stands for any characters."),
+    ] = "outbox"
     group: Annotated[
         str, Field(description="Harvesters of one outbox share it; leader topic and transactional ids derive from it.")
     ] = "outbox"
@@ -151,8 +155,11 @@ class Settings(LogSettings):
     @field_validator("table")
     @classmethod
     def _table_is_a_name(cls, table: str) -> str:
-        if not _TABLE.fullmatch(table):
-            raise ValueError("expected a table name, or schema.table, of letters, digits, _ and $")
+        if not _TABLE.fullmatch(table) and not _TABLE_OF_SCHEMAS.fullmatch(table):
+            raise ValueError(
+                "expected a table name, or schema.table, of letters, digits, _ and $; the schema may have *, which "
+                "stands for any characters"
+            )
         return table
 
     @field_validator("group", "leader_topic", "leader_group")
@@ -214,6 +221,16 @@ class Settings(LogSettings):
         return self
 
     @model_validator(mode="after")
+    def _schemas_have_elections_of_their_own(self) -> Self:
+        for name in ("leader_topic", "leader_group"):
+            if self.names_many and getattr(self, name) is not None:
+                raise ValueError(
+                    f"OUTBOX_{name.upper()}: one name cannot serve all outboxes that OUTBOX_TABLE matches (given: "
+                    f"{self.table!r})"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _outboxes_differ(self) -> Self:
         if self.outboxes:
             groups = [each.group for each in self.each()]
@@ -221,8 +238,27 @@ class Settings(LogSettings):
                 raise ValueError(f"OUTBOX_OUTBOXES: each outbox needs a group of its own (given: {', '.join(groups)})")
         return self
 
+    @property
+    def names_many(self) -> bool:
+        """Whether `table` stands for the outboxes of all schemas that match it."""
+        return "*" in self.table
+
+    def of_schema(self, schema: str) -> Settings:
+        """The settings of the outbox in one of the schemas that `table` matches; its group is `<group>-<schema>`.
+
+        Kafka takes no dollar sign in the names of topics, so the group has a dot for each.
+
+        Raises:
+            InvalidSetting: the schema's name has other characters that Kafka does not take, or is too long.
+        """
+        _, _, table = self.table.partition(".")
+        ours = {name: getattr(self, name) for name in self.model_fields_set}
+        return Settings(**{**ours, "table": f"{schema}.{table}", "group": f"{self.group}-{schema.replace('$', '.')}"})
+
     def each(self) -> tuple[Settings, ...]:
         """The settings of every outbox to harvest: these alone, or one for each of `outboxes`.
+
+        An element whose `table` names many stands for as many outboxes: see `schema.outboxes`.
 
         Raises:
             InvalidSetting: one of the `outboxes` is wrong.

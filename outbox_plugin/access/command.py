@@ -8,6 +8,7 @@ from outbox_plugin.access.acls import kafka_acls
 from outbox_plugin.access.grants import postgres_grants
 from outbox_plugin.access.roles import Role
 from outbox_plugin.errors import UserError
+from outbox_plugin.schema.outboxes import present_outboxes
 from outbox_plugin.settings import Settings
 
 
@@ -22,12 +23,14 @@ def grants(role: str, grantee: str, kafka: bool, topics: tuple[str, ...], groups
     if not kafka:
         if topics or groups:
             raise UserError("grants: --topic and --group are only for Kafka; add --kafka")
-        for settings in Settings().each():
+        for settings in present_outboxes(Settings()):
             click.echo(postgres_grants(settings, Role(role), grantee))
         return
     if not grantee.startswith("User:"):
         raise UserError(f"grants: expected a Kafka principal in the form User:name (given: {grantee!r})")
-    acls = [acl for settings in Settings().each() for acl in kafka_acls(settings, Role(role), topics, groups)]
+    acls = [
+        acl for settings in present_outboxes(Settings()) for acl in kafka_acls(settings, Role(role), topics, groups)
+    ]
     for acl in dict.fromkeys(acls):
         click.echo(acl.command(grantee))
     if not acls:

@@ -8,25 +8,31 @@ import click
 
 from outbox_plugin import operate
 from outbox_plugin.printable import printable
+from outbox_plugin.schema.outboxes import one_outbox
 from outbox_plugin.settings import Settings
 
+_OUTBOX = click.option(
+    "--outbox", metavar="NAME", help="Which one, as `outbox status` names it, where the settings name several."
+)
 _SHARD = click.option("--shard", type=int, help="One shard only, counted from 0.")
 
 
 @click.command()
+@_OUTBOX
 @_SHARD
-def pause(shard: int | None) -> None:
+def pause(outbox: str | None, shard: int | None) -> None:
     """Publish no more rows until `outbox resume`, even after a restart."""
-    settings = Settings()
+    settings = one_outbox(Settings(), outbox)
     operate.pause(settings, shard)
     click.echo(f"paused {_what(settings, shard)}")
 
 
 @click.command()
+@_OUTBOX
 @_SHARD
-def resume(shard: int | None) -> None:
+def resume(outbox: str | None, shard: int | None) -> None:
     """Publish again, from where `outbox pause` stopped."""
-    settings = Settings()
+    settings = one_outbox(Settings(), outbox)
     operate.resume(settings, shard)
     click.echo(f"resumed {_what(settings, shard)}")
 
@@ -41,9 +47,10 @@ def parked() -> None:
 
 
 @parked.command(name="list")
-def list_parked() -> None:
+@_OUTBOX
+def list_parked(outbox: str | None) -> None:
     """Show which keys wait, since when, and why."""
-    keys = operate.parked_lanes(Settings())
+    keys = operate.parked_lanes(one_outbox(Settings(), outbox))
     for key in keys:
         waits = f"row {key.row_id}, since {key.since:%Y-%m-%d %H:%M:%S}"
         click.echo(printable(f"topic {key.topic}, {key.ordering_key.description}: {waits}: {key.reason}"))
@@ -52,11 +59,12 @@ def list_parked() -> None:
 
 
 @parked.command()
+@_OUTBOX
 @click.option("--topic", help="Only keys of this topic.")
 @click.option("--key", help="Only this key.")
-def release(topic: str | None, key: str | None) -> None:
+def release(outbox: str | None, topic: str | None, key: str | None) -> None:
     """Publish the rows of parked keys, in their order. Fix what was wrong first."""
-    released = operate.release(Settings(), topic=topic, key=key)
+    released = operate.release(one_outbox(Settings(), outbox), topic=topic, key=key)
     click.echo(f"released: {len(released)}")
 
 
@@ -66,9 +74,10 @@ def dead_letters() -> None:
 
 
 @dead_letters.command(name="list")
-def list_dead_letters() -> None:
+@_OUTBOX
+def list_dead_letters(outbox: str | None) -> None:
     """List the dead letters, with the reason of each."""
-    letters = operate.dead_letters(Settings())
+    letters = operate.dead_letters(one_outbox(Settings(), outbox))
     for each in letters:
         topic = "no topic" if each.topic is None else f"topic {each.topic}"
         key = "no key" if each.key is None else f"key {each.key}"
@@ -79,10 +88,11 @@ def list_dead_letters() -> None:
 
 @dead_letters.command()
 @click.argument("ids", nargs=-1, type=int)
+@_OUTBOX
 @click.option("--all", "every", is_flag=True, help="All of them.")
-def retry(ids: tuple[int, ...], every: bool) -> None:
+def retry(ids: tuple[int, ...], outbox: str | None, every: bool) -> None:
     """Emit dead letters again, unchanged, behind all rows that wait."""
-    settings = Settings()
+    settings = one_outbox(Settings(), outbox)
     click.echo(f"to be tried again: {operate.retry_dead_letters(settings, _chosen(ids, every))}")
     if every and (left := operate.dead_letters(settings)):
         click.echo(f"left, as they cannot be emitted as they were: {len(left)}; `outbox dead-letters list` says why")
@@ -90,10 +100,11 @@ def retry(ids: tuple[int, ...], every: bool) -> None:
 
 @dead_letters.command()
 @click.argument("ids", nargs=-1, type=int)
+@_OUTBOX
 @click.option("--all", "every", is_flag=True, help="All of them.")
-def discard(ids: tuple[int, ...], every: bool) -> None:
+def discard(ids: tuple[int, ...], outbox: str | None, every: bool) -> None:
     """Delete dead letters for good."""
-    click.echo(f"discarded: {operate.discard_dead_letters(Settings(), _chosen(ids, every))}")
+    click.echo(f"discarded: {operate.discard_dead_letters(one_outbox(Settings(), outbox), _chosen(ids, every))}")
 
 
 def _chosen(ids: tuple[int, ...], every: bool) -> tuple[int, ...] | None:
@@ -103,13 +114,16 @@ def _chosen(ids: tuple[int, ...], every: bool) -> tuple[int, ...] | None:
 
 
 @click.command()
+@_OUTBOX
 @click.option("--topic", help="Only events of this topic.")
 @click.option("--key", help="Only events of this key.")
 @click.option("--since", type=click.DateTime(), help="Published at this time or later (UTC).")
 @click.option("--until", type=click.DateTime(), help="Published before this time (UTC).")
-def replay(topic: str | None, key: str | None, since: datetime | None, until: datetime | None) -> None:
+def replay(
+    outbox: str | None, topic: str | None, key: str | None, since: datetime | None, until: datetime | None
+) -> None:
     """Emit kept events again (OUTBOX_RETENTION), marked by the header outbox-replay."""
-    again = operate.replay(Settings(), topic=topic, key=key, since=_utc(since), until=_utc(until))
+    again = operate.replay(one_outbox(Settings(), outbox), topic=topic, key=key, since=_utc(since), until=_utc(until))
     click.echo(f"emitted again: {again}")
 
 

@@ -29,6 +29,9 @@ def compose(text: str, table: str, **parts: sql.Composable) -> sql.Composed:
     """Insert identifiers into `text`: the outbox `table`, its functions and its other tables, all of one schema.
 
     `parts` are inserted where `text` names them.
+
+    Raises:
+        InvalidSetting: `text` names a table, and `table` stands for the outboxes of many schemas.
     """
     *schema, table_name = table.rsplit(".", 1)
     named_after_it = {
@@ -39,6 +42,11 @@ def compose(text: str, table: str, **parts: sql.Composable) -> sql.Composed:
         "outbox_wake_up": f"{table_name}_wake_up",
     }
     names = set(re.findall(r"(?<!\{)\{(?:quoted_)?(outbox\w*)\}", text))
+    if names and "*" in table:
+        raise InvalidSetting(
+            f"OUTBOX_TABLE: {table!r} names the outboxes of many schemas, and this needs one: set OUTBOX_TABLE to its "
+            "table, and OUTBOX_GROUP to its group"
+        )
     identifiers = {name: (*schema, named_after_it.get(name, name)) for name in names}
     tables = {name: identifier(each) for name, each in identifiers.items()}
     quoted = {f"quoted_{name}": _literal(sql.Identifier(*each).as_string()) for name, each in identifiers.items()}

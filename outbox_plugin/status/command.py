@@ -6,8 +6,7 @@ import json
 import math
 import sys
 import time
-from collections import Counter as Tally
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import click
@@ -19,11 +18,13 @@ from rich.text import Text
 from outbox_plugin.adapters.kafka_clients import check_properties
 from outbox_plugin.errors import UserError
 from outbox_plugin.printable import printable
+from outbox_plugin.schema.outboxes import by_name, present_outboxes
 from outbox_plugin.settings import Settings
 from outbox_plugin.status.health_rules import Limits, health
 from outbox_plugin.status.reader import ShardStatus, Status, read_status
 
 WATCH_SECONDS = 2.0
+_READS_AT_ONCE = 16
 _LAG_SECONDS = Limits().lag_warn_seconds
 
 ByTable = Mapping[str, Status]
@@ -57,12 +58,13 @@ def status(*, as_json: bool, check: bool, watch: bool, lag_seconds: float) -> No
         raise UserError("--watch cannot be combined with --json or --check")
     if watch and not sys.stdout.isatty():
         raise UserError("--watch needs a terminal; use --json in scripts")
-    outboxes = _by_name(Settings().each())
+    outboxes = by_name(present_outboxes(Settings()))
     for settings in outboxes.values():
         check_properties(settings)
 
     def read() -> ByTable:
-        with ThreadPoolExecutor(len(outboxes)) as pool:  # Servers that are away cost the time of one.
+        # Servers that are away cost the time of one.
+        with ThreadPoolExecutor(min(len(outboxes), _READS_AT_ONCE)) as pool:
             return dict(zip(outboxes, pool.map(read_status, outboxes.values()), strict=True))
 
     if watch:
@@ -76,12 +78,6 @@ def status(*, as_json: bool, check: bool, watch: bool, lag_seconds: float) -> No
     ignored = any(shard.ignored_records for each in found.values() for shard in each.shards)
     if failures or ignored or any(each.errors for each in found.values()):
         sys.exit(1)
-
-
-def _by_name(outboxes: Sequence[Settings]) -> dict[str, Settings]:
-    """Each outbox by its table; by table and group where tables of several databases are called alike."""
-    tables = Tally(each.table for each in outboxes)
-    return {each.table if tables[each.table] == 1 else f"{each.table} of {each.group}": each for each in outboxes}
 
 
 def _failures(found: ByTable, limits: Limits) -> list[str]:

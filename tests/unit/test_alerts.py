@@ -16,6 +16,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from outbox_plugin.observe.coordination_metrics import CoordinationMetrics
 from outbox_plugin.observe.inbox_metrics import InboxMetrics
 from outbox_plugin.observe.metrics import HarvesterMetrics
+from outbox_plugin.observe.tenants import TenantMetrics
 from tests.documents import CHECKOUT, anchors
 
 DEPLOY = CHECKOUT / "deploy"
@@ -37,7 +38,7 @@ def queries() -> Iterator[tuple[str, str]]:
 
 def collectors() -> Iterator[MetricWrapperBase]:
     """All metrics that are served."""
-    for kind in (HarvesterMetrics, InboxMetrics, CoordinationMetrics):
+    for kind in (HarvesterMetrics, TenantMetrics, InboxMetrics, CoordinationMetrics):
         yield from vars(kind(CollectorRegistry())).values()
 
 

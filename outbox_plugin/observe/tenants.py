@@ -1,0 +1,99 @@
+"""Shows at OUTBOX_LISTEN how many tenants a process harvests, and which of them it cannot harvest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from prometheus_client import CollectorRegistry, Gauge
+
+from outbox_plugin.core.readiness import NotReady, Readiness, Ready
+from outbox_plugin.observe.port import join, leave
+from outbox_plugin.settings import host_and_port
+
+_NAMED = 5  # How many tenants that failed are named in an answer.
+
+
+class TenantMetrics:
+    """The metrics of all patterns, in one registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.tenants = Gauge(
+            "outbox_tenants",
+            "Schemas whose outboxes match the pattern, by whether this process harvests them.",
+            ["group", "state"],
+            registry=registry,
+        )
+
+    def clear_gauges(self) -> None:
+        """Clear the gauge before a scrape sets it."""
+        self.tenants.clear()
+
+
+class ObservedTenants:
+    """A member of the port. It keeps the port open while there are no tenants, too."""
+
+    def __init__(
+        self,
+        table: str,
+        group: str,
+        listen: str,
+        *,
+        running: Callable[[], int],
+        failed: Callable[[], Sequence[str]],
+        error: Callable[[], str | None],
+        is_alive: Callable[[], bool],
+    ) -> None:
+        """Open the port, or share it with other members of this process.
+
+        Args:
+            table: the pattern.
+            group: what the tenants' groups begin with.
+            listen: the value of OUTBOX_LISTEN.
+            running: returns how many tenants are harvested.
+            failed: returns the schemas that could not be harvested.
+            error: returns why tenants that come or go are not noticed; None if they are.
+            is_alive: returns whether the service runs.
+
+        Raises:
+            InvalidSetting: it is not possible to listen on the address.
+        """
+        self._table = table
+        self._group = group
+        self._running = running
+        self._failed = failed
+        self._error = error
+        self._is_alive = is_alive
+        self._port = join(*host_and_port(listen))
+        try:
+            self._metrics = self._port.metrics_of(TenantMetrics)
+        except BaseException:
+            leave(self._port, self)
+            raise
+        self._port.add(self)
+
+    @property
+    def name(self) -> str:
+        """The member's name in the port's answers."""
+        return f"tenants {self._table}"
+
+    def is_alive(self) -> bool:
+        """Whether the service runs; if not, the process should be restarted."""
+        return self._is_alive()
+
+    def verdicts(self) -> Mapping[str, Readiness]:
+        """Ready while tenants that come and go are noticed. One that cannot be harvested is only named."""
+        if (error := self._error()) is not None:
+            return {self.name: NotReady(error)}
+        failed = self._failed()
+        names = ", ".join([*failed[:_NAMED], *(["…"] if len(failed) > _NAMED else [])])
+        but = f"; {len(failed)} cannot be: {names}" if failed else ""
+        return {self.name: Ready(f"{self._running()} schema(s) are harvested{but}")}
+
+    def show_gauges(self) -> None:
+        """Set the gauges to the current state."""
+        self._metrics.tenants.labels(self._group, "harvested").set(self._running())
+        self._metrics.tenants.labels(self._group, "failed").set(len(self._failed()))
+
+    def close(self) -> None:
+        """Leave the port, and close it if no other member uses it."""
+        leave(self._port, self)

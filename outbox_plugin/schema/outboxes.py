@@ -1,0 +1,100 @@
+"""Which outboxes the settings name: one, several, or those of all schemas that a pattern matches."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Sequence
+from contextlib import closing
+from itertools import islice
+from typing import Any
+
+import psycopg
+
+from outbox_plugin.errors import InvalidSetting, UserError
+from outbox_plugin.printable import logger_of
+from outbox_plugin.schema.connection import connect, reported_as_refusal
+from outbox_plugin.schema.statements import statement
+from outbox_plugin.settings import Settings
+
+logger = logger_of(__name__)
+
+_NAMED = 5  # How many outboxes an error names.
+_SPECIAL = re.compile(r"[\\%_]")
+
+
+def tenant_schemas(connection: psycopg.Connection[tuple[Any, ...]], table: str) -> list[str]:
+    """The schemas that have a migrated outbox which `table`, such as `tenant_*.outbox`, matches; sorted.
+
+    Raises:
+        psycopg.Error: whatever Postgres says.
+    """
+    schema, _, name = table.partition(".")
+    pattern = _SPECIAL.sub(r"\\\g<0>", schema).replace("*", "%")
+    query = statement("place", "schemas", name)
+    return [found for (found,) in connection.execute(query, {"pattern": pattern, "name": name}).fetchall()]
+
+
+def present_outboxes(settings: Settings) -> tuple[Settings, ...]:
+    """The settings of every outbox that is there now. For those that come later, see `outbox_plugin.tenants`.
+
+    A schema that cannot have a group named after it is left out, with a warning.
+
+    Raises:
+        ServerRefused: Postgres does not answer.
+        UserError: no outbox matches.
+        InvalidSetting: one of the `outboxes` of `settings` is wrong.
+    """
+    found: list[Settings] = []
+    for each in settings.each():
+        if not each.names_many:
+            found.append(each)
+            continue
+        with reported_as_refusal(each), closing(connect(each, purpose="outbox tenants")) as connection:
+            schemas = tenant_schemas(connection, each.table)
+        for schema in schemas:
+            try:
+                found.append(each.of_schema(schema))
+            except InvalidSetting as error:
+                logger.warning("schema %s is left out: %s", schema, error)
+        if not schemas:
+            _, _, name = each.table.partition(".")
+            raise UserError(
+                f"OUTBOX_TABLE: no schema has an outbox that {each.table!r} matches; create a schema's with "
+                f"OUTBOX_TABLE=<schema>.{name} outbox migrate"
+            )
+    return tuple(found)
+
+
+def by_name(outboxes: Sequence[Settings]) -> dict[str, Settings]:
+    """Each outbox by its table; by table and group where tables of several databases are called alike."""
+    tables = Counter(each.table for each in outboxes)
+    return {each.table if tables[each.table] == 1 else f"{each.table} of {each.group}": each for each in outboxes}
+
+
+def one_outbox(settings: Settings, name: str | None) -> Settings:
+    """The outbox that a command concerns.
+
+    Args:
+        settings: may name several outboxes.
+        name: one of the names of `by_name`; None for the only outbox.
+
+    Raises:
+        UserError: there are several outboxes and none was named, or none has that name.
+        ServerRefused: Postgres does not answer.
+    """
+    if name is None and not settings.outboxes and not settings.names_many:
+        return settings
+    outboxes = by_name(present_outboxes(settings))
+    if name is None and len(outboxes) > 1:
+        raise UserError(f"the settings name {len(outboxes)} outboxes: say which with --outbox ({_some(outboxes)})")
+    if name is None:
+        [settings] = outboxes.values()
+        return settings
+    if name not in outboxes:
+        raise UserError(f"--outbox: expected one of {_some(outboxes)} (given: {name!r})")
+    return outboxes[name]
+
+
+def _some(names: Collection[str]) -> str:
+    return ", ".join([*islice(names, _NAMED), *(["…"] if len(names) > _NAMED else [])])

@@ -1,0 +1,204 @@
+"""Harvests the outboxes of all schemas that a pattern matches, also of those that come later.
+
+Each tenant has a harvester of its own, with a group of its own, so that one that is dropped, broken or locked harms
+itself alone. `core.tenant_schedule` decides what is started and stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from typing import TYPE_CHECKING
+
+from outbox_plugin.core.tenant_schedule import TenantSchedule
+from outbox_plugin.errors import InvalidSetting, OutboxError, ServerRefused, StoreUnavailable
+from outbox_plugin.extras import what_to_install
+from outbox_plugin.harvester import Harvester
+from outbox_plugin.printable import logger_of
+from outbox_plugin.schema.connection import connect, reported, reported_as_refusal
+from outbox_plugin.schema.outboxes import tenant_schemas
+from outbox_plugin.settings import Settings
+from outbox_plugin.threads.background import Background
+
+if TYPE_CHECKING:  # Importing it needs an extra.
+    from outbox_plugin.observe.tenants import ObservedTenants
+
+logger = logger_of("outbox_plugin.harvester")
+
+SEARCH_SECONDS = 5.0  # Between two searches for schemas.
+CHECK_SECONDS = 0.5  # Between two looks at the harvesters.
+STARTS_AT_ONCE = 8  # Each is a connection to Postgres, and requests to Kafka.
+SLOW_SECONDS = 10.0  # A start that takes longer waits for a lock, or for a server: others go on beside it.
+STOP_SECONDS = 30.0  # For all harvesters together. One that is stuck in its start ends with the process.
+
+
+class _Start:
+    """A harvester's start on a thread of its own, which does not keep the process from ending."""
+
+    def __init__(self, harvester: Harvester, now: float) -> None:
+        self._harvester = harvester
+        self._began = now
+        self._thread = threading.Thread(target=self._run, name="outbox-tenant-start", daemon=True)
+        self.error: BaseException | None = None
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._harvester.start()
+        except BaseException as error:
+            self.error = error
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has succeeded or failed."""
+        return not self._thread.is_alive()
+
+    def is_slow(self, now: float) -> bool:
+        """Whether it waits for something."""
+        return now - self._began >= SLOW_SECONDS
+
+
+class TenantHarvesters(Background):
+    """Harvesters for all schemas whose outboxes `OUTBOX_TABLE`, such as `tenant_*.outbox`, matches.
+
+    A schema that is created is harvested some seconds later, and one that is dropped no longer.
+
+    Example:
+        with TenantHarvesters(Settings(table="tenant_*.outbox")):
+            ...  # They relay in the background, and hand over at the end.
+    """
+
+    def __init__(self, settings: Settings, *, adopt: bool = False) -> None:
+        """Make the service. It opens no connection yet.
+
+        Args:
+            settings: their `table` names the schemas by a pattern.
+            adopt: as for `Harvester`, for each tenant.
+
+        Raises:
+            InvalidSetting: `table` names one outbox.
+        """
+        super().__init__("tenants' harvesters")
+        if not settings.names_many:
+            raise InvalidSetting(f"OUTBOX_TABLE: expected a schema with * (given: {settings.table!r})")
+        self._settings = settings
+        self._adopt = adopt
+        self._schedule = TenantSchedule()
+        self._harvesters: dict[str, Harvester] = {}
+        self._starts: dict[str, _Start] = {}
+        self._search_error: str | None = None
+        self._observed: ObservedTenants | None = None  # If OUTBOX_LISTEN is set.
+
+    def _prepare(self, loop: asyncio.AbstractEventLoop | None) -> Callable[[], None]:  # noqa: ARG002
+        with reported_as_refusal(self._settings):
+            found = self._search()
+        if self._settings.listen is not None:
+            self._observed = self._listen(self._settings.listen)
+        return partial(self._harvest, found)
+
+    def _listen(self, listen: str) -> ObservedTenants:
+        try:
+            from outbox_plugin.observe.tenants import ObservedTenants
+        except ModuleNotFoundError as error:
+            if (hint := what_to_install("OUTBOX_LISTEN", error)) is None:
+                raise
+            raise InvalidSetting(hint) from None
+        return ObservedTenants(
+            self._settings.table,
+            self._settings.group,
+            listen,
+            running=lambda: self._schedule.running,
+            failed=lambda: self._schedule.failed,
+            error=lambda: str(self._error) if self._error else self._search_error,
+            is_alive=lambda: self._error is None,
+        )
+
+    def stop(self) -> None:
+        """Let all harvesters hand over, and end. Returns when everything is closed."""
+        super().stop()
+        observed, self._observed = self._observed, None
+        if observed is not None:
+            observed.close()
+
+    def _search(self) -> list[str]:
+        with closing(connect(self._settings, purpose="outbox tenants")) as connection:
+            return tenant_schemas(connection, self._settings.table)
+
+    def _harvest(self, found: list[str]) -> None:
+        logger.info("%s: %d schema(s) with an outbox", self._settings.table, len(found))
+        searched_at = time.monotonic()
+        try:
+            while True:
+                self._follow(found, time.monotonic())
+                if self._stop.wait(CHECK_SECONDS):
+                    return
+                self._take_failures()
+                if time.monotonic() - searched_at >= SEARCH_SECONDS:
+                    found, searched_at = self._search_again(found), time.monotonic()
+        finally:
+            self._stop_all()
+
+    def _search_again(self, last: list[str]) -> list[str]:
+        """The schemas that have outboxes now; the `last` ones while Postgres does not answer."""
+        try:
+            with reported():
+                found = self._search()
+        except (StoreUnavailable, ServerRefused) as error:
+            if self._search_error is None:
+                logger.warning("%s: the schemas cannot be looked up: %s", self._settings.table, error)
+            self._search_error = str(error)
+            return last
+        self._search_error = None
+        return found
+
+    def _follow(self, found: list[str], now: float) -> None:
+        room = STARTS_AT_ONCE - sum(not start.is_slow(now) for start in self._starts.values())
+        changes = self._schedule.changes(found, now, max(room, 0))
+        for schema in changes.stop:
+            logger.info("schema %s: its outbox is gone", schema)
+            self._starts.pop(schema, None)
+            if (harvester := self._harvesters.pop(schema, None)) is not None:
+                _stop_aside(harvester)
+        for schema in changes.start:
+            try:
+                harvester = Harvester(self._settings.of_schema(schema), adopt=self._adopt)
+            except OutboxError as error:
+                self._failed(schema, error)
+                continue
+            self._harvesters[schema], self._starts[schema] = harvester, _Start(harvester, now)
+
+    def _take_failures(self) -> None:
+        """Look for harvesters that could not start, or have ended by themselves."""
+        for schema, start in [each for each in self._starts.items() if each[1].has_ended]:
+            del self._starts[schema]
+            if start.error is not None:
+                self._failed(schema, start.error)
+        for schema, harvester in list(self._harvesters.items()):
+            if harvester.error is not None and schema not in self._starts:
+                self._failed(schema, harvester.error)
+
+    def _failed(self, schema: str, error: BaseException) -> None:
+        if (harvester := self._harvesters.pop(schema, None)) is not None:
+            harvester.stop()  # It has ended: this lets go of what it held.
+        seconds = self._schedule.failed_at(schema, time.monotonic())
+        if seconds is not None:
+            logger.warning("schema %s: not harvested, tried again in %.0f s: %s", schema, seconds, error)
+
+    def _stop_all(self) -> None:
+        deadline = time.monotonic() + STOP_SECONDS
+        stops = [_stop_aside(harvester) for harvester in self._harvesters.values()]
+        for stop in stops:
+            stop.join(max(0.0, deadline - time.monotonic()))
+        if left := sum(stop.is_alive() for stop in stops):
+            logger.warning("%d harvester(s) have not ended within %.0f s", left, STOP_SECONDS)
+
+
+def _stop_aside(harvester: Harvester) -> threading.Thread:
+    """Stop a harvester on a thread of its own: it may wait for servers."""
+    thread = threading.Thread(target=harvester.stop, name="outbox-tenant-stop", daemon=True)
+    thread.start()
+    return thread

@@ -1,0 +1,190 @@
+"""One process harvests the outboxes of all schemas that a pattern matches, while schemas come, go and break."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from outbox_plugin import Event, Outbox, Settings, tenants
+from outbox_plugin.embedded.ports import free_port
+from outbox_plugin.errors import InvalidSetting
+from outbox_plugin.schema.migrate import migrate
+from outbox_plugin.tenants import TenantHarvesters
+from tests.harvesting import backlog, by_key, consume, create_topic, environment, harvesters, insert, run_outbox
+from tests.support import PATIENCE, eventually
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(autouse=True)
+def _searches_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tenants, "SEARCH_SECONDS", 0.5)
+    monkeypatch.setattr(tenants, "SLOW_SECONDS", 0.5)
+
+
+@pytest.fixture
+def pattern(unmigrated: Settings) -> Settings:
+    """Settings for the outboxes of all schemas whose names begin with `tenant_`."""
+    return unmigrated.model_copy(update={"table": "tenant_*.outbox", "listen": f"127.0.0.1:{free_port()}"})
+
+
+@pytest.fixture
+def topic(group: str, unmigrated: Settings) -> str:
+    return create_topic(unmigrated, f"{group}-events")
+
+
+@pytest.fixture
+def relay(pattern: Settings) -> Iterator[TenantHarvesters]:
+    """The service, not started yet."""
+    service = TenantHarvesters(pattern)
+    yield service
+    service.stop()
+
+
+def tenant(pattern: Settings, schema: str) -> Settings:
+    """Settings of a tenant whose outbox has been migrated."""
+    with psycopg.connect(pattern.dsn.get_secret_value()) as connection:
+        connection.execute(f'CREATE SCHEMA IF NOT EXISTS "{schema}"'.encode())
+    settings = pattern.of_schema(schema)
+    migrate(settings)
+    return settings
+
+
+def execute(settings: Settings, statement: str) -> None:
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        connection.execute(statement.encode())
+
+
+def arrives(settings: Settings, topic: str, value: str) -> None:
+    """Write an event, and wait until it is relayed."""
+    insert(settings, topic, [(settings.table, value)])
+    eventually(lambda: backlog(settings) == 0, 60)
+    assert by_key(consume(settings, topic))[settings.table][-1] == value
+
+
+def page(pattern: Settings, path: str) -> str:
+    host, _, port = str(pattern.listen).partition(":")
+    connection = HTTPConnection(host, int(port), timeout=30 * PATIENCE)
+    connection.request("GET", path)
+    return connection.getresponse().read().decode()
+
+
+def count(pattern: Settings, state: str) -> float:
+    """How many tenants /metrics says are in that state."""
+    start = f'outbox_tenants{{group="{pattern.group}",state="{state}"}} '
+    return next(
+        float(line.removeprefix(start)) for line in page(pattern, "/metrics").splitlines() if line.startswith(start)
+    )
+
+
+def test_tenants_come_and_go(pattern: Settings, topic: str, relay: TenantHarvesters) -> None:
+    relay.start()
+    assert count(pattern, "harvested") == 0
+    assert "ready: 0 schema(s)" in page(pattern, "/readyz")
+    first, second = tenant(pattern, "tenant_a"), tenant(pattern, "tenant_B$1")
+    tenant(pattern.model_copy(update={"table": "*.outbox"}), "other")
+    for number in range(2):
+        arrives(first, topic, f"a{number}")
+        arrives(second, topic, f"b{number}")
+    assert count(pattern, "harvested") == 2
+    execute(first, "DROP SCHEMA tenant_a CASCADE")
+    eventually(lambda: count(pattern, "harvested") == 1, 30)
+    arrives(second, topic, "b2")
+    arrives(tenant(pattern, "tenant_a"), topic, "again")
+    assert "group " + first.group in page(pattern, "/readyz")
+
+
+def test_a_tenant_that_is_broken_harms_itself_alone(pattern: Settings, topic: str, relay: TenantHarvesters) -> None:
+    healthy, broken = tenant(pattern, "tenant_a"), tenant(pattern, "tenant_b")
+    execute(broken, "ALTER TABLE tenant_b.outbox DROP COLUMN leader_id")
+    relay.start()
+    arrives(healthy, topic, "1")
+    eventually(lambda: count(pattern, "failed") == 1, 30)
+    assert "1 schema(s) are harvested; 1 cannot be: tenant_b" in page(pattern, "/readyz")
+    arrives(healthy, topic, "2")
+    execute(broken, "ALTER TABLE tenant_b.outbox ADD COLUMN leader_id TEXT")
+    arrives(broken, topic, "3")
+    eventually(lambda: count(pattern, "failed") == 0, 30)
+
+
+def test_tenants_whose_tables_are_locked_hold_nobody_up(
+    pattern: Settings, topic: str, relay: TenantHarvesters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tenants, "STOP_SECONDS", 1.0)
+    monkeypatch.setattr(tenants, "STARTS_AT_ONCE", 2)
+    locked = [tenant(pattern, f"tenant_{number}") for number in range(3)]
+    healthy = tenant(pattern, "tenant_z")  # Behind them in the order of starts.
+    with psycopg.connect(pattern.dsn.get_secret_value()) as holder:
+        for each in locked:
+            holder.execute(f"LOCK TABLE {each.table}_identity IN ACCESS EXCLUSIVE MODE".encode())
+        relay.start()
+        arrives(healthy, topic, "1")
+    for each in locked:
+        arrives(each, topic, "2")
+
+
+def test_it_ends_while_a_tenant_is_locked(pattern: Settings, topic: str, tmp_path: Path) -> None:
+    healthy, locked = tenant(pattern, "tenant_a"), tenant(pattern, "tenant_b")
+    with psycopg.connect(pattern.dsn.get_secret_value()) as holder:
+        holder.execute(f"LOCK TABLE {locked.table}_identity IN ACCESS EXCLUSIVE MODE".encode())
+        with harvesters(pattern, tmp_path) as [process]:
+            arrives(healthy, topic, "1")
+            assert process.terminate(seconds=60) == 0
+            assert "1 harvester(s) have not ended" in process.log
+
+
+def test_commands_serve_all_tenants_or_say_that_one_must_be_named(pattern: Settings, topic: str) -> None:
+    env = environment(pattern)
+    nobody = run_outbox("status", env=env)
+    assert nobody.returncode == 2
+    assert nobody.stderr == (
+        "outbox: OUTBOX_TABLE: no schema has an outbox that 'tenant_*.outbox' matches; create a schema's with "
+        "OUTBOX_TABLE=<schema>.outbox outbox migrate\n"
+    )
+    both = [tenant(pattern, "tenant_a"), tenant(pattern, "tenant_b")]
+    for each in both:
+        insert(each, topic, [("k", "v")])
+    found = json.loads(run_outbox("status", "--json", env=env).stdout)
+    assert {table: status["backlog"] for table, status in found.items()} == {"tenant_a.outbox": 1, "tenant_b.outbox": 1}
+    assert run_outbox("migrate", env=env).stdout.splitlines() == [f"{each.table} is up to date" for each in both]
+    assert run_outbox("grants", "--role", "harvester", "--to", "relay", env=env).stdout.count('ON SCHEMA "tenant_') >= 2
+
+
+@pytest.mark.parametrize("by", ["pattern", "list"])
+def test_an_operator_names_the_outbox_that_a_command_is_for(by: str, pattern: Settings) -> None:
+    both = [tenant(pattern, "tenant_a"), tenant(pattern, "tenant_b")]
+    if by == "list":
+        listed = [{"table": each.table, "group": each.group} for each in both]
+        pattern = pattern.model_copy(update={"table": "outbox", "outboxes": listed})
+    env = environment(pattern)
+    for command in (["pause"], ["parked", "list"], ["dead-letters", "discard", "--all"], ["replay"]):
+        unnamed = run_outbox(*command, env=env)
+        assert (unnamed.returncode, unnamed.stderr) == (
+            2,
+            "outbox: the settings name 2 outboxes: say which with --outbox (tenant_a.outbox, tenant_b.outbox)\n",
+        )
+    unknown = run_outbox("pause", "--outbox", "tenant_c.outbox", env=env)
+    assert (unknown.returncode, unknown.stderr) == (
+        2,
+        "outbox: --outbox: expected one of tenant_a.outbox, tenant_b.outbox (given: 'tenant_c.outbox')\n",
+    )
+    assert run_outbox("pause", "--outbox", "tenant_b.outbox", env=env).stdout == "paused tenant_b.outbox\n"
+    with psycopg.connect(pattern.dsn.get_secret_value()) as connection:
+        paused = [
+            bool(connection.execute(f"SELECT paused FROM {each.table}_identity".encode()).fetchall()[0][0])
+            for each in both
+        ]
+    assert paused == [False, True]
+
+
+def test_an_application_must_name_its_tenant(pattern: Settings) -> None:
+    with (
+        psycopg.connect(pattern.dsn.get_secret_value()) as connection,
+        pytest.raises(InvalidSetting, match="names the outboxes of many schemas"),
+    ):
+        Outbox(table=pattern.table).emit(connection, Event(topic="t", key="k", value={}))
