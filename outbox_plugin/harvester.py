@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
+from outbox_plugin.adapters.harvester_registration import HarvesterRegistration
 from outbox_plugin.adapters.kafka_acknowledging_log import KafkaAcknowledgingLog
 from outbox_plugin.adapters.kafka_admin import KafkaAdmin
 from outbox_plugin.adapters.kafka_membership import KafkaMembership
@@ -26,7 +27,6 @@ from outbox_plugin.adapters.postgres_session import PostgresSession
 from outbox_plugin.adapters.postgres_wake_up import PostgresWakeUp
 from outbox_plugin.adapters.postgres_window_store import PostgresWindowStore
 from outbox_plugin.adapters.progress_reader import read_progress
-from outbox_plugin.adapters.registration import Registration
 from outbox_plugin.adapters.reserved_topics import ReservedTopics
 from outbox_plugin.core.backoff import Backoff
 from outbox_plugin.core.election import Election, ElectionTiming
@@ -193,7 +193,7 @@ class Harvester(Background):
         with closing(self._connect()) as connection, connection.transaction(force_rollback=not keep):
             # The registration locks a row that every takeover needs. If this process is stopped, Postgres ends it.
             connection.execute(statement("window", "long_idle_timeout", settings.table))
-            registration = Registration(settings, connection)
+            registration = HarvesterRegistration(settings, connection)
             identity = registration.register_outbox(adopt=self._adopt)
             registration.register_delivery(adopt=self._adopt)
             self._signer, terms = registration.signer(), registration.terms()
@@ -247,7 +247,7 @@ class Harvester(Background):
         while not self._stop.wait(pace.wait(random.random())):  # noqa: S311 - not for secrets.
             try:
                 with reported(), closing(self._connect()) as connection:
-                    registration = Registration(self._settings, connection)
+                    registration = HarvesterRegistration(self._settings, connection)
                     registration.register_group()
                     registration.register_delivery()
                     self._signer = registration.signer()

@@ -18,9 +18,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka.admin import AdminClient, NewTopic
 from psycopg import sql
 
+from outbox_plugin.adapters.harvester_registration import HarvesterRegistration
 from outbox_plugin.adapters.kafka_names import KafkaNames
 from outbox_plugin.adapters.progress_reader import read_progress
-from outbox_plugin.adapters.registration import Registration
 from outbox_plugin.core.progress import ProgressRecord
 from outbox_plugin.core.shards import Slice
 from outbox_plugin.core.signing import Signer
@@ -172,7 +172,7 @@ def named_by_progress(settings: Settings) -> int:
 def signer_of(settings: Settings) -> Signer:
     """Whoever may read the secret can sign."""
     with psycopg.connect(settings.dsn.get_secret_value()) as connection, closing(connection):
-        return Registration(settings, connection).signer()
+        return HarvesterRegistration(settings, connection).signer()
 
 
 def last_progress(settings: Settings, *, to_the_end: bool = False) -> ProgressRecord | None:

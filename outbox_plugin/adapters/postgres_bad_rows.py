@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from outbox_plugin.adapters.leadership import Leadership
 from outbox_plugin.adapters.sql_refusals import concerns_all_rows, is_refusal, storable
-from outbox_plugin.core.ordering_keys import BadRow
+from outbox_plugin.core.bad_rows import BadRow
 from outbox_plugin.errors import StoreUnavailable
 
 

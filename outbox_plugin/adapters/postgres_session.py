@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import psycopg
 from psycopg import sql
 
-from outbox_plugin.adapters.registration import Registration
+from outbox_plugin.adapters.harvester_registration import HarvesterRegistration
 from outbox_plugin.core.id_watermark import SequenceState, with_epoch
-from outbox_plugin.core.ordering_keys import OrderingKey
+from outbox_plugin.core.ordering_key import OrderingKey
 from outbox_plugin.core.ports import Control
 from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.errors import ForeignOutbox, LayoutChanged, StoreUnavailable
@@ -57,7 +57,7 @@ class PostgresSession:
         self._composed: dict[tuple[str, tuple[str, ...]], bytes] = {}
         with reported(), ExitStack() as opened:
             self.reader = opened.enter_context(closing(connect(settings, purpose="outbox harvester", own_name=True)))
-            registration = Registration(settings, self.reader)
+            registration = HarvesterRegistration(settings, self.reader)
             self._table = registration.in_full
             try:
                 self.identity, self.layout = registration.register_outbox(), registration.layout()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from outbox_plugin.core.ordering_keys import OrderingKey
+from outbox_plugin.core.ordering_key import OrderingKey
 
 # After each release, the table is read from its beginning. So keys whose times end close together are released
 # together. With longer waits, the keys of ever new topics would pile up.

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from outbox_plugin.core.ordering_keys import BadRow, first_bad_rows
+from outbox_plugin.core.bad_rows import BadRow, first_bad_rows
 from outbox_plugin.core.row import OutboxRow, Rows, column, fields_of
 from outbox_plugin.errors import Refusal
 

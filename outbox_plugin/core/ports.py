@@ -6,11 +6,12 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Se
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from outbox_plugin.core.bad_rows import BadRow
 from outbox_plugin.core.id_ranges import IdRanges
 from outbox_plugin.core.id_watermark import BEGINNING, IdRange, SequenceState
 from outbox_plugin.core.last_progress import LastProgress
 from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat
-from outbox_plugin.core.ordering_keys import BadRow, OrderingKey
+from outbox_plugin.core.ordering_key import OrderingKey
 from outbox_plugin.core.progress import OutboxIdentity, ProgressRecord, Publication
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Layout, Slice

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from outbox_plugin.core.bad_rows import BadRow, before_bad_rows
 from outbox_plugin.core.held_keys import HeldKeys
 from outbox_plugin.core.id_ranges import IdRanges
-from outbox_plugin.core.ordering_keys import BadRow, OrderingKey, OrderingKeys, before_bad_rows
+from outbox_plugin.core.ordering_key import OrderingKey, OrderingKeys
 from outbox_plugin.core.progress import Publication, publications_of
 from outbox_plugin.core.row import OutboxRow, Rows, fields_of
 

@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 
 from outbox_plugin.adapters.row_reader import parked_values
-from outbox_plugin.core.ordering_keys import OrderingKey
+from outbox_plugin.core.ordering_key import OrderingKey
 from outbox_plugin.errors import StoreUnavailable
 from outbox_plugin.printable import logger_of
 from outbox_plugin.schema.connection import IS_STANDBY, connect, one_line, reported

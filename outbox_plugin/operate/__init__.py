@@ -1,6 +1,6 @@
 """An operator's commands: pause and resume, release or retry bad rows, emit kept rows again."""
 
-from outbox_plugin.core.ordering_keys import ParkedKey
+from outbox_plugin.core.bad_rows import ParkedKey
 from outbox_plugin.operate.pausing import pause, resume
 from outbox_plugin.operate.release_and_retry import (
     DeadLetter,

@@ -8,7 +8,7 @@ from datetime import datetime
 
 import psycopg
 
-from outbox_plugin.core.ordering_keys import ParkedKey
+from outbox_plugin.core.bad_rows import ParkedKey
 from outbox_plugin.errors import UserError
 from outbox_plugin.operate.operator_transaction import OperatorTransaction, notifying_transaction, operator_transaction
 from outbox_plugin.schema.connection import one_line

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from outbox_plugin.core.backoff import Backoff
+from outbox_plugin.core.bad_rows import BadRow, without
 from outbox_plugin.core.delivery_options import BadRows
 from outbox_plugin.core.held_keys import HeldKeys
 from outbox_plugin.core.intervals import (
@@ -18,7 +19,7 @@ from outbox_plugin.core.intervals import (
     RETRY_BAD_ROW_SECONDS,
 )
 from outbox_plugin.core.marking import ROWS_PER_MARK, resolve_round, rounds
-from outbox_plugin.core.ordering_keys import BadRow, OrderingKey, without
+from outbox_plugin.core.ordering_key import OrderingKey
 from outbox_plugin.core.poll_schedule import Read
 from outbox_plugin.core.ports import AcknowledgingLog, Control, MarkedStore, ReadRequest, WakeUp
 from outbox_plugin.core.row import OutboxRow, Rows, column, fields_of

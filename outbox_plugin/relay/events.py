@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from outbox_plugin.core.bad_rows import BadRow
 from outbox_plugin.core.leader_heartbeat import Phase
-from outbox_plugin.core.ordering_keys import BadRow, OrderingKey
+from outbox_plugin.core.ordering_key import OrderingKey
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.errors import Away
 

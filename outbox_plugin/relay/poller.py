@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from outbox_plugin.core.intervals import MANY_ROWS
 from outbox_plugin.core.poll_schedule import Arm, PollAction, PollSchedule, Read, Sleep, Wait
 from outbox_plugin.core.ports import Control, ReadRequest, WakeUp
+from outbox_plugin.core.repeated_empty_reads import RepeatedEmptyReads
 from outbox_plugin.core.row import OutboxRow
-from outbox_plugin.core.unchanged_reads import UnchangedReads
 from outbox_plugin.relay.events import Observer, RowsRead
 from outbox_plugin.relay.live_rows import Found, LiveRows
 from outbox_plugin.relay.stages import Stages
@@ -62,7 +62,7 @@ class Poller:
         self._schedule = PollSchedule(
             self._now(), can_sleep=wake_up is not None, can_split=source.live_rows is not None
         )
-        self._unchanged = {is_live: UnchangedReads() for is_live in (False, True)}
+        self._empty_reads = {is_live: RepeatedEmptyReads() for is_live in (False, True)}
         self.found_many = False  # Whether the last poll found so many rows that the next one is worth an early start.
         self.found_live = False  # Whether the rows of the last poll are live rows that go before a backlog.
 
@@ -115,8 +115,8 @@ class Poller:
 
     def _read_from_beginning(self) -> None:
         self._schedule.read_from_beginning()
-        for unchanged in self._unchanged.values():
-            unchanged.forget()
+        for empty_reads in self._empty_reads.values():
+            empty_reads.forget()
 
     def _refresh(self) -> None:
         control, released = self._source.control()
@@ -138,8 +138,8 @@ class Poller:
 
     def _read(self, action: Read) -> Sequence[OutboxRow]:
         request = self._source.request(action)
-        unchanged = self._unchanged[action.is_live]
-        if not action.is_sweep and unchanged.may_skip(request) and unchanged.is_unchanged(self._source.snapshot()):
+        empty_reads = self._empty_reads[action.is_live]
+        if not action.is_sweep and empty_reads.may_skip(request) and empty_reads.is_unchanged(self._source.snapshot()):
             self._schedule.read_skipped()
             return ()
         began = self._now()
@@ -147,7 +147,7 @@ class Poller:
         now = self._now()
         self._observe(RowsRead(self._shard, len(found.rows), now - began))
         if not action.is_sweep:
-            unchanged.read(request, found.number, now - began)
+            empty_reads.read(request, found.number, now - began)
         many = found.number >= min(MANY_ROWS, request.limit)
         if not action.is_live:
             self.found_many = many

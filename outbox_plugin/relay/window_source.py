@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outbox_plugin.core.batch_size import BatchSize
+from outbox_plugin.core.adaptive_read_limit import AdaptiveReadLimit
 from outbox_plugin.core.id_ranges import IdRanges
 from outbox_plugin.core.poll_schedule import Read
 from outbox_plugin.core.ports import Control, ReadRequest, WindowStore
@@ -31,7 +31,7 @@ class WindowSource:
         self._live_rows = live_rows
         self._windows = windows
         self._lock = lock
-        self._batch_size = BatchSize()
+        self._read_limit = AdaptiveReadLimit()
 
     def source(self) -> Source:
         """What the poller calls."""
@@ -56,7 +56,7 @@ class WindowSource:
             in_flight, excluded = self._windows.in_flight.above(above), self._windows.excluded_keys
         if read.is_live:
             in_flight = IdRanges.union((in_flight, self._live_rows.waiting.above(above)))
-        rows = self._batch_size.rows
+        rows = self._read_limit.rows
         if self._live_rows.in_use and not read.is_live:
             rows = min(rows, ROWS_BESIDE_LIVE)
         return ReadRequest(rows, read.ids, in_flight, excluded, is_live=read.is_live)
@@ -64,5 +64,5 @@ class WindowSource:
     def _read(self, request: ReadRequest) -> Sequence[OutboxRow]:
         rows = self._store.read(request)
         if rows:
-            self._batch_size.update(rows)
+            self._read_limit.update(rows)
         return rows

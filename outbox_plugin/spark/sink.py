@@ -2,7 +2,7 @@
 
 Spark creates a writer in one process, runs its tasks in others, and commits in one more. So no database session lasts
 for a whole job: the tasks create the staging table, and a lease in the database keeps the table for the job.
-`commit_protocol` describes the steps of a commit.
+`job_commit` describes the steps of a commit.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from outbox_plugin.schema.table_name import in_full
 from outbox_plugin.settings import Settings
 from outbox_plugin.spark.business_table import check_business_table
 from outbox_plugin.spark.columns import EVENT_FIELDS, EventForm, event_form, row_form
-from outbox_plugin.spark.commit_protocol import (
+from outbox_plugin.spark.job_commit import (
     CommitRecord,
     Connection,
     StagedWrite,

@@ -21,7 +21,8 @@ from outbox_plugin.schema.table_name import in_full
 from outbox_plugin.settings import Settings
 from outbox_plugin.spark.business_table import check_business_table
 from outbox_plugin.spark.columns import EventForm, RowForm, event_form, row_form
-from outbox_plugin.spark.commit_protocol import (
+from outbox_plugin.spark.evaluate_once import evaluated_once
+from outbox_plugin.spark.job_commit import (
     Connection,
     StagedWrite,
     is_committed,
@@ -29,7 +30,6 @@ from outbox_plugin.spark.commit_protocol import (
     record_and_publish,
     watch_client,
 )
-from outbox_plugin.spark.evaluate_once import evaluated_once
 from outbox_plugin.spark.options import OnBadRow, OptionWrong
 from outbox_plugin.spark.publish import Staged, accepted
 from outbox_plugin.spark.rows import RowProblem

@@ -15,9 +15,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from outbox_plugin.adapters.kafka_clients import NO_LEADER_YET, connection_error, content
 from outbox_plugin.adapters.kafka_names import KafkaNames
 from outbox_plugin.adapters.kafka_reader import NotReadToEnd, OffsetSpan, PartitionReader, bounds, reader_config
+from outbox_plugin.core.bad_rows import ParkedKey
 from outbox_plugin.core.heartbeat_codec import HeartbeatCodec, LeaderRecord
 from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat, is_goharvests
-from outbox_plugin.core.ordering_keys import ParkedKey
 from outbox_plugin.core.signing import Signer
 from outbox_plugin.errors import ServerRefused
 from outbox_plugin.schema.connection import connect, one_line, reported_as_refusal

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from outbox_plugin.core.bad_rows import BadRow
 from outbox_plugin.core.id_ranges import IdRanges
 from outbox_plugin.core.id_watermark import BEGINNING, IdRange, OpenWriters
 from outbox_plugin.core.key_summary import HASH_BYTES
-from outbox_plugin.core.ordering_keys import BadRow, OrderingKey
+from outbox_plugin.core.ordering_key import OrderingKey
 from outbox_plugin.core.ports import ReadRequest, WindowStore
 from outbox_plugin.core.progress import Publication
 from outbox_plugin.core.row import OutboxRow

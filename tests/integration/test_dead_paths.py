@@ -15,10 +15,10 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from outbox_plugin import Settings
+from outbox_plugin.adapters.harvester_registration import HarvesterRegistration
 from outbox_plugin.adapters.postgres_marked_store import PostgresMarkedStore
 from outbox_plugin.adapters.postgres_wake_up import PostgresWakeUp
 from outbox_plugin.adapters.postgres_window_store import PostgresWindowStore
-from outbox_plugin.adapters.registration import Registration
 from outbox_plugin.bench.proxy import DIRECTIONS, Direction, Proxy
 from outbox_plugin.core.ports import ReadRequest
 from outbox_plugin.core.shards import Layout
@@ -228,7 +228,7 @@ def read_in_vain(store: PostgresWindowStore) -> None:
 
 def layout_of(settings: Settings) -> Layout:
     with closing(connect(settings)) as connection:
-        return Registration(settings, connection).layout()
+        return HarvesterRegistration(settings, connection).layout()
 
 
 def waits_of_sessions(settings: Settings) -> list[str | None]:

@@ -16,9 +16,9 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from outbox_plugin import Settings
+from outbox_plugin.adapters.harvester_registration import HarvesterRegistration
 from outbox_plugin.adapters.postgres_marked_store import PostgresMarkedStore
-from outbox_plugin.adapters.registration import Registration
-from outbox_plugin.core.ordering_keys import OrderingKey
+from outbox_plugin.core.ordering_key import OrderingKey
 from outbox_plugin.core.ports import ReadRequest
 from outbox_plugin.core.row import column
 from outbox_plugin.core.shards import Layout
@@ -44,7 +44,7 @@ def settings(settings: Settings) -> Settings:
 
 def layout_of(settings: Settings) -> Layout:
     with closing(connect(settings)) as connection:
-        return Registration(settings, connection).layout()
+        return HarvesterRegistration(settings, connection).layout()
 
 
 @contextmanager

@@ -12,8 +12,8 @@ import pytest
 from pydantic import SecretStr
 
 from outbox_plugin import Harvester, Settings
+from outbox_plugin.adapters.harvester_registration import HarvesterRegistration
 from outbox_plugin.adapters.kafka_admin import KafkaAdmin
-from outbox_plugin.adapters.registration import Registration
 from outbox_plugin.core.takeover import Terms
 from outbox_plugin.embedded.postgres import EmbeddedPostgres, _as_seen_by_server, _run
 from outbox_plugin.errors import ForeignOutbox, InvalidSetting, LogUnavailable, SchemaMissing, ServerRefused
@@ -345,16 +345,16 @@ def test_a_start_that_is_stopped_in_its_transaction_begins_it_again(
 ) -> None:
     """Postgres ends the session then, as others may wait for what it has locked."""
     stopped: list[int] = []
-    terms = Registration.terms
+    terms = HarvesterRegistration.terms
 
-    def stopped_once(registration: Registration) -> Terms:
+    def stopped_once(registration: HarvesterRegistration) -> Terms:
         if not stopped:
             stopped.append(registration._connection.info.backend_pid)
             registration._connection.execute("SET LOCAL idle_in_transaction_session_timeout = 50")
             eventually(lambda: not is_there(settings, stopped[0]), 30)
         return terms(registration)
 
-    monkeypatch.setattr(Registration, "terms", stopped_once)
+    monkeypatch.setattr(HarvesterRegistration, "terms", stopped_once)
     insert_numbered(settings, topic, 0, 10)
     with Harvester(settings):
         drained(settings)
@@ -372,4 +372,4 @@ def test_an_outbox_that_is_forgotten_meanwhile_is_missing(settings: Settings, qu
     with connect(settings) as connection:
         connection.execute("DELETE FROM outbox_identity")
         with pytest.raises(SchemaMissing, match="run `outbox migrate` first"):
-            getattr(Registration(settings, connection), question)()
+            getattr(HarvesterRegistration(settings, connection), question)()

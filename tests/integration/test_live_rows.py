@@ -11,7 +11,7 @@ import pytest
 
 from outbox_plugin import Harvester, Settings
 from outbox_plugin.adapters.postgres_window_store import PostgresWindowStore
-from outbox_plugin.core import backlog, batch_size
+from outbox_plugin.core import adaptive_read_limit, backlog
 from outbox_plugin.errors import StoreUnavailable
 from outbox_plugin.relay import live_rows, window_source
 from outbox_plugin.relay.events import HarvestEvent, KeysSummarised, LiveRowsJoined, LiveRowsLeftOut, TermFinished
@@ -34,7 +34,7 @@ ROWS = 60_000
 def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a batch of this size take long."""
     monkeypatch.setattr(backlog, "MIN_BACKLOG_IDS", 5_000)
-    monkeypatch.setattr(batch_size, "ROWS_PER_WINDOW", 500)
+    monkeypatch.setattr(adaptive_read_limit, "ROWS_PER_WINDOW", 500)
     monkeypatch.setattr(window_source, "ROWS_BESIDE_LIVE", 200)
 
 

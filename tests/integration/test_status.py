@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 
 from outbox_plugin import Settings
-from outbox_plugin.adapters.registration import Registration
+from outbox_plugin.adapters.harvester_registration import HarvesterRegistration
 from outbox_plugin.schema.connection import connect
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.status import reader
@@ -25,7 +25,7 @@ def filled(settings: Settings, request: pytest.FixtureRequest) -> Settings:
     settings = settings.model_copy(update={"shards": request.param})
     migrate(settings)
     with closing(connect(settings)) as connection:
-        Registration(settings, connection).register_layout()
+        HarvesterRegistration(settings, connection).register_layout()
     insert(settings, "t", [(f"key-{number}", "x") for number in range(ROWS)])
     return settings
 

@@ -10,10 +10,11 @@ from functools import cache
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
+from outbox_plugin.core.bad_rows import BadRow
 from outbox_plugin.core.delivery_options import Delivery
 from outbox_plugin.core.id_watermark import BEGINNING, IdRange, SequenceState
 from outbox_plugin.core.key_summary import HASH_BITS, HASH_BYTES
-from outbox_plugin.core.ordering_keys import BadRow, OrderingKey, OrderingKeys
+from outbox_plugin.core.ordering_key import OrderingKey, OrderingKeys
 from outbox_plugin.core.ports import Control, ReadRequest
 from outbox_plugin.core.progress import OutboxIdentity, Publication
 from outbox_plugin.core.row import OutboxRow

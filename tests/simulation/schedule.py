@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from unittest import mock
 
-from outbox_plugin.core import backlog, batch_size, id_watermark, poll_schedule, progress, window
+from outbox_plugin.core import adaptive_read_limit, backlog, id_watermark, poll_schedule, progress, window
 from outbox_plugin.relay import at_least_once, exactly_once, supervisor, window_source
 from tests.simulation.plan import Plan
 from tests.simulation.promises import broken, slowest
@@ -32,7 +32,7 @@ class Outcome:
 def in_miniature() -> Iterator[None]:
     """Small windows, so that few rows make many windows; and few idle polls, which prove nothing."""
     with (
-        mock.patch.object(batch_size, "ROWS_PER_WINDOW", 3),
+        mock.patch.object(adaptive_read_limit, "ROWS_PER_WINDOW", 3),
         mock.patch.object(id_watermark, "SWEEP_IDS", 5),
         mock.patch.object(id_watermark, "BULK_IDS", 20),
         mock.patch.object(progress, "WIDE_GAP", 6),

@@ -8,7 +8,7 @@ from functools import partial
 
 from outbox_plugin.core.election import Election, ElectionTiming
 from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat
-from outbox_plugin.core.ordering_keys import OrderingKeys
+from outbox_plugin.core.ordering_key import OrderingKeys
 from outbox_plugin.core.progress import OutboxIdentity
 from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.errors import ForeignOutbox, LayoutChanged, LogUnavailable, ServerUnavailable, StoreUnavailable

@@ -10,8 +10,8 @@ import pytest
 
 from outbox_plugin.adapters.kafka_acknowledging_log import KafkaAcknowledgingLog
 from outbox_plugin.adapters.writable_topics import UnwritableTopics
+from outbox_plugin.core.bad_rows import BadRow
 from outbox_plugin.core.id_watermark import SequenceState
-from outbox_plugin.core.ordering_keys import BadRow
 from outbox_plugin.core.ports import Control, ReadRequest, SendResult
 from outbox_plugin.core.progress import OutboxIdentity
 from outbox_plugin.core.row import OutboxRow

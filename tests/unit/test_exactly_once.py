@@ -11,12 +11,12 @@ from collections.abc import Callable, Generator, Sequence
 
 import pytest
 
-from outbox_plugin.core import batch_size
+from outbox_plugin.core import adaptive_read_limit
+from outbox_plugin.core.bad_rows import BadRow
 from outbox_plugin.core.id_ranges import IdRanges
 from outbox_plugin.core.id_watermark import SequenceState
 from outbox_plugin.core.intervals import LONG_POLL_SECONDS
 from outbox_plugin.core.last_progress import LastProgress
-from outbox_plugin.core.ordering_keys import BadRow
 from outbox_plugin.core.ports import Control, ReadRequest
 from outbox_plugin.core.progress import OutboxIdentity, ProgressRecord, Publication
 from outbox_plugin.core.row import OutboxRow
@@ -189,7 +189,7 @@ class TransactionalLog:
 
 @pytest.fixture(autouse=True)
 def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_size, "ROWS_PER_WINDOW", 3)
+    monkeypatch.setattr(adaptive_read_limit, "ROWS_PER_WINDOW", 3)
 
 
 def table(first: int = 1, horizon: int = 100) -> dict[int, OutboxRow]:

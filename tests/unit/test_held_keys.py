@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outbox_plugin.core.held_keys import HeldKeys
-from outbox_plugin.core.ordering_keys import OrderingKey
+from outbox_plugin.core.ordering_key import OrderingKey
 
 
 def test_a_lane_goes_on_when_its_time_is_over() -> None:

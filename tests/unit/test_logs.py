@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox_plugin import Settings, harvester, logs
-from outbox_plugin.core.ordering_keys import BadRow, OrderingKey
+from outbox_plugin.core.bad_rows import BadRow
+from outbox_plugin.core.ordering_key import OrderingKey
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.errors import InvalidSetting, Refusal
 from outbox_plugin.relay.events import KeysHeld, RowsParked, TermBegan, TermFinished

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outbox_plugin.core.bad_rows import BadRow
 from outbox_plugin.core.marking import RoundResult, resolve_round, rounds
-from outbox_plugin.core.ordering_keys import BadRow
 from outbox_plugin.core.row import OutboxRow, Rows
 from outbox_plugin.errors import Refusal
 

@@ -21,7 +21,7 @@ from outbox_plugin.core.intervals import (
 )
 from outbox_plugin.core.poll_schedule import Arm, PollAction, PollSchedule, Read, Sleep, Wait
 from outbox_plugin.core.ports import ReadRequest
-from outbox_plugin.core.unchanged_reads import UnchangedReads
+from outbox_plugin.core.repeated_empty_reads import RepeatedEmptyReads
 
 SETTLED = SequenceState(100, frozenset())
 EVERYTHING = Read(IdRange(BEGINNING), is_sweep=False)
@@ -167,7 +167,7 @@ def test_rows_that_were_passed_over_are_read_from_the_beginning() -> None:
 
 def test_a_long_read_that_found_nothing_is_not_repeated_until_a_transaction_ends() -> None:
     request, other = ReadRequest(10), ReadRequest(11)
-    reads = UnchangedReads()
+    reads = RepeatedEmptyReads()
     assert not reads.may_skip(request)
     reads.read(request, 0, 2 * LONG_POLL_SECONDS)
     assert not reads.may_skip(other)
@@ -180,7 +180,7 @@ def test_a_long_read_that_found_nothing_is_not_repeated_until_a_transaction_ends
 
 def test_reads_that_were_short_or_found_rows_are_repeated() -> None:
     request = ReadRequest(10)
-    reads = UnchangedReads()
+    reads = RepeatedEmptyReads()
     for rows, seconds in ((0, LONG_POLL_SECONDS / 2), (1, 2 * LONG_POLL_SECONDS)):
         reads.read(request, 0, 2 * LONG_POLL_SECONDS)
         reads.read(request, rows, seconds)

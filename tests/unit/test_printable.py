@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 import outbox_plugin
 from outbox_plugin import cli, harvester, operate
-from outbox_plugin.core.ordering_keys import BadRow, OrderingKey, ParkedKey
+from outbox_plugin.core.bad_rows import BadRow, ParkedKey
+from outbox_plugin.core.ordering_key import OrderingKey
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.dagster import health
 from outbox_plugin.errors import Refusal

@@ -1,4 +1,4 @@
-"""The commit of a Spark job, the same for `OutboxWrite` and for the data source.
+"""The commit of a Spark job, or of a stream's batch: the same for `OutboxWrite` and for the data source.
 
     1. `is_committed`: if the job was committed before under its id, nothing is staged.
     2. Tasks stage their rows (`staging`), each under an attempt id of its own.

@@ -1,6 +1,7 @@
 """Registers a harvester with its outbox in the database, before it touches a row.
 
-The database remembers the group, the delivery and the number of shards: another group or delivery is refused.
+It checks that the outbox table is as it must be. It registers the harvester's group, delivery and number of shards,
+which the database remembers: another group or delivery is refused.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from outbox_plugin.schema.table_name import in_full
 from outbox_plugin.settings import Settings
 
 
-class Registration:
-    """Checks and registers on a connection of the caller's.
+class HarvesterRegistration:
+    """Checks the outbox, and registers the harvester, on a connection of the caller's.
 
-    Every method raises psycopg.Error for whatever else Postgres says.
+    Every method raises psycopg.Error for other errors of Postgres.
     """
 
     def __init__(self, settings: Settings, connection: psycopg.Connection[tuple[Any, ...]]) -> None:

@@ -1,4 +1,4 @@
-"""How many rows to read at once, so that together they stay within bounds whatever the size of values and headers."""
+"""Adapts the limit of a read, in rows, to their size, so that the rows of a read stay within a limit of bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _FEWEST_ROWS = 8
 _SAMPLES = 100
 
 
-class BatchSize:
+class AdaptiveReadLimit:
     """Follows the size of the rows: `rows` of them have about `BYTES_PER_WINDOW` bytes, if they are like the last ones.
 
     Rows that are much larger are read apart: see `ReadRequest.large_bytes`.

@@ -1,8 +1,8 @@
-"""Reads that would find nothing again, because the only new rows are those of a transaction that is still open.
+"""Decides whether a read that found no row may be skipped, because the same read would find no row again.
 
-Such a read walks all rows of a large open transaction and returns none. Repeated, it takes a whole core; and a read
-that runs while the transaction commits does not see its rows, and delays them. To ask Postgres whether any
-transaction has ended since costs far less.
+While a large transaction is open, each read walks all its rows and returns none. Repeated, such a read takes a whole
+core. It also delays the rows: a read that runs while the transaction commits does not see them. It costs far less to
+ask Postgres whether any transaction has ended since.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from outbox_plugin.core.intervals import LONG_POLL_SECONDS
 from outbox_plugin.core.ports import ReadRequest
 
 
-class UnchangedReads:
-    """Remembers the last read if it took long and found nothing."""
+class RepeatedEmptyReads:
+    """Remembers the last read if it took long and found no row."""
 
     def __init__(self) -> None:
         self._request: ReadRequest | None = None
         self._snapshot = ""
 
     def may_skip(self, request: ReadRequest) -> bool:
-        """Whether `request` is the one that found nothing; ask for the snapshot then, and call `is_unchanged`."""
+        """Whether `request` is the one that found no row. Then ask for the snapshot, and call `is_unchanged`."""
         return request == self._request
 
     def is_unchanged(self, snapshot: str) -> bool:
-        """Whether no transaction has ended since the snapshot was last asked for: the read would find nothing again."""
+        """Whether no transaction has ended since the snapshot was last asked for: the read would find no row again."""
         before, self._snapshot = self._snapshot, snapshot
         return before == snapshot
 
