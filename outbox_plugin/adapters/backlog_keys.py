@@ -12,7 +12,7 @@ from outbox_plugin.adapters.postgres_session import PostgresSession
 from outbox_plugin.adapters.row_reader import RowReader
 from outbox_plugin.core.id_watermark import BEGINNING, IdRange
 from outbox_plugin.core.key_summary import HASH_BYTES
-from outbox_plugin.core.ports import ReadRequest
+from outbox_plugin.core.postgres_ports import ReadRequest
 from outbox_plugin.errors import StoreUnavailable
 from outbox_plugin.schema.connection import pipeline
 

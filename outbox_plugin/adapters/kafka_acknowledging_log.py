@@ -10,7 +10,7 @@ from confluent_kafka import KafkaException, Producer
 
 from outbox_plugin.adapters.kafka_clients import producer_config, refused_property, transaction_error
 from outbox_plugin.adapters.record_sender import RecordSender, away_by_clock, refused_by_topic
-from outbox_plugin.core.ports import SendResult
+from outbox_plugin.core.kafka_ports import SendResult
 from outbox_plugin.core.row import OutboxRow, column
 from outbox_plugin.errors import LogUnavailable
 from outbox_plugin.settings import Settings
@@ -20,7 +20,7 @@ _PATIENCE_SECONDS = 0.5
 
 
 class KafkaAcknowledgingLog:
-    """`AcknowledgingLog` of the ports, on one producer, which is thrown away with its term."""
+    """`AcknowledgingLog` of `core.kafka_ports`, on one producer, which is thrown away with its term."""
 
     def __init__(
         self, settings: Settings, should_wait: Callable[[], bool], reserved: Callable[[str], str | None]

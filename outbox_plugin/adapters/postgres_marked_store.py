@@ -14,7 +14,7 @@ from outbox_plugin.adapters.left_out import read_left_out
 from outbox_plugin.adapters.postgres_session import PostgresSession
 from outbox_plugin.adapters.row_reader import RowReader
 from outbox_plugin.core.bad_rows import BadRow
-from outbox_plugin.core.ports import Control, ReadRequest
+from outbox_plugin.core.postgres_ports import Control, ReadRequest
 from outbox_plugin.core.progress import OutboxIdentity
 from outbox_plugin.core.row import OutboxRow, RecordLimit, column
 from outbox_plugin.core.shards import Layout
@@ -29,7 +29,7 @@ ENDINGS = 10  # How often the last leader's mark is waited for, half a second ea
 
 
 class PostgresMarkedStore:
-    """`MarkedStore` of the ports, on psycopg."""
+    """`MarkedStore` of `core.postgres_ports`, on psycopg."""
 
     def __init__(self, settings: Settings, shard: int, layout: Layout) -> None:
         """Connect, and see who the outbox is.

@@ -13,7 +13,7 @@ from psycopg import sql
 from outbox_plugin.adapters.harvester_registration import HarvesterRegistration
 from outbox_plugin.core.id_watermark import SequenceState, with_epoch
 from outbox_plugin.core.ordering_key import OrderingKey
-from outbox_plugin.core.ports import Control
+from outbox_plugin.core.postgres_ports import Control
 from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.errors import ForeignOutbox, LayoutChanged, StoreUnavailable
 from outbox_plugin.schema.connection import IS_STANDBY, connect, pipeline, reported

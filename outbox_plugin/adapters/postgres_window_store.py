@@ -18,7 +18,7 @@ from outbox_plugin.adapters.left_out import read_left_out
 from outbox_plugin.adapters.postgres_session import PostgresSession, Query
 from outbox_plugin.adapters.row_reader import RowReader
 from outbox_plugin.core.bad_rows import BadRow
-from outbox_plugin.core.ports import Control, ReadRequest
+from outbox_plugin.core.postgres_ports import Control, ReadRequest
 from outbox_plugin.core.progress import OutboxIdentity, Publication
 from outbox_plugin.core.row import OutboxRow, RecordLimit, column
 from outbox_plugin.core.shards import Layout, Slice

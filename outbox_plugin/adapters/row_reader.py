@@ -14,7 +14,7 @@ from psycopg.types.numeric import Int8BinaryLoader
 from outbox_plugin.adapters.postgres_session import PostgresSession
 from outbox_plugin.core.intervals import MANY_ROWS
 from outbox_plugin.core.ordering_key import OrderingKey
-from outbox_plugin.core.ports import ReadRequest
+from outbox_plugin.core.postgres_ports import ReadRequest
 from outbox_plugin.core.row import Rows
 from outbox_plugin.schema.connection import pipeline
 

@@ -8,7 +8,7 @@ ask Postgres whether any transaction has ended since.
 from __future__ import annotations
 
 from outbox_plugin.core.intervals import LONG_POLL_SECONDS
-from outbox_plugin.core.ports import ReadRequest
+from outbox_plugin.core.postgres_ports import ReadRequest
 
 
 class RepeatedEmptyReads:

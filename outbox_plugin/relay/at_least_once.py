@@ -18,10 +18,11 @@ from outbox_plugin.core.intervals import (
     PURGE_ROWS,
     RETRY_BAD_ROW_SECONDS,
 )
+from outbox_plugin.core.kafka_ports import AcknowledgingLog
 from outbox_plugin.core.marking import ROWS_PER_MARK, resolve_round, rounds
 from outbox_plugin.core.ordering_key import OrderingKey
 from outbox_plugin.core.poll_schedule import Read
-from outbox_plugin.core.ports import AcknowledgingLog, Control, MarkedStore, ReadRequest, WakeUp
+from outbox_plugin.core.postgres_ports import Control, MarkedStore, ReadRequest, WakeUp
 from outbox_plugin.core.row import OutboxRow, Rows, column, fields_of
 from outbox_plugin.errors import Away, Refusal
 from outbox_plugin.relay.events import (

@@ -10,8 +10,9 @@ from functools import partial
 from outbox_plugin.core.bad_rows import BadRow, first_bad_rows, without
 from outbox_plugin.core.delivery_options import BadRows
 from outbox_plugin.core.intervals import CLEAR_PROGRESS_SECONDS, PURGE_REST_SECONDS, PURGE_ROWS, RETRY_BAD_ROW_SECONDS
+from outbox_plugin.core.kafka_ports import TransactionalLog
 from outbox_plugin.core.ordering_key import OrderingKey
-from outbox_plugin.core.ports import TransactionalLog, WakeUp, WindowStore
+from outbox_plugin.core.postgres_ports import WakeUp, WindowStore
 from outbox_plugin.core.progress import ProgressRecord, Publication
 from outbox_plugin.core.repeated_requests import require_own_record
 from outbox_plugin.core.row import OutboxRow

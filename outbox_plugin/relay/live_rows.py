@@ -11,7 +11,7 @@ from typing import NamedTuple
 from outbox_plugin.core.backlog import SummaryRequest
 from outbox_plugin.core.id_ranges import IdRanges
 from outbox_plugin.core.key_summary import KeySummary
-from outbox_plugin.core.ports import ReadRequest, WindowStore
+from outbox_plugin.core.postgres_ports import ReadRequest, WindowStore
 from outbox_plugin.core.row import OutboxRow, Rows, fields_of
 from outbox_plugin.errors import ServerUnavailable
 from outbox_plugin.relay.events import KeysSummarised, LiveRowsJoined, LiveRowsLeftOut, Observer

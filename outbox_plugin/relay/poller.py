@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from outbox_plugin.core.intervals import MANY_ROWS
 from outbox_plugin.core.poll_schedule import Arm, PollAction, PollSchedule, Read, Sleep, Wait
-from outbox_plugin.core.ports import Control, ReadRequest, WakeUp
+from outbox_plugin.core.postgres_ports import Control, ReadRequest, WakeUp
 from outbox_plugin.core.repeated_empty_reads import RepeatedEmptyReads
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.relay.events import Observer, RowsRead

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from outbox_plugin.core.kafka_ports import Membership
 from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat
-from outbox_plugin.core.ports import Membership
 from outbox_plugin.core.progress import OutboxIdentity
 from outbox_plugin.errors import ForeignOutbox, LayoutChanged
 from outbox_plugin.relay.runtime import Runtime

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from outbox_plugin.core.ports import TransactionalLog
+from outbox_plugin.core.kafka_ports import TransactionalLog
 from outbox_plugin.core.progress import ProgressRecord
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.relay.events import Observer, TransactionEnded

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from outbox_plugin.core.adaptive_read_limit import AdaptiveReadLimit
 from outbox_plugin.core.id_ranges import IdRanges
 from outbox_plugin.core.poll_schedule import Read
-from outbox_plugin.core.ports import Control, ReadRequest, WindowStore
+from outbox_plugin.core.postgres_ports import Control, ReadRequest, WindowStore
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.window import ROWS_BESIDE_LIVE, Windows
 from outbox_plugin.relay.live_rows import LiveRows

@@ -10,7 +10,7 @@ import psycopg
 
 from outbox_plugin.adapters.postgres_marked_store import PostgresMarkedStore
 from outbox_plugin.adapters.postgres_window_store import PostgresWindowStore
-from outbox_plugin.core.ports import MarkedStore, WindowStore
+from outbox_plugin.core.postgres_ports import MarkedStore, WindowStore
 from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.errors import StoreUnavailable
 from outbox_plugin.schema.migrate import migrate

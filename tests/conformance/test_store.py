@@ -12,7 +12,7 @@ from outbox_plugin.core.id_ranges import IdRanges
 from outbox_plugin.core.id_watermark import BEGINNING, IdRange, OpenWriters
 from outbox_plugin.core.key_summary import HASH_BYTES
 from outbox_plugin.core.ordering_key import OrderingKey
-from outbox_plugin.core.ports import ReadRequest, WindowStore
+from outbox_plugin.core.postgres_ports import ReadRequest, WindowStore
 from outbox_plugin.core.progress import Publication
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Slice

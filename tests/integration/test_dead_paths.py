@@ -20,7 +20,7 @@ from outbox_plugin.adapters.postgres_marked_store import PostgresMarkedStore
 from outbox_plugin.adapters.postgres_wake_up import PostgresWakeUp
 from outbox_plugin.adapters.postgres_window_store import PostgresWindowStore
 from outbox_plugin.bench.proxy import DIRECTIONS, Direction, Proxy
-from outbox_plugin.core.ports import ReadRequest
+from outbox_plugin.core.postgres_ports import ReadRequest
 from outbox_plugin.core.shards import Layout
 from outbox_plugin.errors import StoreUnavailable
 from outbox_plugin.inbox import Inbox

@@ -19,7 +19,7 @@ from outbox_plugin import Settings
 from outbox_plugin.adapters.harvester_registration import HarvesterRegistration
 from outbox_plugin.adapters.postgres_marked_store import PostgresMarkedStore
 from outbox_plugin.core.ordering_key import OrderingKey
-from outbox_plugin.core.ports import ReadRequest
+from outbox_plugin.core.postgres_ports import ReadRequest
 from outbox_plugin.core.row import column
 from outbox_plugin.core.shards import Layout
 from outbox_plugin.embedded import postgres

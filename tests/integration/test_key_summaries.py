@@ -18,7 +18,7 @@ from outbox_plugin.access.roles import Role
 from outbox_plugin.adapters import backlog_keys
 from outbox_plugin.adapters.postgres_window_store import PostgresWindowStore
 from outbox_plugin.core.key_summary import HASH_BYTES
-from outbox_plugin.core.ports import ReadRequest
+from outbox_plugin.core.postgres_ports import ReadRequest
 from outbox_plugin.core.shards import Layout
 from outbox_plugin.emit import drivers
 from outbox_plugin.schema.migrate import migrate

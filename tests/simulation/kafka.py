@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from outbox_plugin.core import repeated_requests
 from outbox_plugin.core.heartbeat_codec import HeartbeatCodec, LeaderRecord
+from outbox_plugin.core.kafka_ports import SendResult
 from outbox_plugin.core.last_progress import LastProgress, LogRecord, Numbering, Reader
 from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat
-from outbox_plugin.core.ports import SendResult
 from outbox_plugin.core.progress import ProgressRecord
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Slice

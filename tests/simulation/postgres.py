@@ -15,7 +15,7 @@ from outbox_plugin.core.delivery_options import Delivery
 from outbox_plugin.core.id_watermark import BEGINNING, IdRange, SequenceState
 from outbox_plugin.core.key_summary import HASH_BITS, HASH_BYTES
 from outbox_plugin.core.ordering_key import OrderingKey, OrderingKeys
-from outbox_plugin.core.ports import Control, ReadRequest
+from outbox_plugin.core.postgres_ports import Control, ReadRequest
 from outbox_plugin.core.progress import OutboxIdentity, Publication
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Layout, Slice

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outbox_plugin.core.adaptive_read_limit import AdaptiveReadLimit
-from outbox_plugin.core.ports import ReadRequest
+from outbox_plugin.core.postgres_ports import ReadRequest
 from outbox_plugin.core.row import Rows
 from outbox_plugin.core.window import BYTES_PER_WINDOW, ROWS_PER_WINDOW
 

@@ -12,7 +12,8 @@ from outbox_plugin.adapters.kafka_acknowledging_log import KafkaAcknowledgingLog
 from outbox_plugin.adapters.writable_topics import UnwritableTopics
 from outbox_plugin.core.bad_rows import BadRow
 from outbox_plugin.core.id_watermark import SequenceState
-from outbox_plugin.core.ports import Control, ReadRequest, SendResult
+from outbox_plugin.core.kafka_ports import SendResult
+from outbox_plugin.core.postgres_ports import Control, ReadRequest
 from outbox_plugin.core.progress import OutboxIdentity
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.errors import Fenced, Refusal

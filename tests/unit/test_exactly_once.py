@@ -17,7 +17,7 @@ from outbox_plugin.core.id_ranges import IdRanges
 from outbox_plugin.core.id_watermark import SequenceState
 from outbox_plugin.core.intervals import LONG_POLL_SECONDS
 from outbox_plugin.core.last_progress import LastProgress
-from outbox_plugin.core.ports import Control, ReadRequest
+from outbox_plugin.core.postgres_ports import Control, ReadRequest
 from outbox_plugin.core.progress import OutboxIdentity, ProgressRecord, Publication
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Layout, Slice

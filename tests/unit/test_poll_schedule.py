@@ -20,7 +20,7 @@ from outbox_plugin.core.intervals import (
     UNCOMMITTED_SECONDS,
 )
 from outbox_plugin.core.poll_schedule import Arm, PollAction, PollSchedule, Read, Sleep, Wait
-from outbox_plugin.core.ports import ReadRequest
+from outbox_plugin.core.postgres_ports import ReadRequest
 from outbox_plugin.core.repeated_empty_reads import RepeatedEmptyReads
 
 SETTLED = SequenceState(100, frozenset())

@@ -20,7 +20,7 @@ from outbox_plugin.core.intervals import (
     UNCOMMITTED_SECONDS,
 )
 from outbox_plugin.core.poll_schedule import Read
-from outbox_plugin.core.ports import Control, ReadRequest
+from outbox_plugin.core.postgres_ports import Control, ReadRequest
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.relay.events import HarvestEvent, RowsRead
 from outbox_plugin.relay.poller import Poller, Source

@@ -1,0 +1,153 @@
+"""What the relay needs of Kafka. The adapters implement it on real brokers, the tests in a simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from outbox_plugin.core.last_progress import LastProgress
+from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat
+from outbox_plugin.core.progress import ProgressRecord
+from outbox_plugin.core.row import OutboxRow
+from outbox_plugin.core.shards import Slice
+from outbox_plugin.errors import Away, Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class SendResult:
+    """What became of rows, by their ids: delivered, refused for what they are, or unknown if neither names them.
+
+    `away` names topics of which no row was sent or acknowledged, though nothing is wrong with the rows.
+    """
+
+    delivered: Set[int]
+    refused: Mapping[int, Refusal]
+    away: Mapping[str, Away] = field(default_factory=dict)
+
+
+class TransactionalLog(Protocol):
+    """Kafka, for one term of one shard, in exactly-once delivery.
+
+    Methods raise LogUnavailable (nothing was published; try again), Fenced, or OutcomeUnknown.
+    """
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether a request of the present producer may still arrive: `fence` before the next `publish`.
+
+        The rule is in `core.repeated_requests`.
+        """
+        ...
+
+    @property
+    def largest_progress_bytes(self) -> int:
+        """How many bytes a progress record may have, as far as the client and the broker have shown."""
+        ...
+
+    def fence(self, generation: int) -> None:
+        """Replace the producer by a new one of this generation.
+
+        That ends every other producer of the slice and the generation, our own last one included: an open transaction
+        is aborted, and whatever else an earlier producer sends is refused.
+
+        Raises:
+            TransactionStuck: the last transaction is decided, but has not ended, and that may take long.
+        """
+        ...
+
+    def read_progress(self, *, fenced: bool, accepts_unsigned: bool = False) -> LastProgress:
+        """The shard's last progress record.
+
+        `fenced`: every producer that may write there has been fenced, so no open transaction hides a record. Then the
+        committed record is certainly the last one. `accepts_unsigned`: the last leader may have been of a version that
+        did not sign.
+        """
+        ...
+
+    def former(self, slice_: Slice) -> TransactionalLog:
+        """The log of a shard of an earlier layout; to be closed by the caller."""
+        ...
+
+    def publish(self, rows: Sequence[OutboxRow], progress: ProgressRecord) -> bool:
+        """Publish `rows` in their order and `progress`, signed and with the next number, in one transaction.
+
+        Returns False if nothing was published, and the same rows are to be tried again.
+
+        Raises:
+            RowsRefused: Kafka refused rows for what they are; nothing was published.
+            TopicsAway: some of the rows' topics cannot be written to now; nothing was published.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close the producer; an open transaction is left to the next leader's fence. Safe to call twice."""
+        ...
+
+
+class AcknowledgingLog(Protocol):
+    """Kafka, for one term, in at-least-once delivery: no transactions."""
+
+    def send(self, rows: Sequence[OutboxRow], confirm: Callable[[], None]) -> SendResult:
+        """Send rows and wait for the result of each.
+
+        Args:
+            rows: what to send; no key of a topic occurs twice.
+            confirm: is called just before the first row is sent, when nothing else remains to be waited for. What it
+                raises is raised, and nothing is sent.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close the producer; what is not acknowledged may still arrive. Safe to call twice."""
+        ...
+
+
+class Membership(Protocol):
+    """The harvester as a member of the leader group. Only `send` may be called by two threads at once."""
+
+    def owned(self) -> Set[int]:
+        """The shards whose leader-topic partitions the group coordinator has assigned to us, as far as we know."""
+        ...
+
+    def receive(self, wait_seconds: float) -> Iterable[LeaderHeartbeat]:
+        """Receive heartbeats of this outbox that have arrived, waiting up to `wait_seconds` for the first.
+
+        Left out are those that no harvester of this outbox has signed, and copies of earlier ones, which
+        `core.copied_heartbeats` recognizes.
+        """
+        ...
+
+    def take_unsigned_heartbeat(self) -> LeaderHeartbeat | None:
+        """The last record since the last call that says it is a heartbeat, and that this outbox has not signed.
+
+        Anybody who may write to the topic can have written it.
+        """
+        ...
+
+    def check_topic(self) -> None:
+        """Check that the leader topic exists. If Kafka does not answer, nothing is raised.
+
+        Raises:
+            TopicMissing: the brokers do not know it.
+        """
+        ...
+
+    def check_progress_topic(self) -> None:
+        """Check now and then that the progress topic is still the same one. Waits for nothing.
+
+        A leader's records say which offsets they follow. In a topic that was created anew they do not follow them, and
+        would be taken for copies.
+
+        Raises:
+            TopicMissing: the topic was deleted and created anew.
+        """
+        ...
+
+    def send(self, heartbeat: LeaderHeartbeat) -> None:
+        """Send a heartbeat without waiting; one that cannot be sent in time is dropped."""
+        ...
+
+    def leave(self, timeout_seconds: float) -> None:
+        """Send what is to be sent, leave the group at once, and close."""
+        ...
