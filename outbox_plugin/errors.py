@@ -97,6 +97,14 @@ class TopicReplaced(UserError):
     """A topic was deleted and created anew, so a position in the old one has no meaning; nothing was written."""
 
     def __init__(self, consumer: str, topic: str, known: str, found: str) -> None:
+        """Make the message.
+
+        Args:
+            consumer: what has stopped, for the message.
+            topic: its name.
+            known: the id of the topic that the position is of.
+            found: the id of the topic that has this name now.
+        """
         super().__init__(
             f"the topic {topic} was deleted and recreated (its id was {known} and is now {found}), so {consumer} has "
             "stopped: set its position in the new topic with the job that sets positions"

@@ -83,7 +83,13 @@ class PostgresSession:
             self._opened = opened.pop_all()
 
     def query(self, noun: str, name: str, **values: object) -> Query:
-        """A statement with the values that it needs: those of the term, and `values`."""
+        """A statement with the values that it needs.
+
+        Args:
+            noun: names the file, `queries/<noun>.sql`.
+            name: of the statement in it.
+            values: of the statement's parameters, besides those of the term.
+        """
         return self.with_values(self.statement(noun, name), values)
 
     def with_values(self, query: bytes, values: dict[str, object]) -> Query:
@@ -91,7 +97,13 @@ class PostgresSession:
         return query, {**self._values, **values}
 
     def statement(self, noun: str, name: str, conditions: tuple[str, ...] = ()) -> bytes:
-        """A statement, with the named `conditions` of a read put in; each is composed once, for that takes long."""
+        """A statement. Each is composed once, because that takes long.
+
+        Args:
+            noun: names the file, `queries/<noun>.sql`.
+            name: of the statement in it.
+            conditions: names the conditions of a read that are put in.
+        """
         key = f"{noun}.{name}", conditions
         if key not in self._composed:
             parts = [statement("window", condition, self._table) for condition in conditions]
@@ -108,7 +120,13 @@ class PostgresSession:
         return self._composed[key]
 
     def bind(self, cursor: psycopg.ClientCursor[Any], statement: bytes, values: dict[str, object]) -> bytes:
-        """A statement, or several, with the term's values and `values` put in as literals."""
+        """A statement whose parameters are replaced by literals.
+
+        Args:
+            cursor: knows how Postgres quotes literals.
+            statement: one statement, or several.
+            values: of the parameters, besides those of the term.
+        """
         return _bound(cursor, *self.with_values(statement, values))
 
     def control(self) -> Control:
@@ -160,7 +178,12 @@ class PostgresSession:
             return {group for query in queries for (group,) in self.purger.execute(query).fetchall()}
 
     def run(self, noun: str, name: str, **values: object) -> psycopg.Cursor[tuple[Any, ...]]:
-        """Run one statement on the purger, a transaction of its own.
+        """Run one statement on the purger, in a transaction of its own.
+
+        Args:
+            noun: names the file, `queries/<noun>.sql`.
+            name: of the statement in it.
+            values: of the statement's parameters, besides those of the term.
 
         Raises:
             StoreUnavailable: Postgres is away, or refuses.

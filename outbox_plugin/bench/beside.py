@@ -39,7 +39,13 @@ class Phase:
 
     @classmethod
     def of(cls, name: str, seconds: float, late: Sequence[float]) -> Phase:
-        """Make the phase `name` from the delays of its events (`late`), in seconds."""
+        """Make a phase from the delays of its events.
+
+        Args:
+            name: what the report calls the phase.
+            seconds: how long the phase took.
+            late: the delay of each of its events, in seconds.
+        """
         cuts = quantiles(late, n=100) if len(late) >= _LEAST_ROWS else [0.0] * 99
         return cls(name, seconds, len(late), cuts[49] * 1000, cuts[98] * 1000)
 

@@ -41,6 +41,12 @@ _MEND_EVERY_SECONDS = 1.0
 def chaos(seconds: float, seed: int, delivery: Delivery | None, tell: Tell) -> ChaosReport:
     """Run on its own servers, with the user's other settings. Their folder is kept if something was wrong.
 
+    Args:
+        seconds: how long faults are injected.
+        seed: decides which faults come, and when.
+        delivery: of the harvesters; None for the one in the user's settings.
+        tell: is called with each line of progress.
+
     Raises:
         ServerFailed: a server did not come back.
     """

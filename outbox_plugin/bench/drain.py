@@ -75,7 +75,15 @@ class DrainReport:
 
 
 def against_baseline(settings: Settings, rows: int, keys: int, rounds: int, tell: Tell) -> DrainReport:
-    """A harvester against a bare loop."""
+    """Drain a backlog with a harvester, and with a bare loop.
+
+    Args:
+        settings: how to reach the user's servers; the benchmark makes an outbox of its own there.
+        rows: how many rows are drained each time.
+        keys: how many keys the rows have.
+        rounds: how many times each side is measured, in turn.
+        tell: is called with each line of progress.
+    """
     with scratch_outbox(settings) as ours:
         return _in_turn(
             DrainReport("harvester", "baseline"),
@@ -87,7 +95,14 @@ def against_baseline(settings: Settings, rows: int, keys: int, rounds: int, tell
 
 
 def hot_key(settings: Settings, rows: int, rounds: int, tell: Tell) -> DrainReport:
-    """A harvester whose rows all have one key, against one whose rows have 10,000."""
+    """Drain rows that all have one key, and rows that have 10,000 keys.
+
+    Args:
+        settings: how to reach the user's servers; the benchmark makes an outbox of its own there.
+        rows: how many rows are drained each time.
+        rounds: how many times each side is measured, in turn.
+        tell: is called with each line of progress.
+    """
     with scratch_outbox(settings) as ours:
         return _in_turn(
             DrainReport("1 key", f"{KEYS:,} keys"),
@@ -99,7 +114,15 @@ def hot_key(settings: Settings, rows: int, rounds: int, tell: Tell) -> DrainRepo
 
 
 def old_snapshot(settings: Settings, rows: int, dead_rows: int, rounds: int, tell: Tell) -> DrainReport:
-    """A harvester while an old snapshot keeps `dead_rows` in the index, against one without dead rows."""
+    """Drain a backlog while an old snapshot keeps dead rows in the index, and without dead rows.
+
+    Args:
+        settings: how to reach the user's servers; the benchmark makes an outbox of its own there.
+        rows: how many rows are drained each time.
+        dead_rows: how many deleted rows the old snapshot keeps in the index.
+        rounds: how many times each side is measured, in turn.
+        tell: is called with each line of progress.
+    """
 
     def haunted() -> Drained:
         with scratch_outbox(settings) as ours, _dead_rows_held(ours, dead_rows):
@@ -114,7 +137,15 @@ def old_snapshot(settings: Settings, rows: int, dead_rows: int, rounds: int, tel
 
 
 def big_backlog(settings: Settings, rows: int, reference_rows: int, rounds: int, tell: Tell) -> DrainReport:
-    """A harvester with a very large backlog, against one with a usual one."""
+    """Drain a very large backlog, and a usual one.
+
+    Args:
+        settings: how to reach the user's servers; the benchmark makes an outbox of its own there.
+        rows: how many rows the very large backlog has.
+        reference_rows: how many rows the usual backlog has.
+        rounds: how many times each side is measured, in turn.
+        tell: is called with each line of progress.
+    """
 
     def drained(count: int) -> Drained:
         with scratch_outbox(settings) as ours:

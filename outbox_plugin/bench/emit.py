@@ -76,7 +76,13 @@ class Driver:
 
 
 def bench_emit(settings: Settings, turns: int, tell: Tell) -> EmitReport:
-    """Time each kind of connection whose library is installed, one event a call and many a call."""
+    """Time each kind of connection whose library is installed, one event a call and many a call.
+
+    Args:
+        settings: how to reach the user's servers; the benchmark makes an outbox of its own there.
+        turns: how many times each cost is measured.
+        tell: is called with each line of progress.
+    """
     costs = []
     with scratch_outbox(settings) as scratch:
         for driver in DRIVERS:

@@ -67,6 +67,12 @@ def plan(seed: int, seconds: float, harvesters: int, brokers: int) -> dict[Actor
     of the network, 60 of clients. A run of half an hour or more is a soak: ten times as rare.
 
     A kind that comes in turn comes at least once, also in the shortest run.
+
+    Args:
+        seed: decides the faults and their times.
+        seconds: how long the run takes.
+        harvesters: how many harvesters run.
+        brokers: how many brokers run.
     """
     chance = random.Random(seed)
     spread = SOAK_EVERY if seconds >= SOAK_SECONDS else 1.0

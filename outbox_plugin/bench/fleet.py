@@ -26,7 +26,13 @@ class HarvesterProcess:
     """One `outbox harvest`, behind a guard, so that it never outlives this process."""
 
     def __init__(self, settings: Settings, log: Path, prefix: Sequence[str] = ()) -> None:
-        """Start it; it writes to the end of `log`. `prefix` is put before its command."""
+        """Start the process.
+
+        Args:
+            settings: become the environment of the process.
+            log: the process writes to its end.
+            prefix: is put before the command, as `ip netns exec` is.
+        """
         command = [*prefix, sys.executable, "-m", "outbox_plugin"]
         guard = [sys.executable, "-m", "outbox_plugin.embedded.guard", "SIGKILL", "as-is"]
         with log.open("ab") as output:

@@ -38,7 +38,13 @@ class IdleReport:
 
 
 def idle(settings: Settings, seconds: float, times: int, tell: Tell) -> IdleReport:
-    """Let `outbox harvest` rest behind the wake-up trigger, then write one row; `times` times.
+    """Let `outbox harvest` rest behind the wake-up trigger, then write one row, again and again.
+
+    Args:
+        settings: how to reach the user's servers; the benchmark makes an outbox of its own there.
+        seconds: how long it rests before each row.
+        times: how many rows are written, one after the other.
+        tell: is called with each line of progress.
 
     Raises:
         NotRelayed: what was written did not arrive within ten minutes.

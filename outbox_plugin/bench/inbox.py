@@ -92,9 +92,16 @@ class _Done:
 def bench_inbox(
     settings: Settings, records: int, keys: int, rounds: int, seats: int, tell: Tell, batch: int | None = None
 ) -> InboxReport:
-    """Handle a topic of `records`, each an UPDATE of its key's row, with the baseline and with an inbox, in turn.
+    """Handle a topic, each record an UPDATE of its key's row, with the baseline and with an inbox, in turn.
 
-    With `batch`, that many are handled at once, by one upsert of their keys' rows.
+    Args:
+        settings: how to reach the user's servers; the benchmark makes an outbox of its own there.
+        records: how many records the topic has.
+        keys: how many keys the records have.
+        rounds: how many times each side is measured, in turn.
+        seats: how many events the inbox handles at once.
+        tell: is called with each line of progress.
+        batch: how many records are handled at once, by one upsert of their keys' rows; None for one by one.
     """
     report = InboxReport(records, keys, [], [])
     with scratch_outbox(settings) as scratch:

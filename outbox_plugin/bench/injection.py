@@ -35,7 +35,17 @@ class Injector:
     def __init__(
         self, servers: Servers, settings: Settings, topic: str, fleet: Fleet, writer: Writer, seconds: float, note: Tell
     ) -> None:
-        """Make an injector. `seconds` is the length of the run; `note` is called with each action."""
+        """Nothing is injected yet.
+
+        Args:
+            servers: that faults are injected into.
+            settings: of the harvesters.
+            topic: that the events go to.
+            fleet: the harvesters.
+            writer: what writes the events.
+            seconds: how long the run takes.
+            note: is called with each action.
+        """
         self._servers = servers
         self._settings = settings
         self._topic = topic
@@ -196,7 +206,13 @@ def directions_of(fault: Fault) -> tuple[Direction, ...]:
 
 
 def disturb(kind: Kind, proxies: list[Proxy], directions: tuple[Direction, ...]) -> None:
-    """Begin a network fault on these proxies; `restore` ends it."""
+    """Begin a network fault; `restore` ends it.
+
+    Args:
+        kind: of the fault.
+        proxies: that carry it out.
+        directions: in which packets are held or discarded; a cut and a half-open connection concern both.
+    """
     for proxy in proxies:
         match kind:
             case "network cut":

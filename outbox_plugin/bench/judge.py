@@ -50,7 +50,13 @@ class Place(NamedTuple):
 
 
 def value_of(place: Place, key: str, padding: str) -> str:
-    """The value to write for a row."""
+    """The value to write for a row.
+
+    Args:
+        place: which row of which transaction it is.
+        key: of the row.
+        padding: gives the value its length.
+    """
     return f"{place.transaction} {place.place} {key} {padding}"
 
 

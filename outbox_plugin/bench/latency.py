@@ -58,7 +58,13 @@ class LatencyReport:
 
 
 def latency(settings: Settings, seconds: float, rows_per_second: float, tell: Tell) -> LatencyReport:
-    """Write `rows_per_second` for `seconds`, first beside a bare loop, then beside `outbox harvest`.
+    """Write at a steady rate, first beside a bare loop, then beside `outbox harvest`.
+
+    Args:
+        settings: how to reach the user's servers; the benchmark makes an outbox of its own there.
+        seconds: how long rows are written on each side.
+        rows_per_second: how many rows are written in a second.
+        tell: is called with each line of progress.
 
     Raises:
         NotRelayed: what was written did not arrive within ten minutes.

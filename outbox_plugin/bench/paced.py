@@ -39,7 +39,14 @@ def wait(reader: LiveReader, count: int) -> None:
 
 
 def write(settings: Settings, topic: str, count: int, rows_per_second: float) -> Sequence[float]:
-    """Write `count` rows, each in a transaction of its own, at a steady pace; returns when each was committed."""
+    """Write rows at a steady rate, each in a transaction of its own. Returns when each was committed.
+
+    Args:
+        settings: of the outbox.
+        topic: of the rows.
+        count: how many rows are written.
+        rows_per_second: how many rows are written in a second.
+    """
     committed: list[float] = []
     write_while(settings, topic, rows_per_second, committed, lambda: len(committed) < count)
     return committed

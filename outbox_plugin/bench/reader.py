@@ -26,9 +26,14 @@ class Arrival(NamedTuple):
 
 
 def read_until(settings: Settings, topic: str, enough: Callable[[Sequence[Seen]], bool], seconds: float) -> list[Seen]:
-    """Read `topic` from its beginning to its end, and on until there is `enough`, or `seconds` have passed.
+    """Read a topic from its beginning to its end, and on until there is `enough`.
 
-    A transaction's records may be seen a little after its commit was acknowledged: hence the patience.
+    Args:
+        settings: how to reach Kafka.
+        topic: what is read.
+        enough: whether the records read so far are all that is expected.
+        seconds: after which reading ends in any case. A transaction's records may be seen a little after its commit was
+            acknowledged.
     """
     deadline = time.monotonic() + seconds
     records: list[Seen] = []

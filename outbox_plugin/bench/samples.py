@@ -66,7 +66,13 @@ class Sampler:
     """Takes samples on a thread of its own. Harvesters come and go, lead or stand by; the longest span is judged."""
 
     def __init__(self, settings: Settings, pids: Callable[[], dict[int, int]], seconds: float) -> None:
-        """Nothing is sampled yet. `pids`: of the harvesters that run. `seconds`: how long the run will take."""
+        """Nothing is sampled yet.
+
+        Args:
+            settings: of the outbox.
+            pids: returns the process ids of the harvesters that run.
+            seconds: how long the run takes. It decides how far samples lie apart.
+        """
         self._settings = settings
         self._pids = pids
         self._every = max(1.0, seconds / _SAMPLES)

@@ -15,7 +15,12 @@ TIMES = 5  # How often the table is changed while a burst of rows drains.
 
 
 def change_table(kind: Kind, settings: Settings, times: int = TIMES) -> None:
-    """Rewrite the table, update all of its rows, or VACUUM it FULL; `times` times, one after the other.
+    """Rewrite the table, update all of its rows, or VACUUM it FULL.
+
+    Args:
+        kind: whether the table is rewritten, all its rows are updated, or VACUUM FULL runs.
+        settings: of the outbox.
+        times: how many times, one after the other. Twice or more shows what follows directly upon a change.
 
     Raises:
         psycopg.Error: Postgres is away, or chose this statement as the victim of a deadlock; do it again later.

@@ -51,7 +51,15 @@ def connect(settings: Settings, *, autocommit: bool = False) -> psycopg.Connecti
 
 
 def insert(connection: psycopg.Connection[Any], settings: Settings, topic: str, rows: int, keys: int) -> None:
-    """Insert `rows` rows of about 200 bytes with one header each, in one statement; committing is the caller's part."""
+    """Insert rows of about 200 bytes with one header each, in one statement.
+
+    Args:
+        connection: the caller commits on it.
+        settings: of the outbox.
+        topic: of the rows.
+        rows: how many rows are inserted.
+        keys: how many keys the rows have.
+    """
     connection.execute(
         sql.SQL(
             "INSERT INTO {} (kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values) "
@@ -63,7 +71,12 @@ def insert(connection: psycopg.Connection[Any], settings: Settings, topic: str, 
 
 
 def create_topic(settings: Settings, topic: str, partitions: int) -> None:
-    """Make a topic with the broker's own number of replicas.
+    """Create a topic with the broker's own number of replicas.
+
+    Args:
+        settings: how to reach Kafka.
+        topic: its name.
+        partitions: how many it has.
 
     Raises:
         KafkaException: the broker refused.

@@ -36,7 +36,13 @@ class Servers:
     """
 
     def __init__(self, folder: Path, tell: Tell, harvesters: int = 0) -> None:
-        """Nothing is started yet."""
+        """Nothing is started yet.
+
+        Args:
+            folder: holds the servers' data and logs.
+            tell: is called with each line of progress.
+            harvesters: how many harvesters reach the servers on a network route of their own.
+        """
         self.postgres = ReplicatedPostgres(folder / "postgres")
         self.cluster = EmbeddedCluster(folder / "kafka", tell)
         self.routes = [Route(len(self.cluster.nodes)) for _ in range(harvesters)]

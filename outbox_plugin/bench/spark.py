@@ -68,7 +68,14 @@ class SparkReport:
 
 
 def measure(spark: SparkSession, settings: Settings, rows: int, rounds: int, tell: Tell) -> SparkReport:
-    """Write `rows` rows of about 200 bytes `rounds` times each way, in turn, each time into an empty table.
+    """Write rows in each way, in turn, each time into an empty table.
+
+    Args:
+        spark: the session that writes.
+        settings: how to reach the user's servers; the benchmark makes an outbox of its own there.
+        rows: how many rows of about 200 bytes each write has.
+        rounds: how many times each way is measured.
+        tell: is called with each line of progress.
 
     Raises:
         InvalidSetting: Postgres's JDBC driver cannot be downloaded.

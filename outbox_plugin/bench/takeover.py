@@ -83,9 +83,14 @@ class TakeoverReport:
 
 
 def takeover(settings: Settings, times: int, tell: Tell) -> TakeoverReport:
-    """Inject each fault into the leader `times` times, with one standby, under a writer of 200 rows per second.
+    """Inject each fault into the leader, with one standby, under a writer of 200 rows per second.
 
     For faults in which packets vanish, each harvester runs in its own network namespace.
+
+    Args:
+        settings: how to reach the user's servers; the benchmark makes an outbox of its own there.
+        times: how many times each fault is injected.
+        tell: is called with each line of progress.
 
     Raises:
         NotRelayed: no record came within a minute, although a harvester was standing by.

@@ -55,7 +55,14 @@ class TickReport:
 
 
 def tick(settings: Settings, topics: list[str], ticks: int, tell: Tell) -> TickReport:
-    """Tick `ticks` times as the code server would, with a daemon that harvests meanwhile; `tell` is told how far."""
+    """Tick as the code server would, with a daemon that harvests meanwhile.
+
+    Args:
+        settings: of the outbox that the daemon harvests.
+        topics: whose ends each tick reports.
+        ticks: how many ticks are measured.
+        tell: is called with each line of progress.
+    """
     process = psutil.Process()
     sensor = build_harvester_sensor(AssetKey("harvester"), topics=topics)
     with _supervised(settings) as harvester, DagsterInstance.ephemeral() as instance:

@@ -63,7 +63,14 @@ class Writer:
     """Writes rows into the outbox, and into a ledger which transactions have committed; on threads of its own."""
 
     def __init__(self, settings: Settings, topic: str, mix: Mix, seed: int) -> None:
-        """Nothing is written yet."""
+        """Create the table of what was committed. Nothing is written yet.
+
+        Args:
+            settings: of the outbox.
+            topic: of the rows.
+            mix: what kinds of transactions are written, and how often.
+            seed: decides what each transaction writes.
+        """
         self._dsn = settings.dsn.get_secret_value()
         *schema, table = settings.table.split(".")
         self._ledger = sql.Identifier(*schema, "bench_ledger")

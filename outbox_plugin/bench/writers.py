@@ -47,9 +47,16 @@ class WritersReport:
 
 
 def writers(settings: Settings, count: int, seconds: float, rounds: int, tell: Tell) -> WritersReport:
-    """Let `count` connections write as fast as they can beside a harvester, with the wake-up trigger and without.
+    """Let connections write as fast as they can beside a harvester, with the wake-up trigger and without.
 
     All write all the time, and the trigger is disabled and enabled in turn, so that other load affects both alike.
+
+    Args:
+        settings: how to reach the user's servers; the benchmark makes an outbox of its own there.
+        count: how many connections write.
+        seconds: how long each measurement takes.
+        rounds: how many times each side is measured, in turn.
+        tell: is called with each line of progress.
     """
     report = WritersReport(count, [], [])
     with scratch_outbox(settings) as ours:

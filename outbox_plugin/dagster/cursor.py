@@ -79,7 +79,13 @@ class Cursor:
         return json.dumps(asdict(self), separators=(",", ":"))
 
     def after(self, status: Status, now: float, *, troubled: bool) -> Cursor:
-        """The cursor after a tick that saw `status`."""
+        """The cursor after a tick.
+
+        Args:
+            status: what the tick saw.
+            now: seconds of the wall clock.
+            troubled: whether the harvester's health is not good.
+        """
         heard = {str(shard.shard): (shard.leader.leader_id, shard.recovered) for shard in status.shards if shard.leader}
         terms = {shard: term for shard, (term, _) in heard.items()}
         return replace(

@@ -50,7 +50,13 @@ def result(health: HealthResult, shown: Metadata) -> AssetCheckResult:
 
 
 def evaluation(health: HealthResult, asset: AssetKey, check: str) -> AssetCheckEvaluation:
-    """The result of a check that the sensor evaluates."""
+    """The result of a check that the sensor evaluates.
+
+    Args:
+        health: what the check has found.
+        asset: that is checked.
+        check: its name.
+    """
     return AssetCheckEvaluation(
         asset_key=asset,
         check_name=check,

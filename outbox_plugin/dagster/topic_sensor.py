@@ -222,7 +222,14 @@ def _request(wanted: TopicRange, op: str, key: AssetKey) -> RunRequest:
 def in_full(
     position: Position | None, planned: Planned, run: UnfinishedRun | None = None, stuck_after_seconds: float = 0.0
 ) -> HealthResult:
-    """Whether no record was lost before it was consumed, and none waits for a run that does not end."""
+    """Whether no record was lost before it was consumed, and none waits for a run that does not end.
+
+    Args:
+        position: of the consumer; None where it has none yet.
+        planned: the range that comes next.
+        run: the unfinished run of a range, if there is one.
+        stuck_after_seconds: a run that takes longer is reported.
+    """
     lost = position.lost if position else 0
     wrong = []
     if planned.lost:

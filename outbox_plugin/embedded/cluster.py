@@ -59,7 +59,14 @@ class ClusterNode(KafkaNode):
     java_options = ("-Xms96m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
     def __init__(self, folder: Path, tell: Callable[[str], None], node: int, controllers: dict[int, int]) -> None:
-        """Make the node. It does not start it."""
+        """Nothing is started yet.
+
+        Args:
+            folder: holds the node's data and log.
+            tell: is called with each line of progress.
+            node: its id.
+            controllers: the port of each controller of the quorum, by node id.
+        """
         super().__init__(folder, tell)
         self.node = node
         self._controllers = controllers

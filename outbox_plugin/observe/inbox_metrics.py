@@ -70,7 +70,13 @@ class InboxGroupMetrics:
                 counter.add(topic, 0)
 
     def show(self, *, lags: Mapping[TopicPartition, int], paused: int, ready: bool) -> None:
-        """Show the state of one inbox."""
+        """Show the state of one inbox.
+
+        Args:
+            lags: the lag of each partition that the inbox consumes, in records.
+            paused: how many partitions it has paused.
+            ready: whether it is ready.
+        """
         for tp, lag in lags.items():
             self._all.lag.labels(self._group, *tp).set(lag)
         self._all.paused.labels(self._group).inc(paused)

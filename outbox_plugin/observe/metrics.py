@@ -175,7 +175,13 @@ class GroupMetrics:
             self._all.oldest.labels(self._group, shard).set(max(0.0, age))
 
     def show_shard(self, shard: int, *, leads: bool, readiness: Readiness) -> None:
-        """Show whether one harvester leads a shard, and whether it is ready."""
+        """Show the state of one shard of one harvester.
+
+        Args:
+            shard: its number.
+            leads: whether the harvester leads it.
+            readiness: whether the harvester is ready, as far as the shard is concerned.
+        """
         self._all.is_leader.labels(self._group, shard).inc(leads)
         self._all.ready.labels(self._group, shard).inc(isinstance(readiness, Ready))
 

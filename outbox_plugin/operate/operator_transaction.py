@@ -26,7 +26,13 @@ class OperatorTransaction:
         self._parts = whole_record_parts(self._in_full, has_columns=has_columns)
 
     def run(self, noun: str, name: str, **values: object) -> psycopg.Cursor[tuple[Any, ...]]:
-        """Run the statement `name` of `queries/<noun>.sql`."""
+        """Run a statement.
+
+        Args:
+            noun: names the file, `queries/<noun>.sql`.
+            name: of the statement in it.
+            values: of the statement's parameters, besides the outbox's name.
+        """
         query = statement(noun, name, self._in_full, **self._parts)
         return self._connection.execute(query, {"table": self._table, **values})
 

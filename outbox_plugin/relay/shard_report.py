@@ -106,7 +106,13 @@ class ShardReport:
         return replace(self._last, phase="resigned", trouble=self.trouble)
 
     def step_event(self, now: float, phase: Phase, leader_heard_at: float | None) -> ShardStepped | None:
-        """The event for observers that is due now; None where none is."""
+        """The event for observers that is due now; None where none is.
+
+        Args:
+            now: seconds of the relay's clock.
+            phase: the harvester's part in the shard: candidate, leader, resigned or waiting.
+            leader_heard_at: when the last heartbeat of a leader was received; None before the first.
+        """
         if now - self._step_event_at < STEP_EVENT_SECONDS:
             return None
         self._step_event_at = now

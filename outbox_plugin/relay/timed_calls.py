@@ -24,6 +24,14 @@ class TimedLog:
     """`TransactionalLog.publish`, timed."""
 
     def __init__(self, shard: int, log: TransactionalLog, runtime: Runtime, observe: Observer) -> None:
+        """Nothing is called yet.
+
+        Args:
+            shard: for the events that are observed.
+            log: is called, and timed.
+            runtime: has the clock.
+            observe: is told how long each call took.
+        """
         self._shard = shard
         self._log = log
         self._now = runtime.now

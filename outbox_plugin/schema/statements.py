@@ -26,9 +26,12 @@ _NAME_LINE = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
 
 def compose(text: str, table: str, **parts: sql.Composable) -> sql.Composed:
-    """Insert identifiers into `text`: the outbox `table`, its functions and its other tables, all of one schema.
+    """Insert the identifiers of an outbox into the text of a statement.
 
-    `parts` are inserted where `text` names them.
+    Args:
+        text: the statement, with the names in braces.
+        table: the outbox. Its functions and other tables are of the same schema.
+        parts: further parts, which are inserted where `text` names them.
 
     Raises:
         InvalidSetting: `text` names a table, and `table` stands for the outboxes of many schemas.

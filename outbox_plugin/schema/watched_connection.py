@@ -37,6 +37,11 @@ class WatchedConnection(psycopg.Connection[Row]):
     def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
         """Wait for the server, as psycopg's own method does. Every wait of psycopg calls it.
 
+        Args:
+            gen: psycopg's protocol of one request, which waits for the socket.
+            args: are passed on to psycopg.
+            kwargs: are passed on to psycopg.
+
         Raises:
             NoAnswer: the path to the server is dead; the connection is closed.
         """
@@ -51,7 +56,13 @@ class WatchedAsyncConnection(psycopg.AsyncConnection[Row]):
     probe_name: str | None = None
 
     async def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
-        """Wait for the server. If the path to it is dead, close the connection and raise NoAnswer."""
+        """Wait for the server. If the path to it is dead, close the connection and raise NoAnswer.
+
+        Args:
+            gen: psycopg's protocol of one request, which waits for the socket.
+            args: are passed on to psycopg.
+            kwargs: are passed on to psycopg.
+        """
         return await super().wait(_watched(gen, self.pgconn, lambda: _probe(self)), *args, **kwargs)
 
 

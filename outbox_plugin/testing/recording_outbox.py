@@ -37,7 +37,14 @@ class RecordingOutbox(Outbox):
         cloud_events: str | None = None,
         max_record_bytes: int = MAX_RECORD_BYTES,
     ) -> None:
-        """Make an outbox. The arguments are those of `Outbox`, and decide which events are refused."""
+        """Make an outbox with the arguments of `Outbox`, which decide which events are refused.
+
+        Args:
+            table: as of `Outbox`; there need be no such table.
+            serializer: makes a value of each object, as that of `Outbox` does.
+            cloud_events: the source of CloudEvents, if events become such.
+            max_record_bytes: events whose records are larger are refused.
+        """
         super().__init__(table, serializer=serializer, cloud_events=cloud_events, max_record_bytes=max_record_bytes)
         self._encoding = _RecordingEncoding(serializer, cloud_events, max_record_bytes)
         self.events: list[Event] = []
