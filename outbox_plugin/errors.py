@@ -11,7 +11,7 @@
      |   |- WrongConnection      events cannot be emitted on the connection as it is
      |   |- HandlerMisuse        a handler ended its transaction, or broke it
      |   |- RangeRefused         a range of offsets cannot be consumed as it is
-     |   `- TopicReplaced        a topic was deleted and created anew since it was last consumed
+     |   `- TopicReplaced        a topic was deleted and recreated since it was last consumed
      |- ServerUnavailable        a server cannot be reached for now: wait and try again
      |   |- StoreUnavailable     Postgres
      |   `- LogUnavailable       Kafka
@@ -94,7 +94,7 @@ class RangeRefused(UserError):
 
 
 class TopicReplaced(UserError):
-    """A topic was deleted and created anew, so a position in the old one has no meaning; nothing was written."""
+    """A topic was deleted and recreated, so a position in the old one has no meaning; nothing was written."""
 
     def __init__(self, consumer: str, topic: str, known: str, found: str) -> None:
         """Make the message.

@@ -186,7 +186,7 @@ class RecordSender:
                         producer.poll(_POLL_SECONDS)
             except KafkaException as error:
                 if (refusal := _refused_at_once(error.args[0], topic)) is None:
-                    self._topics.forget(topic)  # It may have been made anew, with fewer partitions.
+                    self._topics.forget(topic)  # It may have been recreated, with fewer partitions.
                     raise
                 self.refusals[id_] = refusal
             except Exception as error:  # The client does not take what is in the row: no other row may wait for that.

@@ -77,8 +77,8 @@ class _Run:
         self._seconds = seconds
         self._seed = seed
         self._tell = tell
-        seats = [servers.through(route, settings) for route in servers.routes]
-        self._fleet = Fleet(settings, HARVESTERS, folder, seats=seats)
+        slots = [servers.through(route, settings) for route in servers.routes]
+        self._fleet = Fleet(settings, HARVESTERS, folder, slots=slots)
         self._writer = Writer(settings, TOPIC, Mix(), seed)
         self._reader = LiveReader(settings, TOPIC)
         self._sampler = Sampler(settings, self._fleet.pids, seconds)

@@ -124,16 +124,16 @@ def old_snapshot(settings: Settings, rows: int, dead_rows: int, rounds: int, tel
         tell: is called with each line of progress.
     """
 
-    def haunted() -> Drained:
+    def with_old_snapshot() -> Drained:
         with scratch_outbox(settings) as ours, _dead_rows_held(ours, dead_rows):
             return _harvested(ours, rows, KEYS)
 
-    def calm() -> Drained:
+    def without_old_snapshot() -> Drained:
         with scratch_outbox(settings) as ours:
             return _harvested(ours, rows, KEYS)
 
     report = DrainReport(f"old snapshot, {dead_rows:,} dead rows", "no old snapshot")
-    return _in_turn(report, haunted, calm, rounds, tell)
+    return _in_turn(report, with_old_snapshot, without_old_snapshot, rounds, tell)
 
 
 def big_backlog(settings: Settings, rows: int, reference_rows: int, rounds: int, tell: Tell) -> DrainReport:

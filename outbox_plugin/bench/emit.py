@@ -26,7 +26,9 @@ from outbox_plugin.emit.event import Event
 from outbox_plugin.emit.outbox import Outbox
 from outbox_plugin.settings import Settings
 
-PORTION = 20  # Events of one kind before the other has its turn, so that load on the machine affects both alike.
+EVENTS_PER_TURN = (
+    20  # Events of one kind before the other has its turn, so that load on the machine affects both alike.
+)
 COLUMNS = ("topic", "key", "value", "names", "texts")
 VALUE = {"order": "o-4711", "customer": "c-17", "lines": [{"article": f"a-{each}", "count": each} for each in range(4)]}
 
@@ -99,16 +101,16 @@ async def _cost(driver: Driver, settings: Settings, turns: int, many: bool) -> C
 
     async def by_hand() -> None:
         if many:
-            await write([_row() for _ in range(PORTION)])
+            await write([_row() for _ in range(EVENTS_PER_TURN)])
         else:
-            for _ in range(PORTION):
+            for _ in range(EVENTS_PER_TURN):
                 await write([_row()])
 
     async def emitted() -> None:
         if many:
-            await _done(outbox.emit_many(target, [_event() for _ in range(PORTION)]))
+            await _done(outbox.emit_many(target, [_event() for _ in range(EVENTS_PER_TURN)]))
         else:
-            for _ in range(PORTION):
+            for _ in range(EVENTS_PER_TURN):
                 await _done(outbox.emit(target, _event()))
 
     plain, ours = [], []
@@ -128,7 +130,7 @@ async def _timed(work: Callable[[], Awaitable[None]]) -> float:
     """Microseconds an event."""
     began = time.perf_counter()
     await work()
-    return (time.perf_counter() - began) / PORTION * 1e6
+    return (time.perf_counter() - began) / EVENTS_PER_TURN * 1e6
 
 
 async def _done(result: Any) -> None:

@@ -100,25 +100,25 @@ class Fleet:
         count: int,
         folder: Path,
         restart_seconds: float = 0.5,
-        seats: Sequence[Settings] | None = None,
+        slots: Sequence[Settings] | None = None,
         prefixes: Sequence[Sequence[str]] | None = None,
     ) -> None:
         """Make a fleet. It starts no process yet.
 
         Args:
-            settings: of this process, and of all harvesters unless there are `seats`.
+            settings: of this process, and of all harvesters unless there are `slots`.
             count: how many harvesters.
             folder: for their logs.
             restart_seconds: how long to wait before a harvester that has ended is restarted.
-            seats: the settings of each harvester, if each reaches the servers in its own way.
+            slots: the settings of each harvester, if each reaches the servers in its own way.
             prefixes: what to put before the command of each harvester.
         """
         self._settings = settings
-        self._seat_settings = [settings] * count if seats is None else list(seats)
+        self._slot_settings = [settings] * count if slots is None else list(slots)
         self._prefixes = [()] * count if prefixes is None else list(prefixes)
         self._restart_seconds = restart_seconds
         self._logs = [folder / f"harvester-{number}.log" for number in range(count)]
-        self._seats: list[HarvesterProcess] = []
+        self._slots: list[HarvesterProcess] = []
         self._restart_at: dict[int, float] = {}
         self._wake_at: dict[int, float] = {}
         self._stop_at: dict[int, float] = {}
@@ -131,7 +131,7 @@ class Fleet:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Keep them running for as long as the body runs; then end them by SIGTERM."""
-        self._seats = list(map(HarvesterProcess, self._seat_settings, self._logs, self._prefixes))
+        self._slots = list(map(HarvesterProcess, self._slot_settings, self._logs, self._prefixes))
         self._keeper.start()
         try:
             yield
@@ -139,14 +139,14 @@ class Fleet:
             self._ending.set()
             self._keeper.join()
             try:
-                for process in self._seats:
+                for process in self._slots:
                     process.signal(signal.SIGCONT)
                     process.signal(signal.SIGTERM)
-                for seat, process in enumerate(self._seats):
+                for slot, process in enumerate(self._slots):
                     if process.wait() is None:
-                        self._stuck(seat)
+                        self._stuck(slot)
             finally:
-                for process in self._seats:
+                for process in self._slots:
                     process.close()
 
     @property
@@ -155,67 +155,67 @@ class Fleet:
         return "".join(log.read_text() for log in self._logs if log.exists())
 
     def leader(self, patience_seconds: float = 2.0) -> int | None:
-        """The seat of shard 0's leader, according to `outbox status`; None if there is none, or a server is away."""
+        """The slot of shard 0's leader, according to `outbox status`; None if there is none, or a server is away."""
         leader = read_status(self._settings, patience_seconds).shards[0].leader
         with self._lock:
-            seats = [number for number, each in enumerate(self._seats) if leader and each.pid == leader.pid]
-        return seats[0] if seats else None
+            slots = [number for number, each in enumerate(self._slots) if leader and each.pid == leader.pid]
+        return slots[0] if slots else None
 
     @property
     def alive(self) -> list[int]:
-        """The seats whose harvester runs, or is paused."""
+        """The slots whose harvester runs, or is paused."""
         with self._lock:
-            return [seat for seat, process in enumerate(self._seats) if process.pid is not None]
+            return [slot for slot, process in enumerate(self._slots) if process.pid is not None]
 
     def pids(self) -> dict[int, int]:
-        """The process ids of the harvesters that run, by seat."""
+        """The process ids of the harvesters that run, by slot."""
         with self._lock:
-            return {seat: pid for seat, process in enumerate(self._seats) if (pid := process.pid) is not None}
+            return {slot: pid for slot, process in enumerate(self._slots) if (pid := process.pid) is not None}
 
-    def kill(self, seat: int) -> None:
+    def kill(self, slot: int) -> None:
         """Kill a harvester with SIGKILL."""
-        self._seats[seat].signal(signal.SIGKILL)
+        self._slots[slot].signal(signal.SIGKILL)
 
-    def pause(self, seat: int, seconds: float) -> None:
+    def pause(self, slot: int, seconds: float) -> None:
         """SIGSTOP, and SIGCONT after `seconds`; returns at once."""
         with self._lock:
-            self._seats[seat].signal(signal.SIGSTOP)
-            self._wake_at[seat] = time.monotonic() + seconds
-            if seat in self._stop_at:
-                self._stop_at[seat] += seconds
+            self._slots[slot].signal(signal.SIGSTOP)
+            self._wake_at[slot] = time.monotonic() + seconds
+            if slot in self._stop_at:
+                self._stop_at[slot] += seconds
 
-    def terminate(self, seat: int) -> None:
+    def terminate(self, slot: int) -> None:
         """SIGTERM; returns at once. It is a failure if it has not ended after END_SECONDS, not counting pauses."""
         with self._lock:
-            self._seats[seat].signal(signal.SIGTERM)
-            self._stop_at[seat] = max(time.monotonic(), self._wake_at.get(seat, 0)) + END_SECONDS
+            self._slots[slot].signal(signal.SIGTERM)
+            self._stop_at[slot] = max(time.monotonic(), self._wake_at.get(slot, 0)) + END_SECONDS
 
     def _keep(self) -> None:
         while not self._ending.wait(_LOOK_SECONDS):
             now = time.monotonic()
             with self._lock:
-                for seat, process in enumerate(self._seats):
-                    self._look_after(seat, process, now)
+                for slot, process in enumerate(self._slots):
+                    self._look_after(slot, process, now)
 
-    def _look_after(self, seat: int, process: HarvesterProcess, now: float) -> None:
+    def _look_after(self, slot: int, process: HarvesterProcess, now: float) -> None:
         code = process.exit_code
         if code is None:
-            if now > self._wake_at.get(seat, now):
+            if now > self._wake_at.get(slot, now):
                 process.signal(signal.SIGCONT)
-                del self._wake_at[seat]
-            if now > self._stop_at.get(seat, now):
-                self._stuck(seat)
+                del self._wake_at[slot]
+            if now > self._stop_at.get(slot, now):
+                self._stuck(slot)
                 process.signal(signal.SIGKILL)
-                del self._stop_at[seat]
-        elif seat not in self._restart_at:
+                del self._stop_at[slot]
+        elif slot not in self._restart_at:
             self.ended[code] += 1
             process.close()
-            self._restart_at[seat] = now + self._restart_seconds
-        elif now > self._restart_at[seat]:
-            self._wake_at.pop(seat, None)
-            self._stop_at.pop(seat, None)
-            self._seats[seat] = HarvesterProcess(self._seat_settings[seat], self._logs[seat], self._prefixes[seat])
-            del self._restart_at[seat]
+            self._restart_at[slot] = now + self._restart_seconds
+        elif now > self._restart_at[slot]:
+            self._wake_at.pop(slot, None)
+            self._stop_at.pop(slot, None)
+            self._slots[slot] = HarvesterProcess(self._slot_settings[slot], self._logs[slot], self._prefixes[slot])
+            del self._restart_at[slot]
 
-    def _stuck(self, seat: int) -> None:
-        self.failures.append(f"harvester {seat} had not ended {END_SECONDS:.0f} s after SIGTERM")
+    def _stuck(self, slot: int) -> None:
+        self.failures.append(f"harvester {slot} had not ended {END_SECONDS:.0f} s after SIGTERM")

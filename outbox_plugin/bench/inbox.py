@@ -90,7 +90,7 @@ class _Done:
 
 
 def bench_inbox(
-    settings: Settings, records: int, keys: int, rounds: int, seats: int, tell: Tell, batch: int | None = None
+    settings: Settings, records: int, keys: int, rounds: int, concurrency: int, tell: Tell, batch: int | None = None
 ) -> InboxReport:
     """Handle a topic, each record an UPDATE of its key's row, with the baseline and with an inbox, in turn.
 
@@ -99,7 +99,7 @@ def bench_inbox(
         records: how many records the topic has.
         keys: how many keys the records have.
         rounds: how many times each side is measured, in turn.
-        seats: how many events the inbox handles at once.
+        concurrency: how many events the inbox handles at once.
         tell: is called with each line of progress.
         batch: how many records are handled at once, by one upsert of their keys' rows; None for one by one.
     """
@@ -120,35 +120,35 @@ def bench_inbox(
             _fill(scratch, topic, records, keys)
             for number in range(rounds):
                 if batch is None:
-                    report.baseline.append(_baseline(scratch, topic, records, seats, update))
+                    report.baseline.append(_baseline(scratch, topic, records, concurrency, update))
                 else:
                     report.baseline.append(_batch_baseline(scratch, topic, records, batch, upsert))
                 tell(f"round {number + 1}: baseline  {report.baseline[-1]:8,.0f} records/s")
                 connection.execute(sql.SQL("VACUUM {}").format(table))
                 group = f"{schema}-{number}"
                 if batch is None:
-                    report.inbox.append(_inbox(scratch, group, topic, records, seats, update))
+                    report.inbox.append(_inbox(scratch, group, topic, records, concurrency, update))
                 else:
-                    report.inbox.append(_batch_inbox(scratch, group, topic, records, seats, batch, upsert))
+                    report.inbox.append(_batch_inbox(scratch, group, topic, records, concurrency, batch, upsert))
                 tell(f"round {number + 1}: inbox     {report.inbox[-1]:8,.0f} records/s")
                 connection.execute(sql.SQL("VACUUM {}").format(table))
             _check(connection, table, records * rounds * 2)
     return report
 
 
-def _inbox(settings: Settings, group: str, topic: str, records: int, seats: int, update: sql.Composed) -> float:
+def _inbox(settings: Settings, group: str, topic: str, records: int, concurrency: int, update: sql.Composed) -> float:
     done = _Done(records)
 
     def handle(connection: psycopg.Connection[Any], received: Received) -> None:
         connection.execute(update, (received.key_text,))
         done.count()
 
-    with Inbox(settings, group=group, topics=[topic], handler=handle, concurrency=seats):
+    with Inbox(settings, group=group, topics=[topic], handler=handle, concurrency=concurrency):
         return done.rate()
 
 
 def _batch_inbox(
-    settings: Settings, group: str, topic: str, records: int, seats: int, batch: int, upsert: sql.Composed
+    settings: Settings, group: str, topic: str, records: int, concurrency: int, batch: int, upsert: sql.Composed
 ) -> float:
     done = _Done(records)
 
@@ -157,7 +157,7 @@ def _batch_inbox(
         connection.execute(upsert, (keys, [event.value.decode() if event.value else "" for event in events]))
         done.count(len(events))
 
-    with Inbox(settings, group=group, topics=[topic], handler=handle, batch_size=batch, concurrency=seats):
+    with Inbox(settings, group=group, topics=[topic], handler=handle, batch_size=batch, concurrency=concurrency):
         return done.rate()
 
 
@@ -179,9 +179,9 @@ def _batch_baseline(settings: Settings, topic: str, records: int, batch: int, up
     return done.rate()
 
 
-def _baseline(settings: Settings, topic: str, records: int, seats: int, update: sql.Composed) -> float:
+def _baseline(settings: Settings, topic: str, records: int, concurrency: int, update: sql.Composed) -> float:
     done = _Done(records)
-    queues: list[deque[Message | None]] = [deque() for _ in range(seats)]
+    queues: list[deque[Message | None]] = [deque() for _ in range(concurrency)]
     arrived = threading.Condition()
 
     def work(mine: deque[Message | None]) -> None:
@@ -213,7 +213,7 @@ def _baseline(settings: Settings, topic: str, records: int, seats: int, update: 
             seen += len(messages)
             with arrived:
                 for message in messages:
-                    queues[hash(message.key()) % seats].append(message)
+                    queues[hash(message.key()) % concurrency].append(message)
                 arrived.notify_all()
     rate = done.rate()
     with arrived:

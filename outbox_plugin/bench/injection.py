@@ -68,27 +68,27 @@ class Injector:
         }
 
     def _disturb_harvester(self, fault: Fault) -> None:
-        if (seat := self._victim(fault)) is None:
+        if (slot := self._victim(fault)) is None:
             return
         match fault.kind:
             case "kill":
-                with self._active(fault.kind, f"kill harvester {seat}"):
-                    self._fleet.kill(seat)
+                with self._active(fault.kind, f"kill harvester {slot}"):
+                    self._fleet.kill(slot)
             case "pause":
                 now = self._elapsed
-                self._note(description := f"pause harvester {seat} for {fault.seconds:.1f} s")
-                self._fleet.pause(seat, fault.seconds)
+                self._note(description := f"pause harvester {slot} for {fault.seconds:.1f} s")
+                self._fleet.pause(slot, fault.seconds)
                 self._count(Injected(fault.kind, description, now, now + fault.seconds))
             case _:
-                with self._active(fault.kind, f"terminate harvester {seat}"):
-                    self._fleet.terminate(seat)
+                with self._active(fault.kind, f"terminate harvester {slot}"):
+                    self._fleet.terminate(slot)
 
     def _victim(self, fault: Fault) -> int | None:
-        """The seat of the victim; None when the run is over. Waits as long as no harvester is alive."""
+        """The slot of the victim; None when the run is over. Waits as long as no harvester is alive."""
         leader = self._fleet.leader() if fault.leader else None
         is_fatal = fault.kind in ("kill", "terminate")
         while True:
-            alive = [seat for seat in self._fleet.pids() if not (is_fatal and seat == self._spared)]
+            alive = [slot for slot in self._fleet.pids() if not (is_fatal and slot == self._spared)]
             if alive:
                 return leader if leader in alive else alive[fault.victim % len(alive)]
             if self.over.wait(_LOOK_SECONDS):
@@ -119,12 +119,12 @@ class Injector:
             postgres.start_again()
 
     def _disturb_network(self, fault: Fault) -> None:
-        if (seat := self._victim(fault)) is None:
+        if (slot := self._victim(fault)) is None:
             return
-        proxies, server = reached(self._servers.routes[seat], fault.target)
+        proxies, server = reached(self._servers.routes[slot], fault.target)
         directions = directions_of(fault)
         which = "" if fault.kind in ("network cut", "network half-open") else f", {' and '.join(directions)}"
-        with self._active(fault.kind, f"{fault.kind}: harvester {seat} and {server}{which}, {fault.seconds:.1f} s"):
+        with self._active(fault.kind, f"{fault.kind}: harvester {slot} and {server}{which}, {fault.seconds:.1f} s"):
             try:
                 disturb(fault.kind, proxies, directions)
                 until = time.monotonic() + fault.seconds

@@ -145,9 +145,9 @@ class _Bench:
     ) -> None:
         self._ways, self._namespaces = ways, namespaces
         self._broker_ports = [port for _, port in _brokers(settings)]
-        seats = [_through(way, settings) for way in ways] or None
+        slots = [_through(way, settings) for way in ways] or None
         prefixes = [each.prefix for each in namespaces] or None
-        self.fleet = Fleet(settings, 2, folder, seats=seats, prefixes=prefixes)
+        self.fleet = Fleet(settings, 2, folder, slots=slots, prefixes=prefixes)
         self.writer = Writer(settings, topic, STEADY, seed=1)
         self.reader = LiveReader(settings, topic)
         self._admin = AdminClient(client_config(settings))
@@ -196,13 +196,13 @@ class _Bench:
             self._members = frozenset()  # Nobody has left for good, so nobody new has to join.
         return longest_gap(self.reader.arrivals, at)
 
-    def _restore(self, seat: int) -> None:
-        for namespace in self._namespaces[seat : seat + 1]:
+    def _restore(self, slot: int) -> None:
+        for namespace in self._namespaces[slot : slot + 1]:
             namespace.restore()
-        self._ways[seat].restore()
+        self._ways[slot].restore()
 
     def _calm_leader(self) -> int:
-        """Wait until one harvester leads, a new one has joined, and records flow steadily. Return the leader's seat."""
+        """Wait until one harvester leads, a new one has joined, and records flow steadily. Return the leader's slot."""
         self._await(self._another_has_joined, "no two harvesters have joined the leader group")
         self._await(lambda: self.fleet.leader() is not None, "no harvester leads")
         self._await_calm()

@@ -84,7 +84,7 @@ def confirm_topic(settings: Settings, wanted: TopicRange) -> None:
     """Check that the records were read from the topic that the range names.
 
     Raises:
-        TopicReplaced: the topic was deleted and created anew meanwhile.
+        TopicReplaced: the topic was deleted and recreated meanwhile.
     """
     readable(wanted, topic_state(settings, wanted.topic))
 

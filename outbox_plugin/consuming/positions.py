@@ -120,7 +120,7 @@ def set_position(settings: Settings, consumer: str, topic: str, where: Where) ->
         settings: the outbox, and the Kafka of the topic.
         consumer: its name.
         topic: the topic that it consumes.
-        where: `beginning` or `end` of the topic as it is now, even if it was created anew; `here` leaves the position
+        where: `beginning` or `end` of the topic as it is now, even if it was recreated; `here` leaves the position
             as it is, and only acknowledges the loss of offsets.
 
     Raises:

@@ -136,11 +136,11 @@ class Membership(Protocol):
     def check_progress_topic(self) -> None:
         """Check now and then that the progress topic is still the same one. Waits for nothing.
 
-        A leader's records say which offsets they follow. In a topic that was created anew they do not follow them, and
+        A leader's records say which offsets they follow. In a topic that was recreated they do not follow them, and
         would be taken for copies.
 
         Raises:
-            TopicMissing: the topic was deleted and created anew.
+            TopicMissing: the topic was deleted and recreated.
         """
         ...
 

@@ -11,8 +11,8 @@ Threads that are alive prove nothing, so each rule asks when something was last 
     stands by, and nobody was known to lead lately                  not ready
 
 A leader has *moved* when it has sent rows, when it had none to send, or when it was paused. A term that begins counts,
-too, but no second one before the leader has moved in another way. A stand-by learns from heartbeats that somebody
-leads, and heartbeats come through Kafka. So a stand-by that hears none either cannot reach Kafka, or should have taken
+too, but no second one before the leader has moved in another way. A standby learns from heartbeats that somebody
+leads, and heartbeats come through Kafka. So a standby that hears none either cannot reach Kafka, or should have taken
 over and did not.
 
 `now` and all times are seconds of one monotonic clock of this process.

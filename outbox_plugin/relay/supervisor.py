@@ -58,7 +58,7 @@ class Supervisor:
 
         Raises:
             LayoutChanged: the outbox has another number of shards now.
-            TopicMissing: somebody deleted one of the group's own topics, or created the progress topic anew.
+            TopicMissing: somebody deleted one of the group's own topics, or recreated the progress topic.
             ForeignOutbox: harvesters of another outbox use our group, and were there first.
         """
         try:
@@ -102,7 +102,7 @@ class Supervisor:
     def _refuse_other_outbox(self, unsigned: LeaderHeartbeat | None) -> None:
         """Raise ForeignOutbox if another outbox seems to use the group, and nobody has ever led this one.
 
-        Once somebody has led it, anyone who may write to the topic could otherwise end every stand-by.
+        Once somebody has led it, anyone who may write to the topic could otherwise end every standby.
         """
         if unsigned is not None and unsigned.phase == "leader" and not self._may_be_ours(unsigned):
             raise ForeignOutbox(

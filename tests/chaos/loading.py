@@ -21,10 +21,10 @@ FLOWS_SECONDS = 60.0
 class Load:
     """A writer, harvesters, and a reader that sees what they do."""
 
-    def __init__(self, settings: Settings, folder: Path, mix: Mix, seats: Sequence[Settings]) -> None:
+    def __init__(self, settings: Settings, folder: Path, mix: Mix, slots: Sequence[Settings]) -> None:
         self.topic = f"{settings.group}-events"
         create_topic(settings, self.topic, 6)
-        self.fleet = Fleet(settings, len(seats), folder, seats=seats)
+        self.fleet = Fleet(settings, len(slots), folder, slots=slots)
         self.writer = Writer(settings, self.topic, mix, seed=1)
         self.reader = LiveReader(settings, self.topic)
 
@@ -34,11 +34,11 @@ class Load:
         assert self.reader.wait_for(lambda arrivals: len(arrivals) > written, seconds), "nothing flows any more"
 
     def leader(self) -> int:
-        """Wait for a leader; the number of its seat."""
+        """Wait for a leader; the number of its slot."""
         leaders: list[int] = []  # To ask again may give another answer.
 
         def found() -> bool:
-            leaders.extend(seat for seat in [self.fleet.leader()] if seat is not None)
+            leaders.extend(slot for slot in [self.fleet.leader()] if slot is not None)
             return bool(leaders)
 
         eventually(found, FLOWS_SECONDS)
@@ -50,15 +50,15 @@ def load(
     settings: Settings,
     folder: Path,
     mix: Mix | None = None,
-    seats: Sequence[Settings] | None = None,
+    slots: Sequence[Settings] | None = None,
     restore: Callable[[], None] = lambda: None,
 ) -> Iterator[Load]:
-    """Load from two harvesters, or those of `seats`, for as long as the body runs.
+    """Load from two harvesters, or those of `slots`, for as long as the body runs.
 
     Then every row must have arrived, in order, and once where delivery is exactly once. `restore` makes the servers fit
     for the next test, whatever became of this one.
     """
-    running = Load(settings, folder, mix or Mix(), seats or [settings] * 2)
+    running = Load(settings, folder, mix or Mix(), slots or [settings] * 2)
     with running.reader.reading(), running.fleet.running():
         try:
             with running.writer.writing():

@@ -50,8 +50,8 @@ def running(servers: Servers, settings: Settings, tmp_path: Path) -> Iterator[Lo
             for proxy in route.proxies:
                 proxy.restore()
 
-    seats = [servers.through(route, settings) for route in servers.routes]
-    with load(settings, tmp_path, seats=seats, restore=restore) as running:
+    slots = [servers.through(route, settings) for route in servers.routes]
+    with load(settings, tmp_path, slots=slots, restore=restore) as running:
         yield running
 
 

@@ -226,7 +226,7 @@ def test_records_that_kafka_has_deleted_are_counted(table: Settings, topic: str)
     assert read_position(table, CONSUMER, topic) == type(position)(position.topic_id, position.next_offsets, 0)
 
 
-def test_a_topic_made_anew_stops_the_consumer_until_it_is_told_where_to_begin(table: Settings, group: str) -> None:
+def test_a_recreated_topic_stops_the_consumer_until_it_is_told_where_to_begin(table: Settings, group: str) -> None:
     topic = create_topic(table, f"{group}-anew", 1)
     produce(table, topic, numbered(0, 10))
     old = next_range(table, topic)

@@ -1,4 +1,4 @@
-"""The group's own topics: what happens when somebody deletes one, or makes it anew in another form."""
+"""The group's own topics: what happens when somebody deletes one, or recreates it in another form."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_progress_topic_that_would_expire_is_made_to_stay(settings: Settings) 
 
 
 @pytest.mark.parametrize("which", ["leader_topic", "progress_topic"])
-def test_a_control_topic_that_is_deleted_is_made_anew(settings: Settings, which: str) -> None:
+def test_a_control_topic_that_is_deleted_is_recreated(settings: Settings, which: str) -> None:
     topic = create_topic(settings, f"{settings.group}-events")
     events: list[HarvestEvent] = []
     with Harvester(settings, observe=events.append):
@@ -64,7 +64,7 @@ def test_a_control_topic_that_is_deleted_is_made_anew(settings: Settings, which:
     assert_exactly_once_in_order(consume(settings, topic), 1, 30)
 
 
-def test_a_progress_topic_that_somebody_makes_anew_under_a_leader_is_noticed(settings: Settings) -> None:
+def test_a_progress_topic_that_somebody_recreates_under_a_leader_is_noticed(settings: Settings) -> None:
     """The leader's records would not count there: a successor would find none where one is expected."""
     topic = create_topic(settings, f"{settings.group}-events")
     progress = KafkaNames.of(settings).progress_topic

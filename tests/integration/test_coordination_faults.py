@@ -88,7 +88,7 @@ def test_nothing_is_lost_by_handlers_that_hold_the_interpreter(
     assert sorted(seen) == list(range(240))
 
 
-def test_a_topic_that_was_made_anew_is_consumed_from_its_beginning(
+def test_a_topic_that_was_recreated_is_consumed_from_its_beginning(
     start: Callable[..., Running], write: Callable[[range], None], cluster: AdminClient, orders: str
 ) -> None:
     write(range(60))
@@ -102,7 +102,7 @@ def test_a_topic_that_was_made_anew_is_consumed_from_its_beginning(
     eventually(lambda: sorted(second.numbers) == list(range(60, 120)), 30)
 
 
-def test_a_topic_that_is_made_anew_under_its_consumer_is_consumed_from_its_beginning(
+def test_a_topic_that_is_recreated_under_its_consumer_is_consumed_from_its_beginning(
     start: Callable[..., Running], write: Callable[[range], None], cluster: AdminClient, orders: str
 ) -> None:
     write(range(60))

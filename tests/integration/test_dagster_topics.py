@@ -322,7 +322,7 @@ def test_what_kafka_deleted_is_passed_over_and_the_check_fails_until_that_is_ack
     assert shop.check.passed
 
 
-def test_a_topic_made_anew_stops_the_sensor_until_the_position_is_set(shop: Shop) -> None:
+def test_a_recreated_topic_stops_the_sensor_until_the_position_is_set(shop: Shop) -> None:
     produce(shop.settings, shop.topic, numbered(0, 20))
     shop.consume()
     query(shop.settings, "UPDATE outbox_consumer_position SET topic_id = 'another'")

@@ -257,7 +257,7 @@ def test_an_inbox_goes_on_when_its_connections_are_half_open(
 def test_a_leader_whose_path_to_postgres_is_stuck_makes_room(
     settings: Settings, through: Settings, proxy: Proxy, topic: str, tmp_path: Path, delivery: str
 ) -> None:
-    """The stand-by takes over, and the old leader does not come back while its path is stuck, nor after."""
+    """The standby takes over, and the old leader does not come back while its path is stuck, nor after."""
     settings, through = (each.model_copy(update={"delivery": delivery}) for each in (settings, through))
     migrate(settings)
     insert_numbered(settings, topic, 0, 1_000)
@@ -270,7 +270,7 @@ def test_a_leader_whose_path_to_postgres_is_stuck_makes_room(
             began = time.monotonic()
             eventually(standby.leads, 30)
             eventually(lambda: backlog(settings) == 0, 30)
-            print(f"the stand-by had relayed all after {time.monotonic() - began:.2f} s")
+            print(f"the standby had relayed all after {time.monotonic() - began:.2f} s")
             assert time.monotonic() - began < 4.0 * PATIENCE
             proxy.restore()
             insert_numbered(settings, topic, 2_000, 1_000)

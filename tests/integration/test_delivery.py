@@ -52,7 +52,7 @@ def test_a_paused_leader_of_another_group_publishes_nothing_more(
 def test_the_stand_bys_of_a_group_end_when_another_group_adopts_its_outbox(
     settings: Settings, topic: str, tmp_path: Path, delivery: Delivery
 ) -> None:
-    """A stand-by's first term begins after the adoption: it never sees the outbox's layout change."""
+    """A standby's first term begins after the adoption: it never sees the outbox's layout change."""
     old = settings.model_copy(update={"delivery": delivery})
     new = old.model_copy(update={"group": f"{old.group}-new"})
     migrate(old)

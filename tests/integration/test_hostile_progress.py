@@ -187,7 +187,7 @@ def test_a_deleted_record_of_rows_in_flight_is_missed(settings: Settings, topic:
         drained(settings)
 
 
-def test_a_topic_that_is_deleted_after_a_clean_stop_is_made_anew(settings: Settings, topic: str) -> None:
+def test_a_topic_that_is_deleted_after_a_clean_stop_is_recreated(settings: Settings, topic: str) -> None:
     for round_ in range(2):
         with Harvester(settings):
             insert_numbered(settings, topic, round_ * 10, 10)

@@ -99,7 +99,7 @@ class TestAfterAKill:
             connection.execute(rewrite)
         assert relay_all(settings, topic) == list(range(ROWS))
 
-    def test_a_table_made_anew_by_hand_is_not_guessed_at(self, settings: Settings) -> None:
+    def test_a_table_that_was_recreated_by_hand_is_not_guessed_at(self, settings: Settings) -> None:
         with psycopg.connect(settings.dsn.get_secret_value()) as connection:
             connection.execute("CREATE TABLE other (LIKE outbox INCLUDING ALL); DROP TABLE outbox CASCADE")
             connection.execute("ALTER TABLE other RENAME TO outbox")

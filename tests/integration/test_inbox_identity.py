@@ -47,7 +47,7 @@ def send(settings: Settings, topic: str, values: Sequence[str], *headers: Header
     producer.close()
 
 
-def make_anew(settings: Settings, topic: str) -> None:
+def recreate(settings: Settings, topic: str) -> None:
     """Delete a topic, and create one of its name."""
     admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
 
@@ -137,37 +137,37 @@ def test_events_with_very_long_names_are_handled_once_dead_lettered_and_tried_ag
     assert values(ready) == ["B", "b", "end", "g", "last"]
 
 
-def test_a_topic_that_was_made_anew_while_no_inbox_ran_has_new_events(ready: Settings, topic: str, group: str) -> None:
+def test_a_topic_that_was_recreated_while_no_inbox_ran_has_new_events(ready: Settings, topic: str, group: str) -> None:
     for values_now in (["a", "b"], ["c", "d", "e"]):
         send(ready, topic, values_now)
         with Inbox(ready, group=group, topics=[topic], handler=record_effect):
             eventually(lambda values_now=values_now: {*values_now} <= {*values(ready)}, SOON)  # type: ignore[misc]
-        make_anew(ready, topic)
+        recreate(ready, topic)
     assert values(ready) == ["a", "b", "c", "d", "e"]
 
 
 @pytest.mark.parametrize("more", [2, 9], ids=["fewer records", "more records"])
-def test_so_has_one_that_was_made_anew_under_a_running_inbox(
+def test_so_has_one_that_was_recreated_under_a_running_inbox(
     ready: Settings, topic: str, group: str, more: int
 ) -> None:
     named: list[Headers] = [[("idempotency-key", f"{number}")] for number in range(more)]
     send(ready, topic, ["a", "b", "c"])
     with Inbox(ready, group=group, topics=[topic], handler=record_effect):
         eventually(lambda: len(effects(ready)) == 3, SOON)
-        make_anew(ready, topic)
+        recreate(ready, topic)
         send(ready, topic, ["new"], *named)
         eventually(lambda: len(effects(ready)) == 3 + more, SOON)
     assert values(ready) == ["a", "b", "c", *["new"] * more]
 
 
-def test_an_event_without_a_name_has_its_effect_once_also_right_after_its_topic_was_made_anew(
+def test_an_event_without_a_name_has_its_effect_once_also_right_after_its_topic_was_recreated(
     ready: Settings, topic: str, group: str
 ) -> None:
     """The inbox reads on at the old offset; what it finds there must not be taken for events of the old topic."""
     send(ready, topic, ["a", "b", "c"])
     with Inbox(ready, group=group, topics=[topic], handler=record_effect):
         eventually(lambda: len(effects(ready)) == 3, SOON)
-        make_anew(ready, topic)
+        recreate(ready, topic)
         send(ready, topic, [f"new {number}" for number in range(9)])
         eventually(lambda: {f"new {number}" for number in range(9)} <= {*values(ready)}, SOON)
         eventually(lambda: committed(ready, topic, group) == 9, SOON)
@@ -194,7 +194,7 @@ def spread(settings: Settings, topic: str, value: str, first: int, each: int) ->
     producer.close()
 
 
-def test_a_topic_that_was_made_anew_while_partitions_move_is_read_from_its_beginning(
+def test_a_topic_that_was_recreated_while_partitions_move_is_read_from_its_beginning(
     ready: Settings, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also the partitions that do not move: here nothing but the move asks which incarnation there is."""
@@ -204,7 +204,7 @@ def test_a_topic_that_was_made_anew_while_partitions_move_is_read_from_its_begin
             eventually(lambda: len(effects(ready)) == 9, SOON)
             eventually(lambda: stays.partitions and leaves.partitions, SOON)
             monkeypatch.setattr(TopicIds, "recreated", lambda self, topics: set())
-            make_anew(ready, topic)
+            recreate(ready, topic)
             spread(ready, topic, "new", 100, 6)
             eventually(lambda: values(ready).count("new") >= 9, SOON)
         eventually(lambda: values(ready).count("new") == 18, SOON)
@@ -219,7 +219,7 @@ def test_an_offset_that_was_committed_in_a_topic_that_is_gone_does_not_count(
     with Inbox(ready, group=group, topics=[topic], handler=record_effect):
         eventually(lambda: len(effects(ready)) == 9, SOON)
         monkeypatch.setattr(TopicIds, "recreated", lambda self, topics: set())
-        make_anew(ready, topic)
+        recreate(ready, topic)
         spread(ready, topic, "new", 100, 6)
         eventually(lambda: values(ready).count("new") == 9, SOON)
     with Inbox(ready, group=group, topics=[topic], handler=record_effect):

@@ -22,7 +22,7 @@ from outbox_plugin.inbox.leader_epochs import ReachedPosition, StartPosition
 from outbox_plugin.inbox.positions import Positions, Reached
 from tests.consuming import effects, make_effect_table, produce, query, record_effect
 from tests.harvesting import create_topic
-from tests.integration.test_inbox_identity import make_anew, send, values
+from tests.integration.test_inbox_identity import recreate, send, values
 from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration
@@ -131,12 +131,12 @@ def test_an_inbox_of_an_earlier_version_moves_the_offset_alone(ready: Settings, 
         assert positions.read(connection, {topic: "another"}) == {(topic, 0): (5, None, ())}
 
 
-def test_positions_in_a_topic_that_was_made_anew_are_not_those_in_the_old_one(
+def test_positions_in_a_topic_that_was_recreated_are_not_those_in_the_old_one(
     ready: Settings, topic: str, group: str
 ) -> None:
     send(ready, topic, ["old"] * 5)
     consume(ready, topic, group, 5)
-    make_anew(ready, topic)
+    recreate(ready, topic)
     send(ready, topic, ["new"] * 9)  # More: the old position would be within them.
     consume(ready, topic, group, 14)
     assert values(ready) == ["new"] * 9 + ["old"] * 5

@@ -103,7 +103,7 @@ def test_bad_rows_are_shown(settings: Settings, topic: str) -> None:
         eventually(lambda: shown(ours, "outbox_waiting_rows", "0") == 0, 30)  # What is parked waits for an operator.
 
 
-def test_a_stand_by_is_ready_and_is_scraped_while_it_takes_over(settings: Settings, tmp_path: Path) -> None:
+def test_a_standby_is_ready_and_is_scraped_while_it_takes_over(settings: Settings, tmp_path: Path) -> None:
     first, second = listening(settings), listening(settings)
     leader = HarvesterProcess(first, tmp_path / "first.log")
     try:
@@ -150,19 +150,19 @@ def kafka(tmp_path: Path) -> Iterator[EmbeddedKafka]:
 
 def test_who_cannot_reach_kafka_is_not_ready_until_it_can(settings: Settings, kafka: EmbeddedKafka) -> None:
     elsewhere = settings.model_copy(update={"bootstrap_servers": kafka.bootstrap_servers})
-    leader, stand_by = listening(elsewhere), listening(elsewhere)
+    leader, standby = listening(elsewhere), listening(elsewhere)
     with Harvester(leader):
         eventually(lambda: "leads" in ready(leader), 60)
-        with Harvester(stand_by):
-            eventually(lambda: "stands by" in ready(stand_by), 60)
+        with Harvester(standby):
+            eventually(lambda: "stands by" in ready(standby), 60)
             os.kill(kafka.pid, signal.SIGSTOP)
             try:
-                for each in (leader, stand_by):
+                for each in (leader, standby):
                     eventually(partial(hears_no_leader, each), 60)
                     assert get(each, "/livez")[0] == 200
             finally:
                 os.kill(kafka.pid, signal.SIGCONT)
-            eventually(lambda: ready(leader) and ready(stand_by), 60)
+            eventually(lambda: ready(leader) and ready(standby), 60)
 
 
 def test_who_was_stopped_becomes_ready_again(settings: Settings, tmp_path: Path) -> None:

@@ -277,7 +277,7 @@ def test_a_batch_that_fails_before_its_commit_comes_again(
     assert seen(shop) == expected(100)
 
 
-def test_a_stream_of_a_topic_that_was_made_anew_stops(
+def test_a_stream_of_a_topic_that_was_recreated_stops(
     spark: SparkSession, shop: Settings, topic: str, tmp_path: Path
 ) -> None:
     produce(shop, topic, numbered(0, 20))

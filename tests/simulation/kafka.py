@@ -563,7 +563,7 @@ class SimulatedMembership:
         """It is there."""
 
     def check_progress_topic(self) -> None:
-        """Nobody makes it anew."""
+        """Nobody recreates it."""
 
     def send(self, heartbeat: LeaderHeartbeat) -> None:
         if self._process.alive:

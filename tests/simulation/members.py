@@ -7,7 +7,7 @@ A seed draws a plan: how many processes and partitions, which guarantee, and wha
 - A process is killed and started again under its client id, or stopped as a whole (with what it has sent), or its
   machine is suspended, where its clock stands still, too. A handler takes long, or holds the interpreter.
 - Each process has clocks of its own. The broker's clock jumps, as when another broker leads.
-- Topics are deleted and made anew, and widened. The coordination topic is deleted and made anew: each process notices
+- Topics are deleted and recreated, and widened. The coordination topic is deleted and recreated: each process notices
   it after a while, writes to the new one until then, and is started again.
 - An operator with a wrong clock pauses and resumes the group.
 
@@ -130,7 +130,7 @@ class Process:
     leaving: bool = False
     suspended_until: float = 0.0
     doubtful_until: float = 0.0  # Its clock stood still while it was suspended, so it may take itself for a holder.
-    notices_at: float = FOREVER  # When it notices that the coordination topic was made anew.
+    notices_at: float = FOREVER  # When it notices that the coordination topic was recreated.
 
 
 class Simulation:
@@ -454,7 +454,7 @@ class Simulation:
                 self.long_until = max(self.long_until, until)
                 until += 9
             case "log anew":
-                until = self._make_log_anew()
+                until = self._recreate_log()
             case "anew":
                 self.topic = Topic([self.dice.randint(0, 12) for _ in self.topic.records], self.topic.number + 1)
                 self.progress = dict.fromkeys(range(len(self.topic.records)), self.now)
@@ -477,7 +477,7 @@ class Simulation:
         process.suspended_until = process.stopped_until = self.now + seconds
         process.doubtful_until = process.suspended_until + 2 * TURN + 2 * INTERVAL
 
-    def _make_log_anew(self) -> float:
+    def _recreate_log(self) -> float:
         """Delete the coordination topic, and make one of its name. Returns when all have noticed, and go on."""
         self.log_begins, self.log_since = len(self.log), self.broker_time
         until = self.now

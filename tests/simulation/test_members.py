@@ -78,7 +78,7 @@ def begin_a_pause_by_the_operators_clock(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(World, "_release_group", staticmethod(by_its_clock))
 
 
-def go_on_in_a_topic_that_was_made_anew(patch: pytest.MonkeyPatch) -> None:
+def go_on_in_a_topic_that_was_recreated(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Member, "_begin_anew", lambda *_: None)
 
 
@@ -141,7 +141,7 @@ PLANTS: list[tuple[Plant, Plan, str]] = [
     (drop_a_record_while_the_lease_is_uncertain, HELD, "lost|stands still"),
     (hold_for_ever, ONCE_OR_MORE, "hold TopicPartition"),
     (begin_a_pause_by_the_operators_clock, replace(ONCE_OR_MORE, faults=((10.0, "pause", 0, 20.0),)), "paused"),
-    (go_on_in_a_topic_that_was_made_anew, replace(ONCE_OR_MORE, faults=ANEW), "lost|stands still"),
+    (go_on_in_a_topic_that_was_recreated, replace(ONCE_OR_MORE, faults=ANEW), "lost|stands still"),
     (hand_out_what_the_log_has_not_promised, AT_MOST_ONCE, "twice"),
     (remember_before_its_time, replace(HELD, faults=ANEW), "lost|stands still"),
     (forget_what_was_kept, KILLED, "twice"),

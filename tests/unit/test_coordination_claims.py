@@ -122,7 +122,7 @@ def test_an_offset_moves_past_what_is_done_in_any_order() -> None:
 
 
 def test_what_another_claim_handed_out_is_not_done_in_this_one() -> None:
-    """As a record that was in the user's hands when its topic was deleted and made anew."""
+    """As a record that was in the user's hands when its topic was deleted and recreated."""
     claim = Claim(0)
     claim.hand_out(0, keep=True)
     claim.done(3)

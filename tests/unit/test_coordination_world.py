@@ -127,7 +127,7 @@ def test_a_pause_lasts_as_long_as_it_says_by_whatever_clock(clock: int) -> None:
     assert not world.paused(GROUP, 150)
 
 
-def test_a_topic_that_was_made_anew_begins_anew_once() -> None:
+def test_a_topic_that_was_recreated_begins_anew_once() -> None:
     anew = ReleasingPartition(1, 110, "id-2", TOPIC_CLIENT, GROUP, "orders", 0, 0)
     world = world_of(claiming(A, 100), beating(A, 105, 50), anew)
     assert owner(world, 110) is None
@@ -159,7 +159,7 @@ def test_a_heartbeat_that_comes_late_into_a_new_log_does_not_move_back_what_was_
     assert (owner(world, 102), world.offset(GROUP, "orders", 0)) == (A, 40)
 
 
-def test_what_was_kept_after_the_log_was_made_anew_counts() -> None:
+def test_what_was_kept_after_the_log_was_recreated_counts() -> None:
     world = World(INTERVAL, since=100)
     world.remember(Key(GROUP, "orders", 0), 40, "id-1", 105)
     world.apply(beating(A, 101, 35), 101)
@@ -167,7 +167,7 @@ def test_what_was_kept_after_the_log_was_made_anew_counts() -> None:
     assert world.offset(GROUP, "orders", 0) == 40
 
 
-def test_what_was_kept_of_a_topic_does_not_hide_that_it_was_made_anew_in_the_log() -> None:
+def test_what_was_kept_of_a_topic_does_not_hide_that_it_was_recreated_in_the_log() -> None:
     """What stands before is about the earlier topic, and its higher offsets are none of the new one's."""
     world = World(INTERVAL, since=100)
     world.remember(Key(GROUP, "orders", 0), 6, "id-2", 130)

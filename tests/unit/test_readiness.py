@@ -81,7 +81,7 @@ def test_a_leader_makes_progress(known: dict[str, Any], verdict: object) -> None
         ({"led_at": NOW - 11, "trouble": "Kafka: away"}, NotReady("no leader has been heard for 11 s: Kafka: away")),
     ],
 )
-def test_a_stand_by_hears_a_leader(known: dict[str, Any], verdict: object) -> None:
+def test_a_standby_hears_a_leader(known: dict[str, Any], verdict: object) -> None:
     assert readiness(replace(STANDS_BY, **known), NOW) == verdict
 
 
@@ -193,7 +193,7 @@ def test_who_is_resumed_has_time_to_send() -> None:
     assert isinstance(harvest.verdict(), NotReady)
 
 
-def test_a_stand_by_is_ready_while_rows_wait_for_another() -> None:
+def test_a_standby_is_ready_while_rows_wait_for_another() -> None:
     harvest = Harvest()
     harvest.goes_on(1_000, leads=False, waiting={0})
     assert harvest.verdict() == Ready("stands by")

@@ -51,7 +51,7 @@ class SlowMembership:
         """It is there."""
 
     def check_progress_topic(self) -> None:
-        """Nobody makes it anew."""
+        """Nobody recreates it."""
 
     def send(self, heartbeat: LeaderHeartbeat) -> None:
         self.said.append(heartbeat)

@@ -86,7 +86,7 @@ def test_a_partition_that_ends_before_the_position_waits_and_the_others_go_on() 
     assert (planned.range.text(), planned.beyond) == ("1:3-7", (0,))
 
 
-def test_a_topic_that_was_made_anew_stops_its_consumer() -> None:
+def test_a_topic_that_was_recreated_stops_its_consumer() -> None:
     with pytest.raises(TopicReplaced, match="was deleted and recreated"):
         plan("totals", "orders", at(20), state((0, 15), topic_id="uuid-2"), 100)
     with pytest.raises(TopicReplaced):
