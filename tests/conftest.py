@@ -23,7 +23,7 @@ from outbox_plugin.embedded.stack import EmbeddedStack, Endpoints
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.settings import Settings
 from tests.harvesting import create_topic
-from tests.shares import in_share, present_share
+from tests.slow_test_share import in_share, present_share
 from tests.support import PATIENCE, begins_with_shared_spark, eventually
 
 # Every run has the same examples, and may take its time. `pytest --hypothesis-profile default` looks for others.

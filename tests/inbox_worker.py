@@ -17,9 +17,9 @@ import psycopg
 
 from outbox_plugin.inbox import Inbox, Received
 from outbox_plugin.settings import Settings
-from tests.consuming import record_effect, record_effects
 from tests.documents import CHECKOUT
 from tests.harvesting import environment
+from tests.inbox_support import record_effect, record_effects
 
 
 def start_worker(settings: Settings, group: str, topic: str, *arguments: str) -> subprocess.Popen[bytes]:

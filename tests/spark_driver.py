@@ -18,7 +18,7 @@ from outbox_plugin import Settings
 from outbox_plugin.embedded.java import spark_java_home
 from outbox_plugin.spark.session import spark_session
 from tests.processes import kill_tree
-from tests.sparking import events_of, numbers
+from tests.spark_support import events_of, numbers
 from tests.support import PATIENCE
 
 CHECKOUT = Path(__file__).resolve().parents[1]

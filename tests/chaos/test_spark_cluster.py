@@ -29,7 +29,7 @@ from outbox_plugin.spark import OutboxWrite
 from outbox_plugin.spark.evaluate_once import EvaluationLost
 from outbox_plugin.spark.session import spark_session
 from tests.processes import kill_tree
-from tests.sparking import count, events_of, numbers, outbox_rows
+from tests.spark_support import count, events_of, numbers, outbox_rows
 from tests.support import PATIENCE, eventually
 
 pytestmark = [pytest.mark.chaos, pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(1800)]

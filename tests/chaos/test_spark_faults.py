@@ -14,7 +14,7 @@ from outbox_plugin import Settings
 from outbox_plugin.embedded.postgres import EmbeddedPostgres
 from outbox_plugin.schema.migrate import migrate
 from tests.spark_driver import application
-from tests.sparking import count, outbox_rows, staging_tables
+from tests.spark_support import count, outbox_rows, staging_tables
 from tests.support import eventually
 
 pytestmark = [pytest.mark.chaos, pytest.mark.spark, pytest.mark.timeout(1200)]

@@ -15,9 +15,9 @@ from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.errors import StoreUnavailable
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.settings import Settings
+from tests.simulation.network import Mishaps, Server
 from tests.simulation.postgres import Database, MarkingStore, Service, Store, Transaction
 from tests.simulation.scheduler import Process, Scheduler
-from tests.simulation.wire import Mishaps, Server
 
 
 class Writing(Protocol):

@@ -26,8 +26,8 @@ from outbox_plugin import Event, Harvester, Outbox, Settings
 from outbox_plugin.dagster import Limits, Topic, build_outbox_checks, build_outbox_definitions
 from outbox_plugin.dagster.checks import build_dead_letter_check
 from outbox_plugin.status.reader import read_status
+from tests.dagster_support import HARVESTER, resources
 from tests.harvesting import insert
-from tests.supervising import HARVESTER, resources
 from tests.support import eventually
 
 pytestmark = pytest.mark.integration

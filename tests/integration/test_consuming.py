@@ -24,8 +24,8 @@ from outbox_plugin.consuming.topic_state import topic_state
 from outbox_plugin.core.topic_ranges import Planned, plan
 from outbox_plugin.errors import HandlerMisuse, LogUnavailable, RangeRefused, ServerRefused, TopicReplaced
 from outbox_plugin.schema.statements import statement
-from tests.consuming import make_effect_table, produce, query
 from tests.harvesting import create_topic, environment
+from tests.inbox_support import make_effect_table, produce, query
 from tests.support import eventually
 
 pytestmark = pytest.mark.integration

@@ -19,8 +19,8 @@ from outbox_plugin.embedded.kafka import EmbeddedKafka
 from outbox_plugin.embedded.ports import free_port
 from outbox_plugin.errors import InvalidSetting
 from outbox_plugin.observe import lag_poller
-from tests.consuming import produce
 from tests.harvesting import create_topic
+from tests.inbox_support import produce
 from tests.scraping import HOST, get, listening, metrics, not_ready, ready
 from tests.support import PATIENCE, eventually
 

@@ -32,8 +32,8 @@ from outbox_plugin.dagster import OutboxResource, build_outbox_checks
 from outbox_plugin.dagster.daemon import LOG_BYTES, Daemon
 from outbox_plugin.dagster.daemon_supervision import DaemonAction
 from outbox_plugin.status.reader import read_status
+from tests.dagster_support import HARVESTER, Ticks, daemons, reported, resources
 from tests.harvesting import backlog, create_topic, drained, insert_numbered
-from tests.supervising import HARVESTER, Ticks, daemons, reported, resources
 from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration

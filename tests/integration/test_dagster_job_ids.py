@@ -38,7 +38,7 @@ from outbox_plugin.dagster import OutboxResource, job_id
 from outbox_plugin.dagster.spark import OutboxIOManager
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.spark import OutboxWrite
-from tests.sparking import count, outbox_rows
+from tests.spark_support import count, outbox_rows
 
 pytestmark = [
     pytest.mark.integration,

@@ -10,8 +10,8 @@ from dagster import AssetKey, DagsterInstance, Definitions, PipesSubprocessClien
 
 from outbox_plugin import Settings
 from outbox_plugin.dagster import OutboxResource
-from tests.consuming import query
 from tests.documents import blocks
+from tests.inbox_support import query
 
 pytestmark = [
     pytest.mark.integration,

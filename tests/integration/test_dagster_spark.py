@@ -26,7 +26,7 @@ from outbox_plugin.dagster import OutboxResource, build_outbox_checks
 from outbox_plugin.dagster.spark import OutboxIOManager, SparkResource
 from outbox_plugin.schema.migrate import migrate
 from tests.harvesting import drained, harvesters
-from tests.sparking import PACKAGES, count, outbox_rows
+from tests.spark_support import PACKAGES, count, outbox_rows
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(900)]
 

@@ -39,9 +39,9 @@ from outbox_plugin.dagster import (
     build_topic_sensor,
 )
 from outbox_plugin.errors import InvalidSetting
-from tests.consuming import make_effect_table, produce, query
 from tests.documents import blocks
 from tests.harvesting import create_topic
+from tests.inbox_support import make_effect_table, produce, query
 from tests.integration.test_consuming import add, numbered, values
 from tests.support import PATIENCE
 

@@ -27,7 +27,6 @@ from outbox_plugin.inbox import Inbox
 from outbox_plugin.schema.connection import connect, connect_async
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.status.reader import read_status
-from tests.consuming import effects, make_effect_table, produce, record_effect
 from tests.harvesting import (
     assert_exactly_once_in_order,
     backlog,
@@ -39,6 +38,7 @@ from tests.harvesting import (
     insert_numbered,
     members,
 )
+from tests.inbox_support import effects, make_effect_table, produce, record_effect
 from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration

@@ -23,9 +23,9 @@ from confluent_kafka import Producer
 from outbox_plugin import Event, Settings
 from outbox_plugin.adapters.kafka_tokens import TokenProvider
 from outbox_plugin.inbox import Inbox, Received
-from tests.consuming import produce, query
 from tests.documents import CHECKOUT, DOCS, PAGES, blocks, blocks_of, name_of
 from tests.harvesting import drained, environment, harvesters, run_outbox
+from tests.inbox_support import produce, query
 from tests.support import eventually
 
 pytestmark = [  # Dagster's own calls.

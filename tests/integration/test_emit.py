@@ -30,8 +30,8 @@ from outbox_plugin.emit.encoding import Serializer, as_bytes, registered
 from outbox_plugin.errors import InvalidEvent, WrongConnection
 from outbox_plugin.inbox import Inbox, Received
 from outbox_plugin.schema.migrate import migrate
-from tests.consuming import query
-from tests.emitting import DRIVERS, Driver, Undo, awaited, django_alias, url
+from tests.emit_connections import DRIVERS, Driver, Undo, awaited, django_alias, url
+from tests.inbox_support import query
 from tests.support import eventually
 
 pytestmark = pytest.mark.integration

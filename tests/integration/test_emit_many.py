@@ -19,8 +19,8 @@ from sqlalchemy import orm
 from outbox_plugin import Event, Outbox, Settings
 from outbox_plugin.emit.drivers import CHARACTERS_AT_A_TIME, ROWS_AT_A_TIME
 from outbox_plugin.errors import InvalidEvent, WrongConnection
-from tests.consuming import query
-from tests.emitting import Undo, django_alias, url
+from tests.emit_connections import Undo, django_alias, url
+from tests.inbox_support import query
 from tests.support import eventually
 
 pytestmark = pytest.mark.integration

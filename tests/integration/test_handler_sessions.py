@@ -16,7 +16,7 @@ from outbox_plugin.consuming.positions import read_position
 from outbox_plugin.errors import HandlerMisuse
 from outbox_plugin.inbox import Inbox, Retry
 from outbox_plugin.inbox.dead_letters import DeadLetters
-from tests.consuming import effects, make_effect_table, produce, query, record_effect
+from tests.inbox_support import effects, make_effect_table, produce, query, record_effect
 from tests.integration.test_consuming import CONSUMER, add, next_range, numbered, values
 from tests.integration.test_inbox_faults import letters
 from tests.support import eventually

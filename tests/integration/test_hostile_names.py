@@ -23,10 +23,10 @@ from outbox_plugin.spark import OutboxWrite
 from outbox_plugin.spark.publish import Staged, publish_events
 from outbox_plugin.spark.staging import Attempt
 from outbox_plugin.status.reader import read_status
-from tests.consuming import effects, make_effect_table, produce, record_effect
 from tests.harvesting import consume, drained, insert
-from tests.hostile import ROLE, calls, plant
-from tests.sparking import new_staging_table
+from tests.hostile_role import ROLE, calls, plant
+from tests.inbox_support import effects, make_effect_table, produce, record_effect
+from tests.spark_support import new_staging_table
 from tests.support import eventually
 
 pytestmark = pytest.mark.integration

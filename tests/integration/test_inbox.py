@@ -22,8 +22,8 @@ from outbox_plugin.inbox import Inbox, Received, Retry
 from outbox_plugin.inbox.cleaning import Keep, clean
 from outbox_plugin.inbox.dead_letters import DeadLetters
 from outbox_plugin.schema.connection import connect
-from tests.consuming import effects, make_effect_table, produce, query, record_effect, values_by_key
 from tests.harvesting import environment, run_outbox
+from tests.inbox_support import effects, make_effect_table, produce, query, record_effect, values_by_key
 from tests.inbox_worker import end_workers, start_worker
 from tests.support import PATIENCE, eventually
 

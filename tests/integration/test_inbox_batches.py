@@ -17,7 +17,7 @@ from outbox_plugin import Settings
 from outbox_plugin.errors import InvalidSetting
 from outbox_plugin.inbox import Inbox, Received, Retry
 from outbox_plugin.inbox.dead_letters import DeadLetters
-from tests.consuming import effects, make_effect_table, produce, query, record_effect, record_effects, values_by_key
+from tests.inbox_support import effects, make_effect_table, produce, query, record_effect, record_effects, values_by_key
 from tests.inbox_worker import end_workers, start_worker
 from tests.integration.test_inbox_faults import letters, numbered
 from tests.support import PATIENCE, eventually

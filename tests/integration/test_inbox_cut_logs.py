@@ -21,8 +21,8 @@ from outbox_plugin.embedded.kafka import EmbeddedKafka
 from outbox_plugin.inbox import Inbox, Received
 from outbox_plugin.inbox.kafka_records import committed_offset
 from outbox_plugin.inbox.leader_epochs import StartPosition
-from tests.consuming import effects, make_effect_table, query, record_effect
-from tests.cutting import append, cut, cut_and_launch
+from tests.inbox_support import effects, make_effect_table, query, record_effect
+from tests.partition_truncation import append, cut, cut_and_launch
 from tests.support import eventually
 
 pytestmark = pytest.mark.integration

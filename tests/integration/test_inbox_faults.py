@@ -19,8 +19,8 @@ from outbox_plugin.inbox.dead_letters import DeadLetters
 from outbox_plugin.inbox.handling import Handling
 from outbox_plugin.inbox.retry import MAX_LOSSES
 from outbox_plugin.schema.watched_connection import NoAnswer
-from tests.consuming import effects, make_effect_table, produce, query, record_effect
 from tests.harvesting import create_topic
+from tests.inbox_support import effects, make_effect_table, produce, query, record_effect
 from tests.scraping import listening
 from tests.support import PATIENCE, eventually
 

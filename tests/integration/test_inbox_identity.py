@@ -20,8 +20,8 @@ from outbox_plugin.adapters.topic_ids import TopicIds
 from outbox_plugin.consuming.topic_state import topic_state
 from outbox_plugin.inbox import Inbox, Received, Retry
 from outbox_plugin.inbox.dead_letters import DeadLetters
-from tests.consuming import effects, make_effect_table, query, record_effect, record_effects
 from tests.harvesting import create_topic
+from tests.inbox_support import effects, make_effect_table, query, record_effect, record_effects
 from tests.support import eventually
 
 pytestmark = pytest.mark.integration

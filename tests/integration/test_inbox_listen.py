@@ -21,8 +21,8 @@ from outbox_plugin.embedded.ports import free_port
 from outbox_plugin.errors import InvalidSetting, SchemaMissing
 from outbox_plugin.inbox import Inbox, Received, Retry, consumer, readiness
 from outbox_plugin.observe import lag_poller
-from tests.consuming import effects, make_effect_table, produce, query, record_effect, record_effects
 from tests.harvesting import create_topic, insert
+from tests.inbox_support import effects, make_effect_table, produce, query, record_effect, record_effects
 from tests.scraping import HOST, get, listening, metrics, not_ready, ready
 from tests.support import PATIENCE, eventually
 

@@ -20,8 +20,8 @@ from outbox_plugin.inbox import Inbox
 from outbox_plugin.inbox import positions as inbox_positions
 from outbox_plugin.inbox.leader_epochs import ReachedPosition, StartPosition
 from outbox_plugin.inbox.positions import Positions, Reached
-from tests.consuming import effects, make_effect_table, produce, query, record_effect
 from tests.harvesting import create_topic
+from tests.inbox_support import effects, make_effect_table, produce, query, record_effect
 from tests.integration.test_inbox_identity import recreate, send, values
 from tests.support import PATIENCE, eventually
 

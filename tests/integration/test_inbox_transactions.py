@@ -12,7 +12,7 @@ import pytest
 from outbox_plugin import Settings
 from outbox_plugin.inbox import Inbox, Received, Retry
 from outbox_plugin.inbox.dead_letters import DeadLetters
-from tests.consuming import effects, make_effect_table, query, record_effect
+from tests.inbox_support import effects, make_effect_table, query, record_effect
 from tests.integration.test_inbox_faults import letters, numbered
 from tests.support import eventually
 

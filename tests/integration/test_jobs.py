@@ -14,8 +14,8 @@ from outbox_plugin import Harvester, Settings, operate
 from outbox_plugin.dagster import OutboxResource, build_outbox_jobs
 from outbox_plugin.errors import InvalidSetting
 from outbox_plugin.status.reader import read_status
+from tests.dagster_support import resources
 from tests.harvesting import backlog, by_key, consume, drained, insert
-from tests.supervising import resources
 from tests.support import eventually
 
 pytestmark = pytest.mark.integration

@@ -14,7 +14,6 @@ from outbox_plugin.coordination.admin import Admin
 from outbox_plugin.inbox import Inbox
 from outbox_plugin.status.reader import read_status
 from outbox_plugin.verification.topic_reader import records_in, verify_topic
-from tests.consuming import effects, make_effect_table, record_effect
 from tests.harvesting import (
     assert_exactly_once_in_order,
     consume,
@@ -24,6 +23,7 @@ from tests.harvesting import (
     insert_numbered,
     run_outbox,
 )
+from tests.inbox_support import effects, make_effect_table, record_effect
 from tests.support import eventually
 from tests.token_issuer import BY_FUNCTION, CLIENT_ID, CLIENT_SECRET, ISSUER, TokenKafka
 

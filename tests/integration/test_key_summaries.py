@@ -23,8 +23,8 @@ from outbox_plugin.core.shards import Layout
 from outbox_plugin.emit import drivers
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.spark import publish
-from tests.consuming import query
-from tests.emitting import DRIVERS, Driver, awaited
+from tests.emit_connections import DRIVERS, Driver, awaited
+from tests.inbox_support import query
 from tests.integration.test_spark_publish import commit
 from tests.roles import as_role, let_in
 from tests.support import eventually

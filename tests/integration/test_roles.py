@@ -32,10 +32,10 @@ from outbox_plugin.schema.table_name import in_full
 from outbox_plugin.spark import OutboxWrite
 from outbox_plugin.status.reader import read_status
 from outbox_plugin.verification.emitted_counts import emitted_counts
-from tests.consuming import effects, make_effect_table, produce, record_effect
 from tests.harvesting import backlog, by_key, consume, drained, environment, insert, run_outbox
+from tests.inbox_support import effects, make_effect_table, produce, record_effect
 from tests.roles import as_role, let_in
-from tests.sparking import count, staging_tables
+from tests.spark_support import count, staging_tables
 from tests.support import eventually
 
 pytestmark = pytest.mark.integration

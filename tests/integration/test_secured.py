@@ -30,7 +30,6 @@ from outbox_plugin.spark import OutboxWrite
 from outbox_plugin.status.reader import read_status
 from outbox_plugin.verification.on_spark import verify
 from outbox_plugin.verification.topic_reader import verify_topic
-from tests.consuming import effects, make_effect_table, produce, record_effect
 from tests.harvesting import (
     assert_exactly_once_in_order,
     backlog,
@@ -41,9 +40,10 @@ from tests.harvesting import (
     insert_numbered,
     run_outbox,
 )
-from tests.secured import Authority, SecuredKafka, TlsFront, bindings_of
-from tests.sparking import PACKAGES
+from tests.inbox_support import effects, make_effect_table, produce, record_effect
+from tests.spark_support import PACKAGES
 from tests.support import PATIENCE, eventually
+from tests.tls_servers import Authority, SecuredKafka, TlsFront, bindings_of
 
 pytestmark = pytest.mark.integration
 

@@ -23,7 +23,7 @@ from outbox_plugin.spark import OutboxWrite
 from outbox_plugin.spark.columns import BusinessColumnWrong, EventColumnWrong, RowForm
 from outbox_plugin.spark.staging import Attempt, StageTask, StagingTable
 from tests.roles import as_role, let_in
-from tests.sparking import (
+from tests.spark_support import (
     count,
     events_of,
     failing,

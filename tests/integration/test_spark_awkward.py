@@ -19,7 +19,7 @@ from outbox_plugin.spark.business_table import BusinessTableMissing
 from outbox_plugin.spark.columns import BusinessColumnWrong
 from outbox_plugin.spark.options import OptionWrong
 from outbox_plugin.spark.publish import InvalidRow, RowsDropped
-from tests.sparking import count
+from tests.spark_support import count
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 

@@ -26,9 +26,9 @@ from outbox_plugin.errors import TopicReplaced
 from outbox_plugin.spark import OutboxWrite
 from outbox_plugin.spark.kafka_source import add_packages
 from outbox_plugin.spark.options import OptionWrong
-from tests.consuming import produce, query
 from tests.documents import blocks
-from tests.sparking import PACKAGES, failing, outbox_rows, staging_tables
+from tests.inbox_support import produce, query
+from tests.spark_support import PACKAGES, failing, outbox_rows, staging_tables
 from tests.support import eventually
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(900)]

@@ -13,7 +13,7 @@ from outbox_plugin import Settings
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.spark.sink import CheckpointTooOld, OutboxDataSource, OutboxStreamWriter, _Message
 from outbox_plugin.spark.staging import PARTITION_BITS, Attempt
-from tests.consuming import make_effect_table, query
+from tests.inbox_support import make_effect_table, query
 
 pytestmark = pytest.mark.integration
 

@@ -17,7 +17,7 @@ from pyspark.sql import functions as f
 from outbox_plugin import Settings
 from outbox_plugin.schema.migrate import migrate
 from tests.documents import blocks
-from tests.sparking import (
+from tests.spark_support import (
     count,
     events_of,
     failing,

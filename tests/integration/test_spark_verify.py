@@ -12,8 +12,8 @@ from outbox_plugin.errors import InvalidSetting, ServerRefused
 from outbox_plugin.spark import verify
 from outbox_plugin.spark.kafka_source import add_packages
 from tests.harvesting import environment, run_outbox
-from tests.planting import ALL, EVENTS, KEYS, Planted, plant, plant_moved_key
-from tests.sparking import PACKAGES
+from tests.records_to_verify import ALL, EVENTS, KEYS, Planted, plant, plant_moved_key
+from tests.spark_support import PACKAGES
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 

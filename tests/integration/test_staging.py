@@ -19,7 +19,7 @@ from outbox_plugin.spark.columns import event_form
 from outbox_plugin.spark.publish import Staged
 from outbox_plugin.spark.sink import _connection
 from outbox_plugin.spark.staging import PREFIX, StageTask, StagingTable
-from tests.sparking import new_staging_table
+from tests.spark_support import new_staging_table
 from tests.support import eventually
 
 pytestmark = pytest.mark.integration

@@ -15,8 +15,8 @@ from outbox_plugin.bench import tick as benchmark
 from outbox_plugin.dagster import HarvesterResource, Limits, Topic, build_harvester_sensor
 from outbox_plugin.dagster.daemon import Daemon
 from outbox_plugin.status.reader import read_status
+from tests.dagster_support import HARVESTER, Ticks, daemons, resources
 from tests.harvesting import create_topic, drained, harvesters, insert_numbered
-from tests.supervising import HARVESTER, Ticks, daemons, resources
 from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration

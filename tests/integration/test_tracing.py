@@ -15,8 +15,8 @@ from opentelemetry.trace import SpanContext, StatusCode, Tracer
 
 from outbox_plugin import Event, Harvester, Outbox, Settings
 from outbox_plugin.inbox import Inbox, Received, Retry
-from tests.consuming import effects, make_effect_table, query, record_effect
 from tests.harvesting import consume, drained
+from tests.inbox_support import effects, make_effect_table, query, record_effect
 from tests.support import eventually
 from tests.tracing import Exported, context_of, linked, parent_of, recorded_tracer
 

@@ -18,8 +18,8 @@ from outbox_plugin.consuming.topic_state import topic_state
 from outbox_plugin.inbox import Inbox
 from outbox_plugin.inbox.dead_letters import DeadLetters
 from outbox_plugin.verification.topic_reader import verify_topic
-from tests.consuming import effects, make_effect_table, query, record_effect, record_effects
 from tests.harvesting import create_topic
+from tests.inbox_support import effects, make_effect_table, query, record_effect, record_effects
 from tests.raw_headers import produce_raw
 from tests.support import PATIENCE, eventually
 

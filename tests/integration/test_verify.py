@@ -19,7 +19,7 @@ from outbox_plugin.errors import ServerRefused
 from outbox_plugin.verification import topic_ends
 from outbox_plugin.verification.topic_reader import verify_topics
 from tests.harvesting import create_topic, environment, run_outbox
-from tests.planting import ALL, EVENTS, KEYS, Planted, plant, plant_moved_key
+from tests.records_to_verify import ALL, EVENTS, KEYS, Planted, plant, plant_moved_key
 
 pytestmark = pytest.mark.integration
 

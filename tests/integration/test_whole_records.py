@@ -24,9 +24,9 @@ from outbox_plugin.emit.encoding import as_bytes
 from outbox_plugin.errors import SchemaMissing
 from outbox_plugin.inbox import Inbox, Received
 from outbox_plugin.schema.migrate import migrate
-from tests.consuming import query
-from tests.emitting import DRIVERS, Driver, awaited
+from tests.emit_connections import DRIVERS, Driver, awaited
 from tests.harvesting import backlog, create_topic, drained
+from tests.inbox_support import query
 from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration

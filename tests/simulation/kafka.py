@@ -28,8 +28,8 @@ from outbox_plugin.errors import (
     TopicsAway,
     TransactionStuck,
 )
+from tests.simulation.network import LATE, PATIENCE, Answer, Server
 from tests.simulation.scheduler import Killed, Process, Scheduler
-from tests.simulation.wire import LATE, PATIENCE, Answer, Server
 
 SESSION_SECONDS = 6.0
 TRANSACTION_SECONDS = 60.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from outbox_plugin.core.delivery_options import BadRows, Delivery
-from tests.simulation.wire import MISHAPS
+from tests.simulation.network import MISHAPS
 
 CreateTimes = Literal["now", "by the second", "the same"]  # What applications write into that column.
 

@@ -21,8 +21,8 @@ from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.core.takeover import Terms
 from outbox_plugin.errors import Fenced, LayoutChanged, StoreUnavailable
+from tests.simulation.network import Server
 from tests.simulation.scheduler import Process, Scheduler
-from tests.simulation.wire import Server
 
 Answer = TypeVar("Answer")
 

@@ -299,7 +299,7 @@ ONE_ADOPTION = Plan(
     faults=(Fault(PAUSE, 2.4, 2.0, 2), Fault(PAUSE, 2.5, 3.0, 1), Fault(OTHER_GROUP, 2.7, 0.5, 0)),
 )
 
-# Leaders that are killed before they purge, and a neighbour who writes to the control topics all the time.
+# Leaders that are killed before they purge, and an attacker who writes to the control topics all the time.
 NEIGHBOUR = Plan(
     harvesters=2,
     writers=4,

@@ -20,12 +20,12 @@ from outbox_plugin.relay.shard_report import ShardReport
 from outbox_plugin.relay.supervisor import Supervisor
 from outbox_plugin.relay.term import OpenRelay, Relay
 from tests.simulation import plan as plans
+from tests.simulation.attacker import write_to_control_topics
 from tests.simulation.kafka import Broker, SimulatedAcknowledgingLog, SimulatedLog, SimulatedMembership
-from tests.simulation.neighbour import write_to_control_topics
+from tests.simulation.network import Mishaps, Server
 from tests.simulation.plan import Fault, Plan
 from tests.simulation.postgres import PLACE, Database, Disconnected, Event, MarkingStore, Service, Store, WakeUpCall
 from tests.simulation.scheduler import Process, Scheduler
-from tests.simulation.wire import Mishaps, Server
 
 BATCH_ROWS = 100
 
@@ -352,11 +352,11 @@ class World:
                 transaction.insert(id_, "t", key, large=self.rng.random() < self.plan.large)
             transaction.commit()
 
-    def _let_a_neighbour_write(self, fault: Fault) -> None:
+    def _let_an_attacker_write(self, fault: Fault) -> None:
         ends = self.scheduler.now + fault.seconds
         while self.scheduler.now < ends:
             self.scheduler.sleep(self.rng.random() * 0.4)
-            self.say("neighbour", write_to_control_topics(self.rng, self.broker, self.database))
+            self.say("attacker", write_to_control_topics(self.rng, self.broker, self.database))
 
 
 _BEFALL: dict[str, Callable[[World, Fault], None]] = {
@@ -391,7 +391,7 @@ _BEFALL: dict[str, Callable[[World, Fault], None]] = {
     plans.BAD_TOPIC: World._refuse_topic,
     plans.NO_LEADER: World._lose_leader,
     plans.OWN_ID: World._own_id,
-    plans.HOSTILE: World._let_a_neighbour_write,
+    plans.HOSTILE: World._let_an_attacker_write,
 }
 
 

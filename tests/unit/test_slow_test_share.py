@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.shares import SHARES, in_share, present_share
+from tests.slow_test_share import SHARES, in_share, present_share
 
 NAMES = {f"tests/test_{number}.py::test_it[{number}]" for number in range(100)}
 
