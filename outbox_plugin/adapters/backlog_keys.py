@@ -1,4 +1,4 @@
-"""Reads which ordering keys a backlog has: from the summaries of those who wrote it, and else from its rows."""
+"""Reads which ordering keys a backlog has: from the summaries that its writers left, and otherwise from its rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outbox_plugin.errors import StoreUnavailable
 from outbox_plugin.schema.connection import pipeline
 
 HASH_FORM = 1  # Of the statement `key_hash`, and of the function `outbox_summarise_keys`.
-KEYS_PER_PART = 50_000  # Some 50 ms of work, after which a summary can be given up.
+KEYS_PER_PART = 50_000  # About 50 ms of work. Between two parts, a summary can be given up.
 _BYTES_PER_PART = 500_000 * HASH_BYTES
 
 
@@ -41,11 +41,11 @@ class BacklogKeys:
 
         Args:
             bound: the last id.
-            rows: how many such rows there are, at most. So many more hashes are returned, at most.
+            rows: an upper bound of how many such rows there are. At most so many hashes of other keys are returned.
 
         Raises:
             StoreUnavailable: the outbox is no longer the one that the term began with.
-            psycopg.Error: whatever else Postgres says.
+            psycopg.Error: any other error of Postgres.
         """
         used: list[int] = []
         most_bytes = rows * HASH_BYTES

@@ -1,4 +1,4 @@
-"""Published rows that are kept: a partition for each day, dropped as a whole when its time is over."""
+"""Keeps published rows for a while: a partition for each day, which is dropped as a whole when its time is over."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.table_name import in_full
 from outbox_plugin.settings import Settings
 
-INTERVAL_SECONDS = 3_600.0  # Tomorrow's partition is made ahead, so a look an hour is plenty.
-RETRY_SECONDS = 300.0  # Each attempt that somebody's lock ends may keep new rows waiting for a tenth of a second.
+INTERVAL_SECONDS = 3_600.0  # Tomorrow's partition is made ahead, so once an hour is enough.
+RETRY_SECONDS = 300.0  # An attempt may hold new rows up for a tenth of a second, if somebody else has a lock.
 
 
 class HistoryPartitions:
@@ -26,7 +26,7 @@ class HistoryPartitions:
     def maintain(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
         """Once an hour, make the partitions of the days to come, and drop the days whose time is over.
 
-        What somebody's lock prevents, such as a dump's, is tried again after a few minutes; nobody waits for it.
+        It does not wait for a lock that somebody else holds, such as a dump. It tries again after a few minutes.
 
         Raises:
             psycopg.Error: whatever Postgres says.

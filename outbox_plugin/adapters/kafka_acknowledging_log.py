@@ -60,7 +60,7 @@ class KafkaAcknowledgingLog:
         refused, away = refused_by_topic(rows, topics), dict(topics.away)
         if refused or away:
             rows = [row for row in rows if row.id not in refused and row.topic not in away]
-        confirm()  # To look topics up may have taken long.
+        confirm()  # The look-up of topics may have taken long.
         self._deliver(producer, rows)
         refused |= self._records.refusals
         failed, off = self._records.failed, self._records.off_clock
@@ -76,9 +76,9 @@ class KafkaAcknowledgingLog:
         return SendResult(set(column(rows, "id")) - refused.keys() - failed, refused, away)
 
     def _doubtful(self, rows: Sequence[OutboxRow]) -> list[OutboxRow]:
-        """Those of `rows` that a broker called invalid in a batch of several.
+        """The `rows` that a broker called invalid in a batch of several.
 
-        It may be our clock that is wrong: librdkafka says so only of a record that was alone in its batch.
+        Perhaps our clock is wrong. librdkafka reports that only for a record that was alone in its batch.
         """
         if not self._records.invalid:
             return []
@@ -86,7 +86,7 @@ class KafkaAcknowledgingLog:
         return [row for row in rows if row.id in self._records.invalid and records_of[row.topic] > 1]
 
     def _deliver(self, producer: Producer, rows: Sequence[OutboxRow]) -> None:
-        """Send `rows` and wait; the records say what became of each.
+        """Send `rows` and wait. Afterwards, `RecordSender` has the result of each.
 
         Raises:
             LogUnavailable: Kafka does not acknowledge them in time, or waiting makes no sense any more.

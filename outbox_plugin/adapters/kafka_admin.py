@@ -66,7 +66,7 @@ class KafkaAdmin:
 
     @classmethod
     def at_start(cls, settings: Settings) -> Self:
-        """Make a client, and see that a broker answers it, for a user who waits for what is wrong.
+        """Make a client, and check that a broker answers. A user who starts a program learns soon what is wrong.
 
         Raises:
             InvalidSetting: OUTBOX_KAFKA or OUTBOX_KAFKA_TOKEN_PROVIDER is wrong.
@@ -80,7 +80,7 @@ class KafkaAdmin:
         return admin
 
     def check_reachable(self) -> None:
-        """Raises ServerRefused unless a broker answers in time; the reason is the client's own."""
+        """Raise ServerRefused unless a broker answers in time. The message has the client's reason."""
         try:
             self.client.list_topics(timeout=REACH_SECONDS)
         except KafkaException as error:
@@ -97,13 +97,13 @@ class KafkaAdmin:
             progress: whether the group needs a progress topic, as exactly-once delivery does.
 
         Raises:
-            ServerRefused: we may not.
+            ServerRefused: we may not create topics or add partitions.
             LogUnavailable: Kafka is away.
         """
         wanted: dict[str, Mapping[str, str]] = {
             names.leader_topic: {"cleanup.policy": "delete", "retention.ms": "3600000"}
         }
-        if progress:  # Must never expire: it proves what was published, however long ago.
+        if progress:  # A progress record must never expire: it proves what was published, however long ago.
             wanted[names.progress_topic] = {"cleanup.policy": "compact", "segment.ms": "3600000"}
         try:
             existing = self.client.list_topics(timeout=REQUEST_TIMEOUT_SECONDS).topics

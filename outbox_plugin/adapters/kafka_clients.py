@@ -16,9 +16,9 @@ from outbox_plugin.settings import Settings
 
 DEFAULT_LARGEST_RECORD_BYTES = 1_000_000  # librdkafka's own.
 REQUEST_TIMEOUT_SECONDS = 10.0
-_LINGER_MS = 5  # Batches fill while a window is produced; a flush, and so a commit, cuts it short.
-REACH_SECONDS = 5.0  # At start, when a user waits for what is wrong.
-# librdkafka's own lines: kept away from the terminal unless somebody listens to this logger.
+_LINGER_MS = 5  # Batches fill while a window is produced. A flush ends the wait.
+REACH_SECONDS = 5.0  # How long a start waits for a broker's answer.
+# librdkafka's own log lines. They are not shown unless somebody sets the level of this logger.
 LIBRARY_LOGGER = logging.getLogger("outbox_plugin.librdkafka")
 LIBRARY_LOGGER.setLevel(logging.CRITICAL + 1)
 
@@ -90,10 +90,10 @@ def producer_config(settings: Settings, **ours: Any) -> dict[str, Any]:
 
 
 def internal_client_config(settings: Settings, **required: Any) -> dict[str, Any]:
-    """The configuration of a client for our own topics, whose work rests on what is `required` (written as in
-    `client_config`; None: the property may not be set at all).
+    """The configuration of a client for our own topics.
 
-    The user's properties hold, too, where they say how to reach Kafka. Their tuning is meant for events and inboxes.
+    The `required` properties (written as in `client_config`) replace the user's. None leaves a property out. The user's
+    other properties apply too: they say how to reach Kafka.
     """
     named = {name.replace("_", "."): value for name, value in required.items()}
     ours = named.keys() | {_OTHER_NAMES[name] for name in named.keys() & _OTHER_NAMES.keys()}
@@ -127,7 +127,7 @@ def answer_of(request: Future[T], timeout_seconds: float) -> T:
 
 
 def check_properties(settings: Settings) -> None:
-    """See that librdkafka takes OUTBOX_KAFKA, and that the token provider is there. Connects to nothing.
+    """Check that librdkafka accepts OUTBOX_KAFKA, and that the token provider can be imported. Connects to nothing.
 
     Raises:
         InvalidSetting: one of them is wrong.

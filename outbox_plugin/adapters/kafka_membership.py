@@ -75,7 +75,7 @@ class KafkaMembership:
         member = internal_client_config(
             settings,
             group_id=names.leader_group,
-            group_instance_id=None,  # With one id in all harvesters' properties, each would fence the last.
+            group_instance_id=None,  # If all harvesters had one id, each would fence the one before.
             group_protocol="classic",
             enable_auto_commit=False,
             auto_offset_reset="latest",
@@ -84,7 +84,7 @@ class KafkaMembership:
         )
         listener = internal_client_config(
             settings,
-            group_id=names.leader_group,  # Required by the client; it joins nothing.
+            group_id=names.leader_group,  # The client requires a group. This consumer does not join it.
             group_instance_id=None,
             enable_auto_commit=False,
             auto_offset_reset="latest",

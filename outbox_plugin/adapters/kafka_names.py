@@ -12,7 +12,7 @@ LEADER_SUFFIX, PROGRESS_SUFFIX = "-leader", "-progress"  # Of a group's topics.
 
 @dataclass(frozen=True, slots=True)
 class KafkaNames:
-    """What a group calls its things in Kafka; topic and group of the election may be another's, to share it."""
+    """The names of one group. The leader topic and the leader group may be those of another group, to share them."""
 
     group: str
     leader_topic: str

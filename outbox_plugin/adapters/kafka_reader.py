@@ -1,4 +1,4 @@
-"""Reads a topic's partitions from given offsets to given ends: one place for the deadline, the end, and what fails.
+"""Reads a topic's partitions from given offsets to given ends, with a deadline.
 
 A record's offset says little about where a partition ends: compaction leaves gaps, and the marks that end transactions
 take offsets too. So a partition has been read once a record at or behind its last offset has come, or once the broker
@@ -105,7 +105,7 @@ class PartitionReader:
             yield batch
 
     def _is_in_span(self, partition: int, offset: int, error: KafkaError | None) -> bool:
-        """Take note of a message; returns whether it is a record of a span."""
+        """Update the progress for a message. Returns whether it is a record of a span."""
         if error is not None and error.code() != KafkaError._PARTITION_EOF:
             if error.fatal() or not error.retriable():
                 raise KafkaException(error)
@@ -128,7 +128,7 @@ def reader_config(settings: Settings, group_id: str, **required: Any) -> dict[st
 
     Args:
         settings: how to reach Kafka.
-        group_id: the client needs one; nothing is committed to it, and no group is joined.
+        group_id: the client requires one. It joins no group and commits no offset.
         required: further properties, dots written as underscores, that no setting may change.
     """
     return internal_client_config(

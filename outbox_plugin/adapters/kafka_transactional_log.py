@@ -33,13 +33,13 @@ _PATIENCE_SECONDS = 0.5  # How long a blocking call waits before it checks wheth
 _FLUSH_SECONDS = 0.1
 STUCK_SECONDS = 5.0  # A decided transaction may take this long to end where nothing is wrong.
 STALLED_SECONDS = 1.0  # After this time without an acknowledgement, check whether partitions have a leader.
-SILENT_SECONDS = 5.0  # For so long, leaders and replicas in sync stay the same where too few are in sync.
-_RECORD_BYTES = 1_000  # What a progress record takes beside its value, generously.
+SILENT_SECONDS = 5.0  # If leaders and replicas in sync stay the same for so long, too few are in sync.
+_RECORD_BYTES = 1_000  # An upper bound of what a progress record has besides its value.
 _SMALLEST_PROGRESS_BYTES = 2_000
 
 
-# Kafka does not say which topic it means; and where it has failed the transaction before all rows were handed over, the
-# client says no more than that.
+# Kafka does not say which topic it means. If Kafka has failed the transaction before all rows were handed over, the
+# client reports its state alone (_STATE).
 _MAY_BE_FORBIDDEN = {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError._STATE}
 
 
@@ -168,10 +168,10 @@ class KafkaTransactionalLog:
         records.reset()
         records.check_rows(rows)
         records.check_topics(self._open, rows)
-        self._in_doubt = True  # Until the commit has proved that nothing of it is on its way.
+        self._in_doubt = True  # Until the commit has shown that no request of it can still arrive.
         try:
             self._open.begin_transaction()
-            # First, so that the coordinator learns of its partition, and the broker has it, while rows are handed over.
+            # Sent first: its partition is added to the transaction while rows are handed over.
             self._produce_progress(progress)
             records.produce(self._open, rows)
         except KafkaException as error:
@@ -183,7 +183,7 @@ class KafkaTransactionalLog:
         began = time.monotonic()
         try:
             self._while_waiting(self._open.commit_transaction, COMMIT_TIMEOUT_SECONDS)
-        except KafkaException as error:  # librdkafka sends EndTxn once all is delivered, and not if a delivery failed.
+        except KafkaException as error:  # librdkafka sends no EndTxn if a delivery failed.
             return self._explain(error, unpublished=records.any_failed)
         self._in_doubt = may_have_been_repeated(time.monotonic() - began)
         self._numbering.committed()
@@ -223,7 +223,7 @@ class KafkaTransactionalLog:
         return True
 
     def _while_waiting(self, call: Callable[[float], object], timeout_seconds: float) -> None:
-        """Make a blocking `call`, which takes a time-out and may be called on after it, as long as `should_wait`."""
+        """Make a blocking `call`, again and again after its time-out, as long as `should_wait` returns True."""
         deadline = time.monotonic() + timeout_seconds
         while True:
             try:
@@ -236,16 +236,16 @@ class KafkaTransactionalLog:
                     raise
 
     def _explain(self, error: KafkaException, *, unpublished: bool) -> bool:
-        """What a failed transaction means; False if nothing was published and the same rows may be tried again.
+        """Raise what a failed transaction means; or return False if nothing was published and a retry may succeed.
 
-        The transaction is not aborted by a request, which might arrive late: the next producer's fence aborts it.
+        No request aborts the transaction, because it might arrive late. The next producer's fence aborts it.
         """
         error.with_traceback(None)  # Its frames hold the producer: see `close`.
         meaning = transaction_error(error.args[0], "in a transaction", unpublished=unpublished)
         if not isinstance(meaning, LogUnavailable):
             raise meaning from error
         self._open.purge()
-        self._open.flush(_PATIENCE_SECONDS)  # For the reports of deliveries that failed; there is one for each by now.
+        self._open.flush(_PATIENCE_SECONDS)  # Calls `on_delivery` for each record that failed.
         records = self._records
         is_untimely, topics = error.args[0].code() == KafkaError.INVALID_TIMESTAMP, records.refused_topics()
         records.interpret_failures(blames_clock=is_untimely)
@@ -271,7 +271,7 @@ class KafkaTransactionalLog:
         raise TopicsAway(dict.fromkeys(topics, away)) from error
 
     def close(self) -> None:
-        """Let go of the producer; an open transaction is left to the next leader's fence. Safe to call twice.
+        """Drop the producer. The next leader's fence ends an open transaction. Safe to call twice.
 
         The producer ends when nothing refers to it any more. `Producer.close` would first wait until Kafka has answered
         an abort, however long that takes.

@@ -10,7 +10,7 @@ from outbox_plugin.errors import Fenced
 
 
 class Leadership:
-    """Exists from the moment on that the database names this leader as the shard's."""
+    """Exists from the moment on when the database names this leader as that of the shard."""
 
     def __init__(self, session: PostgresSession, leader_id: str, *, first: Sequence[str] = ()) -> None:
         """Let no earlier leader of the shard park or dead-letter rows any more; durable when it returns.

@@ -11,9 +11,9 @@ from outbox_plugin.errors import StoreUnavailable
 
 
 def park(leadership: Leadership, bad: Sequence[BadRow]) -> Sequence[BadRow]:
-    """Let the bad rows' keys wait; durable when it returns.
+    """Park the ordering keys of the bad rows; durable when it returns.
 
-    Returns those that the database refuses to remember, each with its reason.
+    Returns the rows that the database refuses to park, each with its reason.
 
     Raises:
         Fenced: another leader leads the shard.
@@ -32,7 +32,7 @@ def park(leadership: Leadership, bad: Sequence[BadRow]) -> Sequence[BadRow]:
 def dead_letter(leadership: Leadership, bad: Sequence[BadRow]) -> Sequence[BadRow]:
     """Move the bad rows to the dead letters; durable when it returns.
 
-    Returns those that the database refuses to move, each with its reason; they are still in the outbox.
+    Returns the rows that the database refuses to move, each with its reason; they are still in the outbox.
 
     Raises:
         Fenced: another leader leads the shard.
@@ -63,9 +63,9 @@ def _values(bad: Sequence[BadRow]) -> dict[str, object]:
 def _one_by_one_if_refused(
     handle: Callable[[Sequence[BadRow]], Sequence[BadRow]], bad: Sequence[BadRow], purpose: str
 ) -> Sequence[BadRow]:
-    """Call `handle` for all rows; for halves of them where the database refuses all together, and so on.
+    """Call `handle` for all rows. If the database refuses them, call it for each half, and so on.
 
-    So a row that the database refuses costs no other row.
+    So the database's refusal of one row has no effect on the other rows.
 
     Args:
         handle: returns the rows that it could not handle, each with its reason.

@@ -25,7 +25,7 @@ from outbox_plugin.settings import Settings
 
 DELIVERED = "ffffffff-ffff-ffff-ffff-ffffffffffff"  # Marks rows that Kafka has and that could not be deleted.
 _WHOLE = 1  # Stands for the time of creation of a whole record: see the statement `mark`.
-ENDINGS = 10  # How often the last leader's mark is waited for, half a second each, before its session is ended.
+ENDINGS = 10  # How many times the last leader's session is ended. Before each, its mark is waited for half a second.
 
 
 class PostgresMarkedStore:
@@ -61,8 +61,8 @@ class PostgresMarkedStore:
     def lead(self, leader_id: str) -> None:
         """Let no earlier leader of the shard mark, park or dead-letter rows any more; durable when it returns.
 
-        The last leader's mark ends first, or is ended. A mark takes milliseconds, unless its leader is stopped and
-        receives none of the rows that the server sends it.
+        Waits until the last leader's mark has ended, and ends its session if that takes long. A mark takes
+        milliseconds, unless its leader is stopped and does not receive the rows that the server sends.
         """
         for _ in range(ENDINGS):
             try:
@@ -123,15 +123,15 @@ class PostgresMarkedStore:
             raise Fenced("Postgres: another harvester leads the shard")
 
     def park(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
-        """Let the bad rows' keys wait; returns those rows that the database refuses to remember."""
+        """Park the ordering keys of the bad rows. Returns the rows that the database refuses to park."""
         return postgres_bad_rows.park(self._led, bad)
 
     def dead_letter(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
-        """Move the bad rows to the dead letters; returns those that the database refuses to move."""
+        """Move the bad rows to the dead letters. Returns the rows that the database refuses to move."""
         return postgres_bad_rows.dead_letter(self._led, bad)
 
     def mark(self, leader_id: str, request: ReadRequest) -> Sequence[OutboxRow]:
-        """Give `leader_id` to the earliest rows that are wanted and carry another leader's id, or none.
+        """Mark the earliest rows of the request that carry another leader's id, or none, with `leader_id`.
 
         `leader_id` may change within a term; the statement marks nothing once another leader leads the shard.
         """
@@ -146,10 +146,10 @@ class PostgresMarkedStore:
             return self._completed(rows) if any(column(rows, "create_time")) else rows
 
     def _completed(self, rows: Sequence[OutboxRow]) -> list[OutboxRow]:
-        """The `rows`, of some of which the statement has left something out.
+        """The `rows`, with the values and headers that the statement has left out of some of them.
 
-        It left them all within the bytes of a window. A row that somebody has deleted since is not part of the mark. If
-        somebody has changed one since, it gets its present topic and key: it is marked, so it must be sent.
+        A row that somebody has deleted since is not part of the mark. A row that somebody has changed since gets its
+        present topic and key: it is marked, so it must be sent.
 
         Raises:
             psycopg.Error: whatever Postgres says.
@@ -168,7 +168,7 @@ class PostgresMarkedStore:
         ]
 
     def delete(self, leader_id: str, ids: Sequence[int]) -> int:
-        """Delete those of the rows that still carry the leader's id; returns how many."""
+        """Delete the rows that still carry the leader's id. Returns how many there were."""
         values: dict[str, object] = {"ids": list(ids), "leader_id": leader_id, "delivered": DELIVERED}
         with reported():
             deleted = sum(self.session.delete(["not_durable"], [self.session.query("mark", "delete", **values)]))
@@ -188,7 +188,10 @@ class PostgresMarkedStore:
 
 
 def _without_too_large(rows: Sequence[OutboxRow], limit: RecordLimit) -> list[OutboxRow]:
-    """The `rows`; of those of which something was left out for its size, `create_time` has the size."""
+    """The `rows`, where a value that is too large for a record is a `TooLarge`.
+
+    The statement `mark` returns the size of such a row in `create_time`.
+    """
 
     def known(row: OutboxRow) -> OutboxRow:
         size = row.create_time

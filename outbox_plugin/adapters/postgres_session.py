@@ -61,7 +61,7 @@ class PostgresSession:
             self._table = registration.in_full
             try:
                 self.identity, self.layout = registration.register_outbox(), registration.layout()
-            except ForeignOutbox as adopted:  # For this term alone; whoever begins again asks whether it is for good.
+            except ForeignOutbox as adopted:  # Ends this term alone. The next start checks again.
                 raise LayoutChanged(str(adopted)) from None
             if self.layout.number != layout.number:
                 raise LayoutChanged(f"the outbox has {self.layout.shards} shards now")
@@ -210,11 +210,11 @@ class PostgresSession:
             yield run
 
     def delete(self, setup: Sequence[str], queries: Sequence[Query]) -> list[int]:
-        """How many rows each of `queries` deletes, with one round trip and one commit.
+        """Run `queries`, which delete or count rows, in one round trip and one transaction. Returns each one's count.
 
         Args:
-            setup: the statements of `window.sql` that set the transaction up: its commit is `durable` or `not_durable`;
-                the planner and the time-outs are set by `configure_read`.
+            setup: names the statements of `window.sql` that run first: `durable` or `not_durable` for the commit,
+                `configure_read` for the planner and the time-outs.
             queries: what deletes, or counts.
 
         Raises:
@@ -224,13 +224,15 @@ class PostgresSession:
         message = b";".join((*statements, *(_bound(self._purges, *query) for query in queries)))
         with self._purger_lock:
             self._purges.execute(message)
-            counts = [self._purges.rowcount]  # Of the current result: one cursor goes through them all.
+            counts = [self._purges.rowcount]  # `rowcount` is that of the current result.
             while self._purges.nextset():
                 counts.append(self._purges.rowcount)
             return counts[len(setup) :]
 
     def check_columns(self, run: Run) -> None:
-        """See that the table takes whole records no sooner than the term knows: their rows would look bad to it.
+        """Check that the table does not take whole records yet, where the term does not know their columns.
+
+        To such a term, the row of a whole record looks like a bad row.
 
         Args:
             run: a transaction of the purger's.
@@ -242,7 +244,7 @@ class PostgresSession:
             raise StoreUnavailable(f"Postgres: the table {self.settings.table!r} takes whole records now")
 
     def cannot_delete(self, rows: int) -> StoreUnavailable:
-        """The error for `rows` that Kafka has, and that a deletion has left without an error."""
+        """The error to raise if a deletion raised none, and left rows that Kafka has; `rows` is their number."""
         return StoreUnavailable(
             f"Postgres: {rows} published row(s) of {self.settings.table!r} cannot be deleted: a trigger or a policy "
             "of the table keeps them. Nothing more is published until they can be"
@@ -255,7 +257,10 @@ class PostgresSession:
 
 
 def _sequence_state(last_id: int, holders: Collection[tuple[str, list[int] | None, int]]) -> SequenceState:
-    """`holders`: rows of the statement `writers`. The least id of a transaction is that of no subtransaction."""
+    """The state of the sequence. `holders` are the rows of the statement `writers`.
+
+    A transaction may have several ids, those of its subtransactions included. The least is its own.
+    """
     transaction_ids = {
         writer: min(with_epoch(each, next_id) for each in found) for writer, found, next_id in holders if found
     }
@@ -263,5 +268,5 @@ def _sequence_state(last_id: int, holders: Collection[tuple[str, list[int] | Non
 
 
 def _bound(cursor: psycopg.ClientCursor[Any], query: bytes, values: dict[str, object]) -> bytes:
-    """`query` with `values` put in as literals, to be part of a message of the simple protocol."""
+    """`query` with `values` as literals, for a message of the simple protocol."""
     return cursor.mogrify(query, values).encode(cursor.connection.info.encoding)

@@ -1,4 +1,8 @@
-"""The outbox in Postgres for exactly-once delivery: windows are read without a lock, and purged by what proves them."""
+"""The outbox in Postgres for exactly-once delivery.
+
+Windows are read without a lock. A purge deletes a row only if its transaction id, or its creation time, proves that it
+is the row that was published.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +34,8 @@ from outbox_plugin.schema.connection import cancel_until_ended, connect, one_lin
 from outbox_plugin.settings import Settings
 
 logger = logger_of("outbox_plugin.harvester")
-_READS = 20  # After so many reads of rows that all vanish or change meanwhile, something else must be wrong.
-END_SECONDS = 10.0  # After that, a statement that cannot be cancelled is left to end with its thread.
+_READS = 20  # Reads in a row whose rows are all deleted or changed meanwhile, before an error is raised.
+END_SECONDS = 10.0  # How long a cancelled statement is waited for. After that, it is left to its thread.
 
 
 class PostgresWindowStore:
@@ -85,9 +89,9 @@ class PostgresWindowStore:
         return self.session.snapshot()
 
     def _maintain_history(self) -> None:
-        """On the reader, so that a purge never waits for it. What Postgres refuses here must not end a term.
+        """Make and drop the partitions of the history. It runs on the reader, so a purge never waits for it.
 
-        Where the partition of a day is missing in the end, the purge says so.
+        An error of Postgres does not end the term. If the partition of a day is missing in the end, the purge fails.
         """
         if self._history:
             try:
@@ -112,11 +116,11 @@ class PostgresWindowStore:
         self._led.check()
 
     def park(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
-        """Let the bad rows' keys wait; returns those rows that the database refuses to remember."""
+        """Park the ordering keys of the bad rows. Returns the rows that the database refuses to park."""
         return postgres_bad_rows.park(self._led, bad)
 
     def dead_letter(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
-        """Move the bad rows to the dead letters; returns those that the database refuses to move."""
+        """Move the bad rows to the dead letters. Returns the rows that the database refuses to move."""
         return postgres_bad_rows.dead_letter(self._led, bad)
 
     def generation(self, slice_: Slice) -> int:
@@ -169,7 +173,7 @@ class PostgresWindowStore:
         self.session.run("control", "settled", former=[slice_.name for slice_ in self.layout.former])
 
     def read(self, request: ReadRequest) -> Sequence[OutboxRow]:
-        """The earliest rows that are wanted, ascending by id; fewer where they are large."""
+        """The earliest rows of the request, ascending by id. Returns fewer rows if they are large."""
         conditions, values = self._rows.conditions(request)
         if request.in_flight.ranges:
             conditions = *conditions, "not_in_flight"
@@ -185,14 +189,14 @@ class PostgresWindowStore:
             if not left_out:
                 return rows
             if completed := self._completed(rows, left_out):
-                return completed  # Else all of them have vanished or changed, and what is behind them was not read yet.
+                return completed  # If none is left, later rows may follow: read again.
         raise StoreUnavailable(
             f"Postgres: row {left_out[0]} of {self.session.settings.table!r} has another topic or key at each read; "
             "is the outbox a view that computes them?"
         )
 
     def _completed(self, rows: Sequence[OutboxRow], left_out: list[int]) -> Sequence[OutboxRow]:
-        """The first of `rows`, as many as may be in memory together, with what was `left_out` of some.
+        """The first of `rows`, as many as may be in memory together, with the values that were `left_out` of some.
 
         A row that somebody has deleted since is not part of the read. The read ends before a row whose topic or key
         somebody has changed since: its record would have the key of one version and the value of another.
@@ -266,7 +270,7 @@ class PostgresWindowStore:
         """Delete the rows that their creation times prove.
 
         Raises:
-            StoreUnavailable: such rows are still there. The progress record names them for as long.
+            StoreUnavailable: some of the rows could not be deleted. The progress record still names them.
         """
         timed = [(each, times) for each in publications if (times := each.times) is not None]
         counts = self._purge(

@@ -1,4 +1,4 @@
-"""The progress topic, as a new leader reads it."""
+"""Reads the progress topic, for a new leader."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ def read_progress(
     to_the_end: bool = False,
     accepts_unsigned: bool = False,
 ) -> LastProgress:
-    """What the progress topic says of a slice. Fences nobody.
+    """Read a slice's last progress record. Fences nobody.
 
     Args:
         settings: which Kafka.
         names: what the group calls its topics.
-        slice_: whose record.
+        slice_: the record of this one.
         signer: has the secret of the outbox.
-        to_the_end: read all that was there when the read began. Otherwise the read ends where an open transaction
-            begins, or where a replica that lags has nothing more, and a later record may be taken for uncommitted.
+        to_the_end: whether to read up to the end that the partition had when the read began. Otherwise the read may
+            end earlier, where an open transaction begins or where a replica lags. A later record then counts as
+            uncommitted.
         accepts_unsigned: the slice's last leader may have been of a version that did not sign.
 
     Raises:
@@ -52,12 +53,12 @@ def read_progress(
             closing(_consumer(settings, names, "read_uncommitted")) as uncommitted,
             closing(_consumer(settings, names, "read_committed")) as committed,
         ):
-            # Asked of the consumer that also reads uncommitted records: for the other, an open transaction is the end.
+            # The consumer of committed records would return the begin of an open transaction as the end.
             first, end = bounds(uncommitted, TopicPartition(topic, slice_.number))
             tail_records = _TAIL_RECORDS
             while True:
                 start = max(first, end - tail_records)
-                # First: what commits while this runs counts as uncommitted.
+                # Read first, so that a record that is committed meanwhile counts as uncommitted.
                 span = OffsetSpan(start, end, least_end=end if to_the_end else start)
                 kept = {record.offset for record in _records(committed, topic, slice_.number, span, reader.key)}
                 seen = [

@@ -1,8 +1,8 @@
 """Produces rows as Kafka records, and finds out which of them Kafka refuses for what they are.
 
-A row is refused at once (its headers, its size, its topic), or its delivery fails. A batch that is too large fails as a
-whole, whoever made it so: then the topic's records are sent in smaller and smaller groups, until one fails alone. What
-comes of an outage (a time-out, a broker that is away) is never a refusal.
+A row is refused at once, for its headers, its size or its topic, or its delivery fails. A batch that is too large fails
+as a whole. Then the topic's records are sent in smaller and smaller groups, until the record that is too large fails
+alone. A failure of an outage (a time-out, a broker that is away) is never a refusal.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ from outbox_plugin.settings import Settings
 
 _ANSWER_SECONDS = 10.0
 _POLL_SECONDS = 0.5
-CLOCK_SECONDS = 5.0  # A topic that does not take our clock's time is left alone for this long.
-_ANY_PARTITION, _NOW = -1, 0  # librdkafka's: it chooses.
+CLOCK_SECONDS = 5.0  # How long a topic that refuses our clock's time is not written to.
+_ANY_PARTITION, _NOW = -1, 0  # With these, librdkafka chooses.
 _SMALLER = {None: 65_536, 65_536: 4_096, 4_096: 0, 0: 0}  # Bytes of a topic that are sent together; 0: one record.
 _FORBIDDEN = {KafkaError.TOPIC_EXCEPTION, KafkaError.TOPIC_AUTHORIZATION_FAILED}
-_PURGED = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # Because another delivery failed.
+# Of records that were purged because another delivery failed.
+_PURGED = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
 _INVALID = {KafkaError.INVALID_RECORD, KafkaError.INVALID_MSG}
 _UNTIMELY = {KafkaError.INVALID_TIMESTAMP, *_INVALID}
 
 
 class RecordSender:
-    """Produces rows, and keeps what became of the last ones."""
+    """Produces rows, and remembers the results of the last ones: their refusals and failures."""
 
     def __init__(self, reserved: Callable[[str], str | None]) -> None:
-        """`reserved` returns why a topic is not for events at all; None where it is."""
+        """Nothing is sent yet. `reserved` returns why a topic is not for events; None where it is."""
         self._topics = WritableTopics(reserved)
         self._touched: tuple[set[str], set[str]] = set(), set()  # The topics of the last records, and of those before.
         self._limits: dict[str, int] = {}
@@ -63,7 +64,7 @@ class RecordSender:
         self._counted: dict[str, int | None] = {}  # Partitions of topics that were looked up again for these records.
 
     def on_delivery(self, error: KafkaError | None, message: Message) -> None:
-        """For the producer's delivery reports."""
+        """Take in a delivery report of the producer."""
         if error is not None:
             self._news.append((error, str(message.topic()), message.key(), message.value()))
 
@@ -76,8 +77,8 @@ class RecordSender:
         """Make sure that all topics of `rows` can be written to now; nothing may be produced before that.
 
         Raises:
-            RowsRefused: rows whose topics are not for events, or not to be had.
-            TopicsAway: topics to try again in a moment.
+            RowsRefused: topics of some rows are not for events, or do not exist.
+            TopicsAway: some topics cannot be written to now; try again in a moment.
             LogUnavailable: Kafka does not answer.
         """
         verdict = self.unwritable_topics(producer, rows)
@@ -87,13 +88,13 @@ class RecordSender:
             raise TopicsAway(verdict.away)
 
     def check_rows(self, rows: Sequence[OutboxRow]) -> None:
-        """Make sure that each of `rows` can become a record, as far as can be seen without handing it over.
+        """Check that each of `rows` can become a record, as far as that shows before it is handed to the producer.
 
-        A row that is refused inside a transaction costs the transaction and its producer. Nothing is looked at before
-        the first bad row has come: most outboxes never have one, and the look costs each row a fifth of a microsecond.
+        A row that is refused inside a transaction costs the transaction and its producer. The check costs a fifth of a
+        microsecond for each row, and most outboxes never have a bad row: it begins after the first bad row.
 
         Raises:
-            RowsRefused: some cannot.
+            RowsRefused: some rows cannot.
         """
         if self._has_met_bad_rows and (faults := faults_of(rows)):
             raise RowsRefused({id_: Refusal(fault) for id_, fault in faults.items()})
@@ -103,7 +104,8 @@ class RecordSender:
 
         Raises:
             LogUnavailable: Kafka does not answer.
-            SchemaMissing: one is no text. No ordering key can wait for such a row, so the table must be mended.
+            SchemaMissing: a topic is not a text. Such a row has no ordering key that could be parked, so a user must
+                correct the table.
         """
         topics = set(topics_of(rows))
         if not all(isinstance(topic, str) for topic in topics):
@@ -120,16 +122,17 @@ class RecordSender:
         return self._topics.without_leader(producer, set.union(*self._touched))
 
     def give_up_silent(self, producer: Producer, seconds: float) -> bool:
-        """Let go of all records if a topic of theirs, or of those before them, has had a replica out of sync for long.
+        """Purge all records if a topic of theirs, or of those before them, has had a replica out of sync for long.
 
-        The topics that have not acknowledged theirs may be away from now on. The transaction can only be given up.
+        The topics that have not acknowledged their records may be away from now on. After a purge, the transaction
+        cannot be committed.
 
         Args:
             producer: has the records.
             seconds: for how long leaders and replicas in sync must have been the same. `without_leader` looks at them.
 
         Returns:
-            Whether records were let go of.
+            Whether the records were purged.
         """
         if not self._topics.stays_out_of_sync(set.union(*self._touched), seconds):
             return False
@@ -139,11 +142,11 @@ class RecordSender:
         return True
 
     def acknowledged(self) -> None:
-        """All of the last records were acknowledged."""
+        """Take in that all of the last records were acknowledged."""
         self._topics.acknowledged(self._touched[0])
 
     def reset(self) -> None:
-        """Forget what became of the last records, before anything else of the next ones."""
+        """Forget the results of the last records. Call it before the next ones are checked or produced."""
         self._rows, self._group, self._group_bytes = (), [], 0
         self._news, self.refusals, self.failures, self.failed = [], {}, [], set()
         self.narrowed, self.too_large = False, set()
@@ -152,10 +155,10 @@ class RecordSender:
         self._topics.begin()
 
     def produce(self, producer: Producer, rows: Sequence[OutboxRow]) -> None:
-        """Hand `rows` to the producer in their order, but for those that are refused at once. `reset` comes before.
+        """Hand `rows` to the producer in their order, except those that are refused at once. Call `reset` before.
 
         Raises:
-            KafkaException: the producer takes no more.
+            KafkaException: the producer does not take a record, for a reason that is not the row's.
         """
         self._rows = rows
         produce, limits = producer.produce, self._limits
@@ -174,7 +177,7 @@ class RecordSender:
             if limits and topic in limits:
                 self._make_room(producer, OutboxRow(*fields))
             try:
-                if len(names) == 1 == len(texts):  # One header is usual, and quicker so.
+                if len(names) == 1 == len(texts):  # The usual case, and faster than the general one.
                     headers = [(names[0], texts[0])]
                 else:
                     headers = list(zip(names, texts, strict=True))
@@ -189,7 +192,7 @@ class RecordSender:
                     self._topics.forget(topic)  # It may have been recreated, with fewer partitions.
                     raise
                 self.refusals[id_] = refusal
-            except Exception as error:  # The client does not take what is in the row: no other row may wait for that.
+            except Exception as error:  # The client cannot encode the row. Refuse this row alone.
                 fault = fault_of(OutboxRow(*fields)) or f"no record can be made of it: {type(error).__name__}: {error}"
                 self.refusals[id_] = Refusal(fault)
         self._has_met_bad_rows = self._has_met_bad_rows or bool(self.refusals)
@@ -212,7 +215,7 @@ class RecordSender:
         return Refusal(f"topic {topic}: it has {count} partition(s), and no partition {partition}")
 
     def _make_room(self, producer: Producer, row: OutboxRow) -> None:
-        """Before a record of a limited topic: send what is there first, where both would be too much together."""
+        """Make room for a record of a limited topic: first send the group before it, if both together are too large."""
         size = 1 + length_of(row)
         if self._group and self._group_bytes + size > self._limits[row.topic]:
             producer.flush(_ANSWER_SECONDS)
@@ -222,10 +225,13 @@ class RecordSender:
         self._group_bytes += size
 
     def interpret_failures(self, *, blames_clock: bool = False) -> None:
-        """Say what the deliveries that have failed since the last time mean; `failed` has the rows that are unknown.
+        """Decide which rows are refused for the deliveries that have failed since the last call.
+
+        Afterwards, `failed` has the rows whose delivery failed for another reason.
 
         Args:
-            blames_clock: the transaction has failed for a timestamp: a record without one of its own is not at fault.
+            blames_clock: whether the transaction has failed for a timestamp. A record that has no timestamp of its own
+                is not at fault then.
         """
         news, self._news = self._news, []
         if not news:
@@ -235,14 +241,14 @@ class RecordSender:
             if row.id in self.refusals or row.key is None or isinstance(row.value, TooLarge | Misfit):
                 continue
             rows.setdefault((row.topic, *_key_and_value(row)), []).append(row)
-        # Our clock or the broker's is wrong, and no row. librdkafka calls a record of a larger batch invalid then.
+        # Then a clock is wrong, and no row. librdkafka reports the records of a batch of several as invalid.
         blames_clock = blames_clock or any(error.code() == KafkaError.INVALID_TIMESTAMP for error, *_ in news)
         for error, topic, key, value in news:
             concerned = self._concerned(rows.get((topic, key or b"", value), []))
             dated = [row for row in concerned if _timestamp_of(row) is not None] if error.code() in _UNTIMELY else []
             if error.code() == KafkaError.INVALID_TIMESTAMP and not dated:
                 self.off_clock[topic] = error.str()
-            self._topics.forget(topic)  # It may have lost a leader: that is looked up before the next record.
+            self._topics.forget(topic)  # It may have lost a leader. It is looked up before the next record.
             if error.code() not in _PURGED:
                 self.failures.append(error)
             if error.code() == KafkaError._MSG_TIMED_OUT:
@@ -251,7 +257,7 @@ class RecordSender:
             if dated and len(dated) == len(concerned) and _are_alike(concerned):
                 self.refusals |= {row.id: _untimely(row, error) for row in dated}
                 continue
-            if dated:  # Which of them it was, a delivery of one alone says.
+            if dated:  # Send the records one by one, to find out which of them it was.
                 self._limits[topic], self.narrowed = 0, True
                 continue
             is_clock = blames_clock and error.code() in _INVALID
@@ -271,9 +277,9 @@ class RecordSender:
         self.failed -= self.refusals.keys()
 
     def _concerned(self, alike: list[OutboxRow]) -> list[OutboxRow]:
-        """Which of the rows that are `alike` a failed delivery was of; it has no headers to tell them apart by.
+        """The rows that a failed delivery may have been of. A report has no headers to tell `alike` rows apart.
 
-        Where the last group has one row of the topic, it was that one.
+        If the last group has one row of the topic, the report is of that one.
         """
         alone = [row for row in self._group if alike and row.topic == alike[0].topic]
         return alone if len(alone) == 1 and alone[0] in alike else alike
@@ -285,8 +291,8 @@ class RecordSender:
     def refuse_forbidden_topics(self, settings: Settings) -> None:
         """Refuse the last rows whose topics we may not write to.
 
-        To describe a topic takes fewer rights than to write to it, so the topic looked fine. The first transaction
-        that touches it fails as a whole.
+        We may describe a topic that we may not write to, so the check before found nothing. The first transaction that
+        writes to it fails as a whole.
         """
         topics = set(column(self._rows, "topic"))
         forbidden = {
@@ -316,12 +322,12 @@ def refused_by_topic(rows: Sequence[OutboxRow], verdict: UnwritableTopics) -> di
 
 
 def away_by_clock(error: str) -> Away:
-    """What becomes of a topic of which a broker says that our records' time is wrong, though the rows name none."""
+    """How long a topic is away whose broker refuses the time of our clock. The rows have no timestamps of their own."""
     return Away(f"the clock of this machine and that of a broker differ: {error}", CLOCK_SECONDS)
 
 
 def _are_alike(rows: Sequence[OutboxRow]) -> bool:
-    """Whether rows of one key and value are also alike in what a delivery report does not tell."""
+    """Whether rows with the same key and value have the same headers, too, and the same partition and timestamp."""
     return all(_beside(row) == _beside(rows[0]) for row in rows)
 
 
@@ -339,14 +345,14 @@ def _untimely(row: OutboxRow, error: KafkaError) -> Refusal:
 
 
 def _key_and_value(row: OutboxRow) -> tuple[bytes, bytes | None]:
-    """As a delivery report has them."""
+    """The key and the value of a row as bytes, as a delivery report has them."""
     value: Any = row.value
     key, value = (value.key, value.value) if isinstance(value, WholeRecord) else (row.key, value)
     return (key.encode() if isinstance(key, str) else key), (value.encode() if isinstance(value, str) else value)
 
 
 def _as_produced(record: WholeRecord) -> tuple[str | bytes, str | bytes | None, int, int]:
-    """The arguments of `produce` for what a whole record has beside its topic and headers."""
+    """A whole record's key, value, partition and timestamp, as arguments of `produce`."""
     partition = _ANY_PARTITION if record.partition is None else record.partition
     return record.key, record.value, partition, record.timestamp or _NOW
 

@@ -1,4 +1,4 @@
-"""Reads rows of the outbox, few or many, each in the way that is fastest for that."""
+"""Reads rows of the outbox: few rows in the way that is fastest for few, many in the way that is fastest for many."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RowReader:
             cursor.adapters.register_loader("timestamptz", Int8BinaryLoader)  # As it comes: see OutboxRow.
 
     def conditions(self, request: ReadRequest) -> tuple[tuple[str, ...], dict[str, object]]:
-        """Which rows are this term's to read, in a span and not parked: names of conditions, and all their values."""
+        """The conditions of a read, as names and values: the term's rows, in the span of ids, and not parked."""
         names = ["of_this_outbox", *(["of_slice"] if self._session.layout.shards > 1 else [])]
         values: dict[str, object] = {"limit": request.limit, "above": request.ids.above}
         if request.ids.up_to is not None:
@@ -51,14 +51,13 @@ class RowReader:
         return tuple(names), values
 
     def read(self, few: tuple[bytes, ...], many: tuple[bytes, ...], values: dict[str, object]) -> Rows:
-        """The rows that the last statement of `few` returns, or that of `many` while they come in masses.
+        """The rows of a read. It runs `few`, or `many` if the last read found many rows.
 
-        In either case all is one round trip and one implicit transaction: what is set for it ends with it, also behind
-        a pooler.
+        Either is one round trip and one implicit transaction. Its settings end with it, also behind a pooler.
 
         Args:
-            few: statements for one message of the simple protocol.
-            many: statements for a pipeline of the extended protocol.
+            few: statements for one message of the simple protocol. The last one returns the rows.
+            many: statements for a pipeline of the extended protocol. The last one returns the rows.
             values: for both, beside those of the term.
 
         Raises:
@@ -71,8 +70,8 @@ class RowReader:
     def _read_few(self, statements: tuple[bytes, ...], values: dict[str, object]) -> Rows:
         """One message of the simple protocol, without a cursor.
 
-        Nearly every read of a leader that is not busy finds nothing: a cursor takes this process twice as long for
-        that, a pipeline four times.
+        Nearly every read of a leader that is not busy finds nothing. For such a read, a cursor takes this process twice
+        as long, and a pipeline four times as long.
         """
         few = statements, values
         if few != self._last_few:

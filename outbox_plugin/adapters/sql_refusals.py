@@ -1,16 +1,16 @@
-"""When Postgres refuses a statement for what a row is, and not for how the server is."""
+"""Recognizes the errors by which Postgres refuses a row, as opposed to those of a server in trouble."""
 
 from __future__ import annotations
 
 import psycopg
 
-# Classes of SQLSTATE (Postgres' manual, appendix A): what waiting does not cure.
+# Classes of SQLSTATE (Postgres' manual, appendix A): errors that come again when it is tried later.
 _OF_A_ROW = {"22", "23", "38", "39", "44", "54", "P0"}  # Data, constraints, functions, views, limits, RAISE.
 _OF_THE_STATEMENT = {"0A", "42"}  # Unsupported; a table that is not there, a privilege that is missing.
 
 
 def is_refusal(error: BaseException | None) -> bool:
-    """Whether `error` says that a row cannot be written as asked, so that trying again later is no cure."""
+    """Whether `error` says that a row cannot be written, now or later."""
     return _class_of(error) in _OF_A_ROW | _OF_THE_STATEMENT
 
 

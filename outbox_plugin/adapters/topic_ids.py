@@ -17,12 +17,12 @@ from outbox_plugin.settings import Settings
 
 logger = logger_of("outbox_plugin.kafka")
 
-ASK_SECONDS = 5.0  # Between two questions whether a topic was recreated; consumers refresh their metadata as often.
+ASK_SECONDS = 5.0  # Between two checks whether a topic was recreated. Consumers refresh their metadata as often.
 ANSWER_SECONDS = 10.0
 
 
 class Answer(NamedTuple):
-    """Which topics were recreated since their ids were first known, and of which topics Kafka returned an id at all."""
+    """`recreated` has the topics whose ids have changed. `known` has the topics whose ids Kafka has returned."""
 
     recreated: set[str]
     known: set[str]
@@ -46,7 +46,7 @@ class TopicIds:
         return dict(self._ids)
 
     def look_up(self, topics: Iterable[str]) -> Answer:
-        """Ask for the ids of these topics, and wait for the answer. A question of `recreated` stays under way."""
+        """Ask for the ids of these topics, and wait for the answer. A request of `recreated` goes on meanwhile."""
         asked = self._ask(topics)
         for future in asked.values():
             with suppress(KafkaException, TimeoutError):  # `_update` logs it.
@@ -54,7 +54,7 @@ class TopicIds:
         return self._update(asked)
 
     def recreated(self, topics: Collection[str]) -> set[str]:
-        """Those of the topics that were recreated. Waits for nothing: it asks, and a later call has the answer."""
+        """The topics that were recreated. It does not wait: it sends a request, and a later call returns the answer."""
         if self._asked:
             if not all(future.done() for future in self._asked.values()):
                 return set()

@@ -6,11 +6,11 @@ events for the same reason. Here it goes like this:
 
 1. The rows fall far behind, and ids are drawn even after that: `due` names a *bound*, an id at or below which no
    further row can appear.
-2. The keys of all rows up to the bound are summarised, on a thread of its own: large batches have left theirs, and the
-   others are read. The reads pause for it: whatever they take of the processors, all live rows would wait
-   for. A summary that takes long goes on beside the reads.
-3. The reads are *split*. Rows above the bound are live: they go first, but for those whose key may be in the summary.
-   They wait for the backlog, and so each key keeps its order. The rows up to the bound go on in their own order.
+2. The keys of all rows up to the bound are summarised, on a thread of its own. Large batches have left summaries of
+   their keys; the keys of other rows are read. The reads of rows pause meanwhile, because they would take processor
+   time from the summary, and all live rows wait for it. A summary that takes long goes on beside the reads.
+3. The reads are *split*. Rows above the bound are live: they go first, except rows whose key may be in the summary.
+   Those rows wait for the backlog, and so each key keeps its order. The rows up to the bound go on in their own order.
 4. The backlog has been read: rows are read in the order of their ids again, first of all those that waited.
 
 Where live rows fall far behind as well, another bound is found, and all rows up to it become the backlog.
@@ -22,13 +22,13 @@ from typing import NamedTuple
 
 from outbox_plugin.core.id_watermark import BEGINNING, IdWatermark
 
-MIN_BACKLOG_IDS = 100_000  # About half a second's work.
-SEARCH_SECONDS = 1.0  # A bound is looked for often for so long, as all rows up to it wait; then at every refresh.
-PAUSE_SECONDS = 0.06  # No rows are read for so long, as a read of many would hold up the search; some are still queued.
-SUMMARY_PAUSE_SECONDS = 1e-6  # For each id of a backlog. Relaying its row takes at least four times as long.
-MAX_SUMMARY_PAUSE_SECONDS = 10.0  # There may be far fewer rows than ids.
-SUMMARY_REST = 10.0  # A summary takes time from the relay: the next one waits for this many times its length.
-SUMMARY_REST_SECONDS = 5.0  # At least.
+MIN_BACKLOG_IDS = 100_000  # A leader relays about so many rows in half a second.
+SEARCH_SECONDS = 1.0  # For so long, the database is asked often, to find a bound soon. Then at every refresh.
+PAUSE_SECONDS = 0.06  # No rows are read for so long: a read of many rows would delay the search.
+SUMMARY_PAUSE_SECONDS = 1e-6  # For each id of a backlog. To relay its row takes at least four times as long.
+MAX_SUMMARY_PAUSE_SECONDS = 10.0  # Because there may be far fewer rows than ids.
+SUMMARY_REST = 10.0  # A summary slows the relay down. The next one waits for this many times its length.
+SUMMARY_REST_SECONDS = 5.0  # The next summary waits for this long at least.
 
 
 class SummaryRequest(NamedTuple):
@@ -54,7 +54,7 @@ class Backlog:
         self._drawn_before: int | None = None  # The last id that was drawn when the rows had just fallen behind.
         self._began: float | None = None  # When the summary that is being made was asked for.
         self._pauses_until = 0.0  # No rows are read for so long while the summary is being made.
-        self._is_outdated = False  # Whether the sequence was set back since.
+        self._is_outdated = False  # Whether the sequence was set back after that.
         self._not_before = 0.0
 
     def read_ended(self, last_id: int | None, now: float, *, many: bool, is_split: bool) -> None:
@@ -111,7 +111,7 @@ class Backlog:
         return request
 
     def sequence_was_set_back(self) -> None:
-        """The ids begin anew: a summary that is being made is of no use."""
+        """Take in that the ids begin again: a summary that is being made is of no use."""
         self._is_outdated = True
 
     def summary_ended(self, now: float) -> None:

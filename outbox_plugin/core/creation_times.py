@@ -1,8 +1,9 @@
-"""The creation times of a publication's rows as text for the progress record, so that each row can be told exactly.
+"""The creation times of a publication's rows, as text for the progress record. They identify each row exactly.
 
-The text holds, in base64, only the lowest bytes of each time: as many as tell times apart that lie between the earliest
-and the latest, which the record holds anyway. First come the lowest bytes of all rows, then the next ones: slices of an
-array, which cost a hundredth of what relaying a row costs. Delta coding with compression costs five times as much.
+The record holds the earliest and the latest time. The text holds, in base64, only the lowest bytes of each time: enough
+to distinguish the times between these two. First come the lowest bytes of all rows, then the next ones, and so on. So
+they are slices of an array, which cost a hundredth of what relaying a row costs. Delta coding with compression costs
+five times as much.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from array import array
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
 
-_BYTES = 8  # Of a time, as Postgres has it: a signed integer.
+_BYTES = 8  # Of a time as Postgres has it, a signed integer.
 
 
 def encoded(times: Sequence[int], earliest: int | None, latest: int | None) -> str:
@@ -20,7 +21,7 @@ def encoded(times: Sequence[int], earliest: int | None, latest: int | None) -> s
 
     Args:
         times: one for each row.
-        earliest: the least of them; None where the record does not hold it, so that whole times are kept.
+        earliest: the least of them; None if the record does not hold it. Then the text holds whole times.
         latest: the greatest of them, or None.
     """
     width = _BYTES if earliest is None or latest is None else ((latest - earliest).bit_length() + 7) // 8

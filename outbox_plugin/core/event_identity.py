@@ -1,4 +1,4 @@
-"""What tells an event from every other one, for inboxes, for the checks and for `outbox verify` alike. No I/O.
+"""What identifies an event, for inboxes, for the checks and for `outbox verify` alike. No I/O.
 
 It is the first of these that its record has:
 
@@ -18,14 +18,14 @@ from outbox_plugin.core.headers import EVENT_TYPE_HEADER, IDEMPOTENCY_HEADER, JO
 
 Headers = Iterable[tuple[str, bytes | None]]
 
-IDENTITY_BYTES = 1_000  # With the group's name, less than a third of a page: Postgres' index takes no more.
+IDENTITY_BYTES = 1_000  # With the group's name, it must be less than a third of a page to fit into Postgres' index.
 _SEQUENCE = re.compile(rb"[0-9]{1,18}")
 
 
 class EventIdentity(NamedTuple):
-    """The `key` of an event; whether a header names it (`named`), or the place in its job does (`placed`).
+    """The `key` of an event, and where it comes from: a header (`named`), or the place in its job (`placed`).
 
-    Only a record that is named or placed is known for a second one of its event.
+    Without either, the key is the record's place in Kafka, and a second record of the same event is not recognized.
     """
 
     key: str
@@ -34,13 +34,13 @@ class EventIdentity(NamedTuple):
 
 
 def event_identity(headers: Headers, place: str) -> EventIdentity:
-    """What tells the event of a record from every other one of its topic and type.
+    """The identity of a record's event among those of its topic and type.
 
-    A name that Postgres cannot hold as text, or that its index is too narrow for, is stood for by its SHA-256.
+    If Postgres cannot hold a name as text, or if the name is too long for its index, the key has the name's SHA-256.
 
     Args:
         headers: the record's, in their order.
-        place: where the record is, which no other record ever is, also where the topic was deleted and recreated.
+        place: where the record is. No other record ever has this place, even if the topic is deleted and recreated.
     """
     job = sequence = None
     for name, value in headers:
@@ -56,7 +56,7 @@ def event_identity(headers: Headers, place: str) -> EventIdentity:
 
 
 def event_source(topic: str, headers: Headers) -> str:
-    """What an idempotency key is unique in: the topic, and the type where the record has one."""
+    """The scope in which an idempotency key is unique: the topic, and the type if the record has one."""
     for name, value in headers:
         if name == EVENT_TYPE_HEADER:
             return f"{topic} {_kept(value)}" if value else topic
@@ -64,7 +64,7 @@ def event_source(topic: str, headers: Headers) -> str:
 
 
 def _kept(value: bytes) -> str:
-    """`value` as text; or its digest, where Postgres cannot hold that as text, or its index is too narrow for it."""
+    """`value` as text; its digest, if Postgres cannot hold it as text or if it is too long for an index."""
     try:
         text = value.decode()
     except UnicodeDecodeError:

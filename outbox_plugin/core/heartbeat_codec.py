@@ -22,7 +22,7 @@ class LeaderRecord(NamedTuple):
 
 
 class HeartbeatCodec:
-    """What one member of the leader topic sends and hears there."""
+    """Encodes and decodes the heartbeats of one member of the leader group."""
 
     def __init__(self, topic: str, signer: Signer, own_instance: str | None = None) -> None:
         """Nothing has been heard yet.
@@ -53,9 +53,9 @@ class HeartbeatCodec:
         return heartbeat if heartbeat is not None and heartbeat.shard == record.shard else None
 
     def is_new(self, record: LeaderRecord, heartbeat: LeaderHeartbeat | None) -> bool:
-        """Take in a record and what `decode` has made of it; whether it is a heartbeat, and no copy of an earlier one.
+        """Take in a record and its decoded heartbeat. Returns whether it is a heartbeat, and no copy of an earlier one.
 
-        To be asked of every record of a partition in their order.
+        Call it for every record of a partition, in their order.
         """
         is_new = heartbeat is not None and self._copy_filter.is_new(heartbeat, record.offset)
         self._copy_filter.passed(record.shard, record.offset)

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 from outbox_plugin.core.ordering_key import OrderingKey
 
-# After each release, the table is read from its beginning. So keys whose times end close together are released
-# together. With longer waits, the keys of ever new topics would pile up.
+# After each release, the table is read from its beginning. So keys whose times end within this time are released
+# together. If it were longer, keys of more and more new topics would be held.
 MERGED_SECONDS = 0.25
 
 

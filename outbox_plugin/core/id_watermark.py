@@ -1,4 +1,4 @@
-"""The id watermark: an id at or below which the id sequence gives no row any more, so that reads start above it.
+"""The id watermark: no row with an id at or below it can still appear from the id sequence, so reads start above it.
 
 While any old snapshot lives (a dump, a report, a stuck session), deleted rows stay in the index, and a read from the
 table's beginning walks all of them. The id watermark rests on the lock of the id sequence: a transaction that draws
@@ -25,24 +25,24 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-BEGINNING = -(2**63)  # Ids that somebody chose may be negative.
+BEGINNING = -(2**63)  # Below every id: an id that somebody chose may be negative.
 SWEEP_SECONDS = 30.0
-SWEEP_BUSY_SECONDS = 300.0  # Added while many rows come, which a sweep would hold up.
-SWEEP_IDS = 100_000  # Ids in a slice; it takes some 50 ms where all their rows have been deleted.
+SWEEP_BUSY_SECONDS = 300.0  # Added while many rows come, because a sweep would delay them.
+SWEEP_IDS = 100_000  # Ids in a slice. Its read takes about 50 ms if all their rows have been deleted.
 SWEEP_REST = 50.0  # After a long sweep, the next one waits for this many times its length.
-_PREPARED = "-1/"  # The prefix by which Postgres shows the lock of a transaction that was prepared before its restart.
+_PREPARED = "-1/"  # Postgres shows the lock of a transaction that was prepared before its restart with this prefix.
 
 
-BULK_IDS = 1_000  # Drawn between two updates: a large transaction is being written, as single events draw far fewer.
-PASS_OVER_SECONDS = 300.0  # Then such ids are read once: somebody may have chosen one of them.
+BULK_IDS = 1_000  # More ids between two updates mean a large transaction: single events draw far fewer.
+PASS_OVER_SECONDS = 300.0  # After this time, ids that were passed over are read once: somebody may have chosen one.
 _XIDS = 2**32
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceState:
-    """The last id that was drawn, and the transactions that held the sequence's lock after that was looked up.
+    """The last id that was drawn, and `writers`: the transactions that then held the sequence's lock.
 
-    `transaction_ids` names those of them that have a transaction id, and what it is, with its epoch.
+    `transaction_ids` has the transaction id, with its epoch, of each writer that has one.
     """
 
     last_id: int
@@ -51,10 +51,10 @@ class SequenceState:
 
 
 class OpenWriters(NamedTuple):
-    """All rows with ids up to `up_to` have been read, but for those of the transactions with these ids.
+    """All rows with ids up to `up_to` have been read, except the rows of the transactions with these ids.
 
     A read may pass over these ids if all of the transactions are open in its own snapshot. If one is not, its rows may
-    be visible, and have to be read before any later row.
+    be visible, and must be read before any later row.
     """
 
     up_to: int
@@ -64,7 +64,7 @@ class OpenWriters(NamedTuple):
 class IdRange(NamedTuple):
     """The ids to read: all above `above`, up to and including `up_to` unless that is None.
 
-    Those up to `open_writers.up_to` need not be read while these transactions are open.
+    Ids up to `open_writers.up_to` need not be read while the transactions of `open_writers` are open.
     """
 
     above: int
@@ -92,9 +92,9 @@ class IdWatermark:
         self._watermark = BEGINNING
         self._bound: int | None = None  # The last id of the backlog; None where the reads are not split.
         self._live_watermark = BEGINNING
-        self._may_be_open: OpenWriters | None = None  # Whose rows a read that begins now may not see.
+        self._may_be_open: OpenWriters | None = None  # The writers whose rows a read that begins now may not see.
         self._grows_in_bulk = False
-        self._open_writers: OpenWriters | None = None  # What the last read of the newest rows has left to them.
+        self._open_writers: OpenWriters | None = None  # Whose ids the next read of the newest rows passes over.
         self._read_all_after = 0.0
         self._sweep_after = 0.0
         self._swept: int | None = None  # How far the present sweep has come; None where there is none.
@@ -102,7 +102,7 @@ class IdWatermark:
         self._sweep_took, self._last_sweep_took = 0.0, 0.0
 
     def update(self, state: SequenceState) -> bool:
-        """Take in the state of the sequence: have earlier writers ended? Returns whether the sequence was set back."""
+        """Take in the state of the sequence, and find which writers have ended. Returns whether it was set back."""
         before, self._state = self._state, state
         if is_set_back := state.last_id < before.last_id:
             self._settled, self._awaited, self._bound = 0, None, None
@@ -151,12 +151,12 @@ class IdWatermark:
         self._open_writers = None
 
     def join(self) -> None:
-        """Read all rows in one again."""
+        """Read all rows in the order of their ids again."""
         self._bound = self._open_writers = None
 
     @property
     def to_read(self) -> IdRange:
-        """The ids of a normal read: all above the id watermark, or what is left there of the backlog."""
+        """The ids of a normal read: all above the id watermark, or those of the backlog where the reads are split."""
         if self._bound is not None:
             return IdRange(self._watermark, self._bound)
         return IdRange(self._watermark, None, self._open_writers)
@@ -168,7 +168,7 @@ class IdWatermark:
 
     @property
     def grows_in_bulk(self) -> bool:
-        """Whether a transaction draws many ids; each update spares reads from walking the rows that it has written."""
+        """Whether an open transaction draws many ids. Frequent updates let reads pass over the rows that it writes."""
         return self._grows_in_bulk
 
     def live_read_ended(self, last_id: int | None, now: float) -> None:
@@ -186,7 +186,7 @@ class IdWatermark:
         """
         settled = self._settled if self._bound is None else min(self._settled, self._bound)
         reached = settled if last_id is None else min(settled, last_id)
-        if self._watermark == BEGINNING:  # It has walked what a sweep would have.
+        if self._watermark == BEGINNING:  # This read has walked what a sweep would walk.
             self._walked, self._sweep_after = reached, now + SWEEP_SECONDS
         self._watermark = max(self._watermark, reached)
         if self._bound is None:
@@ -195,7 +195,7 @@ class IdWatermark:
     def _leave_to_open_writers(self, watermark: int, last_id: int | None, now: float) -> None:
         """Pass over the ids that the read which has just ended went through, while their writers are open.
 
-        A writer that had ended by then was seen to have ended by that read itself. So it passed over none of its rows.
+        The read itself has checked which writers were open. So it passed over no row of a writer that had ended.
         """
         self._open_writers = None
         if self._may_be_open is None or now >= self._read_all_after:
@@ -234,7 +234,7 @@ class IdWatermark:
         self._sweep_took += now - began
         self._swept = slice_.up_to if last_id is None else last_id
         if self._swept is not None and self._swept >= self._watermark:
-            usual = min(self._sweep_took, self._last_sweep_took)  # A single long sweep was held up by chance.
+            usual = min(self._sweep_took, self._last_sweep_took)  # One long sweep alone was delayed by chance.
             self._sweep_after = now + max(SWEEP_SECONDS, SWEEP_REST * usual)
             self._walked, self._swept = self._watermark, None
             self._last_sweep_took, self._sweep_took = self._sweep_took, 0.0

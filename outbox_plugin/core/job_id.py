@@ -1,7 +1,7 @@
-"""What names a job that emits: the same text at each attempt of one job, and another text for each other job. No I/O.
+"""The id of a job that emits: the same text in each attempt of a job, and another text for each other job. No I/O.
 
-A name is written like the query of a URL (RFC 3986): `run?asset=shop/orders&partition=eu&output=step/result`. All that
-could be mistaken for a separator is percent-encoded, so two different jobs cannot have one name.
+A name is written like the query of a URL (RFC 3986): `run?asset=shop/orders&partition=eu&output=step/result`. Whatever
+could be mistaken for a separator is percent-encoded, so two jobs cannot have the same name.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from urllib.parse import quote, unquote
 from outbox_plugin.errors import InvalidSetting
 
 LONGEST_JOB_ID = 1_000  # A key of Postgres' index holds 2,700 bytes; and each event carries the name.
-_LONGEST_NAME = 800  # Leaves room for what a caller adds to a name, to tell several jobs of one asset apart.
+_LONGEST_NAME = 800  # Leaves room for what a caller adds to the name where one asset has several jobs.
 _KINDS = {"asset", "partition", "to", "output"}
-_PLAIN = " :|@,+[]()"  # Apart from letters, digits and "-._~", what need not be encoded.
+_PLAIN = " :|@,+[]()"  # Besides letters, digits and "-._~", these characters are not encoded.
 
 
 @dataclass(frozen=True, slots=True)
 class JobName:
-    """What a job of an orchestrator's run writes.
+    """Names a job by the run of an orchestrator and by what the job writes.
 
     Attributes:
-        run: the first run; one that executes it again is named by it too.
+        run: the first run. A run that executes it again has its name, too.
         assets: the keys of the assets that are written, each as its parts.
         partitions: the first and the last partition of the run.
         output: the step and its output, and the mapping key of a dynamic one, where an I/O manager writes it.
@@ -35,7 +35,7 @@ class JobName:
     output: tuple[str, ...] | None = None
 
     def text(self) -> str:
-        """The name; one that would be too long ends in a digest."""
+        """The name. A name that would be too long ends in a digest."""
         parts = [("asset", _joined(key)) for key in sorted(self.assets)]
         if self.partitions is not None:
             first, last = self.partitions
@@ -49,10 +49,10 @@ class JobName:
 
 
 def check_job_id(job_id: str) -> None:
-    """Check that a job can be called so.
+    """Check the id of a job.
 
     Raises:
-        InvalidSetting: it cannot.
+        InvalidSetting: a job cannot have this id.
     """
     if (
         not 1 <= len(job_id) <= LONGEST_JOB_ID
@@ -64,10 +64,10 @@ def check_job_id(job_id: str) -> None:
 
 
 def former_job_ids(job_id: str) -> list[str]:
-    """What the version before this one may have called the same job, so that a retry across the upgrade finds it.
+    """The ids that the version before this one may have given the same job. A retry after the upgrade looks for them.
 
-    It joined all parts by "/". Two jobs could then have one name; which of them a row of that version is of, nobody
-    knows any more: both take it for theirs. A name that its caller has added to is a name of this version only.
+    That version joined all parts by "/", so two jobs could have the same id. A row with such an id counts for both.
+    A name that its caller has added to is of this version only.
     """
     run, _, query = job_id.partition("?")
     parts = [(kind, value) for kind, _, value in (part.partition("=") for part in query.split("&"))]
@@ -78,12 +78,12 @@ def former_job_ids(job_id: str) -> list[str]:
         return []
     named = dict(parts)
     first, last = unquote(named.get("partition", "")), unquote(named.get("to", ""))
-    if "output" in named:  # By the I/O manager, which refused several partitions.
+    if "output" in named:  # Named by the I/O manager, which refused several partitions.
         of = [first] if "partition" in named else []
         return [] if "to" in named else ["/".join([unquote(run), *assets[0], *of])]
     keys = ["/".join(key) for key in assets]
     of = [f"{first}...{last}" if "to" in named else first] if "partition" in named else []
-    # A run of one partition was named with it or without it, as it had been launched.
+    # Depending on its launch, a run of one partition was named with the partition or without it.
     return list(dict.fromkeys("/".join([unquote(run), *sorted(each)]) for each in ([*keys, *of], keys)))
 
 

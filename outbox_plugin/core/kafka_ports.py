@@ -18,7 +18,7 @@ from outbox_plugin.errors import Away, Refusal
 class SendResult:
     """What became of rows, by their ids: delivered, refused for what they are, or unknown if neither names them.
 
-    `away` names topics of which no row was sent or acknowledged, though nothing is wrong with the rows.
+    `away` names topics to which no row was sent, or which acknowledged none, although the rows are good.
     """
 
     delivered: Set[int]
@@ -59,9 +59,10 @@ class TransactionalLog(Protocol):
     def read_progress(self, *, fenced: bool, accepts_unsigned: bool = False) -> LastProgress:
         """The shard's last progress record.
 
-        `fenced`: every producer that may write there has been fenced, so no open transaction hides a record. Then the
-        committed record is certainly the last one. `accepts_unsigned`: the last leader may have been of a version that
-        did not sign.
+        Args:
+            fenced: whether every producer that may write there has been fenced. Then no open transaction hides a
+                record, and the committed record is certainly the last one.
+            accepts_unsigned: whether the last leader may have been of a version that did not sign.
         """
         ...
 
@@ -119,7 +120,7 @@ class Membership(Protocol):
         ...
 
     def take_unsigned_heartbeat(self) -> LeaderHeartbeat | None:
-        """The last record since the last call that says it is a heartbeat, and that this outbox has not signed.
+        """The last record since the last call that looks like a heartbeat, but is not signed by this outbox.
 
         Anybody who may write to the topic can have written it.
         """
@@ -136,8 +137,8 @@ class Membership(Protocol):
     def check_progress_topic(self) -> None:
         """Check now and then that the progress topic is still the same one. Waits for nothing.
 
-        A leader's records say which offsets they follow. In a topic that was recreated they do not follow them, and
-        would be taken for copies.
+        A leader's records name the offsets that they follow. In a topic that was recreated, offsets begin again, so
+        these records would look like copies.
 
         Raises:
             TopicMissing: the topic was deleted and recreated.

@@ -1,8 +1,8 @@
-"""Which ordering keys a backlog may have rows of, in a few bytes for each row.
+"""A set of ordering keys that a backlog may have rows of, in a few bytes for each row.
 
 It is a blocked Bloom filter (Putze, Sanders and Singler, 2007) whose blocks are single bytes: a key's hash names a
-byte, and three of its bits. A key of which one bit is not set has no row in the backlog. A key whose bits are set may
-have one, or shares them with keys that have. To set three bits costs no more than to set one: it is the same byte.
+byte, and three of its bits. If one of a key's bits is not set, the backlog has no row of the key. If all are set, it
+may have one, or the bits were set for other keys. Three bits of one byte cost no more to set than one bit.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import sys
 from array import array
 from itertools import combinations, cycle, islice
 
-HASH_BITS, HASH_BYTES = 63, 8  # Of the hashes that the database computes, which are not negative.
-_BYTES_PER_ROW = 8  # At most one answer in 200 is wrong, if every row has a key of its own.
+HASH_BITS, HASH_BYTES = 63, 8  # The database computes hashes of so many bits, so they are not negative.
+_BYTES_PER_ROW = 8  # With so many, one answer in 200 is wrong, at most: if every row has a key of its own.
 _LEAST_BYTES, _MOST_BYTES = 2**13, 2**26  # 8 kB and 64 MB.
-# The bits follow from a hash's upper end, and the byte from its lower end: so the one says nothing of the other.
+# The upper end of a hash gives the bits, and its lower end the byte. So the two are independent.
 _PATTERN_BITS = 8
 _PATTERN_SHIFT = HASH_BITS - _PATTERN_BITS
 _PATTERNS = bytes(islice(cycle(sum(1 << bit for bit in bits) for bits in combinations(range(8), 3)), 2**_PATTERN_BITS))
@@ -27,8 +27,8 @@ class KeySummary:
         """Hold no key.
 
         Args:
-            rows: how many rows are expected at most; the size follows from it. More rows than that are added just as
-                well, and make more answers wrong.
+            rows: how many rows are expected, at most. It decides the size. If more rows are added, more answers are
+                wrong.
         """
         size = min(_MOST_BYTES, max(_LEAST_BYTES, 1 << (_BYTES_PER_ROW * rows).bit_length()))
         self._blocks = bytearray(size)

@@ -27,7 +27,7 @@ from typing import NamedTuple
 from outbox_plugin.core.progress import MalformedProgress, ProgressRecord
 from outbox_plugin.core.signing import Headers, Signer, Slot
 
-OFFSETS_PER_TRANSACTION = 2  # Of ours in the progress topic, at least: a record, and the marker of its commit.
+OFFSETS_PER_TRANSACTION = 2  # In the progress topic, at least: a record, and the marker of its commit.
 
 
 class LogRecord(NamedTuple):
@@ -41,7 +41,7 @@ class LogRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LastProgress:
-    """What the progress topic says of a slice.
+    """The result of a read of the progress topic, for one slice.
 
     `record` is its last committed record. `newest` is its last record, committed or not. `end` is the offset that
     was the partition's next when the read began. `ignored` counts the records that no harvester of this outbox has
@@ -56,9 +56,9 @@ class LastProgress:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Draws the conclusion for one slice.
+    """Finds the last record of one slice.
 
-    `accepts_unsigned`: its last leader may have been of a version that did not sign.
+    `accepts_unsigned`: whether its last leader may have been of a version that did not sign.
     """
 
     signer: Signer
@@ -67,7 +67,7 @@ class Reader:
     accepts_unsigned: bool = False
 
     def conclude(self, records: Sequence[LogRecord], start: int, first: int, end: int) -> LastProgress | None:
-        """What the slice's records from offset `start` to `end` prove; None if more must be read.
+        """The last record, if the slice's records from offset `start` to `end` prove it; None if more must be read.
 
         Args:
             records: all of them, in their order.
@@ -120,14 +120,14 @@ class Numbering:
         self._after = -1
 
     def read_to(self, end: int) -> None:
-        """The partition has been read: what is written from now on stands at `end` or behind it."""
+        """Take in that the partition has been read: later records stand at `end` or behind it."""
         self._after = end - 1
 
     def numbered(self, record: ProgressRecord) -> ProgressRecord:
-        """The record with the next number, which no other gets."""
+        """The record with the next number. No other record gets this number."""
         self._sequence += 1
         return replace(record, sequence=self._sequence, after=self._after)
 
     def committed(self) -> None:
-        """The transaction of the record that was numbered last is committed."""
+        """Take in that the transaction of the record that was numbered last is committed."""
         self._after += self._offsets_per_transaction

@@ -18,7 +18,7 @@ LARGEST_LAYOUT = 2**53  # A layout's number counts up, or is a time in milliseco
 TROUBLE_CHARACTERS = 10_000
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 _Name = Annotated[str, Field(max_length=1_000)]
-_GOHARVESTS = re.compile(rb"[0-9]{1,20}%")  # Its heartbeats are a time in nanoseconds, and its name.
+_GOHARVESTS = re.compile(rb"[0-9]{1,20}%")  # A heartbeat of goharvest's is a time in nanoseconds, and a name.
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class LeaderHeartbeat:
     """A harvester's sign of life for one shard. Times are ISO 8601 in UTC; `leader_id` names the term.
 
     `recovered`: the rows that the term found published by the last one, and deleted instead of repeating them.
-    `live_first`: whether new rows go before a backlog, but for `live_rows_waiting` of them, which may have a key of it.
+    `live_first`: whether new rows go before a backlog, except `live_rows_waiting` rows, which may have a key of it.
     `beat` and `after` tell a heartbeat from a copy of it: see `core.copied_heartbeats`.
     """
 
@@ -50,7 +50,7 @@ class LeaderHeartbeat:
     after: Annotated[int, Field(ge=-1, lt=2**63)] = -1
 
     def encode(self) -> bytes:
-        """The heartbeat as JSON, which `parse` takes: a long trouble is cut, and what is no text in it is replaced."""
+        """The heartbeat as JSON, for `parse`. A long trouble is cut, and what is not a text in it is replaced."""
         trouble = self.trouble and self.trouble[:TROUBLE_CHARACTERS].encode(errors="replace").decode()
         fields = {name: getattr(self, name) for name in _FIELDS} | {"trouble": trouble}
         return json.dumps(fields, separators=(",", ":")).encode()
@@ -59,7 +59,7 @@ class LeaderHeartbeat:
     def parse(cls, body: bytes | None) -> LeaderHeartbeat | None:
         """The heartbeat that `body` encodes; None for anything else, which others may write to the topic.
 
-        What a later version says beyond these fields is left out: it is heard all the same.
+        Further fields, of a later version, are ignored.
         """
         try:
             return _HEARTBEAT.validate_json(body or b"", strict=True)

@@ -1,11 +1,11 @@
-"""At-least-once: which marked rows may be sent now, and what follows from what became of them.
+"""At-least-once: which marked rows may be sent now, and which are parked or reset after the result.
 
 The rules are goharvest's mark-purge/reset (its design page, "Mark-Purge/Reset"): rows in flight carry the leader's id;
-a key has at most one record in flight (the barrier), so a record that is sent again can be repeated, but never
-overtaken; a delivered row is purged; after a failed delivery all that is not delivered is reset, and marked anew under
-a leader id that was never used before. Here each step is taken for many rows at once.
+a key has at most one record in flight (the barrier), so a record can be repeated, but no later record of its key
+overtakes it; a delivered row is purged; after a failed delivery, all rows that were not delivered are reset, and marked
+again with a leader id that was never used before. Here each step is taken for many rows at once.
 
-What is in flight is a *round*: rows no two of which share a key of a topic.
+The rows in flight are a *round*: no two of them have the same key of the same topic.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from outbox_plugin.core.bad_rows import BadRow, first_bad_rows
 from outbox_plugin.core.row import OutboxRow, Rows, column, fields_of
 from outbox_plugin.errors import Refusal
 
-ROWS_PER_MARK = 5_000  # Also the throttle: no more records than that are in flight.
+ROWS_PER_MARK = 5_000  # It is also the highest number of records in flight.
 
 
 def rounds(rows: Sequence[OutboxRow]) -> list[Rows]:
@@ -37,7 +37,7 @@ def rounds(rows: Sequence[OutboxRow]) -> list[Rows]:
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """What follows from a round: the bad rows to park, and the ids of the rows to mark anew."""
+    """What to do after a round: the bad rows to park, and the ids of the rows to reset and mark again."""
 
     bad: tuple[BadRow, ...]
     reset: tuple[int, ...]
@@ -46,10 +46,10 @@ class RoundResult:
 def resolve_round(
     round_: Sequence[OutboxRow], done: Set[int], refused: Mapping[int, Refusal], behind: Sequence[OutboxRow]
 ) -> RoundResult:
-    """What follows after `round_` was sent, while the marked rows `behind` wait for it.
+    """Decide what to do after `round_` was sent, while the marked rows `behind` wait for it.
 
-    No row may overtake a row that is not done. So that row is marked anew, and all rows that wait with it are too, also
-    those of keys that are parked or held back now.
+    No row may overtake a row that is not done. So that row is marked again, and so are all rows that wait, those of
+    keys that are parked or held back now included.
 
     Args:
         round_: what was sent.

@@ -211,27 +211,27 @@ class PollSchedule:
             self._backlog.read_ended(last_id, now, many=many, is_split=is_split)
 
     def read_skipped(self) -> None:
-        """The read was not done: it would pass over the same uncommitted rows as the last one of its kind."""
+        """Take in that a read was skipped: it would walk the same uncommitted rows as the last one of its kind."""
         self._uncommitted = True
 
     def arm_ended(self, *, armed: bool) -> float:
-        """Take in whether writers wake us from now on; if not, a writer is at work that would not.
+        """Take in whether writers wake us from now on. They do not while a writer that does not know of it is writing.
 
         Returns:
-            The seconds to wait before the next poll. An armed wake-up is polled once more at once, for what was written
-            before writers knew.
+            The seconds to wait before the next poll. If the wake-up is armed, poll once more at once: rows may have
+            been written before.
         """
         self._armed = armed
         return 0.0 if armed else self._backoff.wait()
 
     def woken(self, now: float) -> bool:
-        """A writer has woken us, perhaps for a command. Returns whether the wake-up must be disarmed."""
+        """Take in that a writer has woken us, perhaps for a command. Returns whether the wake-up must be disarmed."""
         self._refreshed_at = None
         self._rows_at = now
         return self._disarm()
 
     def read_from_beginning(self) -> None:
-        """Rows that were passed over are wanted: keys were released, or rows are to be marked anew."""
+        """Read rows again that were passed over, because keys were released or rows are to be marked again."""
         self._id_watermark.reset()
 
     def _refresh_is_due(self, now: float) -> bool:

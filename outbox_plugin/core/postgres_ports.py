@@ -165,8 +165,8 @@ class WindowStore(ShardStore, Protocol):
     def read(self, request: ReadRequest) -> Sequence[OutboxRow]:
         """The earliest rows of the request, ascending by id.
 
-        Returns fewer rows if they are large, and no row if the outbox is no longer the one that the term began with, or
-        has another number of shards.
+        Returns fewer rows if they are large. Returns no row if the outbox is no longer the one that the term began
+        with, or if it has another number of shards.
         """
         ...
 
@@ -177,16 +177,16 @@ class WindowStore(ShardStore, Protocol):
     def end_of_batch(self, up_to: int) -> int | None:
         """The last id, at most `up_to`, of a transaction that has written many of the latest rows; None without one.
 
-        It is a guess, from which nothing follows but how soon some rows are relayed.
+        It is a guess. It only decides how soon some rows are relayed.
         """
         ...
 
     def key_hashes_up_to(self, bound: int, rows: int) -> Generator[bytes]:
-        """The same hashes of all rows of the slice with ids up to `bound`, in parts.
+        """The hashes of all rows of the slice with ids up to `bound`, rows in flight included, in parts.
 
-        Includes rows in flight, and perhaps hashes of keys that no such row has: at most `rows` of them, an upper bound
-        of the number of rows. Each hash has `core.key_summary.HASH_BYTES` bytes, big-endian. It runs beside all other
-        methods, on a connection of its own.
+        `rows` is an upper bound of how many rows there are. At most so many hashes of other keys may be among the
+        result. Each hash has `core.key_summary.HASH_BYTES` bytes, big-endian. The method may run beside all others, on
+        a connection of its own.
         """
         ...
 
@@ -200,15 +200,15 @@ class WindowStore(ShardStore, Protocol):
         A row that was rewritten since it was read, by an UPDATE or a migration, is deleted too.
 
         Raises:
-            StoreUnavailable: among others, because something lets the deletion have no effect.
+            StoreUnavailable: Postgres is away, or a trigger or a policy keeps the rows.
         """
         ...
 
     def recover(self, publications: Sequence[Publication]) -> int:
         """Delete the rows of an earlier term's `publications`, as `purge` does.
 
-        Transaction ids prove nothing here, as a backup may have been restored since. They are used only where a record
-        of an earlier version does not say when each row was created.
+        Transaction ids prove nothing here, because a backup may have been restored since. They are used only if a
+        record of an earlier version has no creation times.
         """
         ...
 
@@ -230,7 +230,8 @@ class MarkedStore(ShardStore, Protocol):
     def mark(self, leader_id: str, request: ReadRequest) -> Sequence[OutboxRow]:
         """Mark the earliest rows of the request that do not carry this leader's id, and return them, ascending by id.
 
-        Fewer where they are large. The request need not name rows in flight: they carry the leader's id.
+        Returns fewer rows if they are large. The request need not name rows in flight, because they carry the leader's
+        id.
         """
         ...
 
@@ -238,13 +239,13 @@ class MarkedStore(ShardStore, Protocol):
         """Delete the rows that still carry the leader's id. Returns how many there were.
 
         Raises:
-            StoreUnavailable: among others, because something lets the deletion have no effect. Nobody marks the rows
-                again then, and nobody leads until they can be deleted.
+            StoreUnavailable: Postgres is away, or a trigger or a policy keeps the rows. In the second case, nobody
+                marks these rows again, and nobody leads until they can be deleted.
         """
         ...
 
     def reset(self, leader_id: str, ids: Sequence[int]) -> None:
-        """Take the leader's id off the rows again, where they still carry it."""
+        """Remove the leader's id from the rows that still carry it."""
         ...
 
 
@@ -255,7 +256,7 @@ class WakeUp(Protocol):
         """Take the wake-up lock, so that writers wake us. Poll once more before you wait.
 
         Returns:
-            False if a writer holds the lock: it began before it could know, and would not wake us.
+            False if a writer holds the lock. It began before the lock was taken, so it would not wake us.
         """
         ...
 

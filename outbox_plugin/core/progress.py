@@ -26,23 +26,23 @@ from outbox_plugin.core.transactional_id_generations import LARGEST_GENERATION
 from outbox_plugin.errors import OutboxError
 
 VERSION = 1
-VERSION_WITH_GENERATION = 2  # Harvesters that know of no generations refuse it: they would not fence its leader.
+VERSION_WITH_GENERATION = 2  # Harvesters that know no generations refuse it: they could not fence its leader.
 _POSTGRES_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _TEXT_CHARACTERS = 10_000
-LATEST_TIME = 2**53  # The 285 years around the epoch in which Postgres' arithmetic is exact to the microsecond.
+LATEST_TIME = 2**53  # Within 285 years of the epoch, Postgres' arithmetic is exact to the microsecond.
 LARGEST_BODY = 900_000  # Bytes; a broker takes records of up to 1 MB by default.
-_FIELDS_BYTES = 250  # Names, numbers and marks of a publication, or of the record itself.
+_FIELDS_BYTES = 250  # An upper bound for the names, numbers and marks of a publication, or of the record itself.
 LARGEST_PUBLICATION = 1_000_000  # Rows; far more than a window has.
 WIDE_GAP = 100_000  # Ids between two rows. A purge walks all rows between its first and its last id.
-_CUTS = 8  # At the widest gaps of a read, at most, as each is one purge more. Ids may all be far apart.
+_CUTS = 8  # Cuts of one read, at most: each is one more purge, and the ids may all be far apart.
 
 
 @dataclass(frozen=True, slots=True)
 class OutboxIdentity:
-    """Who an outbox is.
+    """The identity of an outbox.
 
-    `place` says where it stands (database cluster, database, table): a table that was dropped and migrated anew, or
-    truncated, stands in the same place as a new `incarnation`.
+    `place` is its database cluster, database and table. A table that was truncated, or dropped and migrated again, has
+    the same `place` and another `incarnation`.
     """
 
     incarnation: str
@@ -55,11 +55,11 @@ class Publication:
 
     A row is one of them if its id is in `ids` and it was created at the time that `times` gives for the id.
 
-    It is also one of them, which is quicker to ask, if the transaction that inserted it is below `horizon`, and it was
+    A second test is faster. It is also one of them if the transaction that inserted it is below `horizon`, and it was
     created no earlier than `created_from` and no later than `created_until` (microseconds since Postgres' epoch; None
     where that is beyond `LATEST_TIME`). This holds only as long as transaction ids do not wrap or go back.
 
-    `created` holds the creation times, see `creation_times`; None where all rows have the same, or where they are not
+    `created` holds the creation times, see `creation_times`. It is None if all rows have the same, or if they are not
     known, as in records of earlier versions.
     """
 
@@ -75,7 +75,7 @@ class Publication:
         if not rows:
             return cls(IdRanges(), 0, None)
         times = list(column(rows, "create_time"))
-        if None in times:  # Of a bad row, which is not published.
+        if None in times:  # A bad row, which is not published, may have no time.
             times = [LATEST_TIME + 1 if each is None else each for each in times]
         ids = IdRanges.of(list(column(rows, "id")))
         earliest, latest = _exact(min(times)), _exact(max(times))
@@ -85,7 +85,7 @@ class Publication:
 
     @property
     def most_bytes(self) -> int:
-        """How many bytes of a progress record it takes at most; quick, as nothing is encoded for it."""
+        """An upper bound of its bytes in a progress record. It is fast, because nothing is encoded."""
         ranges = self.ids.ranges
         digits = max(len(str(ranges[0][0])), len(str(ranges[-1][1]))) if ranges else 0
         return len(ranges) * (2 * digits + 4) + len(self.created or "") + _FIELDS_BYTES
@@ -106,15 +106,15 @@ class Publication:
 
 
 def publications_of(rows: Sequence[OutboxRow]) -> tuple[Publication, ...]:
-    """What stands for a transaction's `rows`, which ascend by id: one publication for each read that they are of.
+    """The publications of a transaction's `rows`, which ascend by id: at least one for each read that they are of.
 
-    The horizon and the times of another read would prove less. The rows of a read are cut at its widest gaps, too.
+    The horizon and the times of another read would prove less. A read is also cut at its widest gaps.
     """
     return tuple(Publication.of(part) for read in _reads_of(rows) for part in _cut_at_wide_gaps(read))
 
 
 def _reads_of(rows: Sequence[OutboxRow]) -> Iterable[Sequence[OutboxRow]]:
-    """The rows of each read. Each has a horizon of its own, or sees the same rows as another one."""
+    """The rows of each read. Reads with the same horizon saw the same rows, and count as one."""
     horizons = list(column(rows, "horizon"))
     if len(set(horizons)) < 2:
         return [rows] if rows else []
@@ -134,7 +134,7 @@ def _cut_at_wide_gaps(rows: Sequence[OutboxRow]) -> Iterator[Sequence[OutboxRow]
 
 
 def _readable(publication: Publication) -> Publication:
-    """The publication itself.
+    """Check a publication, and return it.
 
     Raises:
         TypeError, ValueError: its times are not readable, or it names more rows than any window has.
@@ -164,7 +164,7 @@ def _whole(number: object, smallest: int, largest: int) -> int:
 def _text(text: object) -> str:
     if not isinstance(text, str) or len(text) > _TEXT_CHARACTERS:
         raise ValueError(f"expected a text of at most {_TEXT_CHARACTERS} characters (given: {str(text)[:80]!r})")
-    text.encode()  # Half a surrogate pair is no text that could be printed, or sent to Postgres.
+    text.encode()  # Raises UnicodeEncodeError, a ValueError, for half a surrogate pair.
     return text
 
 
@@ -174,13 +174,12 @@ def _exact(time: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class ProgressRecord:
-    """What a leader says, inside a transaction, about the rows of its shard.
+    """What a leader writes, inside a transaction, about the rows of its shard.
 
-    `records` counts the events of the record's own transaction, so that a torn one is noticed. `generation` is that of
-    the transactional id (see `core.transactional_id_generations`): a database that was restored from a backup may have
-    forgotten it.
-    `term`, `sequence` and `after` tell the record from a copy of it: see `last_progress`. They are 0 in records of
-    versions that did not sign.
+    `records` counts the events of the record's own transaction, to recognize a torn transaction. `generation` is that
+    of the transactional id (see `core.transactional_id_generations`): a database that was restored from a backup may
+    have forgotten it. `term`, `sequence` and `after` tell the record from a copy of it: see `last_progress`. They are 0
+    in records of versions that did not sign.
     """
 
     identity: OutboxIdentity
@@ -199,12 +198,12 @@ class ProgressRecord:
 
     @property
     def most_bytes(self) -> int:
-        """How many bytes `encode` gives at most; quick, as nothing is encoded for it."""
+        """An upper bound of the bytes that `encode` returns. It is fast, because nothing is encoded."""
         texts = self.identity.incarnation, self.identity.place, self.leader_id
         return _FIELDS_BYTES + 6 * sum(map(len, texts)) + sum(each.most_bytes for each in self.publications)
 
     def encode(self) -> bytes:
-        """The record as JSON; without creation times where it would be larger than brokers take."""
+        """The record as JSON, without creation times if brokers would refuse it for its size."""
         body = self._encode(with_times=True)
         return body if len(body) <= LARGEST_BODY else self._encode(with_times=False)
 
@@ -237,7 +236,7 @@ class ProgressRecord:
         """The record that `body` encodes.
 
         Raises:
-            MalformedProgress: it is none of ours; guessing what was published would lose or repeat rows.
+            MalformedProgress: it is not a record of ours. To guess what was published would lose or repeat rows.
         """
         try:
             fields: dict[str, Any] = json.loads(body)
@@ -271,4 +270,4 @@ class ProgressRecord:
 
 
 class MalformedProgress(OutboxError):
-    """The progress topic holds something that is no progress record of a version we know."""
+    """The progress topic holds something that is not a progress record of a version that we know."""

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 
 STEP_SECONDS = 10.0  # The supervisor steps ten times a second.
 POSTGRES_SECONDS = 15.0  # It is asked every 5 s, and an answer is waited for up to about 5 s.
-LED_SECONDS = 10.0  # A takeover takes one to three seconds.
-MOVED_SECONDS = 60.0  # A row whose id is out of order is found by a sweep after 30 s; a transaction may take as long.
-ALIVE_SECONDS = 60.0  # Handing over to others takes up to 20 s, in which nothing is stepped.
+LED_SECONDS = 10.0  # A takeover takes up to three seconds.
+MOVED_SECONDS = 60.0  # A sweep finds a row whose id is out of order after 30 s, and a transaction may take as long.
+ALIVE_SECONDS = 60.0  # A hand-over to others takes up to 20 s, and the supervisor makes no step meanwhile.
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Facts:
         moved_at: when this harvester, as its leader, last sent rows, had none to send, or was paused.
         postgres_at: when Postgres last answered this harvester.
         postgres_error: why it does not now; None where its last answer was one.
-        trouble: what hindered the shard last, to be told with a verdict that it may explain.
+        trouble: what hindered the shard last. It is shown with a verdict, which it may explain.
         paused: whether an operator has paused the shard.
     """
 
@@ -63,7 +63,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class NotReady:
-    """It does not; `reason` is one line for an operator."""
+    """The harvester does not; `reason` is one line for an operator."""
 
     reason: str
 

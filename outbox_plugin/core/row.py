@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, overload
 
 @dataclass(frozen=True, slots=True)
 class TooLarge:
-    """Stands for the value of a row that no record can hold: its value, or its headers, were therefore not read.
+    """Replaces the value of a row that is too large for a record. Its value and its headers were not read.
 
-    It is neither text nor bytes, so that no client takes it for a value, and it is not None, which is a tombstone.
+    It is neither text nor bytes, so no client takes it for a value. It is not None, because that is a tombstone.
     """
 
     size: int  # Bytes.
@@ -21,18 +21,18 @@ class TooLarge:
     what: str = "the value has"
 
     def __len__(self) -> int:
-        return 0  # What it takes in memory, as far as that counts.
+        return 0  # It takes next to nothing in memory.
 
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """Stands for the value of a row whose columns for a whole record are not as they must be."""
+    """Replaces the value of a row whose columns for a whole record are not as they must be."""
 
     reason: str
 
 
 class WholeRecord(NamedTuple):
-    """Stands for the value of a row whose record goharvest's columns cannot hold: see `core.whole_record`.
+    """Replaces the value of a row whose record goharvest's columns cannot hold: see `core.whole_record`.
 
     The headers of such a row are in the fields of other rows, and some of their values may be bytes.
     """
@@ -45,21 +45,21 @@ class WholeRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RecordLimit:
-    """How large a record may be, as far as that can be seen in the database without reading the row."""
+    """The limit of a record's size, by which the database can tell a row that is too large without reading it."""
 
     value: int  # Bytes, of a record or of a value alone.
 
     @property
     def headers(self) -> int:
-        """What both arrays of headers may take in the database, in bytes.
+        """The largest size that both arrays of headers may have in the database, in bytes.
 
-        A header takes 3 bytes in a record at least, and 13 at most in the database beside what its two texts have. So
-        arrays that take five times as much as a record may have do not fit into one.
+        Besides its two texts, a header takes at least 3 bytes in a record, and at most 13 in the database. So arrays of
+        more than five times the size of a record do not fit into one.
         """
         return 5 * self.value
 
     def too_large(self, value: int, headers: int) -> TooLarge | None:
-        """What stands for a row whose value and headers take so many bytes; None where it is to be read."""
+        """What replaces the value of a row whose value and headers have these sizes; None if they are to be read."""
         if value > self.value:
             return TooLarge(value, self.value)
         return TooLarge(headers, self.value, "the headers have") if headers > self.headers else None
@@ -79,26 +79,26 @@ class OutboxRow(NamedTuple):
     key: str
     value: str | bytes | TooLarge | WholeRecord | Misfit | None
     header_keys: list[str]
-    header_values: list[str]  # Of a whole record, bytes too.
+    header_values: list[str]  # Those of a whole record may be bytes, too.
     horizon: int
 
 
 class Rows(Sequence[OutboxRow]):
-    """The rows of a read, each made an `OutboxRow` when it is looked at.
+    """The rows of a read. An `OutboxRow` is made only when a row is accessed.
 
-    A busy harvester handles hundreds of thousands in a second, and looks at nearly none of them: see `fields_of`.
+    A busy harvester handles hundreds of thousands of rows in a second, and accesses few of them: see `fields_of`.
     """
 
     __slots__ = ("_topics", "fields")
 
     def __init__(self, fields: Sequence[tuple[Any, ...]]) -> None:
-        """`fields`: those of `OutboxRow`, in their order, as a plain tuple for each row."""
+        """Make the rows of `fields`: for each row, a tuple of the fields of `OutboxRow`, in their order."""
         self.fields = fields
         self._topics: frozenset[Any] | None = None
 
     @property
     def topics(self) -> frozenset[Any]:
-        """The topics of the rows, looked for once."""
+        """The topics of the rows. They are collected on the first call."""
         if self._topics is None:
             self._topics = frozenset(column(self, "topic"))
         return self._topics
@@ -124,17 +124,17 @@ class Rows(Sequence[OutboxRow]):
 
 
 def fields_of(rows: Sequence[OutboxRow]) -> Sequence[tuple[Any, ...]]:
-    """The fields of each row, as tuples: quick to come by where `rows` are a read's."""
+    """The fields of each row, as tuples. It makes no objects if `rows` is a `Rows`."""
     return rows.fields if isinstance(rows, Rows) else rows
 
 
 def column(rows: Sequence[OutboxRow], field: str) -> Iterator[Any]:
-    """That field of each row."""
+    """One field of each row."""
     return map(itemgetter(OutboxRow._fields.index(field)), fields_of(rows))
 
 
 def topics_of(rows: Sequence[OutboxRow]) -> frozenset[Any]:
-    """The topics of `rows`; quick to come by where they are a read's, and were asked for them before."""
+    """The topics of `rows`. A `Rows` remembers them."""
     return rows.topics if isinstance(rows, Rows) else frozenset(column(rows, "topic"))
 
 
@@ -144,7 +144,7 @@ def is_tombstone(row: OutboxRow) -> bool:
 
 
 def length_of(row: OutboxRow) -> int:
-    """How much a record of `row` has beside its topic, about: in characters where it is text, in bytes otherwise."""
+    """About the length of a record of `row`, without its topic: characters of texts, and bytes of everything else."""
     arrays = (array for array in (row.header_keys, row.header_values) if isinstance(array, list))
     own = (row.value.key, row.value.value) if isinstance(row.value, WholeRecord) else (row.key, row.value)
     parts = (*own, *(each for array in arrays for each in array))

@@ -1,8 +1,8 @@
 """What is wrong with a row that cannot become a Kafka record, whoever wrote it.
 
 Postgres lets a TEXT[] hold nested arrays, NULLs and empty texts, and an ALTER TABLE can let NULL into any column. A row
-like that is a bad row: this file says in one sentence why. `fault_of` is asked about a row only where a quick look at
-the batch has found that something is wrong in it, because a row of the hot path has a few microseconds.
+like that is a bad row: this file says in one sentence why. `fault_of` is called for a row only if a quick check of
+the batch has found that something is wrong in it, because each row of the hot path may take only a few microseconds.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _VALUES = frozenset({str, bytes, type(None), WholeRecord})
 
 
 def faults_of(rows: Sequence[OutboxRow]) -> dict[int, str]:
-    """Why rows of a batch cannot become records, by their ids; quick where none is bad."""
+    """Why rows of a batch cannot become records, by their ids. It is fast if no row is bad."""
     if _are_plain(rows):
         return {}
     return {row.id: fault for row in rows if (fault := fault_of(row)) is not None}
 
 
 def _are_plain(rows: Sequence[OutboxRow]) -> bool:
-    """Whether `fault_of` would find nothing; quick, as it looks at one column of all rows at a time."""
+    """Whether `fault_of` would find nothing. It is fast, because it checks one column of all rows at a time."""
     if not set(map(type, column(rows, "value"))) <= _VALUES or set(map(type, column(rows, "key"))) - {str}:
         return False
     try:
@@ -37,7 +37,7 @@ def _are_plain(rows: Sequence[OutboxRow]) -> bool:
 
 
 def header_names_are_plain(rows: Sequence[OutboxRow]) -> bool:
-    """Whether all header names of `rows` are texts that are not empty; quick, as it looks at many rows at once."""
+    """Whether all header names of `rows` are texts that are not empty. It is fast, because it checks many at once."""
     try:
         names = set(chain.from_iterable(column(rows, "header_keys")))
     except TypeError:  # NULL in place of an array, or an array inside an array.
@@ -46,7 +46,7 @@ def header_names_are_plain(rows: Sequence[OutboxRow]) -> bool:
 
 
 def fault_of(row: OutboxRow) -> str | None:
-    """Why `row` cannot become a record; None where nothing is found."""
+    """Why `row` cannot become a record; None if it can."""
     return (
         _column_fault(row)
         or _array_fault("keys", row.header_keys)

@@ -1,17 +1,17 @@
 """Shards: which slice of the keys a leader harvests, and how their number changes.
 
-The database remembers the *layout*: how many shards there are, and a number that grows with each change. A read returns
-nothing under another layout, so from the instant of a change no leader of the old one reads a row. What it has read
-before may still be in a transaction: so before a leader of the new layout reads, the shards of every earlier layout
-that is not yet *settled* are fenced, and what their progress records name is deleted. The leader of shard 0 does this
-for all; the leaders of the other shards wait until the database says that it is done.
+The database remembers the *layout*: how many shards there are, and a number that grows with each change. A read for
+another layout returns nothing. So from the instant of a change on, no leader of the old layout reads a row. The rows
+that it has read before may still be in a transaction. So before a leader of the new layout reads, the shards of every
+earlier layout that is not yet *settled* are fenced, and the rows that their progress records name are deleted. The
+leader of shard 0 does this for all; the leaders of the other shards wait until the database says that it is done.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-SETTLING_SHARD = 0  # Every layout has it.
+SETTLING_SHARD = 0  # Every layout has this shard.
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Slice:
 class Layout:
     """How many shards an outbox has.
 
-    `number` grows with each change; `unsettled` are the counts of earlier layouts whose leaders may still be at work.
+    `number` grows with each change. `unsettled` has the shard counts of earlier layouts whose leaders may still run.
     """
 
     number: int

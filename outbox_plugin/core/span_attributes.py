@@ -25,7 +25,7 @@ def span_name(operation: str, topics: Collection[str]) -> str:
 def operation_attributes(operation: str, topics: Collection[str]) -> Attributes:
     """The attributes of every span of ours. The topic is among them only if all records have the same one."""
     attributes: Attributes = {"messaging.system": "kafka", "messaging.operation.name": operation}
-    if operation != "wait":  # The conventions have no type for it.
+    if operation != "wait":  # The conventions have no type for the operation `wait`.
         attributes["messaging.operation.type"] = operation
     if len(topics) == 1:
         [attributes["messaging.destination.name"]] = topics

@@ -1,12 +1,12 @@
-"""What a new leader may conclude from the shard's last committed progress record, and from what the database remembers.
+"""What a new leader concludes from the shard's last progress record, and from what the database remembers of terms.
 
 For each slice, the database remembers the last term that wrote a progress record. It remembers the term from its first
 record on, and forgets it when the leader knows that nothing is in flight: all published rows have been deleted, and the
 outcome of every transaction is known.
 
 If the database expects a record and none is there, the record was lost or hidden. The table may then still have rows
-that Kafka has too, and they would be published again. If the database expects no record, a missing one proves nothing
-and harms nobody.
+that Kafka has too, and they would be published again. If the database expects no record, a missing one is
+normal.
 """
 
 from __future__ import annotations

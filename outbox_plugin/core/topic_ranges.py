@@ -1,7 +1,7 @@
-"""Ranges of a topic's offsets, and the position up to which a consumer has had its effects. Pure.
+"""Ranges of a topic's offsets, and the position up to which a consumer has had its effects. No I/O.
 
-A consumer's position is one offset per partition, kept in Postgres. A range goes from the position to a place further
-on. It is consumed by a transaction that makes its effects and moves the position from the range's begin to its end. So:
+A consumer's position is one offset per partition, kept in Postgres. A range goes from the position to a later
+offset. One transaction makes the range's effects and moves the position from the range's begin to its end. So:
 
     the position stands at the range's begin        the transaction may commit: `remaining` is the whole range
     it stands within the range                      the rest is consumed: `remaining` is smaller
@@ -148,7 +148,7 @@ def plan(consumer: str, topic: str, position: Position | None, state: TopicState
 
 
 def shared(waiting: Mapping[int, int], most: int) -> dict[int, int]:
-    """How many of the offsets that wait in each partition are taken, `most` in all.
+    """How many of the waiting offsets of each partition are taken, `most` in all.
 
     Small partitions are taken whole, and the rest is shared evenly, so that no partition waits for a large one.
     """
@@ -192,7 +192,7 @@ def _without_empty(wanted: TopicRange, begin: Offsets, kept: Set[int] = frozense
 
 @dataclass(frozen=True, slots=True)
 class Readable:
-    """The part of a range that Kafka still has, and how many of its offsets it has not."""
+    """The part of a range that Kafka still has, and how many offsets of the range it has deleted."""
 
     range: TopicRange
     lost: int = field(default=0)

@@ -5,10 +5,11 @@ Rules, for records and rows that carry W3C trace context in their headers:
 - Whoever emits decides whether a trace is recorded; the flags of `traceparent` say so. A record of a trace that is not
   recorded makes no span.
 - What handles many records at once makes one span, which links to the traces of at most `MAX_LINKS` of them. It is in
-  the first one's trace: a span without a parent would be recorded only if the sampler chose it anew.
+  the first one's trace: without a parent, the sampler would have to choose the span again.
 - A `traceparent` that cannot be right counts as none.
 
-This file decides by the text alone, in a fraction of a microsecond. The OpenTelemetry library reads what is left.
+This file decides by the text alone, in a fraction of a microsecond. The OpenTelemetry library reads only the records
+that remain.
 """
 
 from __future__ import annotations

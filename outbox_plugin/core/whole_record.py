@@ -1,7 +1,7 @@
-"""A whole record: bytes that are no text, an exact partition, a timestamp of its own.
+"""A whole record: a record with bytes that are not a text, with a partition of its own, or with a timestamp of its own.
 
-goharvest's columns cannot hold that, so it lies in columns that are NULL in other rows. Migration 0071 says in which
-form. Where bytes are a text that goharvest's columns can hold, they lie there, and the row is like any other.
+goharvest's columns cannot hold such a record, so it has columns that are NULL in other rows. Migration 0071 says in
+which form. Bytes that are a text which goharvest's columns can hold are kept there, and the row is like any other.
 
 `kafka_key` of such a row is its *ordering key*: the text by which the row is ordered, parked and given to a shard. It
 is the key itself where that is a text, so that a key has the same order in whichever form it was emitted.
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from outbox_plugin.core.row import Misfit, OutboxRow, WholeRecord
 
 WHOLE_RECORD_HEADER = "outbox-record"  # The first name in `kafka_header_keys` of a whole record. It has no value.
-MAX_HEX_BYTES = 48  # So that the ordering key has 100 characters at most.
+MAX_HEX_BYTES = 48  # With so many, the ordering key has at most 100 characters.
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _POSTGRES_EPOCH_MICROS = 946_684_800_000_000  # 2000-01-01 UTC, since 1970.
 _INFINITE = {2**63 - 1, -(2**63)}
@@ -35,7 +35,7 @@ class RecordColumns(NamedTuple):
 
 
 def text_of(body: bytes) -> str | None:
-    """The text that Postgres can hold in place of `body`; None where there is none."""
+    """`body` as a text that Postgres can hold; None if there is none."""
     try:
         return None if b"\0" in body else body.decode()
     except UnicodeDecodeError:
@@ -43,7 +43,7 @@ def text_of(body: bytes) -> str | None:
 
 
 def ordering_key(key: bytes, max_characters: int) -> str:
-    """The text by which rows with this key are ordered; equal for equal keys, and different for different ones."""
+    """The text by which rows with this key are ordered. Equal keys have equal texts, and other keys have others."""
     text = text_of(key)
     if text is not None and len(text) <= max_characters:
         return text
@@ -51,19 +51,19 @@ def ordering_key(key: bytes, max_characters: int) -> str:
 
 
 def milliseconds(timestamp: datetime) -> int:
-    """A timestamp as Kafka has it, since 1970; what is less than a millisecond is cut off."""
+    """A timestamp as Kafka has it: whole milliseconds since 1970."""
     return (timestamp - _EPOCH) // timedelta(milliseconds=1)
 
 
 def as_time(timestamp: int) -> str:
-    """A timestamp of Kafka's, for people."""
+    """A timestamp of Kafka's as ISO 8601, for messages."""
     return (_EPOCH + timedelta(milliseconds=timestamp)).isoformat(timespec="milliseconds")
 
 
 def with_record(row: OutboxRow, columns: RecordColumns) -> OutboxRow:
     """`row` with the whole record that its `columns` hold.
 
-    Header values that are texts become texts, as other rows have them.
+    Header values that are texts become `str`, as in other rows.
     """
     if columns == _NO_RECORD:
         return row
@@ -86,7 +86,7 @@ def _text_or_bytes(body: bytes) -> str | bytes:
 
 
 def _fault(row: OutboxRow, columns: RecordColumns) -> str | None:
-    """Why the columns hold no record; None where they do."""
+    """Why the columns hold no record; None if they hold one."""
     names: Any = row.header_keys
     if not isinstance(names, list) or not names or names[0] != WHOLE_RECORD_HEADER or columns.header_values is None:
         return (

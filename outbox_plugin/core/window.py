@@ -1,8 +1,8 @@
 """Windows in flight: what may be read next, and what the progress record must name.
 
-All that changes the set of rows in flight is in this file. It knows neither the database nor Kafka: a window is read,
-then published, then purged, always in that order. Windows are published in the order in which they were read, but for
-those of live rows, which are published together with a window of the backlog: see `core.window_queue`.
+Only this file changes the set of rows in flight. It knows neither the database nor Kafka. A window is read, then
+published, then purged, always in that order. Windows are published in the order in which they were read, except those
+of live rows, which are published together with a window of the backlog: see `core.window_queue`.
 A bad row takes the later rows of its ordering key out of every window that is not yet published.
 """
 
@@ -17,11 +17,11 @@ from outbox_plugin.core.ordering_key import OrderingKey, OrderingKeys
 from outbox_plugin.core.progress import Publication, publications_of
 from outbox_plugin.core.row import OutboxRow, Rows, fields_of
 
-ROWS_PER_WINDOW = 10_000  # Larger ones gain little and cost latency and memory; half as large costs a tenth in speed.
-ROWS_BESIDE_LIVE = 5_000  # Of a backlog, while live rows go first: they wait for such a window, and go with the next.
+ROWS_PER_WINDOW = 10_000  # Larger ones gain little speed, and cost latency and memory. Half as large is 10 % slower.
+ROWS_BESIDE_LIVE = 5_000  # Of a backlog while live rows go first. They wait for one such window, and go with the next.
 BYTES_PER_WINDOW = 8_000_000
 ROWS_IN_FLIGHT = 4 * ROWS_PER_WINDOW  # One window being read, one waiting or being published, two being purged.
-UNPURGED_WINDOWS = 16  # Small ones are purged together; each progress record names them all.
+UNPURGED_WINDOWS = 16  # Small windows are purged together. Each progress record names all unpurged windows.
 
 
 class Window:
@@ -39,13 +39,13 @@ class Window:
 
     @classmethod
     def merged(cls, windows: Sequence[Window]) -> Window:
-        """One window of the rows of all `windows`, which lose them."""
+        """One window that takes the rows of all `windows`."""
         if len(windows) == 1:
             return windows[0]
         return cls(Rows([fields for window in windows for fields in fields_of(window.release_rows())]).sorted())
 
     def halve(self) -> Window:
-        """Keep the first half of the rows, of which there is at least one more; returns a window of the others."""
+        """Keep the first half of at least two rows. Returns a window of the others."""
         half = len(self.rows) // 2
         rest = Window(self.rows[half:])
         self._keep(self.rows[:half])
@@ -60,7 +60,7 @@ class Window:
         self._keep(held.without_rows_of_these(self.rows))
 
     def release_rows(self) -> Sequence[OutboxRow]:
-        """Let go of the rows once they are published, and return them. `publications` are enough to purge them."""
+        """Drop the rows once they are published, and return them. `publications` are enough to purge them."""
         rows, self.rows = self.rows, ()
         return rows
 
@@ -71,7 +71,7 @@ class Window:
 
 
 def rows_in(windows: Iterable[Window]) -> int:
-    """How many rows `windows` were read with and have kept, whether or not they have let go of them."""
+    """How many rows `windows` have, those included that a window has dropped after it was published."""
     return sum(window.size for window in windows)
 
 
@@ -81,7 +81,7 @@ class Windows:
     def __init__(self) -> None:
         self._read: list[Window] = []
         self._published: list[Window] = []
-        # By parked key, its number. An answer of the database that is older than the parking cannot release the key.
+        # The number of each parking. An answer of the database that is older than the parking does not release the key.
         self._parked: dict[OrderingKey, int] = {}
         self._parkings = 0
         self._held = HeldKeys()
@@ -93,14 +93,14 @@ class Windows:
 
     @property
     def full(self) -> bool:
-        """Whether reading on must wait until a window has been purged."""
+        """Whether the next read must wait until a window has been purged."""
         return (
             rows_in((*self._published, *self._read)) + ROWS_PER_WINDOW > ROWS_IN_FLIGHT
             or len(self._published) >= UNPURGED_WINDOWS
         )
 
     def admit(self, rows: Sequence[OutboxRow]) -> Window | None:
-        """A window of the rows that a read returned; None where all of their keys were parked since the read began."""
+        """The window of the rows that a read returned; None if all of their keys were parked after the read began."""
         rows = OrderingKeys(self.excluded_keys).without_rows_of_these(rows)
         if not rows:
             return None
@@ -114,7 +114,7 @@ class Windows:
         return self._held.keys.union(self._parked)
 
     def hold(self, until: Mapping[OrderingKey, float]) -> None:
-        """Hold keys back, each until its time, in every window that is not yet published and in every read."""
+        """Hold keys back, each until its time, in every window that is not yet published and in every later read."""
         self._held.hold(until)
         for window in self._read if until else ():
             window.leave_out(OrderingKeys(until))
@@ -129,7 +129,7 @@ class Windows:
         return self._parkings
 
     def park(self, bad: Sequence[BadRow]) -> None:
-        """Let the bad rows' keys wait, in every window that is not yet published and in every read."""
+        """Park the bad rows' keys, in every window that is not yet published and in every later read."""
         for row in bad:
             self._parked[row.ordering_key] = self._parkings
             self._parkings += 1
@@ -163,9 +163,9 @@ class Windows:
         return tuple(each for window in self._published for each in window.publications)
 
     def publish_next(self, windows: Sequence[Window]) -> Window:
-        """Let `windows` be the next ones to publish, as one, though others were read before them.
+        """Make one window of `windows`, and publish it next, before others that were read earlier.
 
-        That keeps the order of each key only where none of the others has a row of their keys.
+        Each key keeps its order only if no window that was read earlier has a row of the same keys.
 
         Returns:
             The window that takes their place.
@@ -195,7 +195,7 @@ class Windows:
         """Take in that `window`, the next one to publish, is committed, or has no rows left to publish.
 
         Returns:
-            Its rows; the window lets go of them.
+            Its rows, which the window drops.
         """
         self.publications_with(window)
         self._read.pop(0)

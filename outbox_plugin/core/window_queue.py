@@ -1,9 +1,10 @@
-"""The windows that are read and not yet published, and which of them are published next, together.
+"""Queues of the windows that are read and not yet published. Decides which of them are published next, together.
 
-There are two queues: one of live windows, whose rows go before a backlog, and one of all others. Each transaction takes
-the first of the others, together with the live windows that wait by then. So a live row waits for the transaction that
-is at work and for its own, and the backlog needs no further transactions. Each key keeps its order, because a live row
-has no key of the backlog: see `core.backlog`. When the backlog ends, or becomes another one, the live windows go first.
+There are two queues: one of live windows, whose rows go before a backlog, and one of all other windows. Each
+transaction takes the first of the other windows, together with the live windows that wait by then. So a live row waits
+for the present transaction and for its own, and the backlog needs no further transactions. Each key keeps its order,
+because a live row has no key of the backlog: see `core.backlog`. When the backlog ends, or becomes another one, the
+live windows go first.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import NamedTuple
 from outbox_plugin.core.row import length_of
 from outbox_plugin.core.window import BYTES_PER_WINDOW, ROWS_PER_WINDOW, Window, rows_in
 
-_WINDOWS_TOGETHER = 64  # A progress record names each read that a transaction has rows of.
+_WINDOWS_TOGETHER = 64  # A bound, because a progress record names each read that a transaction has rows of.
 
 
 class QueuedWindow(NamedTuple):
@@ -25,13 +26,13 @@ class QueuedWindow(NamedTuple):
 
 
 class WindowQueue:
-    """The two lines of one term."""
+    """The two queues of one term."""
 
     def __init__(self) -> None:
         """No window waits."""
         self._live: deque[QueuedWindow] = deque()
         self._others: deque[QueuedWindow] = deque()
-        self._first: deque[QueuedWindow] = deque()  # They go before both lines.
+        self._first: deque[QueuedWindow] = deque()  # These go before both queues.
         self._live_bytes = 0
 
     def __bool__(self) -> bool:
@@ -53,19 +54,19 @@ class WindowQueue:
         return bool(self._others or self._first)
 
     def put(self, queued: QueuedWindow, *, is_live: bool) -> None:
-        """Let a window stand at the end of its line."""
+        """Add a window at the end of its queue."""
         (self._live if is_live else self._others).append(queued)
         if is_live:
             self._live_bytes += sum(map(length_of, queued.window.rows))
 
     def take(self) -> list[QueuedWindow]:
-        """The next windows, to be published together: one of each line, and more live ones while they are small.
+        """Take the next windows, to be published together: one of each queue, and more live ones while they are small.
 
-        Those that go first go one by one: each may have live rows, which later ones must not pass.
+        The windows before both queues are taken one by one: each may have live rows, which later ones must not pass.
         """
         if self._first:
             return [self._first.popleft()]
-        taken = [line.popleft() for line in (self._others, self._live) if line]
+        taken = [queue.popleft() for queue in (self._others, self._live) if queue]
         rows = rows_in(each.window for each in taken)
         while self._live and len(taken) < _WINDOWS_TOGETHER:
             if (rows := rows + self._live[0].window.size) > ROWS_PER_WINDOW:
@@ -76,11 +77,11 @@ class WindowQueue:
         return taken
 
     def put_back(self, part: QueuedWindow) -> None:
-        """Let the second half of the window that was taken last go before all others that wait."""
+        """Put the second half of the window that was taken last before all others."""
         self._first.appendleft(part)
 
     def join(self) -> None:
-        """Let the live windows go before all others that wait, and before all that are read from now on."""
+        """Put the live windows before all others that wait, and before all that are read from now on."""
         self._first.extend(self._live)
         self._live.clear()
         self._live_bytes = 0

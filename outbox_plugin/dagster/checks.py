@@ -172,7 +172,7 @@ def _events(
     )
     def events(context: AssetCheckExecutionContext) -> Iterator[AssetCheckResult]:
         settings = _settings(context, resource_key)
-        left = wait_until_drained(settings, drain_seconds)  # Checks run in any order, or side by side.
+        left = wait_until_drained(settings, drain_seconds)  # Checks run in any order, or in parallel.
         wanted = {key.name for key in context.selected_asset_check_keys}
         try:
             verdicts = _judged(context, settings, topics, spark)

@@ -47,13 +47,16 @@ class Attributes(Model, Resolvable):
         """The model that Dagster derives."""
         derived = super().model()
         before = derived.model_config.get("json_schema_extra")
-        if not callable(before):  # Otherwise it has been done.
+        if not callable(before):  # Otherwise the schema has been completed before.
             derived.model_config["json_schema_extra"] = _mended(before or {}, cls.model_fields)
         return derived
 
 
 def _mended(before: dict[str, Any], fields: Mapping[str, FieldInfo]) -> Callable[[dict[str, Any]], None]:
-    """What Dagster adds to a schema, `before`; our descriptions; and only a template stands in for another type."""
+    """A function that completes a schema: with `before`, which is Dagster's, and with our descriptions.
+
+    In place of a value of another type, the schema then accepts only a template, and no other text.
+    """
 
     def add(schema: dict[str, Any]) -> None:
         schema.update(before)
@@ -65,7 +68,7 @@ def _mended(before: dict[str, Any], fields: Mapping[str, FieldInfo]) -> Callable
                 kinds = [{**kind, "pattern": _TEMPLATE} if kind == _TEXT else kind for kind in kinds]
                 attribute["anyOf"] = kinds
             for kind in kinds:
-                if kind.get("type") == "array":  # Of a list, what is wrong within it is said.
+                if kind.get("type") == "array":  # So that an error names the wrong item of a list.
                     attribute |= {"if": {"type": "array"}, "then": kind, "else": {"anyOf": attribute.pop("anyOf")}}
 
     return add

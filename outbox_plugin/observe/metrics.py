@@ -92,7 +92,7 @@ class HarvesterMetrics:
         )
 
     def clear_gauges(self) -> None:
-        """Clear the gauges that each scrape sets anew: their shards and outboxes may no longer exist."""
+        """Clear the gauges that each scrape sets again: their shards and outboxes may no longer exist."""
         for each in (self.is_leader, self.ready, self.waiting, self.oldest, self.parked_keys, self.dead_letters):
             each.clear()
         self.answered_at.clear()
