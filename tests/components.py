@@ -1,4 +1,4 @@
-"""The component as tests load it: in a defs folder of Dagster's making, and as the schema that `dg` reads."""
+"""Loads the component for tests: in a defs folder that Dagster makes, and as the schema that `dg` reads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outbox_plugin.dagster import OutboxComponent
 
 
 def loaded(*attributes: dict[str, Any]) -> Definitions:
-    """What a code location makes of one component for each of `attributes`."""
+    """The definitions of a code location that has one component for each of `attributes`."""
     with create_defs_folder_sandbox() as sandbox:
         for each in attributes:
             sandbox.scaffold_component(

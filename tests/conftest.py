@@ -26,7 +26,7 @@ from tests.harvesting import create_topic
 from tests.slow_test_share import in_share, present_share
 from tests.support import PATIENCE, begins_with_shared_spark, eventually
 
-# Every run has the same examples, and may take its time. `pytest --hypothesis-profile default` looks for others.
+# Every run has the same examples, and no deadline. `pytest --hypothesis-profile default` looks for others.
 hypothesis_settings.register_profile(
     "gate", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -34,28 +34,28 @@ hypothesis_settings.load_profile("gate")
 # Every `java` that the tests start reads it, Spark's and Kafka's. Each lives for seconds or minutes, in which the
 # optimizing compiler takes more processor time than its code saves. A developer's own JDK_JAVA_OPTIONS go first.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
-RESOURCE_TRACKER = "multiprocessing.resource_tracker"  # Python's own, of whoever has used a pool; it ends with us.
+RESOURCE_TRACKER = "multiprocessing.resource_tracker"  # Python's own. It ends with us.
 
 
 LEFT_OUT = pytest.StashKey[set[str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """An option of the gate."""
+    """Add the option of the gate."""
     parser.addoption("--share", action="store_true", help="of the tests marked `slow`, run the commit's share")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Each process counts what it leaves out."""
+    """Begin the count of the tests that this process leaves out."""
     nothing: set[str] = set()
     config.stash[LEFT_OUT] = nothing
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what belongs to another share; and let the longest files go first.
+    """Leave out the tests of other shares, and run the longest files first.
 
-    Begun last, one would run alone while the other processes have nothing to do. Files that begin with the shared Spark
-    session follow each other, so that each process starts it once.
+    If a long file began last, it would run alone while the other processes have nothing to do. Files that begin with
+    the shared Spark session follow each other, so that each process starts it once.
     """
     if config.getoption("share"):
         _leave_out_other_shares(config, items)
@@ -82,12 +82,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """One of several processes has ended. (Their library has no types.)"""
+    """Collect the left-out tests of a process that has ended. (The library of these processes has no types.)"""
     node.config.stash[LEFT_OUT].update(getattr(node, "workeroutput", {}).get("left_out", ()))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say what was left out."""
+    """List the tests that were left out."""
     if left_out := config.stash[LEFT_OUT]:
         terminalreporter.section(f"left out: {len(left_out)} slow tests of other shares; `make test-long` runs them")
         for name in sorted(left_out):
@@ -96,7 +96,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A developer's own OUTBOX_… and libpq variables, and .env file, must not decide a test."""
+    """Hide a developer's own OUTBOX_… and libpq variables, and the .env file, from the tests."""
     for name in [name for name in os.environ if name.startswith(("OUTBOX_", "PG"))]:
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
@@ -104,14 +104,14 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 @pytest.fixture(scope="session", autouse=True)
 def _ctrl_c_is_heard() -> None:
-    """Whom a shell starts in the background ignores SIGINT, and so would all that the tests start."""
+    """Make SIGINT end the tests. A process that a shell starts in the background ignores it, as do its children."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _nothing_is_left_behind() -> Iterator[None]:
-    """The whole run leaves no process and no thread of ours."""
+    """Check that the whole run leaves no process and no thread of ours."""
     before = set(threading.enumerate())
     yield
     children = [each for each in psutil.Process().children(recursive=True) if RESOURCE_TRACKER not in described(each)]

@@ -47,11 +47,11 @@ class Ticks:
         self._harvester = harvester
         self._sensor = sensor or build_harvester_sensor(HARVESTER)
         self.cursor: str | None = None
-        self.seconds = 0.0  # That the last one took.
+        self.seconds = 0.0  # How long the last tick took.
         self.events: list[AssetObservation | AssetMaterialization | AssetCheckEvaluation] = []
 
     def tick(self) -> tuple[AssetObservation, AssetCheckEvaluation]:
-        """One tick: what it reports of the harvester. `events` has all that it reports."""
+        """Make one tick. Returns what it reports of the harvester; `events` has all that it reports."""
         with (
             DagsterInstance.ephemeral() as instance,
             build_sensor_context(

@@ -1,4 +1,4 @@
-"""The documentation as tests read it: its pages, their blocks and their links."""
+"""Reads the documentation: its pages, their blocks and their links."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def linked_pages(page: Path) -> list[Path]:
 
 
 def anchors(page: Path) -> set[str]:
-    """What a link to a heading of a page is called, as GitHub makes it of the heading's text."""
+    """The anchors of a page's headings, which GitHub makes of the headings' texts."""
     prose = _BLOCK.sub("", page.read_text(encoding="utf-8"))
     headings = re.findall(r"^#+ (.+)$", prose, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -1,4 +1,4 @@
-"""Every kind of connection that events can be emitted on, behind one way to begin, to undo, and to look."""
+"""Every kind of connection that events can be emitted on, with the same operations: begin, undo, and query."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from sqlalchemy.orm import Session
 
 
 class Undo(Exception):
-    """Raised to have a transaction or savepoint undone; never seen outside."""
+    """Raised to undo a transaction or savepoint. It is caught where the transaction was begun."""
 
 
 @dataclass(frozen=True)
 class Driver:
-    """How to open a transaction, committed at its end, and a savepoint within it."""
+    """How to open a transaction, which is committed at its end, and a savepoint within it."""
 
     name: str
     transaction: Callable[[str], AbstractAsyncContextManager[Any]]
@@ -33,7 +33,7 @@ class Driver:
 
 
 async def awaited(result: Any) -> Any:
-    """What came of an emit, whether it is to be awaited or not."""
+    """The result of an emit, awaited if it must be."""
     return await result if inspect.isawaitable(result) else result
 
 

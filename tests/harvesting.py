@@ -72,7 +72,7 @@ class HarvesterProcess:
         return self._log.read_text()
 
     def leads(self) -> bool:
-        """Whether its last word about leading is that it leads."""
+        """Whether the last line of its log about leadership says that it leads."""
         words = [line for line in self.log.splitlines() if "leading" in line]
         return bool(words) and "leading as" in words[-1]
 
@@ -99,7 +99,7 @@ class HarvesterProcess:
 def harvesters(
     settings: Settings, folder: Path, count: int = 1, arguments: Sequence[str] = ()
 ) -> Iterator[list[HarvesterProcess]]:
-    """`count` harvester processes, whatever is left of which is killed at the end."""
+    """`count` harvester processes. Those that still run at the end are killed."""
     folder.mkdir(exist_ok=True)
     running = [HarvesterProcess(settings, folder / f"harvester-{number}.log", arguments) for number in range(count)]
     try:
@@ -142,7 +142,7 @@ def insert_numbered(settings: Settings, topic: str, first: int, count: int, keys
 
 
 def backlog(settings: Settings) -> int:
-    """How many rows wait."""
+    """The number of rows in the outbox."""
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:
         query = sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(*settings.table.split(".")))
         row = connection.execute(query).fetchone()
@@ -155,7 +155,7 @@ def drained(settings: Settings, seconds: float = DRAIN_SECONDS) -> None:
 
 
 def members(settings: Settings, group: str | None = None) -> list[str]:
-    """Who has joined a group; without a name, the leader group."""
+    """The members of a group; of the leader group, if none is named."""
     admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
     [described] = admin.describe_consumer_groups([group or KafkaNames.of(settings).leader_group]).values()
     return [each.member_id for each in described.result(20 * PATIENCE).members]
@@ -170,7 +170,7 @@ def named_by_progress(settings: Settings) -> int:
 
 
 def signer_of(settings: Settings) -> Signer:
-    """Whoever may read the secret can sign."""
+    """A signer with the outbox's secret, as anyone has who may read it."""
     with psycopg.connect(settings.dsn.get_secret_value()) as connection, closing(connection):
         return HarvesterRegistration(settings, connection).signer()
 
@@ -182,7 +182,7 @@ def last_progress(settings: Settings, *, to_the_end: bool = False) -> ProgressRe
 
 
 def publish_but_kill_before_the_purge(settings: Settings, folder: Path) -> None:
-    """Leave what only a progress record can tell: all rows are published, none is deleted, and the leader is dead."""
+    """Publish all rows, and kill the leader before it deletes one: only the progress record says what was published."""
     rows = backlog(settings)
     with psycopg.connect(settings.dsn.get_secret_value()) as holder:
         table = sql.Identifier(*settings.table.split("."))
@@ -198,7 +198,7 @@ def publish_but_kill_before_the_purge(settings: Settings, folder: Path) -> None:
 
 
 def consume(settings: Settings, topic: str) -> list[Record]:
-    """All that a `read_committed` consumer sees of `topic`, from its beginning to its end."""
+    """All records that a `read_committed` consumer sees in `topic`, from its beginning to its end."""
     config: dict[str, str | int | float | bool] = {
         "bootstrap.servers": settings.bootstrap_servers,
         "group.id": f"{settings.group}-test",
@@ -246,7 +246,7 @@ def by_key(records: Iterable[Record]) -> dict[str, list[str | None]]:
 
 
 def assert_exactly_once_in_order(records: Iterable[Record], first: int, count: int) -> None:
-    """Every number from `first` on arrived once, ascending within each key."""
+    """Check that every number from `first` on arrived once, ascending within each key."""
     seen = by_key(records)
     numbers = Counter(int(value or -1) for values in seen.values() for value in values)
     wanted = range(first, first + count)
@@ -258,7 +258,7 @@ def assert_exactly_once_in_order(records: Iterable[Record], first: int, count: i
 
 
 def assert_first_appearances_in_order(records: Iterable[Record], first: int, count: int) -> None:
-    """Every number from `first` on arrived, perhaps more than once, and for the first time after those before it."""
+    """Check that each number from `first` on arrived, and for the first time after the smaller numbers of its key."""
     seen: set[int] = set()
     for key, values in by_key(records).items():
         appearances = list(dict.fromkeys(int(value or -1) for value in values))

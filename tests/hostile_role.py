@@ -1,4 +1,4 @@
-"""A role that may create in the outbox's schema, and plants there what statements with plain names would run."""
+"""A role that may create objects in the outbox's schema. It plants functions that unqualified names would call."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def plant(dsn: str) -> int:
 
 
 def calls(dsn: str) -> int:
-    """How often any of it has run."""
+    """How often the planted functions and operators have run."""
     with psycopg.connect(dsn) as connection:
         row = connection.execute("SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM hostile.calls").fetchone()
     return int(row[0]) if row else -1
@@ -96,7 +96,7 @@ def _plain(arguments: str) -> str:
 
 
 def _made(connection: psycopg.Connection, statement: str) -> bool:
-    """Whether the server took it; some combinations do not exist."""
+    """Run a statement. Returns whether the server accepted it, because some combinations do not exist."""
     try:
         connection.execute(sql.SQL(statement.replace("{", "{{").replace("}", "}}")).format())
     except psycopg.Error:

@@ -1,4 +1,4 @@
-"""What tests of the inbox share: producing as anybody might, and what handlers did."""
+"""Helpers for tests of the inbox: they produce records, and read the effects of handlers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def produce(
     identities: list[str] | None = None,
 ) -> list[str]:
     """Send (key, value) records, each with an idempotency key of its own, or with those given; returns them."""
-    # A record that is sent again would else come behind those that were sent after it.
+    # Otherwise a record that is sent again could arrive behind later ones.
     producer = Producer({"bootstrap.servers": settings.bootstrap_servers, "enable.idempotence": True})
     sent = []
     for number, (key, value) in enumerate(events):

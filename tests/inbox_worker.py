@@ -1,6 +1,6 @@
 """An inbox as a process that can be killed: `python -m tests.inbox_worker <group> <topic> <milliseconds> [<batch>]`.
 
-Each event, or batch of so many, takes so many milliseconds. It prints a line once SIGTERM makes it end in good order.
+Each event, or each batch of that size, takes so many milliseconds. It prints a line when it ends cleanly after SIGTERM.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tests.inbox_support import record_effect, record_effects
 
 
 def start_worker(settings: Settings, group: str, topic: str, *arguments: str) -> subprocess.Popen[bytes]:
-    """Start one, without waiting."""
+    """Start a worker. It does not wait until the worker is ready."""
     command = [sys.executable, "-m", "tests.inbox_worker", group, topic, *arguments]
     return subprocess.Popen(command, env=environment(settings), cwd=CHECKOUT, stdout=subprocess.PIPE)
 
 
 def end_workers(running: Iterable[subprocess.Popen[bytes]]) -> list[int]:
-    """End them in good order, each as soon as it can do so; returns their exit codes."""
+    """End workers cleanly, each as soon as it can. Returns their exit codes."""
     for worker in running:
         assert worker.stdout is not None
         worker.stdout.readline()

@@ -46,7 +46,7 @@ class KafkaProxy(StreamServer):
         self.target = target
         self.hold: Hold = lambda _api, _body: False
         self.held: list[Held] = []
-        self.forwarded: list[int] = []  # API keys, in the order in which requests went on.
+        self.forwarded: list[int] = []  # API keys, in the order in which requests were forwarded.
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):
@@ -54,7 +54,7 @@ class KafkaProxy(StreamServer):
             answers = asyncio.create_task(self._answer(upstream_reader, writer))
             try:
                 await self._forward_until_held(reader, upstream)
-            except (OSError, asyncio.IncompleteReadError):  # One side is gone.
+            except (OSError, asyncio.IncompleteReadError):  # One side has closed its connection.
                 upstream.close()
             finally:
                 answers.cancel()
@@ -80,7 +80,7 @@ class KafkaProxy(StreamServer):
                 await writer.drain()
 
     def release(self) -> None:
-        """Let everything that is held arrive now; may be called by `hold`, and from any thread."""
+        """Deliver all held requests now. `hold` may call it, and so may any thread."""
         held, self.held = self.held, []
         for each in held:
             if threading.current_thread() is self.thread:

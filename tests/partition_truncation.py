@@ -9,7 +9,7 @@ from confluent_kafka import Producer
 
 from outbox_plugin.embedded.kafka import EmbeddedKafka
 
-_BATCH_PREFIX = 12  # Of a batch: its first offset in 8 bytes, and the number of the bytes that follow in 4.
+_BATCH_PREFIX = 12  # A batch begins with its first offset (8 bytes), and the number of the bytes that follow (4 bytes).
 
 
 def append(servers: str, topic: str, values: list[str], *, named: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""Processes of other programs, any of which may end while a test looks at it."""
+"""Handles processes that may end at any moment."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import psutil
 
 
 def kill(processes: Iterable[psutil.Process]) -> None:
-    """kill -9 whatever is left of them."""
+    """kill -9 those that still run."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.kill()
 
 
 def kill_tree(process: psutil.Process) -> None:
-    """kill -9 it and all below it, at once as when a machine is lost."""
+    """kill -9 a process and all its descendants at once, as when a machine is lost."""
     kill(_suspended(process))
 
 
 def _suspended(process: psutil.Process) -> list[psutil.Process]:
-    """It and all below it, lest one starts another, or notices that another is gone."""
+    """Suspend a process and its descendants, so that none starts another, or notices that another is gone."""
     found = []
     with suppress(psutil.NoSuchProcess):
         process.suspend()
@@ -32,14 +32,14 @@ def _suspended(process: psutil.Process) -> list[psutil.Process]:
 
 
 def command_of(process: psutil.Process) -> str:
-    """Its command; nothing once it has ended."""
+    """The command of a process; empty if the process has ended."""
     with suppress(psutil.Error):
         return " ".join(process.cmdline())
     return ""
 
 
 def runs(process: psutil.Process) -> bool:
-    """Whether it has not ended; who waits to be reaped has."""
+    """Whether a process runs. A zombie does not."""
     with suppress(psutil.NoSuchProcess):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False

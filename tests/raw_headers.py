@@ -1,4 +1,4 @@
-"""Records whose header names are no text: confluent_kafka writes none, but librdkafka and other clients do."""
+"""Writes records whose header names are not text. confluent_kafka cannot, but librdkafka and other clients can."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topics with records as a Spark job's events have them, in the order and with the faults that a test wants."""
+"""Writes records to verify: like those of a Spark job's events, in any order and with faults."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EVENTS, KEYS = 600, 20
 
 
 class Planted(NamedTuple):
-    """A record as a test writes it; its place is its number, and names it."""
+    """A record that a test writes. `place` is its number in the job, and gives it its name."""
 
     place: int
     named: bool = True
@@ -29,7 +29,7 @@ ALL = [Planted(place) for place in range(1, EVENTS + 1)]
 
 
 def plant(settings: Settings, topic: str, records: Sequence[Planted], job: str = "j") -> None:
-    """Each in a transaction of the aborted, or of the committed, in the order given; all can be read on return."""
+    """Write records in order: first an aborted transaction, then a committed one. Waits until all can be read."""
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:
         connection.execute("INSERT INTO outbox_job (job_id, events) VALUES (%s, %s)", (job, EVENTS))
     config = {"bootstrap.servers": settings.bootstrap_servers, "transactional.id": f"{settings.group}-plant"}

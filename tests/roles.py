@@ -1,4 +1,4 @@
-"""Roles of a test's own, on a server that asks for passwords."""
+"""Lets roles log in that a test has made, on a server that asks for passwords."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of the port for operators share: a port of one's own, and what is answered there."""
+"""Helpers for tests of the port for operators: they choose a port, and read its answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def listening(settings: Settings) -> Settings:
 
 
 def get(settings: Settings, path: str) -> tuple[int, str]:
-    """The answer; 0 where there is none."""
+    """The status and the body of an answer; status 0 if there is none."""
     with (
         suppress(OSError, HTTPException),
         closing(HTTPConnection(HOST, int(settings.listen or 0), timeout=30 * PATIENCE)) as connection,
@@ -32,13 +32,13 @@ def get(settings: Settings, path: str) -> tuple[int, str]:
 
 
 def ready(settings: Settings) -> str:
-    """The line of the only shard, where the harvester is ready."""
+    """The line of the only shard, if the harvester is ready."""
     status, said = get(settings, "/readyz")
     return said if status == 200 else ""
 
 
 def not_ready(settings: Settings) -> str:
-    """The same where it is not."""
+    """The line of the only shard, if the harvester is not ready."""
     status, said = get(settings, "/readyz")
     return said if status == 503 else ""
 

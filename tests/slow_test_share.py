@@ -1,4 +1,4 @@
-"""A share of the slow tests. The commit decides which, so that a run can be repeated, and later ones have others."""
+"""Chooses a share of the slow tests by the commit: a run can be repeated, and later commits run other shares."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHARES = 3
 
 
 def present_share(folder: Path) -> int:
-    """The share of the commit that is checked out in `folder`; that of the day where there is none."""
+    """The share of the commit that is checked out in `folder`; the share of the day if there is no commit."""
     try:
         asked = subprocess.run(
             ["git", "rev-parse", "--short=8", "HEAD"], cwd=folder, capture_output=True, text=True, check=True
@@ -23,5 +23,5 @@ def present_share(folder: Path) -> int:
 
 
 def in_share(names: Iterable[str], share: int) -> set[str]:
-    """Those of the tests' names that belong to a share. A test stays in its share when others come and go."""
+    """The names of tests that belong to a share. A test stays in its share when others come and go."""
     return {name for name in names if crc32(name.encode()) % SHARES == share}

@@ -63,7 +63,7 @@ def slow(rows: DataFrame, seconds: float) -> DataFrame:
 
 
 class Application:
-    """A running driver; with `kill` it is gone with its JVM and its workers."""
+    """A running driver. `kill` ends it together with its JVM and its workers."""
 
     def __init__(self, settings: Settings, *arguments: str) -> None:
         environment = {**os.environ, "OUTBOX_DSN": settings.dsn.get_secret_value()}
@@ -73,11 +73,11 @@ class Application:
         )
 
     def kill(self) -> None:
-        """kill -9, all at once as when a machine is lost."""
+        """kill -9 all its processes at once, as when a machine is lost."""
         if self.alive:
             kill_tree(self._process)
         said, _ = self._process.communicate(timeout=30)
-        print(said)  # For whoever reads the test's output.
+        print(said)  # Shown with the test's output.
 
     @property
     def alive(self) -> bool:
@@ -87,7 +87,7 @@ class Application:
         """Wait for its end; the exit code."""
         said, _ = self._process.communicate(timeout=seconds * PATIENCE)
         if self._process.returncode:
-            print(said)  # For whoever reads the test's output.
+            print(said)  # Shown with the test's output.
         return int(self._process.returncode)
 
 

@@ -1,4 +1,4 @@
-"""Rows, events and failures that Spark's tests share, and what they look at afterwards."""
+"""Helpers for tests of Spark: they make rows, events and failures, and read tables."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _tables(settings: Settings, schema: str) -> set[str]:
 
 
 def new_staging_table(settings: Settings, connection: psycopg.Connection, job_id: str) -> StagingTable:
-    """A staging table of the job's, which nobody owns; its form is of no interest."""
+    """A staging table of a job, without an owner and with any form."""
     form = event_form(StructType([StructField("key", StringType()), StructField("value", StringType())]), "t")
     table = StagingTable(settings.table, f"{PREFIX}{uuid.uuid4().hex}", form)
     table.create(connection, job_id)

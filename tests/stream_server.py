@@ -16,7 +16,7 @@ class StreamServer(ABC):
     """Listens on `port` of 127.0.0.1, and calls `serve` for each connection."""
 
     def __init__(self, port: int = 0, *, buffer_bytes: int = 2**16) -> None:
-        """Port 0 stands for a free one; `port` says which, once the server runs."""
+        """Port 0 chooses a free one; `port` has its number once the server runs."""
         self.port = port
         self._buffer_bytes = buffer_bytes
         self._writers: set[asyncio.StreamWriter] = set()
@@ -24,7 +24,7 @@ class StreamServer(ABC):
 
     @abstractmethod
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Talk with one client; the connection is closed afterwards."""
+        """Serve one client. The connection is closed afterwards."""
 
     @contextmanager
     def running(self) -> Iterator[Self]:
@@ -81,5 +81,5 @@ class StreamServer(ABC):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for writer in self._writers:
-            writer.transport.abort()  # `close` waits for a TLS client's farewell, which may never come.
+            writer.transport.abort()  # `close` would wait for a TLS client's close_notify, which may never come.
         await asyncio.sleep(0)  # The loop closes the sockets in its next round.

@@ -1,4 +1,4 @@
-"""Waiting for conditions, with the one place that scales the patience for slow machines; which files share Spark."""
+"""Waits for conditions, with time-outs that are scaled here for slow machines; tells which files share Spark."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PATIENCE = float(os.environ.get("TEST_PATIENCE", "3"))
 
 
 def eventually(condition: Callable[[], object], seconds: float) -> None:
-    """Return as soon as `condition` is true; fail when it is not within `seconds`."""
+    """Return as soon as `condition` is true. Fail if it is not within `seconds`."""
     deadline = time.monotonic() + seconds * PATIENCE
     while not condition():
         assert time.monotonic() < deadline, f"not so within {seconds * PATIENCE:.0f} s"

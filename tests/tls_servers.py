@@ -162,7 +162,7 @@ class SecuredKafka(EmbeddedKafka):
         }
 
     def allow(self, commands: Sequence[str]) -> None:
-        """Do what commands for kafka-acls.sh say."""
+        """Create the ACLs that commands for kafka-acls.sh would create."""
         bindings = [binding for command in commands for binding in bindings_of(command)]
         for made in self.admin.create_acls(bindings).values():
             made.result(20 * PATIENCE)
@@ -206,7 +206,7 @@ class TlsFront(StreamServer):
         self._context.load_cert_chain(certificate)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError, EOFError):  # The client does not like our certificate, or is gone.
+        with suppress(OSError, EOFError):  # The client rejects our certificate, or is gone.
             if await self._begins_tls(reader, writer):
                 to_server, from_us = await self.connect(self._target)
                 await asyncio.gather(_pump(reader, from_us), _pump(to_server, writer))

@@ -47,7 +47,7 @@ class TokenKafka(EmbeddedKafka):
 
 
 class Issuer:
-    """Issues tokens, and remembers them; fails where it is told to."""
+    """Issues tokens, and remembers them. It fails if a test asks it to."""
 
     def __init__(self) -> None:
         self.issued: list[str] = []
@@ -92,7 +92,7 @@ class Issuer:
                 self.wfile.write(body)
 
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's name.
-                """Say nothing."""
+                """Log nothing."""
 
         with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
             thread = threading.Thread(target=server.serve_forever, name="issuer", daemon=True)

@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ParentBased, Sampler, TraceIdRatioBased
 from opentelemetry.trace import SpanContext, Tracer
 
-BEGIN_NO_TRACE = ParentBased(TraceIdRatioBased(0.0))  # What a program has that samples next to nothing by itself.
+BEGIN_NO_TRACE = ParentBased(TraceIdRatioBased(0.0))  # The sampler of a program that begins no trace by itself.
 
 
 class Exported:

@@ -1,4 +1,4 @@
-"""What type checkers must take from one who emits; they read it, and nobody runs it."""
+"""Calls of `emit` that type checkers must accept. They check this file, and nothing runs it."""
 
 from __future__ import annotations
 
