@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING
@@ -124,11 +124,11 @@ class TenantHarvesters(Background):
         if observed is not None:
             observed.close()
 
-    def _search(self) -> list[str]:
+    def _search(self) -> Mapping[str, str | None]:
         with closing(connect(self._settings, purpose="outbox tenants")) as connection:
             return tenant_schemas(connection, self._settings.table)
 
-    def _harvest(self, found: list[str]) -> None:
+    def _harvest(self, found: Mapping[str, str | None]) -> None:
         logger.info("%s: %d schema(s) with an outbox", self._settings.table, len(found))
         searched_at = time.monotonic()
         try:
@@ -142,7 +142,7 @@ class TenantHarvesters(Background):
         finally:
             self._stop_all()
 
-    def _search_again(self, last: list[str]) -> list[str]:
+    def _search_again(self, last: Mapping[str, str | None]) -> Mapping[str, str | None]:
         """The schemas that have outboxes now; the `last` ones while Postgres does not answer."""
         try:
             with reported():
@@ -155,7 +155,7 @@ class TenantHarvesters(Background):
         self._search_error = None
         return found
 
-    def _follow(self, found: list[str], now: float) -> None:
+    def _follow(self, found: Mapping[str, str | None], now: float) -> None:
         room = STARTS_AT_ONCE - sum(not start.is_slow(now) for start in self._starts.values())
         changes = self._schedule.changes(found, now, max(room, 0))
         for schema in changes.stop:
@@ -165,6 +165,8 @@ class TenantHarvesters(Background):
                 _stop_aside(harvester)
         for schema in changes.start:
             try:
+                if (reason := found[schema]) is not None:
+                    raise ServerRefused(reason)
                 harvester = Harvester(self._settings.of_schema(schema), adopt=self._adopt)
             except OutboxError as error:
                 self._failed(schema, error)

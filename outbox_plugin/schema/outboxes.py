@@ -20,11 +20,18 @@ from outbox_plugin.settings import Settings
 logger = logger_of(__name__)
 
 _NAMED = 5  # How many outboxes an error names.
+_UNTRUSTED = (
+    "its owner {!r} may not create schemas in this database, so a pattern does not trust it; name the outbox in "
+    "OUTBOX_OUTBOXES, or change the owner"
+)
 _SPECIAL = re.compile(r"[\\%_]")
 
 
-def tenant_schemas(connection: psycopg.Connection[tuple[Any, ...]], table: str) -> list[str]:
+def tenant_schemas(connection: psycopg.Connection[tuple[Any, ...]], table: str) -> dict[str, str | None]:
     """The schemas that have a migrated outbox which `table`, such as `tenant_*.outbox`, matches; sorted.
+
+    Returns:
+        By schema, why it must not be used; None where it may be.
 
     Raises:
         psycopg.Error: whatever Postgres says.
@@ -32,13 +39,14 @@ def tenant_schemas(connection: psycopg.Connection[tuple[Any, ...]], table: str) 
     schema, _, name = table.partition(".")
     pattern = _SPECIAL.sub(r"\\\g<0>", schema).replace("*", "%")
     query = statement("place", "schemas", name)
-    return [found for (found,) in connection.execute(query, {"pattern": pattern, "name": name}).fetchall()]
+    found = connection.execute(query, {"pattern": pattern, "name": name}).fetchall()
+    return {schema: None if owner is None else _UNTRUSTED.format(owner) for schema, owner in found}
 
 
 def present_outboxes(settings: Settings) -> tuple[Settings, ...]:
     """The settings of every outbox that is there now. For those that come later, see `outbox_plugin.tenants`.
 
-    A schema that cannot have a group named after it is left out, with a warning.
+    A schema that is not trusted, or cannot have a group named after it, is left out, with a warning.
 
     Raises:
         ServerRefused: Postgres does not answer.
@@ -52,18 +60,25 @@ def present_outboxes(settings: Settings) -> tuple[Settings, ...]:
             continue
         with reported_as_refusal(each), closing(connect(each, purpose="outbox tenants")) as connection:
             schemas = tenant_schemas(connection, each.table)
-        for schema in schemas:
-            try:
-                found.append(each.of_schema(schema))
-            except InvalidSetting as error:
-                logger.warning("schema %s is left out: %s", schema, error)
-        if not schemas:
+        served = [own for schema, reason in schemas.items() if (own := _served(each, schema, reason)) is not None]
+        found += served
+        if not served:
             _, _, name = each.table.partition(".")
             raise UserError(
                 f"OUTBOX_TABLE: no schema has an outbox that {each.table!r} matches; create a schema's with "
                 f"OUTBOX_TABLE=<schema>.{name} outbox migrate"
             )
     return tuple(found)
+
+
+def _served(pattern: Settings, schema: str, reason: str | None) -> Settings | None:
+    try:
+        if reason is None:
+            return pattern.of_schema(schema)
+    except InvalidSetting as error:
+        reason = str(error)
+    logger.warning("schema %s is left out: %s", schema, reason)
+    return None
 
 
 def by_name(outboxes: Sequence[Settings]) -> dict[str, Settings]:

@@ -182,6 +182,31 @@ def test_an_operator_names_the_outbox_that_a_command_is_for(by: str, pattern: Se
     assert paused == [False, True]
 
 
+def test_a_pattern_does_not_trust_a_schema_of_somebody_who_may_not_create_schemas(
+    pattern: Settings, topic: str, relay: TenantHarvesters
+) -> None:
+    tenant(pattern, "tenant_a")
+    hostile = tenant(pattern, "tenant_b")
+    role = f"owner_{pattern.group.replace('-', '_')}"
+    execute(hostile, f"CREATE ROLE {role}")
+    try:
+        for owned in ("SCHEMA tenant_b", "TABLE tenant_b.outbox", "TABLE tenant_b.outbox_identity"):
+            execute(hostile, f"ALTER {owned} OWNER TO {role}")
+            status = run_outbox("status", "--json", env=environment(pattern))
+            assert f"schema tenant_b is left out: its owner '{role}' may not create schemas" in status.stderr
+            assert "backlog" in json.loads(status.stdout)  # Of one outbox alone.
+            execute(hostile, f"ALTER {owned} OWNER TO CURRENT_USER")
+        execute(hostile, f"ALTER TABLE tenant_b.outbox OWNER TO {role}")
+        relay.start()
+        eventually(lambda: count(pattern, "failed") == 1, 30)
+        assert "1 schema(s) are harvested; 1 cannot be: tenant_b" in page(pattern, "/readyz")
+        database = str(hostile.dsn.get_secret_value()).rsplit("/", 1)[1]
+        execute(hostile, f"GRANT CREATE ON DATABASE {database} TO {role}")
+        arrives(hostile, topic, "trusted")
+    finally:
+        execute(hostile, f"REASSIGN OWNED BY {role} TO CURRENT_USER; DROP OWNED BY {role}; DROP ROLE {role}")
+
+
 def test_an_application_must_name_its_tenant(pattern: Settings) -> None:
     with (
         psycopg.connect(pattern.dsn.get_secret_value()) as connection,

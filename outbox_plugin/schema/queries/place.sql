@@ -8,10 +8,17 @@ SELECT coalesce(
 )
 
 -- name: schemas
--- The schemas whose names match a pattern, and which have a migrated outbox of that name.
-SELECT nspname FROM pg_namespace
+-- The schemas whose names match a pattern, and which have a migrated outbox of that name; with the name of an owner that is
+-- not trusted, or NULL. A table's owner can make whoever uses it run any code. Trusted are our role, and roles that may create
+-- schemas in the database, because they could create one that matches.
+SELECT nspname,
+       (SELECT rolname FROM pg_roles
+        WHERE oid = ANY (ARRAY[nspowner, outbox.relowner, known.relowner]) AND rolname <> current_user
+          AND NOT has_database_privilege(oid, current_database(), 'CREATE')
+        ORDER BY rolname LIMIT 1)
+FROM pg_namespace
+JOIN pg_class AS outbox ON outbox.relnamespace = pg_namespace.oid AND outbox.relname = %(name)s
+                       AND outbox.relkind = ANY ('{{r,p,v}}')
+JOIN pg_class AS known ON known.relnamespace = pg_namespace.oid AND known.relname = 'outbox_identity'
 WHERE nspname ~~ %(pattern)s
-  AND EXISTS (SELECT FROM pg_class WHERE relnamespace = pg_namespace.oid AND relname = %(name)s
-                                     AND relkind = ANY ('{{r,p,v}}'))
-  AND EXISTS (SELECT FROM pg_class WHERE relnamespace = pg_namespace.oid AND relname = 'outbox_identity')
 ORDER BY nspname
