@@ -52,7 +52,7 @@ unit: setup
 test-long: setup ## Run the tests that take many minutes, and all that `make test` takes turns with
 	@$(BIN)/pytest --durations=10 -m "long or slow"
 
-# Environments of their own, whose libraries are resolved anew; $(1) is the environment.
+# Environments of their own, whose libraries are resolved again; $(1) is the environment.
 TESTS ?= tests/unit
 INSTALL = $(BIN)/uv pip install --quiet --python $(1)
 test-in = @$(INSTALL) --no-deps --no-build-isolation --editable . && $(1)/bin/pytest $(TESTS)
@@ -80,7 +80,7 @@ $(DOCS_STAMP): requirements-docs.lock
 	@$(DOCS_BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --require-hashes -r requirements-docs.lock
 	@touch $@
 
-lock: setup ## Resolve the dependencies anew
+lock: setup ## Resolve the dependencies again
 	@$(BIN)/uv pip compile pyproject.toml --extra all --group dev --universal --generate-hashes --no-emit-index-url \
 	    --no-header --quiet --output-file requirements.lock
 	@$(BIN)/uv pip compile --group docs --universal --python-version 3.11 --constraints requirements.lock --generate-hashes \

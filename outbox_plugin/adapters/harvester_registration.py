@@ -203,7 +203,7 @@ class HarvesterRegistration:
             if step < 0:
                 return f"descend (the sequence's INCREMENT is {step}); set INCREMENT 1"
             if cycles:
-                return "begin anew at the sequence's end (CYCLE); set NO CYCLE"
+                return "begin again at the sequence's end (CYCLE); set NO CYCLE"
         return None
 
     def has_wake_up_trigger(self, shard: int) -> bool:

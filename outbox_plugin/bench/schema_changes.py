@@ -32,7 +32,7 @@ def change_table(kind: Kind, settings: Settings, times: int = TIMES) -> None:
 
 
 def _rewrite(connection: psycopg.Connection[tuple[object]], table: sql.Identifier, number: int) -> None:
-    """Add a column whose default is volatile, which writes every row anew; then drop it, which writes none."""
+    """Add a column whose default is volatile, which writes every row again; then drop it, which writes none."""
     column = sql.Identifier(f"added_{number}")
     connection.execute(
         sql.SQL("ALTER TABLE {} ADD COLUMN IF NOT EXISTS {} UUID DEFAULT gen_random_uuid()").format(table, column)

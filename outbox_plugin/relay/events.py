@@ -35,7 +35,7 @@ class ShardStepped(HarvestEvent):
 
 @dataclass(frozen=True, slots=True)
 class BeginsAgain(HarvestEvent):
-    """All shards of the outbox are given up, and are taken up anew once that is possible; this one stands for all."""
+    """All shards of the outbox are given up, and taken up again once that is possible. One event stands for all."""
 
     reason: str
 

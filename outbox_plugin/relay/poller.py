@@ -23,7 +23,7 @@ class Source:
         control: asks the database for commands and for the state of the id sequence. The delivery takes in which keys
             are parked. Returns the answer, and whether keys were released.
         rows_are_released: whether rows that earlier polls passed over are wanted at the time given, because keys that
-            were held back go on, or rows are to be marked anew.
+            were held back go on, or rows are to be marked again.
         request: what to read, in detail.
         read: reads, or marks and reads, the rows of a request.
         snapshot: which transactions have ended, as a text that changes when one does.

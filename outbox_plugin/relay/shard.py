@@ -53,7 +53,7 @@ class Shard:
         """
         self.number = number
         self.election = election
-        self.begin_again: LayoutChanged | TopicMissing | None = None  # Why all shards must begin anew, if they must.
+        self.begin_again: LayoutChanged | TopicMissing | None = None  # Why all shards must begin again, if they must.
         self._report = report
         self._services = services
         self._term: Term | None = None

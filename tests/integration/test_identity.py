@@ -325,7 +325,7 @@ def test_a_group_is_taken_over_from_an_outbox_that_is_no_more(settings: Settings
     [
         ("CACHE 20", "drawn 20 at a time"),
         ("INCREMENT -1 MINVALUE -1000", "INCREMENT is -1"),
-        ("MAXVALUE 1000 CYCLE", "begin anew"),
+        ("MAXVALUE 1000 CYCLE", "begin again"),
     ],
 )
 def test_ids_that_do_not_ascend_are_told(settings: Settings, topic: str, form: LiteralString, told: str) -> None:

@@ -173,7 +173,7 @@ EXISTS (
 SELECT current_setting('default_transaction_isolation')
 
 -- name: sequence_form
--- How many ids a session draws ahead, the step from id to id, and whether ids begin anew at the end. Ids ascend in the order of
+-- How many ids a session draws ahead, the step from id to id, and whether ids begin again at the end. Ids ascend in the order of
 -- transactions only with 1, a positive step and no new beginning.
 SELECT seqcache, seqincrement, seqcycle FROM pg_sequence WHERE seqrelid = {id_sequence}
 
