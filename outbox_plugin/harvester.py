@@ -19,6 +19,7 @@ import psycopg
 from outbox_plugin.adapters.harvester_registration import HarvesterRegistration
 from outbox_plugin.adapters.kafka_acknowledging_log import KafkaAcknowledgingLog
 from outbox_plugin.adapters.kafka_admin import KafkaAdmin
+from outbox_plugin.adapters.kafka_brokers import all_brokers_answer
 from outbox_plugin.adapters.kafka_membership import KafkaMembership
 from outbox_plugin.adapters.kafka_names import KafkaNames
 from outbox_plugin.adapters.kafka_transactional_log import KafkaTransactionalLog
@@ -50,6 +51,7 @@ from outbox_plugin.observe.event_log import log_event
 from outbox_plugin.observe.tracing import configured_tracer
 from outbox_plugin.printable import logger_of
 from outbox_plugin.relay.at_least_once import AtLeastOnce
+from outbox_plugin.relay.broker_probe import BrokerProbe
 from outbox_plugin.relay.events import BeginsAgain, HarvestEvent, Observer, TermBegan
 from outbox_plugin.relay.exactly_once import ExactlyOnce
 from outbox_plugin.relay.runtime import Threads
@@ -273,8 +275,9 @@ class Harvester(Background):
         instance = f"{host}-{pid}-{uuid.uuid4().hex[:12]}"
         membership = KafkaMembership(self._settings, self._names, layout.shards, self._signer, instance)
         timing = ElectionTiming(spread=random.uniform(0.0, 0.3))  # noqa: S311 - not for secrets.
+        probe = BrokerProbe(lambda: all_brokers_answer(self._settings, self._names.leader_topic), self._runtime)
         services = ShardServices(
-            self._relays(layout), membership.send, self._observe, self._runtime, _wall_clock, random.random
+            self._relays(layout), membership.send, self._observe, self._runtime, _wall_clock, random.random, probe
         )
 
         def shard(number: int) -> Shard:

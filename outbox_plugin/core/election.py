@@ -94,6 +94,15 @@ class Election:
         self._not_before = 0.0
         self._yielding_until = 0.0
 
+    def stand_back_until(self, moment: float) -> None:
+        """Do not compete before `moment`: the leader has named a successor."""
+        self._not_before = max(self._not_before, moment)
+
+    @property
+    def allows_early_takeover(self) -> bool:
+        """Whether a follower without ownership takes over when the leader has resigned."""
+        return self._early_takeover
+
     @property
     def leader_id(self) -> str | None:
         """The leader id of our own term; None while following."""

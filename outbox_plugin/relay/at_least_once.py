@@ -38,7 +38,7 @@ from outbox_plugin.relay.events import (
 from outbox_plugin.relay.poller import Poller, Source
 from outbox_plugin.relay.runtime import Runtime
 from outbox_plugin.relay.stages import Stages
-from outbox_plugin.relay.timed_calls import took
+from outbox_plugin.relay.timed_calls import AnswerWait, took
 
 MARKS_AHEAD = 1
 UNPURGED_ROWS = 2 * ROWS_PER_MARK
@@ -73,6 +73,7 @@ class AtLeastOnce:
         self._marking_id = leader_id  # The one that the marking stage has seen.
         self._store = store
         self._log = log
+        self._answer_wait = AnswerWait(runtime)
         self._runtime = runtime
         self._observe = observe
         self._dead_letters = bad_rows == "dead-letter"
@@ -110,6 +111,11 @@ class AtLeastOnce:
         """Ask `run` to end: what is marked but not sent is left for the next leader."""
         self._stages.stop()
         self._poller.interrupt()
+
+    @property
+    def waiting_since(self) -> float | None:
+        """Since when the log has been sending one round; None while it sends none."""
+        return self._answer_wait.since
 
     def prove(self, proved: Callable[[], None]) -> None:
         """Ask the database soon whether we still lead; `proved` is called if so."""
@@ -194,7 +200,8 @@ class AtLeastOnce:
         pending = deque(rounds(rows))
         while pending and not self._stages.stopping:
             round_ = pending.popleft()
-            sent = self._log.send(round_, self._confirm)
+            with self._answer_wait:
+                sent = self._log.send(round_, self._confirm)
             self._to_be_purged([id_ for id_ in column(round_, "id") if id_ in sent.delivered])
             if len(sent.delivered) == len(round_):
                 delivered += fields_of(round_)

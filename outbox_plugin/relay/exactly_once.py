@@ -46,7 +46,7 @@ from outbox_plugin.relay.live_rows import LiveRows
 from outbox_plugin.relay.poller import Poller
 from outbox_plugin.relay.runtime import Runtime
 from outbox_plugin.relay.stages import Stages
-from outbox_plugin.relay.timed_calls import TimedLog, took
+from outbox_plugin.relay.timed_calls import AnswerWait, TimedLog, took
 from outbox_plugin.relay.window_source import WindowSource
 
 Proved = Callable[[], None]
@@ -77,6 +77,7 @@ class ExactlyOnce:
         self._store = store
         self._log = log
         self._timed_log = TimedLog(shard, log, runtime, observe)
+        self._answer_wait = AnswerWait(runtime)
         self._runtime = runtime
         self._observe = observe
         self._bad_rows = bad_rows
@@ -114,6 +115,10 @@ class ExactlyOnce:
         if self._shard != SETTLING_SHARD and not self._wait_for_settled_layout():
             return
         self._store.lead(self._leader_id)
+        with self._answer_wait:
+            self._take_over()
+
+    def _take_over(self) -> None:
         self._generation = self._store.generation(self._slice)
         self._fence(has_fenced=False)
         self._terms = self._store.begin_term()
@@ -182,6 +187,11 @@ class ExactlyOnce:
         """Ask `run` to end: what has been read but not published is left for the next leader."""
         self._stages.stop()
         self._poller.interrupt()
+
+    @property
+    def waiting_since(self) -> float | None:
+        """Since when the takeover, or a transaction, has lasted; None while there is none."""
+        return self._answer_wait.since
 
     def prove(self, proved: Proved) -> None:
         """Commit a transaction soon, to see whether we have been fenced; `proved` is called once it is committed."""
@@ -319,6 +329,10 @@ class ExactlyOnce:
 
     def _commit(self, rows: Sequence[OutboxRow], progress: ProgressRecord) -> bool:
         """`TransactionalLog.publish` on a producer of which no request is on its way any more."""
+        with self._answer_wait:
+            return self._transact(rows, progress)
+
+    def _transact(self, rows: Sequence[OutboxRow], progress: ProgressRecord) -> bool:
         if self._log.in_doubt:
             self._replace_producer()
         self._outcome_unknown = self._outcome_unknown or bool(rows)

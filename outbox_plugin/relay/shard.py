@@ -9,7 +9,9 @@ from outbox_plugin.core.backoff import Backoff
 from outbox_plugin.core.election import Election, ElectionAction
 from outbox_plugin.core.intervals import ERROR_FIRST, ERROR_LAST
 from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat, Phase
+from outbox_plugin.core.succession import STAND_BACK_SECONDS, SUCCESSOR_SECONDS, Succession
 from outbox_plugin.errors import Fenced, LayoutChanged, OutcomeUnknown, TopicMissing
+from outbox_plugin.relay.broker_probe import BrokerProbe
 from outbox_plugin.relay.events import HarvestEvent, Observer, TakeoverBegan, TermFinished
 from outbox_plugin.relay.runtime import Runtime
 from outbox_plugin.relay.shard_report import ShardReport
@@ -29,6 +31,7 @@ class ShardServices:
         runtime: time and threads.
         wall_clock: the time as ISO 8601 in UTC, for people to read.
         jitter: a random number from 0 to 1, for waits.
+        broker_probe: whether all brokers answer this harvester.
     """
 
     open_relay: OpenRelay
@@ -37,6 +40,7 @@ class ShardServices:
     runtime: Runtime
     wall_clock: Callable[[], str]
     jitter: Callable[[], float]
+    broker_probe: BrokerProbe
 
 
 class Shard:
@@ -57,14 +61,23 @@ class Shard:
         self._report = report
         self._services = services
         self._term: Term | None = None
+        self._succession = Succession()
         self._backoff = Backoff(ERROR_FIRST, ERROR_LAST)
+
+    def receive(self, heartbeat: LeaderHeartbeat, now: float) -> None:
+        """Take in a heartbeat of this shard, from any harvester."""
+        self.election.receive(heartbeat, now)
+        if heartbeat.successor not in ("", self._report.instance):
+            self.election.stand_back_until(now + SUCCESSOR_SECONDS)
+        self._succession.receive(heartbeat, self.election.leader_id, now)
 
     def step(self, now: float) -> None:
         """Do what is due now, without waiting."""
         if self._term is not None:
             self._look_after(self._term, now)
         self._act(self.election.tick(now), now)
-        self._send_heartbeat(now)
+        can_replace = self._settle_succession(now)
+        self._send_heartbeat(now, can_replace)
         if (event := self._report.step_event(now, self._phase, self.election.leader_heard_at)) is not None:
             self._services.observe(event)
 
@@ -92,6 +105,25 @@ class Shard:
             case _:
                 pass
 
+    def _settle_succession(self, now: float) -> str | None:
+        """Give way if our term is stalled and a follower's would not be.
+
+        Returns the leader id of another harvester's stalled term that we can replace; None if there is none.
+        """
+        if not self.election.allows_early_takeover:
+            return None
+        term, succession = self._term if self._term is not None and not self._term.stopping else None, self._succession
+        succession.set_waiting_since(term.waiting_since if term is not None else None)
+        if (since := succession.ask_since(now)) is None:
+            return None
+        all_answer = self._services.broker_probe.result(since)
+        if term is not None and (successor := succession.successor(all_answer, now)) is not None:
+            succession.mark_resigned(now)
+            self._report.trouble = Ending.GAVE_WAY.value
+            term.abandon(Ending.GAVE_WAY)
+            self._services.send(self._report.resignation(successor))  # The term may still wait for seconds.
+        return succession.stalled_leader(now) if all_answer and self._term is None else None
+
     def _begin_term(self, now: float) -> None:
         services = self._services
         self._term = Term(self.number, services.open_relay, self._observe, services.runtime)
@@ -103,12 +135,15 @@ class Shard:
         error, self._term = term.error, None
         if now - term.began_at > CALM_SECONDS:
             self._backoff.succeeded()
-        reason = str(error) if error is not None else term.ending.value if term.ending else None
+        gave_way = term.ending is Ending.GAVE_WAY
+        reason = str(error) if error is not None and not gave_way else term.ending.value if term.ending else None
         self._report.trouble = reason or self._report.trouble
         self.begin_again = error if isinstance(error, LayoutChanged | TopicMissing) else None
         replaced = isinstance(error, Fenced) or term.ending is Ending.STOOD_BACK
         at_once = isinstance(error, Fenced | OutcomeUnknown) or error is None
         retry_after = 0.0 if at_once else self._backoff.wait(self._services.jitter())
+        if gave_way:
+            retry_after = STAND_BACK_SECONDS
         self.election.end_term(now, by_another=replaced, retry_after=retry_after)
         if not replaced:
             self._services.send(self._report.resignation())
@@ -119,13 +154,18 @@ class Shard:
         self._report.observe(event, self._services.runtime.now())
         self._services.observe(event)
 
-    def _send_heartbeat(self, now: float) -> None:
+    def _send_heartbeat(self, now: float, can_replace: str | None) -> None:
         leads = self._term is not None and not self._term.stopping
         calm = leads and self._term is not None and now - self._term.began_at > CALM_SECONDS
         if calm or (self._term is None and self.election.another_leads(now)):
             self._report.trouble = None
         heartbeat = self._report.heartbeat(
-            now, self._phase, leads=leads, expects_its_own=self.election.awaits_own_heartbeat
+            now,
+            self._phase,
+            leads=leads,
+            expects_its_own=self.election.awaits_own_heartbeat,
+            stalled=self._succession.is_stalled(now),
+            can_replace=can_replace,
         )
         if heartbeat is not None:
             self._services.send(heartbeat)

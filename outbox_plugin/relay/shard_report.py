@@ -75,18 +75,32 @@ class ShardReport:
         self._last = replace(self._last, leader_id=leader_id, since=since)
         self._heartbeat_at = _LONG_AGO
 
-    def heartbeat(self, now: float, phase: Phase, *, leads: bool, expects_its_own: bool) -> LeaderHeartbeat | None:
+    def heartbeat(
+        self,
+        now: float,
+        phase: Phase,
+        *,
+        leads: bool,
+        expects_its_own: bool,
+        stalled: bool = False,
+        can_replace: str | None = None,
+    ) -> LeaderHeartbeat | None:
         """The heartbeat that is due now; None where none is.
 
         Args:
             now: the time.
             phase: the shard's phase in this harvester.
-            leads: whether a term of this harvester is at work: a change of its phase is told at once.
+            leads: whether a term of this harvester is at work: a change of its phase, or of `stalled`, is told at once.
             expects_its_own: whether the harvester waits for heartbeats of its own, as proof of its way to Kafka.
+            stalled: whether the term waits for Kafka longer than usual.
+            can_replace: the leader id of another's stalled term that this harvester can replace. It is told at once.
         """
         often = leads or expects_its_own
         due = now - self._heartbeat_at >= (self._interval if often else WAITING_INTERVAL)
-        if not (due or (leads and phase != self._last.phase)) or not (often or self.trouble):
+        is_news = (leads and (phase, stalled) != (self._last.phase, self._last.stalled)) or (
+            can_replace is not None and can_replace != self._last.can_replace
+        )
+        if not (due or is_news) or not (often or self.trouble or can_replace):
             return None
         self._heartbeat_at = now
         self._last = replace(
@@ -98,12 +112,19 @@ class ShardReport:
             recovered=self._recovered,
             live_first=self._live_first,
             live_rows_waiting=self._live_rows_waiting,
+            stalled=stalled,
+            can_replace=can_replace or "",
         )
         return self._last
 
-    def resignation(self) -> LeaderHeartbeat:
-        """The heartbeat with which the harvester gives the shard away."""
-        return replace(self._last, phase="resigned", trouble=self.trouble)
+    @property
+    def instance(self) -> str:
+        """The harvester's own name."""
+        return self._last.instance
+
+    def resignation(self, successor: str = "") -> LeaderHeartbeat:
+        """The heartbeat with which the harvester gives the shard away, perhaps to the instance `successor`."""
+        return replace(self._last, phase="resigned", trouble=self.trouble, successor=successor)
 
     def step_event(self, now: float, phase: Phase, leader_heard_at: float | None) -> ShardStepped | None:
         """The event for observers that is due now; None where none is.

@@ -76,7 +76,7 @@ class Supervisor:
             self._is_new = self._is_new and heartbeat.phase != "leader"
             heard_by = self._shards.get(heartbeat.shard)
             if heard_by is not None and self._is_of_our_layout(heartbeat):
-                heard_by.election.receive(heartbeat, self._clock())
+                heard_by.receive(heartbeat, self._clock())
         if self._is_new:
             self._refuse_other_outbox(self._membership.take_unsigned_heartbeat())
         now = self._clock()

@@ -27,6 +27,11 @@ class Relay(Protocol):
         """Ask `run` to end."""
         ...
 
+    @property
+    def waiting_since(self) -> float | None:
+        """Since when it has waited for one answer of Kafka's, on the relay's clock; None while it waits for none."""
+        ...
+
     def prove(self, proved: Callable[[], None]) -> None:
         """Find out soon whether we have been fenced; call `proved` if not, end if so."""
         ...
@@ -41,6 +46,7 @@ class Ending(Enum):
 
     STEPPED_DOWN = "stepped down: lost the leader topic's partition, or contact with Kafka"
     STOOD_BACK = "another harvester leads"  # Before the term took over.
+    GAVE_WAY = "a broker does not answer this harvester, and another harvester reaches all brokers"
 
 
 class Term:
@@ -92,6 +98,11 @@ class Term:
     def is_over(self) -> bool:
         """Whether its thread has ended."""
         return not self._task.is_alive()
+
+    @property
+    def waiting_since(self) -> float | None:
+        """Since when it has waited for one answer of Kafka's; None while it waits for none."""
+        return self._relay.waiting_since if self._relay is not None else None
 
     def take_over(self) -> None:
         """Let the term take over as soon as its connections are open."""

@@ -20,6 +20,20 @@ def took(runtime: Runtime, call: Callable[[], object]) -> float:
     return runtime.now() - began
 
 
+class AnswerWait:
+    """Since when a term has waited for one answer of Kafka's; other threads may look."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._now = runtime.now
+        self.since: float | None = None  # None while it waits for none.
+
+    def __enter__(self) -> None:
+        self.since = self._now()
+
+    def __exit__(self, *_: object) -> None:
+        self.since = None
+
+
 class TimedLog:
     """`TransactionalLog.publish`, timed."""
 

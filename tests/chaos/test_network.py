@@ -13,12 +13,16 @@ from outbox_plugin.bench.injection import reached
 from outbox_plugin.bench.proxy import DIRECTIONS, Direction
 from outbox_plugin.bench.scratch import scratch_outbox
 from outbox_plugin.bench.servers import Servers
+from outbox_plugin.bench.takeover import longest_gap
+from outbox_plugin.embedded.cluster import NODES
 from tests.chaos.loading import Load, load
+from tests.support import PATIENCE, eventually
 
 pytestmark = [pytest.mark.chaos, pytest.mark.long]
 
 GONE_SECONDS = 40.0
 MEANWHILE_SECONDS = 30.0
+SILENCE_SECONDS = 5.0
 TARGETS = {"Postgres": 0, "Kafka": 1}
 
 
@@ -69,6 +73,21 @@ def test_packets_of_one_direction_are_gone_for_40_seconds(
         running.flows(MEANWHILE_SECONDS)
     for proxy in proxies:
         proxy.restore()
+    running.flows()
+
+
+@pytest.mark.parametrize("broker", range(NODES))
+def test_one_broker_does_not_answer_the_leader(servers: Servers, running: Load, broker: int) -> None:
+    """Whatever the broker leads and coordinates; the other brokers do answer, and all answer the stand-by."""
+    leader = running.leader()
+    began = time.monotonic()
+    servers.routes[leader].brokers[broker].hold(*DIRECTIONS)
+    eventually(lambda: running.fleet.leader() not in (None, leader), MEANWHILE_SECONDS)
+    running.flows(MEANWHILE_SECONDS)
+    silence = longest_gap(running.reader.arrivals, began)
+    print(f"{silence:.2f} s of silence")
+    assert silence < SILENCE_SECONDS * PATIENCE
+    servers.routes[leader].brokers[broker].restore()
     running.flows()
 
 

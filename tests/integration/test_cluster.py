@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
-from pathlib import Path
 
 import psutil
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from outbox_plugin.bench.proxy import Proxy
+from outbox_plugin import Settings
+from outbox_plugin.adapters.kafka_brokers import all_brokers_answer
+from outbox_plugin.bench.proxy import DIRECTIONS, Direction, Proxy
 from outbox_plugin.embedded.cluster import NODES, ClusterNode, EmbeddedCluster
 from outbox_plugin.embedded.server import ServerFailed
 from tests.processes import runs
-from tests.support import eventually
+from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration
 
@@ -105,8 +107,10 @@ def test_a_rolling_restart_keeps_it_writable(cluster: EmbeddedCluster, topic: st
     send(cluster, topic)
 
 
-def test_clients_of_a_proxy_are_sent_to_proxies_only(tmp_path: Path) -> None:
-    own = EmbeddedCluster(tmp_path)
+@pytest.fixture(scope="module")
+def proxies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Proxy]]:
+    """Proxies in front of a cluster of their own, one for each node."""
+    own = EmbeddedCluster(tmp_path_factory.mktemp("behind-proxies"))
     with ExitStack() as stack:
         proxies = [stack.enter_context(Proxy()) for _ in own.nodes]
         for proxy, node in zip(proxies, own.nodes, strict=True):
@@ -114,8 +118,31 @@ def test_clients_of_a_proxy_are_sent_to_proxies_only(tmp_path: Path) -> None:
         stack.enter_context(own)
         admin = AdminClient({"bootstrap.servers": f"127.0.0.1:{proxies[0].port}"})
         eventually(lambda: len(admin.list_topics(timeout=30).brokers) == NODES, 30)
-        brokers = admin.list_topics(timeout=30).brokers.values()
-        assert {broker.port for broker in brokers} == {proxy.port for proxy in proxies}
+        yield proxies
+
+
+def test_clients_of_a_proxy_are_sent_to_proxies_only(proxies: list[Proxy]) -> None:
+    admin = AdminClient({"bootstrap.servers": f"127.0.0.1:{proxies[0].port}"})
+    brokers = admin.list_topics(timeout=30).brokers.values()
+    assert {broker.port for broker in brokers} == {proxy.port for proxy in proxies}
+
+
+@pytest.mark.parametrize("number", range(NODES))
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_a_broker_that_accepts_and_does_not_answer_is_noticed(
+    proxies: list[Proxy], number: int, direction: Direction
+) -> None:
+    servers = ",".join(f"127.0.0.1:{proxy.port}" for proxy in proxies)
+    settings = Settings(dsn="postgresql://nobody@127.0.0.1/nothing", bootstrap_servers=servers)
+    eventually(lambda: all_brokers_answer(settings, "any"), 30)
+    proxies[number].hold(direction)
+    try:
+        began = time.monotonic()
+        assert not all_brokers_answer(settings, "any")
+        assert time.monotonic() - began < 3.0 * PATIENCE
+    finally:
+        proxies[number].restore()
+    eventually(lambda: all_brokers_answer(settings, "any"), 30)
 
 
 def test_nothing_is_left_behind(cluster: EmbeddedCluster) -> None:

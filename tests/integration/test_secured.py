@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from outbox_plugin import Event, Harvester, Outbox, Settings, operate
 from outbox_plugin.access.acls import kafka_acls
 from outbox_plugin.access.roles import Role
+from outbox_plugin.adapters.kafka_brokers import all_brokers_answer
 from outbox_plugin.consuming import consume_range
 from outbox_plugin.consuming.topic_state import topic_state
 from outbox_plugin.core.topic_ranges import plan
@@ -95,6 +96,12 @@ def record_each(connection: psycopg.Connection[Any], records: Sequence[Received]
 
 def leads(settings: Settings) -> bool:
     return read_status(settings).shards[0].leader is not None
+
+
+def test_a_harvester_needs_no_right_to_find_out_whether_all_brokers_answer(login: Login, topic: str) -> None:
+    """A broker that does not let it see what it asks for has answered."""
+    settings = login(Role.HARVESTER, topics=[topic])
+    eventually(lambda: all_brokers_answer(settings, topic), 30)
 
 
 @pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])

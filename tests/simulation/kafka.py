@@ -209,7 +209,16 @@ class SimulatedLog:
 
     largest_progress_bytes = 800  # So small that windows must be halved, and purged early.
 
-    def __init__(self, broker: Broker, server: Server, process: Process, group: str, slice_: Slice) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        server: Server,
+        process: Process,
+        group: str,
+        slice_: Slice,
+        should_wait: Callable[[], bool],
+    ) -> None:
+        self._should_wait = should_wait
         self._broker = broker
         self._server = server
         self._process = process
@@ -253,7 +262,7 @@ class SimulatedLog:
                 for offset, each in enumerate(entries)
             ]
 
-        records = self._server.call(self._process, "reads progress", effect)
+        records = self._server.call(self._process, "reads progress", effect, should_wait=self._should_wait)
         reader = Reader(SIGNER, self._slot, self._key, accepts_unsigned)
         reach, end, last = TAIL_RECORDS, len(records), None
         while last is None:
@@ -264,7 +273,7 @@ class SimulatedLog:
         return last
 
     def former(self, slice_: Slice) -> SimulatedLog:
-        return SimulatedLog(self._broker, self._server, self._process, self._group, slice_)
+        return SimulatedLog(self._broker, self._server, self._process, self._group, slice_, self._should_wait)
 
     def publish(self, rows: Sequence[OutboxRow], progress: ProgressRecord) -> bool:
         if self._closed:
@@ -317,7 +326,14 @@ class SimulatedLog:
         gives_up = self._process.now() + STALLED_SECONDS
         while True:
             try:
-                return self._server.call(self._process, doing, effect, unanswered=unanswered, repeats=True)
+                return self._server.call(
+                    self._process,
+                    doing,
+                    effect,
+                    unanswered=unanswered,
+                    repeats=True,
+                    should_wait=self._should_wait,
+                )
             except Stalled:
                 if self._process.now() > gives_up:
                     raise
@@ -349,7 +365,10 @@ class SimulatedLog:
 class SimulatedAcknowledgingLog:
     """`AcknowledgingLog` on a `Broker`: a producer without transactions."""
 
-    def __init__(self, broker: Broker, server: Server, process: Process, leader_id: str) -> None:
+    def __init__(
+        self, broker: Broker, server: Server, process: Process, leader_id: str, should_wait: Callable[[], bool]
+    ) -> None:
+        self._should_wait = should_wait
         self._broker = broker
         self._server = server
         self._process = process
@@ -377,7 +396,12 @@ class SimulatedAcknowledgingLog:
             return SendResult(delivered, refused, away)
 
         try:
-            return self._server.call(self._process, f"sends {[row.id for row in rows]} as {self._leader_id}", effect)
+            return self._server.call(
+                self._process,
+                f"sends {[row.id for row in rows]} as {self._leader_id}",
+                effect,
+                should_wait=self._should_wait,
+            )
         except LogUnavailable:
             return SendResult(frozenset(), {}, away)
 

@@ -13,6 +13,7 @@ from tests.simulation.scheduler import Killed, Process, Scheduler, Task
 Answer = TypeVar("Answer")
 
 PATIENCE = 4.0  # The longest time, in seconds, that a client waits for an answer.
+HELD_PATIENCE = 20.0  # The longest time that it waits for an answer on a connection that is held.
 LATE = 12.0  # The longest delay, in seconds, of a late request, even if nobody waits for it any more.
 
 MISHAPS = (
@@ -51,6 +52,7 @@ class Server:
     latency: float = 0.002
     down: bool = False
     cut_off: set[Process] = field(default_factory=set)
+    held: set[Process] = field(default_factory=set)  # Whose way to one broker delivers nothing; to the others it does.
 
     def reaches(self, process: Process) -> bool:
         """Whether requests of the process arrive now."""
@@ -64,6 +66,7 @@ class Server:
         *,
         unanswered: type[Exception] | None = None,
         repeats: bool = False,
+        should_wait: Callable[[], bool] | None = None,
     ) -> Answer:
         """Make the server run `effect`, which takes no time, and wait for the answer.
 
@@ -73,6 +76,7 @@ class Server:
             effect: what the server does.
             unanswered: the error if no answer comes; by default `error`.
             repeats: whether the client repeats the request if its connection breaks before the answer.
+            should_wait: whether waiting still makes sense. The request is one to the broker to which a way may be held.
 
         Raises:
             Exception: what `effect` raises; or `unanswered`, or else `error`, if no answer comes.
@@ -90,6 +94,8 @@ class Server:
             if kind == "repeated" and repeats:
                 return self._repeated(process, doing, effect, unanswered)
             return self._with_mishap(kind, process, doing, effect, unanswered or self.error)
+        if should_wait is not None and process in self.held:
+            return self._held(process, doing, effect, unanswered or self.error, should_wait)
         wait = scheduler.random() * self.latency
         if scheduler.random() < 0.5:
             scheduler.sleep(wait)
@@ -110,6 +116,40 @@ class Server:
         """The error that the caller raises, because no answer comes."""
         self.scheduler.sleep(self.scheduler.random() * PATIENCE)
         return error(f"{self.name}: no answer to: {doing}")
+
+    def _held(
+        self,
+        process: Process,
+        doing: str,
+        effect: Callable[[], Answer],
+        unanswered: type[Exception],
+        should_wait: Callable[[], bool],
+    ) -> Answer:
+        """The request or its answer stays on the way. A request arrives when the way is free again, also late."""
+        scheduler = self.scheduler
+        self.say(process.name, f"{doing}: is held")
+        answers = [self._do(process, doing, effect)] if scheduler.random() < 0.5 else []
+        gives_up = scheduler.now + HELD_PATIENCE * (0.5 + scheduler.random() / 2)
+        while process in self.held:
+            scheduler.sleep(0.05)
+            if scheduler.now > gives_up or not should_wait():
+                if not answers:
+                    self._arrive_late(doing, effect)
+                raise unanswered(f"{self.name}: no answer to: {doing}")
+        return answers[0] if answers else self._do(process, doing, effect)
+
+    def _arrive_late(self, doing: str, effect: Callable[[], Answer]) -> None:
+        """Let a request for whose answer nobody waits arrive some time."""
+        arrives = self.scheduler.now + self.scheduler.random() * LATE
+
+        def arrive() -> None:
+            if not self.down:
+                self.say(self.name, f"{doing}: arrives late")
+                with suppress(Exception):  # Nobody waits for its answer.
+                    effect()
+
+        self.scheduler.at(arrives, arrive)
+        self.scheduler.disturbs(arrives)
 
     def _with_mishap(
         self,

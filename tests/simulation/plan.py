@@ -13,6 +13,7 @@ CreateTimes = Literal["now", "by the second", "the same"]  # What applications w
 
 # The faults that a schedule can have, at a moment or for a while.
 KILL, STOP, PAUSE, JUMP = "kill", "stop", "pause", "clock jumps ahead"
+HELD = "a broker answers all harvesters but one"
 NO_KAFKA, NO_POSTGRES = "cut off from Kafka", "cut off from Postgres"
 KAFKA_DOWN, POSTGRES_DOWN = "Kafka is down", "Postgres is down"
 TRUNCATE, RESTORE, RESTORE_ANEW = "truncate", "restore a backup", "restore a backup into a new table"

@@ -7,10 +7,29 @@ import random
 import pytest
 
 from outbox_plugin.core.delivery_options import Delivery
-from tests.simulation.plan import KILL, STOP, Fault, Plan
+from outbox_plugin.core.succession import Succession
+from outbox_plugin.relay.term import Ending
+from tests.simulation.plan import HELD, KILL, STOP, Fault, Plan
 from tests.simulation.schedule import run
 
 SEEDS = range(60)
+HELD_SECONDS = 5.0  # The longest silence while a broker does not answer the leader, and all answer a standby.
+
+
+def held(delivery: Delivery, seed: int, harvesters: int = 3, *, all_are_held: bool = False) -> Plan:
+    """A broker stops answering one harvester, or all of them, while rows are written."""
+    rng = random.Random(seed)
+    at, target = rng.uniform(2.5, 5.0), rng.randrange(harvesters)
+    targets = range(harvesters) if all_are_held else [target]
+    return Plan(
+        delivery=delivery,
+        harvesters=harvesters,
+        writers=4,
+        transactions=12,
+        writing=12.0,
+        wakes=True,
+        faults=tuple(Fault(HELD, at, 30.0, each) for each in targets),
+    )
 
 
 @pytest.mark.parametrize("wakes", [True, False])
@@ -40,3 +59,28 @@ def test_a_standby_takes_over(delivery: Delivery, befalls: str, seconds: float) 
         outcome = run(seed, plan=plan)
         assert not outcome.broken, outcome
         assert outcome.slowest < seconds, outcome
+
+
+@pytest.mark.parametrize("harvesters", [2, 3])
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
+def test_a_leader_whom_a_broker_does_not_answer_gives_way(delivery: Delivery, harvesters: int) -> None:
+    for seed in SEEDS:
+        outcome = run(seed, plan=held(delivery, seed, harvesters))
+        assert not outcome.broken, outcome
+        assert outcome.slowest < HELD_SECONDS, outcome
+
+
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
+def test_nobody_gives_way_where_a_broker_answers_nobody(delivery: Delivery) -> None:
+    for seed in range(20):
+        plan = held(delivery, seed, all_are_held=True)
+        outcome = run(seed, plan=plan, tell=True)
+        assert not outcome.broken, outcome
+        answers_again_at = min(fault.at + fault.seconds for fault in plan.faults)
+        gave_way = [line for line in outcome.trace if Ending.GAVE_WAY.value in line]
+        assert not [line for line in gave_way if float(line.split()[0]) < answers_again_at], outcome
+
+
+def test_it_is_noticed_if_a_leader_does_not_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Succession, "successor", lambda *_: None)
+    assert max(run(seed, plan=held("exactly-once", seed)).slowest for seed in range(10)) > HELD_SECONDS

@@ -13,6 +13,7 @@ from outbox_plugin.core.progress import OutboxIdentity
 from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.errors import ForeignOutbox, LayoutChanged, LogUnavailable, ServerUnavailable, StoreUnavailable
 from outbox_plugin.relay.at_least_once import AtLeastOnce
+from outbox_plugin.relay.broker_probe import BrokerProbe
 from outbox_plugin.relay.events import HarvestEvent, Observer
 from outbox_plugin.relay.exactly_once import ExactlyOnce
 from outbox_plugin.relay.shard import Shard, ShardServices
@@ -204,6 +205,13 @@ class World:
         self.scheduler.sleep(fault.seconds)
         server.cut_off.discard(process)
 
+    def _hold(self, fault: Fault) -> None:
+        """Hold a harvester's way to one broker, which is not the one that has the leader topic."""
+        process = self._process(fault)
+        self.kafka.held.add(process)
+        self.scheduler.sleep(fault.seconds)
+        self.kafka.held.discard(process)
+
     def _kafka_down(self, fault: Fault) -> None:
         self.kafka.down = True
         self.scheduler.sleep(fault.seconds)
@@ -367,6 +375,7 @@ _BEFALL: dict[str, Callable[[World, Fault], None]] = {
     plans.JUMP: World._jump,
     plans.NO_KAFKA: lambda world, fault: world._cut_off(world.kafka, fault),
     plans.NO_POSTGRES: lambda world, fault: world._cut_off(world.postgres, fault),
+    plans.HELD: World._hold,
     plans.KAFKA_DOWN: World._kafka_down,
     plans.POSTGRES_DOWN: World._postgres_down,
     plans.TRUNCATE: World._truncate,
@@ -474,6 +483,7 @@ class Harvester:
             process,
             lambda: "now",
             world.scheduler.random,
+            BrokerProbe(lambda: self._all_brokers_answer(process), process),
         )
 
         def shard(number: int) -> Shard:
@@ -485,9 +495,21 @@ class Harvester:
         shards = [shard(number) for number in range(layout.shards)]
         Supervisor(membership, shards, identity, layout.number, process).run(lambda: self._stopping)
 
+    def _all_brokers_answer(self, process: Process) -> bool:
+        kafka, scheduler = self._world.kafka, self._world.scheduler
+        gives_up = scheduler.now + 1.0
+        scheduler.sleep(kafka.latency)
+        while process in kafka.held or not kafka.reaches(process):
+            if scheduler.now > gives_up:
+                return False
+            scheduler.sleep(0.1)
+        return True
+
     def _open_relay(self, process: Process, layout: Layout) -> OpenRelay:
         @contextmanager
-        def open_relay(number: int, leader_id: str, wanted: Callable[[], bool], observe: Observer) -> Iterator[Relay]:
+        def open_relay(
+            number: int, leader_id: str, should_wait: Callable[[], bool], observe: Observer
+        ) -> Iterator[Relay]:
             world = self._world
             slice_ = Slice(number, layout.shards)
             delivery, group = self._service
@@ -496,12 +518,14 @@ class Harvester:
                 wake_up = WakeUpCall(store) if world.plan.wakes else None
                 bad_rows = world.plan.bad_rows
                 if isinstance(store, MarkingStore):
-                    acknowledging = SimulatedAcknowledgingLog(world.broker, world.kafka, process, leader_id)
+                    acknowledging = SimulatedAcknowledgingLog(
+                        world.broker, world.kafka, process, leader_id, should_wait
+                    )
                     yield AtLeastOnce(
                         number, leader_id, store, acknowledging, process, observe, wake_up=wake_up, bad_rows=bad_rows
                     )
                     return
-                log = SimulatedLog(world.broker, world.kafka, process, group, slice_)
+                log = SimulatedLog(world.broker, world.kafka, process, group, slice_, should_wait)
                 yield ExactlyOnce(number, leader_id, store, log, process, observe, wake_up=wake_up, bad_rows=bad_rows)
 
         return open_relay

@@ -8,14 +8,18 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
 
 from outbox_plugin.core.election import Election, ElectionTiming
 from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat
+from outbox_plugin.relay.broker_probe import BrokerProbe
 from outbox_plugin.relay.events import HarvestEvent, Observer, TermFinished
 from outbox_plugin.relay.runtime import Threads
 from outbox_plugin.relay.shard import Shard, ShardServices
 from outbox_plugin.relay.shard_report import ShardReport
-from outbox_plugin.relay.term import Relay, Term
+from outbox_plugin.relay.term import Ending, OpenRelay, Relay, Term
 from tests.support import eventually
 
 
@@ -34,6 +38,8 @@ class IdleRelay:
     def stop(self) -> None:
         self._stopped.set()
 
+    waiting_since: float | None = None
+
     def prove(self, proved: Callable[[], None]) -> None:
         """Nobody challenges it."""
 
@@ -43,8 +49,14 @@ def open_relay(shard: int, leader_id: str, wanted: Callable[[], bool], observe: 
     yield IdleRelay()
 
 
-def leading_shard(sent: list[LeaderHeartbeat], seen: list[HarvestEvent]) -> Shard:
-    services = ShardServices(open_relay, sent.append, seen.append, Threads(), lambda: "now", lambda: 0.0)
+def leading_shard(
+    sent: list[LeaderHeartbeat],
+    seen: list[HarvestEvent],
+    opens: OpenRelay = open_relay,
+    all_brokers_answer: Callable[[], bool] = lambda: True,
+) -> Shard:
+    probe = BrokerProbe(all_brokers_answer, Clock())
+    services = ShardServices(opens, sent.append, seen.append, Threads(), lambda: "now", lambda: 0.0, probe)
     template = LeaderHeartbeat(0, "waiting", "", "host-1", "host", 1, "now", "incarnation", "place")
     election = Election(ElectionTiming(receive_deadline=5.0), early_takeover=True)
     shard = Shard(0, election, ShardReport(template, 0.3), services)
@@ -96,6 +108,115 @@ def test_a_stop_that_was_asked_for_needs_no_reason() -> None:
     shard.stop()
     shard.hand_over(1.0, 10.0)
     assert [event.reason for event in seen if isinstance(event, TermFinished)] == [None]
+
+
+class Clock(Threads):
+    """Real threads, at a time that is far ahead of what any test passes to a shard."""
+
+    def now(self) -> float:
+        return 1e9
+
+
+def stalled_shard(
+    sent: list[LeaderHeartbeat], seen: list[HarvestEvent], *, all_brokers_answer: bool
+) -> tuple[Shard, LeaderHeartbeat]:
+    """A leader that has waited for Kafka since 1.0, and what a follower says who can replace it. It is 2.0."""
+    relay = IdleRelay()
+
+    @contextmanager
+    def opens(shard: int, leader_id: str, wanted: Callable[[], bool], observe: Observer) -> Iterator[Relay]:
+        yield relay
+
+    shard = leading_shard(sent, seen, opens, lambda: all_brokers_answer)
+    shard.receive(sent[-1], 0.1)
+
+    def leads() -> bool:
+        shard.step(0.9)
+        return sent[-1].phase == "leader"
+
+    eventually(leads, 10)
+    relay.waiting_since = 1.0
+    shard.step(2.0)
+    assert sent[-1].stalled
+    offer = replace(sent[-1], phase="waiting", leader_id="", instance="other", can_replace=sent[-1].leader_id)
+    return shard, offer
+
+
+def test_a_stalled_leader_gives_way_to_a_follower_whom_all_brokers_answer() -> None:
+    sent: list[LeaderHeartbeat] = []
+    seen: list[HarvestEvent] = []
+    shard, offer = stalled_shard(sent, seen, all_brokers_answer=False)
+    shard.receive(offer, 2.1)
+
+    def has_resigned() -> bool:
+        shard.step(2.2)
+        return sent[-1].phase == "resigned"
+
+    eventually(has_resigned, 10)
+    assert sent[-1].successor == "other"
+    assert the_end(shard, seen, 2.3).reason == Ending.GAVE_WAY.value
+    shard.step(5.2)
+    assert shard.election.leader_id is None  # The others go first, although it owns the partition.
+    shard.step(5.4)
+    assert sent[-1].phase == "candidate"
+    shard.hand_over(6.0, 10.0)
+
+
+@pytest.mark.parametrize("all_brokers_answer", [True, None])
+def test_a_stalled_leader_goes_on_where_nobody_could_do_better(all_brokers_answer: bool | None) -> None:
+    """All brokers answer it, so Kafka itself is slow; or no follower is answered by all of them."""
+    sent: list[LeaderHeartbeat] = []
+    seen: list[HarvestEvent] = []
+    shard, offer = stalled_shard(sent, seen, all_brokers_answer=bool(all_brokers_answer))
+    for tenth in range(1, 20):
+        if all_brokers_answer:
+            shard.receive(offer, 2.0 + tenth / 10)
+        shard.step(2.0 + tenth / 10)
+        time.sleep(0.01)
+    assert {each.phase for each in sent} == {"candidate", "leader"}
+    shard.stop()
+    shard.hand_over(4.0, 10.0)
+
+
+def test_a_follower_whom_all_brokers_answer_offers_to_replace_a_stalled_leader() -> None:
+    sent: list[LeaderHeartbeat] = []
+    probe = BrokerProbe(lambda: True, Clock())
+    services = ShardServices(open_relay, sent.append, lambda _: None, Threads(), lambda: "now", lambda: 0.0, probe)
+    template = LeaderHeartbeat(0, "waiting", "", "host-1", "host", 1, "now", "incarnation", "place")
+    shard = Shard(0, Election(ElectionTiming(), early_takeover=True), ShardReport(template, 0.3), services)
+    leader = replace(template, phase="leader", leader_id="other", instance="host-2")
+    shard.receive(leader, 1.0)
+    shard.step(1.1)
+    assert sent == []
+    shard.receive(replace(leader, stalled=True), 1.2)
+
+    def has_offered() -> bool:
+        shard.step(1.3)
+        return bool(sent)
+
+    eventually(has_offered, 10)
+    assert [(each.phase, each.can_replace) for each in sent] == [("waiting", "other")]
+    shard.receive(leader, 1.4)
+    shard.step(2.3)
+    assert len(sent) == 1
+
+
+def test_a_follower_leaves_the_shard_to_the_successor_that_the_leader_has_named() -> None:
+    sent: list[LeaderHeartbeat] = []
+    probe = BrokerProbe(lambda: True, Clock())
+    services = ShardServices(open_relay, sent.append, lambda _: None, Threads(), lambda: "now", lambda: 0.0, probe)
+    template = LeaderHeartbeat(0, "waiting", "", "host-1", "host", 1, "now", "incarnation", "place")
+    for successor, first_at in (("host-3", 2.1), ("host-1", 1.2)):
+        shard = Shard(0, Election(ElectionTiming(), early_takeover=True), ShardReport(template, 0.3), services)
+        shard.receive(replace(template, phase="leader", leader_id="other", instance="host-2"), 1.0)
+        resigned = replace(template, phase="resigned", leader_id="other", instance="host-2", successor=successor)
+        shard.receive(resigned, 1.1)
+        shard.step(first_at - 0.1)
+        assert shard.election.leader_id is None
+        shard.step(first_at)
+        assert sent[-1].phase == "candidate"
+        shard.stop()
+        shard.hand_over(3.0, 10.0)
 
 
 class Client:

@@ -1,0 +1,38 @@
+"""Asks all brokers for a sign of life, on a thread of its own: see `core.succession`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from outbox_plugin.relay.runtime import Runtime, Task
+
+
+class BrokerProbe:
+    """The last answer to the question whether all brokers answer this harvester. For one thread."""
+
+    def __init__(self, all_brokers_answer: Callable[[], bool], runtime: Runtime) -> None:
+        """Nothing has been asked.
+
+        Args:
+            all_brokers_answer: asks them, and waits for at most a second or so.
+            runtime: makes the threads.
+        """
+        self._ask = all_brokers_answer
+        self._runtime = runtime
+        self._task: Task | None = None
+        self._last: tuple[float, bool] | None = None  # When the last question began, and its answer.
+
+    def result(self, since: float) -> bool | None:
+        """Whether all brokers have answered a question that began at `since` or later.
+
+        Returns None while there is no such answer. Then the question is asked, and a later call has the answer.
+        """
+        if self._last is not None and self._last[0] >= since:
+            return self._last[1]
+        if self._task is None or not self._task.is_alive():
+            self._task = self._runtime.spawn(self._probe, "outbox-brokers")
+        return None
+
+    def _probe(self) -> None:
+        began = self._runtime.now()
+        self._last = began, self._ask()
