@@ -37,7 +37,6 @@ _ANSWER_SECONDS = 10.0
 _NAME = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9._-]{1,249}")
 _UNKNOWN = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
 _FORBIDDEN = {KafkaError.TOPIC_EXCEPTION, KafkaError.TOPIC_AUTHORIZATION_FAILED}
-_InSync = dict[int, frozenset[int]]  # The replicas that are in sync, by partition.
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +56,37 @@ class _Missed:
     backoff: Backoff = field(default_factory=lambda: Backoff(AWAY_FIRST, AWAY_LAST))
 
 
+@dataclass(frozen=True, slots=True)
+class _Replicas:
+    """A topic's leaders and replicas in sync, by partition, and whether some replica is out of sync."""
+
+    leaders: dict[int, int]
+    in_sync: dict[int, frozenset[int]]
+    are_out_of_sync: bool
+
+    @classmethod
+    def of(cls, metadata: TopicMetadata) -> _Replicas:
+        partitions = metadata.partitions.values()
+        return cls(
+            {each.id: each.leader for each in partitions},
+            {each.id: frozenset(each.isrs) for each in partitions},
+            any(len(each.isrs) < len(each.replicas) for each in partitions),
+        )
+
+
 @dataclass(slots=True)
 class _Silent:
-    """A topic that has not acknowledged records: which replicas were in sync then, and when it is tried again."""
+    """A topic that has not acknowledged records: its replicas then, and when it is tried again."""
 
-    in_sync: _InSync | None = None  # None until it has been looked up.
+    replicas: _Replicas | None = None  # None until it has been looked up.
     again_at: float = 0.0
     backoff: Backoff = field(default_factory=lambda: Backoff(SILENT_FIRST, SILENT_LAST))
 
 
 class _Stalled(NamedTuple):
-    """The leaders and the replicas in sync of a topic's partitions, and since when they have been the same."""
+    """A topic's replicas while records wait to be acknowledged, and since when they have been the same."""
 
-    state: dict[int, tuple[int, frozenset[int]]]
-    is_out_of_sync: bool
+    replicas: _Replicas
     since: float
 
 
@@ -122,7 +138,7 @@ class WritableTopics:
         """
         now = self._clock()
         stalled = [self._stalled[topic] for topic in topics if topic in self._stalled]
-        return any(each.is_out_of_sync and now - each.since >= seconds for each in stalled)
+        return any(each.replicas.are_out_of_sync and now - each.since >= seconds for each in stalled)
 
     def begin(self) -> None:
         """Other records are sent now: how long topics were stalled does not count for them."""
@@ -134,16 +150,16 @@ class WritableTopics:
             self._silent.pop(topic, None)
 
     def _note(self, topic: str, metadata: TopicMetadata, now: float) -> None:
-        state = {each.id: (each.leader, frozenset(each.isrs)) for each in metadata.partitions.values()}
+        replicas = _Replicas.of(metadata)
         stalled = self._stalled.get(topic)
-        if stalled is None or stalled.state != state:
-            self._stalled[topic] = _Stalled(state, _is_out_of_sync(metadata), now)
+        if stalled is None or stalled.replicas != replicas:
+            self._stalled[topic] = _Stalled(replicas, now)
 
     def silent(self, topics: Iterable[str]) -> None:
         """These topics have not acknowledged records: where too few replicas may be in sync, they are away."""
         for topic in topics:
             self.forget(topic)
-            self._silent.setdefault(topic, _Silent()).in_sync = None
+            self._silent.setdefault(topic, _Silent()).replicas = None
 
     def partitions(self, topic: str) -> int:
         """How many partitions the topic had when it was looked up; 0 if it was not."""
@@ -248,13 +264,13 @@ class WritableTopics:
         silent = self._silent.get(topic)
         if silent is None or found is None:
             return None
-        if not _is_out_of_sync(found):
+        replicas, now = _Replicas.of(found), self._clock()
+        if not replicas.are_out_of_sync:
             del self._silent[topic]
             return None
-        in_sync, now = _in_sync(found), self._clock()
-        if silent.in_sync is None:
-            silent.in_sync, silent.again_at = in_sync, now + silent.backoff.wait()
-        elif silent.in_sync != in_sync or now >= silent.again_at:
+        if silent.replicas is None:
+            silent.replicas, silent.again_at = replicas, now + silent.backoff.wait()
+        elif silent.replicas.in_sync != replicas.in_sync or now >= silent.again_at:
             return None
         return (
             "it acknowledges nothing, and has replicas out of sync: fewer may be in sync than its min.insync.replicas"
@@ -262,14 +278,6 @@ class WritableTopics:
 
 
 _NOTHING_WRONG = UnwritableTopics()
-
-
-def _in_sync(found: TopicMetadata) -> _InSync:
-    return {each.id: frozenset(each.isrs) for each in found.partitions.values()}
-
-
-def _is_out_of_sync(found: TopicMetadata) -> bool:
-    return any(len(each.isrs) < len(each.replicas) for each in found.partitions.values())
 
 
 def _is_unknown(found: TopicMetadata) -> bool:
