@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from outbox_plugin.adapters.leadership import Leadership
+from outbox_plugin.adapters.row_reader import RowReader
 from outbox_plugin.adapters.sql_refusals import concerns_all_rows, is_refusal, storable
+from outbox_plugin.adapters.untranslatable_rows import details_or_misfits
 from outbox_plugin.core.bad_rows import BadRow
-from outbox_plugin.errors import StoreUnavailable
+from outbox_plugin.core.row import Misfit, OutboxRow
+from outbox_plugin.errors import Refusal, StoreUnavailable
+from outbox_plugin.printable import logger_of
+from outbox_plugin.schema.connection import reported
+
+logger = logger_of("outbox_plugin.harvester")
 
 
 def park(leadership: Leadership, bad: Sequence[BadRow]) -> Sequence[BadRow]:
@@ -50,6 +57,40 @@ def dead_letter(leadership: Leadership, bad: Sequence[BadRow]) -> Sequence[BadRo
         return [row.because(reason) for row in rows if row.row.id in kept]
 
     return _one_by_one_if_refused(move, bad, "to make it a dead letter")
+
+
+def dead_letter_untranslatable(
+    leadership: Leadership, reader: RowReader, conditions: tuple[str, ...], values: dict[str, object]
+) -> None:
+    """Dead-letter the earliest rows of whose topic or key Postgres cannot send the text; durable when it returns.
+
+    No ordering key can wait for such a row, because nobody could name it. All rows with that key are bad as well, so
+    none of them is published before an earlier one.
+
+    Args:
+        leadership: of the term.
+        reader: of the term; it has failed to read rows.
+        conditions: those that `RowReader.conditions` has returned for that read, and perhaps others.
+        values: those of the read.
+
+    Raises:
+        StoreUnavailable: there is no such row, or it cannot be moved.
+        Fenced: another leader leads the shard.
+    """
+    with reported():
+        ids = reader.ids("earliest_ids", conditions, values)
+        found = details_or_misfits(reader, "topics_and_keys", ids)
+    bad = [
+        BadRow(OutboxRow(id_, 0, "", "", None, [], [], 0), Refusal(misfit.reason))
+        for id_, (misfit, *_) in found.items()
+        if isinstance(misfit, Misfit)
+    ]
+    stuck = dead_letter(leadership, bad) if bad else []
+    if stuck or not bad:
+        reason = f": row {stuck[0].row.id}: {stuck[0].refusal.reason}" if stuck else ""
+        raise StoreUnavailable(f"Postgres: rows have texts that cannot be written in UTF-8{reason}")
+    for row in bad:
+        logger.warning("row %d is a dead letter now: topic or key: %s", row.row.id, row.refusal.reason)
 
 
 def _values(bad: Sequence[BadRow]) -> dict[str, object]:

@@ -13,6 +13,7 @@ from outbox_plugin.adapters.leadership import Leadership
 from outbox_plugin.adapters.left_out import read_left_out
 from outbox_plugin.adapters.postgres_session import PostgresSession
 from outbox_plugin.adapters.row_reader import RowReader
+from outbox_plugin.adapters.untranslatable_rows import UNTRANSLATABLE
 from outbox_plugin.core.bad_rows import BadRow
 from outbox_plugin.core.postgres_ports import Control, ReadRequest
 from outbox_plugin.core.progress import OutboxIdentity
@@ -24,6 +25,7 @@ from outbox_plugin.schema.connection import one_line, reported
 from outbox_plugin.settings import Settings
 
 DELIVERED = "ffffffff-ffff-ffff-ffff-ffffffffffff"  # Marks rows that Kafka has and that could not be deleted.
+_FEW, _READS = 100, 20  # Of rows with texts that Postgres cannot send.
 _WHOLE = 1  # Stands for the time of creation of a whole record: see the statement `mark`.
 ENDINGS = 10  # How many times the last leader's session is ended. Before each, its mark is waited for half a second.
 
@@ -141,9 +143,30 @@ class PostgresMarkedStore:
         values |= {"bytes": BYTES_PER_WINDOW, "largest": self._limit.value, "largest_headers": self._limit.headers}
         session = self.session
         marking = session.statement("mark", "begin_marking"), session.statement("mark", "mark", conditions)
-        with reported():
-            rows = self._rows.read(marking, marking, values).sorted()
-            return self._completed(rows) if any(column(rows, "create_time")) else rows
+        try:
+            with reported():
+                rows = self._rows.read(marking, marking, values).sorted()
+                return self._completed(rows) if any(column(rows, "create_time")) else rows
+        except StoreUnavailable as error:
+            if not isinstance(error.__cause__, UNTRANSLATABLE):
+                raise
+        return self._mark_apart(marking, conditions, values)
+
+    def _mark_apart(
+        self, marking: tuple[bytes, bytes], conditions: tuple[str, ...], values: dict[str, object]
+    ) -> Sequence[OutboxRow]:
+        """Mark few rows, and read all values and headers apart, as Postgres cannot send some."""
+        few = {"largest": -1, "largest_headers": -1, "limit": min(_FEW, int(str(values["limit"])))}
+        for _ in range(_READS):
+            try:
+                with reported():
+                    rows = self._rows.read(marking, marking, {**values, **few}).sorted()
+                    return self._completed([row._replace(create_time=_WHOLE) for row in rows])
+            except StoreUnavailable as error:
+                if not isinstance(error.__cause__, UNTRANSLATABLE):
+                    raise
+                postgres_bad_rows.dead_letter_untranslatable(self._led, self._rows, conditions, values)
+        raise StoreUnavailable("Postgres: ever new rows have topics and keys that cannot be written in UTF-8")
 
     def _completed(self, rows: Sequence[OutboxRow]) -> list[OutboxRow]:
         """The `rows`, with the values and headers that the statement has left out of some of them.

@@ -21,6 +21,7 @@ from outbox_plugin.adapters.leadership import Leadership
 from outbox_plugin.adapters.left_out import read_left_out
 from outbox_plugin.adapters.postgres_session import PostgresSession, Query
 from outbox_plugin.adapters.row_reader import RowReader
+from outbox_plugin.adapters.untranslatable_rows import UNTRANSLATABLE
 from outbox_plugin.core.bad_rows import BadRow
 from outbox_plugin.core.postgres_ports import Control, ReadRequest
 from outbox_plugin.core.progress import OutboxIdentity, Publication
@@ -34,6 +35,7 @@ from outbox_plugin.schema.connection import cancel_until_ended, connect, one_lin
 from outbox_plugin.settings import Settings
 
 logger = logger_of("outbox_plugin.harvester")
+_EACH = -1  # Each value and each array has more bytes.
 _READS = 20  # Reads in a row whose rows are all deleted or changed meanwhile, before an error is raised.
 END_SECONDS = 10.0  # How long a cancelled statement is waited for. After that, it is left to its thread.
 
@@ -179,17 +181,28 @@ class PostgresWindowStore:
             conditions = *conditions, "not_in_flight"
             values["in_flight"] = request.in_flight.text()
         values["large"] = request.large_bytes
+        is_apart, left_out = False, list[int]()
         query = self.session.statement("window", "read_window", conditions)
         opened, fetched = self.session.statement("window", "open_in_binary"), self.session.statement("window", "fetch")
         reader = self._live_rows if request.is_live else self._rows
         for _ in range(_READS):
-            with reported():
-                rows = reader.read((opened + b" " + query, fetched), (query,), values)
+            try:
+                with reported():
+                    rows = reader.read((opened + b" " + query, fetched), (query,), values)
+            except StoreUnavailable as error:
+                if not isinstance(error.__cause__, UNTRANSLATABLE):
+                    raise
+                if is_apart:
+                    postgres_bad_rows.dead_letter_untranslatable(self._led, self._rows, conditions, values)
+                is_apart, values = True, {**values, "large": _EACH}  # All values and headers are then read apart.
+                continue
             left_out = [row.id for row in rows if _was_left_out(row)] if None in column(rows, "value") else []
             if not left_out:
                 return rows
             if completed := self._completed(rows, left_out):
                 return completed  # If none is left, later rows may follow: read again.
+        if not left_out:
+            raise StoreUnavailable("Postgres: ever new rows have topics and keys that cannot be written in UTF-8")
         raise StoreUnavailable(
             f"Postgres: row {left_out[0]} of {self.session.settings.table!r} has another topic or key at each read; "
             "is the outbox a view that computes them?"

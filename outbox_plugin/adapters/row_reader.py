@@ -99,6 +99,18 @@ class RowReader:
             self._binary.execute(self._session.bind(self._simple, query, values), binary=True)
         return Rows(self._binary.fetchall())
 
+    def ids(self, name: str, conditions: tuple[str, ...], values: dict[str, object]) -> list[int]:
+        """The ids that the statement `name` returns under these conditions, as `read` would find the rows.
+
+        Raises:
+            psycopg.Error: whatever Postgres says.
+        """
+        query = self._session.bind(self._simple, self._session.statement("window", name, conditions), values)
+        with pipeline(self._connection):
+            self._connection.execute(self._session.statement("window", "configure_read"))
+            found = self._connection.execute(query)
+        return [id_ for (id_,) in found.fetchall()]
+
     def details(self, name: str, ids: Sequence[int]) -> dict[int, tuple[Any, ...]]:
         """The columns that the statement `name` returns for these rows, by id; rows that are gone are left out.
 

@@ -26,7 +26,7 @@ class TooLarge:
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """Replaces the value of a row whose columns for a whole record are not as they must be."""
+    """Replaces the value of a row whose columns are not as they must be, or cannot be read."""
 
     reason: str
 

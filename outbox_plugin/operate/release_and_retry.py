@@ -8,6 +8,7 @@ from datetime import datetime
 
 import psycopg
 
+from outbox_plugin.adapters.untranslatable_rows import UNTRANSLATABLE
 from outbox_plugin.core.bad_rows import ParkedKey
 from outbox_plugin.errors import UserError
 from outbox_plugin.operate.operator_transaction import OperatorTransaction, notifying_transaction, operator_transaction
@@ -63,12 +64,23 @@ def release(settings: Settings, *, topic: str | None = None, key: str | None = N
 def dead_letters(settings: Settings) -> list[DeadLetter]:
     """The dead letters, the earliest first.
 
+    Where a topic or a key cannot be written in UTF-8, hexadecimal numbers stand for its bytes that are not UTF-8.
+
     Raises:
         SchemaMissing: the outbox's tables are missing.
         ServerRefused: Postgres cannot be reached, or refuses.
     """
     with operator_transaction(settings) as transaction:
-        return [DeadLetter(*row) for row in transaction.run("control", "dead_letters")]
+        try:
+            with transaction.savepoint():
+                return [DeadLetter(*row) for row in transaction.run("control", "dead_letters")]
+        except UNTRANSLATABLE:
+            found = transaction.run("control", "dead_letters_in_bytes").fetchall()
+            return [DeadLetter(id_, _shown(topic), _shown(key), *more) for id_, topic, key, *more in found]
+
+
+def _shown(text: bytes | None) -> str | None:
+    return None if text is None else text.decode(errors="backslashreplace")
 
 
 def retry_dead_letters(settings: Settings, ids: Sequence[int] | None = None) -> int:

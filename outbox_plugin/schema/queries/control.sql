@@ -121,6 +121,11 @@ SELECT id FROM {outbox} WHERE id = ANY (%(ids)s::bigint[])
 SELECT id, kafka_topic, kafka_key, reason, buried_at FROM {outbox_dead_letter}
 WHERE table_name = %(table)s ORDER BY id
 
+-- name: dead_letters_in_bytes
+-- The same, with topics and keys as the bytes that the database has: some of them cannot be written in UTF-8.
+SELECT id, convert_to(kafka_topic, 'SQL_ASCII'), convert_to(kafka_key, 'SQL_ASCII'), reason, buried_at FROM {outbox_dead_letter}
+WHERE table_name = %(table)s ORDER BY id
+
 -- name: count_dead_letters
 -- How many dead letters there are.
 SELECT count(*) FROM {outbox_dead_letter} WHERE table_name = %(table)s

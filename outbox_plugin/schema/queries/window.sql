@@ -207,6 +207,16 @@ coalesce(octet_length(kafka_key_bytes), 0)::bigint + coalesce(octet_length(kafka
 CASE WHEN pg_column_compression(kafka_header_bytes) IS NULL THEN coalesce(pg_column_size(kafka_header_bytes), 0)::bigint
      ELSE octet_length(array_send(kafka_header_bytes)) END
 
+-- name: earliest_ids
+-- The ids of the earliest rows that meet the conditions, as `read_window` reads them.
+SELECT id FROM {outbox} WHERE id > (%(above)s)::bigint AND id < 9223372036854775807
+  {conditions}
+ORDER BY id LIMIT %(limit)s
+
+-- name: topics_and_keys
+-- The topics and keys of rows.
+SELECT id, kafka_topic, kafka_key FROM {outbox} WHERE id = ANY (%(ids)s)
+
 -- name: large_rows
 -- The sizes of values and headers that a read left out, in bytes. No row for one that has vanished since.
 SELECT id, coalesce(octet_length(kafka_value), 0) + {whole_value_bytes}, {header_bytes} + {whole_header_bytes}
