@@ -24,6 +24,7 @@ from outbox_plugin.inbox.consumer_config import consumer_config
 from outbox_plugin.inbox.dispatcher import Dispatcher
 from outbox_plugin.inbox.events import ignore
 from outbox_plugin.inbox.handling import Handling
+from outbox_plugin.inbox.handover import Handover, Unlock
 from outbox_plugin.inbox.housekeeping import Housekeeping
 from outbox_plugin.inbox.kafka_records import committed_offset, received_from
 from outbox_plugin.inbox.key_queues import KeyQueues, PartitionPosition
@@ -204,6 +205,7 @@ class Inbox(Background):
 
     def _check(self) -> None:
         self._settings, self._positions = check_servers(self._settings, self._group)
+        self._handover = Handover(self._settings, self._group)
 
     def _workers(self, loop: asyncio.AbstractEventLoop | None) -> ThreadWorkers | TaskWorkers:
         handling = Handling(
@@ -255,7 +257,7 @@ class Inbox(Background):
             try:
                 self._poll(consumer, workers)
             finally:
-                self._hand_over(consumer, housekeeping)
+                self._hand_over(consumer, housekeeping, ended)
 
     def _poll(self, consumer: Consumer, workers: ThreadWorkers | TaskWorkers) -> None:
         committed_at = time.monotonic()
@@ -277,13 +279,15 @@ class Inbox(Background):
                 self._note_positions(self._dispatcher.locked(KeyQueues.positions))
                 committed_at = time.monotonic()
 
-    def _hand_over(self, consumer: Consumer, housekeeping: Housekeeping) -> None:
+    def _hand_over(self, consumer: Consumer, housekeeping: Housekeeping, ended: ExitStack) -> None:
+        """Give up all partitions. Those whose records are being handled stay locked until `ended`."""
         housekeeping.stop()
         self._dispatcher.stop()
-        # Other members wait for our partitions, so wait no longer than at a rebalance. A handler that still runs
-        # keeps its transaction: a member that gets its event waits for that, and then leaves the event out.
+        busy = self._dispatcher.locked(KeyQueues.busy)
+        unlock = ended.enter_context(self._handover.locked(busy))
+        ended.callback(self._wait_for_handlers, busy, unlock)
         positions = self._dispatcher.locked(KeyQueues.positions)
-        reached = self._dispatcher.release(self._dispatcher.locked(KeyQueues.partitions), RELEASE_SECONDS)
+        reached = self._dispatcher.release(self._dispatcher.locked(KeyQueues.partitions), 0)
         self._commit(consumer, reached, wait=True)
         # Before the partitions go to their next owner, who may write greater positions.
         self._note_positions(
@@ -291,6 +295,16 @@ class Inbox(Background):
         )
         if housekeeping.wait_until_ended():
             self._positions.write_now(lambda: self._reached)
+
+    def _wait_for_handlers(self, busy: Mapping[TopicPartition, Callable[[], bool]], unlock: Unlock) -> None:
+        """Leave each busy partition to its next owner when its handlers have ended, but no later than at a rebalance.
+
+        A handler that still runs then keeps its transaction. The next owner waits for that, and leaves the event out.
+        """
+        left, deadline = dict(busy), time.monotonic() + RELEASE_SECONDS
+        while left and (ended := self._dispatcher.wait_for_some(left, deadline - time.monotonic())):
+            unlock(ended)
+            left = {tp: is_running for tp, is_running in left.items() if tp not in ended}
 
     def _note_positions(self, positions: Mapping[TopicPartition, PartitionPosition]) -> None:
         """Note which positions are to be written to Postgres, with their epochs, which only this thread knows."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TypeVar
 
 from outbox_plugin.core.topic_partition import TopicPartition
@@ -158,6 +158,25 @@ class Dispatcher:
             reached = self._queues.committable(partitions)
             self._queues.revoke(partitions)
             return reached
+
+    def wait_for_some(
+        self, busy: Mapping[TopicPartition, Callable[[], bool]], patience_seconds: float
+    ) -> set[TopicPartition]:
+        """Wait until a partition's records are not being handled any more.
+
+        Args:
+            busy: the partitions, as `KeyQueues.busy` returned them; they may have been given up since.
+            patience_seconds: how long to wait at most.
+
+        Returns:
+            The partitions whose records are not being handled any more; none if that took too long.
+        """
+
+        def ended() -> set[TopicPartition]:
+            return {tp for tp, is_running in busy.items() if not is_running()}
+
+        with self._changed:
+            return self._changed.wait_for(ended, patience_seconds)
 
     def stop(self) -> None:
         """Let nobody take records any more."""

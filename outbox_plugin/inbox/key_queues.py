@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from outbox_plugin.core.topic_partition import TopicPartition
@@ -342,6 +343,13 @@ class KeyQueues:
         self._later = [entry for entry in self._later if entry[2].assignment.open]
         heapq.heapify(self._later)
 
+    def busy(self) -> dict[TopicPartition, Callable[[], bool]]:
+        """Return the partitions whose records are being handled, each with a function that says whether they still are.
+
+        Those functions go on to answer after the partitions have been revoked.
+        """
+        return {tp: partial(_is_running, each) for tp, each in self._assignments.items() if each.running}
+
     def running(self, partitions: Iterable[TopicPartition]) -> bool:
         """Return whether records of these partitions are being handled."""
         return any(assignment.running for assignment in self._of(partitions))
@@ -355,3 +363,7 @@ class KeyQueues:
 
     def _of(self, partitions: Iterable[TopicPartition]) -> list[_Assignment]:
         return [self._assignments[tp] for tp in partitions if tp in self._assignments]
+
+
+def _is_running(assignment: _Assignment) -> bool:
+    return assignment.running > 0

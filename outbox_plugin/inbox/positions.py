@@ -36,6 +36,7 @@ from confluent_kafka import Consumer, KafkaException
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from outbox_plugin.core.topic_partition import TopicPartition
+from outbox_plugin.inbox.handover import handover_locks
 from outbox_plugin.inbox.leader_epochs import ReachedPosition, StartPosition
 from outbox_plugin.printable import logger_of
 from outbox_plugin.schema.connection import connect, one_line
@@ -69,8 +70,9 @@ class Positions:
         """Prepare the statements; nothing is connected yet."""
         self._settings = settings
         self._group = group
-        self._read, self._move, self._patience = (
-            statement("inbox", name, settings.table) for name in ("positions", "move_positions", "patience")
+        self._read, self._move, self._patience, self._still_handled = (
+            statement("inbox", name, settings.table)
+            for name in ("positions", "move_positions", "patience", "still_handled")
         )
         self._writing = threading.Lock()  # So that positions that were reached later are written later.
         self._written: AllReached = {}
@@ -96,6 +98,16 @@ class Positions:
         """Return the group's positions in topics, by their names and ids, read on a new connection."""
         with closing(connect(self._settings, purpose="outbox inbox (positions)")) as connection:
             return self.read(connection, topic_ids)
+
+    def still_handled(self, partitions: Collection[TopicPartition]) -> set[TopicPartition]:
+        """Return the partitions whose records are still being handled by an inbox that has left the group.
+
+        Raises:
+            psycopg.Error: as psycopg says it.
+        """
+        asked = handover_locks(self._settings.table, self._group, partitions)
+        with closing(connect(self._settings, purpose="outbox inbox (handover)")) as connection:
+            return {TopicPartition(*row) for row in connection.execute(self._still_handled, asked).fetchall()}
 
     def write(
         self, connection: psycopg.Connection[Any], reached: Callable[[], AllReached], *, unchanged: bool = True
@@ -173,7 +185,8 @@ def find_positions(
     """Return where to go on in partitions: None stands for the beginning, where the group has not been before.
 
     A partition for which Postgres or Kafka has not answered is left out; ask again later. Without their answers, events
-    whose keys are forgotten could have their effects again.
+    whose keys are forgotten could have their effects again. A partition is left out, too, while an inbox that has left
+    the group still handles its records.
 
     Args:
         positions: the group's positions in Postgres.
@@ -184,6 +197,9 @@ def find_positions(
     topic_ids = look_up({tp.topic for tp in partitions})
     answered = [tp for tp in partitions if tp.topic in topic_ids]
     try:
+        if busy := positions.still_handled(answered):
+            logger.info("%d partitions wait for the handlers of an inbox that stops", len(busy))
+        answered = [tp for tp in answered if tp not in busy]
         ours = positions.read_now(topic_ids)
         asked = [KafkaTopicPartition(*tp) for tp in answered]
         committed = consumer.committed(asked, ANSWER_SECONDS) if asked else []
@@ -194,7 +210,7 @@ def find_positions(
         logger.warning("partitions that were assigned wait for Kafka: %s", error.args[0].str())
         return {}
     theirs = {TopicPartition(each.topic, each.partition): each for each in committed if each.error is None}
-    if silent := {*partitions} - theirs.keys():
+    if silent := {*partitions} - theirs.keys() - busy:
         logger.warning(
             "partitions that were assigned wait until Kafka returns the ids and the committed offsets of %s",
             ", ".join(sorted({tp.topic for tp in silent})),

@@ -13,10 +13,13 @@ import pytest
 from confluent_kafka import Producer
 
 from outbox_plugin import Settings
+from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import InvalidSetting, OutboxError
 from outbox_plugin.inbox import Inbox, Received, Retry
 from outbox_plugin.inbox.dead_letters import DeadLetters
 from outbox_plugin.inbox.handling import Handling
+from outbox_plugin.inbox.handover import Handover
+from outbox_plugin.inbox.positions import Positions
 from outbox_plugin.inbox.retry import MAX_LOSSES
 from outbox_plugin.schema.watched_connection import NoAnswer
 from tests.harvesting import create_topic
@@ -356,6 +359,66 @@ def test_an_inbox_that_stops_leaves_its_partitions_to_others_though_a_handler_go
         first.stop()
     stopping.join(SOON * PATIENCE)
     assert sorted(event for event, _, _ in effects(ready)) == sorted(sent)
+
+
+def test_only_what_is_being_handled_waits_for_the_handlers_of_an_inbox_that_stops(
+    ready: Settings, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outbox_plugin.inbox.consumer.RELEASE_SECONDS", 10 * SOON * PATIENCE)
+    working, go_on = threading.Event(), threading.Event()
+    busy: list[TopicPartition] = []
+
+    def slow(connection: psycopg.Connection[Any], event: Received) -> None:
+        record_effect(connection, event)
+        busy.append(TopicPartition(event.topic, event.partition))
+        working.set()
+        assert go_on.wait(10 * SOON * PATIENCE)
+
+    sent = produce(ready, topic, [("slow", "1")])
+    first = Inbox(ready, group=group, topics=[topic], handler=slow)
+    first.start()
+    stopping = threading.Thread(target=first.stop)
+    try:
+        assert working.wait(SOON * PATIENCE)
+        stopping.start()
+        with Inbox(ready, group=group, topics=[topic], handler=record_effect) as second:
+            others = {TopicPartition(topic, number) for number in range(3)} - {*busy}
+            eventually(lambda: {*second.partitions} == others, SOON)
+            sent += produce(ready, topic, [(f"k{each}", "1") for each in range(30)])  # Of the busy partition, too.
+            eventually(lambda: len(effects(ready)) > 0, SOON)
+            assert stopping.is_alive()
+            assert {*second.partitions} == others
+            go_on.set()
+            eventually(lambda: len(second.partitions) == 3, SOON)
+            eventually(lambda: len(effects(ready)) == 31, SOON)
+    finally:
+        go_on.set()
+        first.stop()
+    stopping.join(SOON * PATIENCE)
+    assert sorted(event for event, _, _ in effects(ready)) == sorted(sent)
+    assert len(busy) == 1
+
+
+def test_what_an_inbox_has_locked_for_its_handlers_is_free_once_it_is_killed(
+    ready: Settings, topic: str, group: str
+) -> None:
+    partition, other = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    positions = Positions(ready, group)
+    with Handover(ready, group).locked([partition, other]) as unlock:
+        assert positions.still_handled([partition, other]) == {partition, other}
+        assert Positions(ready, "another").still_handled([partition]) == set()
+        unlock([other])
+        assert positions.still_handled([partition, other]) == {partition}
+        # As when the process is killed, or its session is lost.
+        [(ended,)] = query(
+            ready,
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_locks JOIN pg_database AS found ON found.oid = database "
+            "WHERE locktype = 'advisory' AND datname = current_database()",
+        )
+        assert ended == 1
+        eventually(lambda: positions.still_handled([partition, other]) == set(), SOON)
+        unlock([partition])
+    assert positions.still_handled([partition, other]) == set()
 
 
 @pytest.mark.parametrize(("size", "headers"), [(500_000, 0), (0, 3_300)], ids=["large values", "many headers"])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +22,13 @@ ID, OTHER_ID = "A" * 22, "B" * 22
 
 
 class OurPositions:
-    """One row, which belongs to the topic with the first id."""
+    """One row, which belongs to the topic with the first id. Some partitions are still handled by another inbox."""
+
+    def __init__(self, still_handled: Collection[TopicPartition] = ()) -> None:
+        self.busy = {*still_handled}
+
+    def still_handled(self, partitions: Collection[TopicPartition]) -> set[TopicPartition]:
+        return self.busy.intersection(partitions)
 
     def read_now(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, StartPosition]:
         return {PARTITION: StartPosition(5000)} if topic_ids.get("t") == ID else {}
@@ -134,6 +141,23 @@ def test_a_topic_that_does_not_answer_holds_up_no_other(monkeypatch: pytest.Monk
     assert [(each.topic, each.offset) for each in group.assigned] == [("t", 5999), ("other", 5999)]
 
 
+def test_a_partition_that_another_inbox_still_handles_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumer, "ASK_SECONDS", 0.0)
+    assigned, group, other = inbox(), Committed((6000, ID, None)), TopicPartition("other", 0)
+    assigned._positions = OurPositions([other])
+    assigned._topic_ids = SimpleNamespace(
+        look_up=lambda topics: SimpleNamespace(recreated=set(), known={*topics}),
+        of=lambda topic: ID,
+        known=lambda: {"t": ID, "other": ID},
+    )
+    assigned._assigned(group, [KafkaTopicPartition(*tp) for tp in (PARTITION, other)])
+    assert (assigned.partitions, group.paused) == ([PARTITION], {"other"})
+    assigned._positions.busy.clear()
+    assigned._ask_at = 0.0
+    assigned._start_waiting(group)
+    assert (assigned.partitions, group.paused) == ([PARTITION, other], set())
+
+
 def test_a_partition_that_is_given_up_waits_for_no_position_any_more() -> None:
     given_up, group = inbox(), Committed((6000, ID, None))
     given_up._topic_ids = SimpleNamespace(
@@ -170,6 +194,7 @@ def test_the_last_positions_are_written_while_the_partitions_are_still_ours(
         written.append(reached())
 
     ending._positions = SimpleNamespace(write_now=write_now)
+    ending._handover = SimpleNamespace(locked=lambda busy: nullcontext())
     ending._topic_ids = SimpleNamespace(of=lambda topic: ID)
     ending._dispatcher._queues.assign([PARTITION], {"t": ID}, {PARTITION: 7})
     kafka = SimpleNamespace(commit=noted("commit"), close=noted("close"))

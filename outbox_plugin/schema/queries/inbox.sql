@@ -184,3 +184,20 @@ ON CONFLICT (consumer_group, kafka_topic, kafka_partition) DO UPDATE
         moved_at = clock_timestamp()
     WHERE known.topic_id <> excluded.topic_id OR known.next_offset <> excluded.next_offset
        OR (known.leader_epochs = excluded.leader_epochs) IS NOT TRUE
+
+-- name: lock_handover
+-- Lock partitions whose records are still being handled by an inbox that leaves its group.
+SELECT pg_advisory_lock(hashtextextended('outbox_plugin.handover ' || %(place)s || ' ' || %(group)s || ' ' || topic || ' ' || number, 0))
+FROM unnest(%(topics)s::text[], %(partitions)s::int[]) AS each (topic, number)
+
+-- name: unlock_handover
+-- Unlock these partitions: none of their records is being handled any more.
+SELECT pg_advisory_unlock(hashtextextended('outbox_plugin.handover ' || %(place)s || ' ' || %(group)s || ' ' || topic || ' ' || number, 0))
+FROM unnest(%(topics)s::text[], %(partitions)s::int[]) AS each (topic, number)
+
+-- name: still_handled
+-- Which of these partitions are locked, because an inbox that has left the group still handles records of theirs.
+SELECT topic, number
+FROM unnest(%(topics)s::text[], %(partitions)s::int[]) AS each (topic, number)
+WHERE NOT pg_try_advisory_xact_lock_shared(
+    hashtextextended('outbox_plugin.handover ' || %(place)s || ' ' || %(group)s || ' ' || topic || ' ' || number, 0))
