@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, cast, get_args
 
 import confluent_kafka
 from confluent_kafka import KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
-from outbox_plugin.adapters.kafka_clients import client_config, connection_error, refused_property
+from outbox_plugin.adapters.kafka_clients import client_config, connection_error, readable_headers, refused_property
 from outbox_plugin.coordination.claims import Claim
 from outbox_plugin.coordination.events import ClaimEvent
 from outbox_plugin.coordination.fetched import Fetched
@@ -22,6 +22,7 @@ from outbox_plugin.coordination.instance import Instance
 from outbox_plugin.coordination.log import TOPIC, CoordinationLog, kafka_settings
 from outbox_plugin.coordination.messages import VERSION, ClaimingPartition, encode
 from outbox_plugin.coordination.world import TOPIC_CLIENT, Holder
+from outbox_plugin.core.room import Load, Room, record_size
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import InvalidSetting, LogUnavailable, UserError
 from outbox_plugin.extras import what_to_install
@@ -36,6 +37,11 @@ LOGGER = logger_of(__name__)
 Guarantee = Literal["at-least-once", "at-most-once"]
 
 BATCH = 1_000  # Records that are fetched and not yet handed out, at most. At most once, a killed process loses these.
+# The same bound for their memory. One more record than fits may be held, of whatever size, and what librdkafka has
+# fetched ahead when the last record was taken.
+BATCH_BYTES = 16_000_000
+ROOM = Room(BATCH, BATCH_BYTES)  # It is shared out among the partitions: one alone has half.
+QUEUED_KILOBYTES = 4_096  # What librdkafka may fetch ahead.
 FOLLOW_SECONDS = 0.05  # Between two checks of which partitions we hold.
 GATHER_SECONDS = 0.005  # How long to wait for more records after the first one.
 PROMISED_GATHER_SECONDS = 0.05  # The same at most once: the promise for each batch takes about as long.
@@ -99,6 +105,7 @@ class Consumer:
         self._at_most_once = guarantee == "at-most-once"
         self._assigned: dict[TopicPartition, Claim] = {}
         self._fetched: Fetched[Message] = Fetched()
+        self._paused: set[TopicPartition] = set()  # Those that hold too much to be fetched from.
         self._asked: dict[TopicPartition, tuple[Claim, int]] = {}  # What the log was asked to promise last.
         self._followed = float("-inf")
         self._stopped = False
@@ -138,7 +145,8 @@ class Consumer:
                     enable_auto_offset_store=False,
                     fetch_wait_max_ms=100,
                     queued_min_messages=BATCH,
-                    queued_max_messages_kbytes=4_096,
+                    queued_max_messages_kbytes=QUEUED_KILOBYTES,
+                    fetch_max_bytes=QUEUED_KILOBYTES * 1_024,
                 )
                 | {"auto.offset.reset": "earliest"}  # OUTBOX_KAFKA must not make it skip records.
             )
@@ -262,6 +270,7 @@ class Consumer:
         held = self._instance.claims()
         gone = [tp for tp, claim in self._assigned.items() if held.get(tp) is not claim]
         if gone:
+            self._resume(self._paused.intersection(gone))
             self._reader.incremental_unassign([KafkaTopicPartition(*tp) for tp in gone])
             for tp in gone:
                 del self._assigned[tp]
@@ -273,25 +282,53 @@ class Consumer:
 
     def _fetch(self, wait_seconds: float, deadline: float) -> None:
         """Add records that have arrived to the queues. At most once, also ask the log to promise them to us."""
-        if (room := BATCH - len(self._fetched)) > 0:
-            self._take_in(room, wait_seconds)
+        self._share_room()
+        free = ROOM.free(self._fetched.load())
+        if free.records > 0 and free.size > 0:
+            self._take_in(wait_seconds)
         elif not self._at_most_once or not self._unpromised():  # The log must first confirm that we hold them.
             time.sleep(wait_seconds)
         if self._at_most_once and (unpromised := self._unpromised()):
             self._promise(unpromised, deadline)
 
-    def _take_in(self, most: int, wait_seconds: float) -> None:
-        """Wait for a record, and add it and those that follow soon, `most` of them together."""
-        first = self._reader.poll(wait_seconds)
-        gather_seconds = PROMISED_GATHER_SECONDS if self._at_most_once else GATHER_SECONDS
-        for message in [] if first is None else [first, *self._reader.consume(most - 1, gather_seconds)]:
+    def _share_room(self) -> None:
+        """Fetch nothing of the partitions whose waiting records leave too little room for the other partitions."""
+        held = self._fetched.load()
+        if self._paused:
+            waiting = self._fetched.loads()
+            loads = {tp: waiting.get(tp, Load(0, 0)) for tp in self._paused}
+            self._resume(ROOM.to_resume(held, loads))
+        if not ROOM.is_half_free(held):
+            self._pause(ROOM.to_pause(held, self._fetched.loads()).intersection(self._assigned) - self._paused)
+
+    def _pause(self, partitions: Collection[TopicPartition]) -> None:
+        if partitions:
+            self._paused.update(partitions)
+            self._reader.pause([KafkaTopicPartition(*tp) for tp in partitions])
+
+    def _resume(self, partitions: Collection[TopicPartition]) -> None:
+        if partitions:
+            self._paused.difference_update(partitions)
+            self._reader.resume([KafkaTopicPartition(*tp) for tp in partitions])
+
+    def _take_in(self, wait_seconds: float) -> None:
+        """Wait for a record, and add it and those that follow soon, as far as there is room."""
+        if (first := self._reader.poll(wait_seconds)) is None:
+            return
+        self._add([first])
+        if most := ROOM.records_to_poll(self._fetched.load(), BATCH):
+            self._add(self._reader.consume(most, PROMISED_GATHER_SECONDS if self._at_most_once else GATHER_SECONDS))
+
+    def _add(self, messages: Sequence[Message]) -> None:
+        for message in messages:
             if (error := message.error()) is not None:
                 if not isinstance(problem := connection_error(error, self._settings), LogUnavailable):
                     raise problem
                 continue
             tp = TopicPartition(message.topic() or "", message.partition() or 0)
             if (claim := self._assigned.get(tp)) is not None:
-                self._fetched.add(tp, claim, message.offset() or 0, message)
+                size = record_size(message.key(), message.value(), cast(Any, readable_headers(message)) or ())
+                self._fetched.add(tp, claim, message.offset() or 0, message, size)
 
     def _promise(self, unpromised: Mapping[TopicPartition, tuple[Claim, int]], deadline: float) -> None:
         """Ask the log to promise records to us. While we hold them, an unanswered request is repeated."""

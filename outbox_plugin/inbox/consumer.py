@@ -16,6 +16,7 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from outbox_plugin.adapters.kafka_clients import connection_error, refused_property
 from outbox_plugin.adapters.topic_ids import TopicIds
+from outbox_plugin.core.room import Room
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import InvalidSetting, OutboxError, ServerRefused
 from outbox_plugin.extras import what_to_install
@@ -34,7 +35,6 @@ from outbox_plugin.inbox.positions import ANSWER_SECONDS, AllReached, FoundPosit
 from outbox_plugin.inbox.readiness import Facts
 from outbox_plugin.inbox.received import Received
 from outbox_plugin.inbox.retry import Retry
-from outbox_plugin.inbox.room import Room
 from outbox_plugin.inbox.session import AsyncBatchHandler, AsyncHandler, BatchHandler, Handler, HandlerSession
 from outbox_plugin.inbox.start_check import check_servers
 from outbox_plugin.inbox.workers import TaskWorkers, ThreadWorkers, make_workers

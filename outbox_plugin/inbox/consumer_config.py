@@ -24,6 +24,7 @@ def consumer_config(settings: Settings, group: str) -> dict[str, Any]:
         topic_metadata_refresh_interval_ms=5_000,
         fetch_wait_max_ms=100,
         queued_max_messages_kbytes=QUEUED_KILOBYTES,
+        fetch_max_bytes=QUEUED_KILOBYTES * 1_024,  # One answer of a broker can exceed the queue by so much.
     )
     # The inbox's callbacks need these two, so OUTBOX_KAFKA cannot change them.
     return config | {"partition.assignment.strategy": "cooperative-sticky", "enable.auto.offset.store": False}

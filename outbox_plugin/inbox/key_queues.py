@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+from outbox_plugin.core.room import Load
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.inbox.received import Received
 from outbox_plugin.inbox.retry import Failures, Fault
-from outbox_plugin.inbox.room import Load
 
 
 class PartitionPosition(NamedTuple):

@@ -7,10 +7,10 @@ from collections.abc import Collection
 from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
+from outbox_plugin.core.room import Room
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.inbox.dispatcher import Dispatcher
 from outbox_plugin.inbox.key_queues import KeyQueues
-from outbox_plugin.inbox.room import Room
 
 
 class Pauses:

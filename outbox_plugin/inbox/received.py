@@ -9,11 +9,10 @@ from typing import Any
 
 from outbox_plugin.core.event_identity import event_source
 from outbox_plugin.core.headers import EVENT_TYPE_HEADER, OCCURRED_AT_HEADER
+from outbox_plugin.core.room import record_size
 
 Headers = tuple[tuple[str, bytes | None], ...]
 
-RECORD_BYTES = 500  # What the objects of a record take in memory, beside its bytes.
-HEADER_BYTES = 150  # The same of a header: a tuple, a string and a bytes object.
 _EARLIEST, _LATEST = -62_135_596_800_000, 253_402_300_799_999  # Years 1 and 9999, in milliseconds since 1970.
 
 
@@ -53,10 +52,7 @@ class Received:
 
     def __post_init__(self) -> None:
         """Count the bytes once, because each queue that holds the record needs them."""
-        size = RECORD_BYTES + len(self.key or b"") + len(self.value or b"")
-        for name, value in self.headers:
-            size += HEADER_BYTES + len(name) + len(value or b"")
-        self.size = size
+        self.size = record_size(self.key, self.value, self.headers)
 
     @property
     def source(self) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from outbox_plugin.coordination import Admin, Consumer, consumer
 from outbox_plugin.coordination.claims import Claim
@@ -109,6 +110,7 @@ def test_at_most_once_a_poll_ends_though_the_log_does_not_answer(monkeypatch: py
         "_instance": instance,
         "_reader": SimpleNamespace(poll=instance.pass_time),
         "_fetched": fetched,
+        "_paused": set(),
         "_asked": {},
     }
     vars(polling).update(state)
@@ -144,10 +146,11 @@ def test_what_was_fetched_is_promised_by_a_log_that_answers_late_while_more_come
     fetched: Fetched[Any] = Fetched()
     coming = iter(range(100))
 
-    def take_in(_room: int, _seconds: float) -> None:
+    def take_in(_seconds: float) -> None:
         fetched.add(tp, claim, next(coming), SimpleNamespace())
 
-    state = {"_at_most_once": True, "_instance": instance, "_fetched": fetched, "_asked": {}, "_take_in": take_in}
+    state: dict[str, Any] = {"_at_most_once": True, "_instance": instance, "_fetched": fetched, "_take_in": take_in}
+    state |= {"_asked": {}, "_paused": set()}
     vars(fetching).update(state)
     for _ in range(10):
         fetching._fetch(0.0, 0.0)
@@ -161,6 +164,7 @@ def test_a_poll_without_time_fetches_all_the_same(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(consumer, "time", SimpleNamespace(monotonic=lambda: next(ticks) * 1e-6))
     instance.held[TopicPartition("orders", 0)].promise(1)
     arrived: Any = {"error": None, "topic": "orders", "partition": 0, "offset": 0}
+    arrived |= {"key": None, "value": None, "headers": None}
     record = SimpleNamespace(**{name: lambda answer=answer: answer for name, answer in arrived.items()})
     waits: list[float] = []
 
@@ -176,6 +180,7 @@ def test_a_poll_without_time_fetches_all_the_same(monkeypatch: pytest.MonkeyPatc
         "_instance": instance,
         "_reader": SimpleNamespace(poll=poll, consume=lambda count, seconds: []),
         "_fetched": Fetched(),
+        "_paused": set(),
         "_asked": {},
     }
     vars(polling).update(state)
@@ -183,28 +188,112 @@ def test_a_poll_without_time_fetches_all_the_same(monkeypatch: pytest.MonkeyPatc
     assert waits == [0.0, 0.0]
 
 
-def test_what_a_killed_process_loses_at_most_once_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records wait for the log's promise in two partitions. However many more there are, no more are fetched."""
-    instance, fetching = UnansweredInstance(), object.__new__(Consumer)
-    monkeypatch.setattr(consumer, "time", SimpleNamespace(monotonic=lambda: instance.now, sleep=instance.pass_time))
-    offsets = iter(range(100 * consumer.BATCH))
+class FakeReader:
+    """Has endless records of each partition, in the order of `partitions`, but for those that are paused."""
 
-    def record(topic: str) -> SimpleNamespace:
-        values: dict[str, Any] = {"error": None, "topic": topic, "partition": 0, "offset": next(offsets)}
+    def __init__(self, *partitions: str, size: int = 0, many: int = 700) -> None:
+        self.partitions = partitions
+        self.paused: set[str] = set()
+        self.value = b"x" * size
+        self.many = many
+        self.offsets = dict.fromkeys(partitions, 0)
+
+    def poll(self, wait_seconds: float) -> SimpleNamespace | None:
+        return next(iter(self.consume(1, wait_seconds)), None)
+
+    def consume(self, most: int, wait_seconds: float) -> list[SimpleNamespace]:
+        for topic in self.partitions:
+            if topic not in self.paused:
+                return [self._record(topic) for _ in range(min(most, self.many))]
+        return []
+
+    def pause(self, partitions: Sequence[KafkaTopicPartition]) -> None:
+        self.paused |= {each.topic for each in partitions}
+
+    def resume(self, partitions: Sequence[KafkaTopicPartition]) -> None:
+        self.paused -= {each.topic for each in partitions}
+
+    def _record(self, topic: str) -> SimpleNamespace:
+        offset = self.offsets[topic]
+        self.offsets[topic] += 1
+        values: dict[str, Any] = {"error": None, "topic": topic, "partition": 0, "offset": offset, "key": None}
+        values |= {"value": self.value, "headers": None}
         return SimpleNamespace(**{name: lambda value=value: value for name, value in values.items()})
 
+
+def fetching_from(reader: FakeReader, instance: UnansweredInstance, monkeypatch: pytest.MonkeyPatch) -> Consumer:
+    """A consumer that holds the instance's partitions, and reads them by the reader."""
+    monkeypatch.setattr(consumer, "time", SimpleNamespace(monotonic=lambda: instance.now, sleep=instance.pass_time))
+    fetching = object.__new__(Consumer)
     state: dict[str, Any] = {
+        "_stopped": False,
+        "_followed": float("inf"),
         "_at_most_once": True,
         "_assigned": instance.held,
         "_instance": instance,
-        "_reader": SimpleNamespace(
-            poll=lambda _: record("silent"), consume=lambda most, _: [record("orders") for _ in range(min(most, 700))]
-        ),
+        "_reader": reader,
         "_fetched": Fetched(),
+        "_paused": set(),
         "_asked": {},
     }
     vars(fetching).update(state)
-    for _ in range(10):
+    return fetching
+
+
+def test_a_partition_that_the_log_does_not_promise_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    instance, reader = UnansweredInstance(), FakeReader("silent", "orders")
+    fetching = fetching_from(reader, instance, monkeypatch)
+    handed_out = 0
+    while handed_out < 5 * consumer.BATCH:
+        instance.now = 0.0  # Time does not matter here.
+        polled: Any = fetching.poll(10.0)
+        assert polled.topic() == "orders"
+        handed_out += 1
+        assert len(fetching._fetched) <= consumer.BATCH
+    instance.answers = True
+    last: list[str] = []
+    while last[-1:] != ["silent"]:
+        polled = fetching.poll(10.0)
+        last.append(polled.topic())
+        assert len(last) <= 2 * consumer.BATCH
+
+
+def test_a_partition_that_is_lost_while_it_is_paused_is_fetched_once_it_is_gained_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    instance, reader = UnansweredInstance(), FakeReader("silent", "orders")
+    fetching, silent = fetching_from(reader, instance, monkeypatch), TopicPartition("silent", 0)
+    reader.incremental_unassign = reader.incremental_assign = lambda partitions: None  # type: ignore[attr-defined]
+    fetching._assigned = dict(instance.held)
+    while not reader.paused:
+        fetching._fetch(0.1, instance.now)
+        instance.now = 0.0
+    instance.held[silent] = Claim(0)
+    fetching._follow_claims()
+    assert (reader.paused, fetching._paused) == (set(), set())
+    assert fetching._assigned == instance.held
+
+
+def test_large_records_are_fetched_up_to_a_bound_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    instance, size = UnansweredInstance(), 500_000
+    fetching = fetching_from(FakeReader("silent", "orders", size=size), instance, monkeypatch)
+    for _ in range(100):
+        fetching._fetch(0.1, instance.now)
+        instance.now = 0.0
+        assert fetching._fetched.load().size <= consumer.BATCH_BYTES + 2 * size
+    assert fetching._fetched.load().size > consumer.BATCH_BYTES / 2
+    for tp in instance.held:
+        fetching._fetched.forget(tp)
+    assert fetching._fetched.load() == (0, 0)
+
+
+def test_what_a_killed_process_loses_at_most_once_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records wait for the log's promise in two partitions. However many more there are, no more are fetched."""
+    instance = UnansweredInstance()
+    reader = FakeReader("silent", "orders")
+    monkeypatch.setattr(reader, "pause", lambda partitions: None)  # As records that were on their way.
+    fetching = fetching_from(reader, instance, monkeypatch)
+    for _ in range(20):
         fetching._fetch(0.1, instance.now)
         assert len(fetching._fetched) <= consumer.BATCH
     assert len(fetching._fetched) == consumer.BATCH

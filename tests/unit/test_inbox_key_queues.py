@@ -10,10 +10,11 @@ from sys import getsizeof
 import pytest
 
 from outbox_plugin.core.event_identity import event_identity
+from outbox_plugin.core.room import HEADER_BYTES, RECORD_BYTES
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.inbox.batch_limit import DEADLOCK_CAUTION_SECONDS, MAX_BATCH_RECORDS, TARGET_SECONDS, BatchLimit
 from outbox_plugin.inbox.key_queues import KeyQueues, Outcome
-from outbox_plugin.inbox.received import HEADER_BYTES, RECORD_BYTES, Received
+from outbox_plugin.inbox.received import Received
 from outbox_plugin.inbox.retry import MAX_LOSSES, MAX_SHORTAGES, Failures, Fault, Retry, fault_of
 
 PARTITION = TopicPartition("t", 0)

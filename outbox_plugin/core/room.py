@@ -7,11 +7,22 @@ much stays free for the others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from outbox_plugin.core.topic_partition import TopicPartition
+
+RECORD_BYTES = 500  # What the objects of a record take in memory, beside its bytes.
+HEADER_BYTES = 150  # The same of a header: a tuple, a string and a bytes object.
+
+
+def record_size(key: bytes | None, value: bytes | None, headers: Iterable[tuple[str, bytes | None]]) -> int:
+    """Return about how many bytes of memory a record takes: its key, value and headers, and the objects."""
+    size = RECORD_BYTES + len(key or b"") + len(value or b"")
+    for name, content in headers:
+        size += HEADER_BYTES + len(name) + len(content or b"")
+    return size
 
 
 class Load(NamedTuple):
