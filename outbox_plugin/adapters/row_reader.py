@@ -100,7 +100,12 @@ class RowReader:
         return Rows(self._binary.fetchall())
 
     def ids(self, name: str, conditions: tuple[str, ...], values: dict[str, object]) -> list[int]:
-        """The ids that the statement `name` returns under these conditions, as `read` would find the rows.
+        """The ids of rows, as `read` would find the rows.
+
+        Args:
+            name: a statement of `window.sql` that returns ids.
+            conditions: names of conditions, as `conditions` returns them.
+            values: of all conditions.
 
         Raises:
             psycopg.Error: whatever Postgres says.

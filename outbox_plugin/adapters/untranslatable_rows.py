@@ -22,6 +22,11 @@ UNTRANSLATABLE = (psycopg.errors.CharacterNotInRepertoire, psycopg.errors.Untran
 def details_or_misfits(reader: RowReader, name: str, ids: Sequence[int]) -> dict[int, tuple[Any, ...]]:
     """`RowReader.details`; for a row that Postgres cannot send, a `Misfit` and nothing else.
 
+    Args:
+        reader: reads the rows.
+        name: the statement.
+        ids: of the rows.
+
     Raises:
         psycopg.Error: whatever else Postgres says.
     """

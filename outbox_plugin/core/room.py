@@ -18,7 +18,13 @@ HEADER_BYTES = 150  # The same of a header: a tuple, a string and a bytes object
 
 
 def record_size(key: bytes | None, value: bytes | None, headers: Iterable[tuple[str, bytes | None]]) -> int:
-    """Return about how many bytes of memory a record takes: its key, value and headers, and the objects."""
+    """Return about how many bytes of memory a record takes, with the objects that hold it.
+
+    Args:
+        key: its key.
+        value: its value.
+        headers: names and values of its headers.
+    """
     size = RECORD_BYTES + len(key or b"") + len(value or b"")
     for name, content in headers:
         size += HEADER_BYTES + len(name) + len(content or b"")

@@ -46,7 +46,13 @@ class Succession:
         self._backoff = Backoff(RESIGN_AGAIN_FIRST, RESIGN_AGAIN_LAST)
 
     def receive(self, heartbeat: LeaderHeartbeat, own_term: str | None, now: float) -> None:
-        """Take in a heartbeat of this shard. `own_term` is the leader id of our own term; None while following."""
+        """Take in a heartbeat of this shard.
+
+        Args:
+            heartbeat: of any harvester.
+            own_term: the leader id of our own term; None while following.
+            now: the time.
+        """
         if own_term is not None and heartbeat.can_replace == own_term:
             self._successor, self._successor_heard_at = heartbeat.instance, now
         elif heartbeat.leader_id != own_term and heartbeat.phase in ("candidate", "leader"):

@@ -78,7 +78,7 @@ def test_packets_of_one_direction_are_gone_for_40_seconds(
 
 @pytest.mark.parametrize("broker", range(NODES))
 def test_one_broker_does_not_answer_the_leader(servers: Servers, running: Load, broker: int) -> None:
-    """Whatever the broker leads and coordinates; the other brokers do answer, and all answer the stand-by."""
+    """Whatever the broker leads and coordinates; the other brokers do answer, and all answer the standby."""
     leader = running.leader()
     began = time.monotonic()
     servers.routes[leader].brokers[broker].hold(*DIRECTIONS)
