@@ -30,7 +30,7 @@ FRESH_SECONDS = 3.0  # What was heard, or asked, longer ago counts for nothing.
 STAND_BACK_SECONDS = 3.0  # How long a leader that has resigned leaves the shard to the others,
 SUCCESSOR_SECONDS = 1.0  # and how long other followers leave it to its successor: that is heard long before.
 # Between two resignations: a way that comes and goes must not make leaders take turns all the time.
-RESIGN_AGAIN_FIRST, RESIGN_AGAIN_LAST = 10.0, 300.0
+RESIGN_AGAIN_FIRST, RESIGN_AGAIN_LAST = 30.0, 300.0
 
 
 class Succession:

@@ -55,12 +55,12 @@ def test_it_resigns_more_and_more_rarely_while_it_goes_on() -> None:
         if succession.successor(False, second + 0.6):
             succession.mark_resigned(second + 0.6)
             resigned.append(second)
-    assert resigned == [0, 10, 30, 70, 150, 310, 610, 910]
+    assert resigned == [0, 30, 90, 210, 450, 750]
     succession.set_waiting_since(5_000.0)
     succession.receive(beat("", "waiting", can_replace="mine"), "mine", 5_001.0)
     succession.mark_resigned(5_001.0)
-    succession.receive(beat("", "waiting", can_replace="mine"), "mine", 5_011.1)
-    assert succession.successor(False, 5_011.1)
+    succession.receive(beat("", "waiting", can_replace="mine"), "mine", 5_031.1)
+    assert succession.successor(False, 5_031.1)
 
 
 def test_a_question_is_of_the_request_that_waits() -> None:
