@@ -8,7 +8,7 @@ from outbox_plugin.coordination.claims import Claim
 from outbox_plugin.core.topic_partition import TopicPartition
 
 NEVER = float("-inf")
-LOST_SECONDS = 15.0  # A message that has not come back from the log by then is lost.
+LOST_SECONDS = 15.0  # A message that has not come back from the log by then may be lost.
 
 
 class HeldPartition:
@@ -41,13 +41,17 @@ class UnansweredMessages:
         self._sent.setdefault(tp, {}).setdefault(timestamp, deque()).append(now)
 
     def answer(self, tp: TopicPartition, timestamp: int, now: float) -> float | None:
-        """When the message that has come back was sent, or an earlier time; None if we sent no such message."""
+        """When the message that has come back was sent, or an earlier time; None if we sent no such message.
+
+        Of messages with one timestamp, which are many while the brokers' clock stands back, an old one may be lost. So
+        the first that is not old has come back. If all are old, the log is late, and each will come back in its turn.
+        """
         sent = self._sent.get(tp, {})
         for earlier in [each for each in sent if each < timestamp]:
             del sent[earlier]  # They were lost.
-        queue = sent.get(timestamp)
-        if not queue:
+        if not (queue := sent.get(timestamp)):
             return None
-        while len(queue) > 1 and now - queue[0] > LOST_SECONDS:
-            queue.popleft()
-        return queue.popleft()
+        place = next((number for number, at in enumerate(queue) if now - at <= LOST_SECONDS), 0)
+        at = queue[place]
+        del queue[place]
+        return at

@@ -11,6 +11,7 @@ from outbox_plugin.coordination.claims import MAX_UNCOMMITTED
 from outbox_plugin.coordination.fetched import Answer
 from outbox_plugin.coordination.group_view import GroupView, TopicForm
 from outbox_plugin.coordination.heartbeat_timing import HeartbeatTiming
+from outbox_plugin.coordination.held_partition import LOST_SECONDS, UnansweredMessages
 from outbox_plugin.coordination.member import Member
 from outbox_plugin.coordination.messages import (
     ClaimingPartition,
@@ -161,3 +162,22 @@ def test_a_position_is_kept_only_once_the_log_has_taken_it(log: Log) -> None:
     assert kinds(said) == ["ReleasingPartition"]
     log.say(ClaimingPartition(0, 0, *OTHER, "billing", *PARTITION), *said)
     assert log.member.take() == []
+
+
+def test_messages_of_one_second_that_come_back_late_are_all_known_as_ours() -> None:
+    """Else an instance that is slow would take its own words for another's, and correct each by three more."""
+    unanswered, tp = UnansweredMessages(), TopicPartition("orders", 0)
+    for sent in (1.0, 1.1, 1.2):
+        unanswered.add(tp, 7, sent)
+    late = 1.0 + 2 * LOST_SECONDS
+    assert [unanswered.answer(tp, 7, late) for _ in range(4)] == [1.0, 1.1, 1.2, None]
+    assert not unanswered
+
+
+def test_a_lost_message_does_not_make_a_later_one_of_its_timestamp_look_old() -> None:
+    """While the brokers' clock stands back, all our messages have one timestamp."""
+    unanswered, tp = UnansweredMessages(), TopicPartition("orders", 0)
+    unanswered.add(tp, 7, 1.0)
+    for sent in (100.0, 200.0):
+        unanswered.add(tp, 7, sent)
+        assert unanswered.answer(tp, 7, sent + 1) == sent
