@@ -12,7 +12,8 @@ from math import ceil
 from outbox_plugin.coordination.actions import Keep
 from outbox_plugin.coordination.group_lags import Lag, group_lags
 from outbox_plugin.coordination.heartbeat_timing import HEARTBEAT_INTERVAL_SECONDS, HeartbeatTiming
-from outbox_plugin.coordination.log import TOPIC, CoordinationLog, kafka_settings
+from outbox_plugin.coordination.kafka_settings import kafka_settings
+from outbox_plugin.coordination.log import TOPIC, CoordinationLog
 from outbox_plugin.coordination.messages import VERSION, ClaimingPartition, Entry, ReleaseGroup, ReleasingPartition
 from outbox_plugin.coordination.world import NO_END, STALE_INTERVALS, Holder, Key, Pause, Row, World
 from outbox_plugin.core.topic_partition import TopicPartition

@@ -19,7 +19,8 @@ from outbox_plugin.coordination.events import ClaimEvent
 from outbox_plugin.coordination.fetched import Fetched
 from outbox_plugin.coordination.heartbeat_timing import HEARTBEAT_INTERVAL_SECONDS, HeartbeatTiming
 from outbox_plugin.coordination.instance import Instance
-from outbox_plugin.coordination.log import TOPIC, CoordinationLog, kafka_settings
+from outbox_plugin.coordination.kafka_settings import kafka_settings
+from outbox_plugin.coordination.log import TOPIC, CoordinationLog
 from outbox_plugin.coordination.messages import VERSION, ClaimingPartition, encode
 from outbox_plugin.coordination.world import TOPIC_CLIENT, Holder
 from outbox_plugin.core.room import Load, Room, record_size

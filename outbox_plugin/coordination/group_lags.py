@@ -13,7 +13,8 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import OffsetSpec
 
 from outbox_plugin.adapters.kafka_clients import REQUEST_TIMEOUT_SECONDS, answer_of, client_config
-from outbox_plugin.coordination.log import END, CoordinationLog, KafkaSettings
+from outbox_plugin.coordination.kafka_settings import KafkaSettings
+from outbox_plugin.coordination.log import END, CoordinationLog
 from outbox_plugin.coordination.world import Key, Row
 from outbox_plugin.core.topic_partition import TopicPartition
 

@@ -20,7 +20,6 @@ from confluent_kafka import (
 from confluent_kafka import Message as Record
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import ListOffsetsResultInfo, OffsetSpec
-from pydantic import SecretStr
 
 from outbox_plugin.adapters.kafka_admin import KafkaAdmin
 from outbox_plugin.adapters.kafka_clients import (
@@ -41,6 +40,7 @@ from outbox_plugin.coordination.coordination_topics import (
     found_of,
 )
 from outbox_plugin.coordination.group_view import TopicForm
+from outbox_plugin.coordination.kafka_settings import KafkaSettings
 from outbox_plugin.coordination.messages import (
     Entry,
     MalformedMessage,
@@ -63,7 +63,6 @@ from outbox_plugin.coordination.world import Key
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import LogUnavailable, OutboxError, ServerRefused, UserError
 from outbox_plugin.printable import logger_of
-from outbox_plugin.settings import Settings
 
 LOGGER = logger_of(__name__)
 
@@ -73,30 +72,6 @@ CLOSE_SECONDS = 5.0
 MAX_READ = 50_000  # Messages in one read. An instance that holds 10,000 partitions sends fewer between two reads.
 END: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 _LATE = {KafkaError._MSG_TIMED_OUT, KafkaError.REQUEST_TIMED_OUT, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
-
-
-def _answered(_error: KafkaError | None, _offsets: list[KafkaTopicPartition]) -> None:
-    """Ignore a commit's answer. Without a callback, librdkafka writes each refusal to the log."""
-
-
-class KafkaSettings(Settings):
-    """Settings of one who needs no Postgres: from keyword arguments, the environment, or `.env`."""
-
-    dsn: SecretStr = SecretStr("")
-
-
-def kafka_settings(
-    bootstrap_servers: str | None, kafka: dict[str, str] | None, listen: str | None = None
-) -> KafkaSettings:
-    """The brokers and librdkafka properties that are given; what is None comes from the environment.
-
-    Not the port: consumers in runs of Dagster, say, have the environment of a harvester that listens there.
-
-    Raises:
-        InvalidSetting: in one line, what is wrong.
-    """
-    given: dict[str, Any] = {"bootstrap_servers": bootstrap_servers, "kafka": kafka}
-    return KafkaSettings(**{name: value for name, value in given.items() if value is not None}, listen=listen)
 
 
 class CoordinationLog:
@@ -133,7 +108,7 @@ class CoordinationLog:
                         fetch_wait_max_ms=50,
                         fetch_min_bytes=1,
                     )
-                    | {"on_commit": _answered}
+                    | {"on_commit": lambda _error, _offsets: None}  # Without it, librdkafka logs each refusal.
                 )
                 opened.callback(self._reader.close)
             except KafkaException as error:
@@ -287,7 +262,7 @@ class CoordinationLog:
 
     def _gone(self) -> UserError:
         return UserError(
-            f"the topic {self.topic} or {self.topic}{STATE_SUFFIX} was deleted or made anew while it was followed: "
+            f"the topic {self.topic} or {self.topic}{STATE_SUFFIX} was deleted or recreated while it was followed: "
             "start the group's consumers again"
         )
 

@@ -91,7 +91,7 @@ class Member:
         return actions
 
     def describe(self, forms: Mapping[str, TopicForm], now: float) -> None:
-        """Take in how the consumed topics look now. A topic that was made anew is consumed from its beginning."""
+        """Take in how the consumed topics look now. A topic that was recreated is consumed from its beginning."""
         for topic, form in forms.items():
             former = self.view.forms.get(topic)
             anew = former is not None and former.topic_id != form.topic_id
@@ -235,7 +235,7 @@ class Member:
             self._answered(tp, held, entry, counted, now)
         elif held is not None and self.view.latest_holder(tp) != self.me:
             anew = message.client_id == TOPIC_CLIENT
-            self._lose(tp, "the topic was made anew" if anew else "another instance holds it")
+            self._lose(tp, "the topic was recreated" if anew else "another instance holds it")
 
     def _answered(
         self, tp: TopicPartition, held: HeldPartition | None, entry: Entry, counted: bool, now: float

@@ -92,7 +92,7 @@ class _Claim:
     def recall(self) -> None:
         """Take over what is remembered, unless it is of another topic.
 
-        Of the log's offset and the remembered one, the greater counts: where the coordination topic was made anew, the
+        Of the log's offset and the remembered one, the greater counts: where the coordination topic was recreated, the
         log may not have a promise that was kept.
         """
         if self.kept is not None:
@@ -314,7 +314,7 @@ class World:
             claim.doubt = -FOREVER
         elif isinstance(message, Heartbeat) and not theirs and age >= 0:
             claim.holder, claim.heartbeat, claim.pauses, claim.former = holder, at, group.pauses, ()
-            # A heartbeat that was sent before the coordination topic was made anew is older than what is remembered.
+            # A heartbeat that was sent before the coordination topic was recreated is older than what is remembered.
             claim.offset = message.offset if claim.offset is None else max(claim.offset, message.offset)
             claim.doubt = max(claim.doubt, at + self._stale_after)
 

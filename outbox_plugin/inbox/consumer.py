@@ -456,11 +456,11 @@ class Inbox(Background):
         return offset < expected
 
     def _begin_anew(self, consumer: Consumer, topics: Collection[str]) -> None:
-        """Read topics from their beginning that were deleted and made anew."""
+        """Read topics from their beginning that were deleted and recreated."""
         partitions = [tp for tp in self._dispatcher.locked(KeyQueues.partitions) if tp.topic in topics]
         if not partitions:
             return
-        logger.warning("the topic %s was made anew, and is read from its beginning", ", ".join(sorted(topics)))
+        logger.warning("the topic %s was recreated, and is read from its beginning", ", ".join(sorted(topics)))
         self._dispatcher.release(partitions, RELEASE_SECONDS)
         for tp in partitions:
             self._epochs.start(tp, None)

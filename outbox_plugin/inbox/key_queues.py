@@ -28,7 +28,7 @@ class PartitionPosition(NamedTuple):
     """Up to where a partition is done.
 
     Attributes:
-        topic_id: the topic's id; the offset means nothing in a topic that was made anew.
+        topic_id: the topic's id; the offset means nothing in a topic that was recreated.
         next_offset: the first offset that is not done.
     """
 

@@ -5,7 +5,7 @@ group would read its topics from the beginning, and events whose keys are forgot
 an inbox also writes its positions to its own database, about once a second and when it ends.
 
 Both may lag: events that were handled after they were written are known by their keys. Each counts only in the topic
-in which it was reached, by the topic's id, because a topic that was made anew has other records at the same offsets.
+in which it was reached, by the topic's id, because a topic that was recreated has other records at the same offsets.
 
 Beside the offset, a row has the positions with leader epochs that the group has reached (`leader_epochs`): the present
 one, and those from before a cut while the partition is read again. They are kept by the topic's id, because an inbox of

@@ -28,7 +28,8 @@ from confluent_kafka.admin import (
 
 from outbox_plugin.coordination import Admin, Consumer, Heartbeat
 from outbox_plugin.coordination.actions import Keep
-from outbox_plugin.coordination.log import CoordinationLog, kafka_settings
+from outbox_plugin.coordination.kafka_settings import kafka_settings
+from outbox_plugin.coordination.log import CoordinationLog
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.embedded.kafka import EmbeddedKafka
 from outbox_plugin.errors import OutboxError, UserError
@@ -191,7 +192,7 @@ def test_a_coordination_topic_that_is_deleted_is_noticed(
     delete(cluster, f"{group}-claims")
     eventually(lambda: first.trouble is not None, 30)
     assert isinstance(first.trouble, OutboxError)
-    assert "was deleted or made anew" in str(first.trouble)
+    assert "was deleted or recreated" in str(first.trouble)
 
 
 def test_a_coordination_topic_that_is_widened_has_no_second_holder(

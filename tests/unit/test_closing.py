@@ -25,6 +25,7 @@ from outbox_plugin.adapters.kafka_membership import KafkaMembership
 from outbox_plugin.adapters.kafka_names import KafkaNames
 from outbox_plugin.adapters.postgres_wake_up import PostgresWakeUp
 from outbox_plugin.coordination import consumer, log
+from outbox_plugin.coordination.kafka_settings import kafka_settings
 from outbox_plugin.coordination.observed import ObservedConsumer
 from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat
 from outbox_plugin.core.signing import Signer
@@ -222,7 +223,7 @@ def test_a_coordination_log_that_cannot_connect_closes_what_it_has_opened(monkey
     monkeypatch.setattr(log, "Producer", lambda _: Noted(closed, "writer"))
     monkeypatch.setattr(log, "Consumer", refuse)
     with pytest.raises(InvalidSetting):
-        log.CoordinationLog(log.kafka_settings("127.0.0.1:1", None), log.TOPIC, "billing")
+        log.CoordinationLog(kafka_settings("127.0.0.1:1", None), log.TOPIC, "billing")
     assert closed == ["writer"]
 
 
