@@ -72,7 +72,8 @@ def test_one_of_several_jobs_of_an_asset_is_not_taken_for_the_asset_s_only_one_o
     assert former_job_ids(f"{name}&of=payments") == []
 
 
-@pytest.mark.parametrize("wrong", ["", "a\0b", "x" * (LONGEST_JOB_ID + 1)])
+@pytest.mark.parametrize("wrong", ["", "a\0b", "x" * (LONGEST_JOB_ID + 1), "nightly\ud800"])
 def test_what_cannot_be_a_name_is_said(wrong: str) -> None:
-    with pytest.raises(InvalidSetting, match=r"job id: expected 1 to 1000 characters"):
+    with pytest.raises(InvalidSetting, match=r"job id: expected 1 to 1000 characters") as raised:
         check_job_id(wrong)
+    assert str(raised.value).encode()  # It can be printed.
