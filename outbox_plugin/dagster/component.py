@@ -23,6 +23,7 @@ from dagster.components.utils.translation import TranslationFn, TranslationFnRes
 from pydantic import BaseModel, Field
 from pydantic.fields import FieldInfo
 
+from outbox_plugin.dagster.daemon_supervision import LONGEST_SECONDS
 from outbox_plugin.dagster.definitions import build_outbox_definitions
 from outbox_plugin.dagster.resources import HarvesterResource, OutboxResource
 from outbox_plugin.dagster.topic import Topic
@@ -188,9 +189,13 @@ class OutboxComponent(Component, Attributes):
         default="supervise",
         description="supervise: keep a daemon running here; observe: report on one that runs elsewhere.",
     )
-    lease_seconds: float = Field(default=60.0, gt=0, description="Seconds without a tick after which the daemon ends.")
+    lease_seconds: float = Field(
+        default=60.0, gt=0, le=LONGEST_SECONDS, description="Seconds without a tick after which the daemon ends."
+    )
     interval_seconds: int = Field(default=10, ge=1, description="Seconds between two ticks of the sensor.")
-    drain_seconds: float = Field(default=120.0, gt=0, description="Seconds that the check outbox_drained waits.")
+    drain_seconds: float = Field(
+        default=120.0, gt=0, le=LONGEST_SECONDS, description="Seconds that the check outbox_drained waits."
+    )
     blocking: bool = Field(default=False, description="Whether downstream assets wait for outbox_drained.")
     lag_warn_seconds: float = Field(
         default=30.0, gt=0, description="Seconds of lag from which the check healthy warns."

@@ -10,6 +10,7 @@ from outbox_plugin.errors import InvalidSetting
 SENSOR_LOOP_SECONDS = 5.0  # Dagster's daemon evaluates sensors at this interval; none ticks more often.
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5.0, 300.0
 FORGIVEN_AFTER_SECONDS = 900.0
+LONGEST_SECONDS = 31_536_000.0  # A year. The most that a lease or a wait may be set to; `inf` is refused, too.
 
 
 class DaemonAction(Enum):
@@ -68,15 +69,18 @@ class LeaseClock:
 
 
 def check_lease(lease_seconds: float, interval_seconds: float) -> None:
-    """Check that a lease outlives a missed tick.
+    """Check that a lease outlives a missed tick, and that it ends some day.
 
     Args:
         lease_seconds: how long the daemon runs without a tick.
         interval_seconds: the shortest time between two ticks.
 
     Raises:
-        InvalidSetting: it does not. The daemon would end between ticks, and each end is a takeover.
+        InvalidSetting: it does not. The daemon would end between ticks, and each end is a takeover; or it would never
+            end.
     """
+    if not lease_seconds <= LONGEST_SECONDS:
+        raise InvalidSetting(f"lease_seconds: expected {LONGEST_SECONDS:.0f} or less (given: {lease_seconds:g})")
     shortest = 2 * max(interval_seconds, SENSOR_LOOP_SECONDS)
     if lease_seconds < shortest:
         raise InvalidSetting(

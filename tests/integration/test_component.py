@@ -213,6 +213,8 @@ def complaints(attributes: dict[str, Any]) -> list[str]:
     [
         ({"mode": "sometimes"}, "'sometimes' is not valid"),
         ({"lease_seconds": "soon"}, "'soon' is not valid"),
+        ({"lease_seconds": float("inf")}, "inf is not valid"),
+        ({"drain_seconds": 1e12}, "1000000000000.0 is not valid"),
         ({"topics": [{"name": "bad topic!"}]}, "'bad topic!' does not match"),
         ({"topics": [{"name": "orders", "emitted_by": "orders"}]}, "'orders' is not valid"),
         ({"topics": [{"name": "orders", "fresh_within_minutes": "five"}]}, "'five' is not valid"),
@@ -236,6 +238,8 @@ def test_templates_and_right_values_pass_as_yaml() -> None:
         ({"mode": "sometimes"}, "sometimes"),
         ({"topics": [{"name": "bad topic!"}]}, "topic: expected 1 to 249 letters, digits, dots, _ and -"),
         ({"lease_seconds": 15}, "lease_seconds: expected 20 or more, with a sensor that ticks every 10 s"),
+        ({"lease_seconds": float("inf")}, "lease_seconds"),
+        ({"drain_seconds": 1e12}, "drain_seconds"),
     ],
 )
 def test_what_does_not_pass_does_not_load(wrong: dict[str, Any], said: str) -> None:

@@ -80,6 +80,13 @@ def test_a_lease_outlives_a_tick_that_is_missed(interval: int, shortest: int) ->
         check_lease(shortest - 0.1, interval)
 
 
+@pytest.mark.parametrize("endless", [float("inf"), float("nan"), 1e12])
+def test_a_lease_ends_some_day(endless: float) -> None:
+    """A daemon whose lease never ends would outlive the code location that asked for it."""
+    with pytest.raises(InvalidSetting, match="lease_seconds: expected 31536000 or less"):
+        check_lease(endless, 10)
+
+
 def test_a_folder_that_cannot_be_written_to_is_named_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
