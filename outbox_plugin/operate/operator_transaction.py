@@ -8,6 +8,7 @@ from typing import Any
 
 import psycopg
 
+from outbox_plugin.errors import UserError
 from outbox_plugin.schema.connection import connect, reported_as_refusal
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.table_name import in_full
@@ -46,9 +47,15 @@ def operator_transaction(settings: Settings) -> Iterator[OperatorTransaction]:
     """A transaction after which harvesters are not notified.
 
     Raises:
+        UserError: the settings name several outboxes, and a command concerns one.
         SchemaMissing: the outbox's tables are missing.
         ServerRefused: Postgres cannot be reached, or refuses.
     """
+    if settings.outboxes:
+        raise UserError(
+            f"OUTBOX_OUTBOXES names {len(settings.outboxes)} outboxes, and this concerns one of them: take one of "
+            "Settings().each(), or use `outbox` with --outbox; nothing was changed"
+        )
     with (
         reported_as_refusal(settings),
         closing(connect(settings, purpose="outbox (order)")) as connection,
@@ -62,6 +69,7 @@ def notifying_transaction(settings: Settings) -> Iterator[OperatorTransaction]:
     """A transaction after whose commit sleeping harvesters are notified.
 
     Raises:
+        UserError: the settings name several outboxes, and a command concerns one.
         SchemaMissing: the outbox's tables are missing.
         ServerRefused: Postgres cannot be reached, or refuses.
     """
