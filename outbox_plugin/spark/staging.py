@@ -21,7 +21,7 @@ from pyspark import TaskContext
 from outbox_plugin.schema.orphans import drop_unless_used
 from outbox_plugin.schema.qualify import qualified
 from outbox_plugin.schema.statements import statement
-from outbox_plugin.spark.columns import EventForm, RowForm
+from outbox_plugin.spark.columns import BusinessColumnWrong, EventForm, RowForm
 from outbox_plugin.spark.copy_format import BINARY_END, BINARY_START, binary_rows, csv_rows
 from outbox_plugin.spark.rows import RowProblem, SizeLimits
 
@@ -30,6 +30,7 @@ PREFIX = "outbox_staging_"
 RESTART_SECONDS = 30.0
 # Set whatever the role's default is: at a stricter level, tasks that renew the same lease fail to serialize.
 ISOLATION = psycopg.IsolationLevel.READ_COMMITTED
+MOST_COLUMNS = 1_600  # Of a table in Postgres.
 PARTITION_BITS = 40  # An ordinal is the partition's number, followed by 40 bits for the row's number within it.
 
 
@@ -139,8 +140,19 @@ class StagingTable:
 def new_staging_table(
     outbox: str, form: EventForm | RowForm, business: str | None, known_as: str | None
 ) -> StagingTable:
-    """A staging table with a name that no other one has; its arguments are `StagingTable`'s."""
-    return StagingTable(outbox, f"{PREFIX}{uuid.uuid4().hex}", form, business, known_as)
+    """A staging table with a name that no other one has; its arguments are `StagingTable`'s.
+
+    Raises:
+        BusinessColumnWrong: Postgres cannot have a table with so many columns.
+    """
+    table = StagingTable(outbox, f"{PREFIX}{uuid.uuid4().hex}", form, business, known_as)
+    if (excess := len(table.columns) - MOST_COLUMNS) > 0:
+        given = len(form.business)
+        raise BusinessColumnWrong(
+            f"the DataFrame has {given} business columns; expected {given - excess} or fewer, because its staging "
+            f"table has columns of its own, and Postgres allows {MOST_COLUMNS}"
+        )
+    return table
 
 
 @dataclass(frozen=True)
