@@ -57,7 +57,7 @@ class OutboxResource(ConfigurableResource[Settings]):
             Settings(**given)
 
     def settings(self) -> Settings:
-        """The outbox's settings.
+        """The outbox's settings. A resource is one outbox, so the variable OUTBOX_OUTBOXES does not count.
 
         Raises:
             InvalidSetting: a setting is wrong.
@@ -68,7 +68,12 @@ class OutboxResource(ConfigurableResource[Settings]):
                 "delete `resources` from the run's configuration"
             )
         given = {name: getattr(self, name) for name in _NAMES}
-        return Settings(**{name: value for name, value in given.items() if value})
+        settings = Settings(outboxes=[], **{name: value for name, value in given.items() if value})
+        if settings.names_many:
+            raise InvalidSetting(
+                f"OUTBOX_TABLE: a resource is one outbox, so name one table (given: {settings.table!r})"
+            )
+        return settings
 
     def table_name(self) -> str | None:
         """The table's name, as far as it is known when the code location loads; None for a variable that is not set."""
