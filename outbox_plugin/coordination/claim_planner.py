@@ -21,7 +21,13 @@ class ClaimPlanner:
     """What to claim and release next. Times are monotonic seconds."""
 
     def __init__(self, me: Holder, timing: HeartbeatTiming, limit: int | None) -> None:
-        """`limit`: how many partitions this instance may hold."""
+        """Nothing is claimed yet.
+
+        Args:
+            me: this instance, as the world knows it.
+            timing: of the group's heartbeats.
+            limit: how many partitions this instance may hold; None for any number.
+        """
         self._me = me
         self._timing = timing
         self._limit = limit
@@ -51,7 +57,13 @@ class ClaimPlanner:
         self._waiting[tp] = now
 
     def answered(self, tp: TopicPartition, now: float, *, counted: bool) -> None:
-        """The log has answered a claim."""
+        """The log has answered a claim.
+
+        Args:
+            tp: the partition that was claimed.
+            now: the time.
+            counted: whether the claim came first.
+        """
         self._waiting.pop(tp, None)
         if counted:
             self._refused.pop(tp, None)

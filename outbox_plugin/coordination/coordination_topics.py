@@ -29,6 +29,11 @@ SHORTEST_RETENTION_SECONDS = 3_600.0
 def ensure_topics(admin: AdminClient, topic: str, settings: Settings) -> dict[str, TopicForm]:
     """Create the coordination topic and its state topic if they are missing, and describe both.
 
+    Args:
+        admin: a client of the cluster.
+        topic: the coordination topic; its state topic is named after it.
+        settings: which Kafka.
+
     Raises:
         UserError: one has a form that would break a promise.
         ServerRefused: we may not.

@@ -34,7 +34,13 @@ class Lag(NamedTuple):
 
 
 def group_lags(log: CoordinationLog, settings: KafkaSettings, rows: Collection[Row]) -> dict[Key, Lag]:
-    """The lag of each row's partition; those that Kafka does not know are left out."""
+    """The lag of each row's partition; those that Kafka does not know are left out.
+
+    Args:
+        log: knows where the group goes on.
+        settings: which Kafka.
+        rows: the partitions to look at.
+    """
     partitions = {TopicPartition(row.key.topic, row.key.partition) for row in rows}
     firsts, ends = _offsets(log, partitions, FIRST), _offsets(log, partitions, END)
     starts: dict[Key, int] = {}

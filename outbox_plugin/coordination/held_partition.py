@@ -15,7 +15,13 @@ class HeldPartition:
     """A partition that we hold, as far as we have read the log. Times are monotonic seconds."""
 
     def __init__(self, claim: Claim, until: float, now: float) -> None:
-        """Gained at `now`."""
+        """A partition that was gained just now.
+
+        Args:
+            claim: with which we gained it.
+            until: when our lease of it ends, unless a heartbeat is read before.
+            now: the time.
+        """
         self.claim = claim
         self.until = until  # The end of the lease: nobody else can hold the partition before it.
         self.beaten = NEVER
@@ -37,7 +43,13 @@ class UnansweredMessages:
         return any(queue for sent in self._sent.values() for queue in sent.values())
 
     def add(self, tp: TopicPartition, timestamp: int, now: float) -> None:
-        """Note that a message about `tp` with that timestamp was sent at `now`."""
+        """Note that a message was sent.
+
+        Args:
+            tp: the partition that the message is about.
+            timestamp: of its record, in milliseconds.
+            now: when it was sent.
+        """
         self._sent.setdefault(tp, {}).setdefault(timestamp, deque()).append(now)
 
     def answer(self, tp: TopicPartition, timestamp: int, now: float) -> float | None:
@@ -45,6 +57,11 @@ class UnansweredMessages:
 
         Of messages with one timestamp, which are many while the brokers' clock stands back, an old one may be lost. So
         the first that is not old has come back. If all are old, the log is late, and each will come back in its turn.
+
+        Args:
+            tp: the partition that the message is about.
+            timestamp: of its record, in milliseconds.
+            now: when it has come back.
         """
         sent = self._sent.get(tp, {})
         for earlier in [each for each in sent if each < timestamp]:

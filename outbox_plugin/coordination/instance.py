@@ -44,7 +44,18 @@ class Instance:
         limit: int | None,
         observe: Callable[[ClaimEvent], None],
     ) -> None:
-        """`observe` is called on our thread, and must not call back."""
+        """Nothing is held yet.
+
+        Args:
+            log: reads and writes the coordination topic.
+            me: this instance, as the world knows it.
+            group_id: the group.
+            topics: those that the group shares.
+            timing: of the group's heartbeats.
+            at_most_once: whether an offset is written before its record is handed out.
+            limit: how many partitions this instance may hold; None for any number.
+            observe: is called on our thread, and must not call back.
+        """
         self.me = me
         self._changed = threading.Condition()  # Guards the member, and the order in which messages are sent.
         self._log = log
@@ -151,7 +162,13 @@ class Instance:
             return self._member.held(time.monotonic())
 
     def may_hand_out(self, tp: TopicPartition, claim: Claim, offset: int) -> Answer:
-        """Whether the record at `offset`, fetched by `claim`, may go to the user. If so, it counts as handed out."""
+        """Whether a record may go to the user. If so, it counts as handed out.
+
+        Args:
+            tp: the record's partition.
+            claim: with which it was fetched.
+            offset: the record's.
+        """
         with self._changed:
             return self._member.may_hand_out(tp, claim, offset, time.monotonic())
 

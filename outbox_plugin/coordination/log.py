@@ -80,6 +80,11 @@ class CoordinationLog:
     def __init__(self, settings: KafkaSettings, topic: str, group_id: str) -> None:
         """Connect, make the topics if they are missing, check their form, and read what is kept.
 
+        Args:
+            settings: which Kafka.
+            topic: the coordination topic.
+            group_id: the group.
+
         Raises:
             UserError: a topic has a form that would break what is promised.
             ServerRefused: no broker answers, or it does not let us in.
@@ -279,7 +284,7 @@ class CoordinationLog:
         """The forms of the consumed topics that exist, from answers that have arrived; empty while Kafka is away.
 
         Raises:
-            UserError: one of our own topics was deleted or created anew.
+            UserError: one of our own topics was deleted or recreated.
         """
         with suppress(KafkaException, TimeoutError):
             found = found_of(asked)

@@ -71,5 +71,11 @@ def readiness(progress: Progress, kafka_at: float | None, kafka_error: str | Non
 
 
 def is_alive(*, runs: bool, followed_at: float | None, now: float) -> bool:
-    """Whether the coordination topic is followed: the thread runs, and has read lately, or not yet."""
+    """Whether the coordination topic is followed: the thread runs, and has read lately, or not yet.
+
+    Args:
+        runs: whether the thread has not ended.
+        followed_at: when the topic was last read; None before the first time.
+        now: the time.
+    """
     return runs and (followed_at is None or now - followed_at <= ALIVE_SECONDS)

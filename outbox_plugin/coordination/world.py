@@ -22,7 +22,7 @@ The only clock is the log's: the time at which the broker appended a message (Lo
 `apply` is given. All instances agree on it, and no sender's clock decides anything. Of a ReleaseGroup, the sender's
 timestamp says how long it lasts: from `timestamp` to `expires`, beginning when it was appended.
 
-A topic that was deleted and created anew has other records at the same offsets. An instance that notices it writes a
+A topic that was deleted and recreated has other records at the same offsets. An instance that notices it writes a
 ReleasingPartition of TOPIC_CLIENT with the new topic's id; only the first message with an id counts. The partition can
 be claimed once its holder would have been stale, because the holder may not have read this message yet.
 
@@ -192,10 +192,16 @@ class World:
         return self._release(claim, holder, message)
 
     def remember(self, key: Key, offset: int, topic_id: str, at: float) -> None:
-        """Remember `offset`, of the topic with that id, as the group's position at the log's time `at`.
+        """Remember a group's position in a partition.
 
         If `at` is in the part of the log that is read, the position counts only once that point has been reached: the
         messages before it may be about an earlier topic.
+
+        Args:
+            key: the group and the partition.
+            offset: where the group goes on.
+            topic_id: of the topic that the offset belongs to.
+            at: the log's time of this position.
         """
         claim = self._claims.get(key)
         if claim is None:
@@ -212,36 +218,74 @@ class World:
             claim.recall()
 
     def left_by(self, group_id: str, topic: str, partition: int) -> Holder | None:
-        """Return the instance that released a free partition itself."""
+        """Return the instance that released a free partition itself.
+
+        Args:
+            group_id: the group.
+            topic: the topic.
+            partition: one of its partitions.
+        """
         claim = self._claims.get(Key(group_id, topic, partition))
         return None if claim is None or claim.holder is not None else claim.left_by
 
     def topic_id(self, group_id: str, topic: str, partition: int) -> str:
-        """Return the id of the topic that the partition's offset belongs to; empty if the log has none."""
+        """Return the id of the topic that the partition's offset belongs to; empty if the log has none.
+
+        Args:
+            group_id: the group.
+            topic: the topic.
+            partition: one of its partitions.
+        """
         claim = self._claims.get(Key(group_id, topic, partition))
         return "" if claim is None else claim.topic_id
 
     def latest_holder(self, group_id: str, topic: str, partition: int) -> Holder | None:
-        """Return who holds the partition or became stale in it last; None after a release or a pause."""
+        """Return who holds the partition or became stale in it last; None after a release or a pause.
+
+        Args:
+            group_id: the group.
+            topic: the topic.
+            partition: one of its partitions.
+        """
         claim = self._claims.get(Key(group_id, topic, partition))
         if claim is None or claim.pauses != self._groups[group_id].pauses:
             return None
         return claim.holder
 
     def owner(self, group_id: str, topic: str, partition: int, now: float) -> Holder | None:
-        """Return the instance and the client that hold the partition at `now`; None if it can be claimed."""
+        """Return the instance and the client that hold the partition at `now`; None if it can be claimed.
+
+        Args:
+            group_id: the group.
+            topic: the topic.
+            partition: one of its partitions.
+            now: the time, by the log.
+        """
         claim = self._claims.get(Key(group_id, topic, partition))
         if claim is None or not self._holds(self._groups[group_id], claim, now):
             return None
         return claim.holder
 
     def offset(self, group_id: str, topic: str, partition: int) -> int | None:
-        """Return the offset at which the group goes on in the partition; None if the log has none."""
+        """Return the offset at which the group goes on in the partition; None if the log has none.
+
+        Args:
+            group_id: the group.
+            topic: the topic.
+            partition: one of its partitions.
+        """
         claim = self._claims.get(Key(group_id, topic, partition))
         return None if claim is None else claim.offset
 
     def state(self, group_id: str, topic: str, partition: int, now: float) -> State:
-        """Return the state of the partition at `now`, for an instance that would claim it."""
+        """Return the state of the partition at `now`, for an instance that would claim it.
+
+        Args:
+            group_id: the group.
+            topic: the topic.
+            partition: one of its partitions.
+            now: the time, by the log.
+        """
         group, claim = self._groups.get(group_id), self._claims.get(Key(group_id, topic, partition))
         if group is None:
             return "unclaimed"

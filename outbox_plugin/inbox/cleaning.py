@@ -28,6 +28,12 @@ class Keep:
 def clean(connection: psycopg.Connection[Any], settings: Settings, group: str, keep: Keep) -> bool:
     """Delete one small batch of a group's keys and dead letters whose time has passed, in a transaction of its own.
 
+    Args:
+        connection: in autocommit mode.
+        settings: which outbox's schema has the inbox.
+        group: the inbox's group.
+        keep: for how long keys and dead letters are kept.
+
     Returns:
         Whether there may be more. It is False, too, while another process of the group is cleaning.
     """

@@ -93,7 +93,14 @@ class DeadLetters:
 def to_retry(
     connection: psycopg.Connection[Any], settings: Settings, group: str, partitions: Sequence[TopicPartition]
 ) -> Sequence[Received]:
-    """Dead letters of these partitions that somebody wants tried again, as they came."""
+    """Dead letters of these partitions that somebody wants tried again, as they came.
+
+    Args:
+        connection: in autocommit mode.
+        settings: which outbox's schema has the inbox.
+        group: the inbox's group.
+        partitions: those that this inbox has now.
+    """
     values = {
         "group": group,
         "topics": [topic for topic, _ in partitions],

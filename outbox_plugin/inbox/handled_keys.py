@@ -111,7 +111,13 @@ class HandledKeys:
         raise HandlerMisuse(f"the handler {did} that it was given: leave that to the inbox")
 
     async def mark(self, session: HandlerSession, begun: Begun, before: int, now: int) -> None:
-        """Mark in the transaction that so many events have been handled `now`, after the mark `before`, 0 for none.
+        """Mark in the transaction how many events have been handled.
+
+        Args:
+            session: whose transaction it is.
+            begun: what is known of the transaction.
+            before: the mark that was set last; 0 for none.
+            now: how many events have been handled.
 
         Raises:
             HandlerMisuse: the last mark is gone.
@@ -126,6 +132,11 @@ class HandledKeys:
         If a handler has committed the keys of the `fresh` ones, they are forgotten again; if it has prepared the
         transaction, that is rolled back. Where the database is away, this waits for it a while: nobody else knows of
         the transaction.
+
+        Args:
+            session: whose transaction it was.
+            begun: what is known of the transaction; None if it had not begun.
+            fresh: the idempotency keys of events that were new, each with where it came from.
         """
         if begun is None:
             return

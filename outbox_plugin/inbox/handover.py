@@ -77,7 +77,13 @@ class Handover:
 
 
 def handover_locks(table: str, group: str, partitions: Collection[TopicPartition]) -> dict[str, object]:
-    """Return the values that name the locks of a group's partitions in the statements."""
+    """Return the values that name the locks of a group's partitions in the statements.
+
+    Args:
+        table: the outbox whose schema has the inbox.
+        group: the inbox's group.
+        partitions: those that are handed over.
+    """
     return {
         "place": table,
         "group": group,

@@ -50,8 +50,13 @@ def received_from(message: Message, topic_id: str) -> Received:
 def committed_offset(tp: TopicPartition, position: StartPosition, topic_id: str) -> KafkaTopicPartition:
     """Convert a position to a committed offset.
 
-    It has the topic's id as metadata and the leader epoch, because the offset means nothing in a topic that is made
-    anew, or in a partition that is cut.
+    It has the topic's id as metadata and the leader epoch, because the offset means nothing in a topic that was
+    recreated, or in a partition that was cut.
+
+    Args:
+        tp: the partition.
+        position: where to go on.
+        topic_id: of the topic as it is now.
     """
     epoch = _UNKNOWN_EPOCH if position.leader_epoch is None else position.leader_epoch
     return KafkaTopicPartition(*tp, position.next_offset, topic_id, epoch)

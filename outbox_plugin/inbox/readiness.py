@@ -103,5 +103,11 @@ def _doing(facts: Facts) -> str:
 
 
 def is_alive(*, runs: bool, polled_at: float | None, now: float) -> bool:
-    """Whether the inbox runs: its thread does, and it has polled lately, or not yet."""
+    """Whether the inbox runs: its thread does, and it has polled lately, or not yet.
+
+    Args:
+        runs: whether the thread has not ended.
+        polled_at: when it last polled; None before the first time.
+        now: the time.
+    """
     return runs and (polled_at is None or now - polled_at <= ALIVE_SECONDS)

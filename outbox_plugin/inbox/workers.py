@@ -35,9 +35,16 @@ def make_workers(
     *,
     traced: Callable[[HandlerSession], HandlerSession],
 ) -> ThreadWorkers | TaskWorkers:
-    """Make so many workers for a handler: tasks for an async one, in a given event loop or a new one, else threads.
+    """Make the workers of a handler: tasks for an async one, threads for another.
 
-    `traced` makes a session trace its handler, or leaves it as it is.
+    Args:
+        settings: which Postgres.
+        dispatcher: hands out events.
+        handling: handles an event, or a batch.
+        handler: the user's.
+        count: how many workers.
+        loop: for an async handler, the event loop; None for a new one.
+        traced: makes a session trace its handler, or leaves it as it is.
     """
     if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None)):  # noqa: B004
         awaited = cast(Callable[[Any, Any], Awaitable[None]], handler)
@@ -48,6 +55,12 @@ def make_workers(
 
 class ThreadWorkers:
     """Threads for a sync handler, with a connection each.
+
+    Args:
+        dispatcher: hands out events.
+        handling: handles an event, or a batch.
+        make: makes a session, with a connection.
+        count: how many threads.
 
     Attributes:
         error: the exception that ended a thread, which nothing should do; None while all run.
@@ -88,6 +101,13 @@ class ThreadWorkers:
 
 class TaskWorkers:
     """Asyncio tasks for an async handler, with a connection each, in a given event loop or a new one.
+
+    Args:
+        dispatcher: hands out events.
+        handling: handles an event, or a batch.
+        make: makes a session, with a connection.
+        count: how many tasks.
+        loop: the event loop; None for a new one on a thread of its own.
 
     Attributes:
         error: the exception that ended a task, which only the end of the loop should do; None while all run.

@@ -53,6 +53,16 @@ class AtLeastOnce:
 
     A leader may have been replaced without knowing it. The database does not let it mark rows any more. What it has
     marked before, it sends only while it was seen to lead less than `CONFIRM_SECONDS` ago.
+
+    Args:
+        shard: its number.
+        leader_id: of this term.
+        store: marks and deletes the shard's rows.
+        log: sends records, and knows which were acknowledged.
+        runtime: time and threads.
+        observe: is told of what happens.
+        wake_up: lets writers wake us; None if the trigger is not installed.
+        bad_rows: what becomes of a row that Kafka refuses.
     """
 
     def __init__(

@@ -57,6 +57,17 @@ class ExactlyOnce:
 
     Each stage has a thread and takes what the one before it has done; all that they share is guarded by one lock.
     The first stage to fail ends the term, and its error is the term's.
+
+    Args:
+        shard: its number.
+        leader_id: of this term.
+        store: reads and deletes the shard's rows.
+        log: publishes windows in transactions.
+        runtime: time and threads.
+        observe: is told of what happens.
+        wake_up: lets writers wake us; None if the trigger is not installed.
+        bad_rows: what becomes of a row that Kafka refuses.
+        adopt: go on where the last progress record is lost or another outbox's.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ import pytest
 from tests.documents import CHECKOUT
 
 PACKAGE = CHECKOUT / "outbox_plugin"
-NOT_YET = ("coordination/", "emit/", "inbox/", "relay/at_least_once.py", "relay/exactly_once.py", "spark/")
+NOT_YET = ("emit/", "spark/")
 MOST_WITHOUT_ARGS = 2
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -21,10 +21,7 @@ INSTEAD = {
 FOLDERS = ("definitions", "deploy", "docs", "examples", "outbox_plugin", "resources", "sensors", "tests")
 KINDS = {".md", ".py", ".sql", ".yaml"}
 NOT_YET = (
-    "outbox_plugin/coordination",
-    "outbox_plugin/inbox",
     "outbox_plugin/schema/migrations",  # A released migration stays as it is.
-    "tests/integration/test_coordination_faults.py",  # Quotes a message of `outbox_plugin/coordination`.
     "tests/unit/test_event.py",  # Has the seats of an aircraft.
     "tests/unit/test_plain_words.py",
 )
