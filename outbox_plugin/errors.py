@@ -14,6 +14,7 @@
      |   `- TopicReplaced        a topic was deleted and recreated since it was last consumed
      |- ServerUnavailable        a server cannot be reached for now: wait and try again
      |   |- StoreUnavailable     Postgres
+     |   |- RegistryUnavailable  the schema registry
      |   `- LogUnavailable       Kafka
      |       `- TransactionStuck a transaction cannot end, because a partition that it touched has no leader
      |- TermEnded                this term may not publish any more: take over again or follow
@@ -117,6 +118,10 @@ class ServerUnavailable(OutboxError):
 
 class StoreUnavailable(ServerUnavailable):
     """Postgres cannot be reached for now."""
+
+
+class RegistryUnavailable(ServerUnavailable):
+    """The schema registry cannot be reached for now. Nothing was written, and the caller's transaction can go on."""
 
 
 class LogUnavailable(ServerUnavailable):

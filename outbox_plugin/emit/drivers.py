@@ -18,6 +18,7 @@ from psycopg.rows import tuple_row
 from psycopg.sql import SQL, Composed, Literal
 
 from outbox_plugin.core.backlog import MIN_BACKLOG_IDS
+from outbox_plugin.core.whole_record import WHOLE_RECORD_HEADER, text_of
 from outbox_plugin.emit.encoding import Row
 from outbox_plugin.errors import SchemaMissing, WrongConnection
 from outbox_plugin.schema.statements import statement
@@ -27,6 +28,7 @@ CHARACTERS_AT_A_TIME = 8_000_000  # Of values and headers in one statement, whic
 MAX_ROWS_IN_SUMMARY = 1_000_000  # Takes Postgres about a second: well below any time-out of a statement.
 _NOTHING = b"SELECT"
 _PLAIN_COLUMNS = 5
+_VALUE = 2  # The place of a row's value.
 # What the statements for many rows name, by the type of the values.
 _VALUES: dict[type[str] | type[bytes] | None, dict[str, SQL]] = {
     str: {"value_type": SQL("pg_catalog.text"), "value": SQL("value")},
@@ -93,11 +95,18 @@ class Insert:
             values: Query(statement("emit", "insert_events", table, **parts)) for values, parts in _VALUES.items()
         }
         self._takes_whole_records = False  # As far as is known.
+        self._values_are_bytes: bool | None = None  # Whether kafka_value is BYTEA; None: not known yet.
 
     def statements(self, parts: Parts) -> Statements:
         """The statements that write the parts. Of very many rows, the keys are summarised for the harvester as well."""
         rows = 0
         for part in parts:
+            if any(isinstance(row[_VALUE], bytes) for row in part):
+                if self._values_are_bytes is None:
+                    answer = yield Query(statement("identity", "values_are_bytes", self._table)), ()
+                    self._values_are_bytes = answer is None or answer[0]  # No such table: let the INSERT say so.
+                if not self._values_are_bytes:
+                    part = [_with_whole_value(row) for row in part]
             if any(map(_is_whole, part)):
                 yield from self._records(part)
             else:
@@ -166,6 +175,20 @@ def _type_of(values: Sequence[str | bytes | None]) -> type[str] | type[bytes] | 
 
 def _is_whole(row: Row) -> bool:
     return len(row) > _PLAIN_COLUMNS
+
+
+def _with_whole_value(row: Row) -> Row:
+    """The row for a table whose values are TEXT: bytes that are no text become a whole record's value."""
+    topic, key, value, names, texts, *more = row
+    if not isinstance(value, bytes):
+        return row
+    if (text := text_of(value)) is not None:
+        return cast("Row", (topic, key, text, names, texts, *more))
+    if more:
+        key_bytes, _, *others = more
+        return cast("Row", (topic, key, None, names, texts, key_bytes, value, *others))
+    bodies = [text if text is None else text.encode() for text in texts]
+    return topic, key, None, [WHOLE_RECORD_HEADER, *names], [], None, value, bodies, None, None
 
 
 def _with_record(row: Row) -> tuple[Any, ...]:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
-
-from pydantic import BaseModel
+from typing import Any
 
 from outbox_plugin.core.headers import EVENT_TYPE_HEADER, OCCURRED_AT_HEADER
 from outbox_plugin.core.whole_record import WHOLE_RECORD_HEADER, ordering_key, text_of
 from outbox_plugin.emit.event import KAFKAS_OWN, MAX_KEY_CHARACTERS, TOPIC_PATTERN, Event
 from outbox_plugin.errors import InvalidEvent, UserError
-
-if TYPE_CHECKING:
-    from confluent_kafka.serialization import SerializationContext
 
 try:
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -63,42 +57,6 @@ def as_bytes(event: Event) -> bytes | None:
         return event.value
     text = event.value_text()
     return None if text is None else _utf8("value", text)
-
-
-def registered(serialize: Callable[[Any, SerializationContext], bytes | None]) -> Serializer:
-    """Make an outbox serializer of a schema registry's serializer, for a table whose values are BYTEA.
-
-    Example: `Outbox(serializer=registered(AvroSerializer(SchemaRegistryClient({"url": …}), schema)))`, with the extra
-    `outbox-plugin[schema-registry]` installed. The serializer gets a pydantic value as a dict, with aliases for keys; a
-    `JSONSerializer` gets the dict that its JSON stands for.
-    """
-    from confluent_kafka.serialization import MessageField, SerializationContext, SerializationError
-
-    wants_json = _is_for_json(serialize)
-
-    def plain_value(event: Event) -> Any:
-        if not isinstance(event.value, BaseModel):
-            return event.value
-        return json.loads(event.value_text() or "") if wants_json else event.value.model_dump(by_alias=True)
-
-    def serialized(event: Event) -> bytes | None:
-        if event.value is None:
-            return None
-        value = plain_value(event)
-        try:
-            return serialize(value, SerializationContext(event.topic, MessageField.VALUE))
-        except (SerializationError, ValueError, TypeError, AttributeError, LookupError) as error:
-            raise InvalidEvent("value", str(error)) from None
-
-    return serialized
-
-
-def _is_for_json(serialize: Callable[..., Any]) -> bool:
-    try:
-        from confluent_kafka.schema_registry.json_schema import JSONSerializer
-    except ImportError:
-        return False
-    return isinstance(serialize, JSONSerializer)
 
 
 class Encoding:

@@ -39,8 +39,8 @@ class Outbox:
 
         Args:
             table: the outbox table, optionally with its schema.
-            serializer: makes the column `kafka_value` of an event: `as_text` (JSON), or, for a table whose values are
-                BYTEA, one of `outbox_plugin.encoding`.
+            serializer: makes an event's value: `as_text` (JSON), or one of `outbox_plugin.encoding`. Bytes that are no
+                text go into `kafka_value` if that is BYTEA, and otherwise make the event a whole record.
             cloud_events: if given, events are CloudEvents 1.0, whose attributes become headers (Kafka's binary mode).
                 This is their source, a URI reference.
             max_record_bytes: the largest record that Kafka accepts, in bytes, with key and headers. The default is

@@ -82,6 +82,12 @@ JOIN unnest(ARRAY['kafka_key_bytes', 'kafka_value_bytes', 'kafka_header_bytes', 
     ON attname = needed.name AND atttypid = needed.type_id
 WHERE attrelid = to_regclass({quoted_outbox}) AND NOT attisdropped
 
+-- name: values_are_bytes
+-- Whether the table's values are bytes.
+SELECT 'pg_catalog.bytea'::regtype = ANY (ARRAY[atttypid, typbasetype])
+FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid
+WHERE attrelid = to_regclass({quoted_outbox}) AND attname = 'kafka_value' AND NOT attisdropped
+
 -- name: unique_ids
 -- One row if a unique index keeps two rows from having the same id. Of a partitioned table, an index that begins with the id
 -- is enough, because its unique indexes must contain the partition key.
