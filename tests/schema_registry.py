@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+SILENCE_SECONDS = 60.0  # Then the server closes the connection, so that a client that waits for ever fails a test.
 _PATHS = {
     name: re.compile(pattern)
     for name, pattern in {
@@ -148,7 +149,7 @@ def a_registry() -> Iterator[Registry]:
             path = urlsplit(self.path).path
             registry.requests.append(f"{self.command} {unquote(path)}")
             if registry.silent.is_set():
-                registry.closing.wait()
+                registry.closing.wait(SILENCE_SECONDS)
                 self.close_connection = True
                 return
             status = 200
