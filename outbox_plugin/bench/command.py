@@ -154,6 +154,19 @@ def idle(seconds: float, times: int, delivery: str | None, as_json: bool) -> Non
 
 
 @bench.command()
+@click.option("--count", default=10, show_default=True, help="How many outboxes.")
+@click.option("--seconds", default=20.0, show_default=True, help="How long the rest is.")
+@click.option("--times", default=20, show_default=True, help="How many first rows.")
+@click.option("--rows", default=50_000, show_default=True, help="Rows of all backlogs together, 200 bytes each.")
+@_benchmark
+def outboxes(count: int, seconds: float, times: int, rows: int, delivery: str | None, as_json: bool) -> None:
+    """Measure many outboxes in one harvester: at rest, first rows, small backlogs, and the takeover of all."""
+    from outbox_plugin.bench.outboxes import outboxes
+
+    _run(lambda settings, tell: outboxes(settings, count, seconds, times, rows, tell), delivery, as_json)
+
+
+@bench.command()
 @click.option("--writers", "count", default=8, show_default=True, help="Connections that write.")
 @click.option("--seconds", default=3.0, show_default=True, help="How long, for each.")
 @click.option("--rounds", default=10, show_default=True, help="How often each is measured, in turn.")

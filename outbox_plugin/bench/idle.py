@@ -60,11 +60,11 @@ def idle(settings: Settings, seconds: float, times: int, tell: Tell) -> IdleRepo
             cpu, queries = [], []
             for number in range(times):
                 time.sleep(2.0)  # Time to fall asleep.
-                before, at = (sum(process.cpu_times()[:2]), _transactions(ours)), time.monotonic()
+                before, at = (sum(process.cpu_times()[:2]), transactions(ours)), time.monotonic()
                 time.sleep(seconds)
                 took = time.monotonic() - at
                 cpu.append((sum(process.cpu_times()[:2]) - before[0]) / took)
-                queries.append((_transactions(ours) - before[1] - 1) / took)  # Without the query that counts them.
+                queries.append((transactions(ours) - before[1] - 1) / took)  # Without the query that counts them.
                 [committed] = write(ours, topic, 1, 1)
                 wait(reader, WARMING_ROWS + number + 1)
                 first.append((reader.arrivals[-1].at - committed) * 1000)
@@ -72,7 +72,8 @@ def idle(settings: Settings, seconds: float, times: int, tell: Tell) -> IdleRepo
     return IdleReport(mean(cpu), mean(queries), first)
 
 
-def _transactions(settings: Settings) -> int:
+def transactions(settings: Settings) -> int:
+    """How many transactions have ended in the database."""
     with connect(settings, autocommit=True) as connection:
         row = connection.execute(
             "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()"

@@ -99,18 +99,28 @@ def vacuum(settings: Settings) -> None:
 @contextmanager
 def scratch_outbox(settings: Settings) -> Iterator[Settings]:
     """Settings with a temporary schema and group."""
-    name = f"outbox_bench_{uuid.uuid4().hex[:8]}"
-    scratch = settings.model_copy(update={"table": f"{name}.outbox", "group": name})
-    schema = sql.Identifier(name)
-    with connect(scratch) as connection:
-        connection.execute(sql.SQL("CREATE SCHEMA {}").format(schema))
+    with scratch_outboxes(settings, 1) as [scratch]:
+        yield scratch
+
+
+@contextmanager
+def scratch_outboxes(settings: Settings, count: int) -> Iterator[list[Settings]]:
+    """Settings of `count` outboxes, each with a temporary schema and group of its own."""
+    prefix = f"outbox_bench_{uuid.uuid4().hex[:8]}"
+    names = [f"{prefix}_{number}" for number in range(count)]
+    scratch = [settings.model_copy(update={"table": f"{name}.outbox", "group": name}) for name in names]
     try:
-        migrate(scratch)
+        with connect(settings, autocommit=True) as connection:
+            for name in names:
+                connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(name)))
+        for each in scratch:
+            migrate(each)
         yield scratch
     finally:
-        with connect(scratch) as connection:
-            connection.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(schema))
-        admin = AdminClient(client_config(scratch))
-        topics = [topic for topic in admin.list_topics(timeout=10).topics if topic.startswith(name)]
-        for future in admin.delete_topics(topics).values() if topics else ():
-            future.result(10)
+        with connect(settings, autocommit=True) as connection:  # One by one: a transaction has room for few locks.
+            for name in names:
+                connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(name)))
+        admin = AdminClient(client_config(settings))
+        topics = [topic for topic in admin.list_topics(timeout=10).topics if topic.startswith(prefix)]
+        for future in admin.delete_topics(topics, operation_timeout=60).values() if topics else ():
+            future.result(60)

@@ -35,7 +35,7 @@ from outbox_plugin.emit import schema_registry
 from outbox_plugin.encoding import as_bytes, registered, registered_key
 from outbox_plugin.errors import InvalidEvent, RegistryUnavailable, ServerRefused
 from tests.consuming import query
-from tests.emitting import DRIVERS, Driver, awaited
+from tests.emit_connections import DRIVERS, Driver, awaited
 from tests.harvesting import create_topic
 from tests.schema_registry import Registry, a_registry
 from tests.support import PATIENCE, eventually
