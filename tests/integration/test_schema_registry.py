@@ -34,9 +34,9 @@ from outbox_plugin import Event, Harvester, Outbox, Settings
 from outbox_plugin.emit import schema_registry
 from outbox_plugin.encoding import as_bytes, registered, registered_key
 from outbox_plugin.errors import InvalidEvent, RegistryUnavailable, ServerRefused
-from tests.consuming import query
 from tests.emit_connections import DRIVERS, Driver, awaited
 from tests.harvesting import create_topic
+from tests.inbox_support import query
 from tests.schema_registry import Registry, a_registry
 from tests.support import PATIENCE, eventually
 
