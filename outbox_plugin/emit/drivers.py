@@ -49,7 +49,13 @@ class SqlAlchemyAsync(Protocol):
     """An `AsyncSession` or an `AsyncConnection` of SQLAlchemy 2."""
 
     def run_sync(self, fn: Callable[..., Any], /, *args: Any, **named: Any) -> Awaitable[Any]:
-        """As SQLAlchemy defines it."""
+        """As SQLAlchemy defines it.
+
+        Args:
+            fn: is called with the sync connection.
+            args: and further arguments.
+            named: by position or by name.
+        """
         ...
 
 
@@ -289,6 +295,11 @@ def write(connection: Any, insert: Insert, rows: Iterable[Row]) -> None:
 
     A sequence that fits into one statement is written by that statement. All other rows are written inside a savepoint:
     if a statement or the iterator `rows` fails, everything that was written is rolled back.
+
+    Args:
+        connection: as the application opened it.
+        insert: the statement of the outbox.
+        rows: to write.
     """
     kind = kind_of(connection)
     if kind is Kind.SQLALCHEMY:
@@ -300,7 +311,13 @@ def write(connection: Any, insert: Insert, rows: Iterable[Row]) -> None:
 
 
 async def write_async(connection: Any, insert: Insert, rows: Iterable[Row]) -> None:
-    """Write rows on a connection that is async, as `write` does."""
+    """Write rows on a connection that is async, as `write` does.
+
+    Args:
+        connection: as the application opened it.
+        insert: the statement of the outbox.
+        rows: to write.
+    """
     if kind_of(connection) is Kind.SQLALCHEMY_ASYNC:
         await connection.run_sync(_write_sqlalchemy, insert, rows)
     else:

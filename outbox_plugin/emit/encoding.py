@@ -60,7 +60,13 @@ def as_bytes(event: Event) -> bytes | None:
 
 
 class Encoding:
-    """How an outbox writes events."""
+    """How an outbox writes events.
+
+    Args:
+        serializer: makes a record's value of an event.
+        cloud_events: the source of CloudEvents, if headers are to be theirs; None otherwise.
+        max_record_bytes: how large a record may be.
+    """
 
     def __init__(self, serializer: Serializer, cloud_events: str | None, max_record_bytes: int) -> None:
         self._serializer = serializer

@@ -140,7 +140,13 @@ class StagingTable:
 def new_staging_table(
     outbox: str, form: EventForm | RowForm, business: str | None, known_as: str | None
 ) -> StagingTable:
-    """A staging table with a name that no other one has; its arguments are `StagingTable`'s.
+    """A staging table with a name that no other one has.
+
+    Args:
+        outbox: the outbox's name with its schema.
+        form: of the rows.
+        business: the business table that receives the business rows; None where there are events alone.
+        known_as: the outbox's name as the user gave it, if it differs from `outbox`.
 
     Raises:
         BusinessColumnWrong: Postgres cannot have a table with so many columns.
