@@ -138,7 +138,7 @@ class PostgresMarkedStore:
         `leader_id` may change within a term; the statement marks nothing once another leader leads the shard.
         """
         conditions, values = self._rows.conditions(request)
-        conditions = *conditions, "of_this_leader"
+        conditions = *conditions, "not_marked", "of_this_leader"
         values |= {"leader_id": leader_id, "term": self._led.leader_id, "delivered": DELIVERED}
         values |= {"bytes": BYTES_PER_WINDOW, "largest": self._limit.value, "largest_headers": self._limit.headers}
         session = self.session
@@ -146,11 +146,11 @@ class PostgresMarkedStore:
         try:
             with reported():
                 rows = self._rows.read(marking, marking, values).sorted()
-                return self._completed(rows) if any(column(rows, "create_time")) else rows
         except StoreUnavailable as error:
             if not isinstance(error.__cause__, UNTRANSLATABLE):
                 raise
-        return self._mark_apart(marking, conditions, values)
+            return self._mark_apart(marking, conditions, values)
+        return self._completed(rows) if any(column(rows, "create_time")) else rows
 
     def _mark_apart(
         self, marking: tuple[bytes, bytes], conditions: tuple[str, ...], values: dict[str, object]
@@ -161,11 +161,12 @@ class PostgresMarkedStore:
             try:
                 with reported():
                     rows = self._rows.read(marking, marking, {**values, **few}).sorted()
-                    return self._completed([row._replace(create_time=_WHOLE) for row in rows])
             except StoreUnavailable as error:
                 if not isinstance(error.__cause__, UNTRANSLATABLE):
                     raise
                 postgres_bad_rows.dead_letter_untranslatable(self._led, self._rows, conditions, values)
+            else:
+                return self._completed([row._replace(create_time=_WHOLE) for row in rows])
         raise StoreUnavailable("Postgres: ever new rows have topics and keys that cannot be written in UTF-8")
 
     def _completed(self, rows: Sequence[OutboxRow]) -> list[OutboxRow]:
@@ -175,13 +176,14 @@ class PostgresMarkedStore:
         present topic and key: it is marked, so it must be sent.
 
         Raises:
-            psycopg.Error: whatever Postgres says.
+            StoreUnavailable: whatever Postgres says. The rows stay marked, so the term must end.
         """
         rows = _without_too_large(rows, self._limit)
         whole = [row.id for row in rows if row.create_time == _WHOLE]
         if not whole:
             return rows
-        found = read_left_out(self._rows, whole, self._limit, inf)
+        with reported():
+            found = read_left_out(self._rows, whole, self._limit, inf)
         return [
             found.complete(found.with_present_key(row), row.horizon)._replace(create_time=0)
             if row.create_time == _WHOLE

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from contextlib import closing
 
 import psycopg
 import pytest
 from psycopg import sql
 
 from outbox_plugin import Harvester, Settings, operate
+from outbox_plugin.adapters.postgres_marked_store import PostgresMarkedStore
 from outbox_plugin.core.delivery_options import BadRows, Delivery
+from outbox_plugin.core.postgres_ports import ReadRequest
+from outbox_plugin.core.shards import Layout
 from outbox_plugin.schema.migrate import migrate
 from tests.harvesting import backlog, by_key, consume, insert
 from tests.support import eventually
@@ -22,6 +26,7 @@ COLUMNS = {"kafka_key": "'k'", "kafka_value": "'bad'", "kafka_header_keys": "'{h
 BAD = {
     "value": {"kafka_value": "'bad-' || {bad}"},
     "header": {"kafka_header_values": "ARRAY['v' || {bad}]"},
+    "compressed header": {"kafka_header_values": "ARRAY[repeat('v', 10000) || {bad}]"},
     "key": {"kafka_key": "'k' || {bad}"},
     "topic": {"kafka_topic": "'t' || {bad}"},
 }
@@ -61,7 +66,7 @@ def test_a_text_that_cannot_be_written_in_utf_8_harms_its_own_row_only(
     insert(settings, topic, [("other", "1"), ("k", "1")])
     insert_bad(settings, topic, bad)
     insert(settings, topic, [("other", "2"), ("k", "2")])
-    key_waits = bad == "value" or (bad == "header" and bad_rows == "park")  # No dead letter can hold the value.
+    key_waits = bad == "value" or ("header" in bad and bad_rows == "park")  # No dead letter can hold the value.
     with Harvester(settings):
         eventually(lambda: backlog(settings) == (2 if key_waits else 0), 60)
         insert(settings, topic, [("other", "3")])
@@ -71,3 +76,15 @@ def test_a_text_that_cannot_be_written_in_utf_8_harms_its_own_row_only(
     assert ([each.key for each in parked], len(letters)) == ((["k"], 0) if key_waits else ([], 1))
     assert key_waits or letters[0].key == {"key": "k\\x81"}.get(bad, "k")
     assert "cannot be written in UTF-8" in (parked[0].reason if key_waits else letters[0].reason)
+
+
+def test_a_bad_key_is_found_behind_rows_that_are_marked_and_not_delivered_yet(elsewhere: Settings, topic: str) -> None:
+    insert(elsewhere, topic, [("other", "1"), ("other", "2"), ("other", "3")])
+    insert_bad(elsewhere, topic, "key")
+    insert(elsewhere, topic, [("other", "4")])
+    leader_id = str(uuid.uuid4())
+    with closing(PostgresMarkedStore(elsewhere, 0, Layout(1, 1))) as store:
+        store.lead(leader_id)
+        marked = [[row.value for row in store.mark(leader_id, ReadRequest(limit=3))] for _ in range(3)]
+    assert marked == [["1", "2", "3"], ["4"], []]
+    assert [letter.key for letter in operate.dead_letters(elsewhere)] == ["k\\x81"]

@@ -33,9 +33,9 @@ WHERE locktype = 'advisory' AND granted AND pid <> pg_backend_pid() AND objsubid
 SELECT pg_terminate_backend(%(pid)s)
 
 -- name: mark
--- Mark the earliest rows: write the leader's id to them, and return them. Rows that carry it already, or the id of rows that
--- could not be deleted, are not marked. Marks at most `bytes` bytes, and no row behind one that does not fit. Rows are found by
--- id, not by ctid: a row that somebody updates meanwhile gets another ctid, would be missed, and be overtaken by later rows.
+-- Mark the earliest rows that meet the conditions: write the leader's id to them, and return them. Marks at most `bytes` bytes,
+-- and no row behind one that does not fit. Rows are found by id, not by ctid: a row that somebody updates meanwhile gets another
+-- ctid, would be missed, and be overtaken by later rows.
 -- A value or headers that are too large for any record are not returned. Their size is returned in place of create_time, which
 -- this delivery does not use: negative for headers. The number 1 in its place means a whole record, which is read apart.
 UPDATE {outbox} AS marked
@@ -51,7 +51,6 @@ WHERE id = ANY (ARRAY(
                        + CASE WHEN {header_bytes} <= %(largest_headers)s THEN {header_bytes} ELSE 0 END AS size
             FROM {outbox}
             WHERE id > (%(above)s)::bigint
-              AND (leader_id IS NULL OR (leader_id <> %(leader_id)s AND leader_id <> %(delivered)s))
               {conditions}
             ORDER BY id
             LIMIT %(limit)s

@@ -88,6 +88,10 @@ AND id > (
 -- A condition of every read: the table and its layout are still those that the term began with.
 AND {is_this_outbox}
 
+-- name: not_marked
+-- A condition of a mark: the row does not carry the leader's id already, nor the id of rows that could not be deleted.
+AND (leader_id IS NULL OR (leader_id <> %(leader_id)s AND leader_id <> %(delivered)s))
+
 -- name: of_this_leader
 -- A condition of a mark: no other leader has begun to lead the shard since.
 AND EXISTS (SELECT FROM {outbox_identity} WHERE table_name = %(table)s AND leaders[%(shard)s + 1] = %(term)s::uuid)
@@ -187,10 +191,12 @@ AND (kafka_key IS NULL OR NOT (
 ))
 
 -- name: header_bytes
--- An expression: the bytes of a row's headers. Their arrays are read only if they are compressed.
+-- An expression: the bytes of a row's headers. Their arrays are read only if they are compressed; then each text is taken to
+-- need four bytes for its length. Nothing here makes Postgres write a text in UTF-8, which it refuses for some.
 CASE WHEN pg_column_compression(kafka_header_keys) IS NULL AND pg_column_compression(kafka_header_values) IS NULL
      THEN coalesce(pg_column_size(kafka_header_keys), 0)::bigint + coalesce(pg_column_size(kafka_header_values), 0)
-     ELSE octet_length(record_send(ROW(kafka_header_keys)))::bigint + octet_length(record_send(ROW(kafka_header_values)))
+     ELSE coalesce(octet_length(array_to_string(kafka_header_keys, '')) + (4 * cardinality(kafka_header_keys)), 0)::bigint
+          + coalesce(octet_length(array_to_string(kafka_header_values, '')) + (4 * cardinality(kafka_header_values)), 0)
 END
 
 -- name: is_whole
