@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+
 import pytest
 
-from tests.simulation.plan import RESHARD, Fault, Plan
+from tests.simulation.plan import HELD, RESHARD, Fault, Plan
 from tests.simulation.schedule import run
 
 # So many shards, and so slow a way to the servers, that leaders which recover the same slices would do so for long.
@@ -21,6 +24,23 @@ def test_the_promises_hold_in_every_schedule(seeds: range, tells: bool) -> None:
             f"seed {seed}: {'; '.join(outcome.broken)}\n{outcome.plan}\n"
             f"replay it: pytest tests/simulation/test_promises.py -s --seed {seed}"
         )
+
+
+def with_held_ways(seed: int) -> Plan:
+    """The plan of a seed, and besides its faults one to four ways to a broker that are held for a while."""
+    plan, rng = Plan.draw(seed), random.Random(seed)
+    held = tuple(
+        Fault(HELD, rng.uniform(0.2, plan.writing), rng.uniform(0.5, 15.0), rng.randrange(plan.harvesters))
+        for _ in range(rng.randint(1, 4))
+    )
+    return replace(plan, faults=tuple(sorted(plan.faults + held, key=lambda fault: fault.at)))
+
+
+@pytest.mark.timeout(0)
+def test_the_promises_hold_while_a_broker_does_not_answer_some_harvesters() -> None:
+    for seed in range(300):
+        outcome = run(seed, plan=with_held_ways(seed))
+        assert not outcome.broken, outcome
 
 
 def test_a_seed_is_a_schedule() -> None:
