@@ -35,5 +35,8 @@ class BrokerProbe:
 
     def _probe(self) -> None:
         """Ask, and ask again if not all have answered: on a busy machine, any broker is slow now and then."""
-        began = self._runtime.now()
-        self._last = began, self._ask() or self._ask()
+        began, all_answer = self._runtime.now(), False
+        try:
+            all_answer = self._ask() or self._ask()
+        finally:
+            self._last = began, all_answer
