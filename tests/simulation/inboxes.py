@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import SimpleNamespace
@@ -211,6 +212,9 @@ class WrittenPositions:
         row = self._simulation.postgres.row
         return {} if row is None else {PARTITION: positions._position(*row)}
 
+    def still_handled(self, _: Collection[TopicPartition]) -> set[TopicPartition]:
+        return set()  # The simulated handlers take no time, and are killed with their inbox.
+
     def write_now(self, reached: Callable[[], AllReached]) -> bool:
         if self._simulation.fails():
             return False
@@ -239,6 +243,7 @@ class Process:
             of=known.get, known=lambda: known, look_up=lambda topics: Answer(recreated=set(), known={*topics})
         )
         inbox._positions = WrittenPositions(simulation)
+        inbox._handover = SimpleNamespace(locked=lambda _: nullcontext(lambda _: None))
         self.inbox = inbox
 
     @property
@@ -370,7 +375,8 @@ class Simulation:
         if self.owner is not None:
             self.say("stops")
             housekeeping = SimpleNamespace(stop=lambda: None, wait_until_ended=lambda: True)
-            self.owner.inbox._hand_over(self.owner.client, housekeeping)
+            with ExitStack() as ended:
+                self.owner.inbox._hand_over(self.owner.client, housekeeping, ended)
             self.owner = None
 
     def _move(self) -> None:
