@@ -198,6 +198,7 @@ class KafkaMembership:
         self._sender.close()
         self._member.close()
         self._listener.close()
+        self._topic_ids = None  # Its client would stay until the garbage collector finds the harvester's cycles.
 
 
 def _is_fatal(error: KafkaError) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -276,7 +277,10 @@ class KafkaTransactionalLog:
         The producer ends when nothing refers to it any more. `Producer.close` would first wait until Kafka has answered
         an abort, however long that takes.
         """
-        if self._producer is not None:
-            self._producer.purge()
-            self._producer.flush(0)
-        self._producer = None
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            with suppress(
+                KafkaException
+            ):  # A producer that has been fenced may refuse: it must be let go of all the same.
+                producer.purge()
+                producer.flush(0)

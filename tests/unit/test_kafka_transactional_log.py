@@ -143,3 +143,15 @@ def test_a_topic_with_too_few_replicas_in_sync_is_left_alone(
     monkeypatch.setattr(Producer, "purge", lambda _: log._records._news.append((purged, "short", b"k", b"v")))
     assert not log.publish([GOOD, GOOD._replace(id=2, topic="short")], PROGRESS)
     assert (silent, log.in_doubt) == ({"short"}, True)
+
+
+def test_a_producer_that_refuses_to_be_emptied_is_let_go_of_all_the_same(
+    log: KafkaTransactionalLog, producer: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise KafkaException(KafkaError(KafkaError._FATAL))
+
+    monkeypatch.setattr(producer, "purge", refuse)
+    log.close()
+    with pytest.raises(LogUnavailable, match="closed"):
+        log.publish((), PROGRESS)
