@@ -8,6 +8,10 @@ records) is never changed.
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
+from itertools import islice
+
+_NAMED = 5  # How many names a message has, so that it stays one line.
 
 
 def printable(text: str) -> str:
@@ -15,6 +19,11 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def first_names(names: Collection[str]) -> str:
+    """The first names, separated by commas; an ellipsis stands for the others."""
+    return ", ".join([*islice(names, _NAMED), *(["…"] if len(names) > _NAMED else [])])
 
 
 def logger_of(name: str) -> logging.Logger:

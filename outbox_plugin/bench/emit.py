@@ -26,9 +26,7 @@ from outbox_plugin.emit.event import Event
 from outbox_plugin.emit.outbox import Outbox
 from outbox_plugin.settings import Settings
 
-EVENTS_PER_TURN = (
-    20  # Events of one kind before the other has its turn, so that load on the machine affects both alike.
-)
+EVENTS_PER_TURN = 20  # Then the other kind has its turn, so that load on the machine affects both alike.
 COLUMNS = ("topic", "key", "value", "names", "texts")
 VALUE = {"order": "o-4711", "customer": "c-17", "lines": [{"article": f"a-{each}", "count": each} for each in range(4)]}
 

@@ -8,9 +8,8 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from outbox_plugin.core.readiness import NotReady, Readiness, Ready
 from outbox_plugin.observe.port import join, leave
+from outbox_plugin.printable import first_names
 from outbox_plugin.settings import host_and_port
-
-_NAMED = 5  # How many tenants that failed are named in an answer.
 
 
 class TenantMetrics:
@@ -85,8 +84,7 @@ class ObservedTenants:
         if (error := self._error()) is not None:
             return {self.name: NotReady(error)}
         failed = self._failed()
-        names = ", ".join([*failed[:_NAMED], *(["…"] if len(failed) > _NAMED else [])])
-        but = f"; {len(failed)} cannot be: {names}" if failed else ""
+        but = f"; {len(failed)} cannot be: {first_names(failed)}" if failed else ""
         return {self.name: Ready(f"{self._running()} schema(s) are harvested{but}")}
 
     def show_gauges(self) -> None:

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from itertools import islice
 from typing import Any
 
 import psycopg
 
 from outbox_plugin.errors import InvalidSetting, UserError
-from outbox_plugin.printable import logger_of
+from outbox_plugin.printable import first_names, logger_of
 from outbox_plugin.schema.connection import connect, reported_as_refusal
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 
 logger = logger_of(__name__)
 
-_NAMED = 5  # How many outboxes an error names.
 _UNTRUSTED = (
     "its owner {!r} may not create schemas in this database, so a pattern does not trust it; name the outbox in "
     "OUTBOX_OUTBOXES, or change the owner"
@@ -102,14 +100,12 @@ def one_outbox(settings: Settings, name: str | None) -> Settings:
         return settings
     outboxes = by_name(present_outboxes(settings))
     if name is None and len(outboxes) > 1:
-        raise UserError(f"the settings name {len(outboxes)} outboxes: say which with --outbox ({_some(outboxes)})")
+        raise UserError(
+            f"the settings name {len(outboxes)} outboxes: say which with --outbox ({first_names(outboxes)})"
+        )
     if name is None:
         [settings] = outboxes.values()
         return settings
     if name not in outboxes:
-        raise UserError(f"--outbox: expected one of {_some(outboxes)} (given: {name!r})")
+        raise UserError(f"--outbox: expected one of {first_names(outboxes)} (given: {name!r})")
     return outboxes[name]
-
-
-def _some(names: Collection[str]) -> str:
-    return ", ".join([*islice(names, _NAMED), *(["…"] if len(names) > _NAMED else [])])
