@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any
 
 from confluent_kafka import (
@@ -96,6 +96,8 @@ class CoordinationLog:
         self.malformed = 0
         self.kept = KeptState()
         self._trouble: OutboxError | None = None
+        self._guard = Lock()
+        self._to_commit: dict[TopicPartition, int] = {}  # Kept, and not yet committed in Kafka; `_guard` guards it.
         self._closed = False
         with ExitStack() as opened:  # What is opened is closed, whatever a later step raises.
             try:
@@ -215,6 +217,7 @@ class CoordinationLog:
             ServerRefused: we are not let in.
         """
         self._raise_trouble()
+        self._commit()
         found = []
         for record in self._consume(wait_seconds):
             if (entry := self._entry(record)) is None:
@@ -332,7 +335,7 @@ class CoordinationLog:
         return {}
 
     def keep(self, positions: Collection[Keep], *, wait: bool = False) -> bool:
-        """Write positions to the state topic, and commit them as the group's offsets in Kafka.
+        """Write positions to the state topic; the next `read` or `close` commits them as the group's offsets in Kafka.
 
         Returns False if we `wait` and a record was not written.
         """
@@ -344,11 +347,8 @@ class CoordinationLog:
         ]
         if not records:
             return True
-        offsets = {each.topic_partition: each.offset for each in positions}
-        # For other tools; we never depend on it. An admin client's request to a group's coordinator would do the same,
-        # but librdkafka aborts the process if the connection is lost meanwhile (its issue 4605).
-        with suppress(KafkaException):
-            self._reader.commit(offsets=[KafkaTopicPartition(*tp, at) for tp, at in offsets.items()], asynchronous=True)
+        with self._guard:
+            self._to_commit.update((each.topic_partition, each.offset) for each in positions)
         return self._keep(records, wait=wait)
 
     def keep_pause(self, message: ReleaseGroup) -> None:
@@ -359,6 +359,21 @@ class CoordinationLog:
         """
         if not self._keep([pause_record(message)], wait=True):
             raise LogUnavailable(f"Kafka did not take what the group {self._group_id} is to do")
+
+    def _commit(self) -> None:
+        """Commit the kept positions as the group's offsets, for other tools. We never depend on it.
+
+        Only the thread that reads may do it: while one thread consumes in a loop, a commit by another one waits for
+        minutes. An admin client's request to the group's coordinator would need no reader, but librdkafka aborts the
+        process if the connection is lost meanwhile (its issue 4605).
+        """
+        with self._guard:
+            offsets, self._to_commit = self._to_commit, {}
+        if offsets:
+            with suppress(KafkaException):
+                self._reader.commit(
+                    offsets=[KafkaTopicPartition(*tp, offset) for tp, offset in offsets.items()], asynchronous=True
+                )
 
     def _keep(self, records: Collection[tuple[bytes, bytes]], *, wait: bool) -> bool:
         open_ = len(records)
@@ -390,6 +405,7 @@ class CoordinationLog:
                 opened.callback(self._close_reader)
                 opened.callback(self._writer.close)
                 self._writer.flush(CLOSE_SECONDS)
+                self._commit()
 
     def _close_reader(self) -> None:
         """Close the reader, or leave it to a thread: while Kafka is away, it waits for a commit's answer.

@@ -306,6 +306,37 @@ def test_a_log_is_closed_soon_though_kafka_does_not_answer(bootstrap_servers: st
         kafka.stop()
 
 
+def test_positions_are_kept_and_committed_while_another_thread_reads(
+    bootstrap_servers: str, orders: str, group: str
+) -> None:
+    """At most once, each batch waits for that: no record is handed out before its position is kept."""
+    log = CoordinationLog(kafka_settings(bootstrap_servers, None), f"{group}-claims", group)
+    with closing(log):
+        tp = TopicPartition(orders, 0)
+        assert list(log.follow([0], log.log_time())) == []
+        done = threading.Event()
+
+        def read() -> None:
+            while not done.is_set():
+                log.read(0.05)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        try:
+            kept: list[bool] = []
+            keeper = threading.Thread(
+                target=lambda: kept.append(log.keep([Keep(tp, 10, "topic", log.log_time())], wait=True)), daemon=True
+            )
+            keeper.start()
+            keeper.join(10 * PATIENCE)
+            assert kept == [True]
+        finally:
+            done.set()
+            reader.join()
+        log.read(0)
+        eventually(lambda: log.committed([tp]) == {tp: 10}, 10)
+
+
 def test_as_much_is_read_at_once_as_one_sends_who_holds_very_many_partitions(
     bootstrap_servers: str, group: str
 ) -> None:
