@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from outbox_plugin.core.tenant_schedule import TenantSchedule
-from outbox_plugin.errors import InvalidSetting, OutboxError, ServerRefused, StoreUnavailable
+from outbox_plugin.errors import InvalidSetting, ServerRefused, StoreUnavailable
 from outbox_plugin.extras import what_to_install
 from outbox_plugin.harvester import Harvester
 from outbox_plugin.printable import logger_of
@@ -90,6 +90,7 @@ class TenantHarvesters(Background):
         self._schedule = TenantSchedule()
         self._harvesters: dict[str, Harvester] = {}
         self._starts: dict[str, _Start] = {}
+        self._stops: list[threading.Thread] = []  # Of harvesters that are ending.
         self._search_error: str | None = None
         self._observed: ObservedTenants | None = None  # If OUTBOX_LISTEN is set.
 
@@ -156,19 +157,22 @@ class TenantHarvesters(Background):
         return found
 
     def _follow(self, found: Mapping[str, str | None], now: float) -> None:
+        for schema, reason in found.items():
+            if reason is not None and schema in self._harvesters:
+                self._failed(schema, ServerRefused(reason))
         room = STARTS_AT_ONCE - sum(not start.is_slow(now) for start in self._starts.values())
         changes = self._schedule.changes(found, now, max(room, 0))
         for schema in changes.stop:
             logger.info("schema %s: its outbox is gone", schema)
             self._starts.pop(schema, None)
             if (harvester := self._harvesters.pop(schema, None)) is not None:
-                _stop_aside(harvester)
+                self._stop_aside(harvester)
         for schema in changes.start:
             try:
                 if (reason := found[schema]) is not None:
                     raise ServerRefused(reason)
                 harvester = Harvester(self._settings.of_schema(schema), adopt=self._adopt)
-            except OutboxError as error:
+            except Exception as error:  # Whatever it is, it is this tenant's own.
                 self._failed(schema, error)
                 continue
             self._harvesters[schema], self._starts[schema] = harvester, _Start(harvester, now)
@@ -184,23 +188,24 @@ class TenantHarvesters(Background):
                 self._failed(schema, harvester.error)
 
     def _failed(self, schema: str, error: BaseException) -> None:
+        self._starts.pop(schema, None)
         if (harvester := self._harvesters.pop(schema, None)) is not None:
-            harvester.stop()  # It has ended: this lets go of what it held.
+            self._stop_aside(harvester)
         seconds = self._schedule.failed_at(schema, time.monotonic())
         if seconds is not None:
             logger.warning("schema %s: not harvested, tried again in %.0f s: %s", schema, seconds, error)
 
     def _stop_all(self) -> None:
         deadline = time.monotonic() + STOP_SECONDS
-        stops = [_stop_aside(harvester) for harvester in self._harvesters.values()]
-        for stop in stops:
+        for harvester in self._harvesters.values():
+            self._stop_aside(harvester)
+        for stop in self._stops:
             stop.join(max(0.0, deadline - time.monotonic()))
-        if left := sum(stop.is_alive() for stop in stops):
+        if left := sum(stop.is_alive() for stop in self._stops):
             logger.warning("%d harvester(s) have not ended within %.0f s", left, STOP_SECONDS)
 
-
-def _stop_aside(harvester: Harvester) -> threading.Thread:
-    """Stop a harvester on a thread of its own: it may wait for servers."""
-    thread = threading.Thread(target=harvester.stop, name="outbox-tenant-stop", daemon=True)
-    thread.start()
-    return thread
+    def _stop_aside(self, harvester: Harvester) -> None:
+        """Stop a harvester on a thread of its own: it may wait for servers."""
+        thread = threading.Thread(target=harvester.stop, name="outbox-tenant-stop", daemon=True)
+        thread.start()
+        self._stops = [*(each for each in self._stops if each.is_alive()), thread]

@@ -203,6 +203,8 @@ def test_a_pattern_does_not_trust_a_schema_of_somebody_who_may_not_create_schema
         database = str(hostile.dsn.get_secret_value()).rsplit("/", 1)[1]
         execute(hostile, f"GRANT CREATE ON DATABASE {database} TO {role}")
         arrives(hostile, topic, "trusted")
+        execute(hostile, f"REVOKE CREATE ON DATABASE {database} FROM {role}")
+        eventually(lambda: count(pattern, "failed") == 1, 30)  # Also while it is harvested.
     finally:
         execute(hostile, f"REASSIGN OWNED BY {role} TO CURRENT_USER; DROP OWNED BY {role}; DROP ROLE {role}")
 
