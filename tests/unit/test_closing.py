@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any
 
 import confluent_kafka
@@ -235,7 +235,7 @@ def test_a_coordination_log_is_closed_while_the_interpreter_ends(monkeypatch: py
 
     closed: list[str] = []
     followed: Any = object.__new__(log.CoordinationLog)
-    followed._closed = False
+    followed._closed, followed._guard, followed._to_commit = False, Lock(), {}
     followed._reader, followed._writer = Noted(closed, "reader"), Noted(closed, "writer")
     monkeypatch.setattr(Thread, "start", refuse)
     followed.close()
