@@ -116,6 +116,7 @@ def test_a_provider_that_fails_is_one_line_and_the_harvester_goes_on_when_it_wor
     with Harvester(by_function) as harvester:
         drained(trusted)
         ISSUER.fails = True
+        eventually(lambda: "no new token" in caplog.text, 60)
         eventually(lambda: not read_leader(by_function, trusted), 60)
         insert_numbered(trusted, topic, 101, 100)
         ISSUER.fails = False
