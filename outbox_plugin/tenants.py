@@ -164,9 +164,7 @@ class TenantHarvesters(Background):
         changes = self._schedule.changes(found, now, max(room, 0))
         for schema in changes.stop:
             logger.info("schema %s: its outbox is gone", schema)
-            self._starts.pop(schema, None)
-            if (harvester := self._harvesters.pop(schema, None)) is not None:
-                self._stop_aside(harvester)
+            self._let_go(schema)
         for schema in changes.start:
             try:
                 if (reason := found[schema]) is not None:
@@ -188,12 +186,16 @@ class TenantHarvesters(Background):
                 self._failed(schema, harvester.error)
 
     def _failed(self, schema: str, error: BaseException) -> None:
-        self._starts.pop(schema, None)
-        if (harvester := self._harvesters.pop(schema, None)) is not None:
-            self._stop_aside(harvester)
+        self._let_go(schema)
         seconds = self._schedule.failed_at(schema, time.monotonic())
         if seconds is not None:
             logger.warning("schema %s: not harvested, tried again in %.0f s: %s", schema, seconds, error)
+
+    def _let_go(self, schema: str) -> None:
+        """Stop the schema's harvester, if it has one, also while it starts."""
+        self._starts.pop(schema, None)
+        if (harvester := self._harvesters.pop(schema, None)) is not None:
+            self._stop_aside(harvester)
 
     def _stop_all(self) -> None:
         deadline = time.monotonic() + STOP_SECONDS

@@ -279,8 +279,7 @@ class KafkaTransactionalLog:
         """
         producer, self._producer = self._producer, None
         if producer is not None:
-            with suppress(
-                KafkaException
-            ):  # A producer that has been fenced may refuse: it must be let go of all the same.
+            # A producer that has been fenced may refuse. It must be let go of all the same.
+            with suppress(KafkaException):
                 producer.purge()
                 producer.flush(0)

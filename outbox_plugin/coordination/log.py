@@ -363,9 +363,9 @@ class CoordinationLog:
     def _commit(self) -> None:
         """Commit the kept positions as the group's offsets, for other tools. We never depend on it.
 
-        Only the thread that reads may do it: while one thread consumes in a loop, a commit by another one waits for
-        minutes. An admin client's request to the group's coordinator would need no reader, but librdkafka aborts the
-        process if the connection is lost meanwhile (its issue 4605).
+        Only the thread that reads may do it, or any thread once nobody reads: while one thread consumes in a loop, a
+        commit by another one can wait for minutes. An admin client's request to the group's coordinator would need no
+        reader, but librdkafka aborts the process if the connection is lost meanwhile (its issue 4605).
         """
         with self._guard:
             offsets, self._to_commit = self._to_commit, {}

@@ -21,9 +21,9 @@ from outbox_plugin.coordination import Consumer
 from outbox_plugin.embedded.kafka import EmbeddedKafka
 from tests.support import eventually
 
-BATCH = 5_000  # A broker refuses to create more partitions than about twice that by one request.
+PARTITIONS_PER_REQUEST = 5_000  # A broker refuses a request that creates 10,000.
 WAIT_SECONDS = 300.0
-INTERVAL = 10.0
+HEARTBEAT_SECONDS = 10.0
 
 
 class Shared(NamedTuple):
@@ -52,9 +52,9 @@ def share(bootstrap_servers: str, topic: str, partitions: int) -> Shared:
 
 
 def _create(admin: AdminClient, topic: str, partitions: int) -> None:
-    [made] = admin.create_topics([NewTopic(topic, num_partitions=min(partitions, BATCH))]).values()
+    [made] = admin.create_topics([NewTopic(topic, num_partitions=min(partitions, PARTITIONS_PER_REQUEST))]).values()
     made.result(WAIT_SECONDS)
-    for wanted in range(2 * BATCH, partitions + BATCH, BATCH):
+    for wanted in range(2 * PARTITIONS_PER_REQUEST, partitions + PARTITIONS_PER_REQUEST, PARTITIONS_PER_REQUEST):
         [widened] = admin.create_partitions([NewPartitions(topic, min(wanted, partitions))]).values()
         widened.result(WAIT_SECONDS)
     eventually(lambda: len(admin.list_topics(topic, timeout=30).topics[topic].partitions) == partitions, WAIT_SECONDS)
@@ -73,7 +73,7 @@ class _Member:
             [topic],
             f"{topic}-group",
             client_id,
-            heartbeat_interval_seconds=INTERVAL,
+            heartbeat_interval_seconds=HEARTBEAT_SECONDS,
             coordination_topic=f"{topic}-claims",
             bootstrap_servers=bootstrap_servers,
         )
