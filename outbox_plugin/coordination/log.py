@@ -216,8 +216,8 @@ class CoordinationLog:
             UserError: the topic has lost a property that promises rest on.
             ServerRefused: we are not let in.
         """
-        self._raise_trouble()
         self._commit()
+        self._raise_trouble()
         found = []
         for record in self._consume(wait_seconds):
             if (entry := self._entry(record)) is None:
@@ -335,7 +335,7 @@ class CoordinationLog:
         return {}
 
     def keep(self, positions: Collection[Keep], *, wait: bool = False) -> bool:
-        """Write positions to the state topic; the next `read` or `close` commits them as the group's offsets in Kafka.
+        """Write positions to the state topic; the next `read`, `flush` or `close` commits them in Kafka.
 
         Returns False if we `wait` and a record was not written.
         """
@@ -394,7 +394,12 @@ class CoordinationLog:
         return not wait or not (open_ or failed)
 
     def flush(self) -> None:
-        """Wait until all messages are sent, or a few seconds have passed."""
+        """Commit what was kept, and wait until all messages are sent, or a few seconds have passed.
+
+        The reading thread calls it at its end: a commit that came later could put the group back behind another
+        instance's.
+        """
+        self._commit()
         self._writer.flush(CLOSE_SECONDS)
 
     def close(self) -> None:

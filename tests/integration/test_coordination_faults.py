@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import Producer
+from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -335,6 +336,25 @@ def test_positions_are_kept_and_committed_while_another_thread_reads(
             reader.join()
         log.read(0)
         eventually(lambda: log.committed([tp]) == {tp: 10}, 10)
+
+
+@pytest.mark.parametrize("ends", ["by a refusal", "by itself"])
+def test_what_is_kept_is_committed_when_the_reading_ends(
+    bootstrap_servers: str, orders: str, group: str, ends: str
+) -> None:
+    """A commit at the close, which may be much later, would put the group back behind what others have consumed."""
+    log = CoordinationLog(kafka_settings(bootstrap_servers, None), f"{group}-claims", group)
+    with closing(log), closing(KafkaConsumer({"bootstrap.servers": bootstrap_servers, "group.id": group})) as other:
+        tp = TopicPartition(orders, 0)
+        assert list(log.follow([0], log.log_time())) == []
+        assert log.keep([Keep(tp, 10, "topic", log.log_time())], wait=True)
+        if ends == "by a refusal":
+            log._trouble = UserError("refused")
+            with pytest.raises(UserError, match="refused"):
+                log.read(0)
+        else:
+            log.flush()
+        eventually(lambda: [each.offset for each in other.committed([KafkaTopicPartition(*tp)], 10)] == [10], 10)
 
 
 def test_as_much_is_read_at_once_as_one_sends_who_holds_very_many_partitions(
