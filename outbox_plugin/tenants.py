@@ -170,10 +170,11 @@ class TenantHarvesters(Background):
                 if (reason := found[schema]) is not None:
                     raise ServerRefused(reason)
                 harvester = Harvester(self._settings.of_schema(schema), adopt=self._adopt)
+                start = _Start(harvester, now)
             except Exception as error:  # Whatever it is, it is this tenant's own.
                 self._failed(schema, error)
                 continue
-            self._harvesters[schema], self._starts[schema] = harvester, _Start(harvester, now)
+            self._harvesters[schema], self._starts[schema] = harvester, start
 
     def _take_failures(self) -> None:
         """Look for harvesters that could not start, or have ended by themselves."""
@@ -207,7 +208,11 @@ class TenantHarvesters(Background):
             logger.warning("%d harvester(s) have not ended within %.0f s", left, STOP_SECONDS)
 
     def _stop_aside(self, harvester: Harvester) -> None:
-        """Stop a harvester on a thread of its own: it may wait for servers."""
+        """Stop a harvester on a thread of its own: it may wait for servers. On this thread if none can be started."""
         thread = threading.Thread(target=harvester.stop, name="outbox-tenant-stop", daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:
+            harvester.stop()
+            return
         self._stops = [*(each for each in self._stops if each.is_alive()), thread]

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from threading import Lock, Thread
+from types import SimpleNamespace
 from typing import Any
 
 import confluent_kafka
@@ -35,6 +36,7 @@ from outbox_plugin.inbox import consumer as inbox_consumer
 from outbox_plugin.inbox.observed import ObservedInbox
 from outbox_plugin.observe import port
 from outbox_plugin.observe.harvester import ObservedHarvester
+from outbox_plugin.tenants import TenantHarvesters
 from tests.support import eventually
 
 SETTINGS = Settings(dsn="postgresql://nowhere/db", bootstrap_servers="127.0.0.1:1")
@@ -240,6 +242,23 @@ def test_a_coordination_log_is_closed_while_the_interpreter_ends(monkeypatch: py
     monkeypatch.setattr(Thread, "start", refuse)
     followed.close()
     assert closed == ["writer", "reader"]
+
+
+def test_a_tenant_that_fails_is_stopped_though_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other tenants' harvesters go on."""
+
+    def refuse(_: Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    stopped: list[str] = []
+    service: Any = TenantHarvesters(SETTINGS.model_copy(update={"table": "tenant_*.outbox"}))
+    service._schedule.changes(["tenant_a"], 0.0, 1)
+    service._harvesters["tenant_a"] = SimpleNamespace(stop=lambda: stopped.append("tenant_a"))
+    monkeypatch.setattr(Thread, "start", refuse)
+    service._failed("tenant_a", RuntimeError("it ended"))
+    service._follow({"tenant_a": None, "tenant_b": None}, 0.0)
+    assert stopped == ["tenant_a"]
+    assert service._schedule.failed == ("tenant_a", "tenant_b")
 
 
 def test_an_inbox_that_cannot_subscribe_closes_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
