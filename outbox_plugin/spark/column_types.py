@@ -49,6 +49,16 @@ def are_headers(kind: DataType) -> bool:
     return isinstance(pair, StructType) and pair.names == ["key", "value"] and isinstance(pair["value"].dataType, TEXTS)
 
 
+def are_bytes(kind: DataType) -> bool:
+    """Whether values of the type are bytes, or headers whose values are."""
+    if isinstance(kind, MapType):
+        return isinstance(kind.valueType, BinaryType)
+    pair = kind.elementType if isinstance(kind, ArrayType) else None
+    return isinstance(kind, BinaryType) or (
+        isinstance(pair, StructType) and isinstance(pair["value"].dataType, BinaryType)
+    )
+
+
 def ordered_as(kind: DataType) -> str | None:
     """An SQL value whose Postgres type sorts as Spark sorts `kind`; None if Postgres has no such type."""
     return next((example for known, example in _ORDERED if isinstance(kind, known)), None)

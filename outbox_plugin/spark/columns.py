@@ -5,19 +5,30 @@ The builder (`OutboxWrite`), the batch sink and the stream all use this module. 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.types import BinaryType, StructType
+from pyspark.sql.types import BinaryType, IntegralType, NullType, StructType
 
 from outbox_plugin.errors import UserError
-from outbox_plugin.spark.column_types import DECIMAL_ORDER, KEYS, PLAIN, TEXTS, are_headers, is_document, ordered_as
-from outbox_plugin.spark.json_text import element_offsets, entries, json_text
+from outbox_plugin.spark.column_types import (
+    DECIMAL_ORDER,
+    KEYS,
+    PLAIN,
+    TEXTS,
+    are_bytes,
+    are_headers,
+    is_document,
+    ordered_as,
+)
+from outbox_plugin.spark.headers import headers_of
+from outbox_plugin.spark.json_text import json_text
 from outbox_plugin.spark.rows import (
     RowProblem,
-    SizeLimits,
+    TableLimits,
     Unstorable,
     event_shown,
     first_unstorable,
@@ -25,10 +36,11 @@ from outbox_plugin.spark.rows import (
     shown,
 )
 from outbox_plugin.spark.staged_events import staged_events
-from outbox_plugin.spark.unstorable_text import decoded, decoded_document, is_text, lists_with, without_nul
+from outbox_plugin.spark.unstorable_text import decoded, decoded_document, is_text, without_nul
+from outbox_plugin.spark.whole_records import WHOLE_COLUMNS, no_whole_records, whole_records
 
 EVENT_COLUMNS = ("kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values")
-EVENT_FIELDS = ("topic", "key", "value", "headers")
+EVENT_FIELDS = ("topic", "key", "value", "headers")  # Beside a business row, `partition` is a column of that.
 
 
 class EventColumnWrong(UserError):
@@ -78,12 +90,17 @@ class RowForm:
         return []
 
     @property
+    def may_be_whole(self) -> bool:
+        """Business rows are no records."""
+        return False
+
+    @property
     def binary(self) -> bool:
         """Whether all columns can be copied in binary form: no, as a business table's columns may be of any type."""
         return False
 
-    def convert(self, batch: pa.RecordBatch, limits: SizeLimits) -> Converted:  # noqa: ARG002 Postgres judges these.
-        """The business columns unchanged, but for bytes, which become bytea's text."""
+    def convert(self, batch: pa.RecordBatch, limits: TableLimits) -> Converted:  # noqa: ARG002 Postgres judges these.
+        """The business columns unchanged."""
         wrong = self.unstorable(batch)
         refused = None
         if wrong:
@@ -93,8 +110,8 @@ class RowForm:
         return Converted(self.copied(batch), {}, refused)
 
     def copied(self, batch: pa.RecordBatch) -> list[pa.Array]:
-        """The columns as COPY takes them."""
-        return [_copied(self._column(batch, name)) for name in self.names]
+        """The columns as they are staged."""
+        return [self._column(batch, name) for name in self.names]
 
     def unstorable(self, batch: pa.RecordBatch) -> Unstorable | None:
         """The first row with a text that Postgres cannot store."""
@@ -117,11 +134,19 @@ class EventForm:
     has_headers: bool
     order_by: tuple[tuple[str, str], ...]  # Column names, each with an SQL value of the type that Postgres sorts by.
     rows: RowForm
+    of_bytes: frozenset[str] = frozenset()  # Those of key, value and headers that hold bytes.
+    has_partition: bool = False
+
+    @property
+    def may_be_whole(self) -> bool:
+        """Whether some events may be whole records."""
+        return self.has_partition or bool(self.of_bytes)
 
     @property
     def needed(self) -> list[str]:
         """The DataFrame's columns that are used."""
         own = ["key", "value", *(() if self.topic else ("topic",)), *(("headers",) if self.has_headers else ())]
+        own += ["partition"] if self.has_partition else []
         return list(dict.fromkeys([*own, *(name for name, _ in self.order_by), *self.rows.names]))
 
     @property
@@ -130,7 +155,8 @@ class EventForm:
         texts = dict.fromkeys(EVENT_COLUMNS[:3], "''::text")
         lists = dict.fromkeys(EVENT_COLUMNS[3:], "ARRAY[]::text[]")
         order = dict(zip(self.order, (example for _, example in self.order_by), strict=True))
-        return {**texts, **lists, "outbox_problem": "''::text", **order}
+        whole = WHOLE_COLUMNS if self.may_be_whole else {}
+        return {**texts, **lists, "outbox_problem": "''::text", **whole, **order}
 
     @property
     def business(self) -> tuple[str, ...]:
@@ -147,40 +173,78 @@ class EventForm:
         """Whether all columns can be copied in binary form. Decimals cannot: Postgres's form of them is complex."""
         return not self.rows.names and all(example != DECIMAL_ORDER for _, example in self.order_by)
 
-    def convert(self, batch: pa.RecordBatch, limits: SizeLimits) -> Converted:
+    def convert(self, batch: pa.RecordBatch, limits: TableLimits) -> Converted:
         """The events of `batch`, and which of them the outbox or Kafka would refuse."""
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        events = self._events(columns, len(batch), limits)
+        order = {name: columns[name] for name, _ in self.order_by}
+        ordering_texts = {name: decoded(column) for name, column in order.items() if is_text(column.type)}
+        order |= {name: each.values for name, each in ordering_texts.items()}
+        bad = row_problems(
+            pa.RecordBatch.from_arrays(events.texts, list(EVENT_COLUMNS)),
+            {**events.undecodable, **{name: each.undecodable for name, each in ordering_texts.items()}},
+            limits,
+            {name: order[name] for name in ordering_texts},
+            columns["partition"] if self.has_partition else None,
+        )
+        if bad:
+            order = {name: without_nul(each) if name in ordering_texts else each for name, each in order.items()}
+        staged = staged_events(events.texts, events.value, bad, events.altering)
+        refused = None
+        if wrong := self.rows.unstorable(batch):
+            topics, keys, *_ = events.texts
+            of = event_shown(topics[wrong.row], keys[wrong.row])
+            refused = RowProblem(wrong.column, f"{wrong.problem}, of {of}")
+        return Converted([*staged, *events.whole, *order.values(), *self.rows.copied(batch)], bad, refused)
+
+    def _events(self, columns: Mapping[str, pa.Array], rows: int, limits: TableLimits) -> _Events:
         undecodable: dict[str, pa.Array] = {}
 
         def text(name: str) -> pa.Array:
             texts, undecodable[name] = decoded(columns[name])
             return texts
 
-        topics = pa.repeat(self.topic, len(batch)) if self.topic else text("topic")
+        topics = pa.repeat(self.topic, rows) if self.topic else text("topic")
         keys = text("key")
         value, documents = columns["value"], pa.types.is_nested(columns["value"].type)
         if documents:
             value, undecodable["value"] = decoded_document(value)
             value = json_text(value)
         values = value if documents else text("value")
-        names, texts, undecodable["headers"] = _headers(columns["headers"] if self.has_headers else None, len(batch))
-        order = {name: text(name) if is_text(columns[name].type) else columns[name] for name, _ in self.order_by}
-        ordering_texts = {name: column for name, column in order.items() if is_text(column.type)}
-        events = [topics, keys, values, names, texts]
-        bad = row_problems(pa.RecordBatch.from_arrays(events, list(EVENT_COLUMNS)), undecodable, limits, ordering_texts)
-        if bad:
-            order = {name: without_nul(each) if name in ordering_texts else each for name, each in order.items()}
-        altering = {
-            name: mask
-            for name, mask in undecodable.items()
-            if name in EVENT_FIELDS and (documents or name != "value")  # A value that is no document keeps its bytes.
-        }
-        staged = staged_events(events, value, bad, altering)
-        refused = None
-        if wrong := self.rows.unstorable(batch):
-            of = event_shown(topics[wrong.row], keys[wrong.row])
-            refused = RowProblem(wrong.column, f"{wrong.problem}, of {of}")
-        return Converted([*staged, *order.values(), *self.rows.copied(batch)], bad, refused)
+        headers = headers_of(columns["headers"] if self.has_headers else None, rows)
+        undecodable["headers"] = pc.or_(headers.wrong_names, headers.wrong_texts)
+        # A value that is no document keeps its bytes.
+        altering = {name: mask for name, mask in undecodable.items() if documents or name != "value"}
+        texts = [topics, keys, values, headers.names, headers.texts]
+        if not self.may_be_whole:
+            return _Events(texts, value, undecodable, altering, [])
+        if not limits.whole_records:
+            return _Events(texts, value, undecodable, altering, no_whole_records(headers))
+        own = {name: columns[name] for name in (*self.of_bytes, *(("partition",) if self.has_partition else ()))}
+        whole = whole_records(own, keys, values, headers, undecodable)
+        undecodable = {name: mask for name, mask in undecodable.items() if name not in self.of_bytes}
+        undecodable["headers"] = headers.wrong_names if "headers" in self.of_bytes else altering["headers"]
+        altering |= {name: mask for name, mask in whole.no_text.items() if name in ("key", "headers", "partition")}
+        texts = [topics, whole.keys, whole.values, headers.names, whole.texts]
+        return _Events(texts, value, undecodable, altering, whole.staged)
+
+
+class _Events(NamedTuple):
+    """The events of a batch.
+
+    Attributes:
+        texts: the columns `EVENT_COLUMNS`, with U+FFFD in place of bytes that are not UTF-8.
+        value: the values in their original bytes, or as JSON if they are documents.
+        undecodable: for each of the DataFrame's columns, which rows have such bytes, and so cannot be published.
+        altering: for each of the DataFrame's columns, which rows would lose some of it as a dead letter.
+        whole: the columns `WHOLE_COLUMNS`; none if no event may be a whole record.
+    """
+
+    texts: list[pa.Array]
+    value: pa.Array
+    undecodable: dict[str, pa.Array]
+    altering: dict[str, pa.Array]
+    whole: list[pa.Array]
 
 
 def row_form(schema: StructType, leave_out: Sequence[str] = ()) -> RowForm:
@@ -208,11 +272,11 @@ def event_form(
 
     Args:
         schema: has `key`, `value` (string, binary, or a struct, map or array that becomes JSON; null is a tombstone),
-            optionally `headers` (map of string to string, or an array of `struct<key, value>` as Spark's Kafka sink
-            takes it), and `topic` unless that is given.
+            `topic` unless that is given, and optionally `headers` (map of string to string or binary, or an array of
+            `struct<key, value>` as Spark's Kafka sink takes it) and `partition` (an integer; null: the key decides).
         topic: the topic of all events; None when they name their own.
         order_by: the columns that the events are sorted by.
-        rows: the form of their business rows.
+        rows: the form of their business rows. With them, `partition` is a column of the business table.
 
     Raises:
         EventColumnWrong: a column is missing or of a wrong type.
@@ -234,6 +298,10 @@ def event_form(
         raise EventColumnWrong(
             f"the column 'headers' is {kind}; expected a map of strings, or array<struct<key,value>>"
         )
+    has_partition = rows is None and "partition" in fields
+    if has_partition and not isinstance(fields["partition"], IntegralType | NullType):
+        kind = fields["partition"].simpleString()
+        raise EventColumnWrong(f"the column 'partition' is {kind}; expected an integer, the number of a partition")
     order: list[tuple[str, str]] = []
     for name in order_by:
         example = ordered_as(fields[name])
@@ -241,22 +309,5 @@ def event_form(
             kind = fields[name].simpleString()
             raise EventColumnWrong(f"the column {name!r} is {kind}: events cannot be sorted by that")
         order.append((name, example))
-    return EventForm(topic, "headers" in fields, tuple(order), rows or RowForm(()))
-
-
-def _copied(column: pa.Array) -> pa.Array:
-    if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):  # As bytea's hexadecimal text.
-        return pa.array([None if each is None else "\\x" + each.hex() for each in column.to_pylist()], pa.string())
-    return column.cast(pa.string()) if pa.types.is_null(column.type) else column
-
-
-def _headers(headers: pa.Array | None, rows: int) -> tuple[pa.Array, pa.Array, pa.Array]:
-    """Header names and texts, with empty text for null, and which rows have a header that is not UTF-8."""
-    if headers is None:
-        none = pa.ListArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), rows + 1), pa.array([], pa.string()))
-        return none, none, pa.repeat(False, rows)
-    pairs = entries(headers) if pa.types.is_map(headers.type) else headers
-    halves = [decoded(half) for half in pairs.flatten().flatten()]
-    offsets = element_offsets(pairs)
-    names, texts = (pa.ListArray.from_arrays(offsets, pc.fill_null(half.values, "")) for half in halves)
-    return names, texts, lists_with(pairs, pc.or_(*(half.undecodable for half in halves)))
+    of_bytes = frozenset(name for name in ("key", "value", "headers") if name in fields and are_bytes(fields[name]))
+    return EventForm(topic, "headers" in fields, tuple(order), rows or RowForm(()), of_bytes, has_partition)

@@ -21,7 +21,9 @@ from outbox_plugin.spark.json_text import array_literal, element_offsets
 # https://www.postgresql.org/docs/current/sql-copy.html, "Binary Format".
 BINARY_START, BINARY_END = b"PGCOPY\n\xff\r\n\0" + bytes(8), b"\xff\xff"
 _EPOCH_DAYS, _EPOCH_MICROSECONDS = 10_957, 946_684_800_000_000  # From 1970 to 2000, where Postgres starts to count.
-_ONE_DIMENSION, _FIRST_ELEMENT = struct.pack("!iii", 1, 0, 25), struct.pack("!i", 1)  # 25 is the type text.
+# One dimension, no flags, and the number of the elements' type.
+_OF_TEXT, _OF_BYTES = struct.pack("!iii", 1, 0, 25), struct.pack("!iii", 1, 0, 17)
+_FIRST_ELEMENT = struct.pack("!i", 1)
 _ARRAY_START_BYTES = 20
 
 
@@ -36,17 +38,33 @@ def csv_rows(attempt: uuid.UUID, columns: Sequence[pa.Array]) -> memoryview:
 
 
 def _csv_column(column: pa.Array) -> pa.Array:
+    if pa.types.is_null(column.type):
+        return column.cast(pa.string())
     if pa.types.is_list(column.type):
-        return array_literal(column)
+        elements = column.flatten()
+        texts = _bytea_text(elements) if _are_bytes(elements) else elements
+        return array_literal(pa.ListArray.from_arrays(element_offsets(column), texts))
+    if _are_bytes(column):
+        return _bytea_text(column)
     if pa.types.is_timestamp(column.type) and column.type.tz:  # Spark knows time zones that Arrow does not.
         return column.cast(pa.timestamp(column.type.unit, "UTC"))
     return column
 
 
+def _are_bytes(column: pa.Array) -> bool:
+    return bool(pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type))
+
+
+def _bytea_text(values: pa.Array) -> pa.Array:
+    """Bytes in the hexadecimal form in which Postgres writes them."""
+    return pa.array([None if each is None else "\\x" + each.hex() for each in values.to_pylist()], pa.string())
+
+
 def binary_rows(attempt: uuid.UUID, columns: Sequence[pa.Array]) -> memoryview:
     """Rows that begin with `attempt`, between `BINARY_START` and `BINARY_END`.
 
-    Columns may be text, bigint, float8, boolean, date, timestamp with and without a time zone, and lists of text.
+    Columns may be text, bytea, bigint, float8, boolean, date, timestamp with and without a time zone, and lists of text
+    or of bytea.
     """
     fields = [part for column in columns for part in _field(column)]
     rows = _joined(struct.pack("!hi", 1 + len(columns), len(attempt.bytes)) + attempt.bytes, *fields)
@@ -63,13 +81,14 @@ def _field(column: pa.Array) -> tuple[pa.Array | bytes, ...]:
 
 
 def _array(lists: pa.ListArray) -> tuple[pa.Array | bytes, ...]:
-    """`text[]`: the number of elements, then each element in the form of a field. No list may be null."""
+    """`text[]` or `bytea[]`: the number of elements, then each element in the form of a field. No list may be null."""
+    kind = _OF_BYTES if _are_bytes(lists.flatten()) else _OF_TEXT
     each = _joined(*_field(lists.flatten()))
     ends = np.frombuffer(each.buffers()[1], np.int64)[element_offsets(lists)]
     elements = _sliced(ends, each.buffers()[2])  # The buffer holds the elements of each list end to end.
     lengths = pc.add(pc.binary_length(elements), _ARRAY_START_BYTES)
     counts = _big_endian(pc.list_value_length(lists), ">i4")
-    return _big_endian(lengths, ">i4"), _ONE_DIMENSION, counts, _FIRST_ELEMENT, elements
+    return _big_endian(lengths, ">i4"), kind, counts, _FIRST_ELEMENT, elements
 
 
 def _binary(column: pa.Array) -> pa.LargeBinaryArray:

@@ -32,9 +32,9 @@ def json_text(values: pa.Array) -> pa.Array:
 
 
 def array_literal(lists: pa.Array) -> pa.Array:
-    """Lists of strings as Postgres writes them: `{"a","b"}`. No string may be null."""
+    """Lists of strings as Postgres writes them: `{"a",NULL}`."""
     escaped = pc.replace_substring_regex(lists.flatten(), r'(["\\])', r"\\\1")
-    return _wrapped("{", joined(lists, _wrapped('"', escaped, '"')), "}")
+    return _wrapped("{", joined(lists, pc.fill_null(_wrapped('"', escaped, '"'), "NULL")), "}")
 
 
 def joined(lists: pa.Array, texts: pa.Array) -> pa.Array:

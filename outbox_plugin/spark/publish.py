@@ -18,6 +18,7 @@ from outbox_plugin.core.backlog import MIN_BACKLOG_IDS
 from outbox_plugin.errors import InvalidEvent, OutboxError, UserError
 from outbox_plugin.schema.qualify import qualified
 from outbox_plugin.schema.statements import statement
+from outbox_plugin.schema.whole_records import takes_whole_records
 from outbox_plugin.spark.staging import PARTITION_BITS, PREFIX, Attempt, StagingTable, identifier, row_column
 
 # If events are published in Spark's order, a row's sequence number follows from its partition and its place within it.
@@ -113,7 +114,9 @@ def publish_events(
     placed = {**values, "before": before, "earlier": staged.earlier}
     setup = "read_by_index" if staged.table.comes_in_order else "sort_in_memory"
     connection.execute(statement("staging", setup, staged.table.outbox))
-    _run(connection, staged, "publish_events", staged.table.outbox_name, staged.rows, placed, order=order, place=place)
+    takes_whole = staged.table.form.may_be_whole and takes_whole_records(connection, staged.table.outbox)
+    publish = "publish_records" if takes_whole else "publish_events"
+    _run(connection, staged, publish, staged.table.outbox_name, staged.rows, placed, order=order, place=place)
     if staged.rows >= MIN_BACKLOG_IDS:
         _summarise_keys(connection, staged)
     if staged.dead_letters:
@@ -139,7 +142,8 @@ def digest_events(connection: psycopg.Connection[tuple[Any, ...]], staged: Stage
     Raises:
         StagingLost: not all of them are there any more.
     """
-    query = statement("staging", "digest_staged", staged.table.outbox, staging=staged.table.identifier)
+    digest = "digest_records" if staged.table.form.may_be_whole else "digest_staged"
+    query = statement("staging", digest, staged.table.outbox, staging=staged.table.identifier)
     with _lost_if_dropped():
         [(there, total)] = connection.execute(query, {"attempts": staged.ids}).fetchall()
     if there != (expected := staged.rows + staged.dead_letters):

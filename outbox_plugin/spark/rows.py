@@ -16,6 +16,7 @@ from outbox_plugin.emit.event import KAFKAS_OWN, MAX_KEY_CHARACTERS, TOPIC_PATTE
 from outbox_plugin.spark.unstorable_text import with_nul
 
 _SHOWN_CHARACTERS = 40
+MAX_PARTITION = 2**31 - 1
 _NUL = "has the character NUL, which Postgres cannot store"
 
 
@@ -26,11 +27,18 @@ class RowProblem(NamedTuple):
     problem: str
 
 
-class SizeLimits(NamedTuple):
-    """How many characters fit into the outbox's columns; None means any number."""
+class TableLimits(NamedTuple):
+    """What the outbox's columns can hold.
+
+    Attributes:
+        key: how many characters of a key; None means any number.
+        value: how many characters of a value; None means any number.
+        whole_records: whether there are columns for what is no text, and for a partition.
+    """
 
     key: int | None = MAX_KEY_CHARACTERS
     value: int | None = None
+    whole_records: bool = True
 
 
 class Unstorable(NamedTuple):
@@ -44,20 +52,23 @@ class Unstorable(NamedTuple):
 def row_problems(
     batch: pa.RecordBatch,
     undecodable: Mapping[str, pa.Array],
-    limits: SizeLimits,
+    limits: TableLimits,
     order: Mapping[str, pa.Array] | None = None,
+    partitions: pa.Array | None = None,
 ) -> dict[int, RowProblem]:
     """What is wrong with each bad row, by the row's number; empty if all rows are good.
 
     Args:
         batch: the columns of the outbox, as text.
         undecodable: for each column of text or bytes, which rows have bytes that are not UTF-8.
-        limits: how many characters fit into the outbox's columns.
+        limits: what the outbox's columns can hold.
         order: the columns of text that the events are ordered by.
+        partitions: the partitions that the events name; null where they name none.
     """
     topics, keys = batch.column("kafka_topic"), batch.column("kafka_key")
     problems: dict[int, RowProblem] = {}
-    for column, wrong, problem in _rules(batch, undecodable, limits, order or {}):
+    rules = [*_rules(batch, undecodable, limits, order or {}), *_partition_rules(partitions, limits)]
+    for column, wrong, problem in rules:
         if pc.any(wrong).as_py():
             for row in pc.indices_nonzero(pc.fill_null(wrong, fill_value=False)).to_pylist():
                 event = event_shown(topics[row], keys[row])
@@ -98,7 +109,7 @@ def shown(value: pa.Scalar) -> str:
 
 
 def _rules(
-    batch: pa.RecordBatch, undecodable: Mapping[str, pa.Array], limits: SizeLimits, order: Mapping[str, pa.Array]
+    batch: pa.RecordBatch, undecodable: Mapping[str, pa.Array], limits: TableLimits, order: Mapping[str, pa.Array]
 ) -> Iterator[tuple[str, pa.Array, Callable[[int], str]]]:
     """Each rule: its column, the rows that break it, and a function that says what is wrong in a row."""
     topics, keys, values = (batch.column(name) for name in ("kafka_topic", "kafka_key", "kafka_value"))
@@ -113,6 +124,19 @@ def _rules(
         yield column, with_nul(texts), lambda _: _NUL
     for column, wrong in undecodable.items():
         yield column, wrong, lambda _: "has bytes that are not UTF-8, which the outbox cannot hold"
+
+
+def _partition_rules(
+    partitions: pa.Array | None, limits: TableLimits
+) -> Iterator[tuple[str, pa.Array, Callable[[int], str]]]:
+    if partitions is None:
+        return
+    if limits.whole_records:
+        numbers = partitions.cast(pa.int64())
+        wrong = pc.or_(pc.less(numbers, 0), pc.greater(numbers, MAX_PARTITION))
+        yield "partition", wrong, lambda row: f"{partitions[row]}, expected 0 to {MAX_PARTITION}"
+    else:
+        yield "partition", partitions.is_valid(), lambda _: "given, for which the outbox has no column"
 
 
 def _well_named(topics: pa.Array) -> pa.Array:

@@ -21,9 +21,10 @@ from pyspark import TaskContext
 from outbox_plugin.schema.orphans import drop_unless_used
 from outbox_plugin.schema.qualify import qualified
 from outbox_plugin.schema.statements import statement
+from outbox_plugin.schema.whole_records import takes_whole_records
 from outbox_plugin.spark.columns import BusinessColumnWrong, EventForm, RowForm
 from outbox_plugin.spark.copy_format import BINARY_END, BINARY_START, binary_rows, csv_rows
-from outbox_plugin.spark.rows import RowProblem, SizeLimits
+from outbox_plugin.spark.rows import RowProblem, TableLimits
 
 SCHEMA = "outbox_staging"
 PREFIX = "outbox_staging_"
@@ -204,12 +205,16 @@ class StageTask:
                     self.table.lease(connection)
         return Attempt(attempt.hex, partition, rows - dead_letters, dead_letters)
 
-    def _prepare(self, connection: psycopg.Connection[tuple[Any, ...]]) -> SizeLimits:
+    def _prepare(self, connection: psycopg.Connection[tuple[Any, ...]]) -> TableLimits:
         if self.leased_for:
             self.table.create_leased(connection, self.leased_for)
         found = connection.execute(statement("staging", "limits", self.table.outbox)).fetchall()
         characters = dict(found)
-        return SizeLimits(characters.get("kafka_key"), characters.get("kafka_value"))
+        return TableLimits(
+            characters.get("kafka_key"),
+            characters.get("kafka_value"),
+            self.table.form.may_be_whole and takes_whole_records(connection, self.table.outbox),
+        )
 
     def _copy_statement(self) -> sql.Composed:
         columns = self.table.columns

@@ -137,7 +137,8 @@ class OutboxWrite:
         """Emit one event per row of `events`.
 
         Args:
-            events: `key`, `value` (string, struct as JSON, null as tombstone), `headers` (map), `topic` unless given.
+            events: `key` and `value` (strings or bytes; a struct as JSON, null as tombstone), `topic` unless given, and
+                perhaps `headers` (a map, or an array of structs) and `partition` (an integer).
             topic: the topic of all of them.
             order_by: the columns of `events` to sort by. Ids ascend in this order, so consumers see the events of a key
                 in it. By default, events keep the order of the DataFrame's rows.

@@ -93,14 +93,14 @@ def set_aside(spark: SparkSession, settings: Settings, *events: str) -> dict[str
 
 
 AWKWARD_EVENTS = {
-    "key: null": "(CAST(NULL AS BINARY), X'76', map('a', 'b'))",
-    "key: has bytes that are not UTF-8": "(X'61ff62', X'76', NULL)",
-    "key: has the character NUL": "(X'610062', X'76', NULL)",
-    "value: has bytes that are not UTF-8": "(X'6b', X'61ff62', NULL)",
-    "value: has the character NUL": "(X'6b', X'610062', NULL)",
-    "headers: has bytes that are not UTF-8": "(X'6b', X'76', map('a', cast(X'61ff62' AS string)))",
-    "headers: has the character NUL": "(X'6b', X'76', map('a', cast(X'610062' AS string)))",
-    "key: 101 characters": "(cast(repeat('k', 101) AS BINARY), X'76', NULL)",
+    "key: null": "(CAST(NULL AS STRING), 'v', map('a', 'b'))",
+    "key: has bytes that are not UTF-8": "(cast(X'61ff62' AS string), 'v', NULL)",
+    "key: has the character NUL": "(cast(X'610062' AS string), 'v', NULL)",
+    "value: has bytes that are not UTF-8": "('k', cast(X'61ff62' AS string), NULL)",
+    "value: has the character NUL": "('k', cast(X'610062' AS string), NULL)",
+    "headers: has bytes that are not UTF-8": "('k', 'v', map('a', cast(X'61ff62' AS string)))",
+    "headers: has the character NUL": "('k', 'v', map('a', cast(X'610062' AS string)))",
+    "key: 101 characters": "(repeat('k', 101), 'v', NULL)",
 }
 
 

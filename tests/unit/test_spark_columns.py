@@ -12,7 +12,7 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from outbox_plugin.spark.columns import Converted, event_form, row_form
 from outbox_plugin.spark.copy_format import csv_rows
-from outbox_plugin.spark.rows import SizeLimits
+from outbox_plugin.spark.rows import TableLimits
 
 NUL, NOT_UTF8 = b"a\0b", b"a\xffb"
 PAIR = pa.struct([("key", pa.string()), ("value", pa.string())])
@@ -30,7 +30,7 @@ def converted(columns: dict[str, pa.Array], *, order_by: list[str] | None = None
     spark_schema = _spark_schema(schema)
     rows = row_form(spark_schema, ["key", "value", "topic", "headers"]) if business else None
     form = event_form(spark_schema, "t", order_by or [], rows)
-    return form.convert(pa.RecordBatch.from_arrays(list(columns.values()), schema=schema), SizeLimits())
+    return form.convert(pa.RecordBatch.from_arrays(list(columns.values()), schema=schema), TableLimits())
 
 
 def _spark_schema(schema: pa.Schema) -> StructType:
@@ -92,7 +92,7 @@ def test_one_in_a_business_row_without_an_event_is_named_by_the_first_column() -
     schema = StructType([StructField("number", StringType()), StructField("name", StringType())])
     columns = [strings(b"1", b"2"), strings(b"fine", NUL)]
     batch = pa.RecordBatch.from_arrays(columns, ["number", "name"])
-    refused = row_form(schema).convert(batch, SizeLimits()).refused
+    refused = row_form(schema).convert(batch, TableLimits()).refused
     assert refused is not None
     assert refused.column == "name"
     assert "number '2'" in refused.problem
@@ -101,7 +101,7 @@ def test_one_in_a_business_row_without_an_event_is_named_by_the_first_column() -
 def test_bytes_of_a_business_row_may_be_any() -> None:
     batch = pa.RecordBatch.from_arrays([pa.array([NUL, NOT_UTF8])], ["content"])
     form = row_form(StructType([StructField("content", BinaryType())]))
-    assert form.convert(batch, SizeLimits()).refused is None
+    assert form.convert(batch, TableLimits()).refused is None
 
 
 @pytest.mark.parametrize("zone", ["GMT+08:00", "UTC+8", "PST", "+08:00", "America/New_York", "Z"])

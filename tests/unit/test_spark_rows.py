@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from outbox_plugin.spark.rows import SizeLimits, row_problems
+from outbox_plugin.spark.rows import TableLimits, row_problems
 
 COLUMNS = ("kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values")
 GOOD = ("topic", "key", "value", "{}", "{}")
@@ -20,7 +20,7 @@ def batch(*rows: tuple[str | None, ...]) -> pa.RecordBatch:
     "rows", [[], [GOOD], [GOOD, ("a.b_c-1", "ü" * 100, None, "{}", "{}")], [("t" * 249, *GOOD[1:])]]
 )
 def test_good_rows_are_good(rows: list[tuple[str | None, ...]]) -> None:
-    assert row_problems(batch(*rows), {}, SizeLimits()) == {}
+    assert row_problems(batch(*rows), {}, TableLimits()) == {}
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_good_rows_are_good(rows: list[tuple[str | None, ...]]) -> None:
     ],
 )
 def test_a_bad_row_is_named(row: tuple[str | None, ...], column: str, said: str) -> None:
-    found = row_problems(batch(GOOD, row, GOOD), {}, SizeLimits())
+    found = row_problems(batch(GOOD, row, GOOD), {}, TableLimits())
     assert list(found) == [1]
     assert found[1].column == column
     assert said in found[1].problem
@@ -46,18 +46,18 @@ def test_a_bad_row_is_named(row: tuple[str | None, ...], column: str, said: str)
 
 def test_what_fits_is_what_the_table_says() -> None:
     rows = batch(GOOD, ("topic", "k7", "é" * 11, "{}", "{}"), ("topic", "k" * 101, "v", "{}", "{}"))
-    found = row_problems(rows, {}, SizeLimits(key=None, value=10))
+    found = row_problems(rows, {}, TableLimits(key=None, value=10))
     assert found == {
         1: ("value", "11 characters, of which 10 are allowed, of the event with topic 'topic' and key 'k7'")
     }
 
 
 def test_bytes_that_are_no_text_are_named_by_their_column() -> None:
-    found = row_problems(batch(GOOD, GOOD), {"value": pa.array([False, True])}, SizeLimits())
+    found = row_problems(batch(GOOD, GOOD), {"value": pa.array([False, True])}, TableLimits())
     assert found[1].column == "value"
     assert "not UTF-8" in found[1].problem
 
 
 def test_the_first_thing_that_is_wrong_with_a_row_is_said() -> None:
-    found = row_problems(batch((None, None, "a\0b", "{}", "{}"), GOOD, ("", "k", "v", "{}", "{}")), {}, SizeLimits())
+    found = row_problems(batch((None, None, "a\0b", "{}", "{}"), GOOD, ("", "k", "v", "{}", "{}")), {}, TableLimits())
     assert {row: bad.column for row, bad in found.items()} == {0: "key", 2: "topic"}

@@ -126,6 +126,14 @@ WHERE attrelid = to_regclass(%(business)s) AND attnum > 0 AND NOT attisdropped
 SELECT count(*), coalesce(sum(hash_record_extended(ROW(kafka_topic, kafka_key, kafka_value), 0)), 0)::text
 FROM {staging} WHERE outbox_attempt = ANY (%(attempts)s::uuid[])
 
+-- name: digest_records
+-- As `digest_staged`, with the bytes and the partitions of whole records. Where there are none, the sum is the same.
+SELECT count(*),
+       (coalesce(sum(hash_record_extended(ROW(kafka_topic, kafka_key, kafka_value), 0)), 0)
+        + coalesce(sum(hash_record_extended(ROW(kafka_topic, kafka_key, kafka_value_bytes, kafka_partition), 1))
+                   FILTER (WHERE outbox_is_whole), 0))::text
+FROM {staging} WHERE outbox_attempt = ANY (%(attempts)s::uuid[])
+
 -- name: count_staged
 -- How many rows the attempts have staged.
 SELECT count(*) FROM {staging} WHERE outbox_attempt = ANY (%(attempts)s::uuid[])
@@ -149,6 +157,25 @@ INSERT INTO {outbox} (create_time, kafka_topic, kafka_key, kafka_value, kafka_he
 SELECT clock_timestamp(), kafka_topic, kafka_key, {outbox_value}(kafka_value, (NULL::{outbox}).kafka_value || ''),
        kafka_header_keys || ARRAY['outbox-job', 'outbox-sequence'],
        kafka_header_values || ARRAY[%(job_id)s::text, (%(before)s + {place})::text]
+FROM {staging}
+WHERE outbox_attempt = ANY (%(attempts)s::uuid[]) AND outbox_problem IS NULL
+ORDER BY {order}
+
+-- name: publish_records
+-- As `publish_events`, where some events are whole records. Their header values are bytes, and begin without a value for the
+-- name that marks them.
+INSERT INTO {outbox} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values,
+                      kafka_key_bytes, kafka_value_bytes, kafka_header_bytes, kafka_partition)
+SELECT clock_timestamp(), kafka_topic, kafka_key, {outbox_value}(kafka_value, (NULL::{outbox}).kafka_value || ''),
+       CASE WHEN outbox_is_whole THEN ARRAY['outbox-record'] ELSE '{{}}' END
+           || kafka_header_keys || ARRAY['outbox-job', 'outbox-sequence'],
+       CASE WHEN outbox_is_whole THEN '{{}}'
+            ELSE kafka_header_values || ARRAY[%(job_id)s::text, (%(before)s + {place})::text] END,
+       kafka_key_bytes, kafka_value_bytes,
+       CASE WHEN outbox_is_whole
+            THEN kafka_header_bytes || ARRAY[convert_to(%(job_id)s::text, 'UTF8'), convert_to((%(before)s + {place})::text, 'UTF8')]
+       END,
+       kafka_partition::int4
 FROM {staging}
 WHERE outbox_attempt = ANY (%(attempts)s::uuid[]) AND outbox_problem IS NULL
 ORDER BY {order}
