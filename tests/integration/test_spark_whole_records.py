@@ -143,10 +143,10 @@ def test_a_partition_that_cannot_be_is_refused_or_set_aside(spark: SparkSession,
 
 
 def test_a_partition_beside_a_business_row_is_a_column_of_it(spark: SparkSession, settings: Settings) -> None:
-    execute(settings, "CREATE TABLE seat (number INT, partition TEXT, picture BYTEA)")
+    execute(settings, "CREATE TABLE album (number INT, partition TEXT, picture BYTEA)")
     rows = spark.sql("SELECT X'00ff' AS key, 1 AS number, 'left' AS partition, X'00' AS picture, X'00ff' AS value")
-    save(settings, rows, topic="t", businessTable="seat")
-    assert execute(settings, "SELECT number, partition, picture FROM seat") == [(1, "left", b"\0")]
+    save(settings, rows, topic="t", businessTable="album")
+    assert execute(settings, "SELECT number, partition, picture FROM album") == [(1, "left", b"\0")]
     columns = "kafka_key, kafka_key_bytes, kafka_value_bytes, kafka_partition"
     assert execute(settings, f"SELECT {columns} FROM outbox") == [("hex:00ff", b"\x00\xff", b"\x00\xff", None)]
 
