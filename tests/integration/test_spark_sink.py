@@ -205,9 +205,10 @@ def test_a_bad_row_fails_the_job_and_names_key_and_column(
     settings = Settings(dsn=dsn, bootstrap_servers="127.0.0.1:1")
     migrate(settings)
     kind = "binary" if isinstance(row[1], bytes) else "string"
-    good = spark.range(0, 20_000, 1, 2).selectExpr("cast(id as string) key", f"cast('v' as {kind}) value")
+    good = spark.range(0, 20_000, 1, 2).selectExpr("cast(id as string) key", "'v' AS value")
+    bad = spark.createDataFrame([row], f"key string, value {kind}").selectExpr("key", "cast(value as string) value")
     with pytest.raises(PySparkException, match=said):
-        save(settings, good.union(spark.createDataFrame([row], f"key string, value {kind}")))
+        save(settings, good.union(bad))
     assert (count(settings, "outbox"), count(settings, "outbox_job"), staging_tables(settings)) == (0, 0, set())
 
 
