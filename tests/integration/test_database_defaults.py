@@ -10,6 +10,7 @@ import pytest
 from psycopg import sql
 
 from outbox_plugin import Harvester, Settings
+from outbox_plugin.adapters.harvester_registration import HarvesterRegistration
 from outbox_plugin.adapters.postgres_session import PostgresSession
 from outbox_plugin.core.shards import Layout
 from outbox_plugin.schema.connection import connect
@@ -80,3 +81,12 @@ def test_a_backslash_is_a_character_or_not(settings: Settings, topic: str) -> No
         days = connection.execute("SELECT count(*) FROM pg_inherits WHERE inhparent = 'outbox_history'::regclass")
         assert days.fetchone() == (2,)
     assert by_key(consume(settings, topic)) == {"k\\1": ["1'\\'"]}
+
+
+def test_names_that_are_always_quoted_are_still_known(settings: Settings) -> None:
+    """A harvester that does not find the sequence of the ids would not publish live rows before a backlog."""
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        connection.execute("ALTER SEQUENCE outbox_id_seq CACHE 7")
+    by_default(settings, quote_all_identifiers="on")
+    with closing(connect(settings)) as connection:
+        assert "drawn 7 at a time" in str(HarvesterRegistration(settings, connection).disorder_of_ids())

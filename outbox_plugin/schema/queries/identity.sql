@@ -187,7 +187,7 @@ SELECT seqcache, seqincrement, seqcycle FROM pg_sequence WHERE seqrelid = {id_se
 -- An expression: the sequence that ids are drawn from. It is that of GENERATED AS IDENTITY, or else that of a default which is
 -- a plain call of nextval. A sequence that the column merely owns, such as that of an earlier default, does not count.
 -- pg_get_expr locks the table of the default: without the CASE, some plans call it for every default of the database first,
--- and wait for whoever has locked another table.
+-- and wait for whoever has locked another table. It quotes names where the database's settings say so.
 coalesce(
     (SELECT drawn.objid
      FROM pg_attribute AS col
@@ -202,7 +202,7 @@ coalesce(
      WHERE col.attrelid = to_regclass({quoted_outbox}) AND col.attname = 'id'
        AND drawn.refclassid = 'pg_class'::regclass
        AND CASE WHEN preset.adrelid = col.attrelid THEN pg_get_expr(preset.adbin, preset.adrelid) END
-           ~ '^nextval[(]''([^'']|'''')*''::regclass[)]$')
+           ~ '^"?nextval"?[(]''([^'']|'''')*''::"?regclass"?[)]$')
 )
 
 -- name: identity_tables
