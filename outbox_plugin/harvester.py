@@ -38,16 +38,15 @@ from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.core.signing import Signer
 from outbox_plugin.core.takeover import Terms, left_behind, require_recorded
 from outbox_plugin.errors import (
-    InvalidSetting,
     LayoutChanged,
     LogUnavailable,
     ServerRefused,
     ServerUnavailable,
     TopicMissing,
 )
-from outbox_plugin.extras import what_to_install
 from outbox_plugin.insecure_settings import warn_about_insecure_settings
 from outbox_plugin.observe.event_log import log_event
+from outbox_plugin.observe.metrics_extra import metrics_extra
 from outbox_plugin.observe.tracing import configured_tracer
 from outbox_plugin.printable import logger_of
 from outbox_plugin.relay.at_least_once import AtLeastOnce
@@ -134,12 +133,8 @@ class Harvester(Background):
         return partial(self._harvest, *checked)
 
     def _listen(self, listen: str) -> ObservedHarvester:
-        try:
+        with metrics_extra():
             from outbox_plugin.observe.harvester import ObservedHarvester
-        except ModuleNotFoundError as error:
-            if (hint := what_to_install("OUTBOX_LISTEN", error)) is None:
-                raise
-            raise InvalidSetting(hint) from None
         return ObservedHarvester(
             self._settings,
             listen,

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from outbox_plugin.core.tenant_schedule import TenantSchedule
 from outbox_plugin.errors import InvalidSetting, ServerRefused, StoreUnavailable
-from outbox_plugin.extras import what_to_install
 from outbox_plugin.harvester import Harvester
+from outbox_plugin.observe.metrics_extra import metrics_extra
 from outbox_plugin.printable import logger_of
 from outbox_plugin.schema.connection import connect, reported, reported_as_refusal
 from outbox_plugin.schema.outboxes import tenant_schemas
@@ -102,12 +102,8 @@ class TenantHarvesters(Background):
         return partial(self._harvest, found)
 
     def _listen(self, listen: str) -> ObservedTenants:
-        try:
+        with metrics_extra():
             from outbox_plugin.observe.tenants import ObservedTenants
-        except ModuleNotFoundError as error:
-            if (hint := what_to_install("OUTBOX_LISTEN", error)) is None:
-                raise
-            raise InvalidSetting(hint) from None
         return ObservedTenants(
             self._settings.table,
             self._settings.group,

@@ -25,9 +25,9 @@ from outbox_plugin.coordination.messages import VERSION, ClaimingPartition, enco
 from outbox_plugin.coordination.world import TOPIC_CLIENT, Holder
 from outbox_plugin.core.room import Load, Room, record_size
 from outbox_plugin.core.topic_partition import TopicPartition
-from outbox_plugin.errors import InvalidSetting, LogUnavailable, UserError
-from outbox_plugin.extras import what_to_install
+from outbox_plugin.errors import LogUnavailable, UserError
 from outbox_plugin.insecure_settings import warn_about_insecure_settings
+from outbox_plugin.observe.metrics_extra import metrics_extra
 from outbox_plugin.printable import logger_of
 
 if TYPE_CHECKING:  # It needs an extra.
@@ -155,12 +155,8 @@ class Consumer:
             raise refused_property(error) from None
 
     def _listen(self, listen: str, topics: Sequence[str]) -> ObservedConsumer:
-        try:
+        with metrics_extra():
             from outbox_plugin.coordination.observed import ObservedConsumer
-        except ModuleNotFoundError as error:
-            if (hint := what_to_install("OUTBOX_LISTEN", error)) is None:
-                raise
-            raise InvalidSetting(hint) from None
         return ObservedConsumer(
             self._settings,
             listen,

@@ -19,7 +19,6 @@ from outbox_plugin.adapters.topic_ids import TopicIds
 from outbox_plugin.core.room import Room
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import InvalidSetting, OutboxError, ServerRefused
-from outbox_plugin.extras import what_to_install
 from outbox_plugin.inbox.cleaning import Keep
 from outbox_plugin.inbox.consumer_config import consumer_config
 from outbox_plugin.inbox.dispatcher import Dispatcher
@@ -38,6 +37,7 @@ from outbox_plugin.inbox.retry import Retry
 from outbox_plugin.inbox.session import AsyncBatchHandler, AsyncHandler, BatchHandler, Handler, HandlerSession
 from outbox_plugin.inbox.start_check import check_servers
 from outbox_plugin.inbox.workers import TaskWorkers, ThreadWorkers, make_workers
+from outbox_plugin.observe.metrics_extra import metrics_extra
 from outbox_plugin.observe.tracing import configured_tracer
 from outbox_plugin.printable import logger_of
 from outbox_plugin.schema.connection import one_line
@@ -172,12 +172,8 @@ class Inbox(Background):
             raise
 
     def _listen(self, listen: str) -> ObservedInbox:
-        try:
+        with metrics_extra():
             from outbox_plugin.inbox.observed import ObservedInbox
-        except ModuleNotFoundError as error:
-            if (hint := what_to_install("OUTBOX_LISTEN", error)) is None:
-                raise
-            raise InvalidSetting(hint) from None
         return ObservedInbox(
             self._settings,
             listen,
