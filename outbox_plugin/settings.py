@@ -244,16 +244,36 @@ class Settings(LogSettings):
         return "*" in self.table
 
     def of_schema(self, schema: str) -> Settings:
-        """The settings of the outbox in one of the schemas that `table` matches; its group is `<group>-<schema>`.
-
-        Kafka takes no dollar sign in the names of topics, so the group has a dot for each.
+        """The settings of the outbox in one of the schemas that `table` matches; its group is `group_of_schema`.
 
         Raises:
-            InvalidSetting: the schema's name has other characters that Kafka does not take, or is too long.
+            InvalidSetting: see `refusal_of_schema`.
         """
-        _, _, table = self.table.partition(".")
+        if reason := self.refusal_of_schema(schema):
+            raise InvalidSetting(reason)
         ours = {name: getattr(self, name) for name in self.model_fields_set}
-        return Settings(**{**ours, "table": f"{schema}.{table}", "group": f"{self.group}-{schema.replace('$', '.')}"})
+        return Settings(**{**ours, "table": self._table_of_schema(schema), "group": self.group_of_schema(schema)})
+
+    def _table_of_schema(self, schema: str) -> str:
+        return f"{schema}.{self.table.partition('.')[2]}"
+
+    def group_of_schema(self, schema: str) -> str:
+        """The group of the outbox in one of the schemas that `table` matches: `<group>-<schema>`.
+
+        Kafka takes no dollar sign in the names of topics, so the group has a dot for each.
+        """
+        return f"{self.group}-{schema.replace('$', '.')}"
+
+    def refusal_of_schema(self, schema: str) -> str | None:
+        """Why the outbox in a schema cannot have a group named after the schema; None if it can.
+
+        It can be asked for thousands of schemas, because it makes no settings.
+        """
+        if not _TABLE.fullmatch(self._table_of_schema(schema)):
+            return f"expected a schema's name of letters, digits, _ and $ that begins with no digit (given: {schema!r})"
+        if not _GROUP.fullmatch(group := self.group_of_schema(schema)):
+            return f"its group would have more than 200 characters: {group!r}"
+        return None
 
     def each(self) -> tuple[Settings, ...]:
         """The settings of every outbox to harvest: these alone, or one for each of `outboxes`.

@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from outbox_plugin.core.tenant_schedule import TenantSchedule
-from outbox_plugin.errors import InvalidSetting, ServerRefused, StoreUnavailable
+from outbox_plugin.errors import InvalidSetting, OutboxError
 from outbox_plugin.harvester import Harvester
 from outbox_plugin.observe.metrics_extra import metrics_extra
 from outbox_plugin.printable import logger_of
-from outbox_plugin.schema.connection import connect, reported, reported_as_refusal
+from outbox_plugin.schema.connection import connect, one_line, reported, reported_as_refusal
 from outbox_plugin.schema.outboxes import tenant_schemas
 from outbox_plugin.settings import Settings
 from outbox_plugin.threads.background import Background
@@ -29,6 +29,8 @@ if TYPE_CHECKING:  # Importing it needs an extra.
 
 logger = logger_of("outbox_plugin.harvester")
 
+_Result = TypeVar("_Result")
+
 SEARCH_SECONDS = 5.0  # Between two searches for schemas.
 CHECK_SECONDS = 0.5  # Between two looks at the harvesters.
 STARTS_AT_ONCE = 8  # Each is a connection to Postgres, and requests to Kafka.
@@ -36,19 +38,30 @@ SLOW_SECONDS = 10.0  # A start that takes longer waits for a lock, or for a serv
 STOP_SECONDS = 30.0  # For all harvesters together. One that is stuck in its start ends with the process.
 
 
-class _Start:
-    """A harvester's start on a thread of its own, which does not keep the process from ending."""
+class _Task(Generic[_Result]):
+    """A call on a thread of its own, which does not keep the process from ending."""
 
-    def __init__(self, harvester: Harvester, now: float) -> None:
-        self._harvester = harvester
+    def __init__(self, name: str, call: Callable[[], _Result], now: float) -> None:
+        """Begin the call.
+
+        Args:
+            name: of the thread.
+            call: may wait for servers.
+            now: the time.
+
+        Raises:
+            RuntimeError: no thread can be started.
+        """
+        self._call = call
         self._began = now
-        self._thread = threading.Thread(target=self._run, name="outbox-tenant-start", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.result: _Result | None = None
         self.error: BaseException | None = None
         self._thread.start()
 
     def _run(self) -> None:
         try:
-            self._harvester.start()
+            self.result = self._call()
         except BaseException as error:
             self.error = error
 
@@ -88,18 +101,21 @@ class TenantHarvesters(Background):
         self._settings = settings
         self._adopt = adopt
         self._schedule = TenantSchedule()
-        self._harvesters: dict[str, Harvester] = {}
-        self._starts: dict[str, _Start] = {}
-        self._stops: list[threading.Thread] = []  # Of harvesters that are ending.
+        self._found: Mapping[str, str | None] = {}  # The schemas that have outboxes, as of the last search.
+        self._search: _Task[Mapping[str, str | None]] | None = None  # The one under way.
+        self._searched_at = 0.0
         self._search_error: str | None = None
+        self._harvesters: dict[str, Harvester] = {}
+        self._starts: dict[str, _Task[None]] = {}
+        self._stops: list[threading.Thread] = []  # Of harvesters that are ending.
         self._observed: ObservedTenants | None = None  # If OUTBOX_LISTEN is set.
 
     def _prepare(self, loop: asyncio.AbstractEventLoop | None) -> Callable[[], None]:  # noqa: ARG002
         with reported_as_refusal(self._settings):
-            found = self._search()
+            self._found = self._schemas()
         if self._settings.listen is not None:
             self._observed = self._listen(self._settings.listen)
-        return partial(self._harvest, found)
+        return self._harvest
 
     def _listen(self, listen: str) -> ObservedTenants:
         with metrics_extra():
@@ -121,52 +137,64 @@ class TenantHarvesters(Background):
         if observed is not None:
             observed.close()
 
-    def _search(self) -> Mapping[str, str | None]:
+    def _schemas(self) -> Mapping[str, str | None]:
         with closing(connect(self._settings, purpose="outbox tenants")) as connection:
-            return tenant_schemas(connection, self._settings.table)
+            return tenant_schemas(connection, self._settings)
 
-    def _harvest(self, found: Mapping[str, str | None]) -> None:
-        logger.info("%s: %d schema(s) with an outbox", self._settings.table, len(found))
-        searched_at = time.monotonic()
+    def _schemas_again(self) -> Mapping[str, str | None]:
+        with reported():
+            return self._schemas()
+
+    def _harvest(self) -> None:
+        logger.info("%s: %d schema(s) with an outbox", self._settings.table, len(self._found))
+        self._searched_at = time.monotonic()
         try:
             while True:
-                self._follow(found, time.monotonic())
+                self._follow(time.monotonic())
                 if self._stop.wait(CHECK_SECONDS):
                     return
                 self._take_failures()
-                if time.monotonic() - searched_at >= SEARCH_SECONDS:
-                    found, searched_at = self._search_again(found), time.monotonic()
+                self._look_for_schemas(time.monotonic())
         finally:
             self._stop_all()
 
-    def _search_again(self, last: Mapping[str, str | None]) -> Mapping[str, str | None]:
-        """The schemas that have outboxes now; the `last` ones while Postgres does not answer."""
-        try:
-            with reported():
-                found = self._search()
-        except (StoreUnavailable, ServerRefused) as error:
-            if self._search_error is None:
-                logger.warning("%s: the schemas cannot be looked up: %s", self._settings.table, error)
-            self._search_error = str(error)
-            return last
-        self._search_error = None
-        return found
+    def _look_for_schemas(self, now: float) -> None:
+        """Search again from time to time, on another thread: while Postgres hangs, a stop must not wait for it."""
+        if self._search is None:
+            if now - self._searched_at >= SEARCH_SECONDS:
+                try:
+                    self._search = _Task("outbox-tenant-search", self._schemas_again, now)
+                except RuntimeError as error:
+                    self._not_found(str(error), now)
+        elif self._search.has_ended:
+            search, self._search = self._search, None
+            if search.result is None:
+                self._not_found(one_line(search.error or RuntimeError()), now)
+            else:
+                self._found, self._searched_at, self._search_error = search.result, now, None
+        elif self._search.is_slow(now):
+            self._not_found("Postgres does not answer", now)
 
-    def _follow(self, found: Mapping[str, str | None], now: float) -> None:
-        for schema, reason in found.items():
-            if reason is not None and schema in self._harvesters:
-                self._failed(schema, ServerRefused(reason))
+    def _not_found(self, reason: str, now: float) -> None:
+        """The last search failed. Its predecessor's schemas are harvested on."""
+        if self._search_error is None:
+            logger.warning("%s: the schemas cannot be looked up: %s", self._settings.table, reason)
+        self._search_error, self._searched_at = reason, now
+
+    def _follow(self, now: float) -> None:
+        """Do what the schedule decides."""
         room = STARTS_AT_ONCE - sum(not start.is_slow(now) for start in self._starts.values())
-        changes = self._schedule.changes(found, now, max(room, 0))
-        for schema in changes.stop:
+        changes = self._schedule.changes(self._found, now, max(room, 0))
+        for schema in changes.gone:
             logger.info("schema %s: its outbox is gone", schema)
+            self._let_go(schema)
+        for schema in changes.refused:
+            logger.warning("schema %s: not harvested: %s", schema, self._found[schema])
             self._let_go(schema)
         for schema in changes.start:
             try:
-                if (reason := found[schema]) is not None:
-                    raise ServerRefused(reason)
                 harvester = Harvester(self._settings.of_schema(schema), adopt=self._adopt)
-                start = _Start(harvester, now)
+                start = _Task("outbox-tenant-start", harvester.start, now)
             except Exception as error:  # Whatever it is, it is this tenant's own.
                 self._failed(schema, error)
                 continue
@@ -184,31 +212,45 @@ class TenantHarvesters(Background):
 
     def _failed(self, schema: str, error: BaseException) -> None:
         self._let_go(schema)
-        seconds = self._schedule.failed_at(schema, time.monotonic())
-        if seconds is not None:
-            logger.warning("schema %s: not harvested, tried again in %.0f s: %s", schema, seconds, error)
+        reason = _reason(error)
+        retry = self._schedule.failed_at(schema, reason, time.monotonic())
+        if retry is not None and retry.is_news:
+            logger.warning("schema %s: not harvested, tried again in %.0f s: %s", schema, retry.seconds, reason)
 
     def _let_go(self, schema: str) -> None:
         """Stop the schema's harvester, if it has one, also while it starts."""
         self._starts.pop(schema, None)
         if (harvester := self._harvesters.pop(schema, None)) is not None:
-            self._stop_aside(harvester)
+            self._stop_aside(schema, harvester)
 
     def _stop_all(self) -> None:
         deadline = time.monotonic() + STOP_SECONDS
-        for harvester in self._harvesters.values():
-            self._stop_aside(harvester)
+        for schema, harvester in self._harvesters.items():
+            self._stop_aside(schema, harvester)
         for stop in self._stops:
             stop.join(max(0.0, deadline - time.monotonic()))
         if left := sum(stop.is_alive() for stop in self._stops):
             logger.warning("%d harvester(s) have not ended within %.0f s", left, STOP_SECONDS)
 
-    def _stop_aside(self, harvester: Harvester) -> None:
+    def _stop_aside(self, schema: str, harvester: Harvester) -> None:
         """Stop a harvester on a thread of its own: it may wait for servers. On this thread if none can be started."""
-        thread = threading.Thread(target=harvester.stop, name="outbox-tenant-stop", daemon=True)
+        stop = partial(_stop, schema, harvester)
+        thread = threading.Thread(target=stop, name="outbox-tenant-stop", daemon=True)
         try:
             thread.start()
         except RuntimeError:
-            harvester.stop()
+            stop()
             return
         self._stops = [*(each for each in self._stops if each.is_alive()), thread]
+
+
+def _stop(schema: str, harvester: Harvester) -> None:
+    """Stop a harvester. An exception is logged, because it would be lost with its thread."""
+    try:
+        harvester.stop()
+    except Exception as error:
+        logger.error("schema %s: its harvester did not stop as it should: %s", schema, _reason(error))
+
+
+def _reason(error: BaseException) -> str:
+    return str(error) if isinstance(error, OutboxError) else f"unexpected: {error!r}"

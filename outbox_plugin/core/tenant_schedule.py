@@ -1,35 +1,68 @@
 """Which tenants' harvesters to start and to stop, as tenants come, go and fail. No I/O, no clock.
 
-A tenant is known by its schema. One that fails is started again after a wait, which doubles each time that it fails
-soon after its start. So a tenant that is broken costs little, and harms no other one.
+A tenant is known by its schema.
+
+    what is known of the tenant                        what happens
+    found, for the first time                          it is started, before those that have failed
+    found, and its harvester fails                     it is started again after a wait
+    found, and must not be harvested                   it is refused: its harvester is stopped, and it is not started
+    refused, and may be harvested by now               it is started
+    no longer found                                    its harvester is stopped, and it is forgotten
+
+The wait doubles each time that a harvester fails soon after its start. Of the tenants that may be started, those that
+were never started come first, then the one that has waited longest. So however many tenants are broken, each other
+one is started as soon as there is room. A refusal needs no room.
+
+Why a tenant is not harvested is worth a line of the log when it happens first, when the reason changes, and then once
+in `LOG_AGAIN_SECONDS`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import islice
+from heapq import nsmallest
 
 from outbox_plugin.core.backoff import Backoff
 
 RETRY_FIRST, RETRY_LAST = 5.0, 60.0  # Seconds.
 WELL_SECONDS = 300.0  # A harvester that has run for so long did not fail for what made the last one fail.
+LOG_AGAIN_SECONDS = 3600.0
 
 
 @dataclass(slots=True)
 class _Tenant:
     is_running: bool = False  # From the decision to start it to the end of its harvester.
+    is_refused: bool = False
     since: float = 0.0  # When it was last started.
-    not_before: float = 0.0  # When it may be started again.
+    not_before: float = float("-inf")  # When it may be started again.
     backoff: Backoff = field(default_factory=lambda: Backoff(RETRY_FIRST, RETRY_LAST))
+    logged: str | None = None  # The reason that the log has.
+    logged_at: float = 0.0
+
+    def is_news(self, reason: str, now: float) -> bool:
+        """Whether the log should have the reason. If so, it counts as logged."""
+        if reason == self.logged and now - self.logged_at < LOG_AGAIN_SECONDS:
+            return False
+        self.logged, self.logged_at = reason, now
+        return True
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """The schemas whose harvesters are to be started and stopped."""
+    """The schemas for which something is to be done."""
 
     start: tuple[str, ...] = ()
-    stop: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()  # To be stopped, and named in the log with the reason.
+    gone: tuple[str, ...] = ()  # To be stopped.
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """A tenant that has failed is started again after so many seconds; `is_news` if the log should say why."""
+
+    seconds: float
+    is_news: bool
 
 
 class TenantSchedule:
@@ -46,39 +79,68 @@ class TenantSchedule:
 
     @property
     def failed(self) -> tuple[str, ...]:
-        """The tenants that could not be harvested, and wait to be started again."""
+        """The tenants that are refused, or could not be harvested and wait to be started again."""
         return tuple(schema for schema, each in self._tenants.copy().items() if not each.is_running)
 
-    def changes(self, found: Collection[str], now: float, room: int) -> Changes:
+    def changes(self, found: Mapping[str, str | None], now: float, room: int) -> Changes:
         """What to do now; what is returned counts as done.
 
         Args:
-            found: the schemas that have outboxes.
+            found: the schemas that have outboxes, and why one must not be harvested, or None.
             now: the time.
             room: how many may be started.
         """
-        gone = [schema for schema in self._tenants if schema not in found]
-        stop = tuple(schema for schema in gone if self._tenants.pop(schema).is_running)
-        start = tuple(islice((schema for schema in found if self._may_start(schema, now)), room))
+        gone = tuple(schema for schema in self._tenants if schema not in found)
+        for schema in gone:
+            del self._tenants[schema]
+        refused, due = [], []
+        for schema, reason in found.items():
+            if reason is not None:
+                if self._refuse(schema, reason, now):
+                    refused.append(schema)
+            elif self._may_start(schema, now):
+                due.append(schema)
+        start = tuple(nsmallest(room, due, key=self._due_since))
         for schema in start:
             tenant = self._tenants.setdefault(schema, _Tenant())
             tenant.is_running, tenant.since = True, now
-        return Changes(start, stop)
+        return Changes(start, tuple(refused), gone)
+
+    def _refuse(self, schema: str, reason: str, now: float) -> bool:
+        """Refuse a tenant. Returns whether that is news."""
+        tenant = self._tenants.setdefault(schema, _Tenant())
+        if not tenant.is_refused:
+            tenant.is_refused, tenant.is_running, tenant.logged = True, False, None
+        return tenant.is_news(reason, now)
 
     def _may_start(self, schema: str, now: float) -> bool:
-        tenant = self._tenants.get(schema)
-        return tenant is None or (not tenant.is_running and tenant.not_before <= now)
+        """Whether a tenant that is not refused, or no longer, may be started."""
+        if (tenant := self._tenants.get(schema)) is None:
+            return True
+        tenant.is_refused = False
+        return not tenant.is_running and tenant.not_before <= now
 
-    def failed_at(self, schema: str, now: float) -> float | None:
+    def _due_since(self, schema: str) -> float:
+        tenant = self._tenants.get(schema)
+        return float("-inf") if tenant is None else tenant.not_before
+
+    def failed_at(self, schema: str, reason: str, now: float) -> Retry | None:
         """A tenant's harvester has ended by itself, or could not start.
 
+        Args:
+            schema: the tenant.
+            reason: why.
+            now: the time.
+
         Returns:
-            After how many seconds it will be started again; None for a tenant that is gone.
+            When it will be started again; None for a tenant that is gone, or refused.
         """
-        if (tenant := self._tenants.get(schema)) is None:
+        tenant = self._tenants.get(schema)
+        if tenant is None or tenant.is_refused:
             return None
         if now - tenant.since >= WELL_SECONDS:
             tenant.backoff.succeeded()
+            tenant.logged = None
         seconds = tenant.backoff.wait()
         tenant.is_running, tenant.not_before = False, now + seconds
-        return seconds
+        return Retry(seconds, tenant.is_news(reason, now))

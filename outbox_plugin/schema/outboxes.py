@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 
-from outbox_plugin.errors import InvalidSetting, UserError
+from outbox_plugin.errors import UserError
 from outbox_plugin.printable import first_names, logger_of
 from outbox_plugin.schema.connection import connect, reported_as_refusal
 from outbox_plugin.schema.statements import statement
@@ -25,20 +25,24 @@ _UNTRUSTED = (
 _SPECIAL = re.compile(r"[\\%_]")
 
 
-def tenant_schemas(connection: psycopg.Connection[tuple[Any, ...]], table: str) -> dict[str, str | None]:
-    """The schemas that have a migrated outbox which `table`, such as `tenant_*.outbox`, matches; sorted.
+def tenant_schemas(connection: psycopg.Connection[tuple[Any, ...]], pattern: Settings) -> dict[str, str | None]:
+    """The schemas that have a migrated outbox which the table of `pattern`, such as `tenant_*.outbox`, matches; sorted.
 
     Returns:
-        By schema, why it must not be used; None where it may be.
+        By schema, why it must not be used; None where it may be. It may not if its owner is not trusted, or if it
+        cannot have a group named after it.
 
     Raises:
         psycopg.Error: whatever Postgres says.
     """
-    schema, _, name = table.partition(".")
-    pattern = _SPECIAL.sub(r"\\\g<0>", schema).replace("*", "%")
+    schema, _, name = pattern.table.partition(".")
+    like = _SPECIAL.sub(r"\\\g<0>", schema).replace("*", "%")
     query = statement("place", "schemas", name)
-    found = connection.execute(query, {"pattern": pattern, "name": name}).fetchall()
-    return {schema: None if owner is None else _UNTRUSTED.format(owner) for schema, owner in found}
+    found = connection.execute(query, {"pattern": like, "name": name}).fetchall()
+    return {
+        schema: pattern.refusal_of_schema(schema) if owner is None else _UNTRUSTED.format(owner)
+        for schema, owner in found
+    }
 
 
 def present_outboxes(settings: Settings) -> tuple[Settings, ...]:
@@ -57,8 +61,11 @@ def present_outboxes(settings: Settings) -> tuple[Settings, ...]:
             found.append(each)
             continue
         with reported_as_refusal(each), closing(connect(each, purpose="outbox tenants")) as connection:
-            schemas = tenant_schemas(connection, each.table)
-        served = [own for schema, reason in schemas.items() if (own := _served(each, schema, reason)) is not None]
+            schemas = tenant_schemas(connection, each)
+        for schema, reason in schemas.items():
+            if reason is not None:
+                logger.warning("schema %s is left out: %s", schema, reason)
+        served = [each.of_schema(schema) for schema, reason in schemas.items() if reason is None]
         found += served
         if not served:
             _, _, name = each.table.partition(".")
@@ -67,16 +74,6 @@ def present_outboxes(settings: Settings) -> tuple[Settings, ...]:
                 f"OUTBOX_TABLE=<schema>.{name} outbox migrate"
             )
     return tuple(found)
-
-
-def _served(pattern: Settings, schema: str, reason: str | None) -> Settings | None:
-    try:
-        if reason is None:
-            return pattern.of_schema(schema)
-    except InvalidSetting as error:
-        reason = str(error)
-    logger.warning("schema %s is left out: %s", schema, reason)
-    return None
 
 
 def by_name(outboxes: Sequence[Settings]) -> dict[str, Settings]:

@@ -252,11 +252,12 @@ def test_a_tenant_that_fails_is_stopped_though_no_thread_can_be_started(monkeypa
 
     stopped: list[str] = []
     service: Any = TenantHarvesters(SETTINGS.model_copy(update={"table": "tenant_*.outbox"}))
-    service._schedule.changes(["tenant_a"], 0.0, 1)
+    service._schedule.changes({"tenant_a": None}, 0.0, 1)
     service._harvesters["tenant_a"] = SimpleNamespace(stop=lambda: stopped.append("tenant_a"))
     monkeypatch.setattr(Thread, "start", refuse)
     service._failed("tenant_a", RuntimeError("it ended"))
-    service._follow({"tenant_a": None, "tenant_b": None}, 0.0)
+    service._found = {"tenant_a": None, "tenant_b": None}
+    service._follow(0.0)
     assert stopped == ["tenant_a"]
     assert service._schedule.failed == ("tenant_a", "tenant_b")
 

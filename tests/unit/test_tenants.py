@@ -1,0 +1,143 @@
+"""What one process does for many tenants, with harvesters that only note what is asked of them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+import pytest
+
+from outbox_plugin import Settings, tenants
+from outbox_plugin.tenants import STARTS_AT_ONCE, TenantHarvesters
+from tests.support import PATIENCE, eventually
+
+SETTINGS = Settings(dsn="postgresql://nobody@127.0.0.1:1/x", bootstrap_servers="127.0.0.1:1", table="tenant_*.outbox")
+UNTRUSTED = "its owner is not trusted"
+
+
+class Noted:
+    """A harvester whose start and stop do what the test says."""
+
+    start_error: Exception | None = None
+    stop_error: Exception | None = None
+    error: Exception | None = None
+
+    def __init__(self, settings: Settings, *, adopt: bool) -> None:
+        self.settings, self.adopt = settings, adopt
+
+    def start(self) -> None:
+        if self.start_error is not None:
+            raise self.start_error
+
+    def stop(self) -> None:
+        if self.stop_error is not None:
+            raise self.stop_error
+
+
+@pytest.fixture(autouse=True)
+def _harvesters_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tenants, "Harvester", Noted)
+
+
+@pytest.fixture
+def service() -> Any:
+    """The service, not started."""
+    return TenantHarvesters(SETTINGS)
+
+
+def let_starts_end(service: Any) -> None:
+    """Wait until all starts have ended, and let the service see how."""
+    eventually(lambda: all(each.has_ended for each in service._starts.values()), 10)
+    service._take_failures()
+
+
+@pytest.mark.parametrize("reason", [UNTRUSTED, None])
+def test_a_thousand_schemas_that_are_refused_keep_no_other_one_from_being_started(
+    service: Any, reason: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not even if they are tried again for ever, and come first in the alphabet."""
+    refused = {f"tenant_{number:04}-x": reason for number in range(1_000)}  # Kafka would take the names, our SQL not.
+    if reason is None:
+        refused = {schema: SETTINGS.refusal_of_schema(schema) for schema in refused}
+    service._found = {**refused, "tenant_z": None}
+    service._follow(0.0)
+    assert list(service._harvesters) == ["tenant_z"]
+    assert len(service._schedule.failed) == len(caplog.records) == len(refused)
+    service._follow(1.0)
+    assert len(caplog.records) == len(refused)
+    let_starts_end(service)
+
+
+def test_a_tenant_that_fails_again_and_again_is_logged_once(
+    service: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Noted, "start_error", OSError("first"))
+    service._found = {f"tenant_{number}": None for number in range(STARTS_AT_ONCE)}
+    for reason, lines in (("first", STARTS_AT_ONCE), ("first", STARTS_AT_ONCE), ("second", 2 * STARTS_AT_ONCE)):
+        monkeypatch.setattr(Noted, "start_error", OSError(reason))
+        service._follow(threading.TIMEOUT_MAX)  # Long after the time at which they may be started again.
+        let_starts_end(service)
+        assert len(service._schedule.failed) == STARTS_AT_ONCE
+        assert len(caplog.records) == lines
+        assert reason in caplog.text
+
+
+def test_an_exception_while_a_harvester_is_stopped_is_logged(
+    service: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    service._found = {"tenant_a": None, "tenant_b": None}
+    service._follow(0.0)
+    let_starts_end(service)
+    monkeypatch.setattr(Noted, "stop_error", ValueError("a fault"))
+    service._found = {"tenant_b": None}
+    service._follow(0.0)
+    service._stop_all()
+    errors = [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR]
+    assert sorted(errors) == [
+        f"schema tenant_{each}: its harvester did not stop as it should: unexpected: ValueError('a fault')"
+        for each in "ab"
+    ]
+
+
+def test_a_stop_does_not_wait_for_a_search_that_hangs(
+    service: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hangs, goes_on = threading.Event(), threading.Event()
+    found: list[dict[str, None]] = [{"tenant_a": None}, {"tenant_b": None}]
+
+    def search(*_: object) -> dict[str, None]:
+        if len(found) == 1:
+            hangs.set()
+            assert goes_on.wait(60 * PATIENCE)
+        return found.pop(0)
+
+    monkeypatch.setattr(service, "_schemas", search)
+    monkeypatch.setattr(tenants, "SEARCH_SECONDS", 0.0)
+    monkeypatch.setattr(tenants, "SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(tenants, "CHECK_SECONDS", 0.01)
+    service.start()
+    try:
+        assert hangs.wait(10 * PATIENCE)
+        eventually(lambda: service._search_error == "Postgres does not answer", 10)
+        service.stop()
+        assert not goes_on.is_set()
+        assert caplog.text.count("the schemas cannot be looked up: Postgres does not answer") == 1
+    finally:
+        goes_on.set()
+        service.stop()
+
+
+def test_a_search_for_which_no_thread_can_be_started_is_repeated(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(service, "_schemas", lambda: {"tenant_a": None})
+    with monkeypatch.context() as without_threads:
+        without_threads.setattr(threading.Thread, "start", refuse)
+        service._look_for_schemas(10.0)
+    assert service._search_error == "can't start new thread"
+    service._look_for_schemas(20.0)
+    eventually(lambda: service._search.has_ended, 10)
+    service._look_for_schemas(20.1)
+    assert (service._found, service._search_error) == ({"tenant_a": None}, None)
