@@ -188,6 +188,8 @@ class TenantHarvesters(Background):
         for schema in changes.gone:
             logger.info("schema %s: its outbox is gone", schema)
             self._let_go(schema)
+            if self._observed is not None:
+                self._observed.forget(self._settings.group_of_schema(schema))
         for schema in changes.refused:
             logger.warning("schema %s: not harvested: %s", schema, self._found[schema])
             self._let_go(schema)

@@ -101,3 +101,4 @@ class ObservedHarvester:
         leave(self._port, self)
         if self._poller is not None:
             self._poller.close()
+        self._metrics.close()

@@ -6,6 +6,7 @@ once per window or transaction. The only work per row is to count topics, and th
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -47,14 +48,23 @@ class HarvesterMetrics:
     """The metrics of all harvesters, in one registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        self._kept: list[tuple[Counter | Histogram, list[str]]] = []  # With their labels. Gauges are cleared anyway.
+        self._groups = threading.Lock()  # Guards the two below.
+        self._users: dict[str, int] = {}  # By group, its harvesters of this process.
+        self._gone: set[str] = set()
+
         def counter(name: str, what: str, *labels: str) -> Counter:
-            return Counter(f"outbox_{name}", what, [*_GROUP, *labels], registry=registry)
+            made = Counter(f"outbox_{name}", what, [*_GROUP, *labels], registry=registry)
+            self._kept.append((made, [*_GROUP, *labels]))
+            return made
 
         def gauge(name: str, what: str, labels: list[str]) -> Gauge:
             return Gauge(f"outbox_{name}", what, labels, registry=registry)
 
         def seconds(name: str, what: str, buckets: Sequence[float]) -> Histogram:
-            return Histogram(f"outbox_{name}_seconds", what, _GROUP, buckets=buckets, registry=registry)
+            made = Histogram(f"outbox_{name}_seconds", what, _GROUP, buckets=buckets, registry=registry)
+            self._kept.append((made, _GROUP))
+            return made
 
         self.sent = counter("sent_messages", "Records committed to Kafka, by topic.", "messaging_destination_name")
         self.sent_bytes = counter(
@@ -92,10 +102,47 @@ class HarvesterMetrics:
         )
 
     def clear_gauges(self) -> None:
-        """Clear the gauges that each scrape sets again: their shards and outboxes may no longer exist."""
+        """Clear the gauges that each scrape sets again: their shards and outboxes may no longer exist.
+
+        Also removes the series of groups that are gone.
+        """
+        self._remove_gone()
         for each in (self.is_leader, self.ready, self.waiting, self.oldest, self.parked_keys, self.dead_letters):
             each.clear()
         self.answered_at.clear()
+
+    def use(self, group: str) -> None:
+        """A harvester of the group begins to count."""
+        with self._groups:
+            self._users[group] = self._users.get(group, 0) + 1
+            self._gone.discard(group)
+
+    def leave(self, group: str) -> None:
+        """A harvester of the group counts no more."""
+        with self._groups:
+            self._users[group] -= 1
+            if not self._users[group]:
+                del self._users[group]
+
+    def forget(self, group: str) -> None:
+        """The outbox of the group no longer exists. Its series are removed once no harvester of the group counts."""
+        with self._groups:
+            self._gone.add(group)
+
+    def _remove_gone(self) -> None:
+        """Remove all such groups' series in one pass: there may be thousands of groups."""
+        with self._groups:
+            if not (gone := self._gone - self._users.keys()):
+                return
+            for metric, labels in self._kept:
+                for series in {
+                    tuple(sample.labels[label] for label in labels)
+                    for family in metric.collect()
+                    for sample in family.samples
+                    if sample.labels["group"] in gone
+                }:
+                    metric.remove(*series)
+            self._gone -= gone
 
 
 class GroupMetrics:
@@ -104,6 +151,7 @@ class GroupMetrics:
     def __init__(self, metrics: HarvesterMetrics, group: str) -> None:
         self._all = metrics
         self._group = group
+        metrics.use(group)
         self._sent = TopicCounter(metrics.sent, group)
         self._sent_bytes = TopicCounter(metrics.sent_bytes, group)
         self._candidates: dict[int, float] = {}
@@ -112,6 +160,10 @@ class GroupMetrics:
         self._reads = metrics.reads.labels(group)
         self._purges = metrics.purges.labels(group)
         self._purged = metrics.purged.labels(group)
+
+    def close(self) -> None:
+        """Count no more."""
+        self._all.leave(self._group)
 
     def observe(self, event: HarvestEvent) -> None:
         """Count an event. The frequent kinds are checked first."""

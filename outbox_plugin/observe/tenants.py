@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from prometheus_client import CollectorRegistry, Gauge
 
 from outbox_plugin.core.readiness import NotReady, Readiness, Ready
+from outbox_plugin.observe.metrics import HarvesterMetrics
 from outbox_plugin.observe.port import join, leave
 from outbox_plugin.printable import first_names
 from outbox_plugin.settings import host_and_port
@@ -65,6 +66,7 @@ class ObservedTenants:
         self._port = join(*host_and_port(listen))
         try:
             self._metrics = self._port.metrics_of(TenantMetrics)
+            self._harvesters = self._port.metrics_of(HarvesterMetrics)
         except BaseException:
             leave(self._port, self)
             raise
@@ -91,6 +93,10 @@ class ObservedTenants:
         """Set the gauges to the current state."""
         self._metrics.tenants.labels(self._group, "harvested").set(self._running())
         self._metrics.tenants.labels(self._group, "failed").set(len(self._failed()))
+
+    def forget(self, group: str) -> None:
+        """The tenant of the group is gone: remove its series from the metrics of harvesters."""
+        self._harvesters.forget(group)
 
     def close(self) -> None:
         """Leave the port, and close it if no other member uses it."""

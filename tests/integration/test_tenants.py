@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from outbox_plugin import Event, Outbox, Settings, tenants
 from outbox_plugin.embedded.ports import free_port
@@ -92,11 +93,15 @@ def test_tenants_come_and_go(pattern: Settings, topic: str, relay: TenantHarvest
         arrives(first, topic, f"a{number}")
         arrives(second, topic, f"b{number}")
     assert count(pattern, "harvested") == 2
+    assert f'{{group="{first.group}"' in page(pattern, "/metrics")
     execute(first, "DROP SCHEMA tenant_a CASCADE")
     eventually(lambda: count(pattern, "harvested") == 1, 30)
+    eventually(lambda: first.group not in page(pattern, "/metrics"), 60)
+    assert f'outbox_purged_rows_total{{group="{second.group}"}} 2.0' in page(pattern, "/metrics")
     arrives(second, topic, "b2")
     arrives(tenant(pattern, "tenant_a"), topic, "again")
     assert "group " + first.group in page(pattern, "/readyz")
+    eventually(lambda: f'outbox_purged_rows_total{{group="{first.group}"}} 1.0' in page(pattern, "/metrics"), 30)
 
 
 def test_a_tenant_that_is_broken_harms_itself_alone(pattern: Settings, topic: str, relay: TenantHarvesters) -> None:
@@ -110,6 +115,26 @@ def test_a_tenant_that_is_broken_harms_itself_alone(pattern: Settings, topic: st
     execute(broken, "ALTER TABLE tenant_b.outbox ADD COLUMN leader_id TEXT")
     arrives(broken, topic, "3")
     eventually(lambda: count(pattern, "failed") == 0, 30)
+
+
+def test_schemas_whose_names_kafka_or_our_sql_would_not_take_are_named_and_harm_nobody(
+    pattern: Settings, topic: str, relay: TenantHarvesters, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = ["tenant_-", "tenant_a.b", "tenant_é", 'tenant_"', "tenant_'", "tenant_%s", "tenant_{}", "tenant_\n \\"]
+    with psycopg.connect(pattern.dsn.get_secret_value()) as connection:
+        for name in names:
+            connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(name)))
+            for table in ("outbox", "outbox_identity"):
+                connection.execute(sql.SQL("CREATE TABLE {} ()").format(sql.Identifier(name, table)))
+    relay.start()
+    arrives(tenant(pattern, "tenant_z"), topic, "1")
+    assert count(pattern, "failed") == len(names)
+    refused = [each.getMessage() for each in caplog.records if "begins with no digit" in each.getMessage()]
+    assert len(refused) == len(names)
+    assert all(each.isprintable() for each in refused)
+    status = run_outbox("status", "--json", env=environment(pattern))
+    assert "backlog" in json.loads(status.stdout)
+    assert status.stderr.count("is left out") == len(names)
 
 
 def test_tenants_whose_tables_are_locked_hold_nobody_up(

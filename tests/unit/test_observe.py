@@ -15,6 +15,7 @@ from http.client import HTTPConnection, HTTPException
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from outbox_plugin.core.readiness import NotReady, Readiness, Ready
@@ -492,3 +493,33 @@ def test_gauges_show_what_is_so_now() -> None:
         fake.shards, fake.table = {0: Ready("leads")}, TableState(1, frozenset(), 0, None, None)
         found = scrape()
         assert not [labels for (name, *labels) in found if name == "outbox_waiting_rows" or labels == ["1"]]
+
+
+def test_the_series_of_a_group_that_is_gone_are_removed_once_no_harvester_counts_for_it() -> None:
+    registry = CollectorRegistry()
+    metrics = HarvesterMetrics(registry)
+
+    def scraped() -> str:
+        metrics.clear_gauges()
+        return generate_latest(registry).decode()
+
+    def counted(group: str) -> GroupMetrics:
+        made = GroupMetrics(metrics, group)
+        made.observe(WindowPurged(0, 3, 0.1))
+        made.observe(TransactionEnded(0, 0.1, "Fenced"))
+        return made
+
+    stays, goes = counted("stays"), counted("goes")
+    metrics.forget("goes")
+    assert 'group="goes"' in scraped()  # Its harvester is ending.
+    goes.close()
+    assert 'group="goes"' not in scraped()
+    assert 'outbox_purged_rows_total{group="stays"} 3.0' in scraped()
+    ending = counted("goes")
+    metrics.forget("goes")
+    again = counted("goes")  # The tenant came back while its last harvester was ending.
+    ending.close()
+    assert 'outbox_purged_rows_total{group="goes"} 6.0' in scraped()
+    again.close()
+    stays.close()
+    assert 'outbox_purged_rows_total{group="goes"} 6.0' in scraped()  # They may be started again.

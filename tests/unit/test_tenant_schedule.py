@@ -110,9 +110,9 @@ def test_tenants_that_fail_are_started_after_those_that_are_new_and_take_turns()
 
 def test_a_failure_is_news_when_it_is_the_first_or_for_another_reason_or_long_after_the_last_news() -> None:
     schedule, news = TenantSchedule(), []
-    for now, reason in enumerate(["locked", "locked", "broken", "broken"]):
-        schedule.changes(found("a"), now * RETRY_LAST, ROOM)
-        retry = schedule.failed_at("a", reason, now * RETRY_LAST)
+    for number, reason in enumerate(["locked", "locked", "broken", "broken"]):
+        schedule.changes(found("a"), number * RETRY_LAST, ROOM)
+        retry = schedule.failed_at("a", reason, number * RETRY_LAST)
         assert retry is not None
         news.append(retry.is_news)
     assert news == [True, False, True, False]
