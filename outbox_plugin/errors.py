@@ -20,7 +20,7 @@
      |- TermEnded                this term may not publish any more: take over again or follow
      |   |- Fenced               another harvester took the shard over
      |   |- OutcomeUnknown       a commit or abort was not answered: only Kafka knows the outcome
-     |   |- LayoutChanged        the outbox has another number of shards now
+     |   |- LayoutChanged        the outbox has another number of shards, group or secret now
      |   `- TopicMissing         somebody deleted one of the group's own topics
      |- TopicsAway               some topics cannot be written to now; others can
      `- RowsRefused              Kafka refused rows because of what they contain
@@ -149,7 +149,7 @@ class OutcomeUnknown(TermEnded):
 
 
 class LayoutChanged(TermEnded):
-    """The outbox's number of shards, or its group, has changed. The harvester reads them again and starts over."""
+    """The outbox's number of shards, group or secret has changed. The harvester reads them again and starts over."""
 
 
 class TopicMissing(TermEnded):

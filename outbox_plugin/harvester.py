@@ -301,6 +301,7 @@ class Harvester(Background):
 
                 if not self._exactly_once:
                     marks = opened.enter_context(closing(PostgresMarkedStore(settings, shard, layout)))
+                    self._check_secret(marks.session)
                     yield AtLeastOnce(
                         shard,
                         leader_id,
@@ -319,6 +320,7 @@ class Harvester(Background):
                     )
                     return
                 store = opened.enter_context(closing(PostgresWindowStore(settings, shard, layout)))
+                self._check_secret(store.session)
                 reserved = ReservedTopics(settings, store.session.groups)
                 log = KafkaTransactionalLog(
                     settings, self._names, Slice(shard, layout.shards), self._signer, should_wait, reserved
@@ -336,6 +338,15 @@ class Harvester(Background):
                 )
 
         return open_relay
+
+    def _check_secret(self, session: PostgresSession) -> None:
+        """Check that we sign with the outbox's secret. Other harvesters would ignore what we sign with another one.
+
+        Raises:
+            LayoutChanged: the outbox was dropped and recreated, and has another secret.
+        """
+        if session.signer != self._signer:
+            raise LayoutChanged("the outbox was dropped and recreated")
 
     def _observe(self, event: HarvestEvent) -> None:
         if isinstance(event, TermBegan):

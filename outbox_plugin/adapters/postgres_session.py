@@ -72,6 +72,7 @@ class PostgresSession:
                 "shards": layout.shards,
                 "shard": shard,
             }
+            self.signer = registration.signer()
             self.has_wake_up_trigger = registration.has_wake_up_trigger(shard)
             self._takes_whole_records = takes_whole_records(self.reader, self._table)
             self._whole_record_parts = whole_record_parts(self._table, has_columns=self._takes_whole_records)

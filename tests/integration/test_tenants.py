@@ -16,7 +16,17 @@ from outbox_plugin.embedded.ports import free_port
 from outbox_plugin.errors import InvalidSetting
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.tenants import TenantHarvesters
-from tests.harvesting import backlog, by_key, consume, create_topic, environment, harvesters, insert, run_outbox
+from tests.harvesting import (
+    backlog,
+    by_key,
+    consume,
+    create_topic,
+    environment,
+    harvesters,
+    insert,
+    last_progress,
+    run_outbox,
+)
 from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration
@@ -102,6 +112,19 @@ def test_tenants_come_and_go(pattern: Settings, topic: str, relay: TenantHarvest
     arrives(tenant(pattern, "tenant_a"), topic, "again")
     assert "group " + first.group in page(pattern, "/readyz")
     eventually(lambda: f'outbox_purged_rows_total{{group="{first.group}"}} 1.0' in page(pattern, "/metrics"), 30)
+
+
+def test_a_tenant_that_is_dropped_and_recreated_between_two_searches_is_harvested_as_a_new_one(
+    pattern: Settings, topic: str, relay: TenantHarvesters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tenants, "SEARCH_SECONDS", 3_600.0)  # Its harvester notices by itself.
+    only = tenant(pattern, "tenant_a")
+    relay.start()
+    arrives(only, topic, "1")
+    execute(only, "DROP SCHEMA tenant_a CASCADE")
+    arrives(tenant(pattern, "tenant_a"), topic, "2")
+    eventually(lambda: last_progress(only) is not None, 30)  # Signed with the new outbox's secret.
+    arrives(only, topic, "3")
 
 
 def test_a_tenant_that_is_broken_harms_itself_alone(pattern: Settings, topic: str, relay: TenantHarvesters) -> None:
