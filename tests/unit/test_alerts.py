@@ -39,7 +39,7 @@ def queries() -> Iterator[tuple[str, str]]:
 def collectors() -> Iterator[MetricWrapperBase]:
     """All metrics that are served."""
     for kind in (HarvesterMetrics, TenantMetrics, InboxMetrics, CoordinationMetrics):
-        yield from vars(kind(CollectorRegistry())).values()
+        yield from (each for each in vars(kind(CollectorRegistry())).values() if isinstance(each, MetricWrapperBase))
 
 
 def served() -> dict[str, set[str]]:
