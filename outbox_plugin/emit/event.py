@@ -147,7 +147,7 @@ class Event(BaseModel):
         """The value as the outbox stores it; None is a tombstone.
 
         Raises:
-            InvalidEvent: JSON cannot express it, or it has a datetime without a time zone.
+            InvalidEvent: JSON cannot express it, it is nested too deeply, or it has a datetime without a time zone.
         """
         if self.value is None or isinstance(self.value, str):
             return self.value
@@ -155,6 +155,8 @@ class Event(BaseModel):
             return _ENCODER.encode(self.value)
         except (TypeError, ValueError, PydanticSerializationError) as error:
             raise InvalidEvent("value", str(error)) from None
+        except RecursionError:
+            raise InvalidEvent("value", "it is nested too deeply") from None
 
     def header_items(self) -> list[tuple[str, str | bytes | None]]:
         """All headers in a fixed order: first those of the event's fields, then `headers`."""

@@ -138,6 +138,13 @@ def test_values_of_many_kinds(value: Any, text: str) -> None:
     assert event(value=value).value_text() == text
 
 
+def nested(depth: int) -> Any:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
 @pytest.mark.parametrize(
     "value",
     [
@@ -147,8 +154,9 @@ def test_values_of_many_kinds(value: Any, text: str) -> None:
         Order(total=1, placed_at=datetime(2026, 1, 1)),
         float("nan"),
         b"bytes",
+        nested(100_000),
     ],
-    ids=["object", "naive", "naive in a dataclass", "naive in a model", "nan", "bytes"],
+    ids=["object", "naive", "naive in a dataclass", "naive in a model", "nan", "bytes", "deep"],
 )
 def test_a_value_that_is_no_json_is_refused(value: Any) -> None:
     with pytest.raises(InvalidEvent) as caught:
