@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -39,7 +39,9 @@ class Refused(Exception):
 class Registry:
     """The state of the server, and how it misbehaves.
 
-    `failing` is the status of every answer, if it is set; while `silent` is set, requests get no answer.
+    `failing` is the status of every answer, if it is set; while `silent` is set, requests get no answer. `answering`
+    makes the status and the content of every answer from the request's headers; while `trickling` is set, an answer has
+    no end.
     """
 
     def __init__(self) -> None:
@@ -48,7 +50,9 @@ class Registry:
         self.requests: list[str] = []
         self.failing: int | None = None
         self.page: bytes | None = None  # What a proxy answers in its place.
+        self.answering: Callable[[Mapping[str, str]], tuple[int, bytes]] | None = None
         self.silent = threading.Event()
+        self.trickling = threading.Event()
         self.closing = threading.Event()
         self._schemas: list[dict[str, Any]] = []
         self._lock = threading.Lock()
@@ -145,12 +149,16 @@ def a_registry() -> Iterator[Registry]:
 
         def _answer(self) -> None:
             size = int(self.headers.get("Content-Length") or 0)
-            body = json.loads(self.rfile.read(size)) if size else {}
+            content = self.rfile.read(size)
+            body = json.loads(content) if "json" in self.headers.get("Content-Type", "") else {}
             path = urlsplit(self.path).path
             registry.requests.append(f"{self.command} {unquote(path)}")
             if registry.silent.is_set():
                 registry.closing.wait(SILENCE_SECONDS)
                 self.close_connection = True
+                return
+            if registry.trickling.is_set():
+                self._trickle()
                 return
             status = 200
             try:
@@ -158,11 +166,23 @@ def a_registry() -> Iterator[Registry]:
             except Refused as refused:
                 status, answer = refused.status, refused.body
             content = json.dumps(answer).encode() if registry.page is None else registry.page
+            if registry.answering is not None:
+                status, content = registry.answering(dict(self.headers))
             self.send_response(status)
             self.send_header("Content-Type", "application/vnd.schemaregistry.v1+json")
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)
+
+        def _trickle(self) -> None:
+            """Send a byte now and then, so that a client's time-out for each read never ends."""
+            self.close_connection = True
+            self.send_response(200)
+            self.send_header("Content-Length", "1000000")
+            self.end_headers()
+            with suppress(ConnectionError):
+                while registry.trickling.is_set() and not registry.closing.wait(0.02):
+                    self.wfile.write(b" ")
 
         def do_GET(self) -> None:
             self._answer()
@@ -178,7 +198,7 @@ def a_registry() -> Iterator[Registry]:
 
     with Server(("127.0.0.1", 0), Handler) as server:
         registry.url = f"http://127.0.0.1:{server.server_address[1]}"
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         thread.start()
         try:
             yield registry

@@ -2,13 +2,22 @@
 
 A serializer asks the registry when it first uses a schema, and keeps the answer. The registry's client sets no time-out
 unless it is configured with one, and tries several times. So each call runs on a thread of its own, with a deadline.
+A call that misses it keeps its thread, and often a lock of the serializer, until the client gives up. So a client
+without a time-out gets one, and a serializer has few overdue calls at a time.
+
+An error that the registry's client raises is the registry's. It may quote what was sent, such as a token, or what was
+received, such as a proxy's page. So it is named, but not quoted. The registry's reason for refusing a schema is passed
+on, without credentials. Other errors are the event's. Nothing tells a value that does not fit from a fault in a
+function that the user gave to the serializer, so the serializer's error stays the cause of ours.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import threading
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +25,8 @@ from pydantic import BaseModel
 
 from outbox_plugin.emit.encoding import Serializer
 from outbox_plugin.emit.event import Event
-from outbox_plugin.errors import InvalidEvent, RegistryUnavailable, ServerRefused
+from outbox_plugin.errors import InvalidEvent, OutboxError, RegistryUnavailable, ServerRefused, UserError
+from outbox_plugin.printable import printable
 
 if TYPE_CHECKING:
     from confluent_kafka.serialization import MessageField, SerializationContext
@@ -24,8 +34,14 @@ if TYPE_CHECKING:
 # The client tries four times, with pauses of 1, 2 and 4 seconds at most: a registry that refuses connections is tried
 # as often, and a caller's transaction does not wait much longer.
 REGISTRY_SECONDS = 10.0
-_UNAUTHORIZED = (401, 403)
+OVERDUE_CALLS = 8
+_UNAUTHORIZED = (401, 403, 407)
 _RETRIABLE = (408, 429)
+_NO_SUCH_PAGE = (404, 405)  # The codes of a path that the registry does not have. One for a schema is 40401 or more.
+_MISFITS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+_LIBRARIES = ("confluent_kafka", "fastavro", "google", "jsonschema")  # What serializers check values with.
+_CREDENTIALS = re.compile(r"(?<=//)\S*@|(?<=\bbasic )\S+|(?<=\bbearer )\S+", re.IGNORECASE)
+_REASON_CHARACTERS = 1_000
 
 
 def registered(serialize: Callable[[Any, SerializationContext], bytes | None]) -> Serializer:
@@ -36,8 +52,10 @@ def registered(serialize: Callable[[Any, SerializationContext], bytes | None]) -
     `JSONSerializer` gets the dict that its JSON stands for. A tombstone stays one.
 
     Before it has run a statement, `emit` raises `InvalidEvent` for a value that does not fit the schema, and for a
-    schema that the registry refuses; `RegistryUnavailable` for a registry that has not answered after 10 seconds; and
-    `ServerRefused` for one that wants other credentials.
+    schema that the registry refuses; `RegistryUnavailable` for a registry that has not answered after 10 seconds, or
+    that answers otherwise than a schema registry does; and `ServerRefused` for one that wants other credentials.
+
+    A registry's client that has no time-out gets one of 10 seconds for each answer.
     """
     from confluent_kafka.serialization import MessageField
 
@@ -70,83 +88,197 @@ class _Serialized:
     def __init__(
         self, serialize: Callable[[Any, SerializationContext], bytes | None], field: str, message_field: MessageField
     ) -> None:
+        _limit_waiting(serialize)
         self._serialize = serialize
         self._field = field
         self._message_field = message_field
         self._wants_json = _is_for_json(serialize)
+        self._calls = _Calls()
 
     def __call__(self, topic: str, body: Any, as_json: Callable[[], Any]) -> bytes:
         from confluent_kafka.serialization import SerializationContext
 
-        if isinstance(body, BaseModel):
-            body = as_json() if self._wants_json else body.model_dump(by_alias=True)
-        context = SerializationContext(topic, self._message_field)
+        context = SerializationContext(topic, self._message_field, [])
         try:
-            serialized = _in_time(lambda: self._serialize(body, context))
+            if isinstance(body, BaseModel):
+                body = as_json() if self._wants_json else body.model_dump(by_alias=True)
+            serialized = self._calls.result(topic, lambda: self._serialize(body, context))
+        except OutboxError:
+            raise
         except Exception as error:  # Serializers raise whatever their libraries raise.
-            raise self._judged(error) from None
+            for each in _causes(error):  # Rules wrap the errors of the client that they ask for keys.
+                if (function := _function_of_client(each)) is not None:
+                    raise self._of_registry(each, function) from None
+            if isinstance(error, RecursionError):
+                raise InvalidEvent(self._field, "it is nested too deeply") from None
+            if isinstance(error, _MISFITS) or _is_of_library(error):
+                raise InvalidEvent(self._field, _reason(error)) from error
+            raise
         if serialized is None:
             raise InvalidEvent(self._field, "the serializer returned nothing")
+        if not isinstance(serialized, bytes):
+            raise InvalidEvent(self._field, f"the serializer returned no bytes, but {type(serialized).__name__}")
+        if context.headers:
+            raise UserError(
+                "the serializer writes headers, which the outbox does not take from it: leave its option "
+                "schema.id.serializer unset, so that the number of the schema is in the bytes"
+            )
         return serialized
 
-    def _judged(self, error: Exception) -> Exception:
-        from confluent_kafka.serialization import SerializationError
+    def _of_registry(self, error: BaseException, function: str) -> Exception:
+        """The error to raise for one that the registry's client raised in `function`."""
+        from confluent_kafka.schema_registry.error import OAuthTokenError, SchemaRegistryError
 
-        if isinstance(error, json.JSONDecodeError):
-            return RegistryUnavailable(f"the schema registry answered what is no JSON: {error}")
-        if isinstance(error, SerializationError | ValueError | TypeError | AttributeError | LookupError):
-            return InvalidEvent(self._field, str(error))
-        if isinstance(error, _transport_errors()):
-            return RegistryUnavailable(f"the schema registry cannot be reached: {error or type(error).__name__}")
-        try:
-            from confluent_kafka.schema_registry.error import OAuthTokenError, SchemaRegistryError
-        except ImportError:  # Without the extra, no client of a registry can have raised the error.
-            return error
+        if isinstance(error, SchemaRegistryError):
+            return self._of_status(error.http_status_code, error.error_code, error.error_message)
+        if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
+            return RegistryUnavailable("the schema registry answered what is no JSON")
         if isinstance(error, OAuthTokenError):
-            return RegistryUnavailable(f"no token for the schema registry: {error}")
-        if not isinstance(error, SchemaRegistryError):
-            return error
-        if error.http_status_code in _UNAUTHORIZED:
-            return ServerRefused(f"the schema registry refuses us: {error}")
-        if error.http_status_code in _RETRIABLE or error.http_status_code >= 500:
-            return RegistryUnavailable(f"the schema registry failed: {error}")
-        return InvalidEvent(self._field, f"the schema registry refuses its schema: {error}")
+            return RegistryUnavailable(f"no token for the schema registry: {_name(error.__context__ or error)}")
+        if isinstance(error, _errors_of_http("NetworkError")):
+            return RegistryUnavailable(f"the schema registry cannot be reached: {_reason(error)}")
+        if isinstance(error, _errors_of_http("HTTPError")):
+            return RegistryUnavailable(f"the schema registry cannot be reached: {_name(error)}")
+        return RegistryUnavailable(
+            f"the schema registry's client cannot ask it, or cannot use its answer: {_name(error)} in {function}"
+        )
+
+    def _of_status(self, status: int, code: Any, message: Any) -> Exception:
+        """The error to raise for an answer that is an error.
+
+        Args:
+            status: of the answer.
+            code: the registry's code of the error; -1 or None if the answer is not the registry's.
+            message: the registry's.
+        """
+        is_of_registry = isinstance(code, int) and code > 0
+        said = f"HTTP status {status}, code {code}" if is_of_registry else f"HTTP status {status}"
+        if status in _UNAUTHORIZED:
+            return ServerRefused(f"the schema registry refuses us ({said})")
+        if status in _RETRIABLE or status >= 500:
+            return RegistryUnavailable(f"the schema registry failed ({said})")
+        if not is_of_registry or code in _NO_SUCH_PAGE:
+            return RegistryUnavailable(f"no schema registry answers at its address ({said})")
+        reason = _CREDENTIALS.sub("***", _in_one_line(str(message)))
+        return InvalidEvent(self._field, f"the schema registry refuses its schema: {reason} ({said})")
 
 
-def _in_time(call: Callable[[], bytes | None]) -> bytes | None:
-    """The call's result, or its exception.
+class _Calls:
+    """Runs the calls of one serializer, each with a deadline.
 
-    Raises:
-        RegistryUnavailable: it took too long. Its thread goes on alone, and what it returns is dropped.
+    Overdue calls, which go on without their callers, are limited. Events of topics that the serializer knows are not:
+    they need no registry.
     """
-    results: list[bytes | None] = []
-    errors: list[Exception] = []
 
-    def run() -> None:
-        try:
-            results.append(call())
-        except Exception as error:  # The caller raises it.
-            errors.append(error)
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._overdue: list[threading.Thread] = []
+        self._known_topics: set[str] = set()
 
-    thread = threading.Thread(target=copy_context().run, args=(run,), name="outbox-serializer", daemon=True)
-    thread.start()
-    thread.join(REGISTRY_SECONDS)
-    if errors:
-        raise errors[0]
-    if not results:
+    def result(self, topic: str, call: Callable[[], bytes | None]) -> bytes | None:
+        """The call's result, or its exception.
+
+        Raises:
+            RegistryUnavailable: it took too long, or too many earlier calls do. Its thread goes on alone, and what it
+                returns is dropped.
+        """
+        with self._lock:
+            self._overdue = [each for each in self._overdue if each.is_alive()]
+            if len(self._overdue) >= OVERDUE_CALLS and topic not in self._known_topics:
+                raise RegistryUnavailable(
+                    f"the schema registry has not answered {len(self._overdue)} earlier calls, which still wait"
+                )
+        results: list[bytes | None] = []
+        errors: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                results.append(call())
+            except BaseException as error:  # The caller raises it.
+                errors.append(error)
+
+        thread = threading.Thread(target=copy_context().run, args=(run,), name="outbox-serializer", daemon=True)
+        thread.start()
+        thread.join(REGISTRY_SECONDS)
+        if errors:
+            raise errors[0]
+        with self._lock:
+            if results:
+                self._known_topics.add(topic)
+                return results[0]
+            self._known_topics.discard(topic)
+            self._overdue.append(thread)
         raise RegistryUnavailable(f"the schema registry did not answer within {REGISTRY_SECONDS:g} seconds")
-    return results[0]
 
 
-def _transport_errors() -> tuple[type[Exception], ...]:
-    """The errors of the HTTP library that the registry's client uses, which has had two names."""
+def _limit_waiting(serialize: Callable[..., Any]) -> None:
+    """Give the registry's client a time-out if it has none.
+
+    A serializer registers one schema at a time. A call that never returned would keep it from ever registering another
+    one, even after the registry is back. The client takes a time-out only when it is made, so its session gets it.
+    """
+    session: Any = serialize
+    for name in ("_registry", "_rest_client", "session"):
+        session = getattr(session, name, None)
+    if getattr(getattr(session, "timeout", None), "read", 0) is None:
+        session.timeout = REGISTRY_SECONDS
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, and what it was raised from."""
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def _function_of_client(error: BaseException) -> str | None:
+    """The innermost function of the registry's client that the error went through, if it did.
+
+    `SchemaId` counts as the client's: it holds the number of a schema from the registry's answer, and is the first to
+    notice that it is no number.
+    """
+    function = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        module, code = frame.f_globals.get("__name__", ""), frame.f_code
+        is_client = module.endswith("schema_registry_client") or code.co_qualname.startswith("SchemaId.")
+        if is_client and module.startswith("confluent_kafka.schema_registry."):
+            function = code.co_name
+    return function
+
+
+def _is_of_library(error: Exception) -> bool:
+    """Whether the error is of a library that serializers check values with."""
+    return any(each.__module__.partition(".")[0] in _LIBRARIES for each in type(error).__mro__)
+
+
+def _errors_of_http(name: str) -> tuple[type[Exception], ...]:
+    """The errors of that name in the HTTP library that the registry's client uses, which has had two names."""
     errors: list[type[Exception]] = []
-    for name in ("httpx", "httpx2"):
+    for library in ("httpx", "httpx2"):
         try:
-            errors.append(__import__(name).HTTPError)
+            errors.append(getattr(__import__(library), name))
         except ImportError:
             continue
     return tuple(errors)
+
+
+def _reason(error: BaseException) -> str:
+    """What the error, or what it was raised from, says in one line.
+
+    An error that says only which key or index is missing is named, too.
+    """
+    error = next((each for each in _causes(error) if str(each)), error)
+    said = _in_one_line(str(error))
+    return f"{_name(error)}: {said}" if isinstance(error, LookupError) or not said else said
+
+
+def _in_one_line(said: str) -> str:
+    first = printable(next(iter(said.strip().splitlines()), ""))
+    return first if len(first) <= _REASON_CHARACTERS else f"{first[:_REASON_CHARACTERS]}…"
+
+
+def _name(error: BaseException) -> str:
+    return type(error).__name__
 
 
 def _is_for_json(serialize: Callable[..., Any]) -> bool:

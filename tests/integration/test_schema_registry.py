@@ -31,9 +31,15 @@ from google.type.money_pb2 import Money
 from pydantic import BaseModel, Field
 
 from outbox_plugin import Event, Harvester, Outbox, Settings
+from outbox_plugin.consuming import Received, consume_range
+from outbox_plugin.consuming.positions import read_position
+from outbox_plugin.consuming.topic_state import topic_state
+from outbox_plugin.core.topic_ranges import plan
 from outbox_plugin.emit import schema_registry
 from outbox_plugin.encoding import as_bytes, registered, registered_key
 from outbox_plugin.errors import InvalidEvent, RegistryUnavailable, ServerRefused
+from outbox_plugin.inbox import Inbox, Retry
+from outbox_plugin.inbox.dead_letters import DeadLetters
 from tests.emit_connections import DRIVERS, Driver, awaited
 from tests.harvesting import create_topic
 from tests.inbox_support import query
@@ -326,3 +332,46 @@ def test_a_registry_that_wants_other_credentials(
     registry.failing = 401
     with psycopg.connect(settings.dsn.get_secret_value()) as connection, pytest.raises(ServerRefused, match="401"):
         avro(client).emit(connection, Event(topic="t", key="k", value=ORDER))
+
+
+def test_consumers_get_such_records_as_they_were_made(
+    settings: Settings, client: SchemaRegistryClient, group: str
+) -> None:
+    """A handler of an inbox, also when a dead letter comes back, and a range. A tombstone has no value, but its key."""
+    topic = create_topic(settings, f"{group}-orders", 1)
+    key = registered_key(AvroSerializer(client, KEY))
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        events = [Event(topic=topic, key=key(topic, {"no": 17}), value=value) for value in (ORDER, None)]
+        avro(client).emit_many(connection, events)
+    of_key, of_value = AvroDeserializer(client), AvroDeserializer(client)
+
+    def read(event: Received) -> tuple[Any, Any]:
+        return (
+            of_key(event.key, SerializationContext(topic, MessageField.KEY)),
+            of_value(event.value, SerializationContext(topic, MessageField.VALUE)),
+        )
+
+    handled: list[tuple[Any, Any]] = []
+    is_bad = threading.Event()
+    is_bad.set()
+
+    def handle(_: psycopg.Connection[Any], event: Received) -> None:
+        if is_bad.is_set():
+            event.json()  # Of Avro, it raises ValueError; of a tombstone, it is None.
+            raise RuntimeError("not today")
+        handled.append(read(event))
+
+    with Harvester(settings), Inbox(settings, group=group, topics=[topic], handler=handle, retry=Retry(attempts=1)):
+        eventually(lambda: len(DeadLetters(settings).list()) == 2, 60)
+        letters = DeadLetters(settings).list()
+        assert [letter.key for letter in letters] == [events[0].key] * 2
+        assert "UnicodeDecodeError" in letters[0].error
+        is_bad.clear()
+        DeadLetters(settings).retry(None)
+        eventually(lambda: len(handled) == 2, 60)
+    assert handled == [({"no": 17}, ORDER), ({"no": 17}, None)]
+    found: list[tuple[Any, Any]] = []
+    planned = plan("totals", topic, read_position(settings, "totals", topic), topic_state(settings, topic), 1000)
+    assert planned.range is not None
+    consume_range(settings, planned.range, lambda _, records: found.extend(map(read, records)))
+    assert found == handled
