@@ -27,7 +27,7 @@ from outbox_plugin.settings import LogLevel, LogSettings
 logger = logger_of("outbox_plugin.process")
 
 LINE = "%(asctime)s %(levelname)s %(message)s"
-EXTRAS = ("shard", "leader", "term", "topic", "key")  # The fields of `extra` that are logged, in this order.
+EXTRAS = ("schema", "shard", "leader", "term", "topic", "key")  # The fields of `extra` that are logged, in this order.
 
 ROTATE_AGAIN_SECONDS = 60.0  # How long to wait after a log file could not be renamed.
 
@@ -50,8 +50,8 @@ class TextFormatter(logging.Formatter):
 class JsonFormatter(logging.Formatter):
     """A JSON object in ASCII on one line: timestamp (RFC 3339, UTC), level, logger, message, and the event's fields.
 
-    The fields are `shard`, `leader`, `term`, `topic` and `key`, if the event has them. `exception` holds the whole
-    traceback.
+    The fields are `schema`, `shard`, `leader`, `term`, `topic` and `key`, if the event has them. `exception` holds the
+    whole traceback.
     """
 
     def format(self, record: logging.LogRecord) -> str:

@@ -11,6 +11,8 @@ import logging
 from collections.abc import Collection
 from itertools import islice
 
+from outbox_plugin.log_tenant import name_tenant
+
 _NAMED = 5  # How many names a message has, so that it stays one line.
 
 
@@ -27,8 +29,9 @@ def first_names(names: Collection[str]) -> str:
 
 
 def logger_of(name: str) -> logging.Logger:
-    """The logger of that name. Everything that is logged with it is printable, whatever handles the records."""
+    """The logger of that name. Whatever handles its records, they are printable, and name the tenant, if any."""
     logger = logging.getLogger(name)
+    logger.addFilter(name_tenant)
     logger.addFilter(_make_printable)
     return logger
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from outbox_plugin.core.tenant_schedule import TenantSchedule
 from outbox_plugin.errors import InvalidSetting, OutboxError
 from outbox_plugin.harvester import Harvester
+from outbox_plugin.log_tenant import of_tenant
 from outbox_plugin.observe.metrics_extra import metrics_extra
 from outbox_plugin.printable import logger_of
 from outbox_plugin.schema.connection import connect, one_line, reported, reported_as_refusal
@@ -196,7 +197,7 @@ class TenantHarvesters(Background):
         for schema in changes.start:
             try:
                 harvester = Harvester(self._settings.of_schema(schema), adopt=self._adopt)
-                start = _Task("outbox-tenant-start", harvester.start, now)
+                start = _Task("outbox-tenant-start", of_tenant(schema, harvester.start), now)
             except Exception as error:  # Whatever it is, it is this tenant's own.
                 self._failed(schema, error)
                 continue
@@ -236,7 +237,7 @@ class TenantHarvesters(Background):
 
     def _stop_aside(self, schema: str, harvester: Harvester) -> None:
         """Stop a harvester on a thread of its own: it may wait for servers. On this thread if none can be started."""
-        stop = partial(_stop, schema, harvester)
+        stop = of_tenant(schema, partial(_stop, harvester))
         thread = threading.Thread(target=stop, name="outbox-tenant-stop", daemon=True)
         try:
             thread.start()
@@ -246,12 +247,12 @@ class TenantHarvesters(Background):
         self._stops = [*(each for each in self._stops if each.is_alive()), thread]
 
 
-def _stop(schema: str, harvester: Harvester) -> None:
+def _stop(harvester: Harvester) -> None:
     """Stop a harvester. An exception is logged, because it would be lost with its thread."""
     try:
         harvester.stop()
     except Exception as error:
-        logger.error("schema %s: its harvester did not stop as it should: %s", schema, _reason(error))
+        logger.error("its harvester did not stop as it should: %s", _reason(error))
 
 
 def _reason(error: BaseException) -> str:

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+from outbox_plugin.log_tenant import of_same_tenant
+
 Lock = AbstractContextManager[Any]  # To be held while state is touched; not to be taken twice.
 
 
@@ -80,7 +82,7 @@ class Threads:
 
     def spawn(self, work: Callable[[], None], name: str) -> Task:
         """Start `work` on a daemon thread."""
-        thread = threading.Thread(target=work, name=name, daemon=True)
+        thread = threading.Thread(target=of_same_tenant(work), name=name, daemon=True)
         thread.start()
         return thread
 

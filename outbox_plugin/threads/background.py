@@ -6,9 +6,11 @@ import asyncio
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Self
 
+from outbox_plugin.log_tenant import of_same_tenant
 from outbox_plugin.printable import logger_of
 
 logger = logger_of(__name__)
@@ -105,7 +107,9 @@ class Background(ABC):
             if self._thread is not None or self._stop.is_set():
                 return
             live = self._prepare(loop)
-            self._thread = threading.Thread(target=self._live, args=(live,), name=f"outbox-{self._name}", daemon=True)
+            self._thread = threading.Thread(
+                target=of_same_tenant(partial(self._live, live)), name=f"outbox-{self._name}", daemon=True
+            )
             self._thread.start()
 
     def _live(self, live: Callable[[], None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
@@ -125,6 +126,24 @@ def test_a_tenant_that_is_dropped_and_recreated_between_two_searches_is_harveste
     arrives(tenant(pattern, "tenant_a"), topic, "2")
     eventually(lambda: last_progress(only) is not None, 30)  # Signed with the new outbox's secret.
     arrives(only, topic, "3")
+
+
+def test_what_a_tenants_harvester_logs_names_the_tenant(
+    pattern: Settings, topic: str, relay: TenantHarvesters, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also on the threads that the harvester starts, and at its end."""
+    caplog.set_level(logging.INFO, "outbox_plugin")
+    relay.start()
+    for schema in ("tenant_a", "tenant_b"):
+        arrives(tenant(pattern, schema), topic, schema)
+    relay.stop()
+    for said in ("leading as", "handed over"):
+        lines = [(each.getMessage(), getattr(each, "schema", None)) for each in caplog.records]
+        found = {schema: text for text, schema in lines if said in text}
+        assert {schema: text.startswith(f"schema {schema}: shard 0: {said}") for schema, text in found.items()} == {
+            "tenant_a": True,
+            "tenant_b": True,
+        }
 
 
 def test_a_tenant_that_is_broken_harms_itself_alone(pattern: Settings, topic: str, relay: TenantHarvesters) -> None:

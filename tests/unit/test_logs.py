@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from outbox_plugin.core.bad_rows import BadRow
 from outbox_plugin.core.ordering_key import OrderingKey
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.errors import InvalidSetting, Refusal
+from outbox_plugin.log_tenant import of_same_tenant, of_tenant
+from outbox_plugin.printable import logger_of
 from outbox_plugin.relay.events import KeysHeld, RowsParked, TermBegan, TermFinished
 from outbox_plugin.settings import LogSettings
 
@@ -300,3 +303,27 @@ def test_the_text_form_is_what_it_was() -> None:
     assert re.fullmatch(LINE, line)
     moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(noted.created))
     assert line == f"{moment},{int(noted.msecs):03d} INFO shard 0: handed over"
+
+
+@pytest.mark.parametrize(
+    ("message", "args", "text"), [("shard %d: 5 %%", (0,), "shard 0: 5 %"), ("all 100 % of it", (), "all 100 % of it")]
+)
+def test_a_tenants_lines_begin_with_its_schema(
+    message: str, args: tuple[int, ...], text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On the thread that is named, and on those that it starts; not on others, nor afterwards."""
+    tenants_log = logger_of("tests.tenants")
+
+    def log() -> None:
+        tenants_log.error(message, *args)
+
+    def log_there() -> None:
+        started = [threading.Thread(target=target) for target in (of_same_tenant(log), log)]
+        for thread in started:
+            thread.start()
+            thread.join()
+
+    of_tenant("tenant_1%s\n", log_there)()
+    log()
+    assert [each.getMessage() for each in caplog.records] == [rf"schema tenant_1%s\n: {text}", text, text]
+    assert [getattr(each, "schema", None) for each in caplog.records] == ["tenant_1%s\n", None, None]
