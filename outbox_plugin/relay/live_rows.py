@@ -17,6 +17,7 @@ from outbox_plugin.errors import ServerUnavailable
 from outbox_plugin.relay.events import KeysSummarised, LiveRowsJoined, LiveRowsLeftOut, Observer
 from outbox_plugin.relay.stages import Stages
 
+LATELY_SECONDS = 1.0
 MAX_WAITING_RANGES = 5_000  # A read that names them takes some 10 ms more.
 
 
@@ -65,12 +66,19 @@ class LiveRows:
         self._keys: KeySummary | None = None  # Of the backlog; None where there is none.
         self._waiting = IdRanges()  # Live rows that were read, and whose keys may be in the summary.
         self._left_out = 0  # How many they are, with those that are forgotten.
+        self._found_at: float | None = None  # When a read last found live rows.
         self._ended: tuple[Summary | None] | None = None  # What the thread came to; `stages.lock` guards it.
 
     @property
     def in_use(self) -> bool:
         """Whether live rows are read before a backlog."""
         return self._keys is not None
+
+    @property
+    def came_lately(self) -> bool:
+        """Whether live rows before a backlog were found a short time ago, so that others are likely to come soon."""
+        now = self._stages.runtime.now()
+        return self.in_use and self._found_at is not None and now - self._found_at < LATELY_SECONDS
 
     @property
     def too_many_wait(self) -> bool:
@@ -131,6 +139,7 @@ class LiveRows:
         keys = self._keys
         if not rows or keys is None:
             return Found.all(rows)
+        self._found_at = self._stages.runtime.now()
         may_go = [not keys.may_hold(key_hash) for key_hash in self._store.key_hashes(rows)]
         waiting = [row.id for row, goes in zip(rows, may_go, strict=True) if not goes]
         if waiting:

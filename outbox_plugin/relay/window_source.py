@@ -57,7 +57,7 @@ class WindowSource:
         if read.is_live:
             in_flight = IdRanges.union((in_flight, self._live_rows.waiting.above(above)))
         rows = self._read_limit.rows
-        if self._live_rows.in_use and not read.is_live:
+        if self._live_rows.came_lately and not read.is_live:
             rows = min(rows, ROWS_BESIDE_LIVE)
         return ReadRequest(rows, read.ids, in_flight, excluded, is_live=read.is_live)
 
