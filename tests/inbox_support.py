@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Iterable
+from datetime import timedelta
 from typing import Any
 
 import psycopg
 from confluent_kafka import Producer
 
 from outbox_plugin.inbox import Received
+from outbox_plugin.inbox.dispatcher import Dispatcher
+from outbox_plugin.inbox.pauses import Pauses
+from outbox_plugin.inbox.poll_loop import PollLoop
 from outbox_plugin.settings import Settings
 
 EFFECT = """
@@ -87,3 +92,20 @@ def query(settings: Settings, text: str, *values: Any) -> list[tuple[Any, ...]]:
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:
         cursor = connection.execute(text.encode(), values)
         return cursor.fetchall() if cursor.description else []
+
+
+def poll_loop(
+    kafka: object,
+    positions: object,
+    topic_ids: object,
+    *,
+    keep: timedelta = timedelta(days=7),
+    dispatcher: Dispatcher | None = None,
+) -> Any:
+    """The loop of an inbox, with stand-ins for Kafka's client, for the positions in Postgres and for topics' ids."""
+    dispatcher = dispatcher or Dispatcher(4, None)
+    stand_ins: Any = kafka, positions, topic_ids
+    client, where, ids = stand_ins
+    settings = Settings(dsn="postgresql://nowhere/none", bootstrap_servers="127.0.0.1:1")
+    pauses = Pauses(dispatcher)
+    return PollLoop(settings, client, dispatcher, pauses, where, ids, keep.total_seconds(), threading.Event())

@@ -25,6 +25,7 @@ from outbox_plugin.settings import Settings
 logger = logger_of("outbox_plugin.inbox")
 
 LOCK_MILLISECONDS = 1_000  # How long an inbox waits for another one that is looking whether a partition is locked.
+RELEASE_SECONDS = 20.0  # How long an inbox that gives up a partition waits for the partition's handlers.
 Unlock = Callable[[Collection[TopicPartition]], None]
 
 

@@ -227,7 +227,7 @@ def test_dead_letters_from_the_command_line(ready: Settings, topic: str, group: 
 def test_a_rebalance_in_mid_handler_neither_loses_nor_repeats_an_effect(
     ready: Settings, topic: str, group: str, patience: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outbox_plugin.inbox.consumer.RELEASE_SECONDS", patience)
+    monkeypatch.setattr("outbox_plugin.inbox.assignments.RELEASE_SECONDS", patience)
     working, go_on = threading.Semaphore(0), threading.Event()
 
     def slow(connection: psycopg.Connection[Any], event: Received) -> None:

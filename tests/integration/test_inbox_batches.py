@@ -159,13 +159,13 @@ def test_a_full_inbox_pauses_only_where_handlers_do_not_make_room(
         record_effects(connection, events)
 
     monkeypatch.setattr("outbox_plugin.inbox.consumer.Consumer", Noting)
-    monkeypatch.setattr("outbox_plugin.inbox.consumer.MAX_HELD_RECORDS", 500)
-    monkeypatch.setattr("outbox_plugin.inbox.consumer.ROOM_SECONDS", 60.0)
+    monkeypatch.setattr("outbox_plugin.inbox.poll_loop.MAX_HELD_RECORDS", 500)
+    monkeypatch.setattr("outbox_plugin.inbox.poll_loop.ROOM_SECONDS", 60.0)
     sent = produce(ready, topic, [(f"k{each % 50}", str(each)) for each in range(5_000)])
     with Inbox(ready, group=group, topics=[topic], handler=handle, batch_size=100):
         eventually(lambda: len(effects(ready)) == 5_000, SOON)
         assert pauses == []
-        monkeypatch.setattr("outbox_plugin.inbox.consumer.ROOM_SECONDS", 0.1)
+        monkeypatch.setattr("outbox_plugin.inbox.poll_loop.ROOM_SECONDS", 0.1)
         slow.set()
         sent += produce(ready, topic, [(f"k{each % 50}", str(each)) for each in range(2_000)])
         eventually(lambda: len(effects(ready)) == 7_000, SOON)
@@ -176,7 +176,7 @@ def test_a_full_inbox_pauses_only_where_handlers_do_not_make_room(
 def test_a_partition_that_is_handled_slowly_leaves_room_for_the_others(
     ready: Settings, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outbox_plugin.inbox.consumer.MAX_HELD_RECORDS", 200)
+    monkeypatch.setattr("outbox_plugin.inbox.poll_loop.MAX_HELD_RECORDS", 200)
     go_on = threading.Event()
 
     def handle(connection: psycopg.Connection[Any], event: Received) -> None:

@@ -427,7 +427,7 @@ def test_what_an_inbox_has_locked_for_its_handlers_is_free_once_it_is_killed(
 def test_large_records_are_held_up_to_a_bound_of_bytes(
     ready: Settings, topic: str, group: str, monkeypatch: pytest.MonkeyPatch, size: int, headers: int
 ) -> None:
-    monkeypatch.setattr("outbox_plugin.inbox.consumer.MAX_HELD_BYTES", 10_000_000)
+    monkeypatch.setattr("outbox_plugin.inbox.poll_loop.MAX_HELD_BYTES", 10_000_000)
     go_on = threading.Event()
 
     def handle(connection: psycopg.Connection[Any], event: Received) -> None:

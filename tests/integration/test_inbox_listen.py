@@ -19,7 +19,7 @@ from outbox_plugin.bench.proxy import DIRECTIONS, Proxy
 from outbox_plugin.embedded.kafka import EmbeddedKafka
 from outbox_plugin.embedded.ports import free_port
 from outbox_plugin.errors import InvalidSetting, SchemaMissing
-from outbox_plugin.inbox import Inbox, Received, Retry, consumer, readiness
+from outbox_plugin.inbox import Inbox, Received, Retry, poll_loop, readiness
 from outbox_plugin.observe import lag_poller
 from tests.harvesting import create_topic, insert
 from tests.inbox_support import effects, make_effect_table, produce, query, record_effect, record_effects
@@ -168,7 +168,7 @@ def test_an_inbox_whose_records_all_fail_is_not_ready_until_one_is_done(
 def test_partitions_that_are_not_fetched_are_counted(
     ours: Settings, group: str, topic: str, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consumer, "MAX_HELD_RECORDS", 100)
+    monkeypatch.setattr(poll_loop, "MAX_HELD_RECORDS", 100)
     produce(ours, topic, [("k", "1")] * 300)
     with Inbox(ours, group=group, topics=[topic], handler=gate.handle):
         try:

@@ -39,6 +39,7 @@ from outbox_plugin.inbox import Inbox, positions
 from outbox_plugin.inbox.key_queues import KeyQueues, Outcome
 from outbox_plugin.inbox.leader_epochs import ReachedPosition, StartPosition
 from outbox_plugin.inbox.positions import AllReached
+from tests.inbox_support import poll_loop
 
 PARTITION, TOPIC_ID = TopicPartition("orders", 0), "A" * 22
 PARTITIONS = [KafkaTopicPartition(*PARTITION)]
@@ -236,13 +237,14 @@ class Process:
             group="billing",
             topics=[PARTITION.topic],
             handler=lambda connection, event: None,
-            keep=timedelta(seconds=KEEP_SECONDS),
         )
         known = {PARTITION.topic: TOPIC_ID}
-        inbox._topic_ids = SimpleNamespace(
+        topic_ids = SimpleNamespace(
             of=known.get, known=lambda: known, look_up=lambda topics: Answer(recreated=set(), known={*topics})
         )
-        inbox._positions = WrittenPositions(simulation)
+        keep = timedelta(seconds=KEEP_SECONDS)
+        written = WrittenPositions(simulation)
+        self.loop = poll_loop(self.client, written, topic_ids, keep=keep, dispatcher=inbox._dispatcher)
         inbox._handover = SimpleNamespace(locked=lambda _: nullcontext(lambda _: None))
         self.inbox = inbox
 
@@ -365,7 +367,7 @@ class Simulation:
             self._processes += 1
             self.owner = Process(self, f"inbox {self._processes}")
             self.say(f"starts {self.owner.name}")
-            self.owner.inbox._assigned(self.owner.client, PARTITIONS)
+            self.owner.loop._assignments.assigned(PARTITIONS)
 
     def _kill(self) -> None:
         self.say("kills")
@@ -376,36 +378,35 @@ class Simulation:
             self.say("stops")
             housekeeping = SimpleNamespace(stop=lambda: None, wait_until_ended=lambda: True)
             with ExitStack() as ended:
-                self.owner.inbox._hand_over(self.owner.client, housekeeping, ended)
+                self.owner.inbox._hand_over(self.owner.loop, housekeeping, ended)
             self.owner = None
 
     def _move(self) -> None:
         """The partition goes to a member that joins, and perhaps comes back to the same inbox."""
         if self.owner is None:
             return
-        give_up = self.dice.choice((self.owner.inbox._revoked, self.owner.inbox._lost))
-        give_up(self.owner.client, PARTITIONS)
+        assignments = self.owner.loop._assignments
+        give_up = self.dice.choice((assignments.revoked, assignments.lost))
+        give_up(PARTITIONS)
         if self.dice.random() < 0.5:
             self.say("comes back")
-            self.owner.inbox._assigned(self.owner.client, PARTITIONS)
+            self.owner.loop._assignments.assigned(PARTITIONS)
         else:
             self.owner = None
             self._start()
 
     def _fetch(self) -> None:
         if self.owner is not None:
-            self.owner.inbox._take_in(self.owner.client)
-            self.owner.inbox._ask_at = 0.0
-            self.owner.inbox._start_waiting(self.owner.client)
+            self.owner.loop.take_in()
+            self.owner.loop._assignments._ask_at = 0.0
+            self.owner.loop._assignments.start_waiting()
 
     def _tick(self) -> None:
         """What the polling thread and housekeeping do once a second."""
         if self.owner is None:
             return
-        inbox = self.owner.inbox
-        inbox._commit(self.owner.client, inbox._dispatcher.locked(KeyQueues.committable), wait=False)
-        inbox._note_positions(inbox._dispatcher.locked(KeyQueues.positions))
-        inbox._positions.write_now(lambda: inbox._reached)
+        self.owner.loop.commit_and_note()
+        self.owner.loop.reached.write()
 
     def _handle(self) -> None:
         """A worker handles what it takes: in a transaction, with the keys."""

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from outbox_plugin.adapters.topic_ids import Answer
-from outbox_plugin.inbox import consumer, positions
+from outbox_plugin.inbox import assignments, consumer, poll_loop, positions, rereader
 from outbox_plugin.inbox.key_queues import KeyQueues
 from outbox_plugin.inbox.leader_epochs import LeaderEpochs, StartPosition
 from tests.simulation import inboxes
@@ -36,10 +36,13 @@ def _simulated_time(monkeypatch: pytest.MonkeyPatch) -> None:
         begin(simulation, *args, **options)
 
     monkeypatch.setattr(inboxes.Simulation, "__init__", noted)
-    monkeypatch.setattr(consumer, "time", SimpleNamespace(time=lambda: present[0].now, monotonic=lambda: 0.0))
-    monkeypatch.setattr(consumer, "QUEUED_SECONDS", 50.0)
-    monkeypatch.setattr(consumer, "UNKNOWN_ID_SECONDS", 0.0)
-    monkeypatch.setattr(consumer, "RELEASE_SECONDS", 0.0)
+    clock = SimpleNamespace(time=lambda: present[0].now, monotonic=lambda: 0.0)
+    for module in (assignments, consumer, poll_loop):
+        monkeypatch.setattr(module, "time", clock)
+    for module in (assignments, consumer, rereader):
+        monkeypatch.setattr(module, "RELEASE_SECONDS", 0.0)
+    monkeypatch.setattr(poll_loop, "QUEUED_SECONDS", 50.0)
+    monkeypatch.setattr(rereader, "UNKNOWN_ID_SECONDS", 0.0)
 
 
 @pytest.mark.timeout(0)
@@ -152,10 +155,10 @@ class Scripted(inboxes.Simulation):
     def add(self, messages: list[Any], *, id_is_returned: bool = True) -> None:
         """Have the inbox take in what it polled. Kafka may not return the topic's id then."""
         assert self.owner is not None
-        ids, answer = self.owner.inbox._topic_ids, self.owner.inbox._topic_ids.look_up
+        ids, answer = self.owner.loop._topic_ids, self.owner.loop._topic_ids.look_up
         if not id_is_returned:
             ids.look_up = lambda _: Answer(recreated=set(), known=set())
-        self.owner.inbox._add(self.owner.client, messages)
+        self.owner.loop.add(messages)
         ids.look_up = answer
 
     def judged(self) -> list[str]:

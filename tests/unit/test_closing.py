@@ -265,9 +265,10 @@ def test_a_tenant_that_fails_is_stopped_though_no_thread_can_be_started(monkeypa
 def test_an_inbox_that_cannot_subscribe_closes_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[str] = []
     monkeypatch.setattr(inbox_consumer, "Consumer", lambda _: Noted(closed, "consumer"))
+    nothing: Any = None
     inbox = inbox_consumer.Inbox(SETTINGS, group="g", topics=["t"], handler=lambda connection, event: None)
     with pytest.raises(KafkaException):
-        inbox._consumer()
+        inbox._poll_loop(nothing)
     assert closed == ["consumer"]
 
 

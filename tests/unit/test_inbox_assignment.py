@@ -13,9 +13,11 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from outbox_plugin import Settings
 from outbox_plugin.core.topic_partition import TopicPartition
-from outbox_plugin.inbox import Inbox, consumer
+from outbox_plugin.inbox import Inbox, assignments
+from outbox_plugin.inbox.key_queues import KeyQueues
 from outbox_plugin.inbox.leader_epochs import StartPosition
 from outbox_plugin.inbox.positions import AllReached, FoundPositions, Reached, find_positions
+from tests.inbox_support import poll_loop
 
 PARTITION = TopicPartition("t", 0)
 ID, OTHER_ID = "A" * 22, "B" * 22
@@ -93,86 +95,81 @@ def test_a_committed_offset_of_another_topic_does_not_count() -> None:
     assert found(Committed((6000, OTHER_ID, None)), {"t": ID}) == {PARTITION: StartPosition(5000)}
 
 
-def inbox() -> Any:
-    return Inbox(
-        Settings(dsn="postgresql://nowhere/none", bootstrap_servers="127.0.0.1:1"),
-        group="g",
-        topics=["t"],
-        handler=lambda connection, event: None,
-    )
+def partitions(loop: Any) -> list[TopicPartition]:
+    """Those whose records are handled."""
+    return loop._dispatcher.locked(KeyQueues.partitions)  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("silent", [True, False])
 def test_a_stop_that_meets_an_assignment_handles_none_of_it(silent: bool) -> None:
     """Else the first record of the topic could be handled, and its offset be written over the group's position."""
-    stopped, group = inbox(), Committed((5000, ID, None))
+    group = Committed((5000, ID, None))
 
     def look_up(topics: object) -> Any:
         stopped._stop.set()
         return SimpleNamespace(recreated=set(), known=set())
 
-    stopped._topic_ids = SimpleNamespace(look_up=look_up, known=dict)
-    stopped._positions = OurPositions()
+    stopped = poll_loop(group, OurPositions(), SimpleNamespace(look_up=look_up, known=dict))
     if not silent:
         stopped._stop.set()
-    stopped._assigned(group, [KafkaTopicPartition("t", 0)])
-    assert stopped.partitions == []
+    stopped._assignments.assigned([KafkaTopicPartition("t", 0)])
+    assert partitions(stopped) == []
     assert [each.offset for each in group.assigned] == [OFFSET_END]
 
 
 def test_a_topic_that_does_not_answer_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumer, "ASK_SECONDS", 0.0)
-    assigned, group, known, other = inbox(), Committed((6000, ID, None)), {"t"}, TopicPartition("other", 0)
-    assigned._positions = OurPositions()
-    assigned._topic_ids = SimpleNamespace(
+    monkeypatch.setattr(assignments, "ASK_SECONDS", 0.0)
+    group, known, other = Committed((6000, ID, None)), {"t"}, TopicPartition("other", 0)
+    topic_ids = SimpleNamespace(
         look_up=lambda topics: SimpleNamespace(recreated=set(), known=known & {*topics}),
         of=lambda topic: ID,
         known=lambda: dict.fromkeys(known, ID),
     )
-    assigned._assigned(group, [KafkaTopicPartition(*tp) for tp in (PARTITION, other)])
-    assert assigned.partitions == [PARTITION]
+    loop = poll_loop(group, OurPositions(), topic_ids)
+    assigned = loop._assignments
+    assigned.assigned([KafkaTopicPartition(*tp) for tp in (PARTITION, other)])
+    assert partitions(loop) == [PARTITION]
     assert [(each.topic, each.offset) for each in group.assigned] == [("t", 5999), ("other", OFFSET_END)]
-    assigned._start_waiting(group)
-    assert (assigned.partitions, group.paused) == ([PARTITION], {"other"})
+    assigned.start_waiting()
+    assert (partitions(loop), group.paused) == ([PARTITION], {"other"})
     known.add("other")
     assigned._ask_at = 0.0
-    assigned._start_waiting(group)
-    assert (assigned.partitions, group.paused) == ([PARTITION, other], set())
+    assigned.start_waiting()
+    assert (partitions(loop), group.paused) == ([PARTITION, other], set())
     assert [(each.topic, each.offset) for each in group.assigned] == [("t", 5999), ("other", 5999)]
 
 
 def test_a_partition_that_another_inbox_still_handles_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumer, "ASK_SECONDS", 0.0)
-    assigned, group, other = inbox(), Committed((6000, ID, None)), TopicPartition("other", 0)
-    assigned._positions = OurPositions([other])
-    assigned._topic_ids = SimpleNamespace(
+    monkeypatch.setattr(assignments, "ASK_SECONDS", 0.0)
+    group, other = Committed((6000, ID, None)), TopicPartition("other", 0)
+    positions = OurPositions([other])
+    topic_ids = SimpleNamespace(
         look_up=lambda topics: SimpleNamespace(recreated=set(), known={*topics}),
         of=lambda topic: ID,
         known=lambda: {"t": ID, "other": ID},
     )
-    assigned._assigned(group, [KafkaTopicPartition(*tp) for tp in (PARTITION, other)])
-    assert (assigned.partitions, group.paused) == ([PARTITION], {"other"})
-    assigned._positions.busy.clear()
+    loop = poll_loop(group, positions, topic_ids)
+    assigned = loop._assignments
+    assigned.assigned([KafkaTopicPartition(*tp) for tp in (PARTITION, other)])
+    assert (partitions(loop), group.paused) == ([PARTITION], {"other"})
+    positions.busy.clear()
     assigned._ask_at = 0.0
-    assigned._start_waiting(group)
-    assert (assigned.partitions, group.paused) == ([PARTITION, other], set())
+    assigned.start_waiting()
+    assert (partitions(loop), group.paused) == ([PARTITION, other], set())
 
 
 def test_a_partition_that_is_given_up_waits_for_no_position_any_more() -> None:
-    given_up, group = inbox(), Committed((6000, ID, None))
-    given_up._topic_ids = SimpleNamespace(
-        look_up=lambda topics: SimpleNamespace(recreated=set(), known=set()), known=dict
-    )
-    given_up._positions = OurPositions()
-    given_up._assigned(group, [KafkaTopicPartition(*PARTITION)])
-    given_up._lost(group, [KafkaTopicPartition(*PARTITION)])
-    assert (given_up._without_position, group.assigned) == (set(), [])
+    group = Committed((6000, ID, None))
+    topic_ids = SimpleNamespace(look_up=lambda topics: SimpleNamespace(recreated=set(), known=set()), known=dict)
+    given_up = poll_loop(group, OurPositions(), topic_ids)._assignments
+    given_up.assigned([KafkaTopicPartition(*PARTITION)])
+    assert not given_up.all_have_positions
+    given_up.lost([KafkaTopicPartition(*PARTITION)])
+    assert (given_up.all_have_positions, group.assigned) == (True, [])
 
 
 @pytest.mark.parametrize("ended", [True, False])
-def test_the_last_positions_are_written_while_the_partitions_are_still_ours(
-    monkeypatch: pytest.MonkeyPatch, ended: bool
-) -> None:
+def test_the_last_positions_are_written_while_the_partitions_are_still_ours(ended: bool) -> None:
     """And not beside housekeeping, which writes them too."""
     calls: list[str] = []
 
@@ -184,20 +181,20 @@ def test_the_last_positions_are_written_while_the_partitions_are_still_ours(
         return call
 
     housekeeping = SimpleNamespace(start=noted("start"), stop=noted("stop"), wait_until_ended=noted("join", ended))
-    monkeypatch.setattr(consumer, "Housekeeping", lambda *args: housekeeping)
-    ending = inbox()
-    ending._stop.set()
+    settings = Settings(dsn="postgresql://nowhere/none", bootstrap_servers="127.0.0.1:1")
+    ending: Any = Inbox(settings, group="g", topics=["t"], handler=lambda connection, event: None)
+    ending._handover = SimpleNamespace(locked=lambda busy: nullcontext())
     written: list[AllReached] = []
 
     def write_now(reached: Callable[[], AllReached]) -> None:
         calls.append("write")
         written.append(reached())
 
-    ending._positions = SimpleNamespace(write_now=write_now)
-    ending._handover = SimpleNamespace(locked=lambda busy: nullcontext())
-    ending._topic_ids = SimpleNamespace(of=lambda topic: ID)
     ending._dispatcher._queues.assign([PARTITION], {"t": ID}, {PARTITION: 7})
     kafka = SimpleNamespace(commit=noted("commit"), close=noted("close"))
-    ending._consume(kafka, SimpleNamespace(start=noted("workers"), join=noted("workers end")))
+    positions, topic_ids = SimpleNamespace(write_now=write_now), SimpleNamespace(of=lambda topic: ID)
+    loop = poll_loop(kafka, positions, topic_ids, dispatcher=ending._dispatcher)
+    loop._stop.set()
+    ending._consume(loop, SimpleNamespace(start=noted("workers"), join=noted("workers end")), housekeeping)
     assert calls[3:] == ["commit", "join", *["write"] * ended, "close", "workers end"]
     assert written == [{PARTITION: Reached(ID, StartPosition(7))}] * ended

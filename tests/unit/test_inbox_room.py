@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from outbox_plugin.core.room import Load, Room
 from outbox_plugin.core.topic_partition import TopicPartition
-from outbox_plugin.inbox.consumer import MAX_HELD_BYTES, MAX_HELD_RECORDS
+from outbox_plugin.inbox.poll_loop import MAX_HELD_BYTES, MAX_HELD_RECORDS
 
 ROOM = Room(1_000, 100_000)
 SLOW, OTHER = TopicPartition("t", 0), TopicPartition("t", 1)

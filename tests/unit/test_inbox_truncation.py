@@ -12,15 +12,15 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox_plugin import Settings
 from outbox_plugin.adapters.topic_ids import Answer
 from outbox_plugin.core.topic_partition import TopicPartition
-from outbox_plugin.inbox import Inbox, consumer
+from outbox_plugin.inbox import rereader
 from outbox_plugin.inbox.key_queues import KeyQueues, Outcome
 from outbox_plugin.inbox.leader_epochs import ReachedPosition, StartPosition
 from outbox_plugin.inbox.positions import AllReached
 from outbox_plugin.inbox.received import Received
 from outbox_plugin.inbox.retry import Fault
+from tests.inbox_support import poll_loop
 
 PARTITION, ID = TopicPartition("t", 0), "A" * 22
 DONE, RETRY_LATER = Outcome(1), Outcome(0, again_in=60.0, fault=Fault.RECORD)
@@ -172,62 +172,56 @@ class Positions:
         return self.failures < 0
 
 
-def assigned(positions: Positions) -> Any:
-    inbox: Any = Inbox(
-        Settings(dsn="postgresql://nowhere/none", bootstrap_servers="127.0.0.1:1"),
-        group="g",
-        topics=["t"],
-        handler=lambda connection, event: None,
-    )
+def loop_of(kafka: Kafka, positions: Positions) -> Any:
     same = Answer(recreated=set(), known={"t"})
-    inbox._topic_ids = SimpleNamespace(of=lambda topic: ID, known=lambda: {"t": ID}, look_up=lambda topics: same)
-    inbox._positions = positions
-    return inbox
+    ids = SimpleNamespace(of=lambda topic: ID, known=lambda: {"t": ID}, look_up=lambda topics: same)
+    return poll_loop(kafka, positions, ids)
 
 
 def test_an_inbox_commits_the_offset_of_the_first_record_after_the_cut() -> None:
-    inbox, kafka = assigned(Positions()), Kafka()
-    inbox._dispatcher._queues.assign([PARTITION], {"t": ID}, {PARTITION: 90})
+    kafka = Kafka()
+    loop = loop_of(kafka, Positions())
+    loop._dispatcher._queues.assign([PARTITION], {"t": ID}, {PARTITION: 90})
     for offset in range(90, 98):
-        inbox._add(kafka, [message(offset, b"old %d" % offset)])
-        finish_next(inbox._dispatcher._queues, RETRY_LATER if offset == 97 else DONE)
-    inbox._commit(kafka, inbox._dispatcher._queues.committable(), wait=False)
-    inbox._add(kafka, [message(96, b"new 96"), message(97, b"new 97")])
-    inbox._commit(kafka, inbox._dispatcher._queues.committable(), wait=False)
+        loop.add([message(offset, b"old %d" % offset)])
+        finish_next(loop._dispatcher._queues, RETRY_LATER if offset == 97 else DONE)
+    loop.commit_and_note()
+    loop.add([message(96, b"new 96"), message(97, b"new 97")])
+    loop.commit_and_note()
     assert kafka.committed == [(97, 3), (96, 3)]
-    finish_next(inbox._dispatcher._queues)
-    finish_next(inbox._dispatcher._queues)
-    assert inbox._dispatcher._queues.positions() == {
+    finish_next(loop._dispatcher._queues)
+    finish_next(loop._dispatcher._queues)
+    assert loop._dispatcher._queues.positions() == {
         PARTITION: (ID, 96)
     }  # The old 97 still waits; the new ones may come again.
 
 
 def test_a_partition_is_read_again_only_after_the_position_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """An inbox that was killed in between would not know which old records it had handled."""
-    monkeypatch.setattr(consumer, "UNKNOWN_ID_SECONDS", 0.0)
+    monkeypatch.setattr(rereader, "UNKNOWN_ID_SECONDS", 0.0)
     positions, kafka = Positions(failures=1), Kafka()
-    inbox = assigned(positions)
-    inbox._dispatcher._queues.assign([PARTITION], {"t": ID}, {PARTITION: 97})
-    inbox._epochs.start(PARTITION, StartPosition(97, 3))
+    loop = loop_of(kafka, positions)
+    loop._dispatcher._queues.assign([PARTITION], {"t": ID}, {PARTITION: 97})
+    loop._epochs.start(PARTITION, StartPosition(97, 3))
     for _ in range(2):
-        assert (positions.written, inbox.partitions) == ([], [PARTITION])
-        inbox._add(kafka, [message(96, b"new 96")])
+        assert (positions.written, loop._dispatcher._queues.partitions()) == ([], [PARTITION])
+        loop.add([message(96, b"new 96")])
     assert kafka.sought == [96, OFFSET_BEGINNING]
     assert positions.written == [StartPosition(97, 3)]
-    assert inbox._epochs.position(PARTITION, 0) == StartPosition(0, None, (ReachedPosition(97, 3),))
+    assert loop._epochs.position(PARTITION, 0) == StartPosition(0, None, (ReachedPosition(97, 3),))
 
 
 def test_so_is_one_that_is_cut_under_the_inbox(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumer, "UNKNOWN_ID_SECONDS", 0.0)
+    monkeypatch.setattr(rereader, "UNKNOWN_ID_SECONDS", 0.0)
     positions, kafka = Positions(failures=1), Kafka()
-    inbox = assigned(positions)
-    inbox._dispatcher._queues.assign([PARTITION], {"t": ID}, {PARTITION: 96})
-    inbox._add(kafka, [message(96, b"old 96")])
-    finish_next(inbox._dispatcher._queues)
+    loop = loop_of(kafka, positions)
+    loop._dispatcher._queues.assign([PARTITION], {"t": ID}, {PARTITION: 96})
+    loop.add([message(96, b"old 96")])
+    finish_next(loop._dispatcher._queues)
     for _ in range(2):
-        assert inbox._dispatcher._queues.positions() == {PARTITION: (ID, 97)}
-        inbox._add(kafka, [message(90, b"old 90"), message(91, b"old 91")])
+        assert loop._dispatcher._queues.positions() == {PARTITION: (ID, 97)}
+        loop.add([message(90, b"old 90"), message(91, b"old 91")])
     assert kafka.sought == [90]
     assert positions.written == [StartPosition(97, 3)]
-    assert inbox._dispatcher._queues.positions() == {PARTITION: (ID, 92)}
-    assert inbox._epochs.position(PARTITION, 92) == StartPosition(92, 3, (ReachedPosition(97, 3),))
+    assert loop._dispatcher._queues.positions() == {PARTITION: (ID, 92)}
+    assert loop._epochs.position(PARTITION, 92) == StartPosition(92, 3, (ReachedPosition(97, 3),))

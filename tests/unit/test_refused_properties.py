@@ -22,9 +22,10 @@ def settings(**kafka: str) -> Settings:
 
 
 def test_a_property_that_the_inboxs_consumer_refuses_is_said() -> None:
+    nothing: Any = None
     inbox = Inbox(settings(max_poll_interval_ms="5000"), group="g", topics=["t"], handler=lambda *_: None)
     with pytest.raises(InvalidSetting, match=r"OUTBOX_KAFKA: .*max\.poll\.interval\.ms"):
-        inbox._consumer()
+        inbox._poll_loop(nothing)
 
 
 def test_no_property_lets_a_verification_pass_over_records(monkeypatch: pytest.MonkeyPatch) -> None:

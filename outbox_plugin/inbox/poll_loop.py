@@ -1,0 +1,233 @@
+"""Polls Kafka for an inbox, hands the records to the dispatcher, and commits the offsets of those that are done."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, cast
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message
+
+from outbox_plugin.adapters.kafka_clients import connection_error
+from outbox_plugin.adapters.topic_ids import TopicIds
+from outbox_plugin.core.room import Room
+from outbox_plugin.core.topic_partition import TopicPartition
+from outbox_plugin.errors import OutboxError, ServerRefused
+from outbox_plugin.inbox.assignments import Assignments
+from outbox_plugin.inbox.dispatcher import Dispatcher
+from outbox_plugin.inbox.kafka_records import committed_offset, received_from
+from outbox_plugin.inbox.key_queues import KeyQueues
+from outbox_plugin.inbox.leader_epochs import Finding, LeaderEpochs, StartPosition
+from outbox_plugin.inbox.pauses import Pauses
+from outbox_plugin.inbox.positions import Positions
+from outbox_plugin.inbox.reached_positions import ReachedPositions
+from outbox_plugin.inbox.received import Received
+from outbox_plugin.inbox.rereader import BEFORE_THE_POSITION, Rereader
+from outbox_plugin.inbox.workers import TaskWorkers, ThreadWorkers
+from outbox_plugin.printable import logger_of
+from outbox_plugin.schema.connection import one_line
+from outbox_plugin.settings import Settings
+
+logger = logger_of("outbox_plugin.inbox")
+
+POLL_SECONDS = 0.1
+POLL_RECORDS = 1_000
+# Records in memory. `room` shares them out among the partitions: one alone has half, which is enough for four workers
+# with batches of 2,000.
+MAX_HELD_RECORDS = 20_000
+MAX_HELD_BYTES = 64_000_000  # The same bound for their memory.
+ROOM_SECONDS = 0.5  # How long it waits for room before it pauses: a pause drops what librdkafka has fetched ahead.
+COMMIT_SECONDS = 0.5
+# A record that is polled again may wait so long for its turn. Its key may be forgotten meanwhile.
+QUEUED_SECONDS = 3_600.0
+_WAITED_FOR = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._ALL_BROKERS_DOWN}
+_REFUSED = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError._AUTHENTICATION,
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+}
+
+
+class PollLoop:
+    """Owns the Kafka consumer. Other threads may read `polled_at`, `positions_at` and `reached.all`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        consumer: Consumer,
+        dispatcher: Dispatcher,
+        pauses: Pauses,
+        positions: Positions,
+        topic_ids: TopicIds,
+        remembered_seconds: float,
+        stop: threading.Event,
+    ) -> None:
+        """Nothing is consumed yet.
+
+        Args:
+            settings: whose servers an error names.
+            consumer: of the group. `run` closes it.
+            dispatcher: hands the records to the workers.
+            pauses: the partitions that are not fetched for now.
+            positions: where the group is, in Postgres.
+            topic_ids: of the topics that are consumed.
+            remembered_seconds: how long the keys of handled records are remembered.
+            stop: ends the loop.
+        """
+        self._settings = settings
+        self._consumer = consumer
+        self._dispatcher = dispatcher
+        self._pauses = pauses
+        self._topic_ids = topic_ids
+        self._remembered_seconds = remembered_seconds
+        self._stop = stop
+        self._epochs = LeaderEpochs()
+        self.reached = ReachedPositions(positions, topic_ids, self._epochs)
+        self._rereader = Rereader(consumer, dispatcher, topic_ids, self._epochs, self.reached, stop)
+        self._assignments = Assignments(
+            consumer,
+            dispatcher,
+            pauses,
+            positions,
+            topic_ids,
+            self._epochs,
+            self.reached,
+            self._rereader,
+            stop,
+            lambda reached: self._commit(reached, wait=True),
+        )
+        self.polled_at: float | None = None
+        self.positions_at: float | None = None  # When all partitions last had their positions.
+
+    def subscribe(self, topics: Sequence[str]) -> None:
+        """Take part in the group.
+
+        Raises:
+            KafkaException: the client refuses.
+        """
+        self._consumer.subscribe(
+            list(topics),
+            on_assign=lambda _, partitions: self._assignments.assigned(partitions),
+            on_revoke=lambda _, partitions: self._assignments.revoked(partitions),
+            on_lost=lambda _, partitions: self._assignments.lost(partitions),
+        )
+
+    def run(self, workers: ThreadWorkers | TaskWorkers) -> None:
+        """Consume until the inbox stops.
+
+        Raises:
+            OutboxError: a worker has ended.
+            ServerRefused: Kafka refuses what waiting cannot mend.
+        """
+        committed_at = time.monotonic()
+        while not self._stop.is_set():
+            if workers.error is not None:
+                raise OutboxError(f"a handler's worker has ended: {one_line(workers.error)}") from workers.error
+            self.polled_at = time.monotonic()
+            if self._assignments.all_have_positions:
+                self.positions_at = self.polled_at
+            self.take_in()
+            self._assignments.start_waiting()
+            self._pauses.update(self._consumer, Room(MAX_HELD_RECORDS, MAX_HELD_BYTES), ROOM_SECONDS)
+            topics = {topic for topic, _ in self._dispatcher.locked(KeyQueues.partitions)}
+            self._rereader.begin_anew(self._topic_ids.recreated(topics))
+            if time.monotonic() - committed_at > COMMIT_SECONDS:
+                self.commit_and_note()
+                committed_at = time.monotonic()
+
+    def give_up_all(self) -> None:
+        """Give up all partitions, with what is done of them committed."""
+        positions = self._dispatcher.locked(KeyQueues.positions)
+        reached = self._dispatcher.release(self._dispatcher.locked(KeyQueues.partitions), 0)
+        self._commit(reached, wait=True)
+        # Before the partitions go to their next owner, who may write greater positions.
+        self.reached.note(
+            {tp: at._replace(next_offset=reached.get(tp, at.next_offset)) for tp, at in positions.items()}
+        )
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._consumer.close()
+
+    def commit_and_note(self) -> None:
+        """Commit the offsets of what is done, without waiting for Kafka, and note the positions."""
+        self._commit(self._dispatcher.locked(KeyQueues.committable), wait=False)
+        self.reached.note(self._dispatcher.locked(KeyQueues.positions))
+
+    def take_in(self) -> None:
+        """Poll, and add the records. The first is added before the second call, which may run a rebalance."""
+        if (first := self._consumer.poll(POLL_SECONDS)) is None:
+            return
+        self.add([first])
+        room = Room(MAX_HELD_RECORDS, MAX_HELD_BYTES)
+        if records := room.records_to_poll(self._dispatcher.locked(KeyQueues.load), POLL_RECORDS):
+            self.add(self._consumer.consume(records, 0))
+
+    def add(self, messages: Sequence[Message]) -> None:
+        """Queue the records that a poll returned."""
+        good = [message for message in messages if (error := message.error()) is None or self._noted(error)]
+        polled = cast(list[Any], good)  # The stubs call these optional; a record has them.
+        at = [(each.topic(), each.partition(), each.offset()) for each in polled]
+        doubtful = {tp[0] for tp in at if self._rereader.goes_back(*tp) or not self._topic_ids.of(tp[0])}
+        left_out = self._rereader.unconfirmed(doubtful, at)
+        kept = [message for message in polled if message.topic() not in left_out]
+        received = [received_from(message, self._topic_ids.of(message.topic())) for message in kept]
+        # A key made of the topic's id is right only if Kafka returns the same id after the record has arrived.
+        if unnamed := {record.topic for record in received if record.named_by_place} - doubtful:
+            at = [(record.topic, record.partition, record.offset) for record in received]
+            left_out = self._rereader.unconfirmed(unnamed, at)
+            received = [record for record in received if record.topic not in left_out]
+        self._dispatch(received)
+
+    def _dispatch(self, received: Sequence[Received]) -> None:
+        """Queue the records to handle. A partition that was cut before its position is read from its beginning."""
+        kept: list[Received] = []
+        handled: set[int] = set()
+        cut: dict[TopicPartition, int] = {}
+        forgotten_at = time.time() - self._remembered_seconds + QUEUED_SECONDS
+        for record in received:
+            tp = TopicPartition(record.topic, record.partition)
+            if tp in cut:
+                continue
+            if self._epochs.goes_back(tp, record.offset):
+                self._dispatcher.add(kept, handled)  # The position that was reached counts the records before this one.
+                kept, handled = [], set()
+                if not self._rereader.went_back(tp):
+                    cut[tp] = record.offset
+                    continue
+            old = record.timestamp / 1000 < forgotten_at
+            finding = self._epochs.add(tp, record.offset, record.leader_epoch, key_may_be_forgotten=old)
+            if finding is Finding.CUT or (finding is Finding.GONE and self._rereader.is_cut(tp)):
+                cut[tp] = BEFORE_THE_POSITION
+                continue
+            kept.append(record)
+            if finding is Finding.HANDLED:
+                handled.add(id(record))
+        self._dispatcher.add(kept, handled)
+        for tp in cut.keys() & {*self._dispatcher.locked(KeyQueues.partitions)}:
+            self._rereader.read_again(tp, cut[tp])
+
+    def _noted(self, error: KafkaError) -> bool:
+        """Log an error that a poll returned. Raises ServerRefused if waiting cannot mend it. Returns False always."""
+        if error.fatal() or error.code() in _REFUSED:
+            raise ServerRefused(str(connection_error(error, self._settings)))
+        (logger.warning if error.code() in _WAITED_FOR else logger.info)("Kafka, while consuming: %s", error.str())
+        return False
+
+    def _commit(self, reached: dict[TopicPartition, int], *, wait: bool) -> None:
+        """Commit offsets. A failure costs work only: events that are delivered again are left out."""
+        if not reached:
+            return
+        offsets = [
+            committed_offset(tp, StartPosition(offset, self._epochs.before(tp, offset)), self._topic_ids.of(tp.topic))
+            for tp, offset in reached.items()
+        ]
+        try:
+            if wait:
+                self._consumer.commit(offsets=offsets, asynchronous=False)
+            else:
+                self._consumer.commit(offsets=offsets, asynchronous=True)
+        except KafkaException as error:
+            logger.info("offsets were not committed: %s", error.args[0].str())

@@ -1,0 +1,157 @@
+"""Reads partitions again that were cut, or whose topics were deleted and recreated."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException
+from confluent_kafka import TopicPartition as KafkaTopicPartition
+
+from outbox_plugin.adapters.topic_ids import TopicIds
+from outbox_plugin.core.topic_partition import TopicPartition
+from outbox_plugin.inbox.dispatcher import Dispatcher
+from outbox_plugin.inbox.handover import RELEASE_SECONDS
+from outbox_plugin.inbox.key_queues import KeyQueues
+from outbox_plugin.inbox.leader_epochs import LeaderEpochs
+from outbox_plugin.inbox.positions import ANSWER_SECONDS
+from outbox_plugin.inbox.reached_positions import ReachedPositions
+from outbox_plugin.printable import logger_of
+
+logger = logger_of("outbox_plugin.inbox")
+
+BEFORE_THE_POSITION = -1  # Stands for an offset.
+UNKNOWN_ID_SECONDS = 0.2  # The wait before records are fetched again whose topic's id Kafka did not return.
+
+
+class Rereader:
+    """Only the thread that polls may use it."""
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        dispatcher: Dispatcher,
+        topic_ids: TopicIds,
+        epochs: LeaderEpochs,
+        reached: ReachedPositions,
+        stop: threading.Event,
+    ) -> None:
+        """Nothing was read yet.
+
+        Args:
+            consumer: has the partitions.
+            dispatcher: has their records that wait for handlers.
+            topic_ids: of the topics that are consumed.
+            epochs: which leader wrote the records, as far as they were read.
+            reached: the positions that are to be written.
+            stop: ends a wait.
+        """
+        self._consumer = consumer
+        self._dispatcher = dispatcher
+        self._topic_ids = topic_ids
+        self._epochs = epochs
+        self._reached = reached
+        self._stop = stop
+        self._next: dict[TopicPartition, int] = {}
+
+    def forget_next(self, tp: TopicPartition) -> None:
+        """Expect any offset as the next one of a partition, because it is fetched from elsewhere."""
+        self._next.pop(tp, None)
+
+    def goes_back(self, topic: str, partition: int, offset: int) -> bool:
+        """Whether a record's offset is below the expected one, so that the topic may be another one.
+
+        The offset behind the record's is expected next.
+        """
+        tp = TopicPartition(topic, partition)
+        expected, self._next[tp] = self._next.get(tp, 0), offset + 1
+        return offset < expected
+
+    def unconfirmed(self, topics: Collection[str], at: Sequence[tuple[str, int, int]]) -> set[str]:
+        """Ask Kafka for the ids of topics, and seek back where it does not answer, to the lowest offset in `at`.
+
+        Returns the topics whose records must be left out, because they come again.
+        """
+        if not topics:
+            return set()
+        answer = self._topic_ids.look_up(topics)
+        self.begin_anew(answer.recreated)
+        silent = {*topics} - answer.known
+        if silent:
+            logger.warning("records of %s wait until Kafka returns the id of the topic", ", ".join(sorted(silent)))
+            lowest: dict[TopicPartition, int] = {}
+            for topic, partition, offset in at:
+                if topic in silent:
+                    tp = TopicPartition(topic, partition)
+                    lowest[tp] = min(offset, lowest.get(tp, offset))
+            for tp, offset in lowest.items():
+                self._seek_back(tp, offset)
+            self._stop.wait(UNKNOWN_ID_SECONDS)
+        return answer.recreated | silent
+
+    def begin_anew(self, topics: Collection[str]) -> None:
+        """Read topics from their beginning that were deleted and recreated."""
+        partitions = [tp for tp in self._dispatcher.locked(KeyQueues.partitions) if tp.topic in topics]
+        if not partitions:
+            return
+        logger.warning("the topic %s was recreated, and is read from its beginning", ", ".join(sorted(topics)))
+        self._dispatcher.release(partitions, RELEASE_SECONDS)
+        for tp in partitions:
+            self._epochs.start(tp, None)
+            self._seek_to_beginning(tp)
+
+    def went_back(self, tp: TopicPartition) -> bool:
+        """Note that librdkafka reads a partition again that was cut. False if the position could not be written."""
+        next_offset = self._dispatcher.locked(KeyQueues.next_offsets).get(tp)
+        if next_offset is None:
+            return True
+        position = self._epochs.position(tp, next_offset)
+        if not self._reached.keep(tp, position):
+            return False
+        logger.warning("%s [%d] was cut: a part of it is read again", *tp)
+        self._epochs.go_back(tp, position)
+        return True
+
+    def read_again(self, tp: TopicPartition, offset: int) -> None:
+        """Read a partition that was cut before its position again: from its beginning.
+
+        If its position could not be written, ask for the same record again; so it is noticed again.
+        """
+        started = self._epochs.started_at(tp)
+        if offset == BEFORE_THE_POSITION and self._reached.keep(tp, started):
+            logger.warning("%s [%d] was cut before the group's position: it is read from its beginning", *tp)
+            self._epochs.start_over(tp)
+            self._seek_to_beginning(tp)
+            return
+        first = self._epochs.start(tp, started) if offset == BEFORE_THE_POSITION else offset
+        self._next.pop(tp, None)
+        self._consumer.seek(KafkaTopicPartition(*tp, OFFSET_BEGINNING if first is None else first))
+        self._stop.wait(UNKNOWN_ID_SECONDS)
+
+    def is_cut(self, tp: TopicPartition) -> bool:
+        """Whether a partition was cut whose last handled record is gone. If Kafka does not answer, it counts as cut."""
+        try:
+            beginning, _ = self._consumer.get_watermark_offsets(KafkaTopicPartition(*tp), ANSWER_SECONDS)
+        except KafkaException:
+            return True
+        return self._epochs.is_cut(tp, beginning)
+
+    def _seek_to_beginning(self, tp: TopicPartition) -> None:
+        topic_ids = self._topic_ids.known()
+        self._dispatcher.locked(lambda queues: queues.assign([tp], topic_ids))
+        self._next.pop(tp, None)
+        self._consumer.seek(KafkaTopicPartition(*tp, OFFSET_BEGINNING))
+
+    def _seek_back(self, tp: TopicPartition, offset: int) -> None:
+        """Have records fetched again from an offset on.
+
+        librdkafka forgets with a seek which epoch it has read, and notices no cut before that offset. So the record
+        before it is fetched again, too, and compared. Where the offset itself shows a cut, it shows it again.
+        """
+        self._next.pop(tp, None)
+        if not self._epochs.goes_back(tp, offset):
+            first = self._epochs.start(tp, self._epochs.position(tp, offset))
+            offset = offset if first is None else first
+        with suppress(KafkaException):  # The partition is not ours any more.
+            self._consumer.seek(KafkaTopicPartition(*tp, offset))
