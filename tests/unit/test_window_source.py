@@ -1,0 +1,52 @@
+"""How many rows of a backlog are read at a time, beside live rows and without them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from outbox_plugin.core.id_watermark import IdRange
+from outbox_plugin.core.key_summary import KeySummary
+from outbox_plugin.core.poll_schedule import Read
+from outbox_plugin.core.row import OutboxRow, Rows
+from outbox_plugin.core.window import ROWS_BESIDE_LIVE, ROWS_PER_WINDOW, Windows
+from outbox_plugin.relay.live_rows import LATELY_SECONDS, LiveRows, Summary
+from outbox_plugin.relay.runtime import Threads
+from outbox_plugin.relay.stages import Stages
+from outbox_plugin.relay.window_source import WindowSource
+
+OF_BACKLOG, LIVE = Read(IdRange(0), is_sweep=False), Read(IdRange(1_000), is_sweep=False, is_live=True)
+
+
+class Clock(Threads):
+    """A runtime whose time is the test's own."""
+
+    time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+
+def test_a_backlog_is_read_in_small_parts_only_while_live_rows_come() -> None:
+    clock, found = Clock(), [OutboxRow(1_001, 0, "t", "k", "v", [], [], 0)]
+    store: Any = SimpleNamespace(
+        read=lambda request: Rows(list(found)), key_hashes=lambda rows: [7] * len(rows), snapshot=lambda: ""
+    )
+    stages = Stages(clock, "test")
+    live_rows = LiveRows(0, store, stages, lambda event: None, lambda: None)
+    source = WindowSource(store, Windows(), stages.lock, live_rows).source()
+
+    def limit(read: Read) -> int:
+        return source.request(read).limit
+
+    assert limit(OF_BACKLOG) == ROWS_PER_WINDOW
+    live_rows.begin(Summary(1_000, KeySummary(1_000), 1_000, 0.0))
+    assert limit(OF_BACKLOG) == ROWS_PER_WINDOW
+    live_rows.read(source.request(LIVE))
+    assert (limit(OF_BACKLOG), limit(LIVE)) == (ROWS_BESIDE_LIVE, ROWS_PER_WINDOW)
+    clock.time = LATELY_SECONDS / 2
+    found.clear()
+    live_rows.read(source.request(LIVE))
+    assert limit(OF_BACKLOG) == ROWS_BESIDE_LIVE
+    clock.time = LATELY_SECONDS
+    assert limit(OF_BACKLOG) == ROWS_PER_WINDOW
