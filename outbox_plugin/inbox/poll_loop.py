@@ -68,7 +68,7 @@ class PollLoop:
 
         Args:
             settings: whose servers an error names.
-            consumer: of the group. `run` closes it.
+            consumer: of the group; `close` closes it.
             dispatcher: hands the records to the workers.
             pauses: the partitions that are not fetched for now.
             positions: where the group is, in Postgres.

@@ -110,17 +110,18 @@ def test_what_an_async_handler_lets_out_too(ready: Settings, topic: str, group: 
     assert letters(ready) == sorted([sent[3], sent[30]])
 
 
-@pytest.mark.parametrize("last_step", ["_check", "_start"], ids=["while it connects", "when it has started"])
+@pytest.mark.parametrize("last_step", ["_poll_loop", "_start"], ids=["while it connects", "when it has started"])
 def test_an_inbox_whose_start_is_cancelled_stops(
     ready: Settings, topic: str, group: str, monkeypatch: pytest.MonkeyPatch, last_step: str
 ) -> None:
     """As by a timeout around `async with`. Its port is closed, too."""
     stepped, go_on, step = threading.Event(), threading.Event(), getattr(Inbox, last_step)
 
-    def step_slowly(*args: Any) -> None:
-        step(*args)
+    def step_slowly(*args: Any) -> Any:
+        result = step(*args)
         stepped.set()
         assert go_on.wait(SOON * PATIENCE)
+        return result
 
     async def handle(connection: psycopg.AsyncConnection[Any], event: Received) -> None:
         pass
