@@ -25,7 +25,11 @@ there: the second waits for the first one's transaction, and leaves out what tha
     traced_session a session with such a span around each run of the handler
     handling       turns records into transactions, and transactions into outcomes
     handled_keys   records in the transaction of an effect that its event is handled
-    consumer       `Inbox`: polls, commits offsets, takes part in rebalances
+    consumer       `Inbox`: makes the parts, runs them, and hands its partitions over
+    poll_loop      owns the Kafka consumer: polls, hands the records on, commits offsets
+    assignments    begins to fetch the partitions that are assigned, and gives up those that are revoked
+    rereader       reads partitions again that were cut, or whose topics were recreated
+    reached_positions    the positions that housekeeping is to write
     positions      where a group goes on when Kafka has forgotten its offsets
     housekeeping, dead_letters, cleaning                                          the tables' upkeep
 """
