@@ -63,6 +63,11 @@ class Rereader:
         """Whether a record's offset is below the expected one, so that the topic may be another one.
 
         The offset behind the record's is expected next.
+
+        Args:
+            topic: the record's.
+            partition: the record's.
+            offset: the record's.
         """
         tp = TopicPartition(topic, partition)
         expected, self._next[tp] = self._next.get(tp, 0), offset + 1
