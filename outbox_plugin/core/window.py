@@ -18,7 +18,6 @@ from outbox_plugin.core.progress import Publication, publications_of
 from outbox_plugin.core.row import OutboxRow, Rows, fields_of
 
 ROWS_PER_WINDOW = 10_000  # Larger ones gain little speed, and cost latency and memory. Half as large is 10 % slower.
-ROWS_BESIDE_LIVE = 1_000  # Of a backlog while live rows come: they wait for one such window, and go with the next one.
 BYTES_PER_WINDOW = 8_000_000
 ROWS_IN_FLIGHT = 4 * ROWS_PER_WINDOW  # One window being read, one waiting or being published, two being purged.
 UNPURGED_WINDOWS = 16  # Small windows are purged together. Each progress record names all unpurged windows.

@@ -16,6 +16,7 @@ from outbox_plugin.core.postgres_ports import WakeUp, WindowStore
 from outbox_plugin.core.progress import ProgressRecord, Publication
 from outbox_plugin.core.repeated_requests import require_own_record
 from outbox_plugin.core.row import OutboxRow
+from outbox_plugin.core.rows_beside_live import RowsBesideLive
 from outbox_plugin.core.shards import SETTLING_SHARD, Slice
 from outbox_plugin.core.takeover import Terms, left_behind, require_recorded
 from outbox_plugin.core.window import Window, Windows, rows_in
@@ -101,7 +102,8 @@ class ExactlyOnce:
         self._may_purge = self._stages.condition()
         self._has_purged = self._stages.condition()
         self._live_rows = LiveRows(shard, store, self._stages, observe, self._join_queue)
-        source = WindowSource(store, self._windows, self._lock, self._live_rows).source()
+        self._rows_beside_live = RowsBesideLive()
+        source = WindowSource(store, self._windows, self._lock, self._live_rows, self._rows_beside_live).source()
         self._poller = Poller(shard, source, self._stages, wake_up, observe)
         self._queue = WindowQueue()
         self._published: list[Window] = []
@@ -316,6 +318,8 @@ class ExactlyOnce:
             if len(self._published) == 1 or self._purge_is_due():
                 self._may_purge.notify_all()
         ended = self._runtime.now()
+        if not self._live_rows.in_use:
+            self._rows_beside_live.published(len(rows), ended - began)
         self._observe(WindowPublished(self._shard, len(rows), ended - read_at, ended - began, rows))
 
     def _fitting_progress(self, window: Window, read_at: float) -> ProgressRecord | None:

@@ -9,7 +9,8 @@ from outbox_plugin.core.id_ranges import IdRanges
 from outbox_plugin.core.poll_schedule import Read
 from outbox_plugin.core.postgres_ports import Control, ReadRequest, WindowStore
 from outbox_plugin.core.row import OutboxRow
-from outbox_plugin.core.window import ROWS_BESIDE_LIVE, Windows
+from outbox_plugin.core.rows_beside_live import RowsBesideLive
+from outbox_plugin.core.window import Windows
 from outbox_plugin.relay.live_rows import LiveRows
 from outbox_plugin.relay.poller import Source
 from outbox_plugin.relay.runtime import Lock
@@ -18,7 +19,9 @@ from outbox_plugin.relay.runtime import Lock
 class WindowSource:
     """Belongs to the stage that reads; `lock` guards `windows`, which other stages change."""
 
-    def __init__(self, store: WindowStore, windows: Windows, lock: Lock, live_rows: LiveRows) -> None:
+    def __init__(
+        self, store: WindowStore, windows: Windows, lock: Lock, live_rows: LiveRows, rows_beside_live: RowsBesideLive
+    ) -> None:
         """Nothing is read yet.
 
         Args:
@@ -26,9 +29,11 @@ class WindowSource:
             windows: those of the term.
             lock: guards `windows`.
             live_rows: what reads live rows before a backlog.
+            rows_beside_live: how many rows of the backlog are read at a time meanwhile.
         """
         self._store = store
         self._live_rows = live_rows
+        self._rows_beside_live = rows_beside_live
         self._windows = windows
         self._lock = lock
         self._read_limit = AdaptiveReadLimit()
@@ -58,7 +63,7 @@ class WindowSource:
             in_flight = IdRanges.union((in_flight, self._live_rows.waiting.above(above)))
         rows = self._read_limit.rows
         if self._live_rows.came_lately and not read.is_live:
-            rows = min(rows, ROWS_BESIDE_LIVE)
+            rows = min(rows, self._rows_beside_live.rows)
         return ReadRequest(rows, read.ids, in_flight, excluded, is_live=read.is_live)
 
     def _read(self, request: ReadRequest) -> Sequence[OutboxRow]:

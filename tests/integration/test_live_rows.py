@@ -11,9 +11,9 @@ import pytest
 
 from outbox_plugin import Harvester, Settings
 from outbox_plugin.adapters.postgres_window_store import PostgresWindowStore
-from outbox_plugin.core import adaptive_read_limit, backlog
+from outbox_plugin.core import adaptive_read_limit, backlog, rows_beside_live
 from outbox_plugin.errors import StoreUnavailable
-from outbox_plugin.relay import live_rows, window_source
+from outbox_plugin.relay import live_rows
 from outbox_plugin.relay.events import HarvestEvent, KeysSummarised, LiveRowsJoined, LiveRowsLeftOut, TermFinished
 from outbox_plugin.status.command import described
 from outbox_plugin.status.reader import ShardStatus, read_status
@@ -35,7 +35,8 @@ def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a batch of this size take long."""
     monkeypatch.setattr(backlog, "MIN_BACKLOG_IDS", 5_000)
     monkeypatch.setattr(adaptive_read_limit, "ROWS_PER_WINDOW", 500)
-    monkeypatch.setattr(window_source, "ROWS_BESIDE_LIVE", 200)
+    monkeypatch.setattr(rows_beside_live, "LEAST_ROWS", 200)
+    monkeypatch.setattr(rows_beside_live, "MOST_ROWS", 200)
 
 
 class LiveRows:

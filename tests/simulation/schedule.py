@@ -7,8 +7,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from unittest import mock
 
-from outbox_plugin.core import adaptive_read_limit, backlog, id_watermark, poll_schedule, progress, window
-from outbox_plugin.relay import at_least_once, exactly_once, supervisor, window_source
+from outbox_plugin.core import (
+    adaptive_read_limit,
+    backlog,
+    id_watermark,
+    poll_schedule,
+    progress,
+    rows_beside_live,
+    window,
+)
+from outbox_plugin.relay import at_least_once, exactly_once, supervisor
 from tests.simulation.plan import Plan
 from tests.simulation.promises import broken, slowest
 from tests.simulation.scheduler import Stuck
@@ -41,7 +49,8 @@ def in_miniature() -> Iterator[None]:
         mock.patch.object(backlog, "PAUSE_SECONDS", 0.03),
         mock.patch.object(backlog, "SUMMARY_REST", 1.0),
         mock.patch.object(backlog, "SUMMARY_REST_SECONDS", 0.2),
-        mock.patch.object(window_source, "ROWS_BESIDE_LIVE", 2),
+        mock.patch.object(rows_beside_live, "LEAST_ROWS", 2),
+        mock.patch.object(rows_beside_live, "MOST_ROWS", 2),
         mock.patch.object(window, "UNPURGED_WINDOWS", 4),
         mock.patch.object(exactly_once, "PURGE_ROWS", 7),
         mock.patch.object(at_least_once, "PURGE_ROWS", 5),

@@ -9,7 +9,8 @@ from outbox_plugin.core.id_watermark import IdRange
 from outbox_plugin.core.key_summary import KeySummary
 from outbox_plugin.core.poll_schedule import Read
 from outbox_plugin.core.row import OutboxRow, Rows
-from outbox_plugin.core.window import ROWS_BESIDE_LIVE, ROWS_PER_WINDOW, Windows
+from outbox_plugin.core.rows_beside_live import RowsBesideLive
+from outbox_plugin.core.window import ROWS_PER_WINDOW, Windows
 from outbox_plugin.relay.live_rows import LATELY_SECONDS, LiveRows, Summary
 from outbox_plugin.relay.runtime import Threads
 from outbox_plugin.relay.stages import Stages
@@ -34,7 +35,8 @@ def test_a_backlog_is_read_in_small_parts_only_while_live_rows_come() -> None:
     )
     stages = Stages(clock, "test")
     live_rows = LiveRows(0, store, stages, lambda event: None, lambda: None)
-    source = WindowSource(store, Windows(), stages.lock, live_rows).source()
+    beside_live = RowsBesideLive()
+    source = WindowSource(store, Windows(), stages.lock, live_rows, beside_live).source()
 
     def limit(read: Read) -> int:
         return source.request(read).limit
@@ -43,10 +45,10 @@ def test_a_backlog_is_read_in_small_parts_only_while_live_rows_come() -> None:
     live_rows.begin(Summary(1_000, KeySummary(1_000), 1_000, 0.0))
     assert limit(OF_BACKLOG) == ROWS_PER_WINDOW
     live_rows.read(source.request(LIVE))
-    assert (limit(OF_BACKLOG), limit(LIVE)) == (ROWS_BESIDE_LIVE, ROWS_PER_WINDOW)
+    assert (limit(OF_BACKLOG), limit(LIVE)) == (beside_live.rows, ROWS_PER_WINDOW)
     clock.time = LATELY_SECONDS / 2
     found.clear()
     live_rows.read(source.request(LIVE))
-    assert limit(OF_BACKLOG) == ROWS_BESIDE_LIVE
+    assert limit(OF_BACKLOG) == beside_live.rows
     clock.time = LATELY_SECONDS
     assert limit(OF_BACKLOG) == ROWS_PER_WINDOW

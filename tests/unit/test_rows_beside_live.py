@@ -1,0 +1,43 @@
+"""How many rows of a backlog go into a transaction while live rows come."""
+
+from __future__ import annotations
+
+import pytest
+
+from outbox_plugin.core.rows_beside_live import LEAST_ROWS, MOST_ROWS, RowsBesideLive
+
+
+def measured(seconds: float) -> RowsBesideLive:
+    """After many transactions that took so long."""
+    beside = RowsBesideLive()
+    for _ in range(200):
+        beside.published(1, seconds)
+    return beside
+
+
+def test_until_it_is_measured_kafka_is_taken_to_be_near() -> None:
+    assert RowsBesideLive().rows == 1_000
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rows"),
+    [(0.001, LEAST_ROWS), (0.005, 1_000), (0.03, 6_000), (0.2, MOST_ROWS)],
+    ids=["very near", "near", "far", "very far"],
+)
+def test_the_longer_a_transaction_takes_by_itself_the_more_rows_it_gets(seconds: float, rows: int) -> None:
+    assert measured(seconds).rows == rows
+
+
+def test_a_transaction_that_takes_long_once_changes_little() -> None:
+    beside = measured(0.005)
+    beside.published(1, 10.0)
+    assert beside.rows == 1_100
+    beside.published(1, 0.005)
+    assert beside.rows == 1_000
+
+
+@pytest.mark.parametrize("rows", [0, 5_000], ids=["all were refused", "many"])
+def test_only_transactions_with_few_rows_show_the_time(rows: int) -> None:
+    beside = measured(0.005)
+    beside.published(rows, 0.001)
+    assert beside.rows == 1_000
