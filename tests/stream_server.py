@@ -19,7 +19,8 @@ class StreamServer(ABC):
         """Port 0 chooses a free one; `port` has its number once the server runs."""
         self.port = port
         self._buffer_bytes = buffer_bytes
-        self._transports: set[asyncio.WriteTransport] = set()
+        # The transport of TLS lets go of its socket's transport when it is closed twice: so both are kept.
+        self._connections: list[tuple[asyncio.StreamWriter, asyncio.WriteTransport]] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
     @abstractmethod
@@ -43,7 +44,7 @@ class StreamServer(ABC):
     async def connect(self, port: int) -> Streams:
         """A connection to a port of 127.0.0.1, closed at the latest when the server stops."""
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        self._transports.add(writer.transport)
+        self._connections.append((writer, writer.transport))
         return reader, writer
 
     def _run(self, listening: threading.Event) -> None:
@@ -61,7 +62,7 @@ class StreamServer(ABC):
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Note the connection before any other step: a task that is cancelled before it begins closes nothing."""
-        self._transports.add(writer.transport)
+        self._connections.append((writer, writer.transport))
         if self._end.is_set():
             writer.transport.abort()
             return
@@ -80,6 +81,6 @@ class StreamServer(ABC):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for transport in self._transports:  # Of the sockets: that of TLS lets go of its socket when closed twice,
-            transport.abort()  # and `close` would wait for the client's close_notify, which may never come.
+        for _, transport in self._connections:
+            transport.abort()  # `close` would wait for a TLS client's close_notify, which may never come.
         await asyncio.sleep(0)  # The loop closes the sockets in its next round.
