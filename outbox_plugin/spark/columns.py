@@ -219,6 +219,8 @@ class EventForm:
         if not self.may_be_whole:
             return _Events(texts, value, undecodable, altering, [])
         if not limits.whole_records:
+            if self.has_partition:
+                altering["partition"] = columns["partition"].is_valid()
             return _Events(texts, value, undecodable, altering, no_whole_records(headers))
         own = {name: columns[name] for name in (*self.of_bytes, *(("partition",) if self.has_partition else ()))}
         whole = whole_records(own, keys, values, headers, undecodable)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from outbox_plugin.emit.event import KAFKAS_OWN, MAX_KEY_CHARACTERS, TOPIC_PATTERN
-from outbox_plugin.spark.unstorable_text import with_nul
+from outbox_plugin.spark.unstorable_text import lists_with, with_nul
 
 _SHOWN_CHARACTERS = 40
 MAX_PARTITION = 2**31 - 1
@@ -119,8 +119,9 @@ def _rules(
             yield column, pc.greater(pc.utf8_length(texts), limit), _too_long(texts, limit)
     wrong_topics = pc.unique(topics).filter(pc.invert(_well_named(pc.unique(topics))))
     yield "topic", pc.is_in(topics, wrong_topics), lambda _: "not a name that Kafka allows"
-    headers = (batch.column(name) for name in ("kafka_header_keys", "kafka_header_values"))
-    for column, texts in (("key", keys), ("value", values), *(("headers", each) for each in headers), *order.items()):
+    names, bodies = (batch.column(name) for name in ("kafka_header_keys", "kafka_header_values"))
+    yield "headers", _with_empty(names), lambda _: "has one without a name"
+    for column, texts in (("key", keys), ("value", values), ("headers", names), ("headers", bodies), *order.items()):
         yield column, with_nul(texts), lambda _: _NUL
     for column, wrong in undecodable.items():
         yield column, wrong, lambda _: "has bytes that are not UTF-8, which the outbox cannot hold"
@@ -142,6 +143,11 @@ def _partition_rules(
 def _well_named(topics: pa.Array) -> pa.Array:
     named = pc.and_not(pc.match_substring_regex(topics, TOPIC_PATTERN), pc.starts_with(topics, KAFKAS_OWN))
     return pc.fill_null(named, fill_value=False)
+
+
+def _with_empty(names: pa.Array) -> pa.Array:
+    """Which lists of names have an empty one."""
+    return lists_with(names, pc.equal(names.flatten(), ""))
 
 
 def _too_long(texts: pa.Array, limit: int) -> Callable[[int], str]:

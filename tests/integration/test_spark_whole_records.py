@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -157,32 +158,51 @@ def test_an_outbox_without_the_columns_takes_texts_alone(spark: SparkSession, se
         OutboxWrite(settings).events(spark.sql("SELECT 'k' AS key, X'ff' AS value"), "t").commit()
     with pytest.raises(InvalidEvent, match="partition: given, for which the outbox has no column"):
         OutboxWrite(settings).events(spark.sql("SELECT 'k' AS key, 'v' AS value, 0 AS partition"), "t").commit()
+    elsewhere = spark.sql("SELECT 'k' AS key, 'v' AS value, 0 AS partition")
+    OutboxWrite(settings).events(elsewhere, "t", on_bad_row="deadLetter").commit()
+    with pytest.raises(operate.DeadLetterAltered):  # It would go to the key's own partition.
+        operate.retry_dead_letters(settings, [letter.id for letter in operate.dead_letters(settings)])
     OutboxWrite(settings).events(spark.sql("SELECT 'k' AS key, X'76' AS value"), "t").commit()
     assert execute(settings, "SELECT kafka_value FROM outbox") == [("v",)]
 
 
-def test_a_repeated_batch_with_other_bytes_is_refused(spark: SparkSession, settings: Settings, tmp_path: Any) -> None:
+def test_a_header_without_a_name_is_refused(spark: SparkSession, settings: Settings) -> None:
+    """The harvester would park its key."""
+    for name in ("''", "CAST(NULL AS STRING)"):
+        headers = f"array(named_struct('key', {name}, 'value', 'x')) AS headers"
+        with pytest.raises(InvalidEvent, match="headers: has one without a name, of the event with topic 't'"):
+            OutboxWrite(settings).events(spark.sql(f"SELECT 'k' AS key, 'v' AS value, {headers}"), "t").commit()
+
+
+def stream(spark: SparkSession, settings: Settings, folder: Path, *columns: str) -> None:
+    """Emit two lines, `a` and `b`, as the first batch of a query; again, if it was emitted before."""
+    if not (folder / "source").exists():
+        (folder / "source").mkdir()
+        (folder / "source" / "1.txt").write_text("a\nb\n")
+    for commit in (folder / "checkpoint" / "commits").glob("*0*"):
+        commit.unlink()
+    options = {"dsn": settings.dsn.get_secret_value(), "topic": "t", "checkpointLocation": str(folder / "checkpoint")}
+    rows = spark.readStream.schema("line string").text(str(folder / "source")).selectExpr("'k' AS key", *columns)
+    rows.writeStream.format("outbox").options(**options).trigger(availableNow=True).start().awaitTermination()
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (("X'00ff' AS value", "0 AS partition"), ("X'00fe' AS value", "0 AS partition")),
+        (
+            ("line AS value", "if(line = 'a', 0, 1) AS partition"),
+            ("line AS value", "if(line = 'a', 1, 0) AS partition"),
+        ),
+    ],
+    ids=["other bytes", "partitions change places"],
+)
+def test_a_repeated_batch_of_other_records_is_refused(
+    spark: SparkSession, settings: Settings, tmp_path: Path, first: tuple[str, ...], second: tuple[str, ...]
+) -> None:
     """Spark repeats the last batch; its number must stand for the same records."""
-    source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
-
-    def run(value: str) -> None:
-        rows = (
-            spark.readStream.schema("name string")
-            .text(str(source))
-            .selectExpr("'k' AS key", f"X'{value}' AS value", "0 AS partition")
-        )
-        options = {"dsn": settings.dsn.get_secret_value(), "topic": "t", "checkpointLocation": str(checkpoint)}
-        query = rows.writeStream.format("outbox").options(**options).trigger(availableNow=True).start()
-        query.awaitTermination()
-
-    source.mkdir()
-    (source / "1.txt").write_text("line\n")
-    run("00ff")
-    for commit in (checkpoint / "commits").glob("*0*"):
-        commit.unlink()
-    run("00ff")
-    assert execute(settings, "SELECT kafka_value_bytes, kafka_partition FROM outbox") == [(b"\x00\xff", 0)]
-    for commit in (checkpoint / "commits").glob("*0*"):
-        commit.unlink()
+    stream(spark, settings, tmp_path, *first)
+    stream(spark, settings, tmp_path, *first)
+    assert execute(settings, "SELECT count(*) FROM outbox") == [(2,)]
     with pytest.raises(PySparkException, match="was emitted with other events"):
-        run("00fe")
+        stream(spark, settings, tmp_path, *second)

@@ -127,10 +127,10 @@ SELECT count(*), coalesce(sum(hash_record_extended(ROW(kafka_topic, kafka_key, k
 FROM {staging} WHERE outbox_attempt = ANY (%(attempts)s::uuid[])
 
 -- name: digest_records
--- As `digest_staged`, with the bytes and the partitions of whole records. Where there are none, the sum is the same.
+-- As `digest_staged`; and a sum over whole records with their bytes and partitions. Where there are none, it is the same.
 SELECT count(*),
        (coalesce(sum(hash_record_extended(ROW(kafka_topic, kafka_key, kafka_value), 0)), 0)
-        + coalesce(sum(hash_record_extended(ROW(kafka_topic, kafka_key, kafka_value_bytes, kafka_partition), 1))
+        + coalesce(sum(hash_record_extended(ROW(kafka_topic, kafka_key, kafka_key_bytes, kafka_value, kafka_value_bytes, kafka_partition), 1))
                    FILTER (WHERE outbox_is_whole), 0))::text
 FROM {staging} WHERE outbox_attempt = ANY (%(attempts)s::uuid[])
 
