@@ -95,17 +95,15 @@ def query(settings: Settings, text: str, *values: Any) -> list[tuple[Any, ...]]:
 
 
 def poll_loop(
-    kafka: object,
-    positions: object,
-    topic_ids: object,
+    kafka: Any,
+    positions: Any,
+    topic_ids: Any,
     *,
     keep: timedelta = timedelta(days=7),
     dispatcher: Dispatcher | None = None,
 ) -> Any:
     """The loop of an inbox, with stand-ins for Kafka's client, for the positions in Postgres and for topics' ids."""
     dispatcher = dispatcher or Dispatcher(4, None)
-    stand_ins: Any = kafka, positions, topic_ids
-    client, where, ids = stand_ins
     settings = Settings(dsn="postgresql://nowhere/none", bootstrap_servers="127.0.0.1:1")
-    pauses = Pauses(dispatcher)
-    return PollLoop(settings, client, dispatcher, pauses, where, ids, keep.total_seconds(), threading.Event())
+    pauses, stop = Pauses(dispatcher), threading.Event()
+    return PollLoop(settings, kafka, dispatcher, pauses, positions, topic_ids, keep.total_seconds(), stop)

@@ -14,7 +14,6 @@ from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.inbox.dispatcher import Dispatcher
 from outbox_plugin.inbox.handover import RELEASE_SECONDS
 from outbox_plugin.inbox.key_queues import KeyQueues
-from outbox_plugin.inbox.leader_epochs import LeaderEpochs
 from outbox_plugin.inbox.pauses import Pauses
 from outbox_plugin.inbox.positions import FoundPositions, Positions, find_positions
 from outbox_plugin.inbox.reached_positions import ReachedPositions
@@ -24,7 +23,7 @@ ASK_SECONDS = 1.0  # The wait before it asks again for the positions of partitio
 
 
 class Assignments:
-    """Only the thread that polls may use it, but for `all_have_positions`."""
+    """The partitions that Kafka has assigned to an inbox. Only the thread that polls may use it."""
 
     def __init__(
         self,
@@ -33,7 +32,6 @@ class Assignments:
         pauses: Pauses,
         positions: Positions,
         topic_ids: TopicIds,
-        epochs: LeaderEpochs,
         reached: ReachedPositions,
         rereader: Rereader,
         stop: threading.Event,
@@ -47,9 +45,8 @@ class Assignments:
             pauses: the partitions that are not fetched for now.
             positions: where the group is, in Postgres.
             topic_ids: of the topics that are consumed.
-            epochs: which leader wrote the records, as far as they were read.
             reached: the positions that are to be written.
-            rereader: begins anew with topics that were recreated.
+            rereader: expects records from where they are fetched, and begins anew with topics that were recreated.
             stop: an inbox that stops handles no records of new partitions.
             commit_and_wait: commits offsets.
         """
@@ -58,7 +55,6 @@ class Assignments:
         self._pauses = pauses
         self._positions = positions
         self._topic_ids = topic_ids
-        self._epochs = epochs
         self._reached = reached
         self._rereader = rereader
         self._stop = stop
@@ -112,9 +108,8 @@ class Assignments:
         """Fetch partitions from the positions that were found. The other partitions wait, paused, for theirs."""
         offsets = []
         for tp in partitions:
-            self._rereader.forget_next(tp)
-            # Not Kafka's own offset, which may be of an older topic.
-            first = self._epochs.start(tp, found.get(tp))
+            # Not from Kafka's own offset, which may be of an older topic.
+            first = self._rereader.start(tp, found.get(tp))
             beginning = OFFSET_BEGINNING if tp in found else OFFSET_END
             offsets.append(KafkaTopicPartition(*tp, beginning if first is None else first))
         topic_ids, next_offsets = self._topic_ids.known(), {tp: at.next_offset for tp, at in found.items() if at}

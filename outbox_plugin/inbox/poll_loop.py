@@ -92,7 +92,6 @@ class PollLoop:
             pauses,
             positions,
             topic_ids,
-            self._epochs,
             self.reached,
             self._rereader,
             stop,

@@ -12,7 +12,7 @@ from outbox_plugin.inbox.positions import AllReached, Positions, Reached
 
 
 class ReachedPositions:
-    """Only the thread that polls may note positions. Any thread may ask for `all` of them."""
+    """Notes the positions, and writes them. Only the thread that polls may use it, but for `all`."""
 
     def __init__(self, positions: Positions, topic_ids: TopicIds, epochs: LeaderEpochs) -> None:
         """Nothing is reached yet.

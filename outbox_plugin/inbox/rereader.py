@@ -14,7 +14,7 @@ from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.inbox.dispatcher import Dispatcher
 from outbox_plugin.inbox.handover import RELEASE_SECONDS
 from outbox_plugin.inbox.key_queues import KeyQueues
-from outbox_plugin.inbox.leader_epochs import LeaderEpochs
+from outbox_plugin.inbox.leader_epochs import LeaderEpochs, StartPosition
 from outbox_plugin.inbox.positions import ANSWER_SECONDS
 from outbox_plugin.inbox.reached_positions import ReachedPositions
 from outbox_plugin.printable import logger_of
@@ -26,7 +26,7 @@ UNKNOWN_ID_SECONDS = 0.2  # The wait before records are fetched again whose topi
 
 
 class Rereader:
-    """Only the thread that polls may use it."""
+    """Knows which offset of each partition comes next, and seeks back. Only the thread that polls may use it."""
 
     def __init__(
         self,
@@ -55,9 +55,10 @@ class Rereader:
         self._stop = stop
         self._next: dict[TopicPartition, int] = {}
 
-    def forget_next(self, tp: TopicPartition) -> None:
-        """Expect any offset as the next one of a partition, because it is fetched from elsewhere."""
+    def start(self, tp: TopicPartition, position: StartPosition | None) -> int | None:
+        """Expect the records of a partition from a position on. Returns the offset to fetch; None for the beginning."""
         self._next.pop(tp, None)
+        return self._epochs.start(tp, position)
 
     def goes_back(self, topic: str, partition: int, offset: int) -> bool:
         """Whether a record's offset is below the expected one, so that the topic may be another one.
