@@ -92,10 +92,10 @@ def elected(cluster: EmbeddedCluster, topic: str) -> bool:
     return False
 
 
-def preferred_ones_lead(settings: Settings, topic: str) -> bool:
+def preferred_ones_lead(admin: AdminClient, topic: str) -> bool:
     """Whether each partition is led by the replica that leads it after a preferred election."""
-    found = AdminClient({"bootstrap.servers": settings.bootstrap_servers}).list_topics(topic, timeout=10)
-    return all(each.leader == each.replicas[0] for each in found.topics[topic].partitions.values())
+    partitions = admin.list_topics(topic, timeout=10).topics[topic].partitions.values()
+    return all(each.leader == each.replicas[0] for each in partitions)
 
 
 @pytest.mark.parametrize(("what", "suffix"), [("transactional id", "-0"), ("group", "-leader")])
@@ -106,8 +106,9 @@ def test_a_coordinator_moves(
     if what == "transactional id" and settings.delivery == "at-least-once":
         pytest.skip("at-least-once delivery has no transactions")
     topic = "__transaction_state" if what == "transactional id" else "__consumer_offsets"
+    admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
     with load(cluster, settings, tmp_path) as running:
-        eventually(lambda: elected(cluster, topic) and preferred_ones_lead(settings, topic), 30)
+        eventually(lambda: elected(cluster, topic) and preferred_ones_lead(admin, topic), 30)
         first = cluster.coordinator(what, settings.group + suffix)
         first.kill()
         eventually(lambda: cluster.coordinator(what, settings.group + suffix) is not first, 30)

@@ -24,18 +24,8 @@ from outbox_plugin.core.postgres_ports import Control, ReadRequest
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.relay.events import HarvestEvent, RowsRead
 from outbox_plugin.relay.poller import Poller, Source
-from outbox_plugin.relay.runtime import Threads
 from outbox_plugin.relay.stages import Stages
-
-
-class Clock(Threads):
-    """A runtime whose time is the test's own."""
-
-    def __init__(self) -> None:
-        self.time = 0.0
-
-    def now(self) -> float:
-        return self.time
+from tests.clock import Clock
 
 
 class Waits(Stages):

@@ -8,24 +8,14 @@ from outbox_plugin.core.election import Election, ElectionTiming
 from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat
 from outbox_plugin.core.progress import OutboxIdentity
 from outbox_plugin.relay.broker_probe import BrokerProbe
-from outbox_plugin.relay.runtime import Threads
 from outbox_plugin.relay.shard import Shard, ShardServices
 from outbox_plugin.relay.shard_report import ShardReport
 from outbox_plugin.relay.supervisor import Supervisor
+from tests.clock import Clock
 from tests.support import eventually
 from tests.unit.test_shard import open_relay
 
 IDENTITY = OutboxIdentity("incarnation", "place")
-
-
-class Clock(Threads):
-    """Real threads, and a time that the test decides."""
-
-    def __init__(self) -> None:
-        self.time = 0.0
-
-    def now(self) -> float:
-        return self.time
 
 
 class SlowMembership:

@@ -12,20 +12,11 @@ from outbox_plugin.core.row import OutboxRow, Rows
 from outbox_plugin.core.rows_beside_live import RowsBesideLive
 from outbox_plugin.core.window import ROWS_PER_WINDOW, Windows
 from outbox_plugin.relay.live_rows import LATELY_SECONDS, LiveRows, Summary
-from outbox_plugin.relay.runtime import Threads
 from outbox_plugin.relay.stages import Stages
 from outbox_plugin.relay.window_source import WindowSource
+from tests.clock import Clock
 
 OF_BACKLOG, LIVE = Read(IdRange(0), is_sweep=False), Read(IdRange(1_000), is_sweep=False, is_live=True)
-
-
-class Clock(Threads):
-    """A runtime whose time is the test's own."""
-
-    time = 0.0
-
-    def now(self) -> float:
-        return self.time
 
 
 def test_a_backlog_is_read_in_small_parts_only_while_live_rows_come() -> None:
