@@ -7,10 +7,10 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from outbox_plugin.core.headers import EVENT_TYPE_HEADER, OCCURRED_AT_HEADER
 from outbox_plugin.core.whole_record import WHOLE_RECORD_HEADER, ordering_key, text_of
+from outbox_plugin.emit.cloud_events import CloudEventsMode, Items, cloud_events_format, plain
 from outbox_plugin.emit.event import KAFKAS_OWN, MAX_KEY_CHARACTERS, TOPIC_PATTERN, Event
-from outbox_plugin.errors import InvalidEvent, UserError
+from outbox_plugin.errors import InvalidEvent
 
 try:
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -34,7 +34,6 @@ WholeRow = tuple[
     datetime | None,
 ]
 Row = PlainRow | WholeRow
-Items = list[tuple[str, str | bytes | None]]  # Headers.
 Serializer = Callable[[Event], str | bytes | None]
 
 MAX_RECORD_BYTES = 1_000_000  # librdkafka's message.max.bytes; a broker's default is slightly larger.
@@ -64,14 +63,21 @@ class Encoding:
 
     Args:
         serializer: makes a record's value of an event.
-        cloud_events: the source of CloudEvents, if headers are to be theirs; None otherwise.
+        cloud_events: the source of CloudEvents, if events are to be such; None otherwise.
         max_record_bytes: how large a record may be.
+        mode: where the attributes of CloudEvents are.
     """
 
-    def __init__(self, serializer: Serializer, cloud_events: str | None, max_record_bytes: int) -> None:
+    def __init__(
+        self,
+        serializer: Serializer,
+        cloud_events: str | None,
+        max_record_bytes: int,
+        mode: CloudEventsMode = "binary",
+    ) -> None:
         self._serializer = serializer
         content_type = "application/json" if serializer in (as_text, as_bytes) else ""  # Empty: events name their own.
-        self._headers = Event.header_items if cloud_events is None else cloud_event_headers(cloud_events, content_type)
+        self._format = plain if cloud_events is None else cloud_events_format(cloud_events, mode, content_type)
         self._max_record_bytes = max_record_bytes
         self._good_topics: set[str] = set()
 
@@ -89,10 +95,11 @@ class Encoding:
             raise InvalidEvent(
                 "key", f"expected text of up to {MAX_KEY_CHARACTERS} characters, or bytes (given: {key!r})"
             )
-        value = self._serializer(event)
-        items = self._headers(event)
+        value, items = self._format(event, self._serializer(event))
         if _trace is not None:
             items = _with_trace(items)
+        if self._serializer is as_text:
+            value = _text_if_possible(value)
         is_whole_value = isinstance(value, bytes) and self._serializer is as_text
         if (
             is_whole_value
@@ -178,48 +185,6 @@ def _good_topic(topic: str) -> str:
     if not isinstance(topic, str) or not _TOPIC.fullmatch(topic) or topic in (".", ".."):
         raise InvalidEvent("topic", f"expected 1 to 249 letters, digits, dots, _ and - (given: {topic!r})")
     return topic
-
-
-def cloud_event_headers(source: str, content_type: str) -> Callable[[Event], Items]:
-    """Returns a function that makes the headers of an event as CloudEvents 1.0 asks for, in Kafka's binary mode.
-
-    Args:
-        source: where the events come from, as a URI reference.
-        content_type: of events that do not name theirs. If it is empty, these have no such header.
-
-    Raises:
-        UserError: the library `cloudevents` is not installed.
-    """
-    try:
-        from cloudevents.core.bindings.kafka import to_binary_event
-        from cloudevents.core.exceptions import CloudEventValidationError
-        from cloudevents.core.v1.event import CloudEvent
-    except ImportError:
-        raise UserError("CloudEvents need the library cloudevents: install outbox-plugin[cloudevents]") from None
-
-    def headers(event: Event) -> Items:
-        if not event.type:
-            raise InvalidEvent("type", "a CloudEvent must have one")
-        attributes: dict[str, Any] = {
-            "id": str(event.idempotency_key),
-            "source": source,
-            "type": event.type,
-            "time": event.occurred_at,
-        }
-        if event.content_type or content_type:
-            attributes["datacontenttype"] = event.content_type or content_type
-        if event.content_schema:
-            attributes["dataschema"] = event.content_schema
-        try:
-            message = to_binary_event(CloudEvent(attributes))
-        except CloudEventValidationError as error:
-            name, problems = next(iter(error.errors.items()))
-            raise InvalidEvent(name, str(problems[0])) from None
-        items: Items = [(name, body.decode()) for name, body in message.headers.items()]
-        ours = {EVENT_TYPE_HEADER, OCCURRED_AT_HEADER, *dict(items)}
-        return items + [(name, text) for name, text in event.header_items() if name not in ours]
-
-    return headers
 
 
 def _with_trace(items: Items) -> Items:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Collection, Generator, Iterable
 from types import TracebackType
 from typing import Generic, Self, TypeVar, cast, overload
 
+from outbox_plugin.emit.cloud_events import CloudEventsMode
 from outbox_plugin.emit.drivers import AsyncConnection, Insert, SyncConnection, check, is_async, write, write_async
 from outbox_plugin.emit.encoding import MAX_RECORD_BYTES, Encoding, Row, Serializer, as_text
 from outbox_plugin.emit.event import Event
@@ -33,6 +34,7 @@ class Outbox:
         *,
         serializer: Serializer = as_text,
         cloud_events: str | None = None,
+        cloud_events_mode: CloudEventsMode = "binary",
         max_record_bytes: int = MAX_RECORD_BYTES,
     ) -> None:
         """Make an outbox. It opens no connection.
@@ -41,13 +43,14 @@ class Outbox:
             table: the outbox table, optionally with its schema.
             serializer: makes an event's value: `as_text` (JSON), or one of `outbox_plugin.encoding`. Bytes that are no
                 text go into `kafka_value` if that is BYTEA, and otherwise make the event a whole record.
-            cloud_events: if given, events are CloudEvents 1.0, whose attributes become headers (Kafka's binary mode).
-                This is their source, a URI reference.
+            cloud_events: if given, events are CloudEvents 1.0. This is their source, a URI reference.
+            cloud_events_mode: the attributes become headers (`binary`), or the value is a JSON object with the
+                attributes and the data (`structured`).
             max_record_bytes: the largest record that Kafka accepts, in bytes, with key and headers. The default is
                 librdkafka's `message.max.bytes`.
         """
         self._insert = Insert(table)
-        self._encoding = Encoding(serializer, cloud_events, max_record_bytes)
+        self._encoding = Encoding(serializer, cloud_events, max_record_bytes, cloud_events_mode)
 
     @overload
     def emit(self, connection: AsyncConnection, event: Event) -> Awaitable[None]: ...

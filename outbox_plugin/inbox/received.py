@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outbox_plugin.core.event_identity import event_source
 from outbox_plugin.core.headers import EVENT_TYPE_HEADER, OCCURRED_AT_HEADER
 from outbox_plugin.core.room import record_size
+from outbox_plugin.inbox.cloud_event import read_cloud_event
+
+if TYPE_CHECKING:
+    from cloudevents.core.base import BaseCloudEvent
 
 Headers = tuple[tuple[str, bytes | None], ...]
 
@@ -103,3 +107,12 @@ class Received:
             return None if self.value is None else json.loads(self.value)
         except RecursionError:
             raise ValueError("the value is JSON that is nested too deeply") from None
+
+    def cloud_event(self) -> BaseCloudEvent:
+        """The record, read as a CloudEvent: its attributes are in the headers or in the value.
+
+        Raises:
+            ValueError: it is none.
+            UserError: the library `cloudevents` is not installed: install outbox-plugin[cloudevents].
+        """
+        return read_cloud_event(self.key, self.value, self.headers)

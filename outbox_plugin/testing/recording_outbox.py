@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Iterable
 from typing import Any, cast
 from unittest.mock import NonCallableMock
 
+from outbox_plugin.emit.cloud_events import CloudEventsMode
 from outbox_plugin.emit.drivers import AsyncConnection, SyncConnection, is_async
 from outbox_plugin.emit.encoding import MAX_RECORD_BYTES, Encoding, Row, Serializer, as_text
 from outbox_plugin.emit.event import Event
@@ -35,6 +36,7 @@ class RecordingOutbox(Outbox):
         *,
         serializer: Serializer = as_text,
         cloud_events: str | None = None,
+        cloud_events_mode: CloudEventsMode = "binary",
         max_record_bytes: int = MAX_RECORD_BYTES,
     ) -> None:
         """Make an outbox with the arguments of `Outbox`, which decide which events are refused.
@@ -43,10 +45,17 @@ class RecordingOutbox(Outbox):
             table: as of `Outbox`; there need be no such table.
             serializer: makes a value of each object, as that of `Outbox` does.
             cloud_events: the source of CloudEvents, if events become such.
+            cloud_events_mode: as of `Outbox`.
             max_record_bytes: events whose records are larger are refused.
         """
-        super().__init__(table, serializer=serializer, cloud_events=cloud_events, max_record_bytes=max_record_bytes)
-        self._encoding = _RecordingEncoding(serializer, cloud_events, max_record_bytes)
+        super().__init__(
+            table,
+            serializer=serializer,
+            cloud_events=cloud_events,
+            cloud_events_mode=cloud_events_mode,
+            max_record_bytes=max_record_bytes,
+        )
+        self._encoding = _RecordingEncoding(serializer, cloud_events, max_record_bytes, cloud_events_mode)
         self.events: list[Event] = []
 
     def _write(self, connection: SyncConnection | AsyncConnection, rows: Iterable[Row]) -> Awaitable[None] | None:

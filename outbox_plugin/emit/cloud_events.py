@@ -1,0 +1,126 @@
+"""Makes CloudEvents 1.0 of events, in either mode of the Kafka protocol binding, by the library `cloudevents`.
+
+In binary mode, the attributes are headers, and the value stays as it is. In structured mode, the value is a JSON object
+with the attributes and the data.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Literal, Protocol
+
+from outbox_plugin.core.headers import EVENT_TYPE_HEADER, OCCURRED_AT_HEADER
+from outbox_plugin.core.whole_record import text_of
+from outbox_plugin.emit.event import Event
+from outbox_plugin.errors import InvalidEvent, UserError
+
+Value = str | bytes | None
+Items = list[tuple[str, str | bytes | None]]  # Headers.
+CloudEventsMode = Literal["binary", "structured"]
+
+# Media types whose content is JSON, and those whose content is a text.
+_JSON = re.compile(r"[^;]*[/+]json *(;|$)", re.IGNORECASE)
+_TEXT = re.compile(r"text/|[^;]*[/+]xml *(;|$)", re.IGNORECASE)
+
+
+class Format(Protocol):
+    """Makes the value and the headers of an event's record."""
+
+    def __call__(self, event: Event, value: Value) -> tuple[Value, Items]:
+        """The value and the headers.
+
+        Args:
+            event: has the attributes.
+            value: the event's value, serialized.
+
+        Raises:
+            InvalidEvent: the event lacks an attribute, or has a wrong one.
+        """
+        ...
+
+
+def plain(event: Event, value: Value) -> tuple[Value, Items]:
+    """The format of events that are no CloudEvents: the value as it is, and the headers of `Event`."""
+    return value, event.header_items()
+
+
+def cloud_events_format(source: str, mode: CloudEventsMode, content_type: str) -> Format:
+    """The format of CloudEvents.
+
+    Args:
+        source: where the events come from, as a URI reference.
+        mode: where the attributes are: in headers (`binary`), or in the value (`structured`).
+        content_type: of events that do not name theirs. If it is empty, these have none.
+
+    Raises:
+        UserError: the library `cloudevents` is not installed, or there is no such mode.
+    """
+    try:
+        from cloudevents.core.bindings.kafka import to_binary_event, to_structured_event
+        from cloudevents.core.exceptions import CloudEventValidationError
+        from cloudevents.core.v1.event import CloudEvent
+    except ImportError:
+        raise UserError("CloudEvents need the library cloudevents: install outbox-plugin[cloudevents]") from None
+    if mode not in ("binary", "structured"):
+        raise UserError(f"cloud_events_mode: expected 'binary' or 'structured' (given: {mode!r})")
+
+    def cloud_event(event: Event, data: Any = None) -> CloudEvent:
+        if not event.type:
+            raise InvalidEvent("type", "a CloudEvent must have one")
+        try:
+            return CloudEvent(_attributes(event, source, content_type), data)
+        except CloudEventValidationError as error:
+            name, problems = next(iter(error.errors.items()))
+            raise InvalidEvent(name, str(problems[0])) from None
+
+    def binary(event: Event, value: Value) -> tuple[Value, Items]:
+        return value, _with_others(to_binary_event(cloud_event(event)).headers, event)
+
+    def structured(event: Event, value: Value) -> tuple[Value, Items]:
+        if value is None:
+            return binary(event, value)  # A tombstone has no value that could hold the attributes.
+        message = to_structured_event(cloud_event(event, _data(value, event.content_type or content_type)))
+        body = message.value if isinstance(value, bytes) else message.value.decode()
+        return body, _with_others(message.headers, event)
+
+    return binary if mode == "binary" else structured
+
+
+def _attributes(event: Event, source: str, content_type: str) -> dict[str, Any]:
+    attributes: dict[str, Any] = {
+        "id": str(event.idempotency_key),
+        "source": source,
+        "type": event.type,
+        "time": event.occurred_at,
+    }
+    if event.content_type or content_type:
+        attributes["datacontenttype"] = event.content_type or content_type
+    if event.content_schema:
+        attributes["dataschema"] = event.content_schema
+    return attributes
+
+
+def _with_others(headers: dict[str, bytes], event: Event) -> Items:
+    """The headers of a CloudEvent, and those of the event that say something else."""
+    items: Items = [(name, body.decode()) for name, body in headers.items()]
+    said = {EVENT_TYPE_HEADER, OCCURRED_AT_HEADER, *headers}
+    return items + [(name, text) for name, text in event.header_items() if name not in said]
+
+
+def _data(value: str | bytes, content_type: str) -> Any:
+    """The data of a structured event: what the JSON says, a text, or bytes, which become base64."""
+    text = text_of(value) if isinstance(value, bytes) else value
+    is_json = bool(_JSON.match(content_type))
+    if text is None or (isinstance(value, bytes) and not is_json and not _TEXT.match(content_type)):
+        return value
+    if not is_json:
+        return text
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")

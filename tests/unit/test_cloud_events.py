@@ -1,0 +1,177 @@
+"""CloudEvents of both modes, written by us and read by the SDK, and the other way round."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import pytest
+from cloudevents.core.bindings.kafka import KafkaMessage, from_kafka, to_binary_event, to_structured_event
+from cloudevents.core.formats.json import JSONFormat
+from cloudevents.core.v1.event import CloudEvent
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outbox_plugin.emit.cloud_events import CloudEventsMode
+from outbox_plugin.emit.encoding import MAX_RECORD_BYTES, Encoding, Serializer, as_bytes, as_text
+from outbox_plugin.emit.event import Event
+from outbox_plugin.errors import InvalidEvent, UserError
+from outbox_plugin.inbox.received import Received
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+MODES: list[CloudEventsMode] = ["binary", "structured"]
+JSON_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+
+
+def event(value: Any, **wanted: Any) -> Event:
+    given = {"topic": "t", "key": "k", "type": "Placed", "idempotency_key": UUID(int=7), "occurred_at": NOON, **wanted}
+    return Event(value=value, **given)
+
+
+def written(given: Event, mode: CloudEventsMode, serializer: Serializer = as_text) -> KafkaMessage:
+    """The record that an outbox's harvester would send."""
+    _, key, value, names, texts, *more = Encoding(serializer, "/shop", MAX_RECORD_BYTES, mode).row(given)
+    if more:
+        _, value, texts, *_ = more  # type: ignore[assignment] # A whole record's value and header values are bytes.
+        names = names[1:]
+    headers = {
+        name: text if isinstance(text, bytes) else str(text).encode() for name, text in zip(names, texts, strict=True)
+    }
+    body = value if isinstance(value, bytes) else (value or "").encode()
+    return KafkaMessage(headers, key, body)
+
+
+def received(message: KafkaMessage, key: bytes | None = b"k") -> Received:
+    return Received("t", 0, 0, 0, key, message.value, tuple(message.headers.items()), "id")
+
+
+@pytest.mark.parametrize("serializer", [as_text, as_bytes])
+@pytest.mark.parametrize("mode", MODES)
+def test_the_sdk_and_an_inbox_read_what_an_outbox_writes(mode: CloudEventsMode, serializer: Serializer) -> None:
+    placed = event({"total": 12}, content_schema="https://schemas/order", headers={"tenant": "a"})
+    message = written(placed, mode, serializer)
+    for read in (from_kafka(message, JSONFormat()), received(message).cloud_event()):
+        assert (read.get_id(), read.get_source(), read.get_type()) == (str(UUID(int=7)), "/shop", "Placed")
+        assert (read.get_time(), read.get_dataschema(), read.get_data()) == (
+            NOON,
+            "https://schemas/order",
+            {"total": 12},
+        )
+        assert (read.get_datacontenttype(), read.get_extension("partitionkey")) == ("application/json", "k")
+    assert message.headers["tenant"] == b"a"
+    assert message.headers["idempotency-key"] == str(UUID(int=7)).encode()  # An inbox goes by it.
+
+
+def test_a_structured_event_is_one_json_object() -> None:
+    message = written(event({"total": 12}), "structured")
+    assert json.loads(message.value) == {
+        "specversion": "1.0",
+        "id": str(UUID(int=7)),
+        "source": "/shop",
+        "type": "Placed",
+        "time": "2026-01-01T12:00:00Z",
+        "datacontenttype": "application/json",
+        "data": {"total": 12},
+    }
+    assert message.headers["content-type"] == b"application/cloudevents+json"
+    assert not any(name.startswith("ce_") or name == "event-type" for name in message.headers)
+
+
+@given(JSON_VALUES.filter(lambda value: value is not None))
+def test_structured_data_is_what_was_given(value: Any) -> None:
+    data = received(written(event(json.dumps(value)), "structured")).cloud_event().get_data()
+    assert data == value
+    assert type(data) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "content_type", "data"),
+    [
+        ("NaN", "", "NaN"),
+        ("no json", "", "no json"),
+        ("12", "text/plain", "12"),
+        (b"\xff\x00", "application/octet-stream", b"\xff\x00"),
+        (b"<a/>", "application/xml", "<a/>"),
+        (b"a", "application/avro", b"a"),
+        (b'{"a":1}', "application/vnd.shop+json; charset=utf-8", {"a": 1}),
+    ],
+)
+def test_structured_data_of_any_type(value: Any, content_type: str, data: Any) -> None:
+    read = received(written(event(value, content_type=content_type), "structured", as_bytes)).cloud_event()
+    assert read.get_data() == (data if content_type else value)
+
+
+def test_bytes_that_are_no_text_become_base64_in_a_table_of_texts() -> None:
+    _, _, value, names, *_ = Encoding(as_text, "/shop", MAX_RECORD_BYTES, "structured").row(event(b"\xff\x00"))
+    assert isinstance(value, str)
+    assert json.loads(value)["data_base64"] == "/wA="
+    assert "outbox-record" not in names
+
+
+def test_a_structured_tombstone_stays_one() -> None:
+    _, _, value, names, *_ = Encoding(as_text, "/shop", MAX_RECORD_BYTES, "structured").row(event(None))
+    assert value is None
+    assert {"ce_id", "ce_type"} <= set(names)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_is_no_cloud_event_is_refused(mode: CloudEventsMode) -> None:
+    with pytest.raises(InvalidEvent, match="event type: a CloudEvent must have one"):
+        written(event("v", type=""), mode)
+    with pytest.raises(UserError, match="cloud_events_mode: expected 'binary' or 'structured' \\(given: 'batched'\\)"):
+        Encoding(as_text, "/shop", MAX_RECORD_BYTES, "batched")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("write", [to_binary_event, to_structured_event])
+def test_an_inbox_reads_what_the_sdk_writes(write: Any) -> None:
+    given = CloudEvent({"id": "1", "source": "/s", "type": "T", "time": NOON, "tenant": "a"}, {"a": [1]})
+    read = received(write(given), key=None).cloud_event()
+    assert (read.get_attributes(), read.get_data()) == (given.get_attributes(), {"a": [1]})
+
+
+STRUCTURED = {"content-type": b"application/cloudevents+json; charset=utf-8"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "value"),
+    [
+        ({}, b"{}"),
+        ({"content-type": b"application/json"}, b"{}"),
+        ({"content-type": b"application/cloudevents-batch+json"}, b"[]"),
+        (STRUCTURED, b""),
+        (STRUCTURED, b"[]"),
+        (STRUCTURED, b"\xff"),
+        (STRUCTURED, b'{"specversion":"9","id":"1","source":"/s","type":"t"}'),
+        (STRUCTURED, b"[" * 100_000),
+        ({"ce_id": b"\xff"}, b""),
+        ({"ce_id": b"1", "ce_source": b"/s", "ce_type": b"t", "ce_specversion": b"1.0", "ce_time": b"noon"}, b""),
+    ],
+)
+def test_an_inbox_says_that_a_record_is_no_cloud_event(headers: dict[str, bytes], value: bytes) -> None:
+    with pytest.raises(ValueError, match="the record is no CloudEvent: "):
+        received(KafkaMessage(headers, None, value)).cloud_event()
+
+
+NAMES = st.sampled_from(["ce_id", "ce_source", "ce_type", "ce_specversion", "ce_time", "CE_x", "content-type", "a"])
+BODIES = st.none() | st.binary(max_size=8) | st.sampled_from([b"1.0", b"0.3", *STRUCTURED.values()])
+VALUES = st.none() | st.binary(max_size=20) | st.builds(lambda value: json.dumps(value).encode(), JSON_VALUES)
+
+
+@given(st.binary(max_size=4) | st.none(), VALUES, st.lists(st.tuples(NAMES, BODIES), max_size=8))
+def test_whatever_comes_is_a_cloud_event_or_a_value_error(
+    key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes | None]]
+) -> None:
+    try:
+        Received("t", 0, 0, 0, key, value, tuple(headers), "id").cloud_event()
+    except ValueError as error:
+        assert str(error).startswith("the record is no CloudEvent: ")  # noqa: PT017
