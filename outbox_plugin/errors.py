@@ -15,6 +15,7 @@
      |- ServerUnavailable        a server cannot be reached for now: wait and try again
      |   |- StoreUnavailable     Postgres
      |   |- RegistryUnavailable  the schema registry
+     |   |- ClaimUnavailable     a value in an object store
      |   `- LogUnavailable       Kafka
      |       `- TransactionStuck a transaction cannot end, because a partition that it touched has no leader
      |- TermEnded                this term may not publish any more: take over again or follow
@@ -122,6 +123,10 @@ class StoreUnavailable(ServerUnavailable):
 
 class RegistryUnavailable(ServerUnavailable):
     """The schema registry cannot be reached for now. Nothing was written, and the caller's transaction can go on."""
+
+
+class ClaimUnavailable(ServerUnavailable):
+    """A large value cannot be stored in the object store, or fetched from it, for now."""
 
 
 class LogUnavailable(ServerUnavailable):

@@ -17,6 +17,7 @@ _MADE = "Made from docstrings, by `python -m tests.reference`."
 _PYTHON = (
     "outbox_plugin",
     "outbox_plugin.encoding",
+    "outbox_plugin.claim_check",
     "outbox_plugin.operate",
     "outbox_plugin.spark",
     "outbox_plugin.testing",

@@ -19,6 +19,7 @@ from outbox_plugin.emit.encoding import MAX_RECORD_BYTES, Encoding, Serializer, 
 from outbox_plugin.emit.event import Event
 from outbox_plugin.errors import InvalidEvent, UserError
 from outbox_plugin.inbox.received import Received
+from tests.row_records import value_and_headers
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 MODES: list[CloudEventsMode] = ["binary", "structured"]
@@ -40,15 +41,8 @@ def event(value: Any, **wanted: Any) -> Event:
 
 def written(given: Event, mode: CloudEventsMode, serializer: Serializer = as_text) -> KafkaMessage:
     """The record that an outbox's harvester would send."""
-    _, key, value, names, texts, *more = Encoding(serializer, "/shop", MAX_RECORD_BYTES, mode).row(given)
-    if more:
-        _, value, texts, *_ = more  # type: ignore[assignment] # A whole record's value and header values are bytes.
-        names = names[1:]
-    headers = {
-        name: text if isinstance(text, bytes) else str(text).encode() for name, text in zip(names, texts, strict=True)
-    }
-    body = value if isinstance(value, bytes) else (value or "").encode()
-    return KafkaMessage(headers, key, body)
+    value, headers = value_and_headers(Encoding(serializer, "/shop", MAX_RECORD_BYTES, mode).row(given))
+    return KafkaMessage({name: body or b"" for name, body in headers}, given.key, value or b"")
 
 
 def received(message: KafkaMessage, key: bytes | None = b"k") -> Received:

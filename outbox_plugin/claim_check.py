@@ -1,0 +1,158 @@
+"""The claim check: values that are too large for Kafka go to an object store, and their records say where they are.
+
+The pattern is "Claim Check" of Hohpe and Woolf, "Enterprise Integration Patterns" (2003).
+
+An object's name is the SHA-256 of the value. So storing a value twice changes nothing, a reader notices a value that is
+not the one that was stored, and a record names an object of the reader's own store only, whoever has written it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from typing import Any, Protocol
+
+from outbox_plugin.core.headers import CLAIM_CHECK_HEADER
+from outbox_plugin.emit.encoding import Serializer, as_text
+from outbox_plugin.emit.event import Event
+from outbox_plugin.errors import ClaimUnavailable, InvalidEvent, UserError
+from outbox_plugin.schema.connection import one_line
+
+__all__ = ["ClaimCheck"]
+
+ABOVE_BYTES = 900_000  # A record has at most 1,000,000 bytes, and key and headers are among them.
+_CLAIM = re.compile(rb"sha256:([0-9a-f]{64})")
+
+
+class Record(Protocol):
+    """What an inbox's handler gets, as far as it is needed here."""
+
+    @property
+    def value(self) -> bytes | None:
+        """Its content."""
+        ...
+
+    @property
+    def headers(self) -> tuple[tuple[str, bytes | None], ...]:
+        """Its headers, in their order."""
+        ...
+
+
+class ClaimCheck:
+    """An object store for large values.
+
+    Example:
+        store = ClaimCheck("s3://shop-events/values")
+        event = store.check_in(Event(topic="scans", key="17", value=scan))  # Before the transaction begins.
+        outbox.emit(connection, event)
+
+        def handle(connection, event):
+            scan = store.value_of(event)
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        above_bytes: int = ABOVE_BYTES,
+        serializer: Serializer = as_text,
+        storage_options: dict[str, Any] | None = None,
+    ) -> None:
+        """Name the store. Nothing is written yet.
+
+        Args:
+            url: a folder of any store that fsspec knows: `s3://bucket/folder`, `gs://…`, `abfs://…`, `file:///folder`.
+            above_bytes: larger values are stored; others stay in their events.
+            serializer: makes the value, as that of `Outbox`. Give one here, and none to the outbox.
+            storage_options: fsspec's options for the store, such as credentials.
+
+        Raises:
+            UserError: fsspec, or its part for such a store, is not installed, or there is no such kind of store.
+        """
+        try:
+            import fsspec
+        except ImportError:
+            raise UserError("a claim check needs the library fsspec: install outbox-plugin[claim-check]") from None
+        try:
+            self._store, self._folder = fsspec.url_to_fs(url, **storage_options or {})
+        except (ImportError, ValueError, TypeError, OSError) as error:
+            raise UserError(f"the object store of the claim check: {one_line(error)}") from None
+        self._above_bytes = above_bytes
+        self._serializer = serializer
+
+    def check_in(self, event: Event) -> Event:
+        """Store the event's value, if it is large. Returns the event to emit, with a claim in place of the value.
+
+        It takes as long as the store does, so call it before the transaction begins; in a coroutine, by
+        `asyncio.to_thread`. If the transaction is rolled back, the object stays: let the store delete objects by age.
+
+        Args:
+            event: any event. A tombstone is returned unchanged, and so is a small event.
+
+        Raises:
+            InvalidEvent: the value cannot be serialized.
+            ClaimUnavailable: the store did not take the value.
+        """
+        value = self._serializer(event)
+        if value is None:
+            return event
+        try:
+            body = value.encode() if isinstance(value, str) else value
+        except UnicodeEncodeError as error:
+            raise InvalidEvent("value", f"not valid text: {error.reason}") from None
+        if len(body) <= self._above_bytes:
+            return event if self._serializer is as_text else event.model_copy(update={"value": value})
+        name = sha256(body).hexdigest()
+        with _unavailable(name, "stored"):
+            path = self._path(name)
+            self._store.makedirs(self._store._parent(path), exist_ok=True)
+            self._store.pipe_file(path, body)
+        claim = f"sha256:{name}"
+        others = event.headers.items() if isinstance(event.headers, dict) else event.headers
+        headers: Any = [*others, (CLAIM_CHECK_HEADER, claim)]
+        if isinstance(event.headers, dict):
+            headers = dict(headers)
+        shown = json.dumps({"claim_check": claim, "bytes": len(body)})
+        return event.model_copy(update={"value": shown, "headers": headers})
+
+    def value_of(self, record: Record) -> bytes | None:
+        """The value of a record, fetched from the store if it was stored there; None for a tombstone.
+
+        Args:
+            record: as an inbox's handler gets it.
+
+        Raises:
+            ClaimUnavailable: the store does not have the value, or has another one, or does not answer.
+            ValueError: the record's claim is none.
+        """
+        claims = [value for name, value in record.headers if name == CLAIM_CHECK_HEADER]
+        if not claims:
+            return record.value
+        found = _CLAIM.fullmatch(claims[-1] or b"")
+        if not found:
+            raise ValueError(
+                f"the header {CLAIM_CHECK_HEADER} is {claims[-1]!r}; expected sha256: and 64 hexadecimal digits"
+            )
+        name = found[1].decode()
+        with _unavailable(name, "fetched"):
+            body: bytes = self._store.cat_file(self._path(name))
+        if sha256(body).hexdigest() != name:
+            raise ClaimUnavailable(f"the object store has another value as {name}; expected the one that was stored")
+        return body
+
+    def _path(self, name: str) -> str:
+        return f"{self._folder}/{name[:2]}/{name}"
+
+
+@contextmanager
+def _unavailable(name: str, done: str) -> Iterator[None]:
+    """Whatever a store's library raises means that the value cannot be had for now."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise ClaimUnavailable(f"the object store has no value {name}; was it deleted before it was read?") from None
+    except Exception as error:
+        raise ClaimUnavailable(f"the value {name} could not be {done}: {one_line(error)}") from error

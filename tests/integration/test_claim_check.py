@@ -1,0 +1,64 @@
+"""A value that is too large for Kafka, from emit through Postgres, Kafka and an object store to an inbox."""
+
+from __future__ import annotations
+
+import queue
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from outbox_plugin import Event, Harvester, Outbox, Settings
+from outbox_plugin.claim_check import ClaimCheck
+from outbox_plugin.inbox import Inbox, Received, Retry
+from outbox_plugin.inbox.dead_letters import DeadLetters
+from tests.inbox_support import query
+from tests.support import PATIENCE, eventually
+
+pytestmark = pytest.mark.integration
+
+SCAN = b"\x00%PDF" * 1_000_000
+
+
+def emit(settings: Settings, *events: Event) -> None:
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        Outbox().emit_many(connection, events)
+
+
+def test_an_inbox_gets_the_large_value_and_the_small_one_in_their_order(
+    settings: Settings, topic: str, group: str, tmp_path: Path
+) -> None:
+    store = ClaimCheck(f"file://{tmp_path}/values")
+    arrived = queue.SimpleQueue[bytes | None]()
+
+    def handle(_: psycopg.Connection[Any], event: Received) -> None:
+        arrived.put(store.value_of(event))
+
+    values = [b"small", SCAN, None, SCAN, b"last"]
+    emit(settings, *(store.check_in(Event(topic=topic, key="17", value=value)) for value in values))
+    with Harvester(settings), Inbox(settings, group=group, topics=[topic], handler=handle):
+        assert [arrived.get(timeout=30 * PATIENCE) for _ in values] == values
+
+
+def test_an_event_whose_value_is_gone_becomes_a_dead_letter_that_can_be_retried(
+    settings: Settings, topic: str, group: str, tmp_path: Path
+) -> None:
+    store = ClaimCheck(f"file://{tmp_path}/values")
+    query(settings, "CREATE TABLE scan (bytes INT)")
+
+    def handle(connection: psycopg.Connection[Any], event: Received) -> None:
+        connection.execute("INSERT INTO scan VALUES (%s)", [len(store.value_of(event) or b"")])
+
+    emit(settings, store.check_in(Event(topic=topic, key="17", value=SCAN)))
+    [path] = [path for path in tmp_path.rglob("*") if path.is_file()]
+    path.rename(tmp_path / "kept")
+    letters = DeadLetters(settings)
+    retry = Retry(attempts=2, first_seconds=0.05, most_seconds=0.1)
+    with Harvester(settings), Inbox(settings, group=group, topics=[topic], handler=handle, retry=retry):
+        eventually(lambda: len(letters.list(group)) == 1, 30)
+        [letter] = letters.list(group)
+        assert "the object store has no value" in letter.error
+        (tmp_path / "kept").rename(path)
+        letters.retry([letter.id])
+        eventually(lambda: query(settings, "SELECT bytes FROM scan") == [(len(SCAN),)], 30)
