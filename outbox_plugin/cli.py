@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outbox_plugin.errors import OutboxError, UserError
+from outbox_plugin.errors import InvalidSetting, OutboxError, UserError
 from outbox_plugin.extras import what_to_install
 from outbox_plugin.printable import printable
 
@@ -125,13 +125,14 @@ def harvest(adopt: bool, listen: str | None) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     look_for_cycles_less_often()
-    run_together(
-        [
-            (TenantHarvesters if settings.names_many else Harvester)(settings, adopt=adopt)
-            for settings in _settings(listen=listen).each()
-        ],
-        stop,
-    )
+    outboxes = _settings(listen=listen).each()
+    for settings in outboxes:
+        if settings.tenants_rest is not None and not settings.names_many:
+            raise InvalidSetting(
+                f"OUTBOX_TENANTS_REST: only outboxes that OUTBOX_TABLE matches by a * rest (given: {settings.table!r})"
+            )
+    services = [(TenantHarvesters if each.names_many else Harvester)(each, adopt=adopt) for each in outboxes]
+    run_together(services, stop)
 
 
 def _settings(**given: str | None) -> Settings:

@@ -118,6 +118,14 @@ class Settings(LogSettings):
         list[dict[str, Any]],
         Field(repr=False, description="Several outboxes for one harvester: for each, the settings that differ."),
     ] = []
+    tenants_rest: Annotated[
+        float | None,
+        Field(
+            ge=1.0,
+            description="With * in the table: seconds without events after which an outbox has no harvester until it "
+            "has events again. By default each always has one.",
+        ),
+    ] = None
     kafka: Annotated[
         dict[str, str], Field(repr=False, description="librdkafka properties laid over ours: TLS, SASL, tuning.")
     ] = {}
@@ -252,9 +260,10 @@ class Settings(LogSettings):
         if reason := self.refusal_of_schema(schema):
             raise InvalidSetting(reason)
         ours = {name: getattr(self, name) for name in self.model_fields_set}
-        return Settings(**{**ours, "table": self._table_of_schema(schema), "group": self.group_of_schema(schema)})
+        return Settings(**{**ours, "table": self.table_of_schema(schema), "group": self.group_of_schema(schema)})
 
-    def _table_of_schema(self, schema: str) -> str:
+    def table_of_schema(self, schema: str) -> str:
+        """The name of the outbox in one of the schemas that `table` matches."""
         return f"{schema}.{self.table.partition('.')[2]}"
 
     def group_of_schema(self, schema: str) -> str:
@@ -269,7 +278,7 @@ class Settings(LogSettings):
 
         It can be asked for thousands of schemas, because it makes no settings.
         """
-        if not _TABLE.fullmatch(self._table_of_schema(schema)):
+        if not _TABLE.fullmatch(self.table_of_schema(schema)):
             return f"expected a schema's name of letters, digits, _ and $ that begins with no digit (given: {schema!r})"
         if not _GROUP.fullmatch(group := self.group_of_schema(schema)):
             return f"its group would have more than 200 characters: {group!r}"

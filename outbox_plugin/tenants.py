@@ -1,7 +1,7 @@
 """Harvests the outboxes of all schemas that a pattern matches, also of those that come later.
 
 Each tenant has a harvester of its own, with a group of its own, so that one that is dropped, broken or locked harms
-itself alone. `core.tenant_schedule` decides what is started and stopped.
+itself alone. `core.tenant_schedule` decides what is started and stopped, and `core.tenant_activity` which tenants rest.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from outbox_plugin.adapters.tenant_activity import TenantActivityReader
+from outbox_plugin.core.tenant_activity import Look, TenantActivity
 from outbox_plugin.core.tenant_schedule import TenantSchedule
 from outbox_plugin.errors import InvalidSetting, OutboxError
 from outbox_plugin.harvester import Harvester
@@ -106,6 +108,10 @@ class TenantHarvesters(Background):
         self._search: _Task[Mapping[str, str | None]] | None = None  # The one under way.
         self._searched_at = 0.0
         self._search_error: str | None = None
+        self._activity = None if settings.tenants_rest is None else TenantActivity(settings.tenants_rest)
+        self._reader = TenantActivityReader(settings)
+        self._look: _Task[Look] | None = None  # The one under way.
+        self._look_error: str | None = None
         self._harvesters: dict[str, Harvester] = {}
         self._starts: dict[str, _Task[None]] = {}
         self._stops: list[threading.Thread] = []  # Of harvesters that are ending.
@@ -126,8 +132,9 @@ class TenantHarvesters(Background):
             self._settings.group,
             listen,
             running=lambda: self._schedule.running,
+            resting=lambda: len(self._resting),
             failed=lambda: self._schedule.failed,
-            error=lambda: str(self._error) if self._error else self._search_error,
+            error=lambda: str(self._error) if self._error else self._search_error or self._look_error,
             is_alive=lambda: self._error is None,
         )
 
@@ -156,8 +163,11 @@ class TenantHarvesters(Background):
                     return
                 self._take_failures()
                 self._look_for_schemas(time.monotonic())
+                if self._activity is not None:
+                    self._look_for_events(self._activity, time.monotonic())
         finally:
             self._stop_all()
+            self._reader.close()
 
     def _look_for_schemas(self, now: float) -> None:
         """Search again from time to time, on another thread: while Postgres hangs, a stop must not wait for it."""
@@ -182,10 +192,40 @@ class TenantHarvesters(Background):
             logger.warning("%s: the schemas cannot be looked up: %s", self._settings.table, reason)
         self._search_error, self._searched_at = reason, now
 
+    @property
+    def _resting(self) -> frozenset[str]:
+        return frozenset() if self._activity is None else self._activity.resting
+
+    def _look_for_events(self, activity: TenantActivity, now: float) -> None:
+        """See, on another thread, where events are emitted. Tenants that rest are woken for that by `_follow`."""
+        if self._look is not None and self._look.has_ended:
+            look, self._look = self._look, None
+            if look.result is None:
+                self._not_seen(one_line(look.error or RuntimeError()))
+            else:
+                self._look_error = None
+                activity.looked(look.result, now)
+        if self._look is None:
+            schemas = [schema for schema, refusal in self._found.items() if refusal is None]
+            activity.follow(schemas)
+            look_into = activity.to_look_into(now)
+            try:
+                self._look = _Task("outbox-tenant-look", lambda: self._reader.look(schemas, look_into), now)
+            except RuntimeError as error:
+                self._not_seen(str(error))
+        elif self._look.is_slow(now):
+            self._not_seen("Postgres does not answer")
+
+    def _not_seen(self, reason: str) -> None:
+        """The last look failed. Tenants at rest are not woken meanwhile."""
+        if self._look_error is None:
+            logger.warning("%s: it cannot be seen where events are emitted: %s", self._settings.table, reason)
+        self._look_error = reason
+
     def _follow(self, now: float) -> None:
         """Do what the schedule decides."""
         room = STARTS_AT_ONCE - sum(not start.is_slow(now) for start in self._starts.values())
-        changes = self._schedule.changes(self._found, now, max(room, 0))
+        changes = self._schedule.changes(self._found, now, max(room, 0), self._resting)
         for schema in changes.gone:
             logger.info("schema %s: its outbox is gone", schema)
             self._let_go(schema)
@@ -193,6 +233,9 @@ class TenantHarvesters(Background):
                 self._observed.forget(self._settings.group_of_schema(schema))
         for schema in changes.refused:
             logger.warning("schema %s: not harvested: %s", schema, self._found[schema])
+            self._let_go(schema)
+        for schema in changes.rest:
+            logger.debug("schema %s: at rest", schema)
             self._let_go(schema)
         for schema in changes.start:
             try:

@@ -7,6 +7,7 @@ A tenant is known by its schema.
     found, and its harvester fails                     it is started again after a wait
     found, and must not be harvested                   it is refused: its harvester is stopped, and it is not started
     refused, and may be harvested by now               it is started
+    found, and at rest (`core.tenant_activity`)        its harvester is stopped, and it is not started
     no longer found                                    its harvester is stopped, and it is forgotten
 
 The wait doubles each time that a harvester fails soon after its start. Of the tenants that may be started, those that
@@ -19,7 +20,7 @@ in `LOG_AGAIN_SECONDS`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from heapq import nsmallest
 
@@ -34,6 +35,7 @@ LOG_AGAIN_SECONDS = 3600.0
 class _Tenant:
     is_running: bool = False  # From the decision to start it to the end of its harvester.
     is_refused: bool = False
+    is_resting: bool = False
     since: float = 0.0  # When it was last started.
     not_before: float = float("-inf")  # When it may be started again.
     backoff: Backoff = field(default_factory=lambda: Backoff(RETRY_FIRST, RETRY_LAST))
@@ -55,6 +57,7 @@ class Changes:
     start: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()  # To be stopped, and named in the log with the reason.
     gone: tuple[str, ...] = ()  # To be stopped.
+    rest: tuple[str, ...] = ()  # To be stopped.
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,44 +83,59 @@ class TenantSchedule:
     @property
     def failed(self) -> tuple[str, ...]:
         """The tenants that are refused, or could not be harvested and wait to be started again."""
-        return tuple(schema for schema, each in self._tenants.copy().items() if not each.is_running)
+        each_one = self._tenants.copy().items()
+        return tuple(schema for schema, each in each_one if not each.is_running and not each.is_resting)
 
-    def changes(self, found: Mapping[str, str | None], now: float, room: int) -> Changes:
+    def changes(
+        self, found: Mapping[str, str | None], now: float, room: int, resting: Set[str] = frozenset()
+    ) -> Changes:
         """What to do now; what is returned counts as done.
 
         Args:
             found: the schemas that have outboxes, and why one must not be harvested, or None.
             now: the time.
             room: how many may be started.
+            resting: the tenants at rest.
         """
         gone = tuple(schema for schema in self._tenants if schema not in found)
         for schema in gone:
             del self._tenants[schema]
-        refused, due = [], []
+        refused, due, rest = [], [], []
         for schema, reason in found.items():
             if reason is not None:
                 if self._refuse(schema, reason, now):
                     refused.append(schema)
+            elif schema in resting:
+                if self._rest(schema):
+                    rest.append(schema)
             elif self._may_start(schema, now):
                 due.append(schema)
         start = tuple(nsmallest(room, due, key=self._due_since))
         for schema in start:
             tenant = self._tenants.setdefault(schema, _Tenant())
             tenant.is_running, tenant.since = True, now
-        return Changes(start, tuple(refused), gone)
+        return Changes(start, tuple(refused), gone, tuple(rest))
 
     def _refuse(self, schema: str, reason: str, now: float) -> bool:
         """Refuse a tenant. Returns whether that is news."""
         tenant = self._tenants.setdefault(schema, _Tenant())
         if not tenant.is_refused:
             tenant.is_refused, tenant.is_running, tenant.logged = True, False, None
+        tenant.is_resting = False
         return tenant.is_news(reason, now)
 
+    def _rest(self, schema: str) -> bool:
+        """Put a tenant to rest. Returns whether it was running."""
+        tenant = self._tenants.setdefault(schema, _Tenant())
+        was_running, tenant.is_running = tenant.is_running, False
+        tenant.is_refused, tenant.is_resting = False, True
+        return was_running
+
     def _may_start(self, schema: str, now: float) -> bool:
-        """Whether a tenant that is not refused, or no longer, may be started."""
+        """Whether a tenant that is neither refused nor at rest, or no longer, may be started."""
         if (tenant := self._tenants.get(schema)) is None:
             return True
-        tenant.is_refused = False
+        tenant.is_refused = tenant.is_resting = False
         return not tenant.is_running and tenant.not_before <= now
 
     def _due_since(self, schema: str) -> float:
@@ -133,10 +151,10 @@ class TenantSchedule:
             now: the time.
 
         Returns:
-            When it will be started again; None for a tenant that is gone, or refused.
+            When it will be started again; None for a tenant that is gone, refused, or at rest.
         """
         tenant = self._tenants.get(schema)
-        if tenant is None or tenant.is_refused:
+        if tenant is None or tenant.is_refused or tenant.is_resting:
             return None
         if now - tenant.since >= WELL_SECONDS:
             tenant.backoff.succeeded()

@@ -39,6 +39,7 @@ class ObservedTenants:
         listen: str,
         *,
         running: Callable[[], int],
+        resting: Callable[[], int],
         failed: Callable[[], Sequence[str]],
         error: Callable[[], str | None],
         is_alive: Callable[[], bool],
@@ -50,6 +51,7 @@ class ObservedTenants:
             group: what the tenants' groups begin with.
             listen: the value of OUTBOX_LISTEN.
             running: returns how many tenants are harvested.
+            resting: returns how many are at rest.
             failed: returns the schemas that could not be harvested.
             error: returns why tenants that come or go are not noticed; None if they are.
             is_alive: returns whether the service runs.
@@ -60,6 +62,7 @@ class ObservedTenants:
         self._table = table
         self._group = group
         self._running = running
+        self._resting = resting
         self._failed = failed
         self._error = error
         self._is_alive = is_alive
@@ -87,12 +90,14 @@ class ObservedTenants:
             return {self.name: NotReady(error)}
         failed = self._failed()
         but = f"; {len(failed)} cannot be: {first_names(failed)}" if failed else ""
-        return {self.name: Ready(f"{self._running()} schema(s) are harvested{but}")}
+        resting = f", {count} are at rest" if (count := self._resting()) else ""
+        return {self.name: Ready(f"{self._running()} schema(s) are harvested{resting}{but}")}
 
     def show_gauges(self) -> None:
         """Set the gauges to the current state."""
         self._metrics.tenants.labels(self._group, "harvested").set(self._running())
         self._metrics.tenants.labels(self._group, "failed").set(len(self._failed()))
+        self._metrics.tenants.labels(self._group, "resting").set(self._resting())
 
     def forget(self, group: str) -> None:
         """The tenant of the group is gone: remove its series from the metrics of harvesters."""

@@ -27,7 +27,7 @@ _TOKEN = re.compile(
 # Words that may precede a parenthesis without being functions; then the types that Postgres's grammar knows.
 _KEYWORDS = frozenset(
     {"ALL", "AND", "ANY", "ARRAY", "AS", "BY", "CASE", "COALESCE", "CONFLICT", "DISTINCT", "ELSE", "EXISTS", "EXTRACT"}
-    | {"FILTER", "FOR", "FROM", "GREATEST", "INTERVAL", "IS", "KEY", "LATERAL", "LEAST", "LIMIT", "NOT"}
+    | {"FILTER", "FOR", "FROM", "GREATEST", "INTERVAL", "IS", "JOIN", "KEY", "LATERAL", "LEAST", "LIMIT", "NOT"}
     | {"ON", "OR", "OVER", "RETURNING", "ROW", "SELECT", "SET", "THEN", "TO", "UNION", "UNIQUE", "USING", "VALUES"}
     | {"WHEN", "WHERE", "WITH"}
 )

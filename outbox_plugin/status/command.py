@@ -103,7 +103,12 @@ def described(found: ByTable) -> str:
 
 
 def _described(status: Status) -> str:
-    lines = [_waiting(status), *(line for shard in status.shards for line in _shard_lines(shard)), *_refused(status)]
+    lines = [
+        _waiting(status),
+        *_at_rest(status),
+        *(line for shard in status.shards for line in _shard_lines(shard)),
+        *_refused(status),
+    ]
     return "\n".join(printable(line) for line in [*lines, *(f"error: {error}" for error in status.errors)])
 
 
@@ -112,6 +117,10 @@ def _waiting(status: Status) -> str:
     rows = "unknown" if status.backlog is None else f"{about}{status.backlog} rows"
     oldest = "" if status.oldest_seconds is None else f", the oldest waits for {status.oldest_seconds:.1f} s"
     return f"backlog: {rows}{oldest}"
+
+
+def _at_rest(status: Status) -> list[str]:
+    return ["at rest: a leader is elected when there are rows"] if status.is_at_rest else []
 
 
 def _shard_lines(shard: ShardStatus) -> list[str]:
@@ -177,8 +186,9 @@ def _parts(table: str, status: Status) -> list[RenderableType]:
     shards.add_column("trouble", style="red")
     for shard in status.shards:
         shards.add_row(*_cells(shard), style="" if shard.leader else "yellow")
+    rest = [Text(line, style="dim") for line in _at_rest(status)]
     wrong = [*_refused(status), *(f"error: {error}" for error in status.errors)]
-    return [Text(""), shards, *(Text(printable(line), style="red") for line in wrong)]
+    return [Text(""), shards, *rest, *(Text(printable(line), style="red") for line in wrong)]
 
 
 def _cells(shard: ShardStatus) -> list[Text]:

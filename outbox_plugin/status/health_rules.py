@@ -37,7 +37,8 @@ def troubles(status: Status) -> str:
     """What is wrong, in one sentence; empty if nothing is."""
     faults = [f"shard {shard.shard} is paused" for shard in status.shards if shard.paused]
     faults += [f"shard {shard.shard}: {shard.trouble}" for shard in status.shards if shard.trouble]
-    faults += [f"shard {shard.shard} has no leader" for shard in status.shards if shard.leader is None]
+    if not status.is_at_rest:
+        faults += [f"shard {shard.shard} has no leader" for shard in status.shards if shard.leader is None]
     return "; ".join([*status.errors, *faults])
 
 

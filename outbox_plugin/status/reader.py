@@ -95,6 +95,7 @@ class Status:
         backlog_is_estimated: whether `backlog` and each shard's `lag_records` are estimates. Up to 20,000 rows are
             counted. Beyond them, the density of ids in the later half of these rows is used for all further ids; the
             earlier half may have a few old rows, such as parked ones, which would distort it.
+        is_at_rest: whether the outbox has neither rows nor a leader, which OUTBOX_TENANTS_REST allows.
     """
 
     backlog: int | None
@@ -105,6 +106,7 @@ class Status:
     parked: tuple[ParkedKey, ...] = ()
     dead_letters: int = 0
     backlog_is_estimated: bool = False
+    is_at_rest: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The status as plain values."""
@@ -172,6 +174,9 @@ def read_status(settings: Settings, timeout_seconds: float = 5.0) -> Status:
         listed,
         table.dead_letters,
         backlog.is_estimated,
+        is_at_rest=settings.tenants_rest is not None
+        and not backlog.rows
+        and all(shard.leader is None for shard in shards),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
@@ -12,10 +13,13 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from outbox_plugin import Event, Outbox, Settings, tenants
+from outbox_plugin import Event, Outbox, Settings, operate, tenants
+from outbox_plugin.core import tenant_activity
 from outbox_plugin.embedded.ports import free_port
 from outbox_plugin.errors import InvalidSetting
 from outbox_plugin.schema.migrate import migrate
+from outbox_plugin.status.health_rules import Limits, health
+from outbox_plugin.status.reader import read_status
 from outbox_plugin.tenants import TenantHarvesters
 from tests.harvesting import (
     backlog,
@@ -28,6 +32,7 @@ from tests.harvesting import (
     last_progress,
     run_outbox,
 )
+from tests.inbox_support import query
 from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration
@@ -282,3 +287,95 @@ def test_an_application_must_name_its_tenant(pattern: Settings) -> None:
         pytest.raises(InvalidSetting, match="names the outboxes of many schemas"),
     ):
         Outbox(table=pattern.table).emit(connection, Event(topic="t", key="k", value={}))
+
+
+@pytest.fixture
+def resting(pattern: Settings) -> Iterator[Settings]:
+    """The pattern, where tenants rest after a second; a service harvests them."""
+    settings = pattern.model_copy(update={"tenants_rest": 1.0})
+    service = TenantHarvesters(settings)
+    service.start()
+    yield settings
+    service.stop()
+
+
+def is_at_rest(settings: Settings) -> bool:
+    found = read_status(settings)
+    return found.is_at_rest and health(found, Limits()).passed
+
+
+def test_a_tenant_without_events_rests_and_is_woken_by_the_next_one(resting: Settings, topic: str) -> None:
+    sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name ~ '^outbox harvester'"
+    first, second = tenant(resting, "tenant_a"), tenant(resting, "tenant_b")
+    for number in range(2):
+        eventually(lambda: count(resting, "resting") == 2, 60)
+        assert count(resting, "harvested") == count(resting, "failed") == 0
+        assert "ready: 0 schema(s) are harvested, 2 are at rest" in page(resting, "/readyz")
+        eventually(lambda: is_at_rest(first) and is_at_rest(second), 60)
+        eventually(lambda: query(first, sessions) == [(0,)], 30)
+        arrives(first, topic, f"a{number}")
+        arrives(second, topic, f"b{number}")
+
+
+def test_rows_that_a_resting_process_finds_at_its_start_are_relayed(
+    pattern: Settings, topic: str, resting: Settings
+) -> None:
+    only = tenant(pattern, "tenant_a")
+    insert(only, topic, [("k", "1")])
+    eventually(lambda: backlog(only) == 0, 60)
+
+
+def test_a_resting_tenant_is_woken_however_its_rows_come(
+    resting: Settings, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tenant_activity, "LOOK_AGAIN_SECONDS", 1.0)
+    only = tenant(resting, "tenant_a")
+    for statement in (
+        f"INSERT INTO tenant_a.outbox (id, kafka_topic, kafka_key) VALUES (-5, '{topic}', 'an id of its own')",
+        f"INSERT INTO tenant_a.outbox (kafka_topic, kafka_key) SELECT '{topic}', 'k' FROM generate_series(1, 100)",
+        "TRUNCATE tenant_a.outbox RESTART IDENTITY",
+        f"INSERT INTO tenant_a.outbox (kafka_topic, kafka_key) VALUES ('{topic}', 'k')",
+    ):
+        eventually(lambda: count(resting, "resting") == 1, 60)
+        execute(only, statement)
+        eventually(lambda: backlog(only) == 0, 60)
+
+
+def test_a_long_transaction_keeps_its_tenant_awake(resting: Settings, topic: str) -> None:
+    only = tenant(resting, "tenant_a")
+    eventually(lambda: count(resting, "resting") == 1, 60)
+    with psycopg.connect(only.dsn.get_secret_value()) as writing:
+        writing.execute(f"INSERT INTO tenant_a.outbox (kafka_topic, kafka_key) VALUES ('{topic}', 'k')".encode())
+        eventually(lambda: count(resting, "harvested") == 1, 60)
+        awake_until = time.monotonic() + 5.0
+        eventually(lambda: time.monotonic() > awake_until or count(resting, "resting") == 1, 60)
+        assert count(resting, "harvested") == 1
+    eventually(lambda: backlog(only) == 0, 60)
+
+
+def test_a_locked_tenant_keeps_no_other_one_asleep(resting: Settings, topic: str) -> None:
+    locked, other = tenant(resting, "tenant_a"), tenant(resting, "tenant_b")
+    eventually(lambda: count(resting, "resting") == 2, 60)
+    with psycopg.connect(locked.dsn.get_secret_value()) as locking:
+        locking.execute("LOCK TABLE tenant_a.outbox; ALTER SEQUENCE tenant_a.outbox_id_seq INCREMENT BY 1")
+        for number in range(2):
+            arrives(other, topic, str(number))
+            eventually(lambda: query(other, "SELECT count(*) FROM tenant_b.outbox") == [(0,)], 30)
+    arrives(locked, topic, "at last")
+
+
+def test_parked_rows_keep_their_tenant_awake(resting: Settings, topic: str) -> None:
+    only = tenant(resting, "tenant_a")
+    execute(
+        only,
+        "INSERT INTO tenant_a.outbox (kafka_topic, kafka_key, kafka_header_keys, kafka_header_values)"
+        f" VALUES ('{topic}', 'k', '{{a,b}}', '{{1}}')",
+    )
+    eventually(lambda: len(operate.parked_lanes(only)) == 1, 60)
+    eventually(lambda: count(resting, "harvested") == 1, 30)
+
+
+def test_only_tenants_of_a_pattern_rest(settings: Settings) -> None:
+    done = run_outbox("harvest", env=environment(settings) | {"OUTBOX_TENANTS_REST": "60"})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "OUTBOX_TENANTS_REST: only outboxes that OUTBOX_TABLE matches by a * rest (given: 'outbox')" in done.stderr

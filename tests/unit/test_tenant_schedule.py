@@ -135,6 +135,25 @@ def test_a_refusal_is_news_when_it_is_the_first_or_for_another_reason_or_long_af
     assert schedule.changes(found(a="too long"), LOG_AGAIN_SECONDS, ROOM).refused == ("a",)
 
 
+def test_a_tenant_at_rest_is_stopped_and_neither_started_nor_counted_as_failed_until_it_is_woken() -> None:
+    schedule = TenantSchedule()
+    assert schedule.changes(found("a", "b"), 0.0, ROOM, {"b"}) == Changes(start=("a",))
+    assert schedule.changes(found("a", "b"), 1.0, ROOM, {"a", "b"}) == Changes(rest=("a",))
+    assert (schedule.running, schedule.failed) == (0, ())
+    assert schedule.changes(found("a", "b"), 2.0, ROOM, {"a", "b"}) == Changes()
+    assert schedule.failed_at("a", "it failed while it was stopped", 2.0) is None
+    assert schedule.changes(found("a", "b"), 3.0, ROOM, {"b"}) == Changes(start=("a",))
+
+
+def test_a_tenant_at_rest_can_be_refused_and_can_go() -> None:
+    schedule = TenantSchedule()
+    schedule.changes(found("a", "b"), 0.0, ROOM, {"a", "b"})
+    assert schedule.changes(found("b", a="no"), 1.0, ROOM, {"a", "b"}) == Changes(refused=("a",))
+    assert schedule.failed == ("a",)
+    assert schedule.changes(found("a"), 2.0, ROOM, {"a", "b"}) == Changes(gone=("b",))
+    assert not schedule.failed
+
+
 @given(
     st.lists(
         st.tuples(

@@ -1,0 +1,77 @@
+"""Sees, on one connection, which of many tenants' outboxes have rows to relay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+
+from outbox_plugin.core.tenant_activity import Look, Seen
+from outbox_plugin.schema.connection import connect, pipeline, reported
+from outbox_plugin.schema.statements import statement
+from outbox_plugin.settings import Settings
+
+
+class TenantActivityReader:
+    """Reads how far the tenants' ids are, which costs little, and of some tenants whether their outboxes have rows."""
+
+    def __init__(self, pattern: Settings) -> None:
+        """Nothing is read yet, and no connection is open.
+
+        Args:
+            pattern: their `table` matches the tenants' outboxes.
+        """
+        self._pattern = pattern
+        self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
+
+    def look(self, schemas: Sequence[str], look_into: Sequence[str]) -> Look:
+        """What is seen of the tenants.
+
+        Args:
+            schemas: all tenants that may be harvested.
+            look_into: those of whose outboxes it is read whether they have rows. One that cannot be read, because it
+                is locked or was changed, counts as having some: its own harvester will say what is wrong.
+
+        Raises:
+            StoreUnavailable: Postgres is away, or refuses.
+        """
+        with reported():
+            if self._connection is None or self._connection.closed:
+                self._connection = connect(self._pattern, purpose="outbox tenants (at rest)")
+            return Look(
+                {schema: Seen(last_id, is_writing) for schema, last_id, is_writing in self._drawn_ids(schemas)},
+                {schema: self._has_rows(schema) for schema in look_into},
+            )
+
+    def _drawn_ids(self, schemas: Sequence[str]) -> list[tuple[Any, ...]]:
+        _, _, name = self._pattern.table.partition(".")
+        return self._run("drawn_ids", name, {"name": name, "schemas": list(schemas)})
+
+    def _has_rows(self, schema: str) -> bool:
+        try:
+            [(has_rows,)] = self._run("has_rows", self._pattern.table_of_schema(schema), {})
+        except psycopg.Error:
+            if self._open.closed:
+                raise
+            return True
+        return bool(has_rows)
+
+    def _run(self, name: str, table: str, values: dict[str, object]) -> list[tuple[Any, ...]]:
+        with pipeline(self._open):
+            self._open.execute(statement("tenants", "short_lock_timeout", table))
+            found = self._open.execute(statement("tenants", name, table), values)
+        return found.fetchall()
+
+    @property
+    def _open(self) -> psycopg.Connection[tuple[Any, ...]]:
+        if self._connection is None:
+            raise psycopg.OperationalError("the connection is closed")
+        return self._connection
+
+    def close(self) -> None:
+        """Close the connection. Safe to call twice."""
+        with suppress(psycopg.Error):
+            if self._connection is not None:
+                self._connection.close()

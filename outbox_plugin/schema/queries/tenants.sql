@@ -1,0 +1,50 @@
+-- name: short_lock_timeout
+-- For the transaction: do not wait for a tenant's table that somebody has locked.
+SELECT set_config('lock_timeout', '200', true)
+
+-- name: drawn_ids
+-- Of each schema's outbox: the last id that was drawn, and whether an open transaction may have drawn one. No row for an outbox
+-- whose ids do not tell whether rows were inserted: a view, a sequence that we may not read, or one of which sessions draw
+-- several ids at once. None either for one that somebody has locked, because reading the sequence would wait: reading it takes
+-- the same lock as drawing an id. So a transaction that only reads, as another process does here, does not count as one that may
+-- have drawn an id: it has no transaction id.
+WITH drawn AS MATERIALIZED (
+    SELECT namespace.nspname, sequence.seqrelid
+    FROM pg_namespace AS namespace
+    JOIN pg_class AS outbox ON outbox.relnamespace = namespace.oid AND outbox.relname = %(name)s
+                           AND outbox.relkind = ANY ('{{r,p}}')
+    JOIN pg_attribute AS col ON col.attrelid = outbox.oid AND col.attname = 'id'
+    JOIN (
+        SELECT refobjid AS table_id, refobjsubid::int AS number, objid AS sequence_id
+        FROM pg_depend
+        WHERE classid = 'pg_class'::regclass AND refclassid = 'pg_class'::regclass AND deptype = 'i'
+        UNION ALL
+        SELECT preset.adrelid, preset.adnum, uses.refobjid
+        FROM pg_attrdef AS preset
+        JOIN pg_depend AS uses ON uses.classid = 'pg_attrdef'::regclass AND uses.objid = preset.oid
+                              AND uses.refclassid = 'pg_class'::regclass
+    ) AS source ON source.table_id = outbox.oid AND source.number = col.attnum
+    JOIN pg_sequence AS sequence ON sequence.seqrelid = source.sequence_id AND sequence.seqcache = 1
+    WHERE namespace.nspname = ANY (%(schemas)s::text[])
+      AND has_sequence_privilege(sequence.seqrelid, 'USAGE, SELECT')
+), held AS MATERIALIZED (
+    SELECT locktype, relation, mode, virtualtransaction FROM pg_locks
+    WHERE granted AND (locktype = 'transactionid' AND mode = 'ExclusiveLock'
+                       OR locktype = 'relation'
+                       AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))
+), locked AS MATERIALIZED (
+    SELECT relation, bool_or(mode = ANY ('{{ShareLock,ShareRowExclusiveLock,ExclusiveLock,AccessExclusiveLock}}')) AS is_exclusive,
+           bool_or(mode = 'RowExclusiveLock'
+                   AND virtualtransaction = ANY (SELECT virtualtransaction FROM held WHERE locktype = 'transactionid')) AS is_writing
+    FROM held
+    WHERE locktype = 'relation'
+    GROUP BY relation
+)
+SELECT drawn.nspname, coalesce(pg_sequence_last_value(drawn.seqrelid), 0), coalesce(locked.is_writing, false)
+FROM drawn
+LEFT JOIN locked ON locked.relation = drawn.seqrelid
+WHERE locked.is_exclusive IS NOT TRUE
+
+-- name: has_rows
+-- Whether a tenant's outbox has rows.
+SELECT EXISTS (SELECT FROM {outbox})
