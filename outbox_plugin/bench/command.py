@@ -158,12 +158,15 @@ def idle(seconds: float, times: int, delivery: str | None, as_json: bool) -> Non
 @click.option("--seconds", default=20.0, show_default=True, help="How long the rest is.")
 @click.option("--times", default=20, show_default=True, help="How many first rows.")
 @click.option("--rows", default=50_000, show_default=True, help="Rows of all backlogs together, 200 bytes each.")
+@click.option("--rest", type=float, help="Let outboxes rest after so many seconds, as OUTBOX_TENANTS_REST does.")
 @_benchmark
-def outboxes(count: int, seconds: float, times: int, rows: int, delivery: str | None, as_json: bool) -> None:
+def outboxes(
+    count: int, seconds: float, times: int, rows: int, rest: float | None, delivery: str | None, as_json: bool
+) -> None:
     """Measure many outboxes in one harvester: at rest, first rows, small backlogs, and the takeover of all."""
     from outbox_plugin.bench.outboxes import outboxes
 
-    _run(lambda settings, tell: outboxes(settings, count, seconds, times, rows, tell), delivery, as_json)
+    _run(lambda settings, tell: outboxes(settings, count, seconds, times, rows, rest, tell), delivery, as_json)
 
 
 @bench.command()

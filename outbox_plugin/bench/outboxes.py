@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import cycle, islice
 from statistics import median
@@ -73,7 +73,9 @@ class OutboxesReport:
         return {**asdict(self), "at_rest": self.at_rest._asdict(), "drain_ratio": self.drain_ratio}
 
 
-def outboxes(settings: Settings, count: int, seconds: float, times: int, rows: int, tell: Tell) -> OutboxesReport:
+def outboxes(
+    settings: Settings, count: int, seconds: float, times: int, rows: int, rest: float | None, tell: Tell
+) -> OutboxesReport:
     """Let one `outbox harvest` have `count` outboxes, each in a schema of its own, that publish to one topic.
 
     Args:
@@ -82,19 +84,18 @@ def outboxes(settings: Settings, count: int, seconds: float, times: int, rows: i
         seconds: how long the rest is that is measured.
         times: of how many rests the first row is measured, each of another outbox.
         rows: of all small backlogs together, and of the large one.
+        rest: after how many seconds an outbox has no harvester; None: each always has one.
         tell: is told how it goes.
 
     Raises:
         NotRelayed: what was written did not arrive within ten minutes.
     """
-    with scratch_outboxes(settings, count) as ours:
+    with scratch_outboxes(settings, count) as scratch:
+        of_the_process, ours = _listed(scratch) if rest is None else _matched(scratch, rest)
         for outbox in ours:
             migrate(outbox, wake_up=True)
         tell(f"{count} outboxes are made")
-        of_the_process = ours[0].model_copy(
-            update={"outboxes": [{"table": outbox.table, "group": outbox.group} for outbox in ours]}
-        )
-        bench = _Bench(ours, f"{ours[0].group}-topic")
+        bench = _Bench(ours, f"{ours[0].group}-topic", may_rest=rest is not None)
         with harvester(of_the_process) as process, bench.reader.reading():
             bench.write_to_all(1)
             bench.wait()
@@ -111,11 +112,26 @@ def outboxes(settings: Settings, count: int, seconds: float, times: int, rows: i
     return OutboxesReport(count, at_rest, first, of_one, of_many, takeover)
 
 
+def _listed(scratch: Sequence[Settings]) -> tuple[Settings, Sequence[Settings]]:
+    """The settings of a process that harvests these outboxes, and theirs."""
+    each = [{"table": outbox.table, "group": outbox.group} for outbox in scratch]
+    return scratch[0].model_copy(update={"outboxes": each}), scratch
+
+
+def _matched(scratch: Sequence[Settings], rest: float) -> tuple[Settings, Sequence[Settings]]:
+    """The settings of a process that harvests these outboxes by a pattern, and theirs."""
+    schemas = [outbox.table.partition(".")[0] for outbox in scratch]
+    group, _, _ = schemas[0].rpartition("_")
+    pattern = scratch[0].model_copy(update={"table": f"{group}_*.outbox", "group": group, "tenants_rest": rest})
+    return pattern, [pattern.of_schema(schema) for schema in schemas]
+
+
 class _Bench:
     """Writes rows to outboxes, and knows how many are to arrive."""
 
-    def __init__(self, ours: Sequence[Settings], topic: str) -> None:
+    def __init__(self, ours: Sequence[Settings], topic: str, *, may_rest: bool) -> None:
         create_topic(ours[0], topic, 1)
+        self._may_rest = may_rest
         self._ours = ours
         self._topic = topic
         self._written = 0
@@ -139,6 +155,8 @@ class _Bench:
     def rest(self, process: psutil.Process, seconds: float) -> AtRest:
         """What `process` takes in `seconds` without rows."""
         time.sleep(_FALL_ASLEEP_SECONDS)
+        if self._may_rest:
+            self._wait_until(lambda: not self._sessions("outbox harvester%"), "the outboxes to rest")
         cpu, queries, at = _cpu_seconds(process), transactions(self._ours[0]), time.monotonic()
         time.sleep(seconds)
         took = time.monotonic() - at
@@ -149,15 +167,15 @@ class _Bench:
                 process.memory_info().rss / 1e6,
                 process.num_threads(),
                 process.num_fds(),
-                self._postgres_connections(),
+                self._sessions("outbox %"),
                 sum(bool(each.raddr) and each.raddr.port in brokers for each in process.net_connections("tcp")),
                 (transactions(self._ours[0]) - queries - 1) / took,  # Without the query that counts them.
             )
 
-    def _postgres_connections(self) -> int:
+    def _sessions(self, pattern: str) -> int:
         with connect(self._ours[0], autocommit=True) as connection:
             row = connection.execute(
-                "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'outbox harvester%'"
+                "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE %s", [pattern]
             ).fetchone()
         return int(row[0]) if row else 0
 
@@ -178,13 +196,24 @@ class _Bench:
     def take_over(self, settings: Settings, leader: psutil.Process) -> float:
         """The seconds from the leader's death by SIGKILL until a row of each outbox has arrived."""
         with harvester(settings):
-            self._wait_for_members(2)
+            if self._may_rest:
+                self._wait_until(lambda: self._sessions("outbox tenants (at rest)") == 2, "a second process")
+            else:
+                self._wait_for_members(2)
             time.sleep(STEADY_SECONDS)  # A standby that has not heard its leader yet waits for the group to miss it.
             leader.kill()
             killed = time.monotonic()
             self.write_to_all(1)
             self.wait()
             return self.reader.arrivals[-1].at - killed
+
+    @staticmethod
+    def _wait_until(condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not condition():
+            if time.monotonic() > deadline:
+                raise NotRelayed(f"waited in vain for {what}, {PATIENCE_SECONDS:.0f} s")
+            time.sleep(_LOOK_SECONDS)
 
     def _wait_for_members(self, count: int) -> None:
         """Wait until each leader group has `count` members."""
