@@ -102,10 +102,12 @@ class Backlog:
             self._drawn_before = ids.last_drawn
         if ids.last_drawn <= self._drawn_before or self._began is not None or now < self._not_before:
             return None
-        least_bound = self._furthest if ids.bound is None else ids.bound
+        least_bound, above = self._furthest if ids.bound is None else ids.bound, ids.to_read.above
         if ids.settled - self._reached < MIN_BACKLOG_IDS or ids.settled < least_bound:
             return None
-        request = SummaryRequest(ids.settled, least_bound, ids.settled - ids.to_read.above)
+        if above == BEGINNING:  # All rows are to be read again. Until the next read, their number is not known.
+            return None
+        request = SummaryRequest(ids.settled, least_bound, ids.settled - above)
         self._began, self._is_outdated = now, False
         self._pauses_until = now + min(MAX_SUMMARY_PAUSE_SECONDS, SUMMARY_PAUSE_SECONDS * request.ids)
         return request

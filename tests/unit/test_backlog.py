@@ -53,6 +53,15 @@ def test_otherwise_none_is(backlog: Backlog, settled: int, last_drawn: int) -> N
     assert backlog.due(0.1, ids(settled, last_drawn)) is None
 
 
+def test_none_is_while_the_rows_are_to_be_read_from_the_beginning_again() -> None:
+    """As when a parked key was released: until the next read, nobody knows how many rows there may be."""
+    backlog, watermark = behind(), ids(BOUND, BOUND + 1)
+    watermark.reset()
+    assert backlog.due(0.1, watermark) is None
+    watermark.read_ended(10, now=0.1)
+    assert backlog.due(0.2, watermark) == SummaryRequest(BOUND, 10, MIN_BACKLOG_IDS)
+
+
 def test_ids_that_were_drawn_before_the_rows_fell_behind_are_no_new_ones() -> None:
     """As where a batch is committed, and nobody else writes."""
     backlog = Backlog()
