@@ -66,7 +66,7 @@ class LiveRows:
         self._keys: KeySummary | None = None  # Of the backlog; None where there is none.
         self._waiting = IdRanges()  # Live rows that were read, and whose keys may be in the summary.
         self._left_out = 0  # How many they are, with those that are forgotten.
-        self._found_at: float | None = None  # When a read last found live rows.
+        self._found_at: float | None = None  # When a read last found live rows that may go.
         self._ended: tuple[Summary | None] | None = None  # What the thread came to; `stages.lock` guards it.
 
     @property
@@ -76,7 +76,7 @@ class LiveRows:
 
     @property
     def came_lately(self) -> bool:
-        """Whether live rows before a backlog were found a short time ago, so that others are likely to come soon."""
+        """Whether live rows went before a backlog a short time ago, so that others are likely to come soon."""
         now = self._stages.runtime.now()
         return self.in_use and self._found_at is not None and now - self._found_at < LATELY_SECONDS
 
@@ -139,8 +139,9 @@ class LiveRows:
         keys = self._keys
         if not rows or keys is None:
             return Found.all(rows)
-        self._found_at = self._stages.runtime.now()
         may_go = [not keys.may_hold(key_hash) for key_hash in self._store.key_hashes(rows)]
+        if any(may_go):
+            self._found_at = self._stages.runtime.now()
         waiting = [row.id for row, goes in zip(rows, may_go, strict=True) if not goes]
         if waiting:
             self._waiting = IdRanges.union((self._waiting, IdRanges.of(waiting)))

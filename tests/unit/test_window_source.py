@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from outbox_plugin.core.id_watermark import IdRange
-from outbox_plugin.core.key_summary import KeySummary
+from outbox_plugin.core.key_summary import HASH_BYTES, KeySummary
 from outbox_plugin.core.poll_schedule import Read
 from outbox_plugin.core.row import OutboxRow, Rows
 from outbox_plugin.core.rows_beside_live import RowsBesideLive
@@ -17,6 +17,24 @@ from outbox_plugin.relay.window_source import WindowSource
 from tests.clock import Clock
 
 OF_BACKLOG, LIVE = Read(IdRange(0), is_sweep=False), Read(IdRange(1_000), is_sweep=False, is_live=True)
+
+
+def test_a_backlog_is_read_in_large_parts_while_all_live_rows_wait_for_it() -> None:
+    """Their keys are in the backlog: the sooner it ends, the sooner they go."""
+    clock, keys = Clock(), KeySummary(1_000)
+    keys.add((7).to_bytes(HASH_BYTES, "big"))
+    rows = Rows([OutboxRow(1_000 + number, 0, "t", "k", "v", [], [], 0) for number in range(2)])
+    hashes = [7, 7]
+    store: Any = SimpleNamespace(read=lambda request: rows, key_hashes=lambda rows: hashes, snapshot=lambda: "")
+    stages = Stages(clock, "test")
+    live_rows = LiveRows(0, store, stages, lambda event: None, lambda: None)
+    source = WindowSource(store, Windows(), stages.lock, live_rows, RowsBesideLive()).source()
+    live_rows.begin(Summary(1_000, keys, 1_000, 0.0))
+    live_rows.read(source.request(LIVE))
+    assert source.request(OF_BACKLOG).limit == ROWS_PER_WINDOW
+    hashes[1] = 8
+    live_rows.read(source.request(LIVE))
+    assert source.request(OF_BACKLOG).limit < ROWS_PER_WINDOW
 
 
 def test_a_backlog_is_read_in_small_parts_only_while_live_rows_come() -> None:
