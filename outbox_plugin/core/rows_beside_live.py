@@ -6,6 +6,8 @@ fewer rows a transaction gets. The backlog drains at some 60 % of its usual spee
 times the transaction's own time.
 
 That time is measured before there is a backlog. Beside one, all takes longer, and more rows would make it longer still.
+A leader that takes over in the middle of a backlog has measured nothing. When live rows go before it, its next two
+transactions have no rows, and show the time.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ _ROWS_PER_SECOND = 200_000  # Of the transaction's own time. So many rows take a
 _OWN_SECONDS = 0.005  # Until it is measured: that of a Kafka on the same machine.
 _FEW_ROWS = 20  # A transaction with so few shows its own time.
 _SLOWER = 1.1  # A longer time counts up to this multiple of the last one, because it may be a hiccup.
+_ENOUGH = 2  # Measured transactions. The first one alone may be a hiccup, too.
 
 
 class RowsBesideLive:
@@ -25,6 +28,12 @@ class RowsBesideLive:
     def __init__(self) -> None:
         """Nothing is measured yet."""
         self._own_seconds = _OWN_SECONDS
+        self._measured = 0
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether enough transactions have shown their own time."""
+        return self._measured >= _ENOUGH
 
     @property
     def rows(self) -> int:
@@ -34,4 +43,9 @@ class RowsBesideLive:
     def published(self, rows: int, seconds: float) -> None:
         """Take in that a transaction with so many rows took so long, while there was no backlog."""
         if 0 < rows <= _FEW_ROWS:
-            self._own_seconds = min(seconds, _SLOWER * self._own_seconds)
+            self.measured(seconds)
+
+    def measured(self, seconds: float) -> None:
+        """Take in that a transaction without rows took so long; beside a backlog, until `is_measured` is true."""
+        self._own_seconds = min(seconds, _SLOWER * self._own_seconds) if self._measured else seconds
+        self._measured += 1

@@ -262,10 +262,7 @@ class ExactlyOnce:
             while (work := self._to_publish()) is not None:
                 window, read_at, proved = work
                 if window is None:
-                    with self._lock:
-                        unpurged = self._windows.unpurged
-                    while not self._commit((), self._progress(0, unpurged)):
-                        pass
+                    self._publish_no_rows()
                 else:
                     self._publish(window, read_at)
                 with self._lock:
@@ -282,7 +279,8 @@ class ExactlyOnce:
         """Waits for a window or a challenge; None when the term is to end.
 
         An idle leader commits a record without a window, once: a record that named deleted rows for ever would do harm
-        if their ids were given again to rows with the same creation time.
+        if their ids were given again to rows with the same creation time. So does a leader that is to measure how long
+        a transaction takes by itself, as `core.rows_beside_live` explains.
         """
         with self._lock:
             self._may_publish.wait_for(
@@ -292,11 +290,22 @@ class ExactlyOnce:
             if self._stages.stopping:
                 return None
             proved, self._challenged = self._challenged, None
-            taken = self._queue.take()
+            is_to_measure = self._live_rows.came_lately and not self._rows_beside_live.is_measured
+            taken = [] if is_to_measure else self._queue.take()
             window = self._windows.publish_next([each.window for each in taken]) if taken else None
             self._publishing = True
             self._may_read.notify_all()
             return window, min((each.read_at for each in taken), default=0.0), proved
+
+    def _publish_no_rows(self) -> None:
+        """Commit a progress record alone."""
+        with self._lock:
+            unpurged = self._windows.unpurged
+        began = self._runtime.now()
+        while not self._commit((), self._progress(0, unpurged)):
+            began = self._runtime.now()
+        if not (self._live_rows.in_use and self._rows_beside_live.is_measured):
+            self._rows_beside_live.measured(self._runtime.now() - began)
 
     def _publish(self, window: Window, read_at: float) -> None:
         began = read_at

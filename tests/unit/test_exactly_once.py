@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Sequence
 
 import pytest
 
-from outbox_plugin.core import adaptive_read_limit
+from outbox_plugin.core import adaptive_read_limit, backlog, rows_beside_live
 from outbox_plugin.core.bad_rows import BadRow
 from outbox_plugin.core.id_ranges import IdRanges
 from outbox_plugin.core.id_watermark import SequenceState
@@ -26,6 +26,8 @@ from outbox_plugin.errors import Fenced, ForeignOutbox, LogUnavailable, OutcomeU
 from outbox_plugin.relay import exactly_once
 from outbox_plugin.relay.events import (
     HarvestEvent,
+    KeysSummarised,
+    LiveRowsJoined,
     RowsRead,
     TermBegan,
     TransactionEnded,
@@ -364,3 +366,77 @@ def test_what_happens_is_told() -> None:
     assert {event.error_type for event in told if isinstance(event, TransactionEnded)} == {None}
     assert sum(event.rows for event in told if isinstance(event, RowsRead)) == ROWS
     assert sum(event.rows for event in told if isinstance(event, WindowPurged)) == ROWS
+
+
+class FarClock(Threads):
+    """Time goes on a little with each look at it, and by `SECONDS` with each transaction."""
+
+    SECONDS = 0.1
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._now = 0.0
+
+    def now(self) -> float:
+        return self.go_on(0.001)
+
+    def go_on(self, seconds: float) -> float:
+        with self._lock:
+            self._now += seconds
+            return self._now
+
+
+class BesideLive(Store):
+    """Its rows are a backlog. Each read of live rows finds a new one, whose key the backlog has not."""
+
+    def __init__(self, rows: dict[int, OutboxRow], faults: Faults) -> None:
+        super().__init__(rows, faults)
+        self.last_of_backlog = self._last = max(rows)
+
+    def control(self) -> Control:
+        self._last += 1
+        return Control(paused=False, parked=frozenset(), sequence=SequenceState(self._last, frozenset()))
+
+    def end_of_batch(self, up_to: int) -> int | None:
+        return self.last_of_backlog
+
+    def key_hashes_up_to(self, bound: int, rows: int) -> Generator[bytes]:
+        yield b""
+
+    def key_hashes(self, rows: Sequence[OutboxRow]) -> Sequence[int]:
+        return [0] * len(rows)
+
+    def read(self, wanted: ReadRequest) -> Sequence[OutboxRow]:
+        if wanted.is_live:
+            self._last += 1
+            self._rows[self._last] = OutboxRow(self._last, NOW, "t", "live", "v", [], [], 100)
+        above, up_to, _ = wanted.ids
+        ids = (each for each in sorted(self._rows) if each > above and (up_to is None or each <= up_to))
+        return [self._rows[each] for each in ids if each not in wanted.in_flight][: wanted.limit]
+
+
+def test_a_leader_that_takes_over_beside_a_backlog_measures_how_far_kafka_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would take the backlog in small parts to its end, as from a Kafka on the same machine."""
+    monkeypatch.setattr(adaptive_read_limit, "ROWS_PER_WINDOW", 40)
+    monkeypatch.setattr(backlog, "MIN_BACKLOG_IDS", 100)
+    for name, value in (("LEAST_ROWS", 2), ("MOST_ROWS", 30), ("_ROWS_PER_SECOND", 300)):
+        monkeypatch.setattr(rows_beside_live, name, value)
+    rows = {each: OutboxRow(each, NOW, "t", "k", "v", [], [], 100) for each in range(1, 1_001)}
+    kafka, faults, clock, events, empty = Kafka(), Faults(None), FarClock(), list[HarvestEvent](), list[int]()
+    store = BesideLive(rows, faults)
+
+    class Far(TransactionalLog):
+        def publish(self, rows: Sequence[OutboxRow], progress: ProgressRecord) -> bool:
+            clock.go_on(clock.SECONDS)
+            if not rows:
+                empty.append(len(events))
+            return super().publish(rows, progress)
+
+    term = ExactlyOnce(0, "leader", store, Far(kafka, faults), clock, events.append)
+    assert live(term, lambda: any(isinstance(event, LiveRowsJoined) for event in events)) is None
+    split = next(place for place, event in enumerate(events) if isinstance(event, KeysSummarised))
+    windows = [event.records for event in events[split:] if isinstance(event, WindowPublished)]
+    sizes = [sum(row.id <= store.last_of_backlog for row in window) for window in windows]
+    assert 30 in sizes
+    assert len([size for size in sizes if 0 < size < 30]) < 5
+    assert len([place for place in empty if place >= split]) <= 3  # Two that measure, and one at the term's end.

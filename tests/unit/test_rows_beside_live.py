@@ -41,3 +41,15 @@ def test_only_transactions_with_few_rows_show_the_time(rows: int) -> None:
     beside = measured(0.005)
     beside.published(rows, 0.001)
     assert beside.rows == 1_000
+
+
+def test_the_first_measured_time_counts_as_it_is_and_the_second_shows_whether_it_was_a_hiccup() -> None:
+    beside = RowsBesideLive()
+    beside.measured(0.04)
+    assert (beside.rows, beside.is_measured) == (8_000, False)
+    beside.measured(0.03)
+    assert (beside.rows, beside.is_measured) == (6_000, True)
+
+
+def test_few_rows_show_the_time_as_well_as_none() -> None:
+    assert measured(0.005).is_measured
