@@ -46,6 +46,7 @@ from outbox_plugin.errors import (
 )
 from outbox_plugin.insecure_settings import warn_about_insecure_settings
 from outbox_plugin.observe.event_log import log_event
+from outbox_plugin.observe.guard import harmless
 from outbox_plugin.observe.metrics_extra import metrics_extra
 from outbox_plugin.observe.tracing import configured_tracer
 from outbox_plugin.printable import logger_of
@@ -102,13 +103,14 @@ class Harvester(Background):
 
         Args:
             settings: name the outbox and Kafka.
-            observe: called with each event, from the harvester's threads.
+            observe: called with each event, from the harvester's threads. What it raises is logged once, and ends
+                nothing.
             adopt: take over a group whose outbox is gone, an outbox that another group harvested, or one that was
                 harvested in the other delivery.
         """
         super().__init__("harvester")
         self._settings = settings
-        self._observe_too = observe
+        self._observe_too = harmless(observe, "the harvester")
         self._adopt = adopt
         self._adopted: set[int] = set()  # The shards that this process has led since it adopted the outbox.
         self._names = KafkaNames.of(settings)

@@ -91,7 +91,8 @@ class Consumer:
             coordination_topic: the topic of the claims; it is created if it is missing.
             bootstrap_servers: Kafka brokers; OUTBOX_BOOTSTRAP_SERVERS where it is None.
             kafka: librdkafka properties; OUTBOX_KAFKA where it is None.
-            observe: is called with each partition that is gained or lost, on another thread.
+            observe: is called with each partition that is gained or lost, on another thread. What it raises is logged
+                once, and ends nothing.
             listen: PORT or HOST:PORT that serves metrics and probes until the `close`; None for none, whatever
                 OUTBOX_LISTEN says.
 

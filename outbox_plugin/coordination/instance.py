@@ -19,6 +19,7 @@ from outbox_plugin.coordination.member import Member
 from outbox_plugin.coordination.readiness import Progress
 from outbox_plugin.coordination.world import Holder
 from outbox_plugin.core.topic_partition import TopicPartition
+from outbox_plugin.observe.guard import harmless
 from outbox_plugin.printable import logger_of
 
 LOGGER = logger_of(__name__)
@@ -54,7 +55,7 @@ class Instance:
             timing: of the group's heartbeats.
             at_most_once: whether an offset is written before its record is handed out.
             limit: how many partitions this instance may hold; None for any number.
-            observe: is called on our thread, and must not call back.
+            observe: is called on our thread, and must not call back; what it raises is logged once.
         """
         self.me = me
         self._changed = threading.Condition()  # Guards the member, and the order in which messages are sent.
@@ -62,7 +63,7 @@ class Instance:
         self.group_id = group_id
         self._topics = topics
         self._timing = timing
-        self._observe = observe
+        self._observe = harmless(observe, me.client_id)
         self._since = log.since(timing.lookback)
         now = time.monotonic()
         view = GroupView(

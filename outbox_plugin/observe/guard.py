@@ -1,4 +1,4 @@
-"""Keeps an observer's exceptions away from what it observes, so that a fault in metrics stops nothing else."""
+"""Keeps an observer's exceptions away from what it observes, so that a fault in an observer stops nothing else."""
 
 from __future__ import annotations
 
@@ -36,3 +36,29 @@ def guarded(observe: Callable[[Event], None], name: str) -> Callable[[Event], No
             failing = False
 
     return observe_safely
+
+
+def harmless(observe: Callable[[Event], None], name: str) -> Callable[[Event], None]:
+    """Wrap a user's `observe` in a function that raises no exception. It logs the first one, with its traceback.
+
+    SystemExit is kept away, too: it would end the thread that calls, and nobody would notice.
+
+    Args:
+        observe: the user's. Several threads may call it at once.
+        name: names in the log what is observed.
+    """
+    has_failed = False
+
+    def observe_harmlessly(event: Event) -> None:
+        nonlocal has_failed
+        try:
+            observe(event)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            if not has_failed:
+                has_failed = True
+                said = "`observe` of %s raised an exception, and is called again: %s"
+                logger.warning(said, name, one_line(error), exc_info=error)
+
+    return observe_harmlessly

@@ -122,6 +122,21 @@ def test_all_is_consumed_in_order_and_goes_on_where_it_was_released(
     assert sorted(second.numbers) == list(range(600, 900))
 
 
+def test_an_observer_that_fails_ends_no_consumer(start: Callable[..., Running], write: Callable[[range], None]) -> None:
+    claimed: list[ClaimEvent] = []
+
+    def observe(event: ClaimEvent) -> None:
+        claimed.append(event)
+        raise ValueError("mine")
+
+    write(range(60))
+    only = start("one", observe=observe)
+    eventually(lambda: len(only.seen) == 60, 20)
+    only.end()
+    assert only.trouble is None
+    assert len(claimed) == 2 * PARTITIONS  # Each was gained, and lost at the end.
+
+
 def test_what_is_not_committed_comes_again(start: Callable[..., Running], write: Callable[[range], None]) -> None:
     write(range(60))
     first = start("one", commit=False)

@@ -12,6 +12,7 @@ from psycopg import sql
 
 from outbox_plugin import Event, Harvester, Outbox, Settings
 from outbox_plugin.operate.replay import replay
+from outbox_plugin.relay.events import HarvestEvent, TermFinished
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.schema.whole_records import COLUMNS
 from outbox_plugin.status.reader import read_status
@@ -50,6 +51,20 @@ def test_a_row_arrives_with_its_headers(settings: Settings, topic: str) -> None:
         )
     [record] = relayed(settings, topic)
     assert (record.key, record.value, record.headers) == ("k", "grüße", [("a", "1"), ("b", "ü"), ("a", "")])
+
+
+def test_an_observer_that_fails_ends_no_term(settings: Settings, topic: str) -> None:
+    events: list[HarvestEvent] = []
+
+    def observe(event: HarvestEvent) -> None:
+        events.append(event)
+        raise ValueError("mine")
+
+    insert(settings, topic, [("k", "v")])
+    with Harvester(settings, observe=observe):
+        drained(settings)
+    assert by_key(consume(settings, topic)) == {"k": ["v"]}
+    assert [each.reason for each in events if isinstance(each, TermFinished)] == [None]
 
 
 def test_null_is_a_tombstone_and_an_empty_value_is_none(settings: Settings, topic: str) -> None:

@@ -1,17 +1,24 @@
-"""Counting decides nothing: what Prometheus' client raises ends no harvester and no inbox."""
+"""An observer decides nothing: what Prometheus' client or a user's own observer raises ends nothing else."""
 
 from __future__ import annotations
 
 import logging
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from outbox_plugin import Settings
+from outbox_plugin import Harvester, Settings
+from outbox_plugin.coordination.events import ClaimLost
+from outbox_plugin.coordination.heartbeat_timing import HeartbeatTiming
+from outbox_plugin.coordination.instance import Instance
+from outbox_plugin.coordination.world import Holder
+from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.embedded.ports import free_port
 from outbox_plugin.inbox.events import TakenHandled
 from outbox_plugin.inbox.observed import ObservedInbox
-from outbox_plugin.observe.guard import guarded
+from outbox_plugin.observe.guard import guarded, harmless
 from outbox_plugin.observe.harvester import ObservedHarvester
 from outbox_plugin.relay.events import RowsRead
 
@@ -73,3 +80,52 @@ def test_what_ends_a_process_is_let_through() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         guarded(end, "inbox g")(None)
+
+
+class Faulty:
+    """A user's observer that raises an exception each time."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.seen: list[Any] = []
+        self._error = error
+
+    def __call__(self, event: Any) -> None:
+        self.seen.append(event)
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [ValueError("mine"), SystemExit(3)])
+def test_a_harvester_goes_on_where_a_users_observer_fails(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    observer = Faulty(error)
+    harvester = Harvester(SETTINGS, observe=observer)
+    with caplog.at_level(logging.WARNING, "outbox_plugin"):
+        for _ in range(3):
+            harvester._observe(RowsRead(0, 1, 1.0))
+    assert len(observer.seen) == 3
+    assert caplog.text.count("`observe` of the harvester raised an exception") == 1
+    assert "Traceback" in caplog.text
+
+
+@pytest.mark.parametrize("error", [ValueError("mine"), SystemExit(3)])
+def test_a_consumer_goes_on_where_a_users_observer_fails(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    log: Any = SimpleNamespace(since=lambda _: 0.0, width=8, log_time=time.monotonic)
+    observer = Faulty(error)
+    timing = HeartbeatTiming(10.0, 300.0)
+    instance = Instance(
+        log, Holder("1", "one"), "billing", ["orders"], timing, at_most_once=False, limit=None, observe=observer
+    )
+    with caplog.at_level(logging.WARNING, "outbox_plugin"):
+        for offset in range(3):
+            instance._report(ClaimLost(TopicPartition("orders", 0), offset, "a test"))
+    assert len(observer.seen) == 3
+    assert caplog.text.count("`observe` of one raised an exception") == 1
+    assert "Traceback" in caplog.text
+
+
+def test_what_the_keyboard_ends_ends_with_an_observer_too() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        harmless(Faulty(KeyboardInterrupt()), "one")(None)
