@@ -106,4 +106,4 @@ def poll_loop(
     dispatcher = dispatcher or Dispatcher(4, None)
     settings = Settings(dsn="postgresql://nowhere/none", bootstrap_servers="127.0.0.1:1")
     pauses, stop = Pauses(dispatcher), threading.Event()
-    return PollLoop(settings, kafka, dispatcher, pauses, positions, topic_ids, keep.total_seconds(), stop)
+    return PollLoop(settings, "billing", kafka, dispatcher, pauses, positions, topic_ids, keep.total_seconds(), stop)

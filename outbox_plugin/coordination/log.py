@@ -31,6 +31,7 @@ from outbox_plugin.adapters.kafka_clients import (
     refused_property,
 )
 from outbox_plugin.adapters.kafka_reader import bounds
+from outbox_plugin.adapters.offset_commits import in_commits
 from outbox_plugin.coordination.actions import Keep
 from outbox_plugin.coordination.coordination_topics import (
     APPEAR_SECONDS,
@@ -369,11 +370,9 @@ class CoordinationLog:
         """
         with self._guard:
             offsets, self._to_commit = self._to_commit, {}
-        if offsets:
+        for commit in in_commits((KafkaTopicPartition(*tp, offset) for tp, offset in offsets.items()), self._group_id):
             with suppress(KafkaException):
-                self._reader.commit(
-                    offsets=[KafkaTopicPartition(*tp, offset) for tp, offset in offsets.items()], asynchronous=True
-                )
+                self._reader.commit(offsets=commit, asynchronous=True)
 
     def _keep(self, records: Collection[tuple[bytes, bytes]], *, wait: bool) -> bool:
         open_ = len(records)

@@ -196,6 +196,7 @@ class Inbox(Background):
             opened.callback(consumer.close)
             loop = PollLoop(
                 self._settings,
+                self._group,
                 consumer,
                 self._dispatcher,
                 self._pauses,

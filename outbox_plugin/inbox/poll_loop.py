@@ -10,6 +10,7 @@ from typing import Any, cast
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 
 from outbox_plugin.adapters.kafka_clients import connection_error
+from outbox_plugin.adapters.offset_commits import in_commits
 from outbox_plugin.adapters.topic_ids import TopicIds
 from outbox_plugin.core.room import Room
 from outbox_plugin.core.topic_partition import TopicPartition
@@ -56,6 +57,7 @@ class PollLoop:
     def __init__(
         self,
         settings: Settings,
+        group: str,
         consumer: Consumer,
         dispatcher: Dispatcher,
         pauses: Pauses,
@@ -68,6 +70,7 @@ class PollLoop:
 
         Args:
             settings: whose servers an error names.
+            group: the consumer group.
             consumer: of the group; `close` closes it.
             dispatcher: hands the records to the workers.
             pauses: the partitions that are not fetched for now.
@@ -77,6 +80,7 @@ class PollLoop:
             stop: ends the loop.
         """
         self._settings = settings
+        self._group = group
         self._consumer = consumer
         self._dispatcher = dispatcher
         self._pauses = pauses
@@ -216,17 +220,20 @@ class PollLoop:
         return False
 
     def _commit(self, reached: dict[TopicPartition, int], *, wait: bool) -> None:
-        """Commit offsets. A failure costs work only: events that are delivered again are left out."""
-        if not reached:
-            return
+        """Commit offsets. A failure costs work only: events that are delivered again are left out.
+
+        To `wait` is to wait for the answer to the last commit: Kafka answers in the order of the commits.
+        """
         offsets = [
             committed_offset(tp, StartPosition(offset, self._epochs.before(tp, offset)), self._topic_ids.of(tp.topic))
             for tp, offset in reached.items()
         ]
-        try:
-            if wait:
-                self._consumer.commit(offsets=offsets, asynchronous=False)
-            else:
-                self._consumer.commit(offsets=offsets, asynchronous=True)
-        except KafkaException as error:
-            logger.info("offsets were not committed: %s", error.args[0].str())
+        commits = [*in_commits(offsets, self._group)]
+        for commit in commits:
+            try:
+                if wait and commit is commits[-1]:
+                    self._consumer.commit(offsets=commit, asynchronous=False)
+                else:
+                    self._consumer.commit(offsets=commit, asynchronous=True)
+            except KafkaException as error:
+                logger.info("offsets were not committed: %s", error.args[0].str())

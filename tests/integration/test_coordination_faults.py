@@ -392,3 +392,17 @@ def test_kafkas_own_store_knows_what_is_done(
     with closing(KafkaConsumer({"bootstrap.servers": bootstrap_servers, "group.id": group})) as tool:
         wanted = [KafkaTopicPartition(orders, each) for each in range(PARTITIONS)]
         eventually(lambda: [each.offset for each in tool.committed(wanted, 10)] == [10] * PARTITIONS, 20)
+
+
+def test_the_offsets_of_very_many_partitions_are_committed(
+    bootstrap_servers: str, group: str, cluster: AdminClient
+) -> None:
+    """A broker refuses a commit of more than 1 MiB. With names this long, that is one of 60 partitions."""
+    topic, named_at_length = f"{group}-wide", f"{group}-{'g' * 20_000}"
+    make(cluster, topic, 60)
+    wanted = {TopicPartition(topic, each): each + 1 for each in range(60)}
+    with closing(CoordinationLog(kafka_settings(bootstrap_servers, None), f"{group}-claims", named_at_length)) as log:
+        assert list(log.follow([0], log.log_time())) == []
+        assert log.keep([Keep(tp, at, "topic", log.log_time()) for tp, at in wanted.items()], wait=True)
+        log.read(0)
+        eventually(lambda: log.committed([*wanted]) == wanted, 10)

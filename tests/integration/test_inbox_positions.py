@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import closing
 
 import psycopg
 import pytest
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import AdminClient
 
@@ -247,3 +248,19 @@ def test_an_inbox_does_not_wait_for_long_while_its_positions_are_written(
         ended.set()
         other.join()
         assert positions.write_now(slowly)
+
+
+def test_the_offsets_of_very_many_partitions_are_committed(ready: Settings, group: str) -> None:
+    """A broker refuses a commit of more than 1 MiB. With names this long, that is one of 60 partitions."""
+    partitions, named_at_length = 60, f"{group}-{'g' * 20_000}"
+    topic = create_topic(ready, f"{group}-wide", partitions)
+    producer = Producer({"bootstrap.servers": ready.bootstrap_servers, "enable.idempotence": True})
+    for partition in range(partitions):
+        producer.produce(topic, "1", "k", partition)
+    assert producer.flush(30) == 0
+    producer.close()
+    asked = [KafkaTopicPartition(topic, each) for each in range(partitions)]
+    consume(ready, topic, named_at_length, partitions)
+    consumer = Consumer({"bootstrap.servers": ready.bootstrap_servers, "group.id": named_at_length})
+    with closing(consumer):
+        assert [each.offset for each in consumer.committed(asked, 30)] == [1] * partitions
