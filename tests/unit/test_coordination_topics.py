@@ -1,0 +1,63 @@
+"""The topics of coordination are waited for while a broker is busy."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from outbox_plugin.coordination import coordination_topics
+from outbox_plugin.coordination.coordination_topics import STATE_SUFFIX, ensure_topics
+from outbox_plugin.errors import LogUnavailable
+
+SETTINGS: Any = SimpleNamespace(bootstrap_servers="127.0.0.1:1")
+
+
+def answered(result: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    if isinstance(result, Exception):
+        future.set_exception(result)
+    else:
+        future.set_result(result)
+    return future
+
+
+class BusyCluster:
+    """Makes topics at once, and shows them after so many seconds. Each request takes one."""
+
+    def __init__(self, seconds: float) -> None:
+        self.now = 0.0
+        self._shown_at = seconds
+
+    def describe_topics(self, topics: Any, **_: Any) -> dict[str, Future[Any]]:
+        self.now += 1.0
+        shown: Any = SimpleNamespace(partitions=[0], topic_id="id")
+        unknown = KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
+        return {each: answered(shown if self.now > self._shown_at else unknown) for each in ("t", "t" + STATE_SUFFIX)}
+
+    def create_topics(self, topics: list[Any]) -> dict[str, Future[Any]]:
+        exists = KafkaException(KafkaError(KafkaError.TOPIC_ALREADY_EXISTS))
+        return {each.topic: answered(exists if self.now > 1 else None) for each in topics}
+
+    def describe_configs(self, resources: Any, **_: Any) -> dict[Any, Future[Any]]:
+        return {}
+
+
+def test_topics_that_appear_once_a_broker_has_made_thousands_of_partitions_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It shows a new topic when all that was made before is there. 5,500 partitions took one 39 s."""
+    cluster: Any = BusyCluster(60)
+    monkeypatch.setattr(coordination_topics, "time", SimpleNamespace(monotonic=lambda: cluster.now))
+    assert ensure_topics(cluster, "t", SETTINGS).keys() == {"t", "t" + STATE_SUFFIX}
+
+
+def test_topics_that_do_not_appear_are_not_waited_for_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster: Any = BusyCluster(float("inf"))
+    monkeypatch.setattr(coordination_topics, "time", SimpleNamespace(monotonic=lambda: cluster.now))
+    with pytest.raises(LogUnavailable, match="the topic t was created, and does not appear"):
+        ensure_topics(cluster, "t", SETTINGS)
+    assert cluster.now < 200
