@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -34,6 +37,8 @@ _LAZY_COMMANDS = {
     "status": "outbox_plugin.status.command:status",
     "verify": "outbox_plugin.verification.command:verify",
 }
+# What is raised where the output is written to a full disk. Where a pipe is closed, click ends the command itself.
+_OUTPUT_FAILS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
 class _Commands(click.Group):
@@ -145,6 +150,7 @@ def _settings(**given: str | None) -> Settings:
 def main() -> None:
     """Run the command line. An error that the user can fix is one line, and exit code 2."""
     try:
+        _check_encoding(sys.argv[1:])
         sys.exit(outbox.main(standalone_mode=False))
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
@@ -164,6 +170,19 @@ def main() -> None:
             raise
         _refuse(hint)
         sys.exit(UserError.exit_code)
+    except OSError as error:
+        if error.errno not in _OUTPUT_FAILS:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python would fail again when it writes the rest at its end.
+        _refuse(f"the output cannot be written: {error.strerror}")
+        sys.exit(UserError.exit_code)
+
+
+def _check_encoding(arguments: Sequence[str]) -> None:
+    """Raises UserError if one of the arguments is no text: neither server, and no file of ours, could take it."""
+    for each in arguments:
+        if not each.isascii() and any("\ud800" <= character <= "\udfff" for character in each):
+            raise UserError(f"expected arguments in {sys.getfilesystemencoding().upper()} (given: {each!r})")
 
 
 def _refuse(message: str) -> None:

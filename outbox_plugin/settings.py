@@ -44,7 +44,9 @@ _GROUP = re.compile(r"[A-Za-z0-9._-]{1,200}")
 _FUNCTION = re.compile(rf"{_NAME}(?:\.{_NAME})*:{_NAME}(?:\.{_NAME})*")
 _DAYS = re.compile(r"([1-9]\d{0,4})d")
 _ADDRESS = re.compile(r"(?:(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+)):)?(?P<port>[0-9]{1,5})")
+_NOT_TAKEN = re.compile("[\0\ud800-\udfff]")  # librdkafka cuts a text at NUL, and UTF-8 has no lone surrogates.
 LOCALHOST = "127.0.0.1"
+MOST_SHARDS = 1_024
 _SECRETS = {"dsn", "kafka", "kafka_token_provider", "outboxes"}  # Who misreads the last but one puts a token there.
 
 
@@ -78,6 +80,10 @@ class LogSettings(BaseSettings):
             field = re.search(r'field "(\w+)"', str(error))
             said = f"OUTBOX_{field[1].upper()}: expected JSON" if field else str(error).replace("\n", " ")
             raise InvalidSetting(said) from None
+        except RecursionError:
+            raise InvalidSetting(
+                "OUTBOX_KAFKA or OUTBOX_OUTBOXES: expected JSON (given: lists or objects, nested too deep)"
+            ) from None
 
 
 class Settings(LogSettings):
@@ -100,7 +106,9 @@ class Settings(LogSettings):
         str, Field(description="Harvesters of one outbox share it; leader topic and transactional ids derive from it.")
     ] = "outbox"
     delivery: Annotated[Delivery, Field(description="What a consumer sees across crashes.")] = "exactly-once"
-    shards: Annotated[int, Field(ge=1, le=1024, description="Leaders that the outbox's keys are split over.")] = 1
+    shards: Annotated[
+        int, Field(ge=1, le=MOST_SHARDS, description="Leaders that the outbox's keys are split over.")
+    ] = 1
     bad_rows: Annotated[
         BadRows, Field(description="What happens to a row that Kafka refuses: its key waits, or it is dead-lettered.")
     ] = "park"
@@ -330,7 +338,9 @@ class Settings(LogSettings):
     @field_validator("kafka")
     @classmethod
     def _kafka_keeps_promises(cls, kafka: dict[str, str]) -> dict[str, str]:
-        for name in kafka:
+        for name, value in kafka.items():
+            if _NOT_TAKEN.search(name + value):
+                raise ValueError(f"{name!r} and its value: expected texts without NUL and without lone surrogates")
             if reason := LOAD_BEARING_PROPERTIES.get(name):
                 raise ValueError(f"the property {name!r} cannot be set here: it belongs to {reason}")
         return kafka

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import click
 
 from outbox_plugin.access.acls import kafka_acls
@@ -10,6 +12,9 @@ from outbox_plugin.access.roles import Role
 from outbox_plugin.errors import UserError
 from outbox_plugin.schema.outboxes import present_outboxes
 from outbox_plugin.settings import Settings
+
+MOST_NAME_BYTES = 63  # Postgres cuts a longer name, which may then be another role's.
+_TOPIC_OR_PREFIX = re.compile(r"[a-zA-Z0-9._-]{1,249}\*?|\*")
 
 
 @click.command()
@@ -23,11 +28,24 @@ def grants(role: str, grantee: str, kafka: bool, topics: tuple[str, ...], groups
     if not kafka:
         if topics or groups:
             raise UserError("grants: --topic and --group are only for Kafka; add --kafka")
+        if not 1 <= len(grantee.encode()) <= MOST_NAME_BYTES:
+            raise UserError(
+                f"grants: --to: expected the name of a Postgres role, of 1 to {MOST_NAME_BYTES} bytes "
+                f"(given: {grantee!r})"
+            )
         for settings in present_outboxes(Settings()):
             click.echo(postgres_grants(settings, Role(role), grantee))
         return
-    if not grantee.startswith("User:"):
+    if not grantee.removeprefix("User:") or not grantee.startswith("User:"):
         raise UserError(f"grants: expected a Kafka principal in the form User:name (given: {grantee!r})")
+    for name in topics:
+        if not _TOPIC_OR_PREFIX.fullmatch(name):
+            raise UserError(
+                "grants: --topic: expected a name of letters, digits, dots, dashes and underscores, or a prefix that "
+                f"ends with * (given: {name!r})"
+            )
+    if not all(groups):
+        raise UserError("grants: --group: expected the name of a consumer group, or a prefix that ends with *")
     acls = [
         acl for settings in present_outboxes(Settings()) for acl in kafka_acls(settings, Role(role), topics, groups)
     ]

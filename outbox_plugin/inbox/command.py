@@ -6,6 +6,7 @@ import json
 
 import click
 
+from outbox_plugin.dead_letter_ids import ROW_ID, all_were_there
 from outbox_plugin.errors import UserError
 from outbox_plugin.inbox.dead_letters import MAX_SHOWN, DeadLetter, DeadLetters
 from outbox_plugin.printable import printable
@@ -33,7 +34,7 @@ def list_letters(group: str | None, as_json: bool) -> None:
 
 
 @inbox.command()
-@click.argument("numbers", nargs=-1, type=int)
+@click.argument("numbers", nargs=-1, type=ROW_ID)
 @click.option("--all", "every", is_flag=True, help="All of them, or all of the group.")
 @click.option("--group", help="Of this consumer group alone.")
 def retry(numbers: tuple[int, ...], every: bool, group: str | None) -> None:
@@ -41,11 +42,11 @@ def retry(numbers: tuple[int, ...], every: bool, group: str | None) -> None:
     wanted = _wanted(numbers, every)
     asked = DeadLetters(Settings()).retry(wanted, group)
     click.echo(f"{len(asked)} dead letters are tried again as soon as a consumer of their group runs")
-    _all_were_there(wanted, asked)
+    all_were_there(wanted, asked)
 
 
 @inbox.command()
-@click.argument("numbers", nargs=-1, type=int)
+@click.argument("numbers", nargs=-1, type=ROW_ID)
 @click.option("--all", "every", is_flag=True, help="All of them, or all of the group.")
 @click.option("--group", help="Of this consumer group alone.")
 def discard(numbers: tuple[int, ...], every: bool, group: str | None) -> None:
@@ -53,7 +54,7 @@ def discard(numbers: tuple[int, ...], every: bool, group: str | None) -> None:
     wanted = _wanted(numbers, every)
     gone = DeadLetters(Settings()).discard(wanted, group)
     click.echo(f"{len(gone)} dead letters discarded")
-    _all_were_there(wanted, gone)
+    all_were_there(wanted, gone)
 
 
 def _wanted(numbers: tuple[int, ...], every: bool) -> list[int] | None:
@@ -65,11 +66,6 @@ def _wanted(numbers: tuple[int, ...], every: bool) -> list[int] | None:
     if every == bool(numbers):
         raise UserError("expected the numbers of dead letters (see `outbox inbox list`), or --all")
     return None if every else list(numbers)
-
-
-def _all_were_there(wanted: list[int] | None, found: list[int]) -> None:
-    if missing := sorted(set(wanted or ()) - set(found)):
-        raise UserError(f"there is no dead letter {', '.join(map(str, missing))}")
 
 
 def _described(letter: DeadLetter) -> str:

@@ -7,14 +7,19 @@ from datetime import UTC, datetime
 import click
 
 from outbox_plugin import operate
+from outbox_plugin.dead_letter_ids import ROW_ID, all_were_there
+from outbox_plugin.errors import UserError
+from outbox_plugin.operate.release_and_retry import discarded, retried
 from outbox_plugin.printable import printable
 from outbox_plugin.schema.outboxes import one_outbox
-from outbox_plugin.settings import Settings
+from outbox_plugin.settings import MOST_SHARDS, Settings
 
 _OUTBOX = click.option(
     "--outbox", metavar="NAME", help="Which one, as `outbox status` names it, where the settings name several."
 )
-_SHARD = click.option("--shard", type=int, help="One shard only, counted from 0.")
+_SHARD = click.option(
+    "--shard", type=click.IntRange(0, MOST_SHARDS - 1), help="One shard only, counted from 0.", metavar="INTEGER"
+)
 
 
 @click.command()
@@ -87,24 +92,30 @@ def list_dead_letters(outbox: str | None) -> None:
 
 
 @dead_letters.command()
-@click.argument("ids", nargs=-1, type=int)
+@click.argument("ids", nargs=-1, type=ROW_ID)
 @_OUTBOX
 @click.option("--all", "every", is_flag=True, help="All of them.")
 def retry(ids: tuple[int, ...], outbox: str | None, every: bool) -> None:
     """Emit dead letters again, unchanged, behind all rows that wait."""
     settings = one_outbox(Settings(), outbox)
-    click.echo(f"to be tried again: {operate.retry_dead_letters(settings, _chosen(ids, every))}")
+    chosen = _chosen(ids, every)
+    done = retried(settings, chosen)
+    click.echo(f"to be tried again: {len(done)}")
+    all_were_there(chosen, done)
     if every and (left := operate.dead_letters(settings)):
         click.echo(f"left, as they cannot be emitted as they were: {len(left)}; `outbox dead-letters list` says why")
 
 
 @dead_letters.command()
-@click.argument("ids", nargs=-1, type=int)
+@click.argument("ids", nargs=-1, type=ROW_ID)
 @_OUTBOX
 @click.option("--all", "every", is_flag=True, help="All of them.")
 def discard(ids: tuple[int, ...], outbox: str | None, every: bool) -> None:
     """Delete dead letters for good."""
-    click.echo(f"discarded: {operate.discard_dead_letters(one_outbox(Settings(), outbox), _chosen(ids, every))}")
+    chosen = _chosen(ids, every)
+    done = discarded(one_outbox(Settings(), outbox), chosen)
+    click.echo(f"discarded: {len(done)}")
+    all_were_there(chosen, done)
 
 
 def _chosen(ids: tuple[int, ...], every: bool) -> tuple[int, ...] | None:
@@ -123,6 +134,8 @@ def replay(
     outbox: str | None, topic: str | None, key: str | None, since: datetime | None, until: datetime | None
 ) -> None:
     """Emit kept events again (OUTBOX_RETENTION), marked by the header outbox-replay."""
+    if since is not None and until is not None and since >= until:
+        raise UserError(f"expected --since before --until (given: {since} and {until})")
     again = operate.replay(one_outbox(Settings(), outbox), topic=topic, key=key, since=_utc(since), until=_utc(until))
     click.echo(f"emitted again: {again}")
 

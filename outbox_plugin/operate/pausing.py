@@ -22,7 +22,7 @@ def resume(settings: Settings, shard: int | None = None) -> None:
     """Publish again, from where `pause` stopped: one shard, or by default all.
 
     Raises:
-        InvalidSetting: there is no such shard.
+        InvalidSetting: there is no such shard, or the outbox is paused as a whole.
         SchemaMissing: the outbox's tables are missing.
         ServerRefused: Postgres cannot be reached, or refuses.
     """
@@ -34,5 +34,10 @@ def _switch(settings: Settings, name: str, shard: int | None) -> None:
         found = transaction.run("control", name, shard=shard).fetchone()
         if found is None:
             raise SchemaMissing(f"there is no outbox table {settings.table!r}; run `outbox migrate` first")
-        if shard is not None and not 0 <= shard < found[0]:
-            raise InvalidSetting(f"there is no shard {shard}: {settings.table} has {found[0]}, counted from 0")
+        shards, is_paused = found
+        if shard is not None and not 0 <= shard < shards:
+            raise InvalidSetting(f"there is no shard {shard}: {settings.table} has {shards}, counted from 0")
+        if name == "resume" and is_paused:  # Only a shard was to be resumed.
+            raise InvalidSetting(
+                f"{settings.table} is paused as a whole: resume it without a shard, then pause the other shards"
+            )

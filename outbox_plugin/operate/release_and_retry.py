@@ -95,19 +95,23 @@ def retry_dead_letters(settings: Settings, ids: Sequence[int] | None = None) -> 
         SchemaMissing: the outbox's tables are missing.
         ServerRefused: Postgres cannot be reached, or refuses.
     """
+    return len(retried(settings, ids))
+
+
+def retried(settings: Settings, ids: Sequence[int] | None) -> list[int]:
+    """As `retry_dead_letters`, but returns the ids of the dead letters that were moved."""
     with notifying_transaction(settings) as transaction:
         chosen = transaction.run("control", "dead_letters_to_retry", ids=None if ids is None else list(ids)).fetchall()
         left = {id_: reason for id_, altered, reason in chosen if altered}
         fit = [id_ for id_, altered, _ in chosen if not altered]
         try:
             with transaction.savepoint():
-                retried = _retry(transaction, fit)
+                _retry(transaction, fit)
         except _DOES_NOT_FIT:
-            retried = 0
             for id_ in fit:  # One by one, to find out which of them do not fit.
                 try:
                     with transaction.savepoint():
-                        retried += _retry(transaction, [id_])
+                        _retry(transaction, [id_])
                 except _DOES_NOT_FIT as error:
                     left[id_] = one_line(error)
         if left and ids is not None:
@@ -117,11 +121,11 @@ def retry_dead_letters(settings: Settings, ids: Sequence[int] | None = None) -> 
                 f"dead letter {first} cannot be emitted as it was ({left[first]}){more}: nothing is retried; "
                 "write the event again from its source, then discard the dead letter"
             )
-        return retried
+        return [id_ for id_ in fit if id_ not in left]
 
 
-def _retry(transaction: OperatorTransaction, ids: Sequence[int]) -> int:
-    return transaction.run("control", "retry_dead_letters", ids=ids).rowcount
+def _retry(transaction: OperatorTransaction, ids: Sequence[int]) -> None:
+    transaction.run("control", "retry_dead_letters", ids=ids)
 
 
 def discard_dead_letters(settings: Settings, ids: Sequence[int] | None = None) -> int:
@@ -131,5 +135,11 @@ def discard_dead_letters(settings: Settings, ids: Sequence[int] | None = None) -
         SchemaMissing: the outbox's tables are missing.
         ServerRefused: Postgres cannot be reached, or refuses.
     """
+    return len(discarded(settings, ids))
+
+
+def discarded(settings: Settings, ids: Sequence[int] | None) -> list[int]:
+    """As `discard_dead_letters`, but returns the ids of the dead letters that were deleted."""
     with notifying_transaction(settings) as transaction:
-        return transaction.run("control", "discard_dead_letters", ids=None if ids is None else list(ids)).rowcount
+        found = transaction.run("control", "discard_dead_letters", ids=None if ids is None else list(ids))
+        return [id_ for (id_,) in found]

@@ -329,3 +329,34 @@ def test_several_outboxes_in_one_process(settings: Settings, group: str, tmp_pat
             harvester.kill()
     for topic in topics:
         assert_exactly_once_in_order(consume(settings, topic), 0, 100)
+
+
+def test_one_shard_of_an_outbox_that_is_paused_as_a_whole_cannot_be_resumed(settings: Settings) -> None:
+    """It would stay paused, and an operator would think that it goes on."""
+    operate.pause(settings)
+    with pytest.raises(InvalidSetting, match="outbox is paused as a whole: resume it without a shard, then pause"):
+        operate.resume(settings, 0)
+    operate.resume(settings)
+    operate.pause(settings, 0)
+    operate.resume(settings, 0)
+    assert not read_status(settings).shards[0].paused
+
+
+@pytest.mark.parametrize("command", ["retry", "discard"])
+def test_a_dead_letter_that_is_not_there_is_named_and_the_others_are_still_served(
+    settings: Settings, command: str
+) -> None:
+    """As after a command that was interrupted, or that two operators run at once."""
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        [(there,)] = connection.execute(
+            "INSERT INTO outbox_dead_letter (table_name, reason, create_time, kafka_topic, kafka_key, "
+            "kafka_header_keys, kafka_header_values) VALUES ('outbox', 'r', now(), 't', 'k', '{}', '{}') RETURNING id"
+        ).fetchall()
+    first, again = (
+        run_outbox("dead-letters", command, str(there), "4711", str(there), env=environment(settings)) for _ in range(2)
+    )
+    assert (first.returncode, first.stderr) == (2, "outbox: there is no dead letter 4711\n")
+    assert first.stdout.endswith(": 1\n")
+    assert (again.returncode, again.stderr) == (2, f"outbox: there is no dead letter {there}, 4711\n")
+    assert again.stdout.endswith(": 0\n")
+    assert backlog(settings) == (1 if command == "retry" else 0)

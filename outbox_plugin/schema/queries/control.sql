@@ -154,9 +154,10 @@ SELECT now(), kafka_topic, kafka_key, {outbox_value}(kafka_value, (NULL::{outbox
 FROM gone ORDER BY gone.id
 
 -- name: discard_dead_letters
--- Delete the dead letters with these ids, or all if no ids are given.
+-- Delete the dead letters with these ids, or all if no ids are given. Returns the ids of those that were there.
 DELETE FROM {outbox_dead_letter}
 WHERE table_name = %(table)s AND (%(ids)s::bigint[] IS NULL OR id = ANY (%(ids)s))
+RETURNING id
 
 -- name: pause
 -- Pause a shard, or the whole outbox if no shard is given. Returns a row if the outbox is known.
@@ -165,15 +166,15 @@ SET paused = paused OR %(shard)s::int IS NULL,
     paused_shards = CASE WHEN %(shard)s::int IS NULL OR %(shard)s::int = ANY (paused_shards) THEN paused_shards
                          ELSE paused_shards || %(shard)s::int END
 WHERE table_name = %(table)s
-RETURNING shards
+RETURNING shards, paused
 
 -- name: resume
--- Resume a shard, or the outbox and all of its shards if no shard is given.
+-- Resume a shard, or the outbox and all of its shards if no shard is given. Returns a row if the outbox is known.
 UPDATE {outbox_identity}
 SET paused = paused AND %(shard)s::int IS NOT NULL,
     paused_shards = CASE WHEN %(shard)s::int IS NULL THEN '{{}}' ELSE array_remove(paused_shards, %(shard)s::int) END
 WHERE table_name = %(table)s
-RETURNING shards
+RETURNING shards, paused
 
 -- name: notify
 -- Wake sleeping harvesters, so that they carry out an operator's command at once.

@@ -1,0 +1,107 @@
+"""Clumsy and hostile input on the command line: one line that says what was wrong, and exit code 2."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+NOBODY = {"OUTBOX_DSN": "postgresql://127.0.0.1:1/x", "OUTBOX_BOOTSTRAP_SERVERS": "127.0.0.1:1"}
+NOT_UTF_8 = "\udcff"  # How Python shows an argument's byte 0xff.
+FULL_DISK = Path("/dev/full")
+
+
+def refused(*arguments: str, **environment: str) -> str:
+    """Run a command that must be refused; its one line."""
+    done = subprocess.run(
+        [sys.executable, "-m", "outbox_plugin", *arguments],
+        env={**os.environ, **NOBODY, **environment},
+        capture_output=True,
+        text=True,
+        errors="surrogateescape",
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    [line] = done.stderr.splitlines()
+    assert line.startswith("outbox: ")
+    assert "hunter2" not in line
+    return line
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("parked", "release", "--topic", NOT_UTF_8),
+        ("replay", "--key", NOT_UTF_8),
+        ("grants", "--role", "harvester", "--to", NOT_UTF_8),
+        ("verify", NOT_UTF_8),
+        ("inbox", "list", "--group", NOT_UTF_8),
+        (NOT_UTF_8,),
+    ],
+)
+def test_an_argument_that_is_no_text(command: tuple[str, ...]) -> None:
+    assert "expected arguments in UTF-8 (given: '\\udcff')" in refused(*command)
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (("pause", "--shard", "-1"), "-1 is not in the range"),
+        (("resume", "--shard", "99999999999999999999"), "99999999999999999999 is not in the range"),
+        (("dead-letters", "retry", "1", "99999999999999999999"), "99999999999999999999 is not in the range"),
+        (("dead-letters", "discard", "0"), "0 is not in the range"),
+        (("inbox", "retry", "99999999999999999999"), "99999999999999999999 is not in the range"),
+        (("inbox", "discard", "99999999999999999999"), "99999999999999999999 is not in the range"),
+        (("replay", "--since", "2024-02-02", "--until", "2024-02-02"), "expected --since before --until"),
+        (("grants", "--role", "harvester", "--to", ""), "expected the name of a Postgres role, of 1 to 63 bytes"),
+        (("grants", "--role", "emitter", "--to", "ö" * 32), "expected the name of a Postgres role, of 1 to 63 bytes"),
+        (("grants", "--role", "inbox", "--kafka", "--to", "User:"), "expected a Kafka principal in the form User:name"),
+        (
+            ("grants", "--role", "harvester", "--kafka", "--to", "User:x", "--topic", "a b"),
+            "--topic: expected a name of letters, digits, dots, dashes and underscores, or a prefix that ends with *",
+        ),
+        (("grants", "--role", "harvester", "--kafka", "--to", "User:x", "--topic", ""), "--topic: expected a name"),
+    ],
+)
+def test_an_absurd_argument(command: tuple[str, ...], said: str) -> None:
+    assert said in refused(*command)
+
+
+@pytest.mark.parametrize(
+    ("setting", "given", "said"),
+    [
+        (
+            "OUTBOX_KAFKA",
+            '{"sasl.password": "hunter2\\ud800"}',
+            "'sasl.password' and its value: expected texts without",
+        ),
+        (
+            "OUTBOX_KAFKA",
+            '{"sasl.password": "hunter2\\u0000"}',
+            "'sasl.password' and its value: expected texts without",
+        ),
+        ("OUTBOX_KAFKA", "[" * 100_000, "expected JSON (given: lists or objects, nested too deep)"),
+        ("OUTBOX_OUTBOXES", "[" * 100_000, "expected JSON (given: lists or objects, nested too deep)"),
+    ],
+)
+def test_a_setting_that_no_client_takes(setting: str, given: str, said: str) -> None:
+    assert said in refused("status", **{setting: given})
+
+
+@pytest.mark.skipif(not FULL_DISK.exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("command", ["--help", "--version", "grants --role emitter --kafka --to User:x"])
+def test_an_output_that_cannot_be_written(command: str) -> None:
+    with FULL_DISK.open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "outbox_plugin", *command.split()],
+            env={**os.environ, **NOBODY},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.stderr == "outbox: the output cannot be written: No space left on device\n"
+    assert done.returncode == 2
