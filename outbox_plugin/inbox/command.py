@@ -8,7 +8,7 @@ import click
 
 from outbox_plugin.dead_letter_ids import ROW_ID, all_were_there
 from outbox_plugin.errors import UserError
-from outbox_plugin.inbox.dead_letters import MAX_SHOWN, DeadLetter, DeadLetters
+from outbox_plugin.inbox.dead_letters import MAX_SHOWN, DeadLetter, DeadLetters, exception_line
 from outbox_plugin.printable import printable
 from outbox_plugin.settings import Settings
 
@@ -73,5 +73,4 @@ def _described(letter: DeadLetter) -> str:
     where = f"{letter.topic}/{letter.partition}/{letter.offset}{key}"
     tried = f"{letter.attempts} attempts until {letter.failed_at:%F %T%z}"
     again = ", is being tried again" if letter.retry_at else ""
-    said = letter.error.strip().splitlines()[-1] if letter.error.strip() else ""
-    return f"{letter.id}  {letter.group}  {where}, {tried}{again}: {said}"
+    return f"{letter.id}  {letter.group}  {where}, {tried}{again}: {exception_line(letter.error)}"

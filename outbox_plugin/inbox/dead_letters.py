@@ -58,6 +58,18 @@ class DeadLetter:
         }
 
 
+def exception_line(error: str) -> str:
+    """The line of a traceback that names the last exception, and begins its message.
+
+    A message may have further lines: Postgres shows the statement, and a caret below it. Where no stack is kept, it is
+    the last line.
+    """
+    lines = [line for line in error.splitlines() if line.strip()]
+    last_frame = max((at for at, line in enumerate(lines) if line.startswith("  File ")), default=len(lines))
+    named = (line for line in lines[last_frame:] if not line.startswith(" "))
+    return next(named, lines[-1].strip() if lines else "")
+
+
 class DeadLetters:
     """The dead letters of an outbox's database.
 
