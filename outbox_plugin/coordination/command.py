@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import click
@@ -49,16 +51,17 @@ class _Seconds(click.FloatRange):
 @click.pass_context
 def consumers(context: click.Context, coordination_topic: str, heartbeat_interval: float) -> None:
     """Consumers that share topics through Kafka alone: see, pause, move and resume them."""
-    context.obj = Admin(coordination_topic=coordination_topic, heartbeat_interval_seconds=heartbeat_interval)
+    # Made by the command, since its help needs no brokers.
+    context.obj = partial(Admin, coordination_topic=coordination_topic, heartbeat_interval_seconds=heartbeat_interval)
 
 
 @consumers.command("list")
 @click.argument("group", required=False)
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 @click.pass_obj
-def list_(admin: Admin, group: str | None, as_json: bool) -> None:
+def list_(make_admin: Callable[[], Admin], group: str | None, as_json: bool) -> None:
     """Show who holds what and how far it is behind, of GROUP or of all groups."""
-    known = admin.world(group)
+    known = make_admin().world(group)
     if as_json:
         click.echo(json.dumps(_json(known), indent=2))
         return
@@ -74,9 +77,9 @@ def list_(admin: Admin, group: str | None, as_json: bool) -> None:
 @click.argument("group")
 @click.option("--seconds", type=_Seconds(), help="Resume by itself then; else only `resume` ends it.")
 @click.pass_obj
-def pause(admin: Admin, group: str, seconds: float | None) -> None:
+def pause(make_admin: Callable[[], Admin], group: str, seconds: float | None) -> None:
     """Have all of GROUP release what they hold, and stay released."""
-    silent = admin.pause(group, seconds)
+    silent = make_admin().pause(group, seconds)
     for key in silent:
         click.echo(f"partition {key.partition} of {key.topic}: its holder was silent for two heartbeats", err=True)
     click.echo(f"the group {group} is paused {'until it is resumed' if seconds is None else f'for {seconds:g} s'}")
@@ -85,9 +88,9 @@ def pause(admin: Admin, group: str, seconds: float | None) -> None:
 @consumers.command()
 @click.argument("group")
 @click.pass_obj
-def resume(admin: Admin, group: str) -> None:
+def resume(make_admin: Callable[[], Admin], group: str) -> None:
     """Let a paused GROUP go on."""
-    admin.resume(group)
+    make_admin().resume(group)
     click.echo(f"the group {group} goes on")
 
 
@@ -96,10 +99,10 @@ def resume(admin: Admin, group: str) -> None:
 @click.argument("topic")
 @click.argument("positions", nargs=-1, required=True, metavar="PARTITION=OFFSET...")
 @click.pass_obj
-def set_position(admin: Admin, group: str, topic: str, positions: tuple[str, ...]) -> None:
+def set_position(make_admin: Callable[[], Admin], group: str, topic: str, positions: tuple[str, ...]) -> None:
     """Set where a paused GROUP goes on in TOPIC, such as 0=42 1=17."""
     wanted = dict(_position(topic, each) for each in positions)
-    admin.set_position(group, wanted)
+    make_admin().set_position(group, wanted)
     for (_, partition), offset in wanted.items():
         click.echo(f"the group {group} goes on at {offset} in partition {partition} of {topic}, once it is resumed")
 
