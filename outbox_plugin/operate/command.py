@@ -138,6 +138,9 @@ def replay(
         raise UserError(f"expected --since before --until (given: {since} and {until})")
     again = operate.replay(one_outbox(Settings(), outbox), topic=topic, key=key, since=_utc(since), until=_utc(until))
     click.echo(f"emitted again: {again}")
+    if not again:
+        kept = "events are kept only while harvesters run with OUTBOX_RETENTION"
+        click.echo(f"outbox: no kept event matches; {kept}", err=True)
 
 
 def _utc(moment: datetime | None) -> datetime | None:

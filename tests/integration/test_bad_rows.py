@@ -190,6 +190,9 @@ def test_bad_rows_become_dead_letters_on_request(either: Settings, topic: str) -
         assert "2 header keys" in second.reason
         said = run_outbox("dead-letters", "discard", str(first.id), env=env)
         assert (said.returncode, said.stdout) == (0, "discarded: 1\n")
+        for command in ("discard", "retry"):  # It is gone.
+            said = run_outbox("dead-letters", command, str(first.id), env=env)
+            assert (said.returncode, said.stderr.count(f"there is no dead letter {first.id}")) == (2, 1)
         with psycopg.connect(settings.dsn.get_secret_value()) as connection:
             connection.execute("UPDATE outbox_dead_letter SET kafka_header_keys = '{}'")
         said = run_outbox("dead-letters", "retry", "--all", env=env)

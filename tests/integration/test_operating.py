@@ -110,6 +110,15 @@ def test_published_rows_are_kept_by_day_and_emitted_again(settings: Settings, to
     ]
 
 
+def test_a_replay_that_finds_nothing_says_what_keeps_events(settings: Settings, topic: str) -> None:
+    with Harvester(settings):
+        insert(settings, topic, [("a", "1")])
+        drained(settings)
+    said = run_outbox("replay", "--topic", topic, env=environment(settings))
+    assert (said.returncode, said.stdout) == (0, "emitted again: 0\n")
+    assert "OUTBOX_RETENTION" in said.stderr
+
+
 def test_bytes_are_kept_put_aside_and_emitted_again_as_they_are(settings: Settings, topic: str) -> None:
     """An outbox whose values are BYTEA."""
     kept = settings.model_copy(update={**SEVEN_DAYS, "bad_rows": "dead-letter"})
