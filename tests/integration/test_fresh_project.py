@@ -89,13 +89,12 @@ def quoted(path: Path | str) -> str:
 
 @pytest.fixture
 def project(settings: Settings, tmp_path: Path, daemon: Daemon) -> Project:
-    """The wheel of this checkout, and an empty virtual environment but for what makes a project."""
+    """The wheel of this checkout, and an empty virtual environment."""
     project = Project(tmp_path, settings)
     python, wheels = quoted(sys.executable), quoted(tmp_path / "wheels")
     pip = f"{python} -m pip --quiet --disable-pip-version-check"
     project.run(f"{pip} wheel --no-deps --no-build-isolation --wheel-dir {wheels} {quoted(CHECKOUT)}")
     project.run(f"{quoted(OURS / 'uv')} --quiet venv --python {python} {quoted(project.venv)}")
-    (project.venv / "bin" / "create-dagster").symlink_to(OURS / "create-dagster")
     return project
 
 
