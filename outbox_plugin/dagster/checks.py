@@ -254,7 +254,8 @@ def _order(verdicts: Mapping[str, TopicVerdict], left: int) -> HealthResult:
     if wrong:
         return HealthResult(False, "; ".join(wrong), True, _FOREIGN)
     unplaced = sum(verdict.unplaced for verdict in verdicts.values())
-    return _passed(verdicts, left, "each key's in order", unplaced, f"{SEQUENCE_HEADER}: their order is not judged")
+    what = f"{SEQUENCE_HEADER}, which only events of Spark's jobs have: their order is not judged"
+    return _passed(verdicts, left, "each key's in order", unplaced, what)
 
 
 def _once(verdicts: Mapping[str, TopicVerdict], left: int) -> HealthResult:
@@ -272,10 +273,11 @@ def _once(verdicts: Mapping[str, TopicVerdict], left: int) -> HealthResult:
 
 def _passed(verdicts: Mapping[str, TopicVerdict], left: int, how: str, lacking: int, what: str) -> HealthResult:
     """A judgement that also says what it has not proved."""
-    said = [f"{sum(verdict.records for verdict in verdicts.values())} records, {how}"]
+    judged = sum(verdict.records - verdict.duplicates for verdict in verdicts.values()) - lacking
+    said = [f"{judged} records, {how}"] if judged or not lacking else []
     said += [f"{left} events have not left the outbox yet, and are not judged"] if left else []
     missing = [each for verdict in verdicts.values() for each in verdict.example_missing]
     lost = sum(verdict.missing for verdict in verdicts.values())
     said += [f"{lost} are not there (such as {', '.join(missing)}): expired, or lost"] if lost else []
-    said += [f"{lacking} carry no {what}"] if lacking else []
+    said += [f"{lacking} records carry no {what}"] if lacking else []
     return HealthResult(True, "; ".join(said))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from outbox_plugin.adapters.kafka_admin import KafkaAdmin
+from outbox_plugin.core.headers import SEQUENCE_HEADER
 from outbox_plugin.errors import LogUnavailable, ServerRefused, UserError
 from outbox_plugin.printable import printable
 from outbox_plugin.settings import Settings
@@ -29,7 +30,7 @@ SPARK_RECORDS = 1_000_000  # More are verified with Spark, if installed: it uses
 @click.option("--master", help="Spark's master; without it, small topics are verified without Spark.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def verify(topics: tuple[str, ...], job: str | None, master: str | None, as_json: bool) -> None:
-    """Verify TOPICS of any size: each event once, each key in order, none missing.
+    """Verify TOPICS of any size: each event once, and of Spark's jobs each key in order, and none missing.
 
     Name all topics that the jobs emitted to. Exit code 1 if anything is wrong, or if there is nothing to verify.
     """
@@ -138,7 +139,8 @@ def _described(verdict: TopicVerdict) -> str:
     ):
         lines.append(f"{name}: {count}" + (f", such as {'; '.join(examples)}" if examples else ""))
     if verdict.unnamed:
-        lines.append(f"not checked for duplicates, as a header is missing: {verdict.unnamed}")
+        lines.append(f"not checked for duplicates, as no header names the event: {verdict.unnamed}")
     if verdict.unplaced:
-        lines.append(f"not checked for order, as a header is missing: {verdict.unplaced}")
+        only = f"only events of Spark's jobs have the header {SEQUENCE_HEADER}"
+        lines.append(f"not checked for order, as {only}: {verdict.unplaced}")
     return "\n".join(map(printable, lines))
