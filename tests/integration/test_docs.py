@@ -71,15 +71,19 @@ class Reader:
         self.settings, self.topic, self.group = settings, topic, group
         self.names: dict[str, Any] = {}
 
-    def paste(self, text: str) -> None:
-        """Run a block, with a topic and a group that are this test's alone, and a connection that is open."""
+    def own(self, text: str) -> str:
+        """A block, with a topic and a group that are this test's alone."""
         names = (("billing", self.group), ("shipping", self.group))
         for lists in ('topics=["orders"]', 'Consumer(["orders"]'):
             text = text.replace(lists, lists.replace("orders", self.topic))
         for given, ours in names:
             text = re.sub(rf'(group|group_id)="{given}"', rf'\1="{ours}"', text)
+        return text
+
+    def paste(self, text: str) -> None:
+        """Run a block, with a connection that is open."""
         with psycopg.connect(self.settings.dsn.get_secret_value()) as self.names["connection"]:
-            exec(compile(text, "docs", "exec", dont_inherit=True), self.names)
+            exec(compile(self.own(text), "docs", "exec", dont_inherit=True), self.names)
 
 
 @pytest.mark.integration
@@ -120,15 +124,19 @@ def test_python_of_emit_emits(reader: Reader) -> None:
 
 
 @pytest.mark.integration
-def test_python_of_the_inbox_handles(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
+def test_python_of_the_inbox_handles(reader: Reader, tmp_path: Path, number: signal.Signals) -> None:
+    """The first block is a program: it runs until a signal, and ends cleanly."""
     produce(reader.settings, reader.topic, [("ann", "{}")])
-
-    def pause() -> None:
-        eventually(lambda: query(reader.settings, "SELECT kafka_topic FROM outbox") == [("invoices",)], 60)
-
-    monkeypatch.setattr(signal, "pause", pause)
     single, batch = blocks_of(INBOX, "python")
-    reader.paste(single.text)
+    assert single.file
+    (tmp_path / single.file).write_text(reader.own(single.text))
+    with subprocess.Popen([sys.executable, single.file], cwd=tmp_path) as program:
+        try:
+            eventually(lambda: query(reader.settings, "SELECT kafka_topic FROM outbox") == [("invoices",)], 60)
+        finally:
+            program.send_signal(number)
+        assert program.wait(60) == 0
     assert query(reader.settings, "SELECT orders FROM account") == [(1,)]
     reader.paste(batch.text)
     received = SimpleNamespace(key_text="ann")
