@@ -237,7 +237,7 @@ def test_a_coordination_log_is_closed_while_the_interpreter_ends(monkeypatch: py
 
     closed: list[str] = []
     followed: Any = object.__new__(log.CoordinationLog)
-    followed._closed, followed._guard, followed._to_commit = False, Lock(), {}
+    followed._closed, followed._guard, followed._to_commit, followed._group_id = False, Lock(), {}, "billing"
     followed._reader, followed._writer = Noted(closed, "reader"), Noted(closed, "writer")
     monkeypatch.setattr(Thread, "start", refuse)
     followed.close()
