@@ -12,7 +12,7 @@ Decides only; knows no clock, no thread and no server. Rules:
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -48,18 +48,21 @@ class _Assignment:
     # record is the first of them. The positions never decrease. Keyed by identity, because after a cut two records can
     # have the same offset.
     resume_offsets: dict[int, int] = field(default_factory=dict)
-    end: int | None = None  # The offset after the last added record, or the start; None: the group has not been here.
-    first: int | None = None  # The first record's offset, where the group had not been. It has handled none before it.
+    # The offset after the last added record, or the start. None: the group has not been here, or begins again.
+    end: int | None = None
     reported: int | None = None  # The position that `committable` returned last.
-    running: int = 0  # Key batches that are being handled.
+    running: set[bytes] = field(default_factory=set)  # The keys whose records are being handled.
     held: int = 0  # Records that wait or are being handled; not kept up to date once it is closed.
     held_bytes: int = 0
     open: bool = True  # Whether `take` returns its records.
 
     @property
     def position(self) -> int | None:
-        """The first offset that is not done; None if the group has not been here, and no record was added yet."""
-        return next(iter(self.resume_offsets.values()), self.end)
+        """The first offset that is not done; None if no record was added yet where the group has not been.
+
+        Also None after a restart, until a record comes.
+        """
+        return None if self.end is None else next(iter(self.resume_offsets.values()), self.end)
 
     def add(self, record: Received) -> None:
         """Add a record that is not done."""
@@ -73,13 +76,21 @@ class _Assignment:
         """Note that a record has come, and return the position before it.
 
         An offset below `end` means that an unclean election of a leader has cut the partition there. Other records
-        stand at the offsets from there on, so no earlier record may keep the position above it.
+        stand at the offsets from there on, so no earlier record may keep the position above it. The same holds for
+        records from before a restart.
         """
+        if self.end is None:
+            self.reported = offset
         start = offset if self.end is None else min(self.end, offset)
-        if self.end is not None and offset < self.end:
+        if self.end is None or offset < self.end:
             self.resume_offsets = {earlier: min(at, start) for earlier, at in self.resume_offsets.items()}
         self.end = offset + 1
         return start
+
+    def restart(self, topic_id: str | None) -> None:
+        """Expect the records from the partition's beginning on."""
+        self.topic_id = topic_id
+        self.end = self.reported = None
 
     def finish(self, record: Received) -> None:
         """Forget a record that is done, so that an earlier one that takes an hour costs no memory for later ones."""
@@ -151,6 +162,8 @@ class KeyQueues:
         self._turns: deque[_Assignment] = deque()  # The partitions that have such queues, in the order of their turns.
         self._later: list[tuple[float, int, KeyQueue]] = []
         self._ticket = 0
+        # How many handlers still have records of a key, from before its partition was given up: the next records wait.
+        self._blocked: Counter[tuple[TopicPartition, bytes]] = Counter()
         self._retried: set[int] = set()
         self._waiting = 0
         self._running = 0
@@ -200,6 +213,18 @@ class KeyQueues:
             topic_id, start = (topic_ids or {}).get(tp.topic), (start_offsets or {}).get(tp)
             self._assignments[tp] = _Assignment(tp, topic_id, end=start)
 
+    def restart(self, tp: TopicPartition, topic_id: str | None) -> None:
+        """Expect a partition's records from its beginning on: it was cut, or its topic was recreated.
+
+        The records that wait or are being handled stay in their queues, before those that come, so that no record
+        overtakes an earlier one of its key. Those that come again are known by their idempotency keys.
+
+        Args:
+            tp: the partition, which is assigned.
+            topic_id: the topic's id, as far as Kafka has returned it.
+        """
+        self._assignments[tp].restart(topic_id)
+
     def add(self, record: Received) -> None:
         """Queue a record. A record of a partition that is not assigned is left to its owner."""
         assignment = self._assignments.get(TopicPartition(record.topic, record.partition))
@@ -210,15 +235,14 @@ class KeyQueues:
                 return
             self._retried.add(record.dead_letter)
         else:
-            if assignment.end is None:
-                assignment.reported = assignment.first = record.offset
             assignment.add(record)
         # A record without a key has no order to keep: it gets a queue of its own, whose name no key can have.
         key = b"k" + record.key if record.key is not None else b"n%d" % record.offset
         queue = assignment.queues.get(key)
         if queue is None:
             queue = assignment.queues[key] = KeyQueue(assignment, key)
-            self._make_ready(queue)
+            if (assignment.topic_partition, key) not in self._blocked:
+                self._make_ready(queue)
         queue.waiting.append(record)
         self._waiting += 1
         self._bytes += record.size
@@ -257,7 +281,7 @@ class KeyQueues:
             limit -= len(records)
             self._waiting -= len(records)
             self._running += len(records)
-            assignment.running += 1
+            assignment.running.add(queue.key)
             batches.append(KeyBatch(queue, records, queue.failures))
         return batches
 
@@ -266,6 +290,16 @@ class KeyQueues:
         if not assignment.ready:
             self._turns.append(assignment)
         assignment.ready.append(queue)
+
+    def _unblock(self, tp: TopicPartition, key: bytes) -> None:
+        """Let a key's records be taken if no handler has one from before the partition was given up."""
+        if (tp, key) not in self._blocked:
+            return
+        self._blocked[tp, key] -= 1
+        if not self._blocked[tp, key]:
+            del self._blocked[tp, key]
+            if tp in self._assignments and (queue := self._assignments[tp].queues.get(key)) is not None:
+                self._make_ready(queue)
 
     def next_due(self) -> float | None:
         """Return the time at which the next record is tried again; None if none waits for that."""
@@ -280,7 +314,7 @@ class KeyQueues:
             now: monotonic seconds.
         """
         queue, assignment = taken.queue, taken.queue.assignment
-        assignment.running -= 1
+        assignment.running.discard(queue.key)
         self._running -= len(taken.records)
         if self._retried:
             self._retried.difference_update(each.dead_letter for each in taken.records if each.dead_letter)
@@ -293,6 +327,7 @@ class KeyQueues:
         rest = taken.records[outcome.done :]
         if not assignment.open:
             self._bytes -= sum(record.size for record in rest)
+            self._unblock(assignment.topic_partition, queue.key)
             return
         if rest:
             queue.waiting.extendleft(reversed(rest))
@@ -318,11 +353,11 @@ class KeyQueues:
         return changed
 
     def positions(self) -> dict[TopicPartition, PartitionPosition]:
-        """Return the positions of all partitions of topics whose id is known, where a record was handled."""
+        """Return the positions of all partitions of topics whose id is known, where the group has been."""
         return {
             tp: PartitionPosition(assignment.topic_id, position)
             for tp, assignment in self._assignments.items()
-            if assignment.topic_id is not None and (position := assignment.position) not in (None, assignment.first)
+            if assignment.topic_id is not None and (position := assignment.position) is not None
         }
 
     def next_offsets(self) -> dict[TopicPartition, int | None]:
@@ -355,15 +390,19 @@ class KeyQueues:
         return any(assignment.running for assignment in self._of(partitions))
 
     def revoke(self, partitions: Iterable[TopicPartition]) -> None:
-        """Give up partitions."""
+        """Give up partitions.
+
+        If one is assigned again while a handler still has records of it, later records of their keys wait for that.
+        """
         partitions = list(partitions)
         self.close(partitions)
         for tp in partitions:
-            self._assignments.pop(tp, None)
+            if (assignment := self._assignments.pop(tp, None)) is not None:
+                self._blocked.update((tp, key) for key in assignment.running)
 
     def _of(self, partitions: Iterable[TopicPartition]) -> list[_Assignment]:
         return [self._assignments[tp] for tp in partitions if tp in self._assignments]
 
 
 def _is_running(assignment: _Assignment) -> bool:
-    return assignment.running > 0
+    return bool(assignment.running)

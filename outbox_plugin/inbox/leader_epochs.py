@@ -113,7 +113,9 @@ class LeaderEpochs:
 
     def __init__(self) -> None:
         self._started: dict[TopicPartition, StartPosition] = {}
-        self._to_compare: set[TopicPartition] = set()
+        # The position with whose last record the first one that is fetched is compared.
+        self._compared: dict[TopicPartition, StartPosition] = {}
+        self._to_compare: set[TopicPartition] = set()  # Those whose first record is still to come.
         self._next: dict[TopicPartition, int] = {}  # The offset after the last record that was fetched.
         # The first offset of each epoch, ascending, as Kafka's brokers keep them.
         self._first_offsets: dict[TopicPartition, list[tuple[int, int | None]]] = {}
@@ -133,15 +135,43 @@ class LeaderEpochs:
             return None
         if position.leader_epoch is None or position.next_offset == 0:
             return position.next_offset
-        self._to_compare.add(tp)
         self._first_offsets[tp] = [(position.next_offset - 1, position.leader_epoch)]
-        return position.next_offset - 1
+        return self._compare_with(tp, position)
 
-    def start_over(self, tp: TopicPartition) -> None:
-        """Do the same as `start`, for a partition that was cut and is read from its beginning."""
-        handled = StartPosition(0).and_handled(self._started.get(tp))
+    def start_over(self, tp: TopicPartition, position: StartPosition) -> None:
+        """Do the same as `start`, for a partition that was cut and is read from its beginning.
+
+        Args:
+            tp: the partition.
+            position: what the group had reached.
+        """
         self.start(tp, None)
-        self._started[tp] = handled
+        self._started[tp] = StartPosition(0).and_handled(position)
+
+    def fetch_again(self, tp: TopicPartition, offset: int) -> int:
+        """Expect records again that were fetched and not added, and return the offset to fetch from.
+
+        It is the last record's before them, which is compared with what was read of it.
+
+        Args:
+            tp: the partition.
+            offset: the offset of the first of these records.
+        """
+        if tp in self._to_compare:
+            return self._compare_with(tp, self._compared[tp])
+        last = StartPosition(self._next.get(tp, offset), self.before(tp, offset))
+        self._next.pop(tp, None)
+        return offset if last.leader_epoch is None else self._compare_with(tp, last)
+
+    def compare_again(self, tp: TopicPartition) -> int:
+        """Expect the record again that was compared last, and return its offset."""
+        self._next.pop(tp, None)
+        return self._compare_with(tp, self._compared[tp])
+
+    def _compare_with(self, tp: TopicPartition, position: StartPosition) -> int:
+        self._compared[tp] = position
+        self._to_compare.add(tp)
+        return position.next_offset - 1
 
     def started_at(self, tp: TopicPartition) -> StartPosition:
         """Return the position from which a partition is read, and what the group has handled besides."""
@@ -159,7 +189,7 @@ class LeaderEpochs:
     def add(
         self, tp: TopicPartition, offset: int, leader_epoch: int | None, *, key_may_be_forgotten: bool = False
     ) -> Finding:
-        """Remember the epoch of a record that was fetched, and return what the record shows.
+        """Remember the epoch of a record that was fetched, unless it shows a cut, and return what it shows.
 
         Args:
             tp: the record's partition.
@@ -170,8 +200,10 @@ class LeaderEpochs:
         finding, started = Finding.NEW, self.started_at(tp)
         if tp in self._to_compare:
             self._to_compare.discard(tp)
-            finding = compare(started, offset, leader_epoch)
-        if finding is not Finding.CUT and key_may_be_forgotten and started.has_handled(offset, leader_epoch):
+            finding = compare(self._compared[tp], offset, leader_epoch)
+        if finding is Finding.CUT:
+            return finding
+        if key_may_be_forgotten and started.has_handled(offset, leader_epoch):
             finding = Finding.HANDLED
         self._next[tp] = offset + 1
         epochs = self._first_offsets.setdefault(tp, [])
@@ -189,14 +221,23 @@ class LeaderEpochs:
             beginning: the offset at which it begins now. If it is above the last handled record, retention has deleted
                 that.
         """
-        return beginning < self._started[tp].next_offset
+        return beginning < self._compared[tp].next_offset
 
     def before(self, tp: TopicPartition, next_offset: int) -> int | None:
         """Return the epoch of the record before an offset; None if it is unknown."""
         earlier = [epoch for first, epoch in self._first_offsets.get(tp, []) if first < next_offset]
         return earlier[-1] if earlier else None
 
+    def follows_a_record(self, tp: TopicPartition, next_offset: int) -> bool:
+        """Return whether the record before an offset was read: if not, nobody could notice a cut there later."""
+        epochs = self._first_offsets.get(tp)
+        return not epochs or next_offset > epochs[0][0]
+
     def position(self, tp: TopicPartition, next_offset: int) -> StartPosition:
-        """Return an offset up to which a partition is done as a position, to be kept."""
-        here = StartPosition(next_offset, self.before(tp, next_offset))
+        """Return an offset up to which a partition is done as a position, to be kept.
+
+        Where no record was read before it, that is the partition's beginning.
+        """
+        at = next_offset if self.follows_a_record(tp, next_offset) else 0
+        here = StartPosition(at, self.before(tp, at))
         return here.and_handled(self.started_at(tp)._replace(leader_epoch=None))

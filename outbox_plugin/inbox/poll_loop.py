@@ -227,6 +227,7 @@ class PollLoop:
         offsets = [
             committed_offset(tp, StartPosition(offset, self._epochs.before(tp, offset)), self._topic_ids.of(tp.topic))
             for tp, offset in reached.items()
+            if self._epochs.follows_a_record(tp, offset)
         ]
         commits = [*in_commits(offsets, self._group)]
         for commit in commits:

@@ -34,7 +34,9 @@ class ReachedPositions:
     def note(self, positions: Mapping[TopicPartition, PartitionPosition]) -> None:
         """Note which positions are to be written, with their epochs, which only the thread that polls knows."""
         self._reached = {
-            tp: Reached(at.topic_id, self._epochs.position(tp, at.next_offset)) for tp, at in positions.items()
+            tp: Reached(at.topic_id, self._epochs.position(tp, at.next_offset))
+            for tp, at in positions.items()
+            if self._epochs.follows_a_record(tp, at.next_offset)
         }
 
     def keep(self, tp: TopicPartition, position: StartPosition) -> bool:

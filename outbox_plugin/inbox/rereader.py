@@ -12,7 +12,6 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from outbox_plugin.adapters.topic_ids import TopicIds
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.inbox.dispatcher import Dispatcher
-from outbox_plugin.inbox.handover import RELEASE_SECONDS
 from outbox_plugin.inbox.key_queues import KeyQueues
 from outbox_plugin.inbox.leader_epochs import LeaderEpochs, StartPosition
 from outbox_plugin.inbox.positions import ANSWER_SECONDS
@@ -102,17 +101,13 @@ class Rereader:
         if not partitions:
             return
         logger.warning("the topic %s was recreated, and is read from its beginning", ", ".join(sorted(topics)))
-        self._dispatcher.release(partitions, RELEASE_SECONDS)
         for tp in partitions:
             self._epochs.start(tp, None)
             self._seek_to_beginning(tp)
 
     def went_back(self, tp: TopicPartition) -> bool:
         """Note that librdkafka reads a partition again that was cut. False if the position could not be written."""
-        next_offset = self._dispatcher.locked(KeyQueues.next_offsets).get(tp)
-        if next_offset is None:
-            return True
-        position = self._epochs.position(tp, next_offset)
+        position = self._position(tp)
         if not self._reached.keep(tp, position):
             return False
         logger.warning("%s [%d] was cut: a part of it is read again", *tp)
@@ -124,15 +119,15 @@ class Rereader:
 
         If its position could not be written, ask for the same record again; so it is noticed again.
         """
-        started = self._epochs.started_at(tp)
-        if offset == BEFORE_THE_POSITION and self._reached.keep(tp, started):
+        position = self._position(tp)
+        if offset == BEFORE_THE_POSITION and self._reached.keep(tp, position):
             logger.warning("%s [%d] was cut before the group's position: it is read from its beginning", *tp)
-            self._epochs.start_over(tp)
+            self._epochs.start_over(tp, position)
             self._seek_to_beginning(tp)
             return
-        first = self._epochs.start(tp, started) if offset == BEFORE_THE_POSITION else offset
+        first = self._epochs.compare_again(tp) if offset == BEFORE_THE_POSITION else offset
         self._next.pop(tp, None)
-        self._consumer.seek(KafkaTopicPartition(*tp, OFFSET_BEGINNING if first is None else first))
+        self._consumer.seek(KafkaTopicPartition(*tp, first))
         self._stop.wait(UNKNOWN_ID_SECONDS)
 
     def is_cut(self, tp: TopicPartition) -> bool:
@@ -143,9 +138,14 @@ class Rereader:
             return True
         return self._epochs.is_cut(tp, beginning)
 
+    def _position(self, tp: TopicPartition) -> StartPosition:
+        """Return up to where the group has handled a partition."""
+        next_offset = self._dispatcher.locked(KeyQueues.next_offsets).get(tp)
+        return self._epochs.started_at(tp) if next_offset is None else self._epochs.position(tp, next_offset)
+
     def _seek_to_beginning(self, tp: TopicPartition) -> None:
-        topic_ids = self._topic_ids.known()
-        self._dispatcher.locked(lambda queues: queues.assign([tp], topic_ids))
+        topic_id = self._topic_ids.of(tp.topic)
+        self._dispatcher.locked(lambda queues: queues.restart(tp, topic_id))
         self._next.pop(tp, None)
         self._consumer.seek(KafkaTopicPartition(*tp, OFFSET_BEGINNING))
 
@@ -157,7 +157,6 @@ class Rereader:
         """
         self._next.pop(tp, None)
         if not self._epochs.goes_back(tp, offset):
-            first = self._epochs.start(tp, self._epochs.position(tp, offset))
-            offset = offset if first is None else first
+            offset = self._epochs.fetch_again(tp, offset)
         with suppress(KafkaException):  # The partition is not ours any more.
             self._consumer.seek(KafkaTopicPartition(*tp, offset))

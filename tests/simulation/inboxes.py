@@ -2,15 +2,19 @@
 
 A seed draws a plan and a schedule. What runs is everything between librdkafka and the handlers: what an inbox does with
 the records that it polls, where it goes on, what it commits, and which positions it writes. Kafka and Postgres are
-simulated, and so are workers and housekeeping: one step at a time, chosen by the seed.
+simulated, and so are workers and housekeeping: one step at a time, chosen by the seed. A handler takes its records and
+claims their keys in one step, and commits in another one. In between, anything may happen, and its inbox may lose the
+partition. A claim waits for the transaction that has claimed the same key.
 
 What befalls them: the leader changes, with the end of the log lost or not; retention deletes the first records; inboxes
 are killed, stopped, and lose the partition to each other; Kafka forgets the group's offsets while it has no member;
-commits fail; Postgres is away; handlers fail; and time passes, so that idempotency keys are forgotten. A key is
-forgotten when it is old enough and a position that is kept covers its record: `keep` is promised to be longer than
-positions lag. For the same reason Kafka forgets no offset that is ahead of the position in Postgres.
+Kafka does not return the topic's id; commits fail; Postgres is away; handlers fail; and time passes, so that
+idempotency keys are forgotten. A key is forgotten when it is old enough and a position that is kept covers its record:
+`keep` is promised to be longer than positions lag. For the same reason Kafka forgets no offset that is ahead of the
+position in Postgres.
 
-At each step: no record has its effect twice. At the end, when all is well: each record that Kafka still has had its
+At each step: no record has its effect twice, and no record of a key has its effect before an earlier one that Kafka
+still has, or that the same inbox handles. At the end, when all is well: each record that Kafka still has had its
 effect, and the group is at the end of the partition.
 
 What is left out: a second log of a partition, that of a replica which led before, because keys are remembered for
@@ -36,9 +40,10 @@ from outbox_plugin import Settings
 from outbox_plugin.adapters.topic_ids import Answer
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.inbox import Inbox, positions
-from outbox_plugin.inbox.key_queues import KeyQueues, Outcome
+from outbox_plugin.inbox.key_queues import KeyBatch, KeyQueues, Outcome
 from outbox_plugin.inbox.leader_epochs import ReachedPosition, StartPosition
 from outbox_plugin.inbox.positions import AllReached
+from outbox_plugin.inbox.received import Received
 from tests.inbox_support import poll_loop
 
 PARTITION, TOPIC_ID = TopicPartition("orders", 0), "A" * 22
@@ -46,10 +51,13 @@ PARTITIONS = [KafkaTopicPartition(*PARTITION)]
 KEEP_SECONDS = 1_000.0
 SETTINGS = Settings(dsn="postgresql://nowhere/none", bootstrap_servers="127.0.0.1:1")
 NOTHING_COMMITTED = -1001
+SETTLED_ROUNDS = 2_000  # By then, all is handled.
+UNNAMED = b" without a name"  # The end of the values of records without an idempotency key.
 STEPS = {
     "append": 8,
     "fetch": 20,
     "handle": 20,
+    "commit": 10,
     "tick": 10,
     "leader": 2,
     "cut": 3,
@@ -65,19 +73,20 @@ STEPS = {
 
 @dataclass(frozen=True)
 class Plan:
-    """How many steps a schedule has, how likely each kind is, and how often a request fails."""
+    """How many steps a schedule has, how likely each kind is, and how often a request, or one for an id, fails."""
 
     steps: int = 150
     weights: Mapping[str, int] = field(default_factory=lambda: STEPS)
     failures: float = 0.1
+    silence: float = 0.0
 
     @classmethod
     def draw(cls, seed: int) -> Plan:
         """The plan of a seed: each leaves some kinds of steps out, so that they do not drown each other."""
         dice = random.Random(seed)
-        needed = {"append", "fetch", "handle", "tick", "start"}
+        needed = {"append", "fetch", "handle", "commit", "tick", "start"}
         weights = {kind: weight for kind, weight in STEPS.items() if kind in needed or dice.random() < 0.7}
-        return cls(dice.randint(20, 250), weights, dice.choice((0.0, 0.0, 0.1, 0.4)))
+        return cls(dice.randint(20, 250), weights, dice.choice((0.0, 0.0, 0.1, 0.4)), dice.choice((0.0, 0.3)))
 
 
 class Stored(NamedTuple):
@@ -86,6 +95,13 @@ class Stored(NamedTuple):
     name: str | None
     epoch: int
     timestamp: float
+
+
+class Handled(NamedTuple):
+    """When a record was handled, and which one."""
+
+    at: float
+    name: str
 
 
 class Log:
@@ -113,7 +129,7 @@ class Postgres:
     """The keys that are remembered, the effects, and the group's row of `outbox_inbox_position`."""
 
     def __init__(self) -> None:
-        self.handled_at: dict[str, float] = {}
+        self.handled: dict[str, Handled] = {}  # By idempotency key.
         self.effects: Counter[str] = Counter()
         self.places: dict[str, Stored] = {}
         self.offsets: dict[str, int] = {}
@@ -185,9 +201,20 @@ class Client:
         return [each for each in polled if each is not None]
 
 
+def number_of(name: str) -> int:
+    """A record's number, by the order in which they were appended."""
+    return int(name.split()[1])
+
+
+def key_of(name: str) -> bytes:
+    """A record's key."""
+    return b"%d" % (number_of(name) % 4)
+
+
 def _message(offset: int, stored: Stored) -> Any:
     assert stored.name is not None
     name = stored.name.encode()
+    named = not name.endswith(UNNAMED)
     answers = {
         "error": None,
         "topic": PARTITION.topic,
@@ -195,9 +222,9 @@ def _message(offset: int, stored: Stored) -> Any:
         "offset": offset,
         "leader_epoch": stored.epoch,
         "timestamp": (1, int(stored.timestamp * 1000)),
-        "key": name[-1:],
+        "key": key_of(stored.name),
         "value": name,
-        "headers": [("idempotency-key", name)],
+        "headers": [("idempotency-key", name)] if named else [],
     }
     return SimpleNamespace(**{each: lambda answer=answer: answer for each, answer in answers.items()})
 
@@ -214,7 +241,7 @@ class WrittenPositions:
         return {} if row is None else {PARTITION: positions._position(*row)}
 
     def still_handled(self, _: Collection[TopicPartition]) -> set[TopicPartition]:
-        return set()  # The simulated handlers take no time, and are killed with their inbox.
+        return {PARTITION for each in self._simulation.running if each.process in self._simulation.stopped}
 
     def write_now(self, reached: Callable[[], AllReached]) -> bool:
         if self._simulation.fails():
@@ -224,6 +251,15 @@ class WrittenPositions:
             self._simulation.postgres.row = each.position.next_offset, known
             self._simulation.say(f"writes {each.position.next_offset}, {[tuple(pair) for pair in known]}")
         return True
+
+
+@dataclass(eq=False)
+class Transaction:
+    """What a worker has taken, and the keys that it has claimed: none while it waits for another transaction."""
+
+    process: Process
+    taken: KeyBatch
+    claimed: set[str] = field(default_factory=set)
 
 
 class Process:
@@ -239,9 +275,7 @@ class Process:
             handler=lambda connection, event: None,
         )
         known = {PARTITION.topic: TOPIC_ID}
-        topic_ids = SimpleNamespace(
-            of=known.get, known=lambda: known, look_up=lambda topics: Answer(recreated=set(), known={*topics})
-        )
+        topic_ids = SimpleNamespace(of=known.get, known=lambda: known, look_up=simulation.look_up)
         keep = timedelta(seconds=KEEP_SECONDS)
         written = WrittenPositions(simulation)
         self.loop = poll_loop(self.client, written, topic_ids, keep=keep, dispatcher=inbox._dispatcher)
@@ -263,6 +297,9 @@ class Simulation:
         self.now = 1_000_000.0
         self.log, self.postgres = Log(), Postgres()
         self.owner: Process | None = None
+        self.running: list[Transaction] = []
+        self.stopped: list[Process] = []  # Those that have left the group, and whose handlers go on.
+        self.latest: dict[tuple[Process, bytes], int] = {}  # The last number of a key, by who handled it.
         self.broken: list[str] = []
         self.trace: list[str] = []
         self._tell = tell
@@ -280,6 +317,10 @@ class Simulation:
         if self.fails():
             self.say(f"fails: {error}")
             raise error
+
+    def look_up(self, topics: Collection[str]) -> Answer:
+        silent = self.fails() or (not self._well and self.dice.random() < self.plan.silence)
+        return Answer(recreated=set(), known=set() if silent else {*topics})
 
     def owner_partitions(self) -> list[TopicPartition]:
         return [] if self.owner is None else self.owner.inbox.partitions
@@ -305,11 +346,15 @@ class Simulation:
         """All is well, and for long enough."""
         self._start()
         assert self.owner is not None
-        quiet = 0
+        quiet = rounds = 0
         while quiet < 5 and not self.broken:
+            if (rounds := rounds + 1) > SETTLED_ROUNDS:
+                self.broken.append("there is no end of it, though all is well")
             self.now += 10.0  # So that a record is tried again that has failed.
             self._fetch()
             self._handle()
+            for each in [*self.running]:
+                self._end(each)
             self._tick()
             quiet = quiet + 1 if self.owner.client.at == self.log.end and not self.owner.queues.held else 0
 
@@ -329,7 +374,7 @@ class Simulation:
         for _ in range(self.dice.randint(1, 4)):
             self._number += 1
             age = self.dice.choice((0.0, 0.0, self.dice.uniform(0, 3 * KEEP_SECONDS)))
-            name = f"record {self._number}"
+            name = f"record {self._number}" + (UNNAMED.decode() if self.dice.random() < 0.3 else "")
             stored = Stored(name, self.log.epoch, self.now - age)
             self.postgres.places[name], self.postgres.offsets[name] = stored, self.log.end
             self.log.records.append(stored)
@@ -370,7 +415,9 @@ class Simulation:
             self.owner.loop._assignments.assigned(PARTITIONS)
 
     def _kill(self) -> None:
+        """Kill the owner; its transactions are rolled back."""
         self.say("kills")
+        self.running = [each for each in self.running if each.process is not self.owner]
         self.owner = None
 
     def _stop(self) -> None:
@@ -379,6 +426,7 @@ class Simulation:
             housekeeping = SimpleNamespace(stop=lambda: None, wait_until_ended=lambda: True)
             with ExitStack() as ended:
                 self.owner.inbox._hand_over(self.owner.loop, housekeeping, ended)
+            self.stopped.append(self.owner)
             self.owner = None
 
     def _move(self) -> None:
@@ -409,33 +457,71 @@ class Simulation:
         self.owner.loop.reached.write()
 
     def _handle(self) -> None:
-        """A worker handles what it takes: in a transaction, with the keys."""
+        """Workers take records, and claim their keys. Some handlers end at once."""
         if self.owner is None:
             return
-        queues = self.owner.queues
-        for taken in queues.take(self.dice.randint(1, 6), self.now):
-            done = self.dice.randint(0, len(taken.records)) if self.fails() else len(taken.records)
-            for record in taken.records[:done]:
-                name = record.idempotency_key
-                if name not in self.postgres.handled_at:
-                    self.postgres.handled_at[name] = self.now
-                    self.postgres.effects[name] += 1
-                    self.say(f"handles {name} at {record.offset}")
-                    if self.postgres.effects[name] > 1:
-                        self.broken.append(f"{name} had its effect twice")
-            queues.finish(taken, Outcome(done, None if done == len(taken.records) else 5.0), self.now)
+        quick = self.dice.random() < 0.6
+        for taken in self.owner.queues.take(self.dice.randint(1, 6), self.now):
+            self.running.append(Transaction(self.owner, taken))
+            self._claim(self.running[-1])
+            if quick:
+                self._end(self.running[-1])
+
+    def _claim(self, transaction: Transaction) -> None:
+        keys = {record.idempotency_key for record in transaction.taken.records}
+        if not any(keys & other.claimed for other in self.running if other is not transaction):
+            transaction.claimed = keys
+
+    def _commit(self) -> None:
+        """A handler ends that waits for no other one."""
+        if ready := [each for each in self.running if each.claimed]:
+            self._end(self.dice.choice(ready))
+
+    def _end(self, transaction: Transaction) -> None:
+        process, taken = transaction.process, transaction.taken
+        if not transaction.claimed:
+            return
+        done = self.dice.randint(0, len(taken.records)) if self.fails() else len(taken.records)
+        for record in taken.records[:done]:
+            self._take_effect(process, record)
+        self.running.remove(transaction)
+        process.queues.finish(taken, Outcome(done, None if done == len(taken.records) else 5.0), self.now)
+        for waiting in self.running:
+            if not waiting.claimed:
+                self._claim(waiting)
+
+    def _take_effect(self, process: Process, record: Received) -> None:
+        if record.idempotency_key in self.postgres.handled:
+            return
+        assert record.value is not None
+        name = record.value.decode()
+        self.postgres.handled[record.idempotency_key] = Handled(self.now, name)
+        self.postgres.effects[name] += 1
+        self.say(f"{process.name} handles {name} at {record.offset}")
+        if self.postgres.effects[name] > 1:
+            self.broken.append(f"{name} had its effect twice")
+        self._check_order(process, name)
+
+    def _check_order(self, process: Process, name: str) -> None:
+        number, key = number_of(name), key_of(name)
+        for earlier in self.log.names():
+            if number_of(earlier) < number and key_of(earlier) == key and not self.postgres.effects[earlier]:
+                self.broken.append(f"{name} had its effect before {earlier}")
+        if number < (latest := self.latest.get((process, key), 0)):
+            self.broken.append(f"{name} had its effect after record {latest}, which is later")
+        self.latest[process, key] = max(number, latest)
 
     def _pass_time(self) -> None:
         """Keys are forgotten; not while records wait that were fetched when their keys were remembered."""
-        if self.owner is not None and self.owner.queues.held:
+        if self.running or (self.owner is not None and self.owner.queues.held):
             self.now += 1.0
             return
         self.now += self.dice.uniform(0, 2 * KEEP_SECONDS)
-        for name, at in list(self.postgres.handled_at.items()):
+        for key, (at, name) in list(self.postgres.handled.items()):
             place = self.postgres.offsets[name], self.postgres.places[name].epoch
             if at < self.now - KEEP_SECONDS and (self.postgres.covers(*place) or self.log.covers(*place)):
-                del self.postgres.handled_at[name]
-        self.say(f"forgets; remembers {len(self.postgres.handled_at)}")
+                del self.postgres.handled[key]
+        self.say(f"forgets; remembers {len(self.postgres.handled)}")
 
     def _check_end(self) -> None:
         self.broken += [f"{name} had no effect" for name in self.log.names() if not self.postgres.effects[name]]

@@ -157,8 +157,44 @@ def test_a_position_is_known_from_the_start_and_belongs_to_the_topic_of_its_assi
     [taken] = queues.take(9, 0.0)
     queues.finish(taken, Outcome(1), 0.0)
     assert queues.positions() == {PARTITION: ("one", 8)}
-    queues.assign([PARTITION], {"t": "two"})  # It was recreated.
+    queues.restart(PARTITION, "two")  # It was recreated.
     assert queues.positions() == {}
+
+
+def test_a_record_that_comes_after_a_restart_waits_for_those_of_its_key_that_came_before() -> None:
+    queues = holding(record(5, "a"), record(6, "b"), record(7, "b"))
+    [running] = queues.take(1, 0.0)
+    queues.restart(PARTITION, "t")
+    for offset, key in ((5, "a"), (6, "b")):
+        queues.add(record(offset, key))
+    [waiting] = queues.take(9, 0.0)
+    assert [each.offset for each in waiting.records] == [6, 7, 6]
+    queues.finish(running, Outcome(0, again_in=0.0), 0.0)
+    assert [[each.offset for each in taken.records] for taken in queues.take(9, 0.0)] == [[5, 5]]
+
+
+def test_a_position_from_before_a_restart_is_not_known_and_then_counts_what_waits() -> None:
+    queues = holding(record(5, "a"))
+    queues.restart(PARTITION, "t")
+    assert (queues.positions(), queues.committable()) == ({}, {})
+    queues.leave_out(record(1, "b"))
+    assert queues.next_offsets() == {PARTITION: 1}
+    [taken] = queues.take(9, 0.0)
+    queues.finish(taken, Outcome(1), 0.0)
+    assert queues.committable() == {PARTITION: 2}
+
+
+def test_a_key_waits_for_its_handlers_from_before_its_partition_was_given_up() -> None:
+    queues = holding(record(5, "a"))
+    earlier = queues.take(1, 0.0)
+    for other in ("b", "c"):
+        queues.revoke([PARTITION])
+        queues.assign([PARTITION])
+        queues.add(record(5, "a"))
+        queues.add(record(6, other))
+        assert [each.records[0].offset for each in queues.take(9, 0.0)] == [6]
+    queues.finish(earlier[0], Outcome(1), 0.0)
+    assert [each.records[0].offset for each in queues.take(9, 0.0)] == [5]
 
 
 def test_a_record_of_a_partition_that_is_not_ours_is_left_alone() -> None:

@@ -44,8 +44,7 @@ def test_an_old_record_of_a_partition_that_was_cut_was_handled_if_its_epoch_is_n
     offset: int, leader_epoch: int | None, finding: Finding
 ) -> None:
     epochs = LeaderEpochs()
-    epochs.start(PARTITION, StartPosition(10, 3))
-    epochs.start_over(PARTITION)
+    epochs.start_over(PARTITION, StartPosition(10, 3))
     assert epochs.add(PARTITION, offset, leader_epoch, key_may_be_forgotten=True) is finding
 
 
@@ -54,7 +53,7 @@ def test_a_record_whose_key_is_remembered_is_left_to_its_key() -> None:
     epochs = LeaderEpochs()
     epochs.start(PARTITION, StartPosition(10, 3))
     assert epochs.add(PARTITION, 9, 4) is Finding.CUT
-    epochs.start_over(PARTITION)
+    epochs.start_over(PARTITION, epochs.position(PARTITION, 10))
     assert epochs.add(PARTITION, 0, 1, key_may_be_forgotten=True) is Finding.HANDLED
     assert epochs.add(PARTITION, 1, 1) is Finding.NEW
     epochs.start(PARTITION, None)
@@ -111,7 +110,7 @@ def test_no_record_of_a_log_that_was_cut_is_passed_over(data: st.DataObject) -> 
             name, at = log[fetch]
             finding = epochs.add(PARTITION, fetch, at, key_may_be_forgotten=data.draw(st.booleans()))
             if finding is Finding.CUT:
-                epochs.start_over(PARTITION)
+                epochs.start_over(PARTITION, committed)
                 fetch = 0
                 continue
             if finding is Finding.HANDLED:

@@ -63,12 +63,30 @@ def test_a_record_that_is_done_does_not_stand_for_another_one_at_its_offset() ->
 
 def test_a_group_that_has_handled_nothing_has_no_position() -> None:
     """It would have no epoch: where the partition begins at 97, and is cut before that, nobody would notice."""
-    queues = KeyQueues()
-    queues.assign([PARTITION], {"t": ID})
-    queues.add(record(97, "old"))
-    assert (queues.positions(), queues.next_offsets()) == ({}, {PARTITION: 97})
-    finish_next(queues)
-    assert queues.positions() == {PARTITION: (ID, 98)}
+    kafka = Kafka()
+    loop = loop_of(kafka, Positions())
+    loop._epochs.start(PARTITION, None)
+    loop._dispatcher._queues.assign([PARTITION], {"t": ID})
+    loop.add([message(97, b"old 97")])
+    loop.commit_and_note()
+    assert (loop.reached.all(), kafka.committed) == ({}, [])
+    finish_next(loop._dispatcher._queues)
+    loop.commit_and_note()
+    assert (loop.reached.all(), kafka.committed) == ({PARTITION: (ID, StartPosition(98, 3))}, [(98, 3)])
+
+
+def test_nor_has_one_that_reads_the_first_record_again_and_has_not_handled_it() -> None:
+    kafka = Kafka()
+    loop = loop_of(kafka, Positions())
+    loop._epochs.start(PARTITION, None)
+    loop._dispatcher._queues.assign([PARTITION], {"t": ID})
+    for offset in (97, 98):
+        loop.add([message(offset, b"old %d" % offset)])
+        finish_next(loop._dispatcher._queues)
+    loop.commit_and_note()
+    loop.add([message(97, b"new 97")])  # The partition was cut, and begins at 97 for the inbox.
+    loop.commit_and_note()
+    assert (loop.reached.all(), kafka.committed) == ({}, [(99, 3)])
 
 
 def test_a_partition_in_which_all_was_handled_before_is_done_up_to_its_end() -> None:
