@@ -36,6 +36,9 @@ _Result = TypeVar("_Result")
 
 SEARCH_SECONDS = 5.0  # Between two searches for schemas.
 CHECK_SECONDS = 0.5  # Between two looks at the harvesters.
+# Where tenants rest, so many run at once in a process: each takes about 23 threads, and some hundredths of a core while
+# it starts.
+MAX_AWAKE = 30
 STARTS_AT_ONCE = 8  # Each is a connection to Postgres, and requests to Kafka.
 SLOW_SECONDS = 10.0  # A start that takes longer waits for a lock, or for a server: others go on beside it.
 STOP_SECONDS = 30.0  # For all harvesters together. One that is stuck in its start ends with the process.
@@ -133,6 +136,7 @@ class TenantHarvesters(Background):
             listen,
             running=lambda: self._schedule.running,
             resting=lambda: len(self._resting),
+            waiting=lambda: self._schedule.waiting,
             failed=lambda: self._schedule.failed,
             error=lambda: str(self._error) if self._error else self._search_error or self._look_error,
             is_alive=lambda: self._error is None,
@@ -208,6 +212,7 @@ class TenantHarvesters(Background):
         if self._look is None:
             schemas = [schema for schema, refusal in self._found.items() if refusal is None]
             activity.follow(schemas)
+            activity.others_wait(they_do=self._schedule.waiting > 0)
             look_into = activity.to_look_into(now)
             try:
                 self._look = _Task("outbox-tenant-look", lambda: self._reader.look(schemas, look_into), now)
@@ -225,7 +230,8 @@ class TenantHarvesters(Background):
     def _follow(self, now: float) -> None:
         """Do what the schedule decides."""
         room = STARTS_AT_ONCE - sum(not start.is_slow(now) for start in self._starts.values())
-        changes = self._schedule.changes(self._found, now, max(room, 0), self._resting)
+        places = None if self._activity is None else MAX_AWAKE
+        changes = self._schedule.changes(self._found, now, max(room, 0), self._resting, places)
         for schema in changes.gone:
             logger.info("schema %s: its outbox is gone", schema)
             self._let_go(schema)
@@ -236,6 +242,9 @@ class TenantHarvesters(Background):
             self._let_go(schema)
         for schema in changes.rest:
             logger.debug("schema %s: at rest", schema)
+            self._let_go(schema)
+        for schema in changes.turn_over:
+            logger.debug("schema %s: makes place for one that waits", schema)
             self._let_go(schema)
         for schema in changes.start:
             try:

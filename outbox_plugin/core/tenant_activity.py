@@ -4,7 +4,8 @@ A tenant at rest has no harvester. It is woken as soon as an id has been drawn f
 transaction may have drawn one. Rows with ids of their own making show in the table alone, so the outboxes of resting
 tenants are looked into from time to time. A tenant of which no drawn id can be seen is never put to rest.
 
-A tenant is put to rest when no id has been drawn for so long, and its outbox is empty. It is woken now and then in any
+A tenant is put to rest when no id has been drawn for so long, and its outbox is empty. While others wait for its place,
+a second is enough. It is woken now and then in any
 case, because its harvester has more to do than to relay: it drops what was kept for long enough.
 """
 
@@ -17,6 +18,7 @@ from typing import NamedTuple
 
 LOOK_AGAIN_SECONDS = 60.0  # Between two looks into the outbox of a tenant at rest.
 LONGEST_REST_SECONDS = 6 * 3600.0
+CROWDED_REST_SECONDS = 1.0  # A tenant is put to rest after so long where others wait for a place.
 LOOKS_AT_ONCE = 100  # Each takes a request to Postgres.
 
 
@@ -56,13 +58,17 @@ class TenantActivity:
         Args:
             rest_after: the seconds without events after which a tenant is put to rest.
         """
-        self._rest_after = rest_after
+        self._longest_quiet = self._rest_after = rest_after
         self._tenants: dict[str, _Tenant] = {}
 
     @property
     def resting(self) -> frozenset[str]:
         """The tenants at rest. A new one is at rest until it was looked into."""
         return frozenset(schema for schema, each in self._tenants.copy().items() if each.is_resting)
+
+    def others_wait(self, *, they_do: bool) -> None:
+        """Know whether tenants wait for the places of others."""
+        self._rest_after = min(self._longest_quiet, CROWDED_REST_SECONDS) if they_do else self._longest_quiet
 
     def follow(self, schemas: Iterable[str]) -> None:
         """Know these tenants, and no others."""

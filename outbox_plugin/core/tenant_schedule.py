@@ -8,11 +8,16 @@ A tenant is known by its schema.
     found, and must not be harvested                   it is refused: its harvester is stopped, and it is not started
     refused, and may be harvested by now               it is started
     found, and at rest (`core.tenant_activity`)        its harvester is stopped, and it is not started
+    found, and all places are taken                    it waits for a place
+    running, and others wait for a place               after its turn it is stopped, and waits behind them
     no longer found                                    its harvester is stopped, and it is forgotten
 
 The wait doubles each time that a harvester fails soon after its start. Of the tenants that may be started, those that
 were never started come first, then the one that has waited longest. So however many tenants are broken, each other
 one is started as soon as there is room. A refusal needs no room.
+
+Where tenants rest, only so many run at once (`places`): a process that wakes hundreds at the same time would be too
+busy to keep one of them alive. Those that wait take turns with those that run, so that each one is served.
 
 Why a tenant is not harvested is worth a line of the log when it happens first, when the reason changes, and then once
 in `LOG_AGAIN_SECONDS`.
@@ -29,6 +34,7 @@ from outbox_plugin.core.backoff import Backoff
 RETRY_FIRST, RETRY_LAST = 5.0, 60.0  # Seconds.
 WELL_SECONDS = 300.0  # A harvester that has run for so long did not fail for what made the last one fail.
 LOG_AGAIN_SECONDS = 3600.0
+TURN_SECONDS = 30.0  # How long a tenant runs at least before it makes place for one that waits.
 
 
 @dataclass(slots=True)
@@ -36,6 +42,7 @@ class _Tenant:
     is_running: bool = False  # From the decision to start it to the end of its harvester.
     is_refused: bool = False
     is_resting: bool = False
+    has_failed: bool = False  # Since it was last started.
     since: float = 0.0  # When it was last started.
     not_before: float = float("-inf")  # When it may be started again.
     backoff: Backoff = field(default_factory=lambda: Backoff(RETRY_FIRST, RETRY_LAST))
@@ -58,6 +65,7 @@ class Changes:
     refused: tuple[str, ...] = ()  # To be stopped, and named in the log with the reason.
     gone: tuple[str, ...] = ()  # To be stopped.
     rest: tuple[str, ...] = ()  # To be stopped.
+    turn_over: tuple[str, ...] = ()  # To be stopped, and started again later.
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +82,12 @@ class TenantSchedule:
     def __init__(self) -> None:
         """No tenant is known yet."""
         self._tenants: dict[str, _Tenant] = {}
+        self._waiting = 0
+
+    @property
+    def waiting(self) -> int:
+        """How many tenants might have been started at the last `changes`, and were not."""
+        return self._waiting
 
     @property
     def running(self) -> int:
@@ -84,18 +98,24 @@ class TenantSchedule:
     def failed(self) -> tuple[str, ...]:
         """The tenants that are refused, or could not be harvested and wait to be started again."""
         each_one = self._tenants.copy().items()
-        return tuple(schema for schema, each in each_one if not each.is_running and not each.is_resting)
+        return tuple(schema for schema, each in each_one if each.is_refused or each.has_failed)
 
     def changes(
-        self, found: Mapping[str, str | None], now: float, room: int, resting: Set[str] = frozenset()
+        self,
+        found: Mapping[str, str | None],
+        now: float,
+        room: int,
+        resting: Set[str] = frozenset(),
+        places: int | None = None,
     ) -> Changes:
         """What to do now; what is returned counts as done.
 
         Args:
             found: the schemas that have outboxes, and why one must not be harvested, or None.
             now: the time.
-            room: how many may be started.
+            room: how many may be started now.
             resting: the tenants at rest.
+            places: how many may run at once; None: all.
         """
         gone = tuple(schema for schema in self._tenants if schema not in found)
         for schema in gone:
@@ -110,17 +130,30 @@ class TenantSchedule:
                     rest.append(schema)
             elif self._may_start(schema, now):
                 due.append(schema)
-        start = tuple(nsmallest(room, due, key=self._due_since))
+        free = len(due) if places is None else max(places - self.running, 0)
+        start = tuple(nsmallest(min(room, free), due, key=self._due_since))
         for schema in start:
             tenant = self._tenants.setdefault(schema, _Tenant())
-            tenant.is_running, tenant.since = True, now
-        return Changes(start, tuple(refused), gone, tuple(rest))
+            tenant.is_running, tenant.has_failed, tenant.since = True, False, now
+        self._waiting = len(due) - len(start)
+        return Changes(start, tuple(refused), gone, tuple(rest), self._end_turns(len(due) - free, now))
+
+    def _end_turns(self, wanted: int, now: float) -> tuple[str, ...]:
+        """Stop tenants whose turns are over, those that run longest first, at most as many as are `wanted`."""
+        over = [
+            schema for schema, each in self._tenants.items() if each.is_running and now - each.since >= TURN_SECONDS
+        ]
+        ended = tuple(nsmallest(max(wanted, 0), over, key=lambda schema: self._tenants[schema].since))
+        for schema in ended:
+            tenant = self._tenants[schema]
+            tenant.is_running, tenant.not_before = False, now
+        return ended
 
     def _refuse(self, schema: str, reason: str, now: float) -> bool:
         """Refuse a tenant. Returns whether that is news."""
         tenant = self._tenants.setdefault(schema, _Tenant())
         if not tenant.is_refused:
-            tenant.is_refused, tenant.is_running, tenant.logged = True, False, None
+            tenant.is_refused, tenant.is_running, tenant.has_failed, tenant.logged = True, False, False, None
         tenant.is_resting = False
         return tenant.is_news(reason, now)
 
@@ -128,7 +161,7 @@ class TenantSchedule:
         """Put a tenant to rest. Returns whether it was running."""
         tenant = self._tenants.setdefault(schema, _Tenant())
         was_running, tenant.is_running = tenant.is_running, False
-        tenant.is_refused, tenant.is_resting = False, True
+        tenant.is_refused, tenant.has_failed, tenant.is_resting = False, False, True
         return was_running
 
     def _may_start(self, schema: str, now: float) -> bool:
@@ -160,5 +193,5 @@ class TenantSchedule:
             tenant.backoff.succeeded()
             tenant.logged = None
         seconds = tenant.backoff.wait()
-        tenant.is_running, tenant.not_before = False, now + seconds
+        tenant.is_running, tenant.has_failed, tenant.not_before = False, True, now + seconds
         return Retry(seconds, tenant.is_news(reason, now))

@@ -40,6 +40,7 @@ class ObservedTenants:
         *,
         running: Callable[[], int],
         resting: Callable[[], int],
+        waiting: Callable[[], int],
         failed: Callable[[], Sequence[str]],
         error: Callable[[], str | None],
         is_alive: Callable[[], bool],
@@ -52,6 +53,7 @@ class ObservedTenants:
             listen: the value of OUTBOX_LISTEN.
             running: returns how many tenants are harvested.
             resting: returns how many are at rest.
+            waiting: returns how many wait to be started.
             failed: returns the schemas that could not be harvested.
             error: returns why tenants that come or go are not noticed; None if they are.
             is_alive: returns whether the service runs.
@@ -63,6 +65,7 @@ class ObservedTenants:
         self._group = group
         self._running = running
         self._resting = resting
+        self._waiting = waiting
         self._failed = failed
         self._error = error
         self._is_alive = is_alive
@@ -91,13 +94,15 @@ class ObservedTenants:
         failed = self._failed()
         but = f"; {len(failed)} cannot be: {first_names(failed)}" if failed else ""
         resting = f", {count} are at rest" if (count := self._resting()) else ""
-        return {self.name: Ready(f"{self._running()} schema(s) are harvested{resting}{but}")}
+        waiting = f", {count} wait for a place" if (count := self._waiting()) else ""
+        return {self.name: Ready(f"{self._running()} schema(s) are harvested{resting}{waiting}{but}")}
 
     def show_gauges(self) -> None:
         """Set the gauges to the current state."""
         self._metrics.tenants.labels(self._group, "harvested").set(self._running())
         self._metrics.tenants.labels(self._group, "failed").set(len(self._failed()))
         self._metrics.tenants.labels(self._group, "resting").set(self._resting())
+        self._metrics.tenants.labels(self._group, "waiting").set(self._waiting())
 
     def forget(self, group: str) -> None:
         """The tenant of the group is gone: remove its series from the metrics of harvesters."""

@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 from psycopg import sql
 
 from outbox_plugin import Event, Outbox, Settings, operate, tenants
-from outbox_plugin.core import tenant_activity
+from outbox_plugin.core import tenant_activity, tenant_schedule
 from outbox_plugin.embedded.ports import free_port
 from outbox_plugin.errors import InvalidSetting
 from outbox_plugin.schema.migrate import migrate
@@ -351,6 +352,24 @@ def test_a_long_transaction_keeps_its_tenant_awake(resting: Settings, topic: str
         eventually(lambda: time.monotonic() > awake_until or count(resting, "resting") == 1, 60)
         assert count(resting, "harvested") == 1
     eventually(lambda: backlog(only) == 0, 60)
+
+
+def test_tenants_that_are_never_quiet_take_turns_where_places_are_few(
+    resting: Settings, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tenants, "MAX_AWAKE", 1)
+    monkeypatch.setattr(tenant_schedule, "TURN_SECONDS", 3.0)
+    busy = [tenant(resting, f"tenant_{letter}") for letter in "abc"]
+    with ExitStack() as writing:
+        for each in busy:  # While a transaction is open, its tenant is awake.
+            open_ = writing.enter_context(psycopg.connect(each.dsn.get_secret_value()))
+            open_.execute(f"INSERT INTO {each.table} (kafka_topic, kafka_key) VALUES ('{topic}', 'late')".encode())
+        eventually(lambda: count(resting, "waiting") == 2, 60)
+        assert count(resting, "failed") == 0
+        for each in busy:
+            arrives(each, topic, "while others are busy")
+    eventually(lambda: count(resting, "resting") == 3, 60)
+    assert sum(backlog(each) for each in busy) == 0
 
 
 def test_a_locked_tenant_keeps_no_other_one_asleep(resting: Settings, topic: str) -> None:

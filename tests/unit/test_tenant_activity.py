@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox_plugin.core.tenant_activity import (
+    CROWDED_REST_SECONDS,
     LONGEST_REST_SECONDS,
     LOOK_AGAIN_SECONDS,
     LOOKS_AT_ONCE,
@@ -53,6 +54,18 @@ def test_a_tenant_is_put_to_rest_when_it_is_quiet_and_empty() -> None:
     assert activity.resting == set()
     assert activity.to_look_into(2 * REST) == []
     activity.looked(look(6, has_rows=False), 1.0 + 2 * REST)
+    assert activity.resting == {"a"}
+
+
+def test_a_tenant_is_put_to_rest_sooner_while_others_wait_for_its_place() -> None:
+    activity = quiet()
+    activity.looked(look(6), 1.0)
+    activity.others_wait(they_do=True)
+    assert activity.to_look_into(1.0 + CROWDED_REST_SECONDS) == ["a"]
+    activity.others_wait(they_do=False)
+    assert activity.to_look_into(1.0 + CROWDED_REST_SECONDS) == []
+    activity.others_wait(they_do=True)
+    activity.looked(look(6, has_rows=False), 1.0 + CROWDED_REST_SECONDS)
     assert activity.resting == {"a"}
 
 

@@ -9,6 +9,7 @@ from outbox_plugin.core.tenant_schedule import (
     LOG_AGAIN_SECONDS,
     RETRY_FIRST,
     RETRY_LAST,
+    TURN_SECONDS,
     WELL_SECONDS,
     Changes,
     TenantSchedule,
@@ -43,6 +44,34 @@ def test_no_more_are_started_than_there_is_room_for() -> None:
     assert schedule.changes(found(*"abcde"), 0.0, 2).start == ("a", "b")
     assert schedule.changes(found(*"abcde"), 1.0, 0).start == ()
     assert schedule.changes(found(*"abcde"), 2.0, 2).start == ("c", "d")
+
+
+def test_tenants_wait_while_all_places_are_taken() -> None:
+    schedule = TenantSchedule()
+    assert schedule.changes(found(*"abcde"), 0.0, ROOM, places=2) == Changes(start=("a", "b"))
+    assert (schedule.running, schedule.waiting, schedule.failed) == (2, 3, ())
+    assert schedule.changes(found(*"abcde"), 1.0, ROOM, {"a"}, places=2) == Changes(start=("c",), rest=("a",))
+    assert (schedule.running, schedule.waiting) == (2, 2)
+
+
+def test_tenants_take_turns_where_more_of_them_are_busy_than_there_are_places() -> None:
+    schedule, now = TenantSchedule(), 0.0
+    turns: list[str] = []
+    for _ in range(10):
+        changes = schedule.changes(found(*"abcde"), now, ROOM, places=2)
+        turns += changes.start
+        assert schedule.failed == ()
+        now += TURN_SECONDS / 2
+    assert "".join(turns) == "abcdeabcdeabcde"[: len(turns)]
+    assert len(turns) >= 8
+
+
+def test_no_tenant_makes_place_where_none_waits() -> None:
+    schedule = TenantSchedule()
+    schedule.changes(found("a", "b"), 0.0, ROOM, places=2)
+    assert schedule.changes(found("a", "b"), 100 * TURN_SECONDS, ROOM, places=2) == Changes()
+    assert schedule.changes(found("a", "b", "c"), 100 * TURN_SECONDS, ROOM, places=2) == Changes(turn_over=("a",))
+    assert schedule.changes(found("a", "b", "c"), 101 * TURN_SECONDS, ROOM, places=2).start == ("c",)
 
 
 def test_a_tenant_that_fails_is_started_again_after_longer_and_longer_waits() -> None:
