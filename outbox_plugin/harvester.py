@@ -34,9 +34,9 @@ from outbox_plugin.core.election import Election, ElectionTiming
 from outbox_plugin.core.intervals import ERROR_FIRST, ERROR_LAST
 from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat
 from outbox_plugin.core.progress import OutboxIdentity
+from outbox_plugin.core.recovery import Terms, left_behind, require_recorded
 from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.core.signing import Signer
-from outbox_plugin.core.takeover import Terms, left_behind, require_recorded
 from outbox_plugin.errors import (
     LayoutChanged,
     LogUnavailable,

@@ -11,9 +11,9 @@ from typing import Any
 import psycopg
 
 from outbox_plugin.core.progress import OutboxIdentity
+from outbox_plugin.core.recovery import Terms
 from outbox_plugin.core.shards import Layout
 from outbox_plugin.core.signing import Signer
-from outbox_plugin.core.takeover import Terms
 from outbox_plugin.errors import ForeignOutbox, InvalidSetting, SchemaMissing, ServerRefused
 from outbox_plugin.schema.statements import check_name, statement
 from outbox_plugin.schema.table_name import in_full

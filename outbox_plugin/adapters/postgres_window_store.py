@@ -25,9 +25,9 @@ from outbox_plugin.adapters.untranslatable_rows import UNTRANSLATABLE
 from outbox_plugin.core.bad_rows import BadRow
 from outbox_plugin.core.postgres_ports import Control, ReadRequest
 from outbox_plugin.core.progress import OutboxIdentity, Publication
+from outbox_plugin.core.recovery import Terms
 from outbox_plugin.core.row import OutboxRow, RecordLimit, column
 from outbox_plugin.core.shards import Layout, Slice
-from outbox_plugin.core.takeover import Terms
 from outbox_plugin.core.window import BYTES_PER_WINDOW
 from outbox_plugin.errors import Fenced, StoreUnavailable
 from outbox_plugin.printable import logger_of

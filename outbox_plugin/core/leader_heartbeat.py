@@ -28,7 +28,7 @@ class LeaderHeartbeat:
     `recovered`: the rows that the term found published by the last one, and deleted instead of repeating them.
     `live_first`: whether new rows go before a backlog, except `live_rows_waiting` rows, which may have a key of it.
     `stalled`, `can_replace` (the leader id of another harvester's term) and `successor` (an instance) are explained in
-    `core.succession`.
+    `core.leadership_transfer`.
     `beat` and `after` tell a heartbeat from a copy of it: see `core.copied_heartbeats`.
     """
 

@@ -11,9 +11,9 @@ from outbox_plugin.core.id_ranges import IdRanges
 from outbox_plugin.core.id_watermark import BEGINNING, IdRange, SequenceState
 from outbox_plugin.core.ordering_key import OrderingKey
 from outbox_plugin.core.progress import OutboxIdentity, Publication
+from outbox_plugin.core.recovery import Terms
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Layout, Slice
-from outbox_plugin.core.takeover import Terms
 from outbox_plugin.core.window import BYTES_PER_WINDOW
 
 

@@ -1,4 +1,4 @@
-"""Asks all brokers for a sign of life, on a thread of its own: see `core.succession`."""
+"""Asks all brokers for a sign of life, on a thread of its own: see `core.leadership_transfer`."""
 
 from __future__ import annotations
 

@@ -14,11 +14,11 @@ from outbox_plugin.core.kafka_ports import TransactionalLog
 from outbox_plugin.core.ordering_key import OrderingKey
 from outbox_plugin.core.postgres_ports import WakeUp, WindowStore
 from outbox_plugin.core.progress import ProgressRecord, Publication
+from outbox_plugin.core.recovery import Terms, left_behind, require_recorded
 from outbox_plugin.core.repeated_requests import require_own_record
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.rows_beside_live import RowsBesideLive
 from outbox_plugin.core.shards import SETTLING_SHARD, Slice
-from outbox_plugin.core.takeover import Terms, left_behind, require_recorded
 from outbox_plugin.core.window import Window, Windows, rows_in
 from outbox_plugin.core.window_queue import QueuedWindow, WindowQueue
 from outbox_plugin.errors import (

@@ -9,7 +9,7 @@ from outbox_plugin.core.backoff import Backoff
 from outbox_plugin.core.election import Election, ElectionAction
 from outbox_plugin.core.intervals import ERROR_FIRST, ERROR_LAST
 from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat, Phase
-from outbox_plugin.core.succession import STAND_BACK_SECONDS, SUCCESSOR_SECONDS, Succession
+from outbox_plugin.core.leadership_transfer import STAND_BACK_SECONDS, SUCCESSOR_SECONDS, LeadershipTransfer
 from outbox_plugin.errors import Fenced, LayoutChanged, OutcomeUnknown, TopicMissing
 from outbox_plugin.relay.broker_probe import BrokerProbe
 from outbox_plugin.relay.events import HarvestEvent, Observer, TakeoverBegan, TermFinished
@@ -61,7 +61,7 @@ class Shard:
         self._report = report
         self._services = services
         self._term: Term | None = None
-        self._succession = Succession()
+        self._transfer = LeadershipTransfer()
         self._backoff = Backoff(ERROR_FIRST, ERROR_LAST)
 
     def receive(self, heartbeat: LeaderHeartbeat, now: float) -> None:
@@ -69,14 +69,14 @@ class Shard:
         self.election.receive(heartbeat, now)
         if heartbeat.successor not in ("", self._report.instance):
             self.election.stand_back_until(now + SUCCESSOR_SECONDS)
-        self._succession.receive(heartbeat, self.election.leader_id, now)
+        self._transfer.receive(heartbeat, self.election.leader_id, now)
 
     def step(self, now: float) -> None:
         """Do what is due now, without waiting."""
         if self._term is not None:
             self._look_after(self._term, now)
         self._act(self.election.tick(now), now)
-        can_replace = self._settle_succession(now)
+        can_replace = self._settle_transfer(now)
         self._send_heartbeat(now, can_replace)
         if (event := self._report.step_event(now, self._phase, self.election.leader_heard_at)) is not None:
             self._services.observe(event)
@@ -105,24 +105,24 @@ class Shard:
             case _:
                 pass
 
-    def _settle_succession(self, now: float) -> str | None:
+    def _settle_transfer(self, now: float) -> str | None:
         """Give way if our term is stalled and a follower's would not be.
 
         Returns the leader id of another harvester's stalled term that we can replace; None if there is none.
         """
         if not self.election.allows_early_takeover:
             return None
-        term, succession = self._term if self._term is not None and not self._term.stopping else None, self._succession
-        succession.set_waiting_since(term.waiting_since if term is not None else None)
-        if (since := succession.ask_since(now)) is None:
+        term, transfer = self._term if self._term is not None and not self._term.stopping else None, self._transfer
+        transfer.set_waiting_since(term.waiting_since if term is not None else None)
+        if (since := transfer.ask_since(now)) is None:
             return None
         all_answer = self._services.broker_probe.result(since)
-        if term is not None and (successor := succession.successor(all_answer, now)) is not None:
-            succession.mark_resigned(now)
+        if term is not None and (successor := transfer.successor(all_answer, now)) is not None:
+            transfer.mark_resigned(now)
             self._report.trouble = Ending.GAVE_WAY.value
             term.abandon(Ending.GAVE_WAY)
             self._services.send(self._report.resignation(successor))  # The term may still wait for seconds.
-        return succession.stalled_leader(now) if all_answer and self._term is None else None
+        return transfer.stalled_leader(now) if all_answer and self._term is None else None
 
     def _begin_term(self, now: float) -> None:
         services = self._services
@@ -164,7 +164,7 @@ class Shard:
             self._phase,
             leads=leads,
             expects_its_own=self.election.awaits_own_heartbeat,
-            stalled=self._succession.is_stalled(now),
+            stalled=self._transfer.is_stalled(now),
             can_replace=can_replace,
         )
         if heartbeat is not None:

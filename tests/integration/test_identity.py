@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from outbox_plugin import Harvester, Settings
 from outbox_plugin.adapters.harvester_registration import HarvesterRegistration
 from outbox_plugin.adapters.kafka_admin import KafkaAdmin
-from outbox_plugin.core.takeover import Terms
+from outbox_plugin.core.recovery import Terms
 from outbox_plugin.embedded.postgres import EmbeddedPostgres, _as_seen_by_server, _run
 from outbox_plugin.errors import ForeignOutbox, InvalidSetting, LogUnavailable, SchemaMissing, ServerRefused
 from outbox_plugin.relay.events import HarvestEvent, TermFinished

@@ -17,9 +17,9 @@ from outbox_plugin.core.key_summary import HASH_BITS, HASH_BYTES
 from outbox_plugin.core.ordering_key import OrderingKey, OrderingKeys
 from outbox_plugin.core.postgres_ports import Control, ReadRequest
 from outbox_plugin.core.progress import OutboxIdentity, Publication
+from outbox_plugin.core.recovery import Terms
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Layout, Slice
-from outbox_plugin.core.takeover import Terms
 from outbox_plugin.errors import Fenced, LayoutChanged, StoreUnavailable
 from tests.simulation.network import Server
 from tests.simulation.scheduler import Process, Scheduler

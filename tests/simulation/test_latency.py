@@ -7,7 +7,7 @@ import random
 import pytest
 
 from outbox_plugin.core.delivery_options import Delivery
-from outbox_plugin.core.succession import Succession
+from outbox_plugin.core.leadership_transfer import LeadershipTransfer
 from outbox_plugin.relay.term import Ending
 from tests.simulation.plan import HELD, KILL, STOP, Fault, Plan
 from tests.simulation.schedule import run
@@ -82,5 +82,5 @@ def test_nobody_gives_way_where_a_broker_answers_nobody(delivery: Delivery) -> N
 
 
 def test_it_is_noticed_if_a_leader_does_not_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Succession, "successor", lambda *_: None)
+    monkeypatch.setattr(LeadershipTransfer, "successor", lambda *_: None)
     assert max(run(seed, plan=held("exactly-once", seed)).slowest for seed in range(10)) > HELD_SECONDS

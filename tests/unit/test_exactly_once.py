@@ -19,9 +19,9 @@ from outbox_plugin.core.intervals import LONG_POLL_SECONDS
 from outbox_plugin.core.last_progress import LastProgress
 from outbox_plugin.core.postgres_ports import Control, ReadRequest
 from outbox_plugin.core.progress import OutboxIdentity, ProgressRecord, Publication
+from outbox_plugin.core.recovery import Terms
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Layout, Slice
-from outbox_plugin.core.takeover import Terms
 from outbox_plugin.errors import Fenced, ForeignOutbox, LogUnavailable, OutcomeUnknown, StoreUnavailable
 from outbox_plugin.relay import exactly_once
 from outbox_plugin.relay.events import (

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from outbox_plugin.core.last_progress import LastProgress, LogRecord, Numbering, Reader
 from outbox_plugin.core.progress import MalformedProgress, OutboxIdentity, ProgressRecord
+from outbox_plugin.core.recovery import Terms, require_recorded
 from outbox_plugin.core.signing import Signer, Slot
-from outbox_plugin.core.takeover import Terms, require_recorded
 from outbox_plugin.errors import ProgressLost
 
 SIGNER = Signer(b"ours" * 8)

@@ -14,8 +14,8 @@ from outbox_plugin.core.progress import (
     Publication,
     publications_of,
 )
+from outbox_plugin.core.recovery import left_behind
 from outbox_plugin.core.row import OutboxRow
-from outbox_plugin.core.takeover import left_behind
 from outbox_plugin.core.window import ROWS_IN_FLIGHT, ROWS_PER_WINDOW, UNPURGED_WINDOWS, Window, Windows
 from outbox_plugin.errors import ForeignOutbox
 

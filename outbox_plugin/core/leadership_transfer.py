@@ -33,7 +33,7 @@ SUCCESSOR_SECONDS = 1.0  # and how long other followers leave it to its successo
 RESIGN_AGAIN_FIRST, RESIGN_AGAIN_LAST = 30.0, 300.0
 
 
-class Succession:
+class LeadershipTransfer:
     """One harvester's view of one shard: whether its own term is stalled, or another's that it could replace."""
 
     def __init__(self) -> None:
