@@ -8,9 +8,9 @@ from math import inf
 import psycopg
 
 from outbox_plugin.adapters import postgres_bad_rows
+from outbox_plugin.adapters.deferred_columns import read_deferred_columns
 from outbox_plugin.adapters.kafka_clients import largest_record_bytes
 from outbox_plugin.adapters.leadership import Leadership
-from outbox_plugin.adapters.left_out import read_left_out
 from outbox_plugin.adapters.postgres_session import PostgresSession
 from outbox_plugin.adapters.row_reader import RowReader
 from outbox_plugin.adapters.untranslatable_rows import UNTRANSLATABLE
@@ -183,7 +183,7 @@ class PostgresMarkedStore:
         if not whole:
             return rows
         with reported():
-            found = read_left_out(self._rows, whole, self._limit, inf)
+            found = read_deferred_columns(self._rows, whole, self._limit, inf)
         return [
             found.complete(found.with_present_key(row), row.horizon)._replace(create_time=0)
             if row.create_time == _WHOLE

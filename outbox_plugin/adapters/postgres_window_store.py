@@ -15,10 +15,10 @@ import psycopg
 
 from outbox_plugin.adapters import postgres_bad_rows
 from outbox_plugin.adapters.backlog_keys import BacklogKeys
+from outbox_plugin.adapters.deferred_columns import read_deferred_columns
 from outbox_plugin.adapters.history_partitions import HistoryPartitions
 from outbox_plugin.adapters.kafka_clients import largest_record_bytes
 from outbox_plugin.adapters.leadership import Leadership
-from outbox_plugin.adapters.left_out import read_left_out
 from outbox_plugin.adapters.postgres_session import PostgresSession, Query
 from outbox_plugin.adapters.row_reader import RowReader
 from outbox_plugin.adapters.untranslatable_rows import UNTRANSLATABLE
@@ -181,7 +181,7 @@ class PostgresWindowStore:
             conditions = *conditions, "not_in_flight"
             values["in_flight"] = request.in_flight.text()
         values["large"] = request.large_bytes
-        is_apart, left_out = False, list[int]()
+        is_apart, deferred = False, list[int]()
         query = self.session.statement("window", "read_window", conditions)
         opened, fetched = self.session.statement("window", "open_in_binary"), self.session.statement("window", "fetch")
         reader = self._live_rows if request.is_live else self._rows
@@ -196,32 +196,32 @@ class PostgresWindowStore:
                     postgres_bad_rows.dead_letter_untranslatable(self._led, self._rows, conditions, values)
                 is_apart, values = True, {**values, "large": _EACH}  # All values and headers are then read apart.
                 continue
-            left_out = [row.id for row in rows if _was_left_out(row)] if None in column(rows, "value") else []
-            if not left_out:
+            deferred = [row.id for row in rows if _is_deferred(row)] if None in column(rows, "value") else []
+            if not deferred:
                 return rows
-            if completed := self._completed(rows, left_out):
+            if completed := self._completed(rows, deferred):
                 return completed  # If none is left, later rows may follow: read again.
-        if not left_out:
+        if not deferred:
             raise StoreUnavailable("Postgres: ever new rows have topics and keys that cannot be written in UTF-8")
         raise StoreUnavailable(
-            f"Postgres: row {left_out[0]} of {self.session.settings.table!r} has another topic or key at each read; "
+            f"Postgres: row {deferred[0]} of {self.session.settings.table!r} has another topic or key at each read; "
             "is the outbox a view that computes them?"
         )
 
-    def _completed(self, rows: Sequence[OutboxRow], left_out: list[int]) -> Sequence[OutboxRow]:
-        """The first of `rows`, as many as may be in memory together, with the values that were `left_out` of some.
+    def _completed(self, rows: Sequence[OutboxRow], deferred: list[int]) -> Sequence[OutboxRow]:
+        """The first of `rows`, as many as may be in memory together, with the values of those that are `deferred`.
 
         A row that somebody has deleted since is not part of the read. The read ends before a row whose topic or key
         somebody has changed since: its record would have the key of one version and the value of another.
         """
         with reported():
-            found = read_left_out(self._rows, left_out, self._limit, BYTES_PER_WINDOW)
+            found = read_deferred_columns(self._rows, deferred, self._limit, BYTES_PER_WINDOW)
         changed = [row.id for row in rows if row.id in found.parts and not found.is_of(row)]
         end = min([*changed, *([] if found.first_unread is None else [found.first_unread])], default=None)
         return [
-            found.complete(row, -row.horizon) if _was_left_out(row) else row
+            found.complete(row, -row.horizon) if _is_deferred(row) else row
             for row in rows
-            if (end is None or row.id < end) and (not _was_left_out(row) or row.id in found.parts)
+            if (end is None or row.id < end) and (not _is_deferred(row) or row.id in found.parts)
         ]
 
     def key_hashes(self, rows: Sequence[OutboxRow]) -> Sequence[int]:
@@ -332,6 +332,6 @@ class PostgresWindowStore:
         self.session.close()
 
 
-def _was_left_out(row: OutboxRow) -> bool:
+def _is_deferred(row: OutboxRow) -> bool:
     """Whether a read left the value and the headers of `row` out: see the statement `read_window`."""
     return row.horizon < 0

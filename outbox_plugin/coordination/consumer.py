@@ -23,7 +23,7 @@ from outbox_plugin.coordination.kafka_settings import kafka_settings
 from outbox_plugin.coordination.log import TOPIC, CoordinationLog
 from outbox_plugin.coordination.messages import VERSION, ClaimingPartition, encode
 from outbox_plugin.coordination.world import TOPIC_CLIENT, Holder
-from outbox_plugin.core.room import Load, Room, record_size
+from outbox_plugin.core.memory_limit import Load, MemoryLimit, record_size
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import LogUnavailable, UserError
 from outbox_plugin.insecure_settings import warn_about_insecure_settings
@@ -41,7 +41,7 @@ BATCH = 1_000  # Records that are fetched and not yet handed out, at most. At mo
 # The same bound for their memory. One more record than fits may be held, of whatever size, and what librdkafka has
 # fetched ahead when the last record was taken.
 BATCH_BYTES = 16_000_000
-ROOM = Room(BATCH, BATCH_BYTES)  # It is shared out among the partitions: one alone has half.
+MEMORY_LIMIT = MemoryLimit(BATCH, BATCH_BYTES)  # It is shared out among the partitions: one alone has half.
 QUEUED_KILOBYTES = 4_096  # What librdkafka may fetch ahead.
 FOLLOW_SECONDS = 0.05  # Between two checks of which partitions we hold.
 GATHER_SECONDS = 0.005  # How long to wait for more records after the first one.
@@ -281,7 +281,7 @@ class Consumer:
     def _fetch(self, wait_seconds: float, deadline: float) -> None:
         """Add records that have arrived to the queues. At most once, also ask the log to promise them to us."""
         self._share_room()
-        free = ROOM.free(self._fetched.load())
+        free = MEMORY_LIMIT.free(self._fetched.load())
         if free.records > 0 and free.size > 0:
             self._take_in(wait_seconds)
         elif not self._at_most_once or not self._unpromised():  # The log must first confirm that we hold them.
@@ -295,9 +295,9 @@ class Consumer:
         if self._paused:
             waiting = self._fetched.loads()
             loads = {tp: waiting.get(tp, Load(0, 0)) for tp in self._paused}
-            self._resume(ROOM.to_resume(held, loads))
-        if not ROOM.is_half_free(held):
-            self._pause(ROOM.to_pause(held, self._fetched.loads()).intersection(self._assigned) - self._paused)
+            self._resume(MEMORY_LIMIT.to_resume(held, loads))
+        if not MEMORY_LIMIT.is_half_free(held):
+            self._pause(MEMORY_LIMIT.to_pause(held, self._fetched.loads()).intersection(self._assigned) - self._paused)
 
     def _pause(self, partitions: Collection[TopicPartition]) -> None:
         if partitions:
@@ -314,7 +314,7 @@ class Consumer:
         if (first := self._reader.poll(wait_seconds)) is None:
             return
         self._add([first])
-        if most := ROOM.records_to_poll(self._fetched.load(), BATCH):
+        if most := MEMORY_LIMIT.records_to_poll(self._fetched.load(), BATCH):
             self._add(self._reader.consume(most, PROMISED_GATHER_SECONDS if self._at_most_once else GATHER_SECONDS))
 
     def _add(self, messages: Sequence[Message]) -> None:

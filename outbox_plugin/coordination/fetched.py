@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Generic, TypeVar
 
 from outbox_plugin.coordination.claims import Claim
-from outbox_plugin.core.room import Load
+from outbox_plugin.core.memory_limit import Load
 from outbox_plugin.core.topic_partition import TopicPartition
 
 Record = TypeVar("Record")

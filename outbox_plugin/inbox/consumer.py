@@ -17,7 +17,6 @@ from outbox_plugin.adapters.kafka_clients import refused_property
 from outbox_plugin.adapters.topic_ids import TopicIds
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import InvalidSetting
-from outbox_plugin.inbox.cleaning import Keep
 from outbox_plugin.inbox.consumer_config import consumer_config
 from outbox_plugin.inbox.dispatcher import Dispatcher
 from outbox_plugin.inbox.events import ignore
@@ -29,6 +28,7 @@ from outbox_plugin.inbox.pauses import Pauses
 from outbox_plugin.inbox.poll_loop import PollLoop
 from outbox_plugin.inbox.positions import Positions
 from outbox_plugin.inbox.readiness import Facts
+from outbox_plugin.inbox.retention import Keep
 from outbox_plugin.inbox.retry import Retry
 from outbox_plugin.inbox.session import AsyncBatchHandler, AsyncHandler, BatchHandler, Handler, HandlerSession
 from outbox_plugin.inbox.start_check import check_servers

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from outbox_plugin.inbox.cleaning import Keep, clean
 from outbox_plugin.inbox.dead_letters import to_retry
 from outbox_plugin.inbox.dispatcher import Dispatcher
 from outbox_plugin.inbox.key_queues import KeyQueues
 from outbox_plugin.inbox.positions import AllReached, Positions
+from outbox_plugin.inbox.retention import Keep, clean
 from outbox_plugin.printable import logger_of
 from outbox_plugin.schema.connection import CANCEL_SECONDS, cancel_until_ended, connect, one_line
 from outbox_plugin.settings import Settings

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from outbox_plugin.core.room import Load
+from outbox_plugin.core.memory_limit import Load
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.inbox.received import Received
 from outbox_plugin.inbox.retry import Failures, Fault

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
-from outbox_plugin.core.room import Room
+from outbox_plugin.core.memory_limit import MemoryLimit
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.inbox.dispatcher import Dispatcher
 from outbox_plugin.inbox.key_queues import KeyQueues
@@ -26,22 +26,24 @@ class Pauses:
         """How many partitions are paused. Any thread may ask."""
         return len(self._paused)
 
-    def update(self, consumer: Consumer, room: Room, patience_seconds: float) -> None:
+    def update(self, consumer: Consumer, limit: MemoryLimit, patience_seconds: float) -> None:
         """Resume partitions that hold little, and pause those that hold too much.
 
         Args:
             consumer: has the partitions.
-            room: decides which those are.
+            limit: decides which those are.
             patience_seconds: how long to wait for handlers to make room, because a pause drops what librdkafka has
                 fetched ahead.
         """
 
         def to_pause(queues: KeyQueues) -> set[TopicPartition]:
             held = queues.load()
-            return set() if room.is_half_free(held) else room.to_pause(held, queues.loads()) - self._paused
+            return set() if limit.is_half_free(held) else limit.to_pause(held, queues.loads()) - self._paused
 
         if self._paused:
-            self.resume(consumer, self._dispatcher.locked(lambda queues: room.to_resume(queues.load(), queues.loads())))
+            self.resume(
+                consumer, self._dispatcher.locked(lambda queues: limit.to_resume(queues.load(), queues.loads()))
+            )
         if self._dispatcher.wait_until(lambda queues: not to_pause(queues), patience_seconds):
             return
         self.pause(consumer, self._dispatcher.locked(to_pause))

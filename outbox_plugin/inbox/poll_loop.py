@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from outbox_plugin.adapters.kafka_clients import connection_error
 from outbox_plugin.adapters.offset_commits import in_commits
 from outbox_plugin.adapters.topic_ids import TopicIds
-from outbox_plugin.core.room import Room
+from outbox_plugin.core.memory_limit import MemoryLimit
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import OutboxError, ServerRefused
 from outbox_plugin.inbox.assignments import Assignments
@@ -34,10 +34,8 @@ logger = logger_of("outbox_plugin.inbox")
 
 POLL_SECONDS = 0.1
 POLL_RECORDS = 1_000
-# Records in memory. `room` shares them out among the partitions: one alone has half, which is enough for four workers
-# with batches of 2,000.
-MAX_HELD_RECORDS = 20_000
-MAX_HELD_BYTES = 64_000_000  # The same bound for their memory.
+# It is shared out among the partitions: one alone has half, which is enough for four workers with batches of 2,000.
+MEMORY_LIMIT = MemoryLimit(records=20_000, size=64_000_000)
 ROOM_SECONDS = 0.5  # How long it waits for room before it pauses: a pause drops what librdkafka has fetched ahead.
 COMMIT_SECONDS = 0.5
 # A record that is polled again may wait so long for its turn. Its key may be forgotten meanwhile.
@@ -133,7 +131,7 @@ class PollLoop:
                 self.positions_at = self.polled_at
             self.take_in()
             self._assignments.start_waiting()
-            self._pauses.update(self._consumer, Room(MAX_HELD_RECORDS, MAX_HELD_BYTES), ROOM_SECONDS)
+            self._pauses.update(self._consumer, MEMORY_LIMIT, ROOM_SECONDS)
             topics = {topic for topic, _ in self._dispatcher.locked(KeyQueues.partitions)}
             self._rereader.begin_anew(self._topic_ids.recreated(topics))
             if time.monotonic() - committed_at > COMMIT_SECONDS:
@@ -164,8 +162,7 @@ class PollLoop:
         if (first := self._consumer.poll(POLL_SECONDS)) is None:
             return
         self.add([first])
-        room = Room(MAX_HELD_RECORDS, MAX_HELD_BYTES)
-        if records := room.records_to_poll(self._dispatcher.locked(KeyQueues.load), POLL_RECORDS):
+        if records := MEMORY_LIMIT.records_to_poll(self._dispatcher.locked(KeyQueues.load), POLL_RECORDS):
             self.add(self._consumer.consume(records, 0))
 
     def add(self, messages: Sequence[Message]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from outbox_plugin.core.event_identity import event_source
 from outbox_plugin.core.headers import EVENT_TYPE_HEADER, OCCURRED_AT_HEADER
-from outbox_plugin.core.room import record_size
+from outbox_plugin.core.memory_limit import record_size
 from outbox_plugin.inbox.cloud_event import read_cloud_event
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 from outbox_plugin import Event, Harvester, Outbox, Settings, operate
 from outbox_plugin.errors import ServerRefused
 from outbox_plugin.inbox import Inbox, Received, Retry
-from outbox_plugin.inbox.cleaning import Keep, clean
 from outbox_plugin.inbox.dead_letters import DeadLetters
+from outbox_plugin.inbox.retention import Keep, clean
 from outbox_plugin.schema.connection import connect
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.schema.orphans import drop_orphans

@@ -19,8 +19,8 @@ from confluent_kafka import Producer
 from outbox_plugin import Event, Outbox, Settings
 from outbox_plugin.errors import InvalidSetting, SchemaMissing, ServerRefused
 from outbox_plugin.inbox import Inbox, Received, Retry
-from outbox_plugin.inbox.cleaning import Keep, clean
 from outbox_plugin.inbox.dead_letters import DeadLetters
+from outbox_plugin.inbox.retention import Keep, clean
 from outbox_plugin.schema.connection import connect
 from tests.harvesting import environment, run_outbox
 from tests.inbox_support import effects, make_effect_table, produce, query, record_effect, values_by_key
@@ -334,7 +334,7 @@ def _swallow(connection: psycopg.Connection[Any]) -> None:
 def test_what_has_outlived_its_time_is_removed_in_small_batches_by_one_process(
     ready: Settings, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outbox_plugin.inbox.cleaning.ROWS_AT_A_TIME", 100)
+    monkeypatch.setattr("outbox_plugin.inbox.retention.ROWS_AT_A_TIME", 100)
     query(
         ready,
         "INSERT INTO outbox_inbox (consumer_group, idempotency_key, handled_at) "

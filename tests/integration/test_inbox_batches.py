@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from outbox_plugin import Settings
 from outbox_plugin.errors import InvalidSetting
-from outbox_plugin.inbox import Inbox, Received, Retry
+from outbox_plugin.inbox import Inbox, Received, Retry, poll_loop
 from outbox_plugin.inbox.dead_letters import DeadLetters
 from tests.inbox_support import effects, make_effect_table, produce, query, record_effect, record_effects, values_by_key
 from tests.inbox_worker import end_workers, start_worker
@@ -159,7 +160,7 @@ def test_a_full_inbox_pauses_only_where_handlers_do_not_make_room(
         record_effects(connection, events)
 
     monkeypatch.setattr("outbox_plugin.inbox.consumer.Consumer", Noting)
-    monkeypatch.setattr("outbox_plugin.inbox.poll_loop.MAX_HELD_RECORDS", 500)
+    monkeypatch.setattr(poll_loop, "MEMORY_LIMIT", replace(poll_loop.MEMORY_LIMIT, records=500))
     monkeypatch.setattr("outbox_plugin.inbox.poll_loop.ROOM_SECONDS", 60.0)
     sent = produce(ready, topic, [(f"k{each % 50}", str(each)) for each in range(5_000)])
     with Inbox(ready, group=group, topics=[topic], handler=handle, batch_size=100):
@@ -176,7 +177,7 @@ def test_a_full_inbox_pauses_only_where_handlers_do_not_make_room(
 def test_a_partition_that_is_handled_slowly_leaves_room_for_the_others(
     ready: Settings, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outbox_plugin.inbox.poll_loop.MAX_HELD_RECORDS", 200)
+    monkeypatch.setattr(poll_loop, "MEMORY_LIMIT", replace(poll_loop.MEMORY_LIMIT, records=200))
     go_on = threading.Event()
 
     def handle(connection: psycopg.Connection[Any], event: Received) -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -16,7 +17,7 @@ from confluent_kafka import Producer
 from outbox_plugin import Settings
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import InvalidSetting, OutboxError
-from outbox_plugin.inbox import Inbox, Received, Retry
+from outbox_plugin.inbox import Inbox, Received, Retry, poll_loop
 from outbox_plugin.inbox.dead_letters import DeadLetters
 from outbox_plugin.inbox.handling import Handling
 from outbox_plugin.inbox.handover import Handover
@@ -428,7 +429,7 @@ def test_what_an_inbox_has_locked_for_its_handlers_is_free_once_it_is_killed(
 def test_large_records_are_held_up_to_a_bound_of_bytes(
     ready: Settings, topic: str, group: str, monkeypatch: pytest.MonkeyPatch, size: int, headers: int
 ) -> None:
-    monkeypatch.setattr("outbox_plugin.inbox.poll_loop.MAX_HELD_BYTES", 10_000_000)
+    monkeypatch.setattr(poll_loop, "MEMORY_LIMIT", replace(poll_loop.MEMORY_LIMIT, size=10_000_000))
     go_on = threading.Event()
 
     def handle(connection: psycopg.Connection[Any], event: Received) -> None:

@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +169,7 @@ def test_an_inbox_whose_records_all_fail_is_not_ready_until_one_is_done(
 def test_partitions_that_are_not_fetched_are_counted(
     ours: Settings, group: str, topic: str, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(poll_loop, "MAX_HELD_RECORDS", 100)
+    monkeypatch.setattr(poll_loop, "MEMORY_LIMIT", replace(poll_loop.MEMORY_LIMIT, records=100))
     produce(ours, topic, [("k", "1")] * 300)
     with Inbox(ours, group=group, topics=[topic], handler=gate.handle):
         try:

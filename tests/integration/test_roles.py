@@ -23,8 +23,8 @@ from outbox_plugin.consuming.topic_state import topic_state
 from outbox_plugin.core.topic_ranges import plan
 from outbox_plugin.errors import ServerRefused
 from outbox_plugin.inbox import Inbox, Received, Retry
-from outbox_plugin.inbox.cleaning import Keep, clean
 from outbox_plugin.inbox.dead_letters import DeadLetters
+from outbox_plugin.inbox.retention import Keep, clean
 from outbox_plugin.observe import table_poller
 from outbox_plugin.schema.connection import connect
 from outbox_plugin.schema.migrate import migrate

@@ -225,7 +225,7 @@ def test_a_row_that_is_changed_before_its_large_value_is_read_is_read_again(
         changes = iter(range(1))
 
         def change_and_read(reader: RowReader, name: str, *values: Any, **more: Any) -> Any:
-            if name == "left_out" and next(changes, None) is not None:
+            if name == "deferred_columns" and next(changes, None) is not None:
                 connection.execute(
                     "UPDATE outbox SET kafka_key = 'new', kafka_value = 'new' || repeat('x', 200000) WHERE id >= %s",
                     (first,),
@@ -254,7 +254,7 @@ def test_a_marked_row_that_is_changed_before_its_columns_are_read_is_of_one_vers
         )
 
         def change_and_read(reader: RowReader, name: str, *values: Any, **more: Any) -> Any:
-            if name == "left_out":
+            if name == "deferred_columns":
                 connection.execute(
                     "UPDATE outbox SET kafka_key = 'new', kafka_value_bytes = 'new' WHERE kafka_key = 'old'"
                 )

@@ -13,9 +13,9 @@ import pytest
 from outbox_plugin import Settings
 from outbox_plugin.errors import ServerRefused
 from outbox_plugin.inbox import housekeeping
-from outbox_plugin.inbox.cleaning import Keep
 from outbox_plugin.inbox.dispatcher import Dispatcher
 from outbox_plugin.inbox.housekeeping import Housekeeping
+from outbox_plugin.inbox.retention import Keep
 from tests.support import eventually
 
 

@@ -10,7 +10,7 @@ from sys import getsizeof
 import pytest
 
 from outbox_plugin.core.event_identity import event_identity
-from outbox_plugin.core.room import HEADER_BYTES, RECORD_BYTES
+from outbox_plugin.core.memory_limit import HEADER_BYTES, RECORD_BYTES
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.inbox.batch_limit import DEADLOCK_CAUTION_SECONDS, MAX_BATCH_RECORDS, TARGET_SECONDS, BatchLimit
 from outbox_plugin.inbox.key_queues import KeyQueues, Outcome

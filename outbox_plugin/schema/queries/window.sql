@@ -228,7 +228,7 @@ SELECT id, kafka_topic, kafka_key FROM {outbox} WHERE id = ANY (%(ids)s)
 SELECT id, coalesce(octet_length(kafka_value), 0) + {whole_value_bytes}, {header_bytes} + {whole_header_bytes}
 FROM {outbox} WHERE id = ANY (%(ids)s) ORDER BY id
 
--- name: left_out
+-- name: deferred_columns
 -- The values and headers that a read left out, and the rows' topics and keys: whoever changes these may have changed the
 -- rest with them. Behind them the columns of whole records.
 SELECT id, kafka_value, kafka_header_keys, kafka_header_values, kafka_topic, kafka_key, {whole_columns}

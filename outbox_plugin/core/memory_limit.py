@@ -44,7 +44,7 @@ class Load(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class MemoryLimit:
     """What may be held in memory.
 
     Attributes:

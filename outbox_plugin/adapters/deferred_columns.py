@@ -1,4 +1,4 @@
-"""What a read leaves out of rows, and reads apart: large values and headers, and the columns of whole records."""
+"""Columns that a read of rows leaves out, and reads apart: large values and headers, and those of whole records."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outbox_plugin.core.row import Misfit, OutboxRow, RecordLimit, TooLarge
 from outbox_plugin.core.whole_record import RecordColumns, with_record
 
 
-class LeftOut(NamedTuple):
+class DeferredColumns(NamedTuple):
     """Parts of rows, by their ids: the value, the two arrays of headers, topic and key, and a whole record's columns.
 
     A row that somebody has deleted since has none: without its value it would be a tombstone. A row that is too large
@@ -41,8 +41,10 @@ class LeftOut(NamedTuple):
         return isinstance(value, TooLarge | Misfit) or more[2:4] == [row.topic, row.key]
 
 
-def read_left_out(reader: RowReader, ids: Sequence[int], limit: RecordLimit, most_bytes: float) -> LeftOut:
-    """Read what was left out of the rows `ids`.
+def read_deferred_columns(
+    reader: RowReader, ids: Sequence[int], limit: RecordLimit, most_bytes: float
+) -> DeferredColumns:
+    """Read the columns that a read of the rows `ids` has left out.
 
     A value, or headers, that are larger than any record are never read: they may have hundreds of megabytes.
 
@@ -67,4 +69,4 @@ def read_left_out(reader: RowReader, ids: Sequence[int], limit: RecordLimit, mos
             first_unread = id_
             break
         wanted.append(id_)
-    return LeftOut(parts | details_or_misfits(reader, "left_out", wanted), first_unread)
+    return DeferredColumns(parts | details_or_misfits(reader, "deferred_columns", wanted), first_unread)
