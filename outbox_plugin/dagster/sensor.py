@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import psutil
 from dagster import (
@@ -85,13 +86,16 @@ def build_harvester_sensor(
         deadline = time.monotonic() + STATUS_SECONDS
         ends = DeadlineFuture(lambda: topic_ends(settings, list(keys), deadline)) if keys else None
         daemon = Daemon.of(settings)
+        is_new = False
         if harvester.mode == "supervise":
             check_lease(harvester.lease_seconds, interval_seconds)
-            _supervise(context, daemon, harvester.lease_seconds)
+            is_new = _supervise(context, daemon, harvester.lease_seconds)
         status = read_status(settings, max(0.1, deadline - time.monotonic()))
         now = time.time()
         before = Cursor.parse(context.cursor)
         healthy = health(status, bounds, now - before.troubled_since if before.troubled_since else 0.0)
+        if is_new and not healthy.passed:
+            healthy = replace(healthy, explanation=f"a harvester has just been started; {healthy.explanation}")
         if not healthy.passed:
             context.log.warning(printable(healthy.explanation))
         topic_offsets, _ = ends.result(deadline, "Kafka") if ends else (None, None)  # The status has the error.
@@ -122,7 +126,8 @@ def build_harvester_sensor(
     return keep_harvesting
 
 
-def _supervise(context: SensorEvaluationContext, daemon: Daemon, lease_seconds: float) -> None:
+def _supervise(context: SensorEvaluationContext, daemon: Daemon, lease_seconds: float) -> bool:
+    """Keep the daemon alive. Returns whether it was started now."""
     decision = daemon.keep_alive(lease_seconds, time.time())
     if decision is DaemonAction.START:
         context.log.info(f"started the harvester's daemon; its log is {daemon.log}")
@@ -130,6 +135,7 @@ def _supervise(context: SensorEvaluationContext, daemon: Daemon, lease_seconds: 
         context.log.warning(f"the harvester's daemon keeps ending, and is started more slowly; see {daemon.log}")
     elif daemon.outdated:
         context.log.info("the running daemon has other settings: it ends with its lease, and ours starts then")
+    return decision is DaemonAction.START
 
 
 def _use_of(daemon: Daemon) -> Use | None:

@@ -35,6 +35,10 @@ def observing(settings: Settings) -> HarvesterResource:
     return HarvesterResource(outbox=outbox, mode="observe")
 
 
+def explanation(ticks: Ticks) -> str:
+    return str(ticks.tick()[1].metadata["explanation"].value)
+
+
 def test_a_tick_that_only_observes_starts_nothing(daemon: Daemon, settings: Settings) -> None:
     observation, check = Ticks(observing(settings)).tick()
     assert not daemons(daemon)
@@ -55,6 +59,7 @@ def test_a_harvester_that_runs_elsewhere_counts(daemon: Daemon, settings: Settin
 @pytest.mark.usefixtures("_patient")
 def test_a_takeover_is_counted_and_what_the_daemon_uses_is_measured(daemon: Daemon, settings: Settings) -> None:
     ticks = Ticks(resources(settings)[1])
+    assert explanation(ticks) == "a harvester has just been started; shard 0 has no leader"
     eventually(lambda: ticks.tick()[1].passed, 60)
     observation, _ = ticks.tick()
     assert (observation.metadata["takeovers"].value, observation.metadata["duplicates_suppressed"].value) == (0, 0)
