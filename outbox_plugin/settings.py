@@ -46,7 +46,7 @@ _DAYS = re.compile(r"([1-9]\d{0,4})d")
 _ADDRESS = re.compile(r"(?:(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+)):)?(?P<port>[0-9]{1,5})")
 _NOT_TAKEN = re.compile("[\0\ud800-\udfff]")  # librdkafka cuts a text at NUL, and UTF-8 has no lone surrogates.
 LOCALHOST = "127.0.0.1"
-MOST_SHARDS = 1_024
+MAX_SHARDS = 1_024
 _SECRETS = {"dsn", "kafka", "kafka_token_provider", "outboxes"}  # Who misreads the last but one puts a token there.
 
 
@@ -106,9 +106,7 @@ class Settings(LogSettings):
         str, Field(description="Harvesters of one outbox share it; leader topic and transactional ids derive from it.")
     ] = "outbox"
     delivery: Annotated[Delivery, Field(description="What a consumer sees across crashes.")] = "exactly-once"
-    shards: Annotated[
-        int, Field(ge=1, le=MOST_SHARDS, description="Leaders that the outbox's keys are split over.")
-    ] = 1
+    shards: Annotated[int, Field(ge=1, le=MAX_SHARDS, description="Leaders that the outbox's keys are split over.")] = 1
     bad_rows: Annotated[
         BadRows, Field(description="What happens to a row that Kafka refuses: its key waits, or it is dead-lettered.")
     ] = "park"

@@ -13,7 +13,7 @@ from outbox_plugin.errors import UserError
 from outbox_plugin.schema.outboxes import present_outboxes
 from outbox_plugin.settings import Settings
 
-MOST_NAME_BYTES = 63  # Postgres cuts a longer name, which may then be another role's.
+MAX_NAME_BYTES = 63  # Postgres cuts a longer name, which may then be another role's.
 _TOPIC_OR_PREFIX = re.compile(r"[a-zA-Z0-9._-]{1,249}\*?|\*")
 
 
@@ -28,9 +28,9 @@ def grants(role: str, grantee: str, kafka: bool, topics: tuple[str, ...], groups
     if not kafka:
         if topics or groups:
             raise UserError("grants: --topic and --group are only for Kafka; add --kafka")
-        if not 1 <= len(grantee.encode()) <= MOST_NAME_BYTES:
+        if not 1 <= len(grantee.encode()) <= MAX_NAME_BYTES:
             raise UserError(
-                f"grants: --to: expected the name of a Postgres role, of 1 to {MOST_NAME_BYTES} bytes "
+                f"grants: --to: expected the name of a Postgres role, of 1 to {MAX_NAME_BYTES} bytes "
                 f"(given: {grantee!r})"
             )
         for settings in present_outboxes(Settings()):

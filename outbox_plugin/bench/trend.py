@@ -8,7 +8,7 @@ from statistics import median
 from typing import Literal, NamedTuple
 
 WARM_UP_SHARE = 0.2  # The share of the time in which caches and pools fill.
-LEAST_SECONDS = 300.0
+MIN_SECONDS = 300.0
 ALLOWED_SHARE = 0.2
 _MOST_POINTS = 200  # 19,900 slopes.
 
@@ -43,7 +43,7 @@ def trend_of(samples: Sequence[Sample], allowed_rise: float) -> Trend:
     rise, span = slope * (ended - began), settled[-1][0] - settled[0][0]
     is_growing = rise > max(allowed_rise, ALLOWED_SHARE * median(value for _, value in settled))
     judgement: Literal["flat", "growing", "too short to tell"] = "growing" if is_growing else "flat"
-    if span < LEAST_SECONDS:
+    if span < MIN_SECONDS:
         judgement = "too short to tell"
     tenth = -(-len(settled) // 10)
     first, last = (median(value for _, value in part) for part in (settled[:tenth], settled[-tenth:]))

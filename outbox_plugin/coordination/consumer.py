@@ -47,7 +47,7 @@ FOLLOW_SECONDS = 0.05  # Between two checks of which partitions we hold.
 GATHER_SECONDS = 0.005  # How long to wait for more records after the first one.
 PROMISED_GATHER_SECONDS = 0.05  # The same at most once: the promise for each batch takes about as long.
 PROMISE_SECONDS = 5.0
-LEAST_PROMISE_SECONDS = 1.0  # The shortest wait for a promise, also if `poll` has less time; most take milliseconds.
+MIN_PROMISE_SECONDS = 1.0  # The shortest wait for a promise, also if `poll` has less time; most take milliseconds.
 
 
 def _nothing(_: ClaimEvent) -> None:
@@ -331,7 +331,7 @@ class Consumer:
     def _promise(self, unpromised: Mapping[TopicPartition, tuple[Claim, int]], deadline: float) -> None:
         """Ask the log to promise records to us. While we hold them, an unanswered request is repeated."""
         left = deadline - time.monotonic()
-        self._instance.promise(unpromised, min(PROMISE_SECONDS, max(left, LEAST_PROMISE_SECONDS)))
+        self._instance.promise(unpromised, min(PROMISE_SECONDS, max(left, MIN_PROMISE_SECONDS)))
         held = self._instance.claims()
         for tp, (claim, _) in self._fetched.ends().items():
             if held.get(tp) is not claim:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from outbox_plugin.core.window import ROWS_PER_WINDOW
 
-LEAST_ROWS, MOST_ROWS = 500, ROWS_PER_WINDOW
+MIN_ROWS, MAX_ROWS = 500, ROWS_PER_WINDOW
 _ROWS_PER_SECOND = 200_000  # Of the transaction's own time. So many rows take about 1.5 seconds on one processor.
 _OWN_SECONDS = 0.005  # Until it is measured: that of a Kafka on the same machine.
 _FEW_ROWS = 20  # A transaction with so few shows its own time.
@@ -38,7 +38,7 @@ class RowsBesideLive:
     @property
     def rows(self) -> int:
         """How many rows the next transaction gets from the backlog."""
-        return max(LEAST_ROWS, min(MOST_ROWS, round(_ROWS_PER_SECOND * self._own_seconds)))
+        return max(MIN_ROWS, min(MAX_ROWS, round(_ROWS_PER_SECOND * self._own_seconds)))
 
     def published(self, rows: int, seconds: float) -> None:
         """Take in that a transaction with so many rows took so long, while there was no backlog."""

@@ -12,13 +12,13 @@ from outbox_plugin.errors import UserError
 from outbox_plugin.operate.release_and_retry import discarded, retried
 from outbox_plugin.printable import printable
 from outbox_plugin.schema.outboxes import one_outbox
-from outbox_plugin.settings import MOST_SHARDS, Settings
+from outbox_plugin.settings import MAX_SHARDS, Settings
 
 _OUTBOX = click.option(
     "--outbox", metavar="NAME", help="Which one, as `outbox status` names it, where the settings name several."
 )
 _SHARD = click.option(
-    "--shard", type=click.IntRange(0, MOST_SHARDS - 1), help="One shard only, counted from 0.", metavar="INTEGER"
+    "--shard", type=click.IntRange(0, MAX_SHARDS - 1), help="One shard only, counted from 0.", metavar="INTEGER"
 )
 
 

@@ -31,7 +31,7 @@ PREFIX = "outbox_staging_"
 RESTART_SECONDS = 30.0
 # Set whatever the role's default is: at a stricter level, tasks that renew the same lease fail to serialize.
 ISOLATION = psycopg.IsolationLevel.READ_COMMITTED
-MOST_COLUMNS = 1_600  # Of a table in Postgres.
+MAX_COLUMNS = 1_600  # Of a table in Postgres.
 PARTITION_BITS = 40  # An ordinal is the partition's number, followed by 40 bits for the row's number within it.
 
 
@@ -153,11 +153,11 @@ def new_staging_table(
         BusinessColumnWrong: Postgres cannot have a table with so many columns.
     """
     table = StagingTable(outbox, f"{PREFIX}{uuid.uuid4().hex}", form, business, known_as)
-    if (excess := len(table.columns) - MOST_COLUMNS) > 0:
+    if (excess := len(table.columns) - MAX_COLUMNS) > 0:
         given = len(form.business)
         raise BusinessColumnWrong(
             f"the DataFrame has {given} business columns; expected {given - excess} or fewer, because its staging "
-            f"table has columns of its own, and Postgres allows {MOST_COLUMNS}"
+            f"table has columns of its own, and Postgres allows {MAX_COLUMNS}"
         )
     return table
 

@@ -35,8 +35,8 @@ def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a batch of this size take long."""
     monkeypatch.setattr(backlog, "MIN_BACKLOG_IDS", 5_000)
     monkeypatch.setattr(adaptive_read_limit, "ROWS_PER_WINDOW", 500)
-    monkeypatch.setattr(rows_beside_live, "LEAST_ROWS", 200)
-    monkeypatch.setattr(rows_beside_live, "MOST_ROWS", 200)
+    monkeypatch.setattr(rows_beside_live, "MIN_ROWS", 200)
+    monkeypatch.setattr(rows_beside_live, "MAX_ROWS", 200)
 
 
 class LiveRows:

@@ -118,7 +118,7 @@ def test_at_most_once_a_poll_ends_though_the_log_does_not_answer(monkeypatch: py
     assert polling.poll(60.0) is orders
     began = instance.now
     assert polling.poll(2.5) is None
-    assert instance.now - began <= 2.5 + consumer.FOLLOW_SECONDS + consumer.LEAST_PROMISE_SECONDS
+    assert instance.now - began <= 2.5 + consumer.FOLLOW_SECONDS + consumer.MIN_PROMISE_SECONDS
     instance.answers = True
     assert polling.poll(2.5) is silent
 

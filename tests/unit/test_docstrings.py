@@ -12,7 +12,7 @@ import pytest
 from tests.documents import CHECKOUT
 
 PACKAGE = CHECKOUT / "outbox_plugin"
-MOST_WITHOUT_ARGS = 2
+MAX_WITHOUT_ARGS = 2
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -37,7 +37,7 @@ class Documented(NamedTuple):
     @property
     def undocumented(self) -> list[str]:
         """The parameters that the section `Args:` does not name; none if the function needs no such section."""
-        if len(self.parameters) <= MOST_WITHOUT_ARGS or decorators(self.function) & {"command", "group", "overload"}:
+        if len(self.parameters) <= MAX_WITHOUT_ARGS or decorators(self.function) & {"command", "group", "overload"}:
             return []  # A command's parameters are documented by the help of its options.
         _, _, section = self.docstring.partition("Args:\n")
         return [name for name in self.parameters if not re.search(rf"^ +\*{{0,2}}{name}: \S", section, re.MULTILINE)]

@@ -419,7 +419,7 @@ def test_a_leader_that_takes_over_beside_a_backlog_measures_how_far_kafka_is(mon
     """Else it would take the backlog in small parts to its end, as from a Kafka on the same machine."""
     monkeypatch.setattr(adaptive_read_limit, "ROWS_PER_WINDOW", 40)
     monkeypatch.setattr(backlog, "MIN_BACKLOG_IDS", 100)
-    for name, value in (("LEAST_ROWS", 2), ("MOST_ROWS", 30), ("_ROWS_PER_SECOND", 300)):
+    for name, value in (("MIN_ROWS", 2), ("MAX_ROWS", 30), ("_ROWS_PER_SECOND", 300)):
         monkeypatch.setattr(rows_beside_live, name, value)
     rows = {each: OutboxRow(each, NOW, "t", "k", "v", [], [], 100) for each in range(1, 1_001)}
     kafka, faults, clock, events, empty = Kafka(), Faults(None), FarClock(), list[HarvestEvent](), list[int]()

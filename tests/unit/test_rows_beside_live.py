@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outbox_plugin.core.rows_beside_live import LEAST_ROWS, MOST_ROWS, RowsBesideLive
+from outbox_plugin.core.rows_beside_live import MAX_ROWS, MIN_ROWS, RowsBesideLive
 
 
 def measured(seconds: float) -> RowsBesideLive:
@@ -21,7 +21,7 @@ def test_until_it_is_measured_kafka_is_taken_to_be_near() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "rows"),
-    [(0.001, LEAST_ROWS), (0.005, 1_000), (0.03, 6_000), (0.2, MOST_ROWS)],
+    [(0.001, MIN_ROWS), (0.005, 1_000), (0.03, 6_000), (0.2, MAX_ROWS)],
     ids=["very near", "near", "far", "very far"],
 )
 def test_the_longer_a_transaction_takes_by_itself_the_more_rows_it_gets(seconds: float, rows: int) -> None:
