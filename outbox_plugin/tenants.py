@@ -35,7 +35,9 @@ logger = logger_of("outbox_plugin.harvester")
 _Result = TypeVar("_Result")
 
 SEARCH_SECONDS = 5.0  # Between two searches for schemas.
-CHECK_SECONDS = 0.5  # Between two looks at the harvesters.
+CHECK_SECONDS = (
+    0.5  # Between two checks of the harvesters, and at least between the beginnings of two looks for events.
+)
 # Where tenants rest, so many run at once in a process: each takes about 23 threads, and some hundredths of a core while
 # it starts.
 MAX_AWAKE = 30
@@ -47,19 +49,24 @@ STOP_SECONDS = 30.0  # For all harvesters together. One that is stuck in its sta
 class _Task(Generic[_Result]):
     """A call on a thread of its own, which does not keep the process from ending."""
 
-    def __init__(self, name: str, call: Callable[[], _Result], now: float) -> None:
+    def __init__(
+        self, name: str, call: Callable[[], _Result], now: float, at_end: Callable[[], None] = lambda: None
+    ) -> None:
         """Begin the call.
 
         Args:
             name: of the thread.
             call: may wait for servers.
             now: the time.
+            at_end: called on the thread once the call has ended.
 
         Raises:
             RuntimeError: no thread can be started.
         """
         self._call = call
+        self._at_end = at_end
         self._began = now
+        self._has_ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.result: _Result | None = None
         self.error: BaseException | None = None
@@ -70,11 +77,13 @@ class _Task(Generic[_Result]):
             self.result = self._call()
         except BaseException as error:
             self.error = error
+        self._has_ended.set()
+        self._at_end()
 
     @property
     def has_ended(self) -> bool:
         """Whether it has succeeded or failed."""
-        return not self._thread.is_alive()
+        return self._has_ended.is_set()
 
     def is_slow(self, now: float) -> bool:
         """Whether it waits for something."""
@@ -114,9 +123,11 @@ class TenantHarvesters(Background):
         self._activity = None if settings.tenants_rest is None else TenantActivity(settings.tenants_rest)
         self._reader = TenantActivityReader(settings)
         self._look: _Task[Look] | None = None  # The one under way.
+        self._looked_at = float("-inf")  # When the last look began.
         self._look_error: str | None = None
         self._harvesters: dict[str, Harvester] = {}
         self._starts: dict[str, _Task[None]] = {}
+        self._check_now = threading.Event()  # Set when a look has ended, and to stop.
         self._stops: list[threading.Thread] = []  # Of harvesters that are ending.
         self._observed: ObservedTenants | None = None  # If OUTBOX_LISTEN is set.
 
@@ -144,6 +155,8 @@ class TenantHarvesters(Background):
 
     def stop(self) -> None:
         """Let all harvesters hand over, and end. Returns when everything is closed."""
+        self._stop.set()
+        self._check_now.set()
         super().stop()
         observed, self._observed = self._observed, None
         if observed is not None:
@@ -163,7 +176,9 @@ class TenantHarvesters(Background):
         try:
             while True:
                 self._follow(time.monotonic())
-                if self._stop.wait(CHECK_SECONDS):
+                self._check_now.wait(CHECK_SECONDS)
+                self._check_now.clear()
+                if self._stop.is_set():
                     return
                 self._take_failures()
                 self._look_for_schemas(time.monotonic())
@@ -209,16 +224,19 @@ class TenantHarvesters(Background):
             else:
                 self._look_error = None
                 activity.looked(look.result, now)
-        if self._look is None:
+        if self._look is None and now - self._looked_at >= CHECK_SECONDS:
+            self._looked_at = now
             schemas = [schema for schema, refusal in self._found.items() if refusal is None]
             activity.follow(schemas)
             activity.others_wait(they_do=self._schedule.waiting > 0)
             look_into = activity.to_look_into(now)
             try:
-                self._look = _Task("outbox-tenant-look", lambda: self._reader.look(schemas, look_into), now)
+                self._look = _Task(
+                    "outbox-tenant-look", lambda: self._reader.look(schemas, look_into), now, self._check_now.set
+                )
             except RuntimeError as error:
                 self._not_seen(str(error))
-        elif self._look.is_slow(now):
+        elif self._look is not None and self._look.is_slow(now):
             self._not_seen("Postgres does not answer")
 
     def _not_seen(self, reason: str) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import Any
 
 import pytest
 
 from outbox_plugin import Settings, tenants
+from outbox_plugin.core.tenant_activity import Look, Seen
 from outbox_plugin.tenants import STARTS_AT_ONCE, TenantHarvesters
 from tests.support import PATIENCE, eventually
 
@@ -141,3 +143,31 @@ def test_a_search_for_which_no_thread_can_be_started_is_repeated(service: Any, m
     eventually(lambda: service._search.has_ended, 10)
     service._look_for_schemas(20.1)
     assert (service._found, service._search_error) == ({"tenant_a": None}, None)
+
+
+def test_a_tenant_is_woken_as_soon_as_a_look_shows_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only at the next check. The next look waits for that."""
+    service: Any = TenantHarvesters(SETTINGS.model_copy(update={"tenants_rest": 60.0}))
+    begun, goes_on = threading.Semaphore(0), threading.Event()
+
+    def look(*_: object) -> Look:
+        begun.release()
+        assert goes_on.wait(60 * PATIENCE)
+        return Look({"tenant_a": Seen(1, is_writing=False)}, {"tenant_a": True})
+
+    monkeypatch.setattr(service, "_schemas", lambda: {"tenant_a": None})
+    monkeypatch.setattr(service._reader, "look", look)
+    monkeypatch.setattr(tenants, "CHECK_SECONDS", 0.01)
+    service.start()
+    try:
+        assert begun.acquire(timeout=10 * PATIENCE)
+        monkeypatch.setattr(tenants, "CHECK_SECONDS", 600.0)
+        time.sleep(0.2)  # Until the service waits for so long.
+        goes_on.set()
+        eventually(lambda: list(service._harvesters) == ["tenant_a"], 10)
+        assert not begun.acquire(timeout=0.2)
+        service.stop()  # Does not wait for the next check either.
+    finally:
+        goes_on.set()
+        monkeypatch.setattr(tenants, "CHECK_SECONDS", 0.01)
+        service.stop()
