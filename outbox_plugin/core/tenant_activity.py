@@ -1,8 +1,9 @@
 """Which tenants are put to rest because nobody emits events there, and when they are woken. No I/O, no clock.
 
-A tenant at rest has no harvester. It is woken as soon as an id has been drawn for a row of its outbox, or while a
-transaction may have drawn one. Rows with ids of their own making show in the table alone, so the outboxes of resting
-tenants are looked into from time to time. A tenant of which no drawn id can be seen is never put to rest.
+A tenant at rest has no harvester. It is woken as soon as an id has been drawn for a row of its outbox, while a
+transaction may have drawn one, and when its outbox was replaced or emptied. Rows with ids of their own making show in
+the table alone, so the outboxes of resting tenants are looked into from time to time. A tenant of which no drawn id can
+be seen is never put to rest.
 
 A tenant is put to rest when no id has been drawn for so long, and its outbox is empty. While others wait for its place,
 a second is enough. It is woken now and then in any
@@ -23,9 +24,15 @@ LOOKS_AT_ONCE = 100  # Each takes a request to Postgres.
 
 
 class Seen(NamedTuple):
-    """The last id that was drawn for a tenant's outbox, and whether an open transaction may have drawn one."""
+    """What tells of a tenant's outbox whether rows were inserted.
 
-    last_id: int
+    Attributes:
+        drawn: another text as soon as an id was drawn, or the table or its sequence was replaced or emptied. The last
+            id alone would not do: a tenant that is restored begins with the id that it ended with.
+        is_writing: whether an open transaction may have drawn an id.
+    """
+
+    drawn: str
     is_writing: bool
 
 
@@ -46,7 +53,7 @@ class _Tenant:
     is_resting: bool = True
     since: float = float("-inf")  # When it was put to rest, or was last active.
     looked_into_at: float = float("-inf")
-    last_id: int | None = None
+    drawn: str | None = None
 
 
 class TenantActivity:
@@ -93,8 +100,8 @@ class TenantActivity:
         """
         for schema, tenant in self._tenants.items():
             seen, has_rows = look.seen.get(schema), look.has_rows.get(schema)
-            is_active = seen is None or seen.is_writing or bool(has_rows) or tenant.last_id not in (None, seen.last_id)
-            tenant.last_id = None if seen is None else seen.last_id
+            is_active = seen is None or seen.is_writing or bool(has_rows) or tenant.drawn not in (None, seen.drawn)
+            tenant.drawn = None if seen is None else seen.drawn
             if has_rows is not None:
                 tenant.looked_into_at = now
             self._decide(tenant, is_active=is_active, is_empty=has_rows is False, now=now)

@@ -342,6 +342,20 @@ def test_a_resting_tenant_is_woken_however_its_rows_come(
         eventually(lambda: backlog(only) == 0, 60)
 
 
+def test_a_resting_tenant_whose_ids_begin_again_is_woken_by_its_next_row(
+    resting: Settings, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last id is the same as before."""
+    monkeypatch.setattr(tenant_activity, "LOOK_AGAIN_SECONDS", 3_600.0)
+    only = tenant(resting, "tenant_a")
+    row = f"INSERT INTO tenant_a.outbox (kafka_topic, kafka_key) VALUES ('{topic}', 'k')"
+    for statement in (row, f"TRUNCATE tenant_a.outbox RESTART IDENTITY; {row}"):
+        execute(only, statement)
+        eventually(lambda: backlog(only) == 0, 20)
+        eventually(lambda: count(resting, "resting") == 1, 60)
+    assert len(consume(only, topic)) == 2
+
+
 def test_a_long_transaction_keeps_its_tenant_awake(resting: Settings, topic: str) -> None:
     only = tenant(resting, "tenant_a")
     eventually(lambda: count(resting, "resting") == 1, 60)

@@ -21,7 +21,7 @@ REST = 60.0
 def look(last_id: int | None, *, has_rows: bool | None = None, is_writing: bool = False) -> Look:
     """What is seen of the tenant `a`."""
     return Look(
-        {} if last_id is None else {"a": Seen(last_id, is_writing)}, {} if has_rows is None else {"a": has_rows}
+        {} if last_id is None else {"a": Seen(str(last_id), is_writing)}, {} if has_rows is None else {"a": has_rows}
     )
 
 
@@ -107,7 +107,7 @@ def test_of_many_tenants_the_longest_unseen_come_first() -> None:
     names = [str(number) for number in range(LOOKS_AT_ONCE + 1)]
     activity.follow(names)
     first = activity.to_look_into(0.0)
-    activity.looked(Look({name: Seen(0, is_writing=False) for name in names}, dict.fromkeys(first, False)), 0.0)
+    activity.looked(Look({name: Seen("0", is_writing=False) for name in names}, dict.fromkeys(first, False)), 0.0)
     [last] = set(names) - set(first)
     assert activity.to_look_into(LOOK_AGAIN_SECONDS)[0] == last
 

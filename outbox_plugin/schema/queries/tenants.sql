@@ -3,13 +3,14 @@
 SELECT set_config('lock_timeout', '200', true)
 
 -- name: drawn_ids
--- Of each schema's outbox: the last id that was drawn, and whether an open transaction may have drawn one. No row for an outbox
--- whose ids do not tell whether rows were inserted: a view, a sequence that we may not read, or one of which sessions draw
--- several ids at once. None either for one that somebody has locked, because reading the sequence would wait: reading it takes
--- the same lock as drawing an id. So a transaction that only reads, as another process does here, does not count as one that may
--- have drawn an id: it has no transaction id.
+-- Of each schema's outbox: a text that is another one as soon as an id was drawn, or the table or its sequence was replaced or
+-- emptied; and whether an open transaction may have drawn an id. No row for an outbox whose ids do not tell whether rows were
+-- inserted: a view, several sequences, one that we may not read, or one of which sessions draw several ids at once. None either
+-- for one that somebody has locked, or waits to lock, because reading the sequence would wait: reading it takes the same lock as
+-- drawing an id. So a transaction that only reads, as another process does here, does not count as one that may have drawn an
+-- id: it has no transaction id. All locks are kept to the end of the statement: ask for a limited number of schemas.
 WITH drawn AS MATERIALIZED (
-    SELECT namespace.nspname, sequence.seqrelid
+    SELECT namespace.nspname, outbox.oid, outbox.relfilenode, min(sequence.seqrelid) AS seqrelid
     FROM pg_namespace AS namespace
     JOIN pg_class AS outbox ON outbox.relnamespace = namespace.oid AND outbox.relname = %(name)s
                            AND outbox.relkind = ANY ('{{r,p}}')
@@ -24,24 +25,27 @@ WITH drawn AS MATERIALIZED (
         JOIN pg_depend AS uses ON uses.classid = 'pg_attrdef'::regclass AND uses.objid = preset.oid
                               AND uses.refclassid = 'pg_class'::regclass
     ) AS source ON source.table_id = outbox.oid AND source.number = col.attnum
-    JOIN pg_sequence AS sequence ON sequence.seqrelid = source.sequence_id AND sequence.seqcache = 1
+    JOIN pg_sequence AS sequence ON sequence.seqrelid = source.sequence_id
     WHERE namespace.nspname = ANY (%(schemas)s::text[])
-      AND has_sequence_privilege(sequence.seqrelid, 'USAGE, SELECT')
+    GROUP BY namespace.nspname, outbox.oid, outbox.relfilenode
+    HAVING count(*) = 1 AND bool_and(sequence.seqcache = 1 AND has_sequence_privilege(sequence.seqrelid, 'USAGE, SELECT'))
 ), held AS MATERIALIZED (
-    SELECT locktype, relation, mode, virtualtransaction FROM pg_locks
-    WHERE granted AND (locktype = 'transactionid' AND mode = 'ExclusiveLock'
-                       OR locktype = 'relation'
-                       AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))
+    SELECT locktype, relation, mode, granted, virtualtransaction FROM pg_locks
+    WHERE locktype = 'transactionid' AND mode = 'ExclusiveLock' AND granted
+       OR locktype = 'relation' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 ), locked AS MATERIALIZED (
     SELECT relation, bool_or(mode = ANY ('{{ShareLock,ShareRowExclusiveLock,ExclusiveLock,AccessExclusiveLock}}')) AS is_exclusive,
-           bool_or(mode = 'RowExclusiveLock'
+           bool_or(granted AND mode = 'RowExclusiveLock'
                    AND virtualtransaction = ANY (SELECT virtualtransaction FROM held WHERE locktype = 'transactionid')) AS is_writing
     FROM held
     WHERE locktype = 'relation'
     GROUP BY relation
 )
-SELECT drawn.nspname, coalesce(pg_sequence_last_value(drawn.seqrelid), 0), coalesce(locked.is_writing, false)
+SELECT drawn.nspname,
+       concat_ws(' ', drawn.oid, drawn.relfilenode, drawn.seqrelid, found.relfilenode, pg_sequence_last_value(drawn.seqrelid)),
+       coalesce(locked.is_writing, false)
 FROM drawn
+JOIN pg_class AS found ON found.oid = drawn.seqrelid
 LEFT JOIN locked ON locked.relation = drawn.seqrelid
 WHERE locked.is_exclusive IS NOT TRUE
 

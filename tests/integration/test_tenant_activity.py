@@ -1,0 +1,132 @@
+"""What is seen of tenants' outboxes on one connection, while other sessions change and lock them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+import pytest
+from pydantic import SecretStr
+
+from outbox_plugin import Settings
+from outbox_plugin.adapters.tenant_activity import TenantActivityReader
+from outbox_plugin.core.tenant_activity import Seen
+from outbox_plugin.embedded.postgres import EmbeddedPostgres
+from tests.inbox_support import query
+from tests.support import eventually
+
+pytestmark = pytest.mark.integration
+
+TENANTS = 3_000
+
+
+@pytest.fixture
+def pattern(unmigrated: Settings) -> Settings:
+    return unmigrated.model_copy(update={"table": "tenant_*.outbox"})
+
+
+@pytest.fixture
+def reader(pattern: Settings) -> Iterator[TenantActivityReader]:
+    with closing(TenantActivityReader(pattern)) as reader:
+        yield reader
+
+
+def execute(pattern: Settings, *statements: str) -> None:
+    with psycopg.connect(pattern.dsn.get_secret_value()) as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
+def create(pattern: Settings, schema: str) -> None:
+    execute(pattern, f"CREATE SCHEMA {schema}", f"CREATE TABLE {schema}.outbox (id BIGSERIAL PRIMARY KEY)")
+
+
+def seen(reader: TenantActivityReader) -> Seen | None:
+    return reader.look(["tenant_a"], []).seen.get("tenant_a")
+
+
+def test_whoever_waits_for_a_lock_on_a_sequence_hides_its_own_tenant_alone(
+    pattern: Settings, reader: TenantActivityReader
+) -> None:
+    both = ["tenant_a", "tenant_b"]
+    for schema in both:
+        create(pattern, schema)
+    waiting = threading.Thread(target=execute, args=(pattern, "TRUNCATE tenant_a.outbox RESTART IDENTITY"))
+    with psycopg.connect(pattern.dsn.get_secret_value()) as drawing:
+        drawing.execute("SELECT nextval('tenant_a.outbox_id_seq')")
+        waiting.start()
+        waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'tenant_a.outbox_id_seq'::regclass"
+        eventually(lambda: query(pattern, waits) == [(1,)], 10)
+        assert set(reader.look(both, []).seen) == {"tenant_b"}
+    waiting.join()
+    assert set(reader.look(both, []).seen) == set(both)
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ("TRUNCATE tenant_a.outbox RESTART IDENTITY", "INSERT INTO tenant_a.outbox DEFAULT VALUES"),
+        ("TRUNCATE tenant_a.outbox", "INSERT INTO tenant_a.outbox VALUES (7)"),
+        (
+            "DROP TABLE tenant_a.outbox",
+            "CREATE TABLE tenant_a.outbox (id BIGSERIAL PRIMARY KEY)",
+            "INSERT INTO tenant_a.outbox DEFAULT VALUES",
+        ),
+        ("ALTER SCHEMA tenant_a RENAME TO was_a", "ALTER SCHEMA tenant_b RENAME TO tenant_a"),
+        (
+            "CREATE SEQUENCE tenant_a.other",
+            "ALTER TABLE tenant_a.outbox ALTER id SET DEFAULT nextval('tenant_a.other')",
+            "DELETE FROM tenant_a.outbox",
+            "INSERT INTO tenant_a.outbox DEFAULT VALUES",
+        ),
+    ],
+)
+def test_an_outbox_that_is_made_anew_with_the_same_last_id_is_seen_to_have_changed(
+    statements: tuple[str, ...], pattern: Settings, reader: TenantActivityReader
+) -> None:
+    for schema in ("tenant_a", "tenant_b"):
+        create(pattern, schema)
+        execute(pattern, f"INSERT INTO {schema}.outbox DEFAULT VALUES")
+    before = seen(reader)
+    assert before == seen(reader) is not None
+    execute(pattern, *statements)
+    assert before != seen(reader) is not None
+
+
+def test_the_first_id_of_a_sequence_is_seen_also_if_it_is_zero(pattern: Settings, reader: TenantActivityReader) -> None:
+    create(pattern, "tenant_a")
+    execute(pattern, "ALTER SEQUENCE tenant_a.outbox_id_seq MINVALUE 0 RESTART 0")
+    before = seen(reader)
+    execute(pattern, "INSERT INTO tenant_a.outbox DEFAULT VALUES")
+    assert before != seen(reader)
+
+
+def test_ids_of_several_sequences_do_not_tell(pattern: Settings, reader: TenantActivityReader) -> None:
+    create(pattern, "tenant_a")
+    execute(
+        pattern,
+        "CREATE SEQUENCE tenant_a.even",
+        "ALTER TABLE tenant_a.outbox ALTER id SET DEFAULT"
+        " CASE WHEN random() < 0.5 THEN nextval('tenant_a.even') ELSE nextval('tenant_a.outbox_id_seq') END",
+    )
+    assert seen(reader) is None
+
+
+def test_many_tenants_take_few_locks_at_a_time(tmp_path: Path, pattern: Settings) -> None:
+    """All sessions of a server share a table of locks. If it were full, no session could go on."""
+    server = EmbeddedPostgres(tmp_path / "postgres", {"max_locks_per_transaction": "10", "max_connections": "20"})
+    server.launch()
+    try:
+        server.wait()
+        small = pattern.model_copy(update={"dsn": SecretStr(server.dsn)})
+        schemas = [f"tenant_{number}" for number in range(TENANTS)]
+        with psycopg.connect(server.dsn, autocommit=True) as connection:
+            for schema in schemas:
+                connection.execute(f"CREATE SCHEMA {schema} CREATE TABLE outbox (id BIGSERIAL)".encode())
+        with closing(TenantActivityReader(small)) as reader:
+            assert set(reader.look(schemas, []).seen) == set(schemas)
+    finally:
+        server.stop()
