@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -229,15 +229,18 @@ class TenantHarvesters(Background):
             schemas = [schema for schema, refusal in self._found.items() if refusal is None]
             activity.follow(schemas)
             activity.others_wait(they_do=self._schedule.waiting > 0)
-            look_into = activity.to_look_into(now)
+            call = partial(self._look_at, schemas, activity, now)
             try:
-                self._look = _Task(
-                    "outbox-tenant-look", lambda: self._reader.look(schemas, look_into), now, self._check_now.set
-                )
+                self._look = _Task("outbox-tenant-look", call, now, self._check_now.set)
             except RuntimeError as error:
                 self._not_seen(str(error))
         elif self._look is not None and self._look.is_slow(now):
             self._not_seen("Postgres does not answer")
+
+    def _look_at(self, schemas: Sequence[str], activity: TenantActivity, now: float) -> Look:
+        """Read what is to be seen. `activity` does not change meanwhile: this thread is the only one under way."""
+        seen = self._reader.seen(schemas)
+        return Look(seen, self._reader.have_rows(activity.to_look_into(seen, now)))
 
     def _not_seen(self, reason: str) -> None:
         """The last look failed. Tenants at rest are not woken meanwhile."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 import psycopg
 
-from outbox_plugin.core.tenant_activity import Look, Seen
+from outbox_plugin.core.tenant_activity import Seen
 from outbox_plugin.schema.connection import connect, pipeline, reported
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 
 SCHEMAS_AT_ONCE = 500  # Each takes a lock for a moment. All sessions share room for 6,400 by default.
+LOOK_SECONDS = 1.0  # For the outboxes that are looked into together. Meanwhile no other tenant is woken.
 
 
 class TenantActivityReader:
@@ -28,13 +30,8 @@ class TenantActivityReader:
         self._pattern = pattern
         self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
 
-    def look(self, schemas: Sequence[str], look_into: Sequence[str]) -> Look:
-        """What is seen of the tenants.
-
-        Args:
-            schemas: all tenants that may be harvested.
-            look_into: those of whose outboxes it is read whether they have rows. One that cannot be read, because it
-                is locked or was changed, counts as having some: its own harvester will say what is wrong.
+    def seen(self, schemas: Sequence[str]) -> dict[str, Seen]:
+        """What tells of these tenants whether rows were inserted. A tenant of whose ids nothing can be seen is missing.
 
         Raises:
             StoreUnavailable: Postgres is away, or refuses.
@@ -42,31 +39,45 @@ class TenantActivityReader:
         with reported():
             if self._connection is None or self._connection.closed:
                 self._connection = connect(self._pattern, purpose="outbox tenants (at rest)")
-            return Look(
-                {
-                    schema: Seen(drawn, is_writing)
-                    for first in range(0, len(schemas), SCHEMAS_AT_ONCE)
-                    for schema, drawn, is_writing in self._drawn_ids(schemas[first : first + SCHEMAS_AT_ONCE])
-                },
-                {schema: self._has_rows(schema) for schema in look_into},
-            )
+            return {
+                schema: Seen(drawn, is_writing)
+                for first in range(0, len(schemas), SCHEMAS_AT_ONCE)
+                for schema, drawn, is_writing in self._drawn_ids(schemas[first : first + SCHEMAS_AT_ONCE])
+            }
+
+    def have_rows(self, schemas: Sequence[str]) -> dict[str, bool]:
+        """Whether these tenants' outboxes have rows, after `seen`.
+
+        One that cannot be read, because it is locked, was changed, or takes too long, counts as having some: its own
+        harvester will say what is wrong. If many take long, the last ones are left out.
+
+        Raises:
+            StoreUnavailable: Postgres is away, or refuses.
+        """
+        until, found = time.monotonic() + LOOK_SECONDS, {}
+        with reported():
+            for schema in schemas:
+                found[schema] = self._has_rows(schema)
+                if time.monotonic() >= until:
+                    break
+        return found
 
     def _drawn_ids(self, schemas: Sequence[str]) -> list[tuple[Any, ...]]:
         _, _, name = self._pattern.table.partition(".")
-        return self._run("drawn_ids", name, {"name": name, "schemas": list(schemas)})
+        return self._run("short_lock_timeout", "drawn_ids", name, {"name": name, "schemas": list(schemas)})
 
     def _has_rows(self, schema: str) -> bool:
         try:
-            [(has_rows,)] = self._run("has_rows", self._pattern.table_of_schema(schema), {})
+            [(has_rows,)] = self._run("short_time_outs", "has_rows", self._pattern.table_of_schema(schema), {})
         except psycopg.Error:
             if self._open.closed:
                 raise
             return True
         return bool(has_rows)
 
-    def _run(self, name: str, table: str, values: dict[str, object]) -> list[tuple[Any, ...]]:
+    def _run(self, limits: str, name: str, table: str, values: dict[str, object]) -> list[tuple[Any, ...]]:
         with pipeline(self._open):
-            self._open.execute(statement("tenants", "short_lock_timeout", table))
+            self._open.execute(statement("tenants", limits, table))
             found = self._open.execute(statement("tenants", name, table), values)
         return found.fetchall()
 

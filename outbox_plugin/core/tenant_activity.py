@@ -1,13 +1,16 @@
 """Which tenants are put to rest because nobody emits events there, and when they are woken. No I/O, no clock.
 
-A tenant at rest has no harvester. It is woken as soon as an id has been drawn for a row of its outbox, while a
-transaction may have drawn one, and when its outbox was replaced or emptied. Rows with ids of their own making show in
-the table alone, so the outboxes of resting tenants are looked into from time to time. A tenant of which no drawn id can
-be seen is never put to rest.
+A tenant at rest has no harvester. It is woken while a transaction may have drawn an id for a row of its outbox, and
+when its outbox has rows. The outbox is looked into as soon as an id was drawn, and when the table was replaced or
+emptied. A row may be committed just after such a look. So the outbox is looked into again, until nothing has changed
+since the look before. Rows with ids of their own making show in the table alone, so the outboxes of all resting tenants
+are looked into from time to time. A tenant of which no drawn id can be seen is never put to rest.
+
+Drawn ids alone wake nobody: when Postgres recovers from a crash, the sequences of all tenants jump.
 
 A tenant is put to rest when no id has been drawn for so long, and its outbox is empty. While others wait for its place,
-a second is enough. It is woken now and then in any
-case, because its harvester has more to do than to relay: it drops what was kept for long enough.
+a second is enough. It is woken now and then in any case, because its harvester has more to do than to relay: it drops
+what was kept for long enough. These tenants are woken one by one, so that those with events do not wait for them.
 """
 
 from __future__ import annotations
@@ -54,6 +57,7 @@ class _Tenant:
     since: float = float("-inf")  # When it was put to rest, or was last active.
     looked_into_at: float = float("-inf")
     drawn: str | None = None
+    is_unsure: bool = True  # Whether rows may have been inserted since it was looked into.
 
 
 class TenantActivity:
@@ -81,14 +85,25 @@ class TenantActivity:
         """Know these tenants, and no others."""
         self._tenants = {schema: self._tenants.get(schema) or _Tenant() for schema in schemas}
 
-    def to_look_into(self, now: float) -> list[str]:
-        """The tenants of whose outboxes it must be known whether they have rows, at most `LOOKS_AT_ONCE`."""
-        due = [schema for schema, each in self._tenants.items() if self._is_due(each, now)]
-        return nsmallest(LOOKS_AT_ONCE, due, key=lambda schema: self._tenants[schema].looked_into_at)
+    def to_look_into(self, seen: Mapping[str, Seen], now: float) -> list[str]:
+        """The tenants of whose outboxes it must be known whether they have rows, at most `LOOKS_AT_ONCE`.
 
-    def _is_due(self, tenant: _Tenant, now: float) -> bool:
+        Args:
+            seen: what has just been seen of all tenants, by schema.
+            now: the time.
+        """
+        due = {
+            schema: (not tenant.is_resting or not _may_have_rows(tenant, seen[schema]), tenant.looked_into_at)
+            for schema, tenant in self._tenants.items()
+            if schema in seen and self._is_due(tenant, seen[schema], now)
+        }
+        return nsmallest(LOOKS_AT_ONCE, due, key=due.__getitem__)
+
+    def _is_due(self, tenant: _Tenant, seen: Seen, now: float) -> bool:
+        if seen.is_writing:
+            return False
         if tenant.is_resting:
-            return now - tenant.looked_into_at >= LOOK_AGAIN_SECONDS
+            return _may_have_rows(tenant, seen) or now - tenant.looked_into_at >= LOOK_AGAIN_SECONDS
         return now - tenant.since >= self._rest_after
 
     def looked(self, look: Look, now: float) -> None:
@@ -100,19 +115,32 @@ class TenantActivity:
         """
         for schema, tenant in self._tenants.items():
             seen, has_rows = look.seen.get(schema), look.has_rows.get(schema)
-            is_active = seen is None or seen.is_writing or bool(has_rows) or tenant.drawn not in (None, seen.drawn)
+            has_changed = seen is None or seen.drawn != tenant.drawn
             tenant.drawn = None if seen is None else seen.drawn
+            tenant.is_unsure = has_changed or (tenant.is_unsure and has_rows is None)
             if has_rows is not None:
                 tenant.looked_into_at = now
+            is_active = seen is None or seen.is_writing or bool(has_rows) or (has_changed and not tenant.is_resting)
             self._decide(tenant, is_active=is_active, is_empty=has_rows is False, now=now)
+        self._wake_longest(now)
 
     def _decide(self, tenant: _Tenant, *, is_active: bool, is_empty: bool, now: float) -> None:
         if is_active:
             tenant.is_resting, tenant.since = False, now
         elif tenant.is_resting:
-            if tenant.since == float("-inf"):
-                tenant.since = now if is_empty else tenant.since
-            elif now - tenant.since >= LONGEST_REST_SECONDS:
-                tenant.is_resting, tenant.since = False, now
+            if is_empty and tenant.since == float("-inf"):
+                tenant.since = now
         elif is_empty and now - tenant.since >= self._rest_after:
             tenant.is_resting, tenant.since = True, now
+
+    def _wake_longest(self, now: float) -> None:
+        """Wake the tenant that has been at rest for longest, if that is long enough."""
+        resting = [each for each in self._tenants.values() if each.is_resting and each.since > float("-inf")]
+        longest = min(resting, key=lambda tenant: tenant.since, default=None)
+        if longest is not None and now - longest.since >= LONGEST_REST_SECONDS:
+            longest.is_resting, longest.since = False, now
+
+
+def _may_have_rows(tenant: _Tenant, seen: Seen) -> bool:
+    """Whether rows may have been inserted since the tenant was looked into."""
+    return tenant.is_unsure or tenant.drawn != seen.drawn

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -16,7 +17,7 @@ from outbox_plugin.adapters.tenant_activity import TenantActivityReader
 from outbox_plugin.core.tenant_activity import Seen
 from outbox_plugin.embedded.postgres import EmbeddedPostgres
 from tests.inbox_support import query
-from tests.support import eventually
+from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration
 
@@ -45,7 +46,7 @@ def create(pattern: Settings, schema: str) -> None:
 
 
 def seen(reader: TenantActivityReader) -> Seen | None:
-    return reader.look(["tenant_a"], []).seen.get("tenant_a")
+    return reader.seen(["tenant_a"]).get("tenant_a")
 
 
 def test_whoever_waits_for_a_lock_on_a_sequence_hides_its_own_tenant_alone(
@@ -60,9 +61,9 @@ def test_whoever_waits_for_a_lock_on_a_sequence_hides_its_own_tenant_alone(
         waiting.start()
         waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'tenant_a.outbox_id_seq'::regclass"
         eventually(lambda: query(pattern, waits) == [(1,)], 10)
-        assert set(reader.look(both, []).seen) == {"tenant_b"}
+        assert set(reader.seen(both)) == {"tenant_b"}
     waiting.join()
-    assert set(reader.look(both, []).seen) == set(both)
+    assert set(reader.seen(both)) == set(both)
 
 
 @pytest.mark.parametrize(
@@ -115,6 +116,30 @@ def test_ids_of_several_sequences_do_not_tell(pattern: Settings, reader: TenantA
     assert seen(reader) is None
 
 
+def test_outboxes_that_cannot_be_read_soon_hold_the_others_up_for_a_moment_only(
+    pattern: Settings, reader: TenantActivityReader
+) -> None:
+    create(pattern, "tenant_a")
+    execute(
+        pattern,
+        "CREATE SCHEMA tenant_slow",
+        "CREATE VIEW tenant_slow.outbox AS SELECT WHERE pg_sleep(60) IS NULL",
+    )
+    reader.seen(["tenant_a"])
+    assert reader.have_rows(["tenant_a", "tenant_slow", "tenant_a"]) == {"tenant_a": False, "tenant_slow": True}
+    many = [f"tenant_{number}" for number in range(100)]
+    for schema in many:
+        create(pattern, schema)
+    with psycopg.connect(pattern.dsn.get_secret_value()) as locking:
+        for schema in many:
+            locking.execute(f"LOCK TABLE {schema}.outbox".encode())
+        began = time.monotonic()
+        some = reader.have_rows(many)
+        assert time.monotonic() - began < 5.0 * PATIENCE
+        assert 0 < len(some) < len(many)
+        assert set(some.values()) == {True}
+
+
 def test_many_tenants_take_few_locks_at_a_time(tmp_path: Path, pattern: Settings) -> None:
     """All sessions of a server share a table of locks. If it were full, no session could go on."""
     server = EmbeddedPostgres(tmp_path / "postgres", {"max_locks_per_transaction": "10", "max_connections": "20"})
@@ -127,6 +152,6 @@ def test_many_tenants_take_few_locks_at_a_time(tmp_path: Path, pattern: Settings
             for schema in schemas:
                 connection.execute(f"CREATE SCHEMA {schema} CREATE TABLE outbox (id BIGSERIAL)".encode())
         with closing(TenantActivityReader(small)) as reader:
-            assert set(reader.look(schemas, []).seen) == set(schemas)
+            assert set(reader.seen(schemas)) == set(schemas)
     finally:
         server.stop()

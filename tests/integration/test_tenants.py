@@ -17,6 +17,7 @@ from psycopg import sql
 from outbox_plugin import Event, Outbox, Settings, operate, tenants
 from outbox_plugin.core import tenant_activity, tenant_schedule
 from outbox_plugin.embedded.ports import free_port
+from outbox_plugin.embedded.stack import EmbeddedStack
 from outbox_plugin.errors import InvalidSetting
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.status.health_rules import Limits, health
@@ -384,6 +385,27 @@ def test_tenants_that_are_never_quiet_take_turns_where_places_are_few(
             arrives(each, topic, "while others are busy")
     eventually(lambda: count(resting, "resting") == 3, 60)
     assert sum(backlog(each) for each in busy) == 0
+
+
+def test_a_crash_of_postgres_wakes_only_the_tenants_with_events(
+    servers: EmbeddedStack, resting: Settings, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All sequences jump when it recovers."""
+    caplog.set_level(logging.INFO, "outbox_plugin")
+    first, second = tenant(resting, "tenant_a"), tenant(resting, "tenant_b")
+    for each in (first, second):
+        arrives(each, topic, "before")
+    eventually(lambda: count(resting, "resting") == 2, 60)
+    last_id = query(second, "SELECT last_value FROM tenant_b.outbox_id_seq")
+    caplog.clear()
+    servers.postgres.kill()
+    servers.postgres.launch()
+    servers.postgres.wait()
+    assert query(second, "SELECT last_value FROM tenant_b.outbox_id_seq") > last_id
+    arrives(first, topic, "after")
+    eventually(lambda: count(resting, "resting") == 2, 60)
+    led = {getattr(each, "schema", None) for each in caplog.records if "leading as" in each.getMessage()}
+    assert led == {"tenant_a"}
 
 
 def test_a_locked_tenant_keeps_no_other_one_asleep(resting: Settings, topic: str) -> None:

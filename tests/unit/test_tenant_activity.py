@@ -25,11 +25,16 @@ def look(last_id: int | None, *, has_rows: bool | None = None, is_writing: bool 
     )
 
 
+def look_into(activity: TenantActivity, last_id: int | None, now: float) -> list[str]:
+    return activity.to_look_into(look(last_id).seen, now)
+
+
 def quiet() -> TenantActivity:
     """The tenant `a` has been at rest since 0, and 5 is the last id that was drawn there."""
     activity = TenantActivity(REST)
     activity.follow(["a"])
-    activity.looked(look(5, has_rows=False), 0.0)
+    for _ in range(2):
+        activity.looked(look(5, has_rows=False), 0.0)
     return activity
 
 
@@ -37,33 +42,35 @@ def test_a_new_tenant_is_looked_into_before_it_is_started() -> None:
     activity = TenantActivity(REST)
     activity.follow(["a"])
     assert activity.resting == {"a"}
-    assert activity.to_look_into(0.0) == ["a"]
+    assert look_into(activity, 5, 0.0) == ["a"]
     activity.looked(look(5, has_rows=True), 1.0)
     assert activity.resting == set()
 
 
 def test_a_tenant_is_put_to_rest_when_it_is_quiet_and_empty() -> None:
     activity = quiet()
-    activity.looked(look(6), 1.0)
+    activity.looked(look(6, has_rows=True), 1.0)
     assert activity.resting == set()
-    assert activity.to_look_into(1.0 + REST - 0.1) == []
+    assert look_into(activity, 6, 1.0 + REST - 0.1) == []
     activity.looked(look(6), 1.0 + REST)  # It was not looked into.
     assert activity.resting == set()
-    assert activity.to_look_into(1.0 + REST) == ["a"]
+    assert look_into(activity, 6, 1.0 + REST) == ["a"]
     activity.looked(look(6, has_rows=True), 1.0 + REST)
     assert activity.resting == set()
-    assert activity.to_look_into(2 * REST) == []
-    activity.looked(look(6, has_rows=False), 1.0 + 2 * REST)
+    assert look_into(activity, 6, 2 * REST) == []
+    activity.looked(look(7, has_rows=False), 1.0 + 2 * REST)
+    assert activity.resting == set()
+    activity.looked(look(7, has_rows=False), 1.0 + 3 * REST)
     assert activity.resting == {"a"}
 
 
 def test_a_tenant_is_put_to_rest_sooner_while_others_wait_for_its_place() -> None:
     activity = quiet()
-    activity.looked(look(6), 1.0)
+    activity.looked(look(6, has_rows=True), 1.0)
     activity.others_wait(they_do=True)
-    assert activity.to_look_into(1.0 + CROWDED_REST_SECONDS) == ["a"]
+    assert look_into(activity, 6, 1.0 + CROWDED_REST_SECONDS) == ["a"]
     activity.others_wait(they_do=False)
-    assert activity.to_look_into(1.0 + CROWDED_REST_SECONDS) == []
+    assert look_into(activity, 6, 1.0 + CROWDED_REST_SECONDS) == []
     activity.others_wait(they_do=True)
     activity.looked(look(6, has_rows=False), 1.0 + CROWDED_REST_SECONDS)
     assert activity.resting == {"a"}
@@ -71,9 +78,8 @@ def test_a_tenant_is_put_to_rest_sooner_while_others_wait_for_its_place() -> Non
 
 def test_what_wakes_a_tenant() -> None:
     for what, seen in {
-        "an id was drawn": look(6),
-        "the ids begin again": look(1),
         "somebody is writing": look(5, is_writing=True),
+        "it has rows": look(6, has_rows=True),
         "it has rows with ids of their own making": look(5, has_rows=True),
         "its ids cannot be seen any more": look(None),
     }.items():
@@ -82,6 +88,29 @@ def test_what_wakes_a_tenant() -> None:
         assert activity.resting == {"a"}
         activity.looked(seen, 2.0)
         assert activity.resting == set(), what
+
+
+def test_drawn_ids_without_rows_wake_nobody() -> None:
+    """The sequences of all tenants jump when Postgres recovers from a crash."""
+    for last_id in (1, 38):
+        activity = quiet()
+        assert look_into(activity, 5, 1.0) == []
+        assert look_into(activity, last_id, 1.0) == ["a"]
+        activity.looked(look(last_id, has_rows=False), 1.0)
+        assert activity.resting == {"a"}
+        assert look_into(activity, last_id, 1.5) == ["a"]  # A row may have been committed just after the first look.
+        activity.looked(look(last_id, has_rows=False), 1.5)
+        assert activity.resting == {"a"}
+        assert look_into(activity, last_id, 2.0) == []
+
+
+def test_a_tenant_whose_id_was_drawn_is_looked_into_until_it_was_seen_to_be_empty() -> None:
+    activity = quiet()
+    for last_id, has_rows in ((6, None), (6, None), (7, False), (8, False)):
+        activity.looked(look(last_id, has_rows=has_rows), 1.0)
+        assert look_into(activity, last_id, 1.0) == ["a"]
+    activity.looked(look(8, has_rows=True), 1.0)
+    assert activity.resting == set()
 
 
 def test_a_tenant_whose_ids_cannot_be_seen_is_never_put_to_rest() -> None:
@@ -94,22 +123,54 @@ def test_a_tenant_whose_ids_cannot_be_seen_is_never_put_to_rest() -> None:
 
 def test_a_resting_tenant_is_looked_into_from_time_to_time_and_woken_in_the_end() -> None:
     activity = quiet()
-    assert activity.to_look_into(LOOK_AGAIN_SECONDS - 0.1) == []
-    assert activity.to_look_into(LOOK_AGAIN_SECONDS) == ["a"]
+    assert look_into(activity, 5, LOOK_AGAIN_SECONDS - 0.1) == []
+    assert look_into(activity, 5, LOOK_AGAIN_SECONDS) == ["a"]
     activity.looked(look(5, has_rows=False), LONGEST_REST_SECONDS - 0.1)
     assert activity.resting == {"a"}
     activity.looked(look(5), LONGEST_REST_SECONDS)
     assert activity.resting == set()
 
 
+def seen_of(names: list[str], last_id: int = 0) -> dict[str, Seen]:
+    return {name: Seen(str(last_id), is_writing=False) for name in names}
+
+
 def test_of_many_tenants_the_longest_unseen_come_first() -> None:
     activity = TenantActivity(REST)
     names = [str(number) for number in range(LOOKS_AT_ONCE + 1)]
     activity.follow(names)
-    first = activity.to_look_into(0.0)
-    activity.looked(Look({name: Seen("0", is_writing=False) for name in names}, dict.fromkeys(first, False)), 0.0)
+    first = activity.to_look_into(seen_of(names), 0.0)
+    activity.looked(Look(seen_of(names), dict.fromkeys(first, False)), 0.0)
     [last] = set(names) - set(first)
-    assert activity.to_look_into(LOOK_AGAIN_SECONDS)[0] == last
+    assert activity.to_look_into(seen_of(names), LOOK_AGAIN_SECONDS)[0] == last
+
+
+def many_quiet(names: list[str]) -> TenantActivity:
+    """These tenants, all of them at rest since 0."""
+    activity = TenantActivity(REST)
+    activity.follow(names)
+    for _ in range(2):
+        activity.looked(Look(seen_of(names), dict.fromkeys(names, False)), 0.0)
+    return activity
+
+
+def test_tenants_with_new_ids_are_looked_into_before_those_whose_time_has_come() -> None:
+    names = [str(number) for number in range(10 * LOOKS_AT_ONCE)]
+    activity = many_quiet(names)
+    seen = {**seen_of(names), **seen_of(["777"], 1)}
+    assert activity.to_look_into(seen, LOOK_AGAIN_SECONDS)[0] == "777"
+
+
+def test_tenants_that_have_rested_for_long_enough_are_woken_one_by_one() -> None:
+    """All have rested since the service began. Tenants with events must not wait until all these have been started."""
+    names = [str(number) for number in range(1_000)]
+    activity = many_quiet(names)
+    woken: set[str] = set()
+    for number in range(1, len(names) + 1):
+        activity.looked(Look(seen_of(names), {}), LONGEST_REST_SECONDS + number / 1_000)
+        woken |= set(names) - activity.resting
+        assert len(woken) == number
+    assert len(woken) == len(names)
 
 
 def test_a_tenant_that_was_gone_is_new() -> None:
@@ -117,20 +178,33 @@ def test_a_tenant_that_was_gone_is_new() -> None:
     activity.follow([])
     assert activity.resting == set()
     activity.follow(["a"])
-    assert activity.to_look_into(0.0) == ["a"]
+    assert look_into(activity, 5, 0.0) == ["a"]
 
 
-@given(st.lists(st.tuples(st.floats(0.1, 100.0), st.booleans(), st.booleans()), max_size=60))
-def test_an_outbox_with_rows_is_woken_and_stays_awake(steps: list[tuple[float, bool, bool]]) -> None:
-    """Rows are inserted with ids that are drawn, and relayed where there is a harvester."""
-    activity, now, last_id, rows = TenantActivity(REST), 0.0, 0, 0
+INSERTS = st.sampled_from(["nothing", "before the look", "between its two parts", "and is open", "and rolled back"])
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 100.0), INSERTS, st.booleans()), max_size=60))
+def test_an_outbox_with_rows_is_woken_and_stays_awake(steps: list[tuple[float, str, bool]]) -> None:
+    """Rows are inserted with ids that are drawn, and relayed where there is a harvester.
+
+    A look first sees who has locks, then the last id, then the rows. Inserts come between these.
+    """
+    activity, now, last_id, rows, opened = TenantActivity(REST), 0.0, 0, 0, 0
     activity.follow(["a"])
-    for seconds, inserts, drains in steps:
+    for seconds, inserts, drains in [*steps, (0.5, "nothing", False), (0.5, "nothing", False)]:
         now += seconds
-        if inserts:
-            last_id, rows = last_id + 1, rows + 1
-        activity.looked(look(last_id, has_rows=rows > 0 if activity.to_look_into(now) else None), now)
+        rows, opened = rows + opened, 0  # What was open is committed.
+        last_id += inserts != "nothing"
+        rows += inserts == "before the look"
+        opened = int(inserts == "and is open")  # It has drawn its id after the locks were seen, and commits later.
+        is_due = bool(look_into(activity, last_id, now))
+        found = look(last_id, has_rows=rows > 0 if is_due else None)
+        rows += inserts == "between its two parts"
+        activity.looked(found, now)
         is_resting = "a" in activity.resting
-        assert not (is_resting and rows)
+        assert not (is_resting and found.has_rows.get("a"))
+        if inserts == "nothing":
+            assert not (is_resting and rows)
         if drains and not is_resting:
             rows = 0

@@ -153,10 +153,10 @@ def test_a_tenant_is_woken_as_soon_as_a_look_shows_its_rows(monkeypatch: pytest.
     def look(*_: object) -> Look:
         begun.release()
         assert goes_on.wait(60 * PATIENCE)
-        return Look({"tenant_a": Seen(1, is_writing=False)}, {"tenant_a": True})
+        return Look({"tenant_a": Seen("1", is_writing=False)}, {"tenant_a": True})
 
     monkeypatch.setattr(service, "_schemas", lambda: {"tenant_a": None})
-    monkeypatch.setattr(service._reader, "look", look)
+    monkeypatch.setattr(service, "_look_at", look)
     monkeypatch.setattr(tenants, "CHECK_SECONDS", 0.01)
     service.start()
     try:

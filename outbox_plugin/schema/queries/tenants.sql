@@ -2,6 +2,10 @@
 -- For the transaction: do not wait for a tenant's table that somebody has locked.
 SELECT set_config('lock_timeout', '200', true)
 
+-- name: short_time_outs
+-- For the transaction: do not wait for a table that somebody has locked, and do not read for long one that is full of deleted rows.
+SELECT set_config('lock_timeout', '200', true), set_config('statement_timeout', '1000', true)
+
 -- name: drawn_ids
 -- Of each schema's outbox: a text that is another one as soon as an id was drawn, or the table or its sequence was replaced or
 -- emptied; and whether an open transaction may have drawn an id. No row for an outbox whose ids do not tell whether rows were
