@@ -9,11 +9,14 @@ not the one that was stored, and a record names an object of the reader's own st
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import sha256
+from pathlib import Path
 from typing import Any, Protocol
+from uuid import uuid4
 
 from outbox_plugin.core.headers import CLAIM_CHECK_HEADER
 from outbox_plugin.emit.encoding import Serializer, as_text
@@ -107,9 +110,7 @@ class ClaimCheck:
             return event if self._serializer is as_text else event.model_copy(update={"value": value})
         name = sha256(body).hexdigest()
         with _unavailable(name, "stored"):
-            path = self._path(name)
-            self._store.makedirs(self._store._parent(path), exist_ok=True)
-            self._store.pipe_file(path, body)
+            self._put(self._path(name), body)
         claim = f"sha256:{name}"
         others = event.headers.items() if isinstance(event.headers, dict) else event.headers
         headers: Any = [*others, (CLAIM_CHECK_HEADER, claim)]
@@ -143,8 +144,30 @@ class ClaimCheck:
             raise ClaimUnavailable(f"the object store has another value as {name}; expected the one that was stored")
         return body
 
+    def _put(self, path: str, body: bytes) -> None:
+        """Store an object. It appears as a whole, or not at all, and one that is there already stays readable."""
+        self._store.makedirs(self._store._parent(path), exist_ok=True)
+        if "file" in self._store.protocol:  # A writer that ends early would leave a part; object stores leave nothing.
+            _write_whole(Path(path), body)
+        else:
+            self._store.pipe_file(path, body)
+
     def _path(self, name: str) -> str:
         return f"{self._folder}/{name[:2]}/{name}"
+
+
+def _write_whole(path: Path, body: bytes) -> None:
+    part = path.with_name(f"{path.name}.{uuid4().hex}")
+    try:
+        with part.open("xb") as file:
+            file.write(body)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink()
+        raise
 
 
 @contextmanager

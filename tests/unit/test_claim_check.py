@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import uuid
 from pathlib import Path
 from typing import Any
@@ -92,6 +94,22 @@ def test_a_value_is_stored_once_under_its_digest(tmp_path: Path) -> None:
     assert len(claims) == 1
     [path] = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert path.read_bytes() == LARGE.encode()
+
+
+def test_a_writer_that_fails_leaves_the_value_that_was_stored(tmp_path: Path) -> None:
+    """It writes the same value again, and its disk is full: a file may have 1,000 bytes."""
+    store = ClaimCheck(f"file://{tmp_path}", above_bytes=10)
+    event = store.check_in(Event(topic="t", key="k", value=LARGE))
+    again = (
+        "import resource, signal; from outbox_plugin import Event; from outbox_plugin.claim_check import ClaimCheck\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        f"ClaimCheck('file://{tmp_path}', above_bytes=10).check_in(Event(topic='t', key='k', value='ä' * 600_000))"
+    )
+    done = subprocess.run([sys.executable, "-c", again], capture_output=True, text=True, timeout=60, check=False)
+    assert "ClaimUnavailable: the value" in done.stderr
+    assert "File too large" in done.stderr
+    assert store.value_of(received(event)) == LARGE.encode()
+    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 1
 
 
 def test_a_value_that_is_gone_or_another_one_is_not_returned(tmp_path: Path) -> None:
