@@ -93,14 +93,15 @@ class ClaimCheck:
         `asyncio.to_thread`. If the transaction is rolled back, the object stays: let the store delete objects by age.
 
         Args:
-            event: any event. A tombstone is returned unchanged, and so is a small event.
+            event: any event. A tombstone is returned unchanged, and so is an event that is small, or has a claim.
 
         Raises:
             InvalidEvent: the value cannot be serialized.
             ClaimUnavailable: the store did not take the value.
         """
+        others = [*(event.headers.items() if isinstance(event.headers, dict) else event.headers)]
         value = self._serializer(event)
-        if value is None:
+        if value is None or any(name == CLAIM_CHECK_HEADER for name, _ in others):
             return event
         try:
             body = value.encode() if isinstance(value, str) else value
@@ -112,7 +113,6 @@ class ClaimCheck:
         with _unavailable(name, "stored"):
             self._put(self._path(name), body)
         claim = f"sha256:{name}"
-        others = event.headers.items() if isinstance(event.headers, dict) else event.headers
         headers: Any = [*others, (CLAIM_CHECK_HEADER, claim)]
         if isinstance(event.headers, dict):
             headers = dict(headers)

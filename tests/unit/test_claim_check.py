@@ -96,6 +96,15 @@ def test_a_value_is_stored_once_under_its_digest(tmp_path: Path) -> None:
     assert path.read_bytes() == LARGE.encode()
 
 
+@pytest.mark.parametrize("headers", [{"a": "1"}, [("a", "1")]])
+def test_an_event_that_is_checked_in_twice_is_stored_once(headers: Any) -> None:
+    """Though its claim is larger than what stays in an event."""
+    store = ClaimCheck(f"memory://{uuid.uuid4()}", above_bytes=10)
+    event = store.check_in(Event(topic="t", key="k", value=LARGE, headers=headers))
+    assert store.check_in(event) == event
+    assert store.value_of(received(event)) == LARGE.encode()
+
+
 def test_a_writer_that_fails_leaves_the_value_that_was_stored(tmp_path: Path) -> None:
     """It writes the same value again, and its disk is full: a file may have 1,000 bytes."""
     store = ClaimCheck(f"file://{tmp_path}", above_bytes=10)
