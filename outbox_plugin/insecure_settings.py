@@ -15,11 +15,12 @@ logger = logger_of("outbox_plugin.settings")
 
 _NOT_VERIFIED = frozenset({"disable", "allow", "prefer", "require", "verify-ca"})  # Every sslmode but verify-full.
 _FALSE = frozenset({"false", "f", "0"})  # As librdkafka reads it.
+_logged: set[str] = set()
 _HOST_OF_BROKER = re.compile(r"(?:\w+://)?(?:\[(?P<ipv6>[^\]]*)\]|(?P<host>[^:/]*))(?::\d+)?")
 
 
 def warn_about_insecure_settings(settings: Settings, *, postgres: bool = True) -> None:
-    """Log a warning for each insecure setting. Call it once, when the process or object that uses the settings starts.
+    """Log a warning for each insecure setting, once in a process: tenants' harvesters start again and again.
 
     Args:
         settings: name the servers, and how to connect to them.
@@ -30,7 +31,9 @@ def warn_about_insecure_settings(settings: Settings, *, postgres: bool = True) -
         *(insecure_postgres_settings(settings, os.environ) if postgres else ()),
     ]
     for weakness in found:
-        logger.warning("%s", weakness)
+        if weakness not in _logged:
+            _logged.add(weakness)
+            logger.warning("%s", weakness)
 
 
 def insecure_kafka_settings(settings: Settings) -> Iterator[str]:

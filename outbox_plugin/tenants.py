@@ -254,18 +254,18 @@ class TenantHarvesters(Background):
         places = None if self._activity is None else MAX_AWAKE
         changes = self._schedule.changes(self._found, now, max(room, 0), self._resting, places)
         for schema in changes.gone:
-            logger.info("schema %s: its outbox is gone", schema)
+            logger.info("schema %s: its outbox is gone", schema, extra={"schema": schema})
             self._let_go(schema)
             if self._observed is not None:
                 self._observed.forget(self._settings.group_of_schema(schema))
         for schema in changes.refused:
-            logger.warning("schema %s: not harvested: %s", schema, self._found[schema])
+            logger.warning("schema %s: not harvested: %s", schema, self._found[schema], extra={"schema": schema})
             self._let_go(schema)
         for schema in changes.rest:
-            logger.debug("schema %s: at rest", schema)
+            logger.debug("schema %s: at rest", schema, extra={"schema": schema})
             self._let_go(schema)
         for schema in changes.turn_over:
-            logger.debug("schema %s: makes place for one that waits", schema)
+            logger.debug("schema %s: makes place for one that waits", schema, extra={"schema": schema})
             self._let_go(schema)
         for schema in changes.start:
             try:
@@ -291,7 +291,13 @@ class TenantHarvesters(Background):
         reason = _reason(error)
         retry = self._schedule.failed_at(schema, reason, time.monotonic())
         if retry is not None and retry.is_news:
-            logger.warning("schema %s: not harvested, tried again in %.0f s: %s", schema, retry.seconds, reason)
+            logger.warning(
+                "schema %s: not harvested, tried again in %.0f s: %s",
+                schema,
+                retry.seconds,
+                reason,
+                extra={"schema": schema},
+            )
 
     def _let_go(self, schema: str) -> None:
         """Stop the schema's harvester, if it has one, also while it starts."""

@@ -153,13 +153,17 @@ def test_what_a_tenants_harvester_logs_names_the_tenant(
         }
 
 
-def test_a_tenant_that_is_broken_harms_itself_alone(pattern: Settings, topic: str, relay: TenantHarvesters) -> None:
+def test_a_tenant_that_is_broken_harms_itself_alone(
+    pattern: Settings, topic: str, relay: TenantHarvesters, caplog: pytest.LogCaptureFixture
+) -> None:
     healthy, broken = tenant(pattern, "tenant_a"), tenant(pattern, "tenant_b")
     execute(broken, "ALTER TABLE tenant_b.outbox DROP COLUMN leader_id")
     relay.start()
     arrives(healthy, topic, "1")
     eventually(lambda: count(pattern, "failed") == 1, 30)
     assert "1 schema(s) are harvested; 1 cannot be: tenant_b" in page(pattern, "/readyz")
+    [failure] = [each for each in caplog.records if "not harvested" in each.msg]
+    assert failure.__dict__["schema"] == "tenant_b"
     arrives(healthy, topic, "2")
     execute(broken, "ALTER TABLE tenant_b.outbox ADD COLUMN leader_id TEXT")
     arrives(broken, topic, "3")
