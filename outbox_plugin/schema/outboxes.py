@@ -22,6 +22,10 @@ _UNTRUSTED = (
     "its owner {!r} may not create schemas in this database, so a pattern does not trust it; name the outbox in "
     "OUTBOX_OUTBOXES, or change the owner"
 )
+_COLLIDES = (
+    "Kafka does not tell the names of its topics from those of schema {}, because $ becomes a dot there, and Kafka "
+    "takes a dot and _ for the same; rename one of the two schemas"
+)
 _SPECIAL = re.compile(r"[\\%_]")
 
 
@@ -30,7 +34,7 @@ def tenant_schemas(connection: psycopg.Connection[tuple[Any, ...]], pattern: Set
 
     Returns:
         By schema, why it must not be used; None where it may be. It may not if its owner is not trusted, or if it
-        cannot have a group named after it.
+        cannot have a group named after it, or one whose topics Kafka would not tell from another schema's.
 
     Raises:
         psycopg.Error: whatever Postgres says.
@@ -39,10 +43,29 @@ def tenant_schemas(connection: psycopg.Connection[tuple[Any, ...]], pattern: Set
     like = _SPECIAL.sub(r"\\\g<0>", schema).replace("*", "%")
     query = statement("place", "schemas", name)
     found = connection.execute(query, {"pattern": like, "name": name}).fetchall()
-    return {
+    refusals = {  # In the order in which the schemas were created.
         schema: pattern.refusal_of_schema(schema) if owner is None else _UNTRUSTED.format(owner)
         for schema, owner in found
     }
+    collisions = _collisions([schema for schema, refusal in refusals.items() if refusal is None])
+    return dict(sorted((refusals | collisions).items()))
+
+
+def _collisions(schemas: Sequence[str]) -> dict[str, str]:
+    """The schemas whose topics Kafka would not tell from those of an earlier one, with the reason.
+
+    A $ of a schema is a . in the names of its topics, and Kafka takes a . and a _ for the same.
+
+    Args:
+        schemas: in the order in which they were created.
+    """
+    kept: dict[str, str] = {}
+    collisions: dict[str, str] = {}
+    for schema in schemas:
+        other = kept.setdefault(schema.replace("$", "_"), schema)
+        if other != schema:
+            collisions[schema] = _COLLIDES.format(other)
+    return collisions
 
 
 def present_outboxes(settings: Settings) -> tuple[Settings, ...]:

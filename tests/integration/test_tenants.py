@@ -190,6 +190,25 @@ def test_schemas_whose_names_kafka_or_our_sql_would_not_take_are_named_and_harm_
     assert status.stderr.count("is left out") == len(names)
 
 
+def test_a_schema_whose_topics_kafka_would_not_tell_from_an_earlier_ones_is_left_out(
+    pattern: Settings, topic: str, relay: TenantHarvesters, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = tenant(pattern, "tenant_b_"), tenant(pattern, "tenant_a$")
+    relay.start()
+    for each in (first, second):
+        arrives(each, topic, "1")
+    for schema in ("tenant_b$", "tenant_a_"):
+        tenant(pattern, schema)
+    eventually(lambda: count(pattern, "failed") == 2, 60)
+    refused = [each.getMessage() for each in caplog.records if "not harvested" in each.getMessage()]
+    assert sorted(line[: line.index(", because")] for line in refused) == [
+        "schema tenant_a_: not harvested: Kafka does not tell the names of its topics from those of schema tenant_a$",
+        "schema tenant_b$: not harvested: Kafka does not tell the names of its topics from those of schema tenant_b_",
+    ]
+    for each in (first, second):
+        arrives(each, topic, "2")
+
+
 def test_tenants_whose_tables_are_locked_hold_nobody_up(
     pattern: Settings, topic: str, relay: TenantHarvesters, monkeypatch: pytest.MonkeyPatch
 ) -> None:

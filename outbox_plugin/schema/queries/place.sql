@@ -10,7 +10,7 @@ SELECT coalesce(
 -- name: schemas
 -- The schemas whose names match a pattern, and which have a migrated outbox of that name; with the name of an owner that is
 -- not trusted, or NULL. A table's owner can make whoever uses it run any code. Trusted are our role, and roles that may create
--- schemas in the database, because they could create one that matches.
+-- schemas in the database, because they could create one that matches. The schema that was created first comes first.
 SELECT nspname,
        (SELECT rolname FROM pg_roles
         WHERE oid = ANY (ARRAY[nspowner, outbox.relowner, known.relowner]) AND rolname <> current_user
@@ -21,4 +21,4 @@ JOIN pg_class AS outbox ON outbox.relnamespace = pg_namespace.oid AND outbox.rel
                        AND outbox.relkind = ANY ('{{r,p,v}}')
 JOIN pg_class AS known ON known.relnamespace = pg_namespace.oid AND known.relname = 'outbox_identity'
 WHERE nspname ~~ %(pattern)s
-ORDER BY nspname
+ORDER BY pg_namespace.oid
