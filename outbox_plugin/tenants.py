@@ -35,9 +35,8 @@ logger = logger_of("outbox_plugin.harvester")
 _Result = TypeVar("_Result")
 
 SEARCH_SECONDS = 5.0  # Between two searches for schemas.
-CHECK_SECONDS = (
-    0.5  # Between two checks of the harvesters, and at least between the beginnings of two looks for events.
-)
+# Between two checks of the harvesters, and at least between the beginnings of two looks for events.
+CHECK_SECONDS = 0.5
 # Where tenants rest, so many run at once in a process: each takes about 23 threads, and some hundredths of a core while
 # it starts.
 MAX_AWAKE = 30
