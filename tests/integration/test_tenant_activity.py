@@ -85,7 +85,7 @@ def test_whoever_waits_for_a_lock_on_a_sequence_hides_its_own_tenant_alone(
         ),
     ],
 )
-def test_an_outbox_that_is_made_anew_with_the_same_last_id_is_seen_to_have_changed(
+def test_an_outbox_that_is_recreated_with_the_same_last_id_is_seen_to_have_changed(
     statements: tuple[str, ...], pattern: Settings, reader: TenantActivityReader
 ) -> None:
     for schema in ("tenant_a", "tenant_b"):
