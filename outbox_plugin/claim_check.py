@@ -134,8 +134,9 @@ class ClaimCheck:
             return record.value
         found = _CLAIM.fullmatch(claims[-1] or b"")
         if not found:
+            shown = (claims[-1] or b"")[:80]
             raise ValueError(
-                f"the header {CLAIM_CHECK_HEADER} is {claims[-1]!r}; expected sha256: and 64 hexadecimal digits"
+                f"the header {CLAIM_CHECK_HEADER} begins with {shown!r}; expected sha256: and 64 hexadecimal digits"
             )
         name = found[1].decode()
         with _unavailable(name, "fetched"):
@@ -175,7 +176,9 @@ def _unavailable(name: str, done: str) -> Iterator[None]:
     """Whatever a store's library raises means that the value cannot be had for now."""
     try:
         yield
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        if done == "stored":
+            raise ClaimUnavailable(f"the value {name} could not be stored: {one_line(error)}") from error
         raise ClaimUnavailable(f"the object store has no value {name}; was it deleted before it was read?") from None
     except Exception as error:
         raise ClaimUnavailable(f"the value {name} could not be {done}: {one_line(error)}") from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from math import isinf
 from typing import Any, Literal, Protocol
 
 from outbox_plugin.core.headers import EVENT_TYPE_HEADER, OCCURRED_AT_HEADER
@@ -105,7 +106,11 @@ def _with_others(headers: dict[str, bytes], event: Event) -> Items:
     """The headers of a CloudEvent, and those of the event that say something else."""
     items: Items = [(name, body.decode()) for name, body in headers.items()]
     said = {EVENT_TYPE_HEADER, OCCURRED_AT_HEADER, *headers}
-    return items + [(name, text) for name, text in event.header_items() if name not in said]
+    others = [(name, text) for name, text in event.header_items() if name not in said]
+    for name, _ in others:
+        if name.lower() in headers:  # Readers take both for one, and the event would have another id, say.
+            raise InvalidEvent("headers", f"the header {name!r} is one of the CloudEvent's own in other letters")
+    return items + others
 
 
 def _data(value: str | bytes, content_type: str) -> Any:
@@ -117,9 +122,15 @@ def _data(value: str | bytes, content_type: str) -> Any:
     if not is_json:
         return text
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except (ValueError, RecursionError):
         return text
+
+
+def _finite(number: str) -> float:
+    if isinf(found := float(number)):
+        raise ValueError(f"{number} is too large for a JSON number that readers understand")
+    return found
 
 
 def _refuse(constant: str) -> Any:

@@ -38,10 +38,10 @@ def read_cloud_event(
     own = {name: body for name, body in found.items() if name.startswith(_BINARY) or name == _CONTENT_TYPE}
     message = KafkaMessage(own, _text(key), value or b"")
     try:
-        if any(name.startswith(_BINARY) for name in own):
-            return from_binary_event(message)
         if content_type.startswith(_STRUCTURED) and not content_type.startswith(_BATCHED):
             return from_structured_event(message)
+        if any(name.startswith(_BINARY) for name in own):
+            return from_binary_event(message)
     except (CloudEventValidationError, ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         raise ValueError(f"the record is no CloudEvent: {error}") from None
     raise ValueError(

@@ -121,6 +121,17 @@ def test_a_writer_that_fails_leaves_the_value_that_was_stored(tmp_path: Path) ->
     assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 1
 
 
+def test_a_store_that_is_not_there_is_not_taken_for_a_value_that_was_deleted(
+    store: ClaimCheck, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*_: object, **__: object) -> None:
+        raise FileNotFoundError("The specified bucket does not exist")
+
+    monkeypatch.setattr(store._store, "makedirs", missing)
+    with pytest.raises(ClaimUnavailable, match="could not be stored: The specified bucket does not exist"):
+        store.check_in(Event(topic="t", key="k", value=LARGE))
+
+
 def test_a_value_that_is_gone_or_another_one_is_not_returned(tmp_path: Path) -> None:
     store = ClaimCheck(f"file://{tmp_path}")
     record = received(store.check_in(Event(topic="t", key="k", value=LARGE)))
@@ -144,7 +155,9 @@ def test_a_store_that_fails_is_reported_in_one_line(tmp_path: Path) -> None:
     "claim", [b"", b"sha256:../../etc/passwd", b"sha256:" + b"G" * 64, b"file:///etc/passwd", None]
 )
 def test_a_claim_names_nothing_outside_of_the_store(claim: bytes | None, store: ClaimCheck) -> None:
-    with pytest.raises(ValueError, match=r"the header claim-check is .*; expected sha256: and 64 hexadecimal digits"):
+    with pytest.raises(
+        ValueError, match=r"the header claim-check begins with .*; expected sha256: and 64 hexadecimal digits"
+    ):
         store.value_of(Received("t", 0, 0, 0, None, b"v", (("claim-check", claim),), "id"))
 
 

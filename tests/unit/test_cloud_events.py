@@ -133,6 +133,28 @@ def test_an_inbox_reads_what_the_sdk_writes(write: Any) -> None:
     assert (read.get_attributes(), read.get_data()) == (given.get_attributes(), {"a": [1]})
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_header_of_an_attribute_of_its_own_changes_nothing_of_the_event(mode: CloudEventsMode) -> None:
+    read = received(written(event({"a": 1}, headers={"ce_tenant": "a"}), mode)).cloud_event()
+    assert (read.get_id(), read.get_data()) == (str(UUID(int=7)), {"a": 1})
+    assert read.get_extension("tenant") == ("a" if mode == "binary" else None)
+
+
+def test_a_header_that_readers_would_take_for_an_attribute_is_refused() -> None:
+    """One of the same letters is the event's own, and is not written twice."""
+    with pytest.raises(InvalidEvent, match="'CE_id' is one of the CloudEvent's own in other letters"):
+        written(event("v", headers={"CE_id": "2"}), "binary")
+    with pytest.raises(InvalidEvent, match="'Content-Type' is one of"):
+        written(event("v", headers={"Content-Type": "text/plain"}), "structured")
+    assert written(event("v", headers={"ce_id": "2"}), "binary").headers["ce_id"] == str(UUID(int=7)).encode()
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "[1, 2e999]"])
+def test_a_number_that_is_no_number_for_readers_stays_a_text(number: str) -> None:
+    message = written(event(number.encode()), "structured", as_bytes)
+    assert json.loads(message.value, parse_constant=pytest.fail)["data"] == number
+
+
 STRUCTURED = {"content-type": b"application/cloudevents+json; charset=utf-8"}
 
 
