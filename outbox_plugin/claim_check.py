@@ -99,9 +99,10 @@ class ClaimCheck:
             InvalidEvent: the value cannot be serialized.
             ClaimUnavailable: the store did not take the value.
         """
-        others = [*(event.headers.items() if isinstance(event.headers, dict) else event.headers)]
+        if CLAIM_CHECK_HEADER in dict(event.header_items()):
+            return event
         value = self._serializer(event)
-        if value is None or any(name == CLAIM_CHECK_HEADER for name, _ in others):
+        if value is None:
             return event
         try:
             body = value.encode() if isinstance(value, str) else value
@@ -113,6 +114,7 @@ class ClaimCheck:
         with _unavailable(name, "stored"):
             self._put(self._path(name), body)
         claim = f"sha256:{name}"
+        others = event.headers.items() if isinstance(event.headers, dict) else event.headers
         headers: Any = [*others, (CLAIM_CHECK_HEADER, claim)]
         if isinstance(event.headers, dict):
             headers = dict(headers)
@@ -158,6 +160,7 @@ class ClaimCheck:
 
 
 def _write_whole(path: Path, body: bytes) -> None:
+    """Write a file in a way that the file at `path` has all of `body`, or stays what it was."""
     part = path.with_name(f"{path.name}.{uuid4().hex}")
     try:
         with part.open("xb") as file:
@@ -176,9 +179,8 @@ def _unavailable(name: str, done: str) -> Iterator[None]:
     """Whatever a store's library raises means that the value cannot be had for now."""
     try:
         yield
-    except FileNotFoundError as error:
-        if done == "stored":
-            raise ClaimUnavailable(f"the value {name} could not be stored: {one_line(error)}") from error
-        raise ClaimUnavailable(f"the object store has no value {name}; was it deleted before it was read?") from None
     except Exception as error:
+        if done == "fetched" and isinstance(error, FileNotFoundError):
+            missing = f"the object store has no value {name}; was it deleted before it was read?"
+            raise ClaimUnavailable(missing) from None
         raise ClaimUnavailable(f"the value {name} could not be {done}: {one_line(error)}") from error

@@ -15,7 +15,7 @@ logger = logger_of("outbox_plugin.settings")
 
 _NOT_VERIFIED = frozenset({"disable", "allow", "prefer", "require", "verify-ca"})  # Every sslmode but verify-full.
 _FALSE = frozenset({"false", "f", "0"})  # As librdkafka reads it.
-_logged: set[str] = set()
+_logged: set[str] = set()  # The warnings that this process has given.
 _HOST_OF_BROKER = re.compile(r"(?:\w+://)?(?:\[(?P<ipv6>[^\]]*)\]|(?P<host>[^:/]*))(?::\d+)?")
 
 

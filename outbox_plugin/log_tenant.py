@@ -7,21 +7,29 @@ Other variables of the context are not copied: a span that was open when the har
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 
 _schema: ContextVar[str | None] = ContextVar("schema", default=None)
+
+
+@contextmanager
+def about_tenant(schema: str) -> Iterator[None]:
+    """What is logged in this context names the tenant's schema."""
+    before = _schema.set(schema)
+    try:
+        yield
+    finally:
+        _schema.reset(before)
 
 
 def of_tenant(schema: str, call: Callable[[], None]) -> Callable[[], None]:
     """`call`; what it logs names the tenant's schema."""
 
     def named() -> None:
-        before = _schema.set(schema)
-        try:
+        with about_tenant(schema):
             call()
-        finally:
-            _schema.reset(before)
 
     return named
 

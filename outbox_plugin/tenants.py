@@ -19,7 +19,7 @@ from outbox_plugin.core.tenant_activity import Look, TenantActivity
 from outbox_plugin.core.tenant_schedule import TenantSchedule
 from outbox_plugin.errors import InvalidSetting, OutboxError
 from outbox_plugin.harvester import Harvester
-from outbox_plugin.log_tenant import of_tenant
+from outbox_plugin.log_tenant import about_tenant, of_tenant
 from outbox_plugin.observe.metrics_extra import metrics_extra
 from outbox_plugin.printable import logger_of
 from outbox_plugin.schema.connection import connect, one_line, reported, reported_as_refusal
@@ -227,7 +227,7 @@ class TenantHarvesters(Background):
             self._looked_at = now
             schemas = [schema for schema, refusal in self._found.items() if refusal is None]
             activity.follow(schemas)
-            activity.others_wait(they_do=self._schedule.waiting > 0)
+            activity.set_crowded(is_crowded=self._schedule.waiting > 0)
             call = partial(self._look_at, schemas, activity, now)
             try:
                 self._look = _Task("outbox-tenant-look", call, now, self._check_now.set)
@@ -253,18 +253,22 @@ class TenantHarvesters(Background):
         places = None if self._activity is None else MAX_AWAKE
         changes = self._schedule.changes(self._found, now, max(room, 0), self._resting, places)
         for schema in changes.gone:
-            logger.info("schema %s: its outbox is gone", schema, extra={"schema": schema})
+            with about_tenant(schema):
+                logger.info("its outbox is gone")
             self._let_go(schema)
             if self._observed is not None:
                 self._observed.forget(self._settings.group_of_schema(schema))
         for schema in changes.refused:
-            logger.warning("schema %s: not harvested: %s", schema, self._found[schema], extra={"schema": schema})
+            with about_tenant(schema):
+                logger.warning("not harvested: %s", self._found[schema])
             self._let_go(schema)
         for schema in changes.rest:
-            logger.debug("schema %s: at rest", schema, extra={"schema": schema})
+            with about_tenant(schema):
+                logger.debug("at rest")
             self._let_go(schema)
-        for schema in changes.turn_over:
-            logger.debug("schema %s: makes place for one that waits", schema, extra={"schema": schema})
+        for schema in changes.preempted:
+            with about_tenant(schema):
+                logger.debug("makes place for one that waits")
             self._let_go(schema)
         for schema in changes.start:
             try:
@@ -290,13 +294,8 @@ class TenantHarvesters(Background):
         reason = _reason(error)
         retry = self._schedule.failed_at(schema, reason, time.monotonic())
         if retry is not None and retry.is_news:
-            logger.warning(
-                "schema %s: not harvested, tried again in %.0f s: %s",
-                schema,
-                retry.seconds,
-                reason,
-                extra={"schema": schema},
-            )
+            with about_tenant(schema):
+                logger.warning("not harvested, tried again in %.0f s: %s", retry.seconds, reason)
 
     def _let_go(self, schema: str) -> None:
         """Stop the schema's harvester, if it has one, also while it starts."""

@@ -24,7 +24,7 @@ from outbox_plugin.settings import Settings
 WARMING_ROWS = 200
 QUIET_SECONDS = 10.0
 PARTITIONS = 3
-_LEAST_ROWS = 20  # The least number of rows for a percentile.
+_MIN_ROWS = 20  # The least number of rows for a percentile.
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Phase:
             seconds: how long the phase took.
             late: the delay of each of its events, in seconds.
         """
-        cuts = quantiles(late, n=100) if len(late) >= _LEAST_ROWS else [0.0] * 99
+        cuts = quantiles(late, n=100) if len(late) >= _MIN_ROWS else [0.0] * 99
         return cls(name, seconds, len(late), cuts[49] * 1000, cuts[98] * 1000)
 
 

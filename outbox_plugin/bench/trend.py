@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 WARM_UP_SHARE = 0.2  # The share of the time in which caches and pools fill.
 MIN_SECONDS = 300.0
 ALLOWED_SHARE = 0.2
-_MOST_POINTS = 200  # 19,900 slopes.
+_MAX_POINTS = 200  # 19,900 slopes.
 
 Sample = tuple[float, float]  # Seconds, value.
 
@@ -37,7 +37,7 @@ def trend_of(samples: Sequence[Sample], allowed_rise: float) -> Trend:
     """
     began, ended = samples[0][0], samples[-1][0]
     settled = [each for each in samples if each[0] >= began + (ended - began) * WARM_UP_SHARE]
-    settled = settled[:: -(-len(settled) // _MOST_POINTS)]
+    settled = settled[:: -(-len(settled) // _MAX_POINTS)]
     slopes = [(late[1] - early[1]) / (late[0] - early[0]) for early, late in combinations(settled, 2)]
     slope = median(slopes) if slopes else 0.0
     rise, span = slope * (ended - began), settled[-1][0] - settled[0][0]

@@ -13,7 +13,7 @@ from itertools import combinations, cycle, islice
 
 HASH_BITS, HASH_BYTES = 63, 8  # The database computes hashes of so many bits, so they are not negative.
 _BYTES_PER_ROW = 8  # With so many, one answer in 200 is wrong, at most: if every row has a key of its own.
-_LEAST_BYTES, _MOST_BYTES = 2**13, 2**26  # 8 kB and 64 MB.
+_MIN_BYTES, _MAX_BYTES = 2**13, 2**26  # 8 kB and 64 MB.
 # The upper end of a hash gives the bits, and its lower end the byte. So the two are independent.
 _PATTERN_BITS = 8
 _PATTERN_SHIFT = HASH_BITS - _PATTERN_BITS
@@ -30,7 +30,7 @@ class KeySummary:
             rows: how many rows are expected, at most. It decides the size. If more rows are added, more answers are
                 wrong.
         """
-        size = min(_MOST_BYTES, max(_LEAST_BYTES, 1 << (_BYTES_PER_ROW * rows).bit_length()))
+        size = min(_MAX_BYTES, max(_MIN_BYTES, 1 << (_BYTES_PER_ROW * rows).bit_length()))
         self._blocks = bytearray(size)
         self._mask = size - 1
 

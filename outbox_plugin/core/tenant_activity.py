@@ -69,7 +69,7 @@ class TenantActivity:
         Args:
             rest_after: the seconds without events after which a tenant is put to rest.
         """
-        self._longest_quiet = self._rest_after = rest_after
+        self._usual_rest_after = self._rest_after = rest_after
         self._tenants: dict[str, _Tenant] = {}
 
     @property
@@ -77,9 +77,10 @@ class TenantActivity:
         """The tenants at rest. A new one is at rest until it was looked into."""
         return frozenset(schema for schema, each in self._tenants.copy().items() if each.is_resting)
 
-    def others_wait(self, *, they_do: bool) -> None:
-        """Know whether tenants wait for the places of others."""
-        self._rest_after = min(self._longest_quiet, CROWDED_REST_SECONDS) if they_do else self._longest_quiet
+    def set_crowded(self, *, is_crowded: bool) -> None:
+        """Note whether tenants wait for the places of others."""
+        usual = self._usual_rest_after
+        self._rest_after = min(usual, CROWDED_REST_SECONDS) if is_crowded else usual
 
     def follow(self, schemas: Iterable[str]) -> None:
         """Know these tenants, and no others."""

@@ -65,7 +65,7 @@ class Changes:
     refused: tuple[str, ...] = ()  # To be stopped, and named in the log with the reason.
     gone: tuple[str, ...] = ()  # To be stopped.
     rest: tuple[str, ...] = ()  # To be stopped.
-    turn_over: tuple[str, ...] = ()  # To be stopped, and started again later.
+    preempted: tuple[str, ...] = ()  # To be stopped, and started again later.
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,18 +136,18 @@ class TenantSchedule:
             tenant = self._tenants.setdefault(schema, _Tenant())
             tenant.is_running, tenant.has_failed, tenant.since = True, False, now
         self._waiting = len(due) - len(start)
-        return Changes(start, tuple(refused), gone, tuple(rest), self._end_turns(len(due) - free, now))
+        return Changes(start, tuple(refused), gone, tuple(rest), self._preempt(len(due) - free, now))
 
-    def _end_turns(self, wanted: int, now: float) -> tuple[str, ...]:
+    def _preempt(self, wanted: int, now: float) -> tuple[str, ...]:
         """Stop tenants whose turns are over, those that run longest first, at most as many as are `wanted`."""
         over = [
             schema for schema, each in self._tenants.items() if each.is_running and now - each.since >= TURN_SECONDS
         ]
-        ended = tuple(nsmallest(max(wanted, 0), over, key=lambda schema: self._tenants[schema].since))
-        for schema in ended:
+        preempted = tuple(nsmallest(max(wanted, 0), over, key=lambda schema: self._tenants[schema].since))
+        for schema in preempted:
             tenant = self._tenants[schema]
             tenant.is_running, tenant.not_before = False, now
-        return ended
+        return preempted
 
     def _refuse(self, schema: str, reason: str, now: float) -> bool:
         """Refuse a tenant. Returns whether that is news."""

@@ -108,7 +108,7 @@ def _with_others(headers: dict[str, bytes], event: Event) -> Items:
     said = {EVENT_TYPE_HEADER, OCCURRED_AT_HEADER, *headers}
     others = [(name, text) for name, text in event.header_items() if name not in said]
     for name, _ in others:
-        if name.lower() in headers:  # Readers take both for one, and the event would have another id, say.
+        if name.lower() in headers:  # Readers ignore the case, so that the event would have another id, for example.
             raise InvalidEvent("headers", f"the header {name!r} is one of the CloudEvent's own in other letters")
     return items + others
 
@@ -128,9 +128,9 @@ def _data(value: str | bytes, content_type: str) -> Any:
 
 
 def _finite(number: str) -> float:
-    if isinf(found := float(number)):
-        raise ValueError(f"{number} is too large for a JSON number that readers understand")
-    return found
+    """The number, unless it is too large: written again, it would be Infinity."""
+    found = float(number)
+    return _refuse(number) if isinf(found) else found
 
 
 def _refuse(constant: str) -> Any:

@@ -12,7 +12,7 @@ Decides only; knows no clock, no thread and no server. Rules:
 from __future__ import annotations
 
 import heapq
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -79,10 +79,11 @@ class _Assignment:
         stand at the offsets from there on, so no earlier record may keep the position above it. The same holds for
         records from before a restart.
         """
-        if self.end is None:
+        start = self.end
+        if start is None:
             self.reported = offset
-        start = offset if self.end is None else min(self.end, offset)
-        if self.end is None or offset < self.end:
+        if start is None or offset < start:
+            start = offset
             self.resume_offsets = {earlier: min(at, start) for earlier, at in self.resume_offsets.items()}
         self.end = offset + 1
         return start
@@ -162,8 +163,8 @@ class KeyQueues:
         self._turns: deque[_Assignment] = deque()  # The partitions that have such queues, in the order of their turns.
         self._later: list[tuple[float, int, KeyQueue]] = []
         self._ticket = 0
-        # How many handlers still have records of a key, from before its partition was given up: the next records wait.
-        self._blocked: Counter[tuple[TopicPartition, bytes]] = Counter()
+        # The keys of which a handler still has records from before the partition was given up. Later records wait.
+        self._blocked: set[tuple[TopicPartition, bytes]] = set()
         self._retried: set[int] = set()
         self._waiting = 0
         self._running = 0
@@ -292,14 +293,12 @@ class KeyQueues:
         assignment.ready.append(queue)
 
     def _unblock(self, tp: TopicPartition, key: bytes) -> None:
-        """Let a key's records be taken if no handler has one from before the partition was given up."""
+        """Let a key's records be taken: no handler has one any more from before the partition was given up."""
         if (tp, key) not in self._blocked:
             return
-        self._blocked[tp, key] -= 1
-        if not self._blocked[tp, key]:
-            del self._blocked[tp, key]
-            if tp in self._assignments and (queue := self._assignments[tp].queues.get(key)) is not None:
-                self._make_ready(queue)
+        self._blocked.remove((tp, key))
+        if tp in self._assignments and (queue := self._assignments[tp].queues.get(key)) is not None:
+            self._make_ready(queue)
 
     def next_due(self) -> float | None:
         """Return the time at which the next record is tried again; None if none waits for that."""

@@ -158,7 +158,7 @@ class LeaderEpochs:
             offset: the offset of the first of these records.
         """
         if tp in self._to_compare:
-            return self._compare_with(tp, self._compared[tp])
+            return self.compare_again(tp)
         last = StartPosition(self._next.get(tp, offset), self.before(tp, offset))
         self._next.pop(tp, None)
         return offset if last.leader_epoch is None else self._compare_with(tp, last)

@@ -67,11 +67,11 @@ def test_a_tenant_is_put_to_rest_when_it_is_quiet_and_empty() -> None:
 def test_a_tenant_is_put_to_rest_sooner_while_others_wait_for_its_place() -> None:
     activity = quiet()
     activity.looked(look(6, has_rows=True), 1.0)
-    activity.others_wait(they_do=True)
+    activity.set_crowded(is_crowded=True)
     assert look_into(activity, 6, 1.0 + CROWDED_REST_SECONDS) == ["a"]
-    activity.others_wait(they_do=False)
+    activity.set_crowded(is_crowded=False)
     assert look_into(activity, 6, 1.0 + CROWDED_REST_SECONDS) == []
-    activity.others_wait(they_do=True)
+    activity.set_crowded(is_crowded=True)
     activity.looked(look(6, has_rows=False), 1.0 + CROWDED_REST_SECONDS)
     assert activity.resting == {"a"}
 

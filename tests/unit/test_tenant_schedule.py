@@ -70,7 +70,7 @@ def test_no_tenant_makes_place_where_none_waits() -> None:
     schedule = TenantSchedule()
     schedule.changes(found("a", "b"), 0.0, ROOM, places=2)
     assert schedule.changes(found("a", "b"), 100 * TURN_SECONDS, ROOM, places=2) == Changes()
-    assert schedule.changes(found("a", "b", "c"), 100 * TURN_SECONDS, ROOM, places=2) == Changes(turn_over=("a",))
+    assert schedule.changes(found("a", "b", "c"), 100 * TURN_SECONDS, ROOM, places=2) == Changes(preempted=("a",))
     assert schedule.changes(found("a", "b", "c"), 101 * TURN_SECONDS, ROOM, places=2).start == ("c",)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -158,11 +157,18 @@ def test_a_tenant_is_woken_as_soon_as_a_look_shows_its_rows(monkeypatch: pytest.
     monkeypatch.setattr(service, "_schemas", lambda: {"tenant_a": None})
     monkeypatch.setattr(service, "_look_at", look)
     monkeypatch.setattr(tenants, "CHECK_SECONDS", 0.01)
+    waits, wait = list[float](), threading.Event.wait
+
+    def recorded_wait(seconds: float) -> bool:
+        waits.append(seconds)
+        return wait(service._check_now, seconds)
+
+    monkeypatch.setattr(service._check_now, "wait", recorded_wait)
     service.start()
     try:
         assert begun.acquire(timeout=10 * PATIENCE)
         monkeypatch.setattr(tenants, "CHECK_SECONDS", 600.0)
-        time.sleep(0.2)  # Until the service waits for so long.
+        eventually(lambda: waits[-1] == 600.0, 10)
         goes_on.set()
         eventually(lambda: list(service._harvesters) == ["tenant_a"], 10)
         assert not begun.acquire(timeout=0.2)
