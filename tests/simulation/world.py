@@ -341,7 +341,7 @@ class World:
         """Insert a row with an id that was never drawn, or that was drawn and not used."""
         while self.postgres.down or self.database.closed_to_writers:
             self.scheduler.sleep(0.05)
-        unused = set(range(-9, self.database.sequence)) - self.database.used
+        unused = set(range(min(-9, self.database.sequence - 9), self.database.sequence)) - self.database.used
         transaction = self.database.begin()
         transaction.insert(min(unused) if fault.target == 1 else max(unused), "own", f"k{fault.target}")
         transaction.commit()
