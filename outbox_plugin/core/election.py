@@ -11,7 +11,11 @@ Where an old leader is fenced, takeover need not wait for the group's session ti
 leader, and then none for `silence`, becomes a candidate without ownership. At worst two candidates compete, and the
 fence decides between them. In exactly-once delivery, Kafka fences the loser's producer. In at-least-once delivery, the
 database lets only the leader that it remembers mark rows. A leader that hears another leader checks that it has not
-been fenced itself, and ends its term if it has.
+been fenced itself, and ends its term if it has. A follower that has listened for as long and has heard no leader at all
+does the same: brokers make the first member of a group wait for 3 s before they give it a partition.
+
+So a leader may lead without ownership. One that loses ownership goes on as well, until the owner asks for the shard
+(`core.leadership_transfer`).
 
 A candidate takes over once it has heard its own heartbeat, because by then it has heard every heartbeat that was sent
 before. So a candidate that is cut off from the leader topic fences nobody. A candidate that hears a leader first stands
@@ -29,9 +33,10 @@ goharvest has no early takeover. Where harvesters of both kinds share an electio
     following  another's heartbeat within `silence`              FOLLOW
     following  ownership of the partition                        ACQUIRE
     following  the leader resigned or fell silent, may be early  ACQUIRE
+    following  nobody was heard for `silence`, may be early      ACQUIRE
     following  otherwise                                         FOLLOW
     leading    no own heartbeat for `receive_deadline`           STEP_DOWN
-    leading    ownership was had, and is lost                    STEP_DOWN
+    leading    ownership was had, and is lost, never early       STEP_DOWN
     leading    another leader's heartbeat, before taking over    STAND_BACK
     leading    another leader's heartbeat, may be early          PROVE
     leading    otherwise                                         KEEP
@@ -43,8 +48,6 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat
-
-YIELD_SILENCES = 3  # How long a shard whose ownership was taken from us is left to its new owner, in silences.
 
 
 class ElectionAction(Enum):
@@ -92,7 +95,7 @@ class Election:
         self._challenger: str | None = None
         self._answered: set[str] = set()  # Challengers that this term has proved itself against.
         self._not_before = 0.0
-        self._yielding_until = 0.0
+        self._listening_since: float | None = None  # When a heartbeat of the shard was first heard, whosever it was.
 
     def stand_back_until(self, moment: float) -> None:
         """Do not compete before `moment`: the leader has named a successor."""
@@ -102,6 +105,11 @@ class Election:
     def allows_early_takeover(self) -> bool:
         """Whether a follower without ownership takes over when the leader has resigned."""
         return self._early_takeover
+
+    @property
+    def owns(self) -> bool:
+        """Whether the group coordinator has given us the partition."""
+        return self._owns
 
     @property
     def leader_id(self) -> str | None:
@@ -117,6 +125,8 @@ class Election:
 
     def receive(self, heartbeat: LeaderHeartbeat, now: float) -> None:
         """Take in a heartbeat of this shard, from any term, our own included."""
+        if self._listening_since is None:
+            self._listening_since = now
         if heartbeat.leader_id == self._term:
             self._own_heard_at, self._hears_itself = now, True
         elif heartbeat.leader_id == self._former:
@@ -154,8 +164,8 @@ class Election:
 
     @property
     def awaits_own_heartbeat(self) -> bool:
-        """Whether a heartbeat of ours must come back before we may lead again."""
-        return self._unheard
+        """Whether a heartbeat of ours must come back before we may lead, or before silence means anything."""
+        return self._unheard or (self._early_takeover and self._listening_since is None)
 
     def mark_proved(self) -> None:
         """Note that our term was found not to be fenced, after the challenge was heard."""
@@ -171,8 +181,6 @@ class Election:
             by_another: another leader has fenced us, or leads already.
             retry_after: the seconds for which we do not compete again.
         """
-        if self._term_owned and not self._owns:
-            self._yielding_until = now + YIELD_SILENCES * self._timing.silence
         self._unheard = now - self._own_heard_at > self._timing.receive_deadline
         self._former, self._term = self._term, None
         self._not_before = now + retry_after
@@ -196,15 +204,14 @@ class Election:
         if self._unheard or now < self._not_before or self.another_leads(now):
             return ElectionAction.FOLLOW
         owns = self._owns and now >= self._doubted_until
-        may_rise = self._early_takeover and now >= self._yielding_until
-        if owns or (may_rise and self._leader_is_lost(now)):
+        if owns or (self._early_takeover and self._leader_is_lost(now)):
             return ElectionAction.ACQUIRE
         return ElectionAction.FOLLOW
 
     def _while_leading(self, now: float) -> ElectionAction:
         if now - self._own_heard_at > self._timing.receive_deadline:
             return ElectionAction.STEP_DOWN
-        if self._term_owned and not self._owns:
+        if self._term_owned and not self._owns and not self._early_takeover:
             return ElectionAction.STEP_DOWN
         if self._challenger is not None and not self._took_over:
             return ElectionAction.STAND_BACK
@@ -215,6 +222,5 @@ class Election:
     def _leader_is_lost(self, now: float) -> bool:
         if self._vacant_since is not None:
             return now - self._vacant_since > self._timing.spread / 3  # A new leader is heard at once.
-        return self._other_heard_at is not None and now - self._other_heard_at > (
-            self._timing.silence + self._timing.spread
-        )
+        silent_since = self._listening_since if self._other_heard_at is None else self._other_heard_at
+        return silent_since is not None and now - silent_since > self._timing.silence + self._timing.spread

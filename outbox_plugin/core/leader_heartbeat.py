@@ -27,8 +27,8 @@ class LeaderHeartbeat:
 
     `recovered`: the rows that the term found published by the last one, and deleted instead of repeating them.
     `live_first`: whether new rows go before a backlog, except `live_rows_waiting` rows, which may have a key of it.
-    `stalled`, `can_replace` (the leader id of another harvester's term) and `successor` (an instance) are explained in
-    `core.leadership_transfer`.
+    `stalled`, `can_replace` (the leader id of another harvester's term), `owns` and `successor` (an instance) are
+    explained in `core.leadership_transfer`.
     `beat` and `after` tell a heartbeat from a copy of it: see `core.copied_heartbeats`.
     """
 
@@ -50,6 +50,7 @@ class LeaderHeartbeat:
     live_rows_waiting: _Count = 0
     stalled: bool = False
     can_replace: _Name = ""
+    owns: bool = False
     successor: _Name = ""
     beat: _Count = 0
     after: Annotated[int, Field(ge=-1, lt=2**63)] = -1

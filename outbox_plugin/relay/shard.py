@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from outbox_plugin.core.backoff import Backoff
 from outbox_plugin.core.election import Election, ElectionAction
 from outbox_plugin.core.intervals import ERROR_FIRST, ERROR_LAST
 from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat, Phase
 from outbox_plugin.core.leadership_transfer import STAND_BACK_SECONDS, SUCCESSOR_SECONDS, LeadershipTransfer
+from outbox_plugin.core.shard_leaders import ShardLeaders
 from outbox_plugin.errors import Fenced, LayoutChanged, OutcomeUnknown, TopicMissing
 from outbox_plugin.relay.broker_probe import BrokerProbe
 from outbox_plugin.relay.events import HarvestEvent, Observer, TakeoverBegan, TermFinished
@@ -32,6 +33,7 @@ class ShardServices:
         wall_clock: the time as ISO 8601 in UTC, for people to read.
         jitter: a random number from 0 to 1, for waits.
         broker_probe: whether all brokers answer this harvester.
+        leaders: who leads which shard.
     """
 
     open_relay: OpenRelay
@@ -41,6 +43,7 @@ class ShardServices:
     wall_clock: Callable[[], str]
     jitter: Callable[[], float]
     broker_probe: BrokerProbe
+    leaders: ShardLeaders = field(default_factory=ShardLeaders)
 
 
 class Shard:
@@ -67,6 +70,7 @@ class Shard:
     def receive(self, heartbeat: LeaderHeartbeat, now: float) -> None:
         """Take in a heartbeat of this shard, from any harvester."""
         self.election.receive(heartbeat, now)
+        self._services.leaders.receive(heartbeat, now)
         if heartbeat.successor not in ("", self._report.instance):
             self.election.stand_back_until(now + SUCCESSOR_SECONDS)
         self._transfer.receive(heartbeat, self.election.leader_id, now)
@@ -106,14 +110,20 @@ class Shard:
                 pass
 
     def _settle_transfer(self, now: float) -> str | None:
-        """Give way if our term is stalled and a follower's would not be.
+        """Give way if our term is stalled and a follower's would not be, or to the owner of the shard's partition.
 
-        Returns the leader id of another harvester's stalled term that we can replace; None if there is none.
+        Returns the leader id of another harvester's term that we can replace; None if there is none.
         """
         if not self.election.allows_early_takeover:
             return None
         term, transfer = self._term if self._term is not None and not self._term.stopping else None, self._transfer
+        is_uneven = self._services.leaders.would_be_more_even(self.number, self._report.instance, now)
+        transfer.set_ownership(owns=self.election.owns, is_uneven=is_uneven, now=now)
         transfer.set_waiting_since(term.waiting_since if term is not None else None)
+        if term is not None and (owner := transfer.owner(now)) is not None:
+            transfer.mark_resigned(now)
+            term.give_way(owner, Ending.GAVE_TO_OWNER)
+            return None
         if (since := transfer.ask_since(now)) is None:
             return None
         all_answer = self._services.broker_probe.result(since)
@@ -122,7 +132,7 @@ class Shard:
             self._report.trouble = Ending.GAVE_WAY.value
             term.abandon(Ending.GAVE_WAY)
             self._services.send(self._report.resignation(successor))  # The term may still wait for seconds.
-        return transfer.stalled_leader(now) if all_answer and self._term is None else None
+        return transfer.replaceable_leader(now) if all_answer and self._term is None else None
 
     def _begin_term(self, now: float) -> None:
         services = self._services
@@ -135,9 +145,10 @@ class Shard:
         error, self._term = term.error, None
         if now - term.began_at > CALM_SECONDS:
             self._backoff.succeeded()
-        gave_way = term.ending is Ending.GAVE_WAY
+        gave_way = term.ending in (Ending.GAVE_WAY, Ending.GAVE_TO_OWNER)
         reason = str(error) if error is not None and not gave_way else term.ending.value if term.ending else None
-        self._report.trouble = reason or self._report.trouble
+        if term.ending is not Ending.GAVE_TO_OWNER:
+            self._report.trouble = reason or self._report.trouble
         self.begin_again = error if isinstance(error, LayoutChanged | TopicMissing) else None
         replaced = isinstance(error, Fenced) or term.ending is Ending.STOOD_BACK
         at_once = isinstance(error, Fenced | OutcomeUnknown) or error is None
@@ -145,8 +156,10 @@ class Shard:
         if gave_way:
             retry_after = STAND_BACK_SECONDS
         self.election.end_term(now, by_another=replaced, retry_after=retry_after)
+        if term.ending is Ending.GAVE_WAY or not at_once:
+            self._transfer.mark_failed(now)
         if not replaced:
-            self._services.send(self._report.resignation())
+            self._services.send(self._report.resignation(term.successor))
         error_type = type(error).__name__ if error is not None else None
         self._services.observe(TermFinished(self.number, term.leader_id, reason, error_type))
 
@@ -166,6 +179,7 @@ class Shard:
             expects_its_own=self.election.awaits_own_heartbeat,
             stalled=self._transfer.is_stalled(now),
             can_replace=can_replace,
+            owns=can_replace is not None and self._transfer.leads_what_we_own(now),
         )
         if heartbeat is not None:
             self._services.send(heartbeat)

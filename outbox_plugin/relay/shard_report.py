@@ -84,6 +84,7 @@ class ShardReport:
         expects_its_own: bool,
         stalled: bool = False,
         can_replace: str | None = None,
+        owns: bool = False,
     ) -> LeaderHeartbeat | None:
         """The heartbeat that is due now; None where none is.
 
@@ -93,7 +94,8 @@ class ShardReport:
             leads: whether a term of this harvester is at work: a change of its phase, or of `stalled`, is told at once.
             expects_its_own: whether the harvester waits for heartbeats of its own, as proof of its way to Kafka.
             stalled: whether the term waits for Kafka longer than usual.
-            can_replace: the leader id of another's stalled term that this harvester can replace. It is told at once.
+            can_replace: the leader id of another's term that this harvester can replace. It is told at once.
+            owns: whether it can do so because it owns the shard's partition.
         """
         often = leads or expects_its_own
         due = now - self._heartbeat_at >= (self._interval if often else WAITING_INTERVAL)
@@ -114,6 +116,7 @@ class ShardReport:
             live_rows_waiting=self._live_rows_waiting,
             stalled=stalled,
             can_replace=can_replace or "",
+            owns=owns,
         )
         return self._last
 

@@ -47,6 +47,7 @@ class Ending(Enum):
     STEPPED_DOWN = "stepped down: lost the leader topic's partition, or contact with Kafka"
     STOOD_BACK = "another harvester leads"  # Before the term took over.
     GAVE_WAY = "a broker does not answer this harvester, and another harvester reaches all brokers"
+    GAVE_TO_OWNER = "the harvester to which Kafka has assigned the shard leads it from now on"
 
 
 class Term:
@@ -69,6 +70,7 @@ class Term:
         self.phase: Phase = "candidate"  # Until the takeover has succeeded.
         self.error: BaseException | None = None
         self.ending: Ending | None = None  # Set where the election has ended the term.
+        self.successor = ""  # The instance in favour of which the term ends.
         self.stopping = False
         self._proving = self._proved = False
         self._abandoned = False
@@ -127,8 +129,13 @@ class Term:
         self._proved = self._proving = False
         return True
 
+    def give_way(self, successor: str, ending: Ending) -> None:
+        """Ask the term to end in favour of the instance `successor`. What is under way is finished."""
+        self.successor, self.ending = successor, ending
+        self.stop()
+
     def stop(self) -> None:
-        """Ask the term to end."""
+        """Ask the term to end. What is under way is finished."""
         with self._lock:
             self.stopping = True
             self._changed.notify_all()

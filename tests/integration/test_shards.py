@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -43,6 +44,31 @@ def test_shards_are_led_side_by_side(settings: Settings, topic: str, tmp_path: P
         insert_numbered(four, topic, 20_000, 20_000)
         drained(four)
     assert_exactly_once_in_order(consume(four, topic), 0, 40_000)
+
+
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
+def test_shards_are_spread_evenly_again_after_a_crash_and_after_a_start(
+    settings: Settings, topic: str, tmp_path: Path, delivery: str
+) -> None:
+    """Whoever took over the shards of one that died leads them on only until the group has assigned them."""
+    six = settings.model_copy(update={"shards": 6, "delivery": delivery})
+
+    def led() -> list[int]:
+        by_process = Counter(leaders(six))
+        return [] if None in by_process else sorted(by_process.values())
+
+    with harvesters(six, tmp_path, 3) as running:
+        eventually(lambda: led() == [2, 2, 2], 60)
+        insert_numbered(six, topic, 0, 5_000)
+        running[0].kill()
+        eventually(lambda: led() == [3, 3], 60)
+        insert_numbered(six, topic, 5_000, 5_000)
+        running.append(HarvesterProcess(six, tmp_path / "next.log"))
+        eventually(lambda: led() == [2, 2, 2], 60)
+        insert_numbered(six, topic, 10_000, 5_000)
+        drained(six)
+    if delivery == "exactly-once":
+        assert_exactly_once_in_order(consume(six, topic), 0, 15_000)
 
 
 def test_the_number_of_shards_changes_while_all_run(settings: Settings, topic: str, tmp_path: Path) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+import re
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
-from tests.simulation.plan import HELD, RESHARD, Fault, Plan
+from outbox_plugin.core.delivery_options import Delivery
+from tests.simulation.plan import HELD, KILL, RESHARD, Fault, Plan
 from tests.simulation.schedule import run
 
 # So many shards, and so slow a way to the servers, that leaders which recover the same slices would do so for long.
@@ -46,6 +49,21 @@ def test_the_promises_hold_while_a_broker_does_not_answer_some_harvesters() -> N
 def test_a_seed_is_a_schedule() -> None:
     traces = [run(seed, tell=True).trace for seed in (5, 5, 6)]
     assert traces[0] == traces[1] != traces[2]
+
+
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
+@pytest.mark.parametrize("seed", range(8))
+def test_shards_are_spread_evenly_again_after_a_crash(seed: int, delivery: Delivery) -> None:
+    """Others lead the shards of the one that died, until it is back."""
+    crash = Fault(KILL, random.Random(seed).uniform(4.0, 8.0), 0.0, seed % 3)
+    plan = Plan(delivery=delivery, shards=6, harvesters=3, writers=2, transactions=8, writing=40.0, faults=(crash,))
+    outcome = run(seed, plan=plan, tell=True)
+    assert not outcome.broken
+    leaders: dict[str, str] = {}
+    for line in outcome.trace:
+        if (step := re.search(r"(\S+) +ShardStepped\(shard=(\d+), phase='leader'", line)) is not None:
+            leaders[step[2]] = step[1]
+    assert sorted(Counter(leaders.values()).values()) == [2, 2, 2], leaders
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -58,8 +58,27 @@ def test_without_fencing_only_the_owner_leads() -> None:
     assert election.tick(1_000.0) is Action.ACQUIRE
 
 
-def test_a_follower_that_has_heard_nobody_waits_for_ownership() -> None:
-    assert follower().tick(1e6) is Action.FOLLOW
+def test_a_follower_that_hears_nothing_waits_for_ownership() -> None:
+    election = follower()
+    assert election.tick(1e6) is Action.FOLLOW
+    assert election.awaits_own_heartbeat
+
+
+def test_a_follower_that_listens_and_hears_no_leader_takes_over_without_ownership() -> None:
+    """The group coordinator of a broker gives the first member its partitions after 3 s."""
+    election = follower()
+    election.receive(beat("", "waiting"), 10.0)
+    assert not election.awaits_own_heartbeat
+    election.receive(beat("", "waiting"), 10.3)
+    assert election.tick(11.2) is Action.FOLLOW
+    assert election.tick(11.21) is Action.ACQUIRE
+
+
+def test_without_fencing_a_follower_that_hears_no_leader_waits_for_ownership() -> None:
+    election = follower(early_takeover=False)
+    assert not election.awaits_own_heartbeat
+    election.receive(beat("", "waiting"), 10.0)
+    assert election.tick(1e6) is Action.FOLLOW
 
 
 def test_after_a_resignation_the_shard_is_free_at_once() -> None:
@@ -89,17 +108,6 @@ def test_a_leader_that_was_paused_and_steps_down_leaves_its_successor_alone() ->
     assert zombie.tick(10.3) is Action.FOLLOW
     zombie.receive(beat("successor"), 10.4)
     assert zombie.tick(11.4) is Action.FOLLOW
-
-
-def test_a_shard_that_was_given_to_another_is_left_to_it() -> None:
-    """Or else whoever is quicker would lead, and the shards would never be shared out."""
-    election = leader()
-    election.set_ownership(False)
-    assert election.tick(1.0) is Action.STEP_DOWN
-    election.end_term(1.0)
-    election.receive(beat("mine", "resigned"), 1.1)
-    assert election.tick(3.9) is Action.FOLLOW
-    assert election.tick(4.0) is Action.ACQUIRE
 
 
 def test_a_harvester_that_waits_in_trouble_is_no_leader() -> None:
@@ -189,18 +197,25 @@ def test_a_heartbeat_of_an_old_term_of_ours_does_not_count_as_ours() -> None:
     assert election.tick(6.01) is Action.STEP_DOWN
 
 
-def test_a_leader_that_loses_ownership_steps_down() -> None:
-    election = leader()
+def test_without_fencing_a_leader_that_loses_ownership_steps_down() -> None:
+    election = leader(early_takeover=False)
     election.set_ownership(False)
     assert election.tick(0.1) is Action.STEP_DOWN
 
 
-def test_a_leader_that_never_had_ownership_has_none_to_lose() -> None:
-    election = leader(owns=False)
+def test_without_fencing_a_leader_that_never_had_ownership_has_none_to_lose() -> None:
+    election = leader(owns=False, early_takeover=False)
     assert election.tick(0.1) is Action.KEEP
     election.set_ownership(True)
     election.set_ownership(False)
     assert election.tick(0.1) is Action.STEP_DOWN
+
+
+def test_a_leader_that_is_fenced_by_its_successor_goes_on_without_ownership() -> None:
+    """Until the new owner asks for the shard. It would be without a leader meanwhile."""
+    election = leader()
+    election.set_ownership(False)
+    assert election.tick(0.1) is Action.KEEP
 
 
 def test_a_leader_proves_itself_once_against_each_challenger() -> None:

@@ -201,6 +201,54 @@ def test_a_follower_whom_all_brokers_answer_offers_to_replace_a_stalled_leader()
     assert len(sent) == 1
 
 
+def test_an_owner_offers_to_replace_who_leads_its_shard_and_who_leads_it_gives_way() -> None:
+    said: list[LeaderHeartbeat] = []
+    sent: list[LeaderHeartbeat] = []
+    seen: list[HarvestEvent] = []
+    shard = leading_shard(sent, seen)
+    shard.receive(sent[-1], 0.1)
+
+    def leads() -> bool:
+        shard.step(0.2)
+        return sent[-1].phase == "leader"
+
+    eventually(leads, 10)
+    shard.election.set_ownership(False)
+    services = ShardServices(
+        open_relay,
+        said.append,
+        lambda _: None,
+        Threads(),
+        lambda: "now",
+        lambda: 0.0,
+        BrokerProbe(lambda: True, Clock()),
+    )
+    template = LeaderHeartbeat(0, "waiting", "", "host-2", "host", 2, "now", "incarnation", "place")
+    owner = Shard(0, Election(ElectionTiming(), early_takeover=True), ShardReport(template, 0.3), services)
+    owner.election.set_ownership(True)
+    owner.receive(sent[-1], 0.3)
+    services.leaders.receive(replace(sent[-1], shard=1), 0.3)
+    owner.step(0.4)
+    owner.receive(sent[-1], 3.3)
+    services.leaders.receive(replace(sent[-1], shard=1), 3.3)
+
+    def has_offered() -> bool:
+        owner.step(3.45)
+        return bool(said and said[-1].can_replace)
+
+    eventually(has_offered, 10)
+    assert (said[-1].phase, said[-1].can_replace, said[-1].owns) == ("waiting", sent[-1].leader_id, True)
+    shard.receive(sent[-1], 3.3)
+    shard.receive(said[-1], 3.5)
+    assert the_end(shard, seen, 3.6).reason == Ending.GAVE_TO_OWNER.value
+    assert (sent[-1].phase, sent[-1].successor, sent[-1].trouble) == ("resigned", "host-2", None)
+    owner.receive(sent[-1], 3.7)
+    owner.step(3.7)
+    assert said[-1].phase == "candidate"
+    owner.stop()
+    owner.hand_over(4.0, 10.0)
+
+
 def test_a_follower_leaves_the_shard_to_the_successor_that_the_leader_has_named() -> None:
     sent: list[LeaderHeartbeat] = []
     probe = BrokerProbe(lambda: True, Clock())

@@ -82,6 +82,11 @@ def test_a_harvester_that_was_stopped_listens_first() -> None:
     membership.seconds = 0.1
     for _ in range(9):
         supervisor._turn()
-        assert not membership.said
-    eventually(lambda: supervisor._turn() or membership.said, 10)  # type: ignore[func-returns-value]
+        assert {each.phase for each in membership.said} <= {"waiting"}
+
+    def competes() -> bool:
+        supervisor._turn()
+        return membership.said[-1].phase == "candidate"
+
+    eventually(competes, 10)
     supervisor._hand_over()
