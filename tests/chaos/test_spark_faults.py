@@ -45,6 +45,7 @@ def asked(settings: Settings, query: str) -> int:
     return int(row[0]) if row else 0
 
 
+@pytest.mark.slow
 def test_a_driver_killed_before_its_commit_leaves_nothing_and_can_be_run_again(settings: Settings) -> None:
     with psycopg.connect(settings.dsn.get_secret_value()) as holder:
         holder.execute("LOCK TABLE outbox_job IN EXCLUSIVE MODE")  # The commit waits for it, all being staged.
@@ -62,6 +63,7 @@ def test_a_driver_killed_before_its_commit_leaves_nothing_and_can_be_run_again(s
     assert staging_tables(settings) == set()  # Those of the killed driver too.
 
 
+@pytest.mark.slow
 def test_a_driver_killed_after_its_commit_and_run_again_writes_nothing_twice(settings: Settings) -> None:
     with application(settings, "batch", "j", str(ROWS)) as driver:
         eventually(lambda: count(settings, "outbox_job"), START_SECONDS)

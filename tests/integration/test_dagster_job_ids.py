@@ -102,6 +102,7 @@ def run(instance: DagsterInstance, again: str | None = None) -> tuple[bool, str]
         return done.success, done.run_id
 
 
+@pytest.mark.slow
 def test_a_run_that_is_executed_again_emits_nothing_again(settings: Settings) -> None:
     """Its first output is emitted, then its step fails."""
     FAILS.append("after the first output")

@@ -63,6 +63,7 @@ def both_in_processes() -> JobDefinition:
     ).resolve_job_def("both")
 
 
+@pytest.mark.slow
 def test_steps_in_processes_of_their_own_have_a_session_each(
     dsn: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -85,6 +86,7 @@ def test_steps_in_processes_of_their_own_have_a_session_each(
     assert of_orders == [f'{{"id":{n}}}' for n in range(ROWS)]
 
 
+@pytest.mark.slow
 def test_a_step_that_is_run_again_in_its_run_emits_nothing_again(dsn: str) -> None:
     settings = Settings(dsn=dsn, bootstrap_servers="127.0.0.1:1")
     migrate(settings)
@@ -106,6 +108,7 @@ def test_an_asset_that_returns_something_else_is_told_so(dsn: str) -> None:
         materialize([wrong], resources={"outbox_io": OutboxIOManager(outbox=outbox)})
 
 
+@pytest.mark.slow
 def test_the_order_check_reads_many_records_through_spark(
     settings: Settings, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -199,6 +199,7 @@ def test_a_value_that_no_record_can_hold_is_not_read(either: Settings, topic: st
     assert by_key(consume(either, topic)) == {"good": ["1", None, "x" * 900_000], "bad": ["1", "2", "3"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("storage", ["EXTENDED", "EXTERNAL"])
 def test_headers_that_no_record_can_hold_are_not_read(either: Settings, topic: str, storage: str) -> None:
     """Compressed in the database or as they are: they are measured before they are read, as values are."""

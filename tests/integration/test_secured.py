@@ -265,6 +265,7 @@ def test_a_postgres_with_the_certificate_of_another_server_is_refused(
         ends_in_one_line(by_tls(encrypted, impostor, secured.authority.certificate), "elsewhere.example")
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_spark_writes_and_reads_through_tls(
     spark: SparkSession, encrypted: Settings, trusted: Settings, topic: str

@@ -71,6 +71,7 @@ def test_shards_are_spread_evenly_again_after_a_crash_and_after_a_start(
         assert_exactly_once_in_order(consume(six, topic), 0, 15_000)
 
 
+@pytest.mark.slow
 def test_the_number_of_shards_changes_while_all_run(settings: Settings, topic: str, tmp_path: Path) -> None:
     """Nothing is lost, repeated or reordered, up and down; those that run follow the one that was started last."""
     stop, written = threading.Event(), [0]

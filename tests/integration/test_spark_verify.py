@@ -98,6 +98,7 @@ def test_a_package_that_is_not_to_be_had_is_said(spark: SparkSession) -> None:
         add_packages(spark, "no.such:package:1")
 
 
+@pytest.mark.slow
 def test_the_command_says_what_is_wrong_and_ends_with_1(connected: Settings, topic: str) -> None:
     plant(connected, topic, ALL[1:])
     env = {**environment(connected), "OUTBOX_SPARK_PACKAGES": PACKAGES}

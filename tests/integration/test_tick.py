@@ -121,6 +121,7 @@ def test_a_lag_is_first_a_warning_and_then_an_error(daemon: Daemon, settings: Se
     assert severity(Limits(lag_warn_seconds=0.001, lag_error_seconds=0.002)) is AssetCheckSeverity.ERROR
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_patient")
 def test_ticks_cost_little_and_leave_nothing_behind(settings: Settings, topic: str) -> None:
     report = benchmark.tick(settings, [topic], 200, print)

@@ -76,6 +76,7 @@ def test_eight_missing_topics_cost_a_good_row_nothing(
     assert by_key(consume(settings, found)) == {"k": ["1", "2"]}
 
 
+@pytest.mark.slow
 def test_ever_new_names_starve_nobody(either: Settings, strict: str) -> None:
     settings = either.model_copy(update={"bootstrap_servers": strict})
     there = create_topic(settings, f"{settings.group}-there")

@@ -426,6 +426,7 @@ RARE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("plan", RARE.values(), ids=RARE.keys())
 def test_where_a_rare_bug_is_looked_for_there_is_none(plan: Plan) -> None:
