@@ -37,7 +37,13 @@ class ShardLeaders:
             del self._led[leader], self._heard_at[leader]
 
     def would_be_more_even(self, shard: int, instance: str, now: float) -> bool:
-        """Whether the shards would be spread more evenly if `instance` led this shard."""
+        """Whether the shards would be spread more evenly if `instance` led this shard.
+
+        Args:
+            shard: The shard's number, from 0.
+            instance: The harvester that might lead it.
+            now: Monotonic seconds of this process.
+        """
         leader = self._leaders.get(shard)
         if leader is None or now - self._heard_at[leader] > FRESH_SECONDS:
             return False

@@ -341,7 +341,8 @@ class World:
         """Insert a row with an id that was never drawn, or that was drawn and not used."""
         while self.postgres.down or self.database.closed_to_writers:
             self.scheduler.sleep(0.05)
-        unused = set(range(min(-9, self.database.sequence - 9), self.database.sequence)) - self.database.used
+        below = min(0, self.database.sequence, *self.database.used) - 9
+        unused = set(range(below, self.database.sequence)) - self.database.used
         transaction = self.database.begin()
         transaction.insert(min(unused) if fault.target == 1 else max(unused), "own", f"k{fault.target}")
         transaction.commit()
