@@ -16,6 +16,8 @@ from outbox_plugin.settings import Settings
 
 DEFAULT_LARGEST_RECORD_BYTES = 1_000_000  # librdkafka's own.
 REQUEST_TIMEOUT_SECONDS = 10.0
+# A new client's second connection waits for half of this. librdkafka's default is 100.
+_RECONNECT_BACKOFF_MS = 20
 _LINGER_MS = 5  # Batches fill while a window is produced. A flush ends the wait.
 REACH_SECONDS = 5.0  # How long a start waits for a broker's answer.
 # librdkafka's own log lines. They are not shown unless somebody sets the level of this logger.
@@ -68,6 +70,7 @@ def client_config(settings: Settings, **ours: Any) -> dict[str, Any]:
         "bootstrap.servers": settings.bootstrap_servers,
         "client.id": "outbox",
         "logger": LIBRARY_LOGGER,
+        "reconnect.backoff.ms": _RECONNECT_BACKOFF_MS,
         **named,
         **settings.kafka,
         **tokens,

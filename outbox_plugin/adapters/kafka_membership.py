@@ -20,6 +20,7 @@ from outbox_plugin.adapters.kafka_clients import (
     refused_property,
 )
 from outbox_plugin.adapters.kafka_names import KafkaNames
+from outbox_plugin.adapters.kafka_reader import find_leaders
 from outbox_plugin.adapters.topic_ids import TopicIds
 from outbox_plugin.core.heartbeat_codec import HeartbeatCodec, LeaderRecord
 from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat, is_goharvests
@@ -66,8 +67,9 @@ class KafkaMembership:
             self._member, self._listener, self._sender = self._clients(names)
         except KafkaException as error:
             raise refused_property(error) from None
-        self._listener.assign([TopicPartition(self._topic, shard, OFFSET_END) for shard in range(shards)])
         self._member.subscribe([self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked)
+        find_leaders(self._listener, self._topic)
+        self._listener.assign([TopicPartition(self._topic, shard, OFFSET_END) for shard in range(shards)])
 
     def _clients(self, names: KafkaNames) -> tuple[Consumer, Consumer, Producer]:
         settings = self._settings

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ from outbox_plugin.errors import LogUnavailable
 from outbox_plugin.settings import Settings
 
 _WAIT_SECONDS = 0.1
+_LEADERS_SECONDS = 0.5
 
 
 class NotReadToEnd(LogUnavailable):
@@ -143,6 +145,18 @@ def reader_config(settings: Settings, group_id: str, **required: Any) -> dict[st
             **required,
         },
     )
+
+
+def find_leaders(consumer: Consumer, topic: str) -> None:
+    """Let a new consumer learn which brokers lead the topic's partitions, before it asks for offsets or records.
+
+    A new client closes its first connection once it knows the brokers. librdkafka repeats a request that was sent over
+    it only after 0.7 seconds, and looks again for a leader that it does not know yet only after 0.5 seconds.
+
+    If Kafka does not answer, this raises nothing: the consumer's next request does.
+    """
+    with suppress(KafkaException):
+        consumer.list_topics(topic, timeout=_LEADERS_SECONDS)
 
 
 def bounds(

@@ -9,7 +9,14 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from outbox_plugin.adapters.kafka_clients import REQUEST_TIMEOUT_SECONDS, UNKNOWN_TOPIC, connection_error, content
 from outbox_plugin.adapters.kafka_names import KafkaNames
-from outbox_plugin.adapters.kafka_reader import NotReadToEnd, OffsetSpan, PartitionReader, bounds, reader_config
+from outbox_plugin.adapters.kafka_reader import (
+    NotReadToEnd,
+    OffsetSpan,
+    PartitionReader,
+    bounds,
+    find_leaders,
+    reader_config,
+)
 from outbox_plugin.core.last_progress import LastProgress, LogRecord, Reader
 from outbox_plugin.core.shards import Slice
 from outbox_plugin.core.signing import Signer, Slot
@@ -53,6 +60,8 @@ def read_progress(
             closing(_consumer(settings, names, "read_uncommitted")) as uncommitted,
             closing(_consumer(settings, names, "read_committed")) as committed,
         ):
+            for consumer in (uncommitted, committed):
+                find_leaders(consumer, topic)
             # The consumer of committed records would return the begin of an open transaction as the end.
             first, end = bounds(uncommitted, TopicPartition(topic, slice_.number))
             tail_records = _TAIL_RECORDS

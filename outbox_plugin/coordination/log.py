@@ -30,7 +30,7 @@ from outbox_plugin.adapters.kafka_clients import (
     internal_client_config,
     refused_property,
 )
-from outbox_plugin.adapters.kafka_reader import bounds
+from outbox_plugin.adapters.kafka_reader import bounds, find_leaders
 from outbox_plugin.adapters.offset_commits import in_commits
 from outbox_plugin.coordination.actions import Keep
 from outbox_plugin.coordination.coordination_topics import (
@@ -161,6 +161,7 @@ class CoordinationLog:
 
     def _read_state(self) -> None:
         state = self.topic + STATE_SUFFIX
+        find_leaders(self._reader, state)
         first, end = self.bounds(state, 0)
         self._reader.assign([KafkaTopicPartition(state, 0, first)])
         for record in self._up_to({KafkaTopicPartition(state, 0): end} if end > first else {}):

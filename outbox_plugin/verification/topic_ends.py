@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing, suppress
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from outbox_plugin.adapters.kafka_clients import REQUEST_TIMEOUT_SECONDS, client_config
-from outbox_plugin.adapters.kafka_reader import OffsetSpan, bounds
+from outbox_plugin.adapters.kafka_reader import OffsetSpan, bounds, find_leaders
 from outbox_plugin.errors import LogUnavailable, ServerRefused
 from outbox_plugin.settings import Settings
 
@@ -44,6 +44,7 @@ def committed_spans(settings: Settings, topic: str, deadline: float = math.inf) 
         listed = uncommitted.list_topics(topic, timeout=_until(deadline, LIST_SECONDS)).topics[topic]
         if listed.error is not None:
             raise ServerRefused(f"the topic {topic} cannot be read: {listed.error.str()}")
+        find_leaders(committed, topic)
         spans = _bounds(uncommitted, topic, listed.partitions, deadline)
         ends = reached_ends(
             {number: end for number, (_, end) in spans.items()},

@@ -1,0 +1,42 @@
+"""The leader topic: what a harvester that has just joined the group hears."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from outbox_plugin import Settings
+from outbox_plugin.adapters.kafka_admin import KafkaAdmin
+from outbox_plugin.adapters.kafka_membership import KafkaMembership
+from outbox_plugin.adapters.kafka_names import KafkaNames
+from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat
+from outbox_plugin.core.signing import Signer
+from tests.support import eventually
+
+pytestmark = pytest.mark.integration
+
+
+@contextmanager
+def member(settings: Settings, instance: str) -> Iterator[KafkaMembership]:
+    """A member of the leader group, which leaves it in the end."""
+    membership = KafkaMembership(settings, KafkaNames.of(settings), 1, Signer(b"s" * 32), instance)
+    try:
+        yield membership
+    finally:
+        membership.leave(timeout_seconds=1.0)
+
+
+def hears_itself(membership: KafkaMembership, instance: str) -> bool:
+    return instance in [heartbeat.instance for heartbeat in membership.receive(0.1)]
+
+
+@pytest.mark.parametrize("instance", ["first", "second", "third"])
+def test_a_new_member_hears_the_first_heartbeat_that_it_sends(settings: Settings, instance: str) -> None:
+    """It takes over once it hears itself. A reader that began behind the heartbeat would have to wait for the next."""
+    KafkaAdmin.at_start(settings).ensure_topics(KafkaNames.of(settings), 1)
+    with member(settings, instance) as membership:
+        eventually(lambda: membership.owned() == {0}, 30)
+        membership.send(LeaderHeartbeat(0, "candidate", "", instance, "host", 1, "2026-01-01T00:00:00+00:00", "i", "p"))
+        eventually(lambda: hears_itself(membership, instance), 10)
