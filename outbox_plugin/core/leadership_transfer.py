@@ -22,8 +22,8 @@ example, a harvester leads shards whose partitions are then given to others. Whe
 ownership:
 
     role      what is seen                                                 what follows
-    follower  it owns the partition, another leads at least two shards     it asks all brokers for a sign of life
-              more than it does, both for `OWNED_SECONDS`
+    follower  it owns the partition, another leads it, and the shards are  it asks all brokers for a sign of life
+              uneven (`core.shard_leaders`), for `OWNED_SECONDS`
     follower  all brokers have answered it                                 its heartbeats say that it can replace the
                                                                            leader, and owns the partition
     follower  its own term has failed                                      it says nothing of the kind for a while

@@ -37,7 +37,11 @@ class ShardLeaders:
             del self._led[leader], self._heard_at[leader]
 
     def would_be_more_even(self, shard: int, instance: str, now: float) -> bool:
-        """Whether the shards would be spread more evenly if `instance` led this shard.
+        """Whether the shards would be spread more evenly, now or in a few moves, if `instance` led this shard.
+
+        It may lead one shard less than the leader. Then a move changes nothing by itself, but may have to come first:
+        where three lead 3, 2 and 1, and the first leads a shard of the second, and the second one of the third. Every
+        move brings a shard to its owner, so the moves come to an end, and it is even there.
 
         Args:
             shard: The shard's number, from 0.
@@ -45,6 +49,15 @@ class ShardLeaders:
             now: Monotonic seconds of this process.
         """
         leader = self._leaders.get(shard)
-        if leader is None or now - self._heard_at[leader] > FRESH_SECONDS:
+        if leader is None or not self._is_fresh(leader, now):
             return False
-        return self._led[leader] >= self._led[instance] + 2
+        gap = self._led[leader] - self._led[instance]
+        return gap > 1 or (gap == 1 and self._is_uneven(instance, now))
+
+    def _is_uneven(self, instance: str, now: float) -> bool:
+        """Whether anybody leads at least two shards more than another. `instance` counts, even if it leads none."""
+        led = [count for leader, count in self._led.items() if self._is_fresh(leader, now)]
+        return max(led, default=0) - min([*led, self._led[instance]]) > 1
+
+    def _is_fresh(self, leader: str, now: float) -> bool:
+        return now - self._heard_at[leader] <= FRESH_SECONDS

@@ -492,9 +492,9 @@ class Group:
         if not self.members:
             return
         count = max(member.shards for member in self.members)
-        fair = -(-count // len(self.members))
-        for member in self.members:
-            for partition in sorted(member.assigned)[fair:]:
+        fair, larger = divmod(count, len(self.members))  # So many members have one partition more than others.
+        for place, member in enumerate(sorted(self.members, key=lambda member: -len(member.assigned))):
+            for partition in sorted(member.assigned)[fair + (place < larger) :]:
                 member.assigned.discard(partition)
         # What a member still believes to own is only given to another once it has heard, or is taken for dead.
         taken = {each for member in self.members for each in (*member.assigned, *member.owned)}

@@ -10,9 +10,10 @@ from dataclasses import replace
 import pytest
 
 from outbox_plugin.core.delivery_options import Delivery
-from tests.simulation.plan import HELD, KILL, RESHARD, Fault, Plan
-from tests.simulation.schedule import run
+from tests.simulation.plan import HELD, KILL, RESHARD, STOP, Fault, Plan
+from tests.simulation.schedule import Outcome, run
 
+SPREADS = 8  # Schedules of each kind in which shards are spread.
 # So many shards, and so slow a way to the servers, that leaders which recover the same slices would do so for long.
 MANY_SHARDS = Plan(shards=16, harvesters=2, writers=4, keys=8, latency=0.05, faults=(Fault(RESHARD, 3.0, 0.0, 32),))
 
@@ -51,6 +52,34 @@ def test_a_seed_is_a_schedule() -> None:
     assert traces[0] == traces[1] != traces[2]
 
 
+def with_ends(seed: int, harvesters: int, shards: int) -> Plan:
+    """A plan in which harvesters are killed or stopped, and started again, and nothing else happens."""
+    rng = random.Random(seed)
+    ends = [
+        Fault(rng.choice((KILL, STOP)), rng.uniform(4.0, 9.0), 0.0, rng.randrange(harvesters))
+        for _ in range(rng.choice((1, 2)))
+    ]
+    return Plan(
+        delivery=rng.choice(("exactly-once", "at-least-once")),
+        harvesters=harvesters,
+        shards=shards,
+        writing=40.0,
+        faults=tuple(sorted(ends, key=lambda fault: fault.at)),
+    )
+
+
+def led_at_last(outcome: Outcome) -> list[int]:
+    """How many shards each harvester leads when the writing ends, in ascending order."""
+    leaders: dict[str, str] = {}
+    for line in outcome.trace:
+        step = re.match(r" *([\d.]+) (\w+)\.\S+ +ShardStepped\(shard=(\d+), phase='leader'", line)
+        if step is not None and float(step[1]) < outcome.plan.writing:
+            leaders[step[3]] = step[2]
+    led = Counter({f"h{number}": 0 for number in range(outcome.plan.harvesters)})
+    led.update(leaders.values())
+    return sorted(led.values())
+
+
 @pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
 @pytest.mark.parametrize("seed", range(8))
 def test_shards_are_spread_evenly_again_after_a_crash(seed: int, delivery: Delivery) -> None:
@@ -59,11 +88,18 @@ def test_shards_are_spread_evenly_again_after_a_crash(seed: int, delivery: Deliv
     plan = Plan(delivery=delivery, shards=6, harvesters=3, writers=2, transactions=8, writing=40.0, faults=(crash,))
     outcome = run(seed, plan=plan, tell=True)
     assert not outcome.broken
-    leaders: dict[str, str] = {}
-    for line in outcome.trace:
-        if (step := re.search(r"(\S+) +ShardStepped\(shard=(\d+), phase='leader'", line)) is not None:
-            leaders[step[2]] = step[1]
-    assert sorted(Counter(leaders.values()).values()) == [2, 2, 2], leaders
+    assert led_at_last(outcome) == [2, 2, 2]
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize(("harvesters", "shards"), [(3, 6), (3, 7), (4, 8), (5, 9), (4, 3)])
+def test_shards_are_spread_evenly_again_where_harvesters_come_and_go(harvesters: int, shards: int) -> None:
+    for seed in range(SPREADS):
+        outcome = run(seed, plan=with_ends(seed, harvesters, shards), tell=True)
+        assert not outcome.broken
+        led = led_at_last(outcome)
+        assert led[-1] - led[0] <= 1, f"seed {seed}: {led}"
+        assert sum(led) == shards
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -28,6 +28,23 @@ def test_a_move_makes_the_shards_more_even_where_one_leads_two_more_than_the_oth
     assert not led("a", "a").would_be_more_even(0, "a", 10.1)
 
 
+def test_a_move_between_neighbours_is_worth_it_only_where_others_are_further_apart() -> None:
+    """No owner leads two less than who leads its shard: a leads one of b's, and b one of c's."""
+    leaders = led("a", "a", "a", "b", "b", "c")
+    assert leaders.would_be_more_even(2, "b", 10.1)
+    assert leaders.would_be_more_even(4, "c", 10.1)
+    assert not leaders.would_be_more_even(4, "a", 10.1)
+    assert led("a", "a", "b").would_be_more_even(2, "c", 10.1)  # It leads none, which only it knows.
+    assert not led("a", "b", "b", "c", "c").would_be_more_even(1, "a", 10.1)
+
+
+def test_who_is_silent_makes_nothing_uneven() -> None:
+    leaders = led("a", "a", "a", "b", "b", "c")
+    for shard, instance in ((3, "b"), (4, "b"), (5, "c")):
+        leaders.receive(beat(shard, instance), 10.1 + FRESH_SECONDS)
+    assert not leaders.would_be_more_even(4, "c", 10.2 + FRESH_SECONDS)
+
+
 def test_a_shard_that_nobody_leads_is_nobodys() -> None:
     leaders = led("a", "a", "a")
     leaders.receive(beat(0, "a", "resigned"), 10.1)
