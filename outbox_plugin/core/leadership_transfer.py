@@ -64,6 +64,7 @@ class LeadershipTransfer:
         self._owner: str | None = None  # The one that has last said so as the owner of the partition, and when.
         self._owner_heard_at = 0.0
         self._resigned = _Pause()
+        self._given: dict[str, _Pause] = {}  # The last owner in favour of which a term of ours has ended.
         self._failed = _Pause()
 
     def receive(self, heartbeat: LeaderHeartbeat, own_term: str | None, now: float) -> None:
@@ -140,13 +141,23 @@ class LeadershipTransfer:
 
     def owner(self, now: float) -> str | None:
         """The instance in favour of which our own term is to end because that owns the partition; None if none."""
-        if self._owns or not self._resigned.is_over(now):
+        if self._owns or self._owner is None or now - self._owner_heard_at > FRESH_SECONDS:
             return None
-        return self._owner if now - self._owner_heard_at <= FRESH_SECONDS else None
+        given = self._given.get(self._owner)
+        return self._owner if given is None or given.is_over(now) else None
 
     def mark_resigned(self, now: float) -> None:
-        """Note that our term ends in favour of a follower."""
+        """Note that our term ends because it is stalled, in favour of a follower."""
         self._resigned.begin(now)
+        self._successor = self._owner = None
+
+    def mark_given(self, owner: str, now: float) -> None:
+        """Note that our term ends in favour of the owner: it does not for the same one again for a while.
+
+        A harvester that is started again is another instance, and gets its share at once.
+        """
+        self._given = {owner: self._given.get(owner, _Pause())}
+        self._given[owner].begin(now)
         self._successor = self._owner = None
 
     def mark_failed(self, now: float) -> None:

@@ -121,7 +121,7 @@ class Shard:
         transfer.set_ownership(owns=self.election.owns, is_uneven=is_uneven, now=now)
         transfer.set_waiting_since(term.waiting_since if term is not None else None)
         if term is not None and (owner := transfer.owner(now)) is not None:
-            transfer.mark_resigned(now)
+            transfer.mark_given(owner, now)
             term.give_way(owner, Ending.GAVE_TO_OWNER)
             return None
         if (since := transfer.ask_since(now)) is None:

@@ -63,7 +63,7 @@ def with_ends(seed: int, harvesters: int, shards: int) -> Plan:
         delivery=rng.choice(("exactly-once", "at-least-once")),
         harvesters=harvesters,
         shards=shards,
-        writing=40.0,
+        writing=30.0,
         faults=tuple(sorted(ends, key=lambda fault: fault.at)),
     )
 
@@ -100,6 +100,14 @@ def test_shards_are_spread_evenly_again_where_harvesters_come_and_go(harvesters:
         led = led_at_last(outcome)
         assert led[-1] - led[0] <= 1, f"seed {seed}: {led}"
         assert sum(led) == shards
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_harvester_that_is_restarted_twice_gets_its_share_both_times(seed: int) -> None:
+    faults = (Fault(STOP, 5.0, 0.0, 0), Fault(STOP, 14.0, 0.0, 0))
+    outcome = run(seed, plan=Plan(shards=6, harvesters=2, writing=34.0, faults=faults), tell=True)
+    assert not outcome.broken
+    assert led_at_last(outcome) == [3, 3]
 
 
 @pytest.mark.parametrize("seed", range(4))

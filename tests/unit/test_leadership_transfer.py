@@ -149,7 +149,19 @@ def test_a_leader_does_not_give_way_to_owners_again_and_again() -> None:
     resigned: list[int] = []
     for second in range(400):
         transfer.receive(beat("", "waiting", can_replace="mine", owns=True), "mine", float(second))
-        if transfer.owner(float(second)):
-            transfer.mark_resigned(float(second))
+        if (owner := transfer.owner(float(second))) is not None:
+            transfer.mark_given(owner, float(second))
             resigned.append(second)
     assert resigned == [0, 30, 90, 210]
+
+
+def test_a_leader_gives_way_at_once_to_an_owner_that_has_been_started_again() -> None:
+    """Nor does it matter that it has given way because it was stalled."""
+    transfer = LeadershipTransfer()
+    transfer.mark_given("host-0", 10.0)
+    transfer.mark_resigned(10.1)
+    transfer.receive(beat("", "waiting", can_replace="mine", owns=True), "mine", 11.0)
+    assert transfer.owner(11.1) == "host-1"
+    transfer.mark_given("host-1", 11.1)
+    transfer.receive(beat("", "waiting", can_replace="mine", owns=True), "mine", 12.0)
+    assert transfer.owner(12.1) is None
