@@ -23,6 +23,7 @@ from outbox_plugin.adapters.kafka_brokers import all_brokers_answer
 from outbox_plugin.adapters.kafka_membership import KafkaMembership
 from outbox_plugin.adapters.kafka_names import KafkaNames
 from outbox_plugin.adapters.kafka_transactional_log import KafkaTransactionalLog
+from outbox_plugin.adapters.postgres_answers import postgres_answers
 from outbox_plugin.adapters.postgres_marked_store import PostgresMarkedStore
 from outbox_plugin.adapters.postgres_session import PostgresSession
 from outbox_plugin.adapters.postgres_wake_up import PostgresWakeUp
@@ -51,10 +52,10 @@ from outbox_plugin.observe.metrics_extra import metrics_extra
 from outbox_plugin.observe.tracing import configured_tracer
 from outbox_plugin.printable import logger_of
 from outbox_plugin.relay.at_least_once import AtLeastOnce
-from outbox_plugin.relay.broker_probe import BrokerProbe
 from outbox_plugin.relay.events import BeginsAgain, HarvestEvent, Observer, TermBegan
 from outbox_plugin.relay.exactly_once import ExactlyOnce
 from outbox_plugin.relay.runtime import Threads
+from outbox_plugin.relay.server_probe import ServerProbe
 from outbox_plugin.relay.shard import Shard, ShardServices
 from outbox_plugin.relay.shard_report import ShardReport
 from outbox_plugin.relay.supervisor import Supervisor
@@ -272,9 +273,15 @@ class Harvester(Background):
         instance = f"{host}-{pid}-{uuid.uuid4().hex[:12]}"
         membership = KafkaMembership(self._settings, self._names, layout.shards, self._signer, instance)
         timing = ElectionTiming(spread=random.uniform(0.0, 0.3))  # noqa: S311 - not for secrets.
-        probe = BrokerProbe(lambda: all_brokers_answer(self._settings, self._names.leader_topic), self._runtime)
         services = ShardServices(
-            self._relays(layout), membership.send, self._observe, self._runtime, _wall_clock, random.random, probe
+            self._relays(layout),
+            membership.send,
+            self._observe,
+            self._runtime,
+            _wall_clock,
+            random.random,
+            ServerProbe(lambda: all_brokers_answer(self._settings, self._names.leader_topic), self._runtime),
+            ServerProbe(lambda: postgres_answers(self._settings), self._runtime),
         )
 
         def shard(number: int) -> Shard:

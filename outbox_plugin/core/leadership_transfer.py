@@ -8,8 +8,9 @@ would have to take over in vain. So the leader asks, and steps down only for som
     role      what is seen                                                 what follows
     leader    a request to Kafka takes longer than `STALLED_SECONDS`       its heartbeats say `stalled`; it asks all
                                                                            brokers for a sign of life
-    follower  the heartbeats of another harvester's term say `stalled`     it asks all brokers for a sign of life
-    follower  all brokers have answered it                                 its heartbeats say that it can replace the
+    follower  the heartbeats of another harvester's term say `stalled`     it asks all brokers, and Postgres, for a
+                                                                           sign of life
+    follower  all brokers and Postgres have answered it                    its heartbeats say that it can replace the
                                                                            leader
     leader    a broker has not answered it, and a follower can replace it  it resigns in favour of that follower, and
                                                                            does not compete for a while
@@ -22,11 +23,12 @@ example, a harvester leads shards whose partitions are then given to others. Whe
 ownership:
 
     role      what is seen                                                 what follows
-    follower  it owns the partition, another leads it, and the shards are  it asks all brokers for a sign of life
-              uneven (`core.shard_leaders`), for `OWNED_SECONDS`
-    follower  all brokers have answered it                                 its heartbeats say that it can replace the
+    follower  it owns the partition, another leads it, and the shards are  it asks all brokers, and Postgres, for a
+              uneven (`core.shard_leaders`), for `OWNED_SECONDS`           sign of life
+    follower  all brokers and Postgres have answered it                    its heartbeats say that it can replace the
                                                                            leader, and owns the partition
-    follower  its own term has failed                                      it says nothing of the kind for a while
+    follower  a term that it has asked for has failed, or it has been      it says nothing of the kind for a while
+              stalled
     leader    it does not own the partition, and the owner can replace it  it finishes its transaction, and resigns in
                                                                            favour of the owner
 
@@ -65,6 +67,7 @@ class LeadershipTransfer:
         self._owner_heard_at = 0.0
         self._resigned = _Pause()
         self._given: dict[str, _Pause] = {}  # The last owner in favour of which a term of ours has ended.
+        self._asked_at: float | None = None  # When we last asked for the shard as the owner of the partition.
         self._failed = _Pause()
 
     def receive(self, heartbeat: LeaderHeartbeat, own_term: str | None, now: float) -> None:
@@ -149,7 +152,8 @@ class LeadershipTransfer:
     def mark_resigned(self, now: float) -> None:
         """Note that our term ends because it is stalled, in favour of a follower."""
         self._resigned.begin(now)
-        self._successor = self._owner = None
+        self._failed.begin(now)
+        self._successor = self._owner = self._asked_at = None
 
     def mark_given(self, owner: str, now: float) -> None:
         """Note that our term ends in favour of the owner: it does not for the same one again for a while.
@@ -160,9 +164,19 @@ class LeadershipTransfer:
         self._given[owner].begin(now)
         self._successor = self._owner = None
 
+    def mark_asked(self, now: float) -> None:
+        """Note that we have told the leader that we can replace it, and own the partition."""
+        self._asked_at = now
+
     def mark_failed(self, now: float) -> None:
-        """Note that our term has ended by an error: whoever leads after it is left alone for a while."""
-        self._failed.begin(now)
+        """Note that our term has ended by an error. If we had asked for it, we ask for no other one for a while.
+
+        Where nobody asked, Postgres or Kafka may have failed for all. Then whoever leads first afterwards may lead most
+        shards, and the others need not wait.
+        """
+        if self._asked_at is not None and now - self._asked_at <= PAUSE_FIRST:
+            self._failed.begin(now)
+        self._asked_at = None
 
 
 class _Pause:

@@ -12,9 +12,9 @@ from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat, Phase
 from outbox_plugin.core.leadership_transfer import STAND_BACK_SECONDS, SUCCESSOR_SECONDS, LeadershipTransfer
 from outbox_plugin.core.shard_leaders import ShardLeaders
 from outbox_plugin.errors import Fenced, LayoutChanged, OutcomeUnknown, TopicMissing
-from outbox_plugin.relay.broker_probe import BrokerProbe
 from outbox_plugin.relay.events import HarvestEvent, Observer, TakeoverBegan, TermFinished
 from outbox_plugin.relay.runtime import Runtime
+from outbox_plugin.relay.server_probe import ServerProbe
 from outbox_plugin.relay.shard_report import ShardReport
 from outbox_plugin.relay.term import Ending, OpenRelay, Term
 
@@ -33,6 +33,7 @@ class ShardServices:
         wall_clock: the time as ISO 8601 in UTC, for people to read.
         jitter: a random number from 0 to 1, for waits.
         broker_probe: whether all brokers answer this harvester.
+        postgres_probe: whether Postgres does.
         leaders: who leads which shard.
     """
 
@@ -42,7 +43,8 @@ class ShardServices:
     runtime: Runtime
     wall_clock: Callable[[], str]
     jitter: Callable[[], float]
-    broker_probe: BrokerProbe
+    broker_probe: ServerProbe
+    postgres_probe: ServerProbe
     leaders: ShardLeaders = field(default_factory=ShardLeaders)
 
 
@@ -132,7 +134,14 @@ class Shard:
             self._report.trouble = Ending.GAVE_WAY.value
             term.abandon(Ending.GAVE_WAY)
             self._services.send(self._report.resignation(successor))  # The term may still wait for seconds.
-        return transfer.replaceable_leader(now) if all_answer and self._term is None else None
+        if self._term is not None:
+            return None
+        postgres_answers = self._services.postgres_probe.result(since)
+        if not all_answer or not postgres_answers:
+            return None
+        if transfer.leads_what_we_own(now):
+            transfer.mark_asked(now)
+        return transfer.replaceable_leader(now)
 
     def _begin_term(self, now: float) -> None:
         services = self._services
@@ -156,7 +165,7 @@ class Shard:
         if gave_way:
             retry_after = STAND_BACK_SECONDS
         self.election.end_term(now, by_another=replaced, retry_after=retry_after)
-        if term.ending is Ending.GAVE_WAY or not at_once:
+        if not at_once:
             self._transfer.mark_failed(now)
         if not replaced:
             self._services.send(self._report.resignation(term.successor))

@@ -7,9 +7,12 @@ from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
+import psycopg
 import pytest
+from pydantic import SecretStr
 
 from outbox_plugin import Harvester, Settings
+from outbox_plugin.adapters.postgres_answers import postgres_answers
 from outbox_plugin.status.reader import read_status
 from tests.harvesting import (
     HarvesterProcess,
@@ -69,6 +72,12 @@ def test_shards_are_spread_evenly_again_after_a_crash_and_after_a_start(
         drained(six)
     if delivery == "exactly-once":
         assert_exactly_once_in_order(consume(six, topic), 0, 15_000)
+
+
+def test_postgres_answers_where_it_can_be_reached_and_may_be_written_to(settings: Settings) -> None:
+    assert postgres_answers(settings)
+    unreachable = psycopg.conninfo.make_conninfo(settings.dsn.get_secret_value(), port="1")
+    assert not postgres_answers(settings.model_copy(update={"dsn": SecretStr(unreachable)}))
 
 
 @pytest.mark.slow

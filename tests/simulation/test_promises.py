@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 
 from outbox_plugin.core.delivery_options import Delivery
-from tests.simulation.plan import HELD, KILL, RESHARD, STOP, Fault, Plan
+from outbox_plugin.relay.term import Ending
+from tests.simulation.plan import HELD, KILL, NO_POSTGRES, POSTGRES_DOWN, RESHARD, STOP, Fault, Plan
 from tests.simulation.schedule import Outcome, run
 
 SPREADS = 8  # Schedules of each kind in which shards are spread.
@@ -108,6 +109,25 @@ def test_a_harvester_that_is_restarted_twice_gets_its_share_both_times(seed: int
     outcome = run(seed, plan=Plan(shards=6, harvesters=2, writing=34.0, faults=faults), tell=True)
     assert not outcome.broken
     assert led_at_last(outcome) == [3, 3]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_shards_are_spread_evenly_again_when_postgres_is_back(seed: int) -> None:
+    """All leaders have failed by then, some of them again and again."""
+    down = Fault(POSTGRES_DOWN, 16.0, 8.0, 0)
+    outcome = run(seed, plan=Plan(shards=7, harvesters=4, writing=44.0, faults=(down,)), tell=True)
+    assert not outcome.broken
+    assert led_at_last(outcome) == [1, 2, 2, 2]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_harvester_without_a_way_to_postgres_asks_for_no_shard(seed: int) -> None:
+    """Each one that it got would stand still until somebody else takes it over."""
+    cut_off = Fault(NO_POSTGRES, 20.0, 100.0, 0)
+    outcome = run(seed, plan=Plan(shards=6, harvesters=3, writing=60.0, faults=(cut_off,)), tell=True)
+    assert not outcome.broken
+    given = [float(line.split()[0]) for line in outcome.trace if Ending.GAVE_TO_OWNER.value in line]
+    assert not [at for at in given if 20.0 < at < 120.0]
 
 
 @pytest.mark.parametrize("seed", range(4))

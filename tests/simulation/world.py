@@ -13,9 +13,9 @@ from outbox_plugin.core.progress import OutboxIdentity
 from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.errors import ForeignOutbox, LayoutChanged, LogUnavailable, ServerUnavailable, StoreUnavailable
 from outbox_plugin.relay.at_least_once import AtLeastOnce
-from outbox_plugin.relay.broker_probe import BrokerProbe
 from outbox_plugin.relay.events import HarvestEvent, Observer
 from outbox_plugin.relay.exactly_once import ExactlyOnce
+from outbox_plugin.relay.server_probe import ServerProbe
 from outbox_plugin.relay.shard import Shard, ShardServices
 from outbox_plugin.relay.shard_report import ShardReport
 from outbox_plugin.relay.supervisor import Supervisor
@@ -484,7 +484,8 @@ class Harvester:
             process,
             lambda: "now",
             world.scheduler.random,
-            BrokerProbe(lambda: self._all_brokers_answer(process), process),
+            ServerProbe(lambda: self._all_brokers_answer(process), process),
+            ServerProbe(lambda: self._postgres_answers(process), process),
         )
 
         def shard(number: int) -> Shard:
@@ -505,6 +506,10 @@ class Harvester:
                 return False
             scheduler.sleep(0.1)
         return True
+
+    def _postgres_answers(self, process: Process) -> bool:
+        self._world.scheduler.sleep(self._world.postgres.latency)
+        return self._world.postgres.reaches(process)
 
     def _open_relay(self, process: Process, layout: Layout) -> OpenRelay:
         @contextmanager

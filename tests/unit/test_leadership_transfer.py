@@ -120,8 +120,22 @@ def test_an_owner_whose_term_has_failed_leaves_who_leads_alone_for_longer_and_lo
         transfer.receive(beat("other"), None, float(second))
         if transfer.replaceable_leader(float(second)):
             claimed.append(second)
+            transfer.mark_asked(float(second))
             transfer.mark_failed(float(second))
+            transfer.mark_failed(second + 0.5)
     assert claimed == [13, 43, 103, 223]
+
+
+def test_an_owner_whose_term_has_failed_unasked_need_not_wait() -> None:
+    """The servers were away for all, and another one led first when they were back."""
+    transfer = owner()
+    transfer.mark_failed(10.5)
+    transfer.receive(beat("other"), None, 13.0)
+    assert transfer.replaceable_leader(13.1) == "other"
+    transfer.mark_asked(13.1)
+    transfer.mark_failed(60.0)
+    transfer.receive(beat("other"), None, 60.1)
+    assert transfer.replaceable_leader(60.2) == "other"
 
 
 def test_a_leader_gives_way_to_the_owner_and_to_nobody_else() -> None:

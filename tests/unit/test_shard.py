@@ -14,9 +14,9 @@ import pytest
 
 from outbox_plugin.core.election import Election, ElectionTiming
 from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat
-from outbox_plugin.relay.broker_probe import BrokerProbe
 from outbox_plugin.relay.events import HarvestEvent, Observer, TermFinished
 from outbox_plugin.relay.runtime import Threads
+from outbox_plugin.relay.server_probe import ServerProbe
 from outbox_plugin.relay.shard import Shard, ShardServices
 from outbox_plugin.relay.shard_report import ShardReport
 from outbox_plugin.relay.term import Ending, OpenRelay, Relay, Term
@@ -55,8 +55,8 @@ def leading_shard(
     opens: OpenRelay = open_relay,
     all_brokers_answer: Callable[[], bool] = lambda: True,
 ) -> Shard:
-    probe = BrokerProbe(all_brokers_answer, Clock())
-    services = ShardServices(opens, sent.append, seen.append, Threads(), lambda: "now", lambda: 0.0, probe)
+    probe = ServerProbe(all_brokers_answer, Clock())
+    services = ShardServices(opens, sent.append, seen.append, Threads(), lambda: "now", lambda: 0.0, probe, probe)
     template = LeaderHeartbeat(0, "waiting", "", "host-1", "host", 1, "now", "incarnation", "place")
     election = Election(ElectionTiming(receive_deadline=5.0), early_takeover=True)
     shard = Shard(0, election, ShardReport(template, 0.3), services)
@@ -180,8 +180,10 @@ def test_a_stalled_leader_goes_on_where_nobody_could_do_better(all_brokers_answe
 
 def test_a_follower_whom_all_brokers_answer_offers_to_replace_a_stalled_leader() -> None:
     sent: list[LeaderHeartbeat] = []
-    probe = BrokerProbe(lambda: True, Clock())
-    services = ShardServices(open_relay, sent.append, lambda _: None, Threads(), lambda: "now", lambda: 0.0, probe)
+    probe = ServerProbe(lambda: True, Clock())
+    services = ShardServices(
+        open_relay, sent.append, lambda _: None, Threads(), lambda: "now", lambda: 0.0, probe, probe
+    )
     template = LeaderHeartbeat(0, "waiting", "", "host-1", "host", 1, "now", "incarnation", "place")
     shard = Shard(0, Election(ElectionTiming(), early_takeover=True), ShardReport(template, 0.3), services)
     leader = replace(template, phase="leader", leader_id="other", instance="host-2")
@@ -221,7 +223,8 @@ def test_an_owner_offers_to_replace_who_leads_its_shard_and_who_leads_it_gives_w
         Threads(),
         lambda: "now",
         lambda: 0.0,
-        BrokerProbe(lambda: True, Clock()),
+        ServerProbe(lambda: True, Clock()),
+        ServerProbe(lambda: True, Clock()),
     )
     template = LeaderHeartbeat(0, "waiting", "", "host-2", "host", 2, "now", "incarnation", "place")
     owner = Shard(0, Election(ElectionTiming(), early_takeover=True), ShardReport(template, 0.3), services)
@@ -251,8 +254,10 @@ def test_an_owner_offers_to_replace_who_leads_its_shard_and_who_leads_it_gives_w
 
 def test_a_follower_leaves_the_shard_to_the_successor_that_the_leader_has_named() -> None:
     sent: list[LeaderHeartbeat] = []
-    probe = BrokerProbe(lambda: True, Clock())
-    services = ShardServices(open_relay, sent.append, lambda _: None, Threads(), lambda: "now", lambda: 0.0, probe)
+    probe = ServerProbe(lambda: True, Clock())
+    services = ShardServices(
+        open_relay, sent.append, lambda _: None, Threads(), lambda: "now", lambda: 0.0, probe, probe
+    )
     template = LeaderHeartbeat(0, "waiting", "", "host-1", "host", 1, "now", "incarnation", "place")
     for successor, first_at in (("host-3", 2.1), ("host-1", 1.2)):
         shard = Shard(0, Election(ElectionTiming(), early_takeover=True), ShardReport(template, 0.3), services)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from outbox_plugin.core.election import Election, ElectionTiming
 from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat
 from outbox_plugin.core.progress import OutboxIdentity
-from outbox_plugin.relay.broker_probe import BrokerProbe
+from outbox_plugin.relay.server_probe import ServerProbe
 from outbox_plugin.relay.shard import Shard, ShardServices
 from outbox_plugin.relay.shard_report import ShardReport
 from outbox_plugin.relay.supervisor import Supervisor
@@ -55,8 +55,10 @@ class SlowMembership:
 def harvester(seconds: float, *, early_takeover: bool = True) -> tuple[Supervisor, SlowMembership]:
     clock = Clock()
     membership = SlowMembership(clock, seconds)
-    probe = BrokerProbe(lambda: True, clock)
-    services = ShardServices(open_relay, membership.send, lambda _: None, clock, lambda: "now", lambda: 0.0, probe)
+    probe = ServerProbe(lambda: True, clock)
+    services = ShardServices(
+        open_relay, membership.send, lambda _: None, clock, lambda: "now", lambda: 0.0, probe, probe
+    )
     template = LeaderHeartbeat(0, "waiting", "", "host-1", "host", 1, "now", "incarnation", "place")
     election = Election(ElectionTiming(), early_takeover=early_takeover)
     shard = Shard(0, election, ShardReport(template, 0.3), services)

@@ -1,4 +1,4 @@
-"""Asks all brokers for a sign of life, on a thread of its own: see `core.leadership_transfer`."""
+"""Asks servers for a sign of life, on a thread of its own: see `core.leadership_transfer`."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from collections.abc import Callable
 from outbox_plugin.relay.runtime import Runtime, Task
 
 
-class BrokerProbe:
-    """The last answer to the question whether all brokers answer this harvester. For one thread."""
+class ServerProbe:
+    """The last answer to the question whether all brokers, or Postgres, answer this harvester. For one thread."""
 
-    def __init__(self, all_brokers_answer: Callable[[], bool], runtime: Runtime) -> None:
+    def __init__(self, all_answer: Callable[[], bool], runtime: Runtime) -> None:
         """Nothing has been asked.
 
         Args:
-            all_brokers_answer: asks them, and waits for at most a second or so.
+            all_answer: asks them, and waits for some seconds at most.
             runtime: makes the threads.
         """
-        self._ask = all_brokers_answer
+        self._ask = all_answer
         self._runtime = runtime
         self._task: Task | None = None
         self._last: tuple[float, bool] | None = None  # When the last question began, and its answer.
 
     def result(self, since: float) -> bool | None:
-        """Whether all brokers have answered a question that began at `since` or later.
+        """Whether all have answered a question that began at `since` or later.
 
         Returns None while there is no such answer. Then the question is asked, and a later call has the answer.
         """
         if self._last is not None and self._last[0] >= since:
             return self._last[1]
         if self._task is None or not self._task.is_alive():
-            self._task = self._runtime.spawn(self._probe, "outbox-brokers")
+            self._task = self._runtime.spawn(self._probe, "outbox-probe")
         return None
 
     def _probe(self) -> None:
-        """Ask, and ask again if not all have answered: on a busy machine, any broker is slow now and then."""
+        """Ask, and ask again if not all have answered: on a busy machine, any server is slow now and then."""
         began, all_answer = self._runtime.now(), False
         try:
             all_answer = self._ask() or self._ask()

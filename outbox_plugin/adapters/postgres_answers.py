@@ -1,0 +1,20 @@
+"""Whether Postgres answers this process."""
+
+from __future__ import annotations
+
+from contextlib import closing, suppress
+
+from outbox_plugin.errors import ServerRefused, ServerUnavailable
+from outbox_plugin.schema.connection import connect, reported
+from outbox_plugin.settings import Settings
+
+
+def postgres_answers(settings: Settings) -> bool:
+    """Whether Postgres answers on a new connection, and is no standby, which lets nobody lead."""
+    with (
+        suppress(ServerUnavailable, ServerRefused),
+        reported(),
+        closing(connect(settings, purpose="outbox harvester (probe)")) as connection,
+    ):
+        return connection.execute("SELECT pg_is_in_recovery()").fetchone() == (False,)
+    return False
