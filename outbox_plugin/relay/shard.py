@@ -18,6 +18,8 @@ from outbox_plugin.relay.server_probe import ServerProbe
 from outbox_plugin.relay.shard_report import ShardReport
 from outbox_plugin.relay.term import Ending, OpenRelay, Term
 
+# So long, a term that gives way to the owner still counts as the leader: nobody else takes over while it finishes.
+FINISH_SECONDS = 5.0
 CALM_SECONDS = 5.0  # A term that survives this long resets the backoff and ends the trouble of the one before it.
 
 
@@ -66,6 +68,7 @@ class Shard:
         self._report = report
         self._services = services
         self._term: Term | None = None
+        self._finishes_until = 0.0  # A term that gives way to the owner.
         self._transfer = LeadershipTransfer()
         self._backoff = Backoff(ERROR_FIRST, ERROR_LAST)
 
@@ -84,7 +87,7 @@ class Shard:
         self._act(self.election.tick(now), now)
         can_replace = self._settle_transfer(now)
         self._send_heartbeat(now, can_replace)
-        if (event := self._report.step_event(now, self._phase, self.election.leader_heard_at)) is not None:
+        if (event := self._report.step_event(now, self._phase(now), self.election.leader_heard_at)) is not None:
             self._services.observe(event)
 
     def _look_after(self, term: Term, now: float) -> None:
@@ -124,6 +127,7 @@ class Shard:
         transfer.set_waiting_since(term.waiting_since if term is not None else None)
         if term is not None and (owner := transfer.owner(now)) is not None:
             transfer.mark_given(owner, now)
+            self._finishes_until = now + FINISH_SECONDS
             term.give_way(owner, Ending.GAVE_TO_OWNER)
             return None
         if (since := transfer.ask_since(now)) is None:
@@ -177,13 +181,13 @@ class Shard:
         self._services.observe(event)
 
     def _send_heartbeat(self, now: float, can_replace: str | None) -> None:
-        leads = self._term is not None and not self._term.stopping
+        leads = self._is_at_work(now)
         calm = leads and self._term is not None and now - self._term.began_at > CALM_SECONDS
         if calm or (self._term is None and self.election.another_leads(now)):
             self._report.trouble = None
         heartbeat = self._report.heartbeat(
             now,
-            self._phase,
+            self._phase(now),
             leads=leads,
             expects_its_own=self.election.awaits_own_heartbeat,
             stalled=self._transfer.is_stalled(now),
@@ -193,9 +197,14 @@ class Shard:
         if heartbeat is not None:
             self._services.send(heartbeat)
 
-    @property
-    def _phase(self) -> Phase:
-        return self._term.phase if self._term is not None and not self._term.stopping else "waiting"
+    def _phase(self, now: float) -> Phase:
+        return self._term.phase if self._term is not None and self._is_at_work(now) else "waiting"
+
+    def _is_at_work(self, now: float) -> bool:
+        term = self._term
+        if term is None or not term.stopping:
+            return term is not None
+        return term.ending is Ending.GAVE_TO_OWNER and now < self._finishes_until
 
     def stop(self) -> None:
         """Begin to hand over."""

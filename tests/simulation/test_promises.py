@@ -14,6 +14,7 @@ from outbox_plugin.relay.term import Ending
 from tests.simulation.plan import HELD, KILL, NO_POSTGRES, POSTGRES_DOWN, RESHARD, STOP, Fault, Plan
 from tests.simulation.schedule import Outcome, run
 
+RESTART = (Fault(STOP, 6.0, 0.0, 0),)
 SPREADS = 8  # Schedules of each kind in which shards are spread.
 # So many shards, and so slow a way to the servers, that leaders which recover the same slices would do so for long.
 MANY_SHARDS = Plan(shards=16, harvesters=2, writers=4, keys=8, latency=0.05, faults=(Fault(RESHARD, 3.0, 0.0, 32),))
@@ -109,6 +110,17 @@ def test_a_harvester_that_is_restarted_twice_gets_its_share_both_times(seed: int
     outcome = run(seed, plan=Plan(shards=6, harvesters=2, writing=34.0, faults=faults), tell=True)
     assert not outcome.broken
     assert led_at_last(outcome) == [3, 3]
+
+
+def test_a_leader_that_gives_its_shard_to_the_owner_finishes_its_transaction_however_slow_kafka_is() -> None:
+    plan = Plan(
+        shards=6, harvesters=3, writers=3, transactions=14, writing=20.0, keys=12, kafka_latency=0.6, faults=RESTART
+    )
+    outcomes = [run(seed, plan=plan, tell=True) for seed in range(8)]
+    assert not [outcome.broken for outcome in outcomes if outcome.broken]
+    ends = [line for outcome in outcomes for line in outcome.trace if Ending.GAVE_TO_OWNER.value in line]
+    assert ends
+    assert not [line for line in ends if "error_type=None" not in line]
 
 
 @pytest.mark.parametrize("seed", range(4))

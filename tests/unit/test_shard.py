@@ -252,6 +252,50 @@ def test_an_owner_offers_to_replace_who_leads_its_shard_and_who_leads_it_gives_w
     owner.hand_over(4.0, 10.0)
 
 
+class BusyRelay(IdleRelay):
+    """A relay whose transaction lasts until `finish`."""
+
+    def stop(self) -> None:
+        """The transaction is finished first."""
+
+    def finish(self) -> None:
+        self._stopped.set()
+
+
+def test_a_leader_that_gives_way_to_the_owner_counts_as_the_leader_while_it_finishes_but_not_for_long() -> None:
+    sent: list[LeaderHeartbeat] = []
+    seen: list[HarvestEvent] = []
+    relay = BusyRelay()
+
+    @contextmanager
+    def opens(shard: int, leader_id: str, wanted: Callable[[], bool], observe: Observer) -> Iterator[Relay]:
+        yield relay
+
+    shard = leading_shard(sent, seen, opens)
+    shard.receive(sent[-1], 0.1)
+
+    def leads() -> bool:
+        shard.step(0.2)
+        return sent[-1].phase == "leader"
+
+    eventually(leads, 10)
+    shard.election.set_ownership(False)
+    claim = replace(
+        sent[-1], phase="waiting", leader_id="", instance="host-2", can_replace=sent[-1].leader_id, owns=True
+    )
+    shard.receive(claim, 1.0)
+    for second in (1.0, 2.0, 3.0, 5.9):
+        sent.clear()
+        shard.step(second)
+        assert [each.phase for each in sent] == ["leader"]
+    sent.clear()
+    shard.step(6.1)
+    assert not sent
+    relay.finish()
+    assert the_end(shard, seen, 6.2).reason == Ending.GAVE_TO_OWNER.value
+    assert (sent[-1].phase, sent[-1].successor) == ("resigned", "host-2")
+
+
 def test_a_follower_leaves_the_shard_to_the_successor_that_the_leader_has_named() -> None:
     sent: list[LeaderHeartbeat] = []
     probe = ServerProbe(lambda: True, Clock())
