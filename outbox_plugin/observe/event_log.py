@@ -38,7 +38,8 @@ def log_event(event: HarvestEvent) -> None:
             if event.reason is None:
                 logger.info("shard %d: handed over", event.shard, extra=leader)
             else:
-                logger.warning("shard %d: leading no more: %s", event.shard, event.reason, extra=leader)
+                level = logging.INFO if event.is_planned else logging.WARNING
+                logger.log(level, "shard %d: leading no more: %s", event.shard, event.reason, extra=leader)
         case RowsParked() | RowsDeadLettered():
             done = "waits" if isinstance(event, RowsParked) else "is a dead letter"
             for bad in event.bad:

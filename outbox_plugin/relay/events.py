@@ -179,12 +179,14 @@ class GenerationRaised(HarvestEvent):
 class TermFinished(HarvestEvent):
     """This harvester leads the shard no more; `reason` is None after a stop that was asked for.
 
-    `error_type` names the exception that ended the term; None where no exception did.
+    `error_type` names the exception that ended the term; None where no exception did. `is_planned`: the shard moves to
+    the harvester that Kafka has assigned it to, and nothing is wrong.
     """
 
     leader_id: str
     reason: str | None
     error_type: str | None
+    is_planned: bool = False
 
 
 def held_topics(shard: int, topics: Mapping[str, Away]) -> Iterator[KeysHeld]:

@@ -114,6 +114,7 @@ def test_a_harvesters_events_name_what_they_are_about(caplog: pytest.LogCaptureF
         KeysHeld(2, (OrderingKey("orders", None),), "away", 1.0),
         TermFinished(2, "leader", "fenced", "Fenced"),
         TermFinished(2, "leader", None, None),
+        TermFinished(2, "leader", "given to another", None, is_planned=True),
     ):
         observer._observe(event)
     lines = [logs.JsonFormatter().format(each) for each in caplog.records]
@@ -125,7 +126,9 @@ def test_a_harvesters_events_name_what_they_are_about(caplog: pytest.LogCaptureF
         {**nothing, "shard": 2, "topic": "orders"},
         {**nothing, "shard": 2, "leader": "leader"},
         {**nothing, "shard": 2, "leader": "leader"},
+        {**nothing, "shard": 2, "leader": "leader"},
     ]
+    assert [each.levelname for each in caplog.records[3:]] == ["WARNING", "INFO", "INFO"]
     assert not [line for line in lines if "the value" in line or "the header" in line]
 
 

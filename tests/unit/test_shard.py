@@ -243,7 +243,8 @@ def test_an_owner_offers_to_replace_who_leads_its_shard_and_who_leads_it_gives_w
     assert (said[-1].phase, said[-1].can_replace, said[-1].owns) == ("waiting", sent[-1].leader_id, True)
     shard.receive(sent[-1], 3.3)
     shard.receive(said[-1], 3.5)
-    assert the_end(shard, seen, 3.6).reason == Ending.GAVE_TO_OWNER.value
+    end = the_end(shard, seen, 3.6)
+    assert (end.reason, end.is_planned) == (Ending.GAVE_TO_OWNER.value, True)
     assert (sent[-1].phase, sent[-1].successor, sent[-1].trouble) == ("resigned", "host-2", None)
     owner.receive(sent[-1], 3.7)
     owner.step(3.7)
