@@ -122,8 +122,9 @@ class Shard:
         if not self.election.allows_early_takeover:
             return None
         term, transfer = self._term if self._term is not None and not self._term.stopping else None, self._transfer
-        is_uneven = self._services.leaders.would_be_more_even(self.number, self._report.instance, now)
-        transfer.set_ownership(owns=self.election.owns, is_uneven=is_uneven, now=now)
+        owns, leaders = self.election.owns, self._services.leaders
+        is_uneven = owns and leaders.would_be_more_even(self.number, self._report.instance, now)
+        transfer.set_ownership(owns=owns, is_uneven=is_uneven, now=now)
         transfer.set_waiting_since(term.waiting_since if term is not None else None)
         if term is not None and (owner := transfer.owner(now)) is not None:
             transfer.mark_given(owner, now)
