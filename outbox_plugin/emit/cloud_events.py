@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import b64encode
 from math import isinf
 from typing import Any, Literal, Protocol
 
@@ -66,11 +67,11 @@ def cloud_events_format(source: str, mode: CloudEventsMode, content_type: str) -
     if mode not in ("binary", "structured"):
         raise UserError(f"cloud_events_mode: expected 'binary' or 'structured' (given: {mode!r})")
 
-    def cloud_event(event: Event, data: Any = None) -> CloudEvent:
+    def cloud_event(event: Event) -> CloudEvent:
         if not event.type:
             raise InvalidEvent("type", "a CloudEvent must have one")
         try:
-            return CloudEvent(_attributes(event, source, content_type), data)
+            return CloudEvent(_attributes(event, source, content_type))
         except CloudEventValidationError as error:
             name, problems = next(iter(error.errors.items()))
             raise InvalidEvent(name, str(problems[0])) from None
@@ -81,9 +82,12 @@ def cloud_events_format(source: str, mode: CloudEventsMode, content_type: str) -
     def structured(event: Event, value: Value) -> tuple[Value, Items]:
         if value is None:
             return binary(event, value)  # A tombstone has no value that could hold the attributes.
-        message = to_structured_event(cloud_event(event, _data(value, event.content_type or content_type)))
-        body = message.value if isinstance(value, bytes) else message.value.decode()
-        return body, _with_others(message.headers, event)
+        message = to_structured_event(cloud_event(event))
+        # The library would read the data and write it again, and so change decimals and drop keys that occur twice.
+        attributes = message.value.decode().removesuffix("}")
+        data = event.value if isinstance(event.value, bytes) and text_of(event.value) == value else value
+        body = f"{attributes}, {_data_member(data, event.content_type or content_type)}}}"
+        return body.encode() if isinstance(value, bytes) else body, _with_others(message.headers, event)
 
     return binary if mode == "binary" else structured
 
@@ -113,18 +117,28 @@ def _with_others(headers: dict[str, bytes], event: Event) -> Items:
     return items + others
 
 
-def _data(value: str | bytes, content_type: str) -> Any:
-    """The data of a structured event: what the JSON says, a text, or bytes, which become base64."""
+def _data_member(value: str | bytes, content_type: str) -> str:
+    """The member of a structured event that has its data: JSON as it was given, a text, or bytes in base64.
+
+    Raises:
+        InvalidEvent: the data is JSON that is nested too deeply.
+    """
     text = text_of(value) if isinstance(value, bytes) else value
     is_json = bool(_JSON.match(content_type))
     if text is None or (isinstance(value, bytes) and not is_json and not _TEXT.match(content_type)):
-        return value
-    if not is_json:
-        return text
+        content = value if isinstance(value, bytes) else value.encode()
+        return f'"data_base64": "{b64encode(content).decode()}"'
+    return f'"data": {text if is_json and _is_json(text) else json.dumps(text, ensure_ascii=False)}'
+
+
+def _is_json(text: str) -> bool:
     try:
-        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
-    except (ValueError, RecursionError):
-        return text
+        json.loads(text, parse_constant=_refuse, parse_float=_finite)
+    except RecursionError:
+        raise InvalidEvent("value", "it is nested too deeply") from None
+    except ValueError:
+        return False
+    return True
 
 
 def _finite(number: str) -> float:

@@ -105,6 +105,60 @@ def test_structured_data_of_any_type(value: Any, content_type: str, data: Any) -
     assert read.get_data() == (data if content_type else value)
 
 
+@pytest.mark.parametrize(
+    "value", ['{"a":1.00000000000000000001,"a":2}', "[-0, 1.10, 1E2]", " [1]\n", '"\\ud800"', "9" * 4000]
+)
+@pytest.mark.parametrize("content_type", ["", "application/JSON", "application/vnd.shop_v1+json ; charset=utf-8"])
+def test_structured_data_is_the_json_that_was_given(value: str, content_type: str) -> None:
+    """With all digits of its numbers, and names that occur twice; a reader decides what they mean."""
+    for serializer in (as_text, as_bytes):
+        body = written(event(value, content_type=content_type), "structured", serializer).value
+        assert body.endswith(f'"data": {value}}}'.encode())
+
+
+@pytest.mark.parametrize("value", [{"a": "ä" * 400_000}, "ä" * 400_000])
+def test_a_structured_event_has_hardly_more_bytes_than_its_value(value: Any) -> None:
+    assert len(written(event(value), "structured").value) < 801_000
+
+
+@pytest.mark.parametrize("serializer", [as_text, as_bytes])
+@pytest.mark.parametrize("value", [b"", b"abc", b"\xff"])
+def test_structured_bytes_stay_bytes_also_where_they_happen_to_be_a_text(value: bytes, serializer: Serializer) -> None:
+    message = written(event(value, content_type="application/avro"), "structured", serializer)
+    assert received(message).cloud_event().get_data() == value
+
+
+def nested(depth: int) -> Any:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def test_data_that_is_nested_deeply_is_refused_or_stays_what_it_is() -> None:
+    """How deep it may be depends on how deep the caller is."""
+    refused = 0
+    for depth in (*range(850, 1_000, 3), 10_000):
+        text = "[" * depth + "[]" + "]" * depth
+        for value in [text, nested(depth)]:
+            try:
+                message = written(event(value), "structured")
+            except InvalidEvent as error:
+                refused += 1
+                assert str(error) == "event value: it is nested too deeply"  # noqa: PT017
+            else:
+                assert message.value.endswith(f'"data": {text}}}'.encode())
+    assert refused >= 4
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("content_type", ["", "text/plain"])
+def test_a_lone_surrogate_is_refused_in_either_mode(mode: CloudEventsMode, content_type: str) -> None:
+    for value in ("\ud800", {"a": "\ud800"}):
+        with pytest.raises(InvalidEvent, match="event value: not valid text: surrogates not allowed"):
+            written(event(value, content_type=content_type), mode)
+
+
 def test_bytes_that_are_no_text_become_base64_in_a_table_of_texts() -> None:
     _, _, value, names, *_ = Encoding(as_text, "/shop", MAX_RECORD_BYTES, "structured").row(event(b"\xff\x00"))
     assert isinstance(value, str)
