@@ -42,7 +42,15 @@ def read_cloud_event(
             return from_structured_event(message)
         if any(name.startswith(_BINARY) for name in own):
             return from_binary_event(message)
-    except (CloudEventValidationError, ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+    except (
+        CloudEventValidationError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        KeyError,
+        RecursionError,
+        OverflowError,
+    ) as error:
         raise ValueError(f"the record is no CloudEvent: {error}") from None
     raise ValueError(
         "the record is no CloudEvent: it has no header that begins with ce_, and its content-type is not that of a "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID
 
@@ -180,6 +180,12 @@ def test_what_is_no_cloud_event_is_refused(mode: CloudEventsMode) -> None:
         Encoding(as_text, "/shop", MAX_RECORD_BYTES, "batched")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("source", ["", 7, " /shop", "a b", "a\n", "a\0", "\ud800"])
+def test_a_source_that_is_none_is_refused_before_any_event(source: Any) -> None:
+    with pytest.raises(UserError, match=r"cloud_events: expected a URI reference, such as '/shop/orders' \(given: "):
+        Encoding(as_text, source, MAX_RECORD_BYTES)
+
+
 @pytest.mark.parametrize("write", [to_binary_event, to_structured_event])
 def test_an_inbox_reads_what_the_sdk_writes(write: Any) -> None:
     given = CloudEvent({"id": "1", "source": "/s", "type": "T", "time": NOON, "tenant": "a"}, {"a": [1]})
@@ -203,6 +209,113 @@ def test_a_header_that_readers_would_take_for_an_attribute_is_refused() -> None:
     assert written(event("v", headers={"ce_id": "2"}), "binary").headers["ce_id"] == str(UUID(int=7)).encode()
 
 
+@pytest.mark.parametrize(
+    ("header", "body", "problem"),
+    [
+        ("ce_tenant_id", "a", "should only contain lowercase letters and numbers"),
+        ("CE_my-tenant", "a", "should only contain lowercase letters and numbers"),
+        ("ce_", "a", "must be at least 1 character long"),
+        ("ce_data", "a", "'data' is reserved"),
+        ("ce_subject", "", "'subject' must not be empty"),
+        ("ce_tenant", b"\xff", "must be a text in UTF-8"),
+        ("ce_datacontenttype", "text/plain", "set content_type instead"),
+    ],
+)
+def test_a_header_that_would_make_the_event_unreadable_is_refused(header: str, body: Any, problem: str) -> None:
+    given: list[tuple[CloudEventsMode, Any]] = [("binary", "v"), ("structured", None)]
+    for mode, value in given:
+        with pytest.raises(InvalidEvent, match=f"event headers.{header}: .*{problem}"):
+            written(event(value, headers=[(header, body)]), mode)
+
+
+def test_a_value_in_binary_mode_is_no_event_in_structured_mode() -> None:
+    with pytest.raises(
+        InvalidEvent, match="event content_type: in binary mode, readers take a value of application/cl"
+    ):
+        written(event("{}", content_type="Application/CloudEvents+json"), "binary")
+    headers = {"Content-Type": "application/cloudevents+json"}
+    with pytest.raises(InvalidEvent, match="'Content-Type' is one of"):
+        written(event(b"v", headers=headers), "binary", lambda event: bytes(event.value))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_default_that_is_no_text_is_refused(mode: CloudEventsMode) -> None:
+    class Placed(Event):
+        topic: str = "t"
+        type: str = "\ud800"
+
+    with pytest.raises(InvalidEvent, match="event type: not valid text"):
+        written(Placed(key="k", value="v"), mode)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_time_of_any_zone_is_the_same_time(mode: CloudEventsMode) -> None:
+    """RFC 3339 has no seconds in an offset; local mean times have them."""
+    for offset in (timedelta(hours=5, minutes=30), timedelta(minutes=19, seconds=32), -timedelta(microseconds=1)):
+        at = datetime(1890, 1, 1, 12, tzinfo=timezone(offset))
+        assert received(written(event("v", occurred_at=at), mode)).cloud_event().get_time() == at
+    first = datetime(1, 1, 1, tzinfo=timezone(timedelta(seconds=1)))
+    with pytest.raises(InvalidEvent, match=r"event occurred_at: 0001-01-01T00:00:00\+00:00:01 is no time in UTC"):
+        written(event("v", occurred_at=first), mode)
+
+
+OFFSETS = st.integers(-86_399, 86_399).map(lambda seconds: timezone(timedelta(seconds=seconds)))
+TEXTS = st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=8)
+HEADERS = st.lists(
+    st.tuples(
+        st.sampled_from(["ce_", "CE_", "", "content-", "Content-"]).flatmap(
+            lambda prefix: (st.sampled_from(["id", "tenant", "type", "time", "data"]) | TEXTS).map(prefix.__add__)
+        ),
+        TEXTS | st.none() | st.binary(max_size=4),
+    ),
+    max_size=3,
+)
+TYPES = st.sampled_from(["", "text/plain", "application/octet-stream", "application/x+json", "application/cloudevents"])
+
+
+@given(
+    st.sampled_from(MODES),
+    st.sampled_from([as_text, as_bytes]),
+    JSON_VALUES | st.binary(max_size=8),
+    st.datetimes(timezones=OFFSETS),
+    TYPES,
+    TEXTS,
+    TEXTS,
+    HEADERS,
+)
+def test_whatever_is_emitted_is_read_as_it_was_emitted(
+    mode: CloudEventsMode,
+    serializer: Serializer,
+    value: Any,
+    at: datetime,
+    content_type: str,
+    type_: str,
+    schema: str,
+    headers: list[tuple[str, str | bytes | None]],
+) -> None:
+    try:
+        placed = event(
+            value, occurred_at=at, content_type=content_type, content_schema=schema, type=type_, headers=headers
+        )
+        written_value, written_headers = value_and_headers(
+            Encoding(serializer, "/shop", MAX_RECORD_BYTES, mode).row(placed)
+        )
+    except InvalidEvent:
+        return
+    read = Received("t", 0, 0, 0, b"k", written_value, written_headers, "id").cloud_event()
+    assert (read.get_id(), read.get_source(), read.get_type()) == (str(UUID(int=7)), "/shop", type_)
+    assert (read.get_time(), read.get_dataschema() or "") == (at, schema)
+    assert read.get_datacontenttype() == (content_type or "application/json")
+    assert [item for item in headers if item[0] not in {name for name, _ in written_headers}] == []
+    content = as_bytes(placed)
+    if mode == "binary":
+        assert written_value == content
+    else:
+        data = read.get_data()
+        body = data.encode() if isinstance(data, str) else data
+        assert body == content or data == json.loads(content or b"null")
+
+
 @pytest.mark.parametrize("number", ["1e400", "-1e400", "[1, 2e999]"])
 def test_a_number_that_is_no_number_for_readers_stays_a_text(number: str) -> None:
     message = written(event(number.encode()), "structured", as_bytes)
@@ -223,6 +336,7 @@ STRUCTURED = {"content-type": b"application/cloudevents+json; charset=utf-8"}
         (STRUCTURED, b"\xff"),
         (STRUCTURED, b'{"specversion":"9","id":"1","source":"/s","type":"t"}'),
         (STRUCTURED, b"[" * 100_000),
+        (STRUCTURED, b'{"specversion":"1.0","id":"1","source":"/s","type":"t","time":"9999-12-31T24:00:00Z"}'),
         ({"ce_id": b"\xff"}, b""),
         ({"ce_id": b"1", "ce_source": b"/s", "ce_type": b"t", "ce_specversion": b"1.0", "ce_time": b"noon"}, b""),
     ],
