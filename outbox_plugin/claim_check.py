@@ -13,9 +13,11 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from errno import EBADF, EINVAL
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import unquote
 from uuid import uuid4
 
 from outbox_plugin.core.headers import CLAIM_CHECK_HEADER
@@ -28,6 +30,14 @@ __all__ = ["ClaimCheck"]
 
 ABOVE_BYTES = 900_000  # A record has at most 1,000,000 bytes, and key and headers are among them.
 _CLAIM = re.compile(rb"sha256:([0-9a-f]{64})")
+_URL = re.compile(r"(?:file|local):///.+|(?!(?:file|local):)[\w.+:-]+://.+")
+_BUCKETS = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"}  # They need no folders; asked for one, they make a bucket.
+
+_USER = re.compile(r"://([^/\s]+)@")
+_SECRET_OPTION = re.compile(r"key|secret|password|passwd|token|credential|sas|connection_string|auth", re.IGNORECASE)
+_SECRET_QUERY = re.compile(
+    r"(?<=[?&])([\w-]*(?:sig|token|secret|password|credential|key)[\w-]*=)[^&\s'\"]+", re.IGNORECASE
+)
 
 
 class Record(Protocol):
@@ -73,16 +83,30 @@ class ClaimCheck:
             storage_options: fsspec's options for the store, such as credentials.
 
         Raises:
-            UserError: fsspec, or its part for such a store, is not installed, or there is no such kind of store.
+            UserError: fsspec, or its part for such a store, is not installed, there is no such kind of store, or it
+                refuses us; or an argument is wrong.
         """
         try:
-            import fsspec
+            import fsspec  # noqa: F401
         except ImportError:
             raise UserError("a claim check needs the library fsspec: install outbox-plugin[claim-check]") from None
+        if not isinstance(url, str) or not _URL.fullmatch(url):
+            shown = _USER.sub("://***@", url) if isinstance(url, str) else url
+            raise UserError(
+                "the object store of the claim check: expected a URL with a folder, such as s3://bucket/folder or "
+                f"file:///folder (given: {shown!r})"
+            )
+        if not isinstance(above_bytes, int) or above_bytes < 0:
+            raise UserError(f"above_bytes: expected a number of bytes, 0 or more (given: {above_bytes!r})")
+        if storage_options is not None and not isinstance(storage_options, dict):
+            raise UserError(f"storage_options: expected a dict (given: one of type {type(storage_options).__name__})")
+        self._url = url
+        self._options = storage_options or {}
+        self._secrets = _secrets(url, self._options)
         try:
-            self._store, self._folder = fsspec.url_to_fs(url, **storage_options or {})
-        except (ImportError, ValueError, TypeError, OSError) as error:
-            raise UserError(f"the object store of the claim check: {one_line(error)}") from None
+            self._open()
+        except Exception as error:  # A store may connect at once, and then raises whatever its library raises.
+            raise UserError(f"the object store of the claim check: {self._reason(error)}") from None
         self._above_bytes = above_bytes
         self._serializer = serializer
 
@@ -96,10 +120,13 @@ class ClaimCheck:
             event: any event. A tombstone is returned unchanged, and so is an event that is small, or has a claim.
 
         Raises:
-            InvalidEvent: the value cannot be serialized.
+            InvalidEvent: the value cannot be serialized, or the event has a header `claim-check` that is no claim.
             ClaimUnavailable: the store did not take the value.
         """
-        if CLAIM_CHECK_HEADER in dict(event.header_items()):
+        claims = [body for header, body in event.header_items() if header == CLAIM_CHECK_HEADER]
+        if claims:
+            if not _digest_of(claims[-1]):
+                raise InvalidEvent(f"headers.{CLAIM_CHECK_HEADER}", f"the claim check {_no_claim(claims[-1])}")
             return event
         value = self._serializer(event)
         if value is None:
@@ -111,7 +138,7 @@ class ClaimCheck:
         if len(body) <= self._above_bytes:
             return event if self._serializer is as_text else event.model_copy(update={"value": value})
         name = sha256(body).hexdigest()
-        with _unavailable(name, "stored"):
+        with self._unavailable(name, "stored"):
             self._put(self._path(name), body)
         claim = f"sha256:{name}"
         others = event.headers.items() if isinstance(event.headers, dict) else event.headers
@@ -134,26 +161,56 @@ class ClaimCheck:
         claims = [value for name, value in record.headers if name == CLAIM_CHECK_HEADER]
         if not claims:
             return record.value
-        found = _CLAIM.fullmatch(claims[-1] or b"")
-        if not found:
-            shown = (claims[-1] or b"")[:80]
-            raise ValueError(
-                f"the header {CLAIM_CHECK_HEADER} begins with {shown!r}; expected sha256: and 64 hexadecimal digits"
-            )
-        name = found[1].decode()
-        with _unavailable(name, "fetched"):
+        name = _digest_of(claims[-1])
+        if not name:
+            raise ValueError(f"the header {CLAIM_CHECK_HEADER} {_no_claim(claims[-1])}")
+        with self._unavailable(name, "fetched"):
             body: bytes = self._store.cat_file(self._path(name))
         if sha256(body).hexdigest() != name:
             raise ClaimUnavailable(f"the object store has another value as {name}; expected the one that was stored")
         return body
 
+    def _open(self) -> None:
+        """Make the store's client. Those of fsspec do not survive a fork, so a child process makes its own."""
+        import fsspec
+
+        self._store, self._folder = fsspec.url_to_fs(self._url, **self._options)
+        self._process = os.getpid()
+
     def _put(self, path: str, body: bytes) -> None:
         """Store an object. It appears as a whole, or not at all, and one that is there already stays readable."""
-        self._store.makedirs(self._store._parent(path), exist_ok=True)
-        if "file" in self._store.protocol:  # A writer that ends early would leave a part; object stores leave nothing.
+        from fsspec.implementations.local import LocalFileSystem
+
+        protocol = self._store.protocol
+        if _BUCKETS.isdisjoint([protocol] if isinstance(protocol, str) else protocol):
+            self._store.makedirs(self._store._parent(path), exist_ok=True)
+        if isinstance(self._store, LocalFileSystem):  # A writer that ends early leaves a part; object stores do not.
             _write_whole(Path(path), body)
+            for folder in (*Path(path).parents[:2], Path(self._folder).parent):  # All that may be new.
+                _make_durable(folder)
         else:
             self._store.pipe_file(path, body)
+
+    @contextmanager
+    def _unavailable(self, name: str, done: str) -> Iterator[None]:
+        """Whatever a store's library raises means that the value cannot be had for now."""
+        try:
+            if self._process != os.getpid():
+                self._open()
+            yield
+        except Exception as error:
+            if done == "fetched" and isinstance(error, FileNotFoundError):
+                missing = f"the object store has no value {name}; was it deleted before it was read?"
+                raise ClaimUnavailable(missing) from None
+            # Not from the error, which may show credentials.
+            raise ClaimUnavailable(f"the value {name} could not be {done}: {self._reason(error)}") from None
+
+    def _reason(self, error: Exception) -> str:
+        """What the error says in one line, without the store's credentials."""
+        said = one_line(error)
+        for secret in self._secrets:
+            said = said.replace(secret, "***")
+        return _SECRET_QUERY.sub(r"\1***", _USER.sub("://***@", said))
 
     def _path(self, name: str) -> str:
         return f"{self._folder}/{name[:2]}/{name}"
@@ -174,13 +231,38 @@ def _write_whole(path: Path, body: bytes) -> None:
         raise
 
 
-@contextmanager
-def _unavailable(name: str, done: str) -> Iterator[None]:
-    """Whatever a store's library raises means that the value cannot be had for now."""
+def _make_durable(folder: Path) -> None:
+    """Have the disk keep the names in a folder. Some network file systems know no such thing."""
     try:
-        yield
-    except Exception as error:
-        if done == "fetched" and isinstance(error, FileNotFoundError):
-            missing = f"the object store has no value {name}; was it deleted before it was read?"
-            raise ClaimUnavailable(missing) from None
-        raise ClaimUnavailable(f"the value {name} could not be {done}: {one_line(error)}") from error
+        file = os.open(folder, os.O_RDONLY)
+    except PermissionError:  # It is not ours, so we made nothing in it.
+        return
+    try:
+        os.fsync(file)
+    except OSError as error:
+        if error.errno not in (EBADF, EINVAL):
+            raise
+    finally:
+        os.close(file)
+
+
+def _digest_of(claim: str | bytes | None) -> str:
+    """The digest that a claim names; empty if it is none."""
+    found = _CLAIM.fullmatch((claim.encode() if isinstance(claim, str) else claim) or b"")
+    return found[1].decode() if found else ""
+
+
+def _no_claim(claim: str | bytes | None) -> str:
+    return f"begins with {(claim or b'')[:80]!r}; expected sha256: and 64 hexadecimal digits"
+
+
+def _secrets(url: str, options: dict[str, Any]) -> list[str]:
+    """The texts that no message may show, the longest first."""
+    found = {text for user in _USER.findall(url) for text in (user, unquote(user), unquote(user.partition(":")[2]))}
+    pending: list[tuple[str, Any]] = list(options.items())
+    for name, option in pending:
+        if isinstance(option, dict):
+            pending += option.items()
+        elif isinstance(option, str) and _SECRET_OPTION.search(str(name)):
+            found.add(option)
+    return sorted(found - {""}, key=len, reverse=True)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import traceback
 import uuid
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from pydantic import BaseModel
 
 from outbox_plugin.claim_check import ClaimCheck
@@ -121,6 +125,22 @@ def test_a_writer_that_fails_leaves_the_value_that_was_stored(tmp_path: Path) ->
     assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 1
 
 
+def test_a_file_outlives_a_power_cut_as_its_event_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new file is durable once its folder is, and a new folder once the one above is."""
+    synced: list[str] = []
+    sync = os.fsync
+
+    def fsync(file: int) -> None:
+        synced.append(str(Path(f"/proc/self/fd/{file}").readlink()))
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    event = ClaimCheck(f"file://{tmp_path}/values").check_in(Event(topic="t", key="k", value=LARGE))
+    start = str(dict(event.header_items())["claim-check"]).removeprefix("sha256:")[:2]
+    folders = [f"{tmp_path}/values/{start}", f"{tmp_path}/values", str(tmp_path)]
+    assert synced[1:] == folders
+
+
 def test_a_store_that_is_not_there_is_not_taken_for_a_value_that_was_deleted(
     store: ClaimCheck, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +186,132 @@ def test_a_store_of_an_unknown_kind_is_refused(url: str, monkeypatch: pytest.Mon
     monkeypatch.setitem(__import__("sys").modules, "s3fs", None)
     with pytest.raises(UserError, match=r"the object store of the claim check: .*(nowhere|s3fs)"):
         ClaimCheck(url)
+
+
+@pytest.mark.parametrize(
+    "url", ["", "folder", "s3:/bucket", "s3://", "file://", "file://tmp/values", "/values", 7, None]
+)
+def test_what_is_no_url_of_a_store_is_refused_rather_than_taken_for_a_folder_here(url: Any) -> None:
+    """Fsspec takes a text without :// for a folder in the working directory, where no consumer would look."""
+    with pytest.raises(UserError, match=r"expected a URL with a folder, such as s3://bucket/folder or file:///folder"):
+        ClaimCheck(url)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ({"above_bytes": "9"}, "above_bytes: expected a number of bytes, 0 or more .given: '9'"),
+        ({"above_bytes": -1}, "above_bytes: expected a number of bytes, 0 or more .given: -1"),
+        ({"storage_options": "secret"}, "storage_options: expected a dict .given: one of type str"),
+    ],
+)
+def test_a_wrong_argument_is_named(wrong: Any, problem: str) -> None:
+    with pytest.raises(UserError, match=problem):
+        ClaimCheck("memory://values", **wrong)
+
+
+@pytest.mark.parametrize("headers", [{"claim-check": "mine"}, [("claim-check", None)], [("claim-check", b"\xff")]])
+def test_a_header_of_the_callers_that_is_no_claim_is_refused(headers: Any, store: ClaimCheck) -> None:
+    """Consumers could not read the value, large or small."""
+    for value in ("small", LARGE):
+        with pytest.raises(
+            InvalidEvent, match=r"event headers.claim-check: the claim check begins with .*; expected sha"
+        ):
+            store.check_in(Event(topic="t", key="k", value=value, headers=headers))
+
+
+@pytest.mark.parametrize("cache", ["filecache", "simplecache", "blockcache"])
+def test_a_store_behind_a_cache_gets_the_value(cache: str, store: ClaimCheck) -> None:
+    """And not a file here of the same name: one of them is called filecache."""
+    cached = ClaimCheck(f"{cache}::memory:/{store._folder}")
+    event = cached.check_in(Event(topic="t", key="k", value=LARGE))
+    assert store.value_of(received(event)) == LARGE.encode()
+
+
+class Bucket(MemoryFileSystem):  # type: ignore[misc]
+    """A store as S3 is: asked for a folder, it makes the bucket; and its clients do not survive a fork."""
+
+    protocol = ("s3", "s3a")
+    buckets: ClassVar[set[str]] = set()
+    failure: ClassVar[Exception | None] = None
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.process = os.getpid()
+        if self.failure and options.get("at_once"):
+            raise self.failure
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(super()._strip_protocol(path.replace("s3://", "memory://")))
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        self.buckets.add(path.split("/")[1])
+
+    def pipe_file(self, path: str, value: bytes, **_: Any) -> None:
+        if self.failure:
+            raise self.failure
+        if self.process != os.getpid():
+            raise RuntimeError("This class is not fork-safe")
+        if path.split("/")[1] not in self.buckets:
+            raise FileNotFoundError("The specified bucket does not exist")
+        super().pipe_file(path, value)
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> type[Bucket]:
+    monkeypatch.setitem(import_module("fsspec.registry")._registry, "s3", Bucket)
+    monkeypatch.setattr(Bucket, "buckets", {"shop"})
+    return Bucket
+
+
+def test_a_bucket_that_is_not_there_is_not_made(bucket: type[Bucket]) -> None:
+    """Its name may have a typing error, and who may write objects may seldom make a bucket, or ask for one."""
+    large = Event(topic="t", key="k", value=LARGE)
+    store = ClaimCheck("s3://shop/values")
+    assert store.value_of(received(store.check_in(large))) == LARGE.encode()
+    with pytest.raises(ClaimUnavailable, match="could not be stored: The specified bucket does not exist"):
+        ClaimCheck("s3://shpo/values").check_in(large)
+    assert bucket.buckets == {"shop"}
+
+
+def test_a_store_works_in_a_forked_process(bucket: type[Bucket], monkeypatch: pytest.MonkeyPatch) -> None:
+    store = ClaimCheck("s3://shop/values")
+    child = os.getpid() + 1
+    monkeypatch.setattr(os, "getpid", lambda: child)
+    assert store.check_in(Event(topic="t", key="k", value=LARGE)).value != LARGE
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "said", "shown"),
+    [
+        ("s3://shop:pw%2F1@bucket/f", {}, "Invalid bucket name 'shop:pw/1@bucket'", "Invalid bucket name '***@bucket'"),
+        ("s3://shop/f", {"secret": "pw1"}, "signed with pw1", "signed with ***"),
+        ("s3://shop/f", {"client_kwargs": {"password": "pw1"}}, "530 PASS pw1", "530 PASS ***"),
+        ("s3://shop/f", {}, "no route to http://u:pw1@proxy:3128/x", "no route to http://***@proxy:3128/x"),
+        ("s3://shop/f", {}, "403, url='https://a/b?v=1&sig=pw1&e=2'", "403, url='https://a/b?v=1&sig=***&e=2'"),
+        ("s3://shop/f", {}, "GET /b?X-Amz-Security-Token=pw1 failed", "GET /b?X-Amz-Security-Token=*** failed"),
+        ("s3://shop/f", {"endpoint_url": "http://minio"}, "cannot reach http://minio", "cannot reach http://minio"),
+    ],
+)
+def test_no_error_shows_the_credentials_of_a_store(
+    url: str, options: Any, said: str, shown: str, bucket: type[Bucket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ClaimCheck(url, storage_options=options)
+    monkeypatch.setattr(bucket, "failure", LookupError(said))
+    with pytest.raises(ClaimUnavailable) as caught:
+        store.check_in(Event(topic="t", key="k", value=LARGE))
+    assert str(caught.value).endswith(f"could not be stored: {shown}")
+    assert "pw" not in "".join(traceback.format_exception(caught.value))
+    monkeypatch.setattr(bucket, "failure", RuntimeError(said))
+    with pytest.raises(UserError) as refused:  # As FTP does, whose errors are none of the system's.
+        ClaimCheck(url, storage_options={**options, "at_once": True})
+    assert str(refused.value) == f"the object store of the claim check: {shown}"
+
+
+def test_no_refused_url_shows_its_credentials() -> None:
+    with pytest.raises(UserError, match="given: 'file://\\*\\*\\*@host'"):
+        ClaimCheck("file://shop:pw1@host")
 
 
 def test_a_value_that_is_no_text_is_refused(store: ClaimCheck) -> None:
