@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from math import isinf
 from typing import Any, Literal, Protocol
 
-from outbox_plugin.core.headers import CONTENT_TYPE_HEADER, EVENT_TYPE_HEADER, OCCURRED_AT_HEADER
+from outbox_plugin.core.headers import CLAIM_CHECK_HEADER, CONTENT_TYPE_HEADER, EVENT_TYPE_HEADER, OCCURRED_AT_HEADER
 from outbox_plugin.core.whole_record import text_of
 from outbox_plugin.emit.event import Event
 from outbox_plugin.errors import InvalidEvent, UserError
@@ -97,8 +97,10 @@ def cloud_events_format(source: str, mode: CloudEventsMode, content_type: str) -
         return value, items
 
     def structured(event: Event, value: Value) -> tuple[Value, Items]:
-        if value is None:
-            return binary(event, value)  # A tombstone has no value that could hold the attributes.
+        # A tombstone has no value that could hold the attributes. That of a claim is fetched from elsewhere, and then
+        # stands in the place of the record's own, so that it has to be the data alone.
+        if value is None or any(name == CLAIM_CHECK_HEADER for name, _ in event.header_items()):
+            return binary(event, value)
         message = to_structured_event(cloud_event(_attributes(event, source, content_type), _FIELDS))
         # The library would read the data and write it again, and so change decimals and drop keys that occur twice.
         attributes = message.value.decode().removesuffix("}")

@@ -8,16 +8,20 @@ import subprocess
 import sys
 import traceback
 import uuid
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from outbox_plugin.claim_check import ClaimCheck
-from outbox_plugin.emit.encoding import MAX_RECORD_BYTES, Encoding, as_text
+from outbox_plugin.emit.cloud_events import CloudEventsMode
+from outbox_plugin.emit.encoding import MAX_RECORD_BYTES, Encoding, Serializer, as_bytes, as_text
 from outbox_plugin.emit.event import Event
 from outbox_plugin.errors import ClaimUnavailable, InvalidEvent, UserError
 from outbox_plugin.inbox.received import Received
@@ -68,6 +72,54 @@ def test_a_large_value_comes_back_from_the_store(event: Event, stored: bytes, st
     for field in ("topic", "key", "type", "idempotency_key", "occurred_at"):
         assert getattr(checked, field) == getattr(event, field)
     assert checked.header_items()[:-1] == event.header_items()
+
+
+JSON = {"a": [1.5, None, "ü" * 10]}
+
+
+@pytest.mark.parametrize("serializer", [as_text, as_bytes])
+@pytest.mark.parametrize("mode", ["binary", "structured"])
+@pytest.mark.parametrize(
+    ("value", "content_type", "data"),
+    [
+        (JSON, "", JSON),
+        ("a text of some length", "text/plain", "a text of some length"),
+        (b"\xff" * 30, "application/pdf", b"\xff" * 30),
+        (None, "", None),
+    ],
+)
+@pytest.mark.parametrize("above_bytes", [10, 1_000])
+def test_a_cloud_event_is_read_in_one_way_wherever_its_data_is(
+    value: Any, content_type: str, data: Any, above_bytes: int, mode: CloudEventsMode, serializer: Serializer
+) -> None:
+    store = ClaimCheck(f"memory://{uuid.uuid4()}", above_bytes=above_bytes)
+    event = Event(topic="t", key="k", type="Scanned", value=value, content_type=content_type)
+    row = Encoding(serializer, "/scans", MAX_RECORD_BYTES, mode).row(store.check_in(event))
+    record = Received("scans", 0, 0, 0, b"k", *value_and_headers(row), "id")
+    read = replace(record, value=store.value_of(record)).cloud_event()
+    assert read.get_data() == data
+    assert (read.get_id(), read.get_type()) == (str(event.idempotency_key), "Scanned")
+    assert (read.get_time(), read.get_datacontenttype()) == (event.occurred_at, content_type or "application/json")
+    attributes = record.cloud_event()  # They can be read without fetching the data.
+    assert (attributes.get_id(), attributes.get_type()) == (read.get_id(), "Scanned")
+
+
+@given(
+    st.binary(max_size=40) | st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=20),
+    st.integers(0, 20),
+    st.sampled_from([as_text, as_bytes]),
+    st.lists(st.tuples(st.sampled_from("aA"), st.none() | st.binary(max_size=4)), max_size=3),
+)
+def test_any_value_comes_back_byte_for_byte(value: Any, above_bytes: int, serializer: Serializer, headers: Any) -> None:
+    store = ClaimCheck("memory://any", above_bytes=above_bytes, serializer=serializer)
+    event = store.check_in(Event(topic="t", key="k", value=value, headers=headers))
+    record = Received(
+        "t", 0, 0, 0, b"k", *value_and_headers(Encoding(serializer, None, 1_000, "binary").row(event)), ""
+    )
+    body = value.encode() if isinstance(value, str) else value
+    assert store.value_of(record) == body
+    assert ("claim-check" in dict(record.headers)) == (len(body) > above_bytes)
+    assert [header for header in record.headers if header[0] in "aA"] == headers
 
 
 @pytest.mark.parametrize("value", [None, "small", b"\xff", {"a": 1}])
