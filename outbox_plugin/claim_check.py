@@ -11,12 +11,15 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from errno import EBADF, EINVAL
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from urllib.parse import unquote
 from uuid import uuid4
 
@@ -29,6 +32,8 @@ from outbox_plugin.schema.connection import one_line
 __all__ = ["ClaimCheck"]
 
 ABOVE_BYTES = 900_000  # A record has at most 1,000,000 bytes, and key and headers are among them.
+TIMEOUT_SECONDS = 300.0  # A gigabyte takes as long at 30 Mbit/s.
+OVERDUE_CALLS = 8  # Each keeps a thread.
 _CLAIM = re.compile(rb"sha256:([0-9a-f]{64})")
 _URL = re.compile(r"(?:file|local):///.+|(?!(?:file|local):)[\w.+:-]+://.+")
 _BUCKETS = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"}  # They need no folders; asked for one, they make a bucket.
@@ -38,6 +43,8 @@ _SECRET_OPTION = re.compile(r"key|secret|password|passwd|token|credential|sas|co
 _SECRET_QUERY = re.compile(
     r"(?<=[?&])([\w-]*(?:sig|token|secret|password|credential|key)[\w-]*=)[^&\s'\"]+", re.IGNORECASE
 )
+
+T = TypeVar("T")
 
 
 class Record(Protocol):
@@ -73,6 +80,7 @@ class ClaimCheck:
         above_bytes: int = ABOVE_BYTES,
         serializer: Serializer = as_text,
         storage_options: dict[str, Any] | None = None,
+        timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> None:
         """Name the store. Nothing is written yet.
 
@@ -81,6 +89,8 @@ class ClaimCheck:
             above_bytes: larger values are stored; others stay in their events.
             serializer: makes the value, as that of `Outbox`. Give one here, and none to the outbox.
             storage_options: fsspec's options for the store, such as credentials.
+            timeout_seconds: how long a value may take to be stored or fetched. Libraries may wait for ever for a store
+                that does not answer, whatever time-outs their options set.
 
         Raises:
             UserError: fsspec, or its part for such a store, is not installed, there is no such kind of store, or it
@@ -98,11 +108,15 @@ class ClaimCheck:
             )
         if not isinstance(above_bytes, int) or above_bytes < 0:
             raise UserError(f"above_bytes: expected a number of bytes, 0 or more (given: {above_bytes!r})")
+        if not isinstance(timeout_seconds, int | float) or not 0 < timeout_seconds <= threading.TIMEOUT_MAX:
+            raise UserError(f"timeout_seconds: expected a number of seconds above 0 (given: {timeout_seconds!r})")
         if storage_options is not None and not isinstance(storage_options, dict):
             raise UserError(f"storage_options: expected a dict (given: one of type {type(storage_options).__name__})")
         self._url = url
         self._options = storage_options or {}
         self._secrets = _secrets(url, self._options)
+        self._timeout_seconds = timeout_seconds
+        self._overdue: list[threading.Thread] = []
         try:
             self._open()
         except Exception as error:  # A store may connect at once, and then raises whatever its library raises.
@@ -121,7 +135,7 @@ class ClaimCheck:
 
         Raises:
             InvalidEvent: the value cannot be serialized, or the event has a header `claim-check` that is no claim.
-            ClaimUnavailable: the store did not take the value.
+            ClaimUnavailable: the store did not take the value, or not in time.
         """
         claims = [body for header, body in event.header_items() if header == CLAIM_CHECK_HEADER]
         if claims:
@@ -139,7 +153,7 @@ class ClaimCheck:
             return event if self._serializer is as_text else event.model_copy(update={"value": value})
         name = sha256(body).hexdigest()
         with self._unavailable(name, "stored"):
-            self._put(self._path(name), body)
+            self._in_time(lambda: self._put(self._path(name), body))
         claim = f"sha256:{name}"
         others = event.headers.items() if isinstance(event.headers, dict) else event.headers
         headers: Any = [*others, (CLAIM_CHECK_HEADER, claim)]
@@ -155,7 +169,7 @@ class ClaimCheck:
             record: as an inbox's handler gets it.
 
         Raises:
-            ClaimUnavailable: the store does not have the value, or has another one, or does not answer.
+            ClaimUnavailable: the store does not have the value, or has another one, or does not answer in time.
             ValueError: the record's claim is none.
         """
         claims = [value for name, value in record.headers if name == CLAIM_CHECK_HEADER]
@@ -165,7 +179,7 @@ class ClaimCheck:
         if not name:
             raise ValueError(f"the header {CLAIM_CHECK_HEADER} {_no_claim(claims[-1])}")
         with self._unavailable(name, "fetched"):
-            body: bytes = self._store.cat_file(self._path(name))
+            body = self._in_time(lambda: bytes(self._store.cat_file(self._path(name))))
         if sha256(body).hexdigest() != name:
             raise ClaimUnavailable(f"the object store has another value as {name}; expected the one that was stored")
         return body
@@ -190,6 +204,27 @@ class ClaimCheck:
                 _make_durable(folder)
         else:
             self._store.pipe_file(path, body)
+
+    def _in_time(self, call: Callable[[], T]) -> T:
+        """What the call returns or raises; a call that takes too long goes on alone, and its result is dropped."""
+        self._overdue = [each for each in self._overdue if each.is_alive()]
+        if len(self._overdue) >= OVERDUE_CALLS:
+            raise TimeoutError(f"the store has not answered {len(self._overdue)} earlier calls, which still wait")
+        done = Future[T]()
+
+        def run() -> None:
+            try:
+                done.set_result(call())
+            except BaseException as error:  # The caller raises it.
+                done.set_exception(error)
+
+        thread = threading.Thread(target=copy_context().run, args=(run,), name="outbox-claim-check", daemon=True)
+        thread.start()
+        thread.join(self._timeout_seconds)
+        if thread.is_alive():
+            self._overdue.append(thread)
+            raise TimeoutError(f"the store did not answer within {self._timeout_seconds:g} seconds")
+        return done.result()
 
     @contextmanager
     def _unavailable(self, name: str, done: str) -> Iterator[None]:

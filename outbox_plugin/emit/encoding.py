@@ -171,7 +171,11 @@ class Encoding:
 
     def _check_size(self, size: int) -> None:
         if size > self._max_record_bytes:
-            raise InvalidEvent("value", f"the record has {size:,} bytes; Kafka takes {self._max_record_bytes:,}")
+            raise InvalidEvent(
+                "value",
+                f"the record has {size:,} bytes; Kafka takes {self._max_record_bytes:,}; larger values can go to an "
+                "object store by a ClaimCheck (above_bytes)",
+            )
 
 
 def _text_if_possible(body: str | bytes | None) -> str | bytes | None:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import traceback
 import uuid
 from dataclasses import replace
@@ -19,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from outbox_plugin.claim_check import ClaimCheck
+from outbox_plugin.claim_check import OVERDUE_CALLS, ClaimCheck
 from outbox_plugin.emit.cloud_events import CloudEventsMode
 from outbox_plugin.emit.encoding import MAX_RECORD_BYTES, Encoding, Serializer, as_bytes, as_text
 from outbox_plugin.emit.event import Event
@@ -254,6 +255,8 @@ def test_what_is_no_url_of_a_store_is_refused_rather_than_taken_for_a_folder_her
     [
         ({"above_bytes": "9"}, "above_bytes: expected a number of bytes, 0 or more .given: '9'"),
         ({"above_bytes": -1}, "above_bytes: expected a number of bytes, 0 or more .given: -1"),
+        ({"timeout_seconds": 0}, "timeout_seconds: expected a number of seconds above 0 .given: 0"),
+        ({"timeout_seconds": float("nan")}, "timeout_seconds: expected a number of seconds above 0 .given: nan"),
         ({"storage_options": "secret"}, "storage_options: expected a dict .given: one of type str"),
     ],
 )
@@ -359,6 +362,32 @@ def test_no_error_shows_the_credentials_of_a_store(
     with pytest.raises(UserError) as refused:  # As FTP does, whose errors are none of the system's.
         ClaimCheck(url, storage_options={**options, "at_once": True})
     assert str(refused.value) == f"the object store of the claim check: {shown}"
+
+
+def test_a_store_that_does_not_answer_holds_nobody_up(bucket: type[Bucket], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The S3 client waits for ever for the word to go on, although it has a time-out for reading."""
+    answer = threading.Event()
+    put = bucket.pipe_file
+
+    def slow_put(self: Bucket, path: str, value: bytes, **options: Any) -> None:
+        answer.wait()
+        put(self, path, value, **options)
+
+    monkeypatch.setattr(bucket, "pipe_file", slow_put)
+    store = ClaimCheck("s3://shop/values", timeout_seconds=0.02)
+    large = Event(topic="t", key="k", value=LARGE)
+    try:
+        for _ in range(OVERDUE_CALLS):
+            with pytest.raises(ClaimUnavailable, match=r"not be stored: the store did not answer within 0\.02 seconds"):
+                store.check_in(large)
+        with pytest.raises(ClaimUnavailable, match="has not answered 8 earlier calls, which still wait"):
+            store.check_in(large)
+    finally:
+        answer.set()
+    for thread in store._overdue:
+        thread.join()
+    store._timeout_seconds = 60.0
+    assert store.value_of(received(store.check_in(large))) == LARGE.encode()
 
 
 def test_no_refused_url_shows_its_credentials() -> None:
