@@ -11,7 +11,7 @@ import re
 from base64 import b64encode
 from datetime import UTC, datetime, timedelta
 from math import isinf
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 from outbox_plugin.core.headers import CLAIM_CHECK_HEADER, CONTENT_TYPE_HEADER, EVENT_TYPE_HEADER, OCCURRED_AT_HEADER
 from outbox_plugin.core.whole_record import text_of
@@ -84,7 +84,7 @@ def cloud_events_format(source: str, mode: CloudEventsMode, content_type: str) -
 
     def binary(event: Event, value: Value) -> tuple[Value, Items]:
         attributes = _attributes(event, source, content_type)
-        if attributes.get("datacontenttype", "").strip().lower().startswith(_STRUCTURED):
+        if str(attributes.get("datacontenttype", "")).strip().lower().startswith(_STRUCTURED):
             raise InvalidEvent(
                 "content_type",
                 f"in binary mode, readers take a value of {_STRUCTURED}… for an event in structured mode; give the "
@@ -167,10 +167,8 @@ def _with_others(headers: dict[str, bytes], event: Event) -> Items:
     said = {EVENT_TYPE_HEADER, OCCURRED_AT_HEADER, *headers}
     others = [(name, text) for name, text in event.header_items() if name not in said]
     for name, _ in others:
-        if name.lower() in (
-            *headers,
-            CONTENT_TYPE_HEADER,
-        ):  # Readers ignore the case, so that the event would have another id, for example.
+        # Readers ignore the case, so that the event would have another id, for example.
+        if name.lower() in (*headers, CONTENT_TYPE_HEADER):
             raise InvalidEvent("headers", f"the header {name!r} is one of the CloudEvent's own in other letters")
     return items + others
 
@@ -184,8 +182,7 @@ def _data_member(value: str | bytes, content_type: str) -> str:
     text = text_of(value) if isinstance(value, bytes) else value
     is_json = bool(_JSON.match(content_type))
     if text is None or (isinstance(value, bytes) and not is_json and not _TEXT.match(content_type)):
-        content = value if isinstance(value, bytes) else value.encode()
-        return f'"data_base64": "{b64encode(content).decode()}"'
+        return f'"data_base64": "{b64encode(cast("bytes", value)).decode()}"'
     return f'"data": {text if is_json and _is_json(text) else json.dumps(text, ensure_ascii=False)}'
 
 
