@@ -204,6 +204,7 @@ class Inbox(Background):
                 TopicIds(self._settings),
                 self._keep.handled.total_seconds(),
                 self._stop,
+                ignore if self._observed is None else self._observed.observe,
             )
             loop.subscribe(self._topics)
             opened.pop_all()

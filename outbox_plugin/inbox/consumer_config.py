@@ -26,5 +26,10 @@ def consumer_config(settings: Settings, group: str) -> dict[str, Any]:
         queued_max_messages_kbytes=QUEUED_KILOBYTES,
         fetch_max_bytes=QUEUED_KILOBYTES * 1_024,  # One answer of a broker can exceed the queue by so much.
     )
-    # The inbox's callbacks need these two, so OUTBOX_KAFKA cannot change them.
-    return config | {"partition.assignment.strategy": "cooperative-sticky", "enable.auto.offset.store": False}
+    # The inbox's callbacks need the first two, and it must know that it has passed transaction markers at the end of a
+    # partition. So OUTBOX_KAFKA cannot change them.
+    return config | {
+        "partition.assignment.strategy": "cooperative-sticky",
+        "enable.auto.offset.store": False,
+        "enable.partition.eof": True,
+    }

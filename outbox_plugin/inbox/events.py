@@ -1,4 +1,6 @@
-"""What happens while an inbox handles records, as values. Whoever observes is called once a transaction."""
+"""What happens while an inbox handles records, as values. Whoever observes is called once a transaction, and when
+Kafka has deleted offsets that were not read.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,15 @@ class TakenHandled:
     seconds: float
 
 
-InboxEvent = RecordsDone | RecordFailed | RecordDeadLettered | TakenHandled
+@dataclass(frozen=True, slots=True)
+class OffsetsDeletedUnread:
+    """Kafka has deleted so many offsets of the topic before they were read."""
+
+    topic: str
+    offsets: int
+
+
+InboxEvent = RecordsDone | RecordFailed | RecordDeadLettered | TakenHandled | OffsetsDeletedUnread
 Observer = Callable[[InboxEvent], None]
 
 

@@ -10,7 +10,15 @@ from dataclasses import replace
 
 from outbox_plugin.core.readiness import NotReady, Readiness, Ready
 from outbox_plugin.core.topic_partition import TopicPartition
-from outbox_plugin.inbox.events import InboxEvent, Observer, RecordDeadLettered, RecordFailed, RecordsDone, TakenHandled
+from outbox_plugin.inbox.events import (
+    InboxEvent,
+    Observer,
+    OffsetsDeletedUnread,
+    RecordDeadLettered,
+    RecordFailed,
+    RecordsDone,
+    TakenHandled,
+)
 from outbox_plugin.inbox.readiness import Facts, is_alive, readiness
 from outbox_plugin.inbox.received import Received
 from outbox_plugin.observe.guard import guarded
@@ -87,6 +95,8 @@ class ObservedInbox:
                 self._metrics.retries.add(event.record.topic)
             case RecordDeadLettered():
                 self._metrics.dead_lettered.add(event.record.topic)
+            case OffsetsDeletedUnread():
+                self._metrics.deleted_unread.add(event.topic, event.offsets)
 
     def poll_lag(self) -> None:
         """Ask Kafka for the lag every few seconds from now on."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 
@@ -17,6 +17,7 @@ from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import OutboxError, ServerRefused
 from outbox_plugin.inbox.assignments import Assignments
 from outbox_plugin.inbox.dispatcher import Dispatcher
+from outbox_plugin.inbox.events import Observer, ignore
 from outbox_plugin.inbox.kafka_records import committed_offset, received_from
 from outbox_plugin.inbox.key_queues import KeyQueues
 from outbox_plugin.inbox.leader_epochs import Finding, LeaderEpochs, StartPosition
@@ -25,6 +26,7 @@ from outbox_plugin.inbox.positions import Positions
 from outbox_plugin.inbox.reached_positions import ReachedPositions
 from outbox_plugin.inbox.received import Received
 from outbox_plugin.inbox.rereader import BEFORE_THE_POSITION, Rereader
+from outbox_plugin.inbox.unread_deletions import UnreadDeletions, fetched_low_watermark
 from outbox_plugin.inbox.workers import TaskWorkers, ThreadWorkers
 from outbox_plugin.printable import logger_of
 from outbox_plugin.schema.connection import one_line
@@ -63,6 +65,7 @@ class PollLoop:
         topic_ids: TopicIds,
         remembered_seconds: float,
         stop: threading.Event,
+        observe: Observer = ignore,
     ) -> None:
         """Nothing is consumed yet.
 
@@ -76,6 +79,7 @@ class PollLoop:
             topic_ids: of the topics that are consumed.
             remembered_seconds: how long the keys of handled records are remembered.
             stop: ends the loop.
+            observe: is called with what Kafka has deleted before it was read.
         """
         self._settings = settings
         self._group = group
@@ -87,7 +91,8 @@ class PollLoop:
         self._stop = stop
         self._epochs = LeaderEpochs()
         self.reached = ReachedPositions(positions, topic_ids, self._epochs)
-        self._rereader = Rereader(consumer, dispatcher, topic_ids, self._epochs, self.reached, stop)
+        self._unread = UnreadDeletions(fetched_low_watermark(consumer), observe)
+        self._rereader = Rereader(consumer, dispatcher, topic_ids, self._epochs, self.reached, self._unread, stop)
         self._assignments = Assignments(
             consumer,
             dispatcher,
@@ -167,8 +172,15 @@ class PollLoop:
 
     def add(self, messages: Sequence[Message]) -> None:
         """Queue the records that a poll returned."""
-        good = [message for message in messages if (error := message.error()) is None or self._noted(error)]
-        polled = cast(list[Any], good)  # The stubs call these optional; a record has them.
+        polled: list[Any] = []  # The stubs call what a record has optional.
+        ends: list[Any] = []
+        for message in messages:
+            if (error := message.error()) is None:
+                polled.append(message)
+            elif error.code() == KafkaError._PARTITION_EOF:
+                ends.append(message)
+            else:
+                self._note(error)
         at = [(each.topic(), each.partition(), each.offset()) for each in polled]
         doubtful = {tp[0] for tp in at if self._rereader.goes_back(*tp) or not self._topic_ids.of(tp[0])}
         left_out = self._rereader.unconfirmed(doubtful, at)
@@ -177,9 +189,12 @@ class PollLoop:
         # A key made of the topic's id is right only if Kafka returns the same id after the record has arrived.
         if unnamed := {record.topic for record in received if record.named_by_place} - doubtful:
             at = [(record.topic, record.partition, record.offset) for record in received]
-            left_out = self._rereader.unconfirmed(unnamed, at)
+            left_out |= self._rereader.unconfirmed(unnamed, at)
             received = [record for record in received if record.topic not in left_out]
         self._dispatch(received)
+        for end in ends:
+            if end.topic() not in left_out:
+                self._unread.reached(TopicPartition(end.topic(), end.partition()), end.offset(), end.offset())
 
     def _dispatch(self, received: Sequence[Received]) -> None:
         """Queue the records to handle. A partition that was cut before its position is read from its beginning."""
@@ -202,6 +217,7 @@ class PollLoop:
             if finding is Finding.CUT or (finding is Finding.GONE and self._rereader.is_cut(tp)):
                 cut[tp] = BEFORE_THE_POSITION
                 continue
+            self._unread.reached(tp, record.offset, record.offset + 1)
             kept.append(record)
             if finding is Finding.HANDLED:
                 handled.add(id(record))
@@ -209,12 +225,11 @@ class PollLoop:
         for tp in cut.keys() & {*self._dispatcher.locked(KeyQueues.partitions)}:
             self._rereader.read_again(tp, cut[tp])
 
-    def _noted(self, error: KafkaError) -> bool:
-        """Log an error that a poll returned. Raises ServerRefused if waiting cannot mend it. Returns False always."""
+    def _note(self, error: KafkaError) -> None:
+        """Log an error that a poll returned. Raises ServerRefused if waiting cannot mend it."""
         if error.fatal() or error.code() in _REFUSED:
             raise ServerRefused(str(connection_error(error, self._settings)))
         (logger.warning if error.code() in _WAITED_FOR else logger.info)("Kafka, while consuming: %s", error.str())
-        return False
 
     def _commit(self, reached: dict[TopicPartition, int], *, wait: bool) -> None:
         """Commit offsets. A failure costs work only: events that are delivered again are left out.

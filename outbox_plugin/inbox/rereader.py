@@ -16,6 +16,7 @@ from outbox_plugin.inbox.key_queues import KeyQueues
 from outbox_plugin.inbox.leader_epochs import LeaderEpochs, StartPosition
 from outbox_plugin.inbox.positions import ANSWER_SECONDS
 from outbox_plugin.inbox.reached_positions import ReachedPositions
+from outbox_plugin.inbox.unread_deletions import UnreadDeletions
 from outbox_plugin.printable import logger_of
 
 logger = logger_of("outbox_plugin.inbox")
@@ -34,6 +35,7 @@ class Rereader:
         topic_ids: TopicIds,
         epochs: LeaderEpochs,
         reached: ReachedPositions,
+        unread: UnreadDeletions,
         stop: threading.Event,
     ) -> None:
         """Nothing was read yet.
@@ -44,6 +46,7 @@ class Rereader:
             topic_ids: of the topics that are consumed.
             epochs: which leader wrote the records, as far as they were read.
             reached: the positions that are to be written.
+            unread: is told where each partition is read from.
             stop: ends a wait.
         """
         self._consumer = consumer
@@ -51,12 +54,14 @@ class Rereader:
         self._topic_ids = topic_ids
         self._epochs = epochs
         self._reached = reached
+        self._unread = unread
         self._stop = stop
         self._next: dict[TopicPartition, int] = {}
 
     def start(self, tp: TopicPartition, position: StartPosition | None) -> int | None:
         """Expect the records of a partition from a position on. Returns the offset to fetch; None for the beginning."""
         self._next.pop(tp, None)
+        self._unread.start(tp, None if position is None else position.next_offset)
         return self._epochs.start(tp, position)
 
     def goes_back(self, topic: str, partition: int, offset: int) -> bool:
@@ -147,6 +152,7 @@ class Rereader:
         topic_id = self._topic_ids.of(tp.topic)
         self._dispatcher.locked(lambda queues: queues.restart(tp, topic_id))
         self._next.pop(tp, None)
+        self._unread.start(tp, None)
         self._consumer.seek(KafkaTopicPartition(*tp, OFFSET_BEGINNING))
 
     def _seek_back(self, tp: TopicPartition, offset: int) -> None:

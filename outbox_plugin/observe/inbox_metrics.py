@@ -34,6 +34,7 @@ class InboxMetrics:
         self.skipped = counter("skipped_messages", "Records left out, as their events had been handled before.")
         self.retries = counter("retries", "Times that a record failed, and is tried again.")
         self.dead_lettered = counter("dead_lettered_messages", "Records that became dead letters.")
+        self.deleted_unread = counter("deleted_unread_offsets", "Offsets that Kafka deleted before they were read.")
         self.handling = Histogram(
             "outbox_inbox_handling_duration_seconds",
             "From when a worker takes records to when it has handled them: one record, or several in one transaction.",
@@ -59,6 +60,7 @@ class InboxGroupMetrics:
         self.skipped = TopicCounter(metrics.skipped, group)
         self.retries = TopicCounter(metrics.retries, group)
         self.dead_lettered = TopicCounter(metrics.dead_lettered, group)
+        self.deleted_unread = TopicCounter(metrics.deleted_unread, group)
         self.handling = metrics.handling.labels(group)
         self._all = metrics
         self._group = group
@@ -66,7 +68,7 @@ class InboxGroupMetrics:
     def begin_at_zero(self, topics: Iterable[str]) -> None:
         """Show the counters of topics as 0, so that Prometheus sees the first increase."""
         for topic in topics:
-            for counter in (self.handled, self.skipped, self.retries, self.dead_lettered):
+            for counter in (self.handled, self.skipped, self.retries, self.dead_lettered, self.deleted_unread):
                 counter.add(topic, 0)
 
     def show(self, *, lags: Mapping[TopicPartition, int], paused: int, ready: bool) -> None:

@@ -168,8 +168,11 @@ class Client:
         places = {OFFSET_BEGINNING: self._log.beginning, OFFSET_END: self._log.end}
         self.at, self.has_fetched = places.get(partition.offset, partition.offset), False
 
-    def get_watermark_offsets(self, partition: KafkaTopicPartition, timeout: float) -> tuple[int, int]:
-        self._simulation.may_fail(KafkaException(KafkaError(KafkaError._TIMED_OUT)))
+    def get_watermark_offsets(
+        self, partition: KafkaTopicPartition, timeout: float = 0.0, cached: bool = False
+    ) -> tuple[int, int]:
+        if not cached:
+            self._simulation.may_fail(KafkaException(KafkaError(KafkaError._TIMED_OUT)))
         return self._log.beginning, self._log.end
 
     def pause(self, partitions: list[KafkaTopicPartition]) -> None: ...
