@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException
 from confluent_kafka import TopicPartition as KafkaTopicPartition
@@ -131,8 +130,7 @@ class Rereader:
             self._seek_to_beginning(tp)
             return
         first = self._epochs.compare_again(tp) if offset == BEFORE_THE_POSITION else offset
-        self._next.pop(tp, None)
-        self._consumer.seek(KafkaTopicPartition(*tp, first))
+        self._seek(tp, first)
         self._stop.wait(UNKNOWN_ID_SECONDS)
 
     def is_cut(self, tp: TopicPartition) -> bool:
@@ -151,9 +149,8 @@ class Rereader:
     def _seek_to_beginning(self, tp: TopicPartition) -> None:
         topic_id = self._topic_ids.of(tp.topic)
         self._dispatcher.locked(lambda queues: queues.restart(tp, topic_id))
-        self._next.pop(tp, None)
         self._unread.start(tp, None)
-        self._consumer.seek(KafkaTopicPartition(*tp, OFFSET_BEGINNING))
+        self._seek(tp, OFFSET_BEGINNING)
 
     def _seek_back(self, tp: TopicPartition, offset: int) -> None:
         """Have records fetched again from an offset on.
@@ -161,8 +158,21 @@ class Rereader:
         librdkafka forgets with a seek which epoch it has read, and notices no cut before that offset. So the record
         before it is fetched again, too, and compared. Where the offset itself shows a cut, it shows it again.
         """
-        self._next.pop(tp, None)
         if not self._epochs.goes_back(tp, offset):
             offset = self._epochs.fetch_again(tp, offset)
-        with suppress(KafkaException):  # The partition is not ours any more.
-            self._consumer.seek(KafkaTopicPartition(*tp, offset))
+        self._seek(tp, offset)
+
+    def _seek(self, tp: TopicPartition, offset: int) -> None:
+        """Fetch a partition from an offset on, unless it is not ours any more.
+
+        librdkafka refuses a seek ("Erroneous state") until it has begun to fetch a partition that was assigned. To go
+        on as if it had obeyed would pass over records, so such a partition is assigned anew.
+        """
+        self._next.pop(tp, None)
+        at = KafkaTopicPartition(*tp, offset)
+        try:
+            self._consumer.seek(at)
+        except KafkaException:
+            if tp in self._dispatcher.locked(KeyQueues.partitions):
+                self._consumer.incremental_unassign([at])
+                self._consumer.incremental_assign([at])
