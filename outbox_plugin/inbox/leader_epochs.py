@@ -151,7 +151,8 @@ class LeaderEpochs:
     def fetch_again(self, tp: TopicPartition, offset: int) -> int:
         """Expect records again that were fetched and not added, and return the offset to fetch from.
 
-        It is the last record's before them, which is compared with what was read of it.
+        It is the last record's before them, which is compared with what was read of it. Where no such record is known,
+        it is the first offset that was not read: after a cut, other records may stand between it and these.
 
         Args:
             tp: the partition.
@@ -159,9 +160,9 @@ class LeaderEpochs:
         """
         if tp in self._to_compare:
             return self.compare_again(tp)
-        last = StartPosition(self._next.get(tp, offset), self.before(tp, offset))
-        self._next.pop(tp, None)
-        return offset if last.leader_epoch is None else self._compare_with(tp, last)
+        unread = self._next.pop(tp, self.started_at(tp).next_offset)
+        last = StartPosition(unread, self.before(tp, offset))
+        return unread if last.leader_epoch is None else self._compare_with(tp, last)
 
     def compare_again(self, tp: TopicPartition) -> int:
         """Expect the record again that was compared last, and return its offset."""

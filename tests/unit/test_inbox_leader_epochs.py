@@ -119,3 +119,13 @@ def test_no_record_of_a_log_that_was_cut_is_passed_over(data: st.DataObject) -> 
             fetch += 1
             committed = StartPosition(fetch, epochs.before(PARTITION, fetch))
             assert {name for name, _ in log[:fetch]} <= read
+
+
+@pytest.mark.parametrize(("position", "first"), [(None, 0), (StartPosition(5), 5)])
+def test_where_no_record_was_read_before_those_that_are_fetched_again_it_goes_back_to_the_start(
+    position: StartPosition | None, first: int
+) -> None:
+    """They stand behind a gap. After a cut, other records may stand there, and no epoch would show it."""
+    epochs = LeaderEpochs()
+    epochs.start(PARTITION, position)
+    assert epochs.fetch_again(PARTITION, 7) == first
