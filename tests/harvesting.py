@@ -119,6 +119,14 @@ def create_topic(settings: Settings, topic: str, partitions: int = 3) -> str:
     return topic
 
 
+def delete_topic(settings: Settings, topic: str) -> None:
+    """Delete `topic`, and wait until the broker shows it no more."""
+    admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
+    [future] = admin.delete_topics([topic]).values()
+    future.result(60)
+    eventually(lambda: topic not in admin.list_topics(timeout=30).topics, 20)
+
+
 def insert(settings: Settings, topic: str, events: Iterable[tuple[str, str | None]]) -> None:
     """Write (key, value) rows as plain SQL would, in one transaction."""
     query = sql.SQL(

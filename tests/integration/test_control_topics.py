@@ -12,6 +12,7 @@ from tests.harvesting import (
     assert_exactly_once_in_order,
     consume,
     create_topic,
+    delete_topic,
     drained,
     insert_numbered,
     last_progress,
@@ -25,13 +26,6 @@ pytestmark = pytest.mark.integration
 @pytest.fixture
 def bootstrap_servers(strict: str) -> str:
     return strict
-
-
-def delete_topic(settings: Settings, topic: str) -> None:
-    admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
-    [future] = admin.delete_topics([topic]).values()
-    future.result(60)
-    eventually(lambda: topic not in admin.list_topics(timeout=30).topics, 20)
 
 
 def test_a_progress_topic_that_would_expire_is_made_to_stay(settings: Settings) -> None:

@@ -25,6 +25,7 @@ from tests.harvesting import (
     assert_exactly_once_in_order,
     backlog,
     consume,
+    delete_topic,
     drained,
     environment,
     harvesters,
@@ -34,7 +35,6 @@ from tests.harvesting import (
     run_outbox,
     signer_of,
 )
-from tests.integration.test_control_topics import delete_topic
 from tests.integration.test_hostile_records import Body, records, write
 from tests.support import eventually
 

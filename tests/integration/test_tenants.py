@@ -15,6 +15,7 @@ import pytest
 from psycopg import sql
 
 from outbox_plugin import Event, Outbox, Settings, operate, tenants
+from outbox_plugin.adapters.kafka_names import KafkaNames
 from outbox_plugin.core import tenant_activity, tenant_schedule
 from outbox_plugin.embedded.ports import free_port
 from outbox_plugin.embedded.stack import EmbeddedStack
@@ -28,6 +29,7 @@ from tests.harvesting import (
     by_key,
     consume,
     create_topic,
+    delete_topic,
     environment,
     harvesters,
     insert,
@@ -378,6 +380,15 @@ def test_a_resting_tenant_whose_ids_begin_again_is_woken_by_its_next_row(
         eventually(lambda: backlog(only) == 0, 20)
         eventually(lambda: count(resting, "resting") == 1, 60)
     assert len(consume(only, topic)) == 2
+
+
+def test_a_resting_tenant_whose_leader_topic_is_deleted_is_woken_by_its_next_row(resting: Settings, topic: str) -> None:
+    """A start after a rest does not ask Kafka, so the harvester notices it while it runs."""
+    only = tenant(resting, "tenant_a")
+    arrives(only, topic, "before")
+    eventually(lambda: count(resting, "resting") == 1, 60)
+    delete_topic(only, KafkaNames.of(only).leader_topic)
+    arrives(only, topic, "after")
 
 
 def test_a_long_transaction_keeps_its_tenant_awake(resting: Settings, topic: str) -> None:
