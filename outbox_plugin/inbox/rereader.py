@@ -56,6 +56,7 @@ class Rereader:
         self._unread = unread
         self._stop = stop
         self._next: dict[TopicPartition, int] = {}
+        self._silent: set[str] = set()  # The topics whose ids Kafka did not return when it was last asked here.
 
     def start(self, tp: TopicPartition, position: StartPosition | None) -> int | None:
         """Expect the records of a partition from a position on. Returns the offset to fetch; None for the beginning."""
@@ -66,7 +67,8 @@ class Rereader:
     def goes_back(self, topic: str, partition: int, offset: int) -> bool:
         """Whether a record's offset is below the expected one, so that the topic may be another one.
 
-        The offset behind the record's is expected next.
+        It may still be when records come again because Kafka has not answered. The offset behind the record's is
+        expected next.
 
         Args:
             topic: the record's.
@@ -75,7 +77,7 @@ class Rereader:
         """
         tp = TopicPartition(topic, partition)
         expected, self._next[tp] = self._next.get(tp, 0), offset + 1
-        return offset < expected
+        return offset < expected or topic in self._silent
 
     def unconfirmed(self, topics: Collection[str], at: Sequence[tuple[str, int, int]]) -> set[str]:
         """Ask Kafka for the ids of topics, and seek back where it does not answer, to the lowest offset in `at`.
@@ -87,6 +89,7 @@ class Rereader:
         answer = self._topic_ids.look_up(topics)
         self.begin_anew(answer.recreated)
         silent = {*topics} - answer.known
+        self._silent = (self._silent - answer.known) | silent
         if silent:
             logger.warning("records of %s wait until Kafka returns the id of the topic", ", ".join(sorted(silent)))
             lowest: dict[TopicPartition, int] = {}

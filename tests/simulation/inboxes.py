@@ -6,10 +6,11 @@ simulated, and so are workers and housekeeping: one step at a time, chosen by th
 claims their keys in one step, and commits in another one. In between, anything may happen, and its inbox may lose the
 partition. A claim waits for the transaction that has claimed the same key.
 
-What befalls them: the leader changes, with the end of the log lost or not; retention deletes the first records; inboxes
-are killed, stopped, and lose the partition to each other; Kafka forgets the group's offsets while it has no member;
-Kafka does not return the topic's id; commits fail; Postgres is away; handlers fail; and time passes, so that
-idempotency keys are forgotten. A key is forgotten when it is old enough and a position that is kept covers its record:
+What befalls them: the leader changes, with the end of the log lost or not; retention deletes the first records, and
+compaction others; transactions are aborted; the topic is deleted and recreated; inboxes are killed, stopped, and lose
+the partition to each other; Kafka forgets the group's offsets while it has no member; Kafka does not return the topic's
+id; commits fail; Postgres is away; handlers fail; and time passes, so that idempotency keys are forgotten.
+A key is forgotten when it is old enough and a position that is kept covers its record:
 `keep` is promised to be longer than positions lag. For the same reason Kafka forgets no offset that is ahead of the
 position in Postgres.
 
@@ -17,8 +18,9 @@ At each step: no record has its effect twice, and no record of a key has its eff
 still has, or that the same inbox handles. At the end, when all is well: each record that Kafka still has had its
 effect, and the group is at the end of the partition.
 
-What is left out: a second log of a partition, that of a replica which led before, because keys are remembered for
-longer than replicas differ.
+What is left out: several partitions; pauses; dead letters; a recreated topic that is longer than the old one before an
+inbox has noticed it; and a second log of a partition, that of a replica which led before, because keys are remembered
+for longer than replicas differ.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ from outbox_plugin.inbox.positions import AllReached
 from outbox_plugin.inbox.received import Received
 from tests.inbox_support import poll_loop
 
-PARTITION, TOPIC_ID = TopicPartition("orders", 0), "A" * 22
+PARTITION = TopicPartition("orders", 0)
 PARTITIONS = [KafkaTopicPartition(*PARTITION)]
 KEEP_SECONDS = 1_000.0
 SETTINGS = Settings(dsn="postgresql://nowhere/none", bootstrap_servers="127.0.0.1:1")
@@ -62,6 +64,8 @@ STEPS = {
     "leader": 2,
     "cut": 3,
     "delete": 1,
+    "compact": 1,
+    "recreate": 1,
     "kill": 2,
     "stop": 1,
     "move": 3,
@@ -90,11 +94,12 @@ class Plan:
 
 
 class Stored(NamedTuple):
-    """A record of the log, or a transaction marker, which has no name."""
+    """A record of the log. What no inbox gets has no name: a transaction marker, an aborted or a compacted record."""
 
     name: str | None
     epoch: int
     timestamp: float
+    topic_id: str
 
 
 class Handled(NamedTuple):
@@ -111,15 +116,23 @@ class Log:
         self.records: list[Stored] = []
         self.beginning = 0
         self.epoch = 0
+        self.incarnation = 0
         self.committed: KafkaTopicPartition | None = None
+
+    @property
+    def topic_id(self) -> str:
+        return f"{self.incarnation:022}"
 
     @property
     def end(self) -> int:
         return len(self.records)
 
-    def covers(self, offset: int, epoch: int) -> bool:
+    def covers(self, offset: int, stored: Stored) -> bool:
         """Whether the offset that was committed lies above a record."""
-        return (at := self.committed) is not None and offset < at.offset and epoch <= (at.leader_epoch or 0)
+        at = self.committed
+        if at is None or at.metadata != stored.topic_id:
+            return False
+        return offset < at.offset and stored.epoch <= (at.leader_epoch or 0)
 
     def names(self) -> list[str]:
         return [each.name for each in self.records[self.beginning :] if each.name is not None]
@@ -133,11 +146,13 @@ class Postgres:
         self.effects: Counter[str] = Counter()
         self.places: dict[str, Stored] = {}
         self.offsets: dict[str, int] = {}
-        self.row: tuple[int, list[ReachedPosition]] | None = None
+        self.row: tuple[str, int, list[ReachedPosition]] | None = None  # The topic's id, the offset, the epochs.
 
-    def covers(self, offset: int, epoch: int) -> bool:
+    def covers(self, offset: int, topic_id: str, epoch: int) -> bool:
         """Whether a position that was written lies above a record."""
-        return self.row is not None and any(offset < each[0] and epoch <= each[1] for each in self.row[1])
+        if self.row is None or self.row[0] != topic_id:
+            return False
+        return any(offset < each[0] and epoch <= each[1] for each in self.row[2])
 
 
 class Client:
@@ -148,6 +163,8 @@ class Client:
         self._log = simulation.log
         self.at: int | None = None  # The next offset to fetch; None where the partition is not assigned.
         self.has_fetched = False  # Since it was told where to begin: it then knows the epoch, and notices a cut.
+        self._low_watermark = -1001  # As it was when the partition was fetched.
+        self._end_told: int | None = None  # The end of which it has told last.
 
     def committed(self, asked: Sequence[KafkaTopicPartition], timeout: float) -> list[KafkaTopicPartition]:
         self._simulation.may_fail(KafkaException(KafkaError(KafkaError._TIMED_OUT)))
@@ -159,20 +176,27 @@ class Client:
         self._simulation.say(f"commits {offsets[0].offset}, epoch {offsets[0].leader_epoch}")
 
     def incremental_assign(self, partitions: list[KafkaTopicPartition]) -> None:
-        self.seek(partitions[0])
+        self._go_to(partitions[0])
 
     def incremental_unassign(self, partitions: list[KafkaTopicPartition]) -> None:
         self.at = None
 
     def seek(self, partition: KafkaTopicPartition) -> None:
+        if self.at is None:
+            raise KafkaException(KafkaError(KafkaError._STATE))
+        self._go_to(partition)
+
+    def _go_to(self, partition: KafkaTopicPartition) -> None:
         places = {OFFSET_BEGINNING: self._log.beginning, OFFSET_END: self._log.end}
         self.at, self.has_fetched = places.get(partition.offset, partition.offset), False
+        self._end_told = None
 
     def get_watermark_offsets(
         self, partition: KafkaTopicPartition, timeout: float = 0.0, cached: bool = False
     ) -> tuple[int, int]:
-        if not cached:
-            self._simulation.may_fail(KafkaException(KafkaError(KafkaError._TIMED_OUT)))
+        if cached:
+            return self._low_watermark, self._log.end
+        self._simulation.may_fail(KafkaException(KafkaError(KafkaError._TIMED_OUT)))
         return self._log.beginning, self._log.end
 
     def pause(self, partitions: list[KafkaTopicPartition]) -> None: ...
@@ -181,14 +205,19 @@ class Client:
 
     def close(self) -> None: ...
 
+    def was_recreated(self) -> None:
+        if self.at is not None:
+            self._go_to(KafkaTopicPartition(*PARTITION, OFFSET_BEGINNING))
+
     def was_cut(self) -> None:
         if self.at is not None and self.has_fetched and self.at > self._log.end:
             self.at = self._log.beginning
 
     def poll(self, timeout: float) -> Any:
-        """Return the next record; None if there is none."""
+        """Return the next record, or that it has reached the end; None if there is nothing new."""
         if self.at is None or PARTITION not in self._simulation.owner_partitions():
             return None
+        self._low_watermark = self._log.beginning
         if not self._log.beginning <= self.at <= self._log.end:
             self.at = self._log.beginning  # Out of range.
         while self.at < self._log.end:
@@ -196,6 +225,9 @@ class Client:
             self.at, self.has_fetched = self.at + 1, True
             if stored.name is not None:
                 return _message(offset, stored)
+        if self._end_told != self.at:
+            self._end_told = self.at
+            return _end_message(self.at)
         return None
 
     def consume(self, number: int, timeout: float) -> list[Any]:
@@ -232,6 +264,13 @@ def _message(offset: int, stored: Stored) -> Any:
     return SimpleNamespace(**{each: lambda answer=answer: answer for each, answer in answers.items()})
 
 
+def _end_message(offset: int) -> Any:
+    end = KafkaError(KafkaError._PARTITION_EOF)
+    return SimpleNamespace(
+        error=lambda: end, topic=lambda: PARTITION.topic, partition=lambda: PARTITION.partition, offset=lambda: offset
+    )
+
+
 class WrittenPositions:
     """`Positions` without a database."""
 
@@ -241,7 +280,9 @@ class WrittenPositions:
     def read_now(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, StartPosition]:
         self._simulation.may_fail(psycopg.OperationalError("away"))
         row = self._simulation.postgres.row
-        return {} if row is None else {PARTITION: positions._position(*row)}
+        if row is None or row[0] != topic_ids.get(PARTITION.topic):
+            return {}
+        return {PARTITION: positions._position(*row[1:])}
 
     def still_handled(self, _: Collection[TopicPartition]) -> set[TopicPartition]:
         return {PARTITION for each in self._simulation.running if each.process in self._simulation.stopped}
@@ -251,7 +292,7 @@ class WrittenPositions:
             return False
         for each in reached().values():
             known = [ReachedPosition(*pair) for pair in positions._known(each.position)]
-            self._simulation.postgres.row = each.position.next_offset, known
+            self._simulation.postgres.row = each.topic_id, each.position.next_offset, known
             self._simulation.say(f"writes {each.position.next_offset}, {[tuple(pair) for pair in known]}")
         return True
 
@@ -263,6 +304,31 @@ class Transaction:
     process: Process
     taken: KeyBatch
     claimed: set[str] = field(default_factory=set)
+
+
+class SimulatedTopicIds:
+    """What one inbox knows of the topic's id."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._ids: dict[str, str] = {}
+
+    def of(self, topic: str) -> str:
+        return self._ids.get(topic, "")
+
+    def known(self) -> dict[str, str]:
+        return dict(self._ids)
+
+    def look_up(self, topics: Collection[str]) -> Answer:
+        if self._simulation.is_silent():
+            return Answer(set(), set())
+        found = self._simulation.log.topic_id
+        recreated = {topic for topic in topics if self._ids.get(topic, found) != found}
+        self._ids.update(dict.fromkeys(topics, found))
+        return Answer(recreated, {*topics})
+
+    def recreated(self, topics: Collection[str]) -> set[str]:
+        return self.look_up(topics).recreated
 
 
 class Process:
@@ -277,11 +343,10 @@ class Process:
             topics=[PARTITION.topic],
             handler=lambda connection, event: None,
         )
-        known = {PARTITION.topic: TOPIC_ID}
-        topic_ids = SimpleNamespace(of=known.get, known=lambda: known, look_up=simulation.look_up)
+        self.topic_ids: Any = SimulatedTopicIds(simulation)
         keep = timedelta(seconds=KEEP_SECONDS)
         written = WrittenPositions(simulation)
-        self.loop = poll_loop(self.client, written, topic_ids, keep=keep, dispatcher=inbox._dispatcher)
+        self.loop = poll_loop(self.client, written, self.topic_ids, keep=keep, dispatcher=inbox._dispatcher)
         inbox._handover = SimpleNamespace(locked=lambda _: nullcontext(lambda _: None))
         self.inbox = inbox
 
@@ -321,9 +386,9 @@ class Simulation:
             self.say(f"fails: {error}")
             raise error
 
-    def look_up(self, topics: Collection[str]) -> Answer:
-        silent = self.fails() or (not self._well and self.dice.random() < self.plan.silence)
-        return Answer(recreated=set(), known=set() if silent else {*topics})
+    def is_silent(self) -> bool:
+        """Whether Kafka does not return the topic's id now."""
+        return self.fails() or (not self._well and self.dice.random() < self.plan.silence)
 
     def owner_partitions(self) -> list[TopicPartition]:
         return [] if self.owner is None else self.owner.inbox.partitions
@@ -364,7 +429,7 @@ class Simulation:
     def _cut_below_the_position(self) -> None:
         """So that nothing but old records is left, and an inbox that starts notices."""
         assert self.postgres.row is not None
-        if (end := self.postgres.row[0] - 2) > self.log.beginning:
+        if (end := self.postgres.row[1] - 2) > self.log.beginning:
             self._cut_at(end)
 
     def step(self, kind: str) -> None:
@@ -378,11 +443,12 @@ class Simulation:
             self._number += 1
             age = self.dice.choice((0.0, 0.0, self.dice.uniform(0, 3 * KEEP_SECONDS)))
             name = f"record {self._number}" + (UNNAMED.decode() if self.dice.random() < 0.3 else "")
-            stored = Stored(name, self.log.epoch, self.now - age)
+            stored = Stored(name, self.log.epoch, self.now - age, self.log.topic_id)
             self.postgres.places[name], self.postgres.offsets[name] = stored, self.log.end
             self.log.records.append(stored)
-        if self.dice.random() < 0.4:
-            self.log.records.append(Stored(None, self.log.epoch, self.now))
+        if self.dice.random() < 0.4:  # A transaction marker, or an aborted transaction before it, too.
+            nameless = self.dice.choice((1, 1, 2, 4))
+            self.log.records += [Stored(None, self.log.epoch, self.now, self.log.topic_id) for _ in range(nameless)]
         self.say(f"has records up to {self.log.end}, epoch {self.log.epoch}")
 
     def _leader(self) -> None:
@@ -402,9 +468,29 @@ class Simulation:
         self.log.beginning = self.dice.randint(self.log.beginning, self.log.end)
         self.say(f"begins at {self.log.beginning}")
 
+    def _compact(self) -> None:
+        """Leave out some of the records whose key has a later one."""
+        last = {key_of(each.name): at for at, each in enumerate(self.log.records) if each.name is not None}
+        for at, each in enumerate(self.log.records):
+            if each.name is not None and at < last[key_of(each.name)] and self.dice.random() < 0.5:
+                self.log.records[at] = each._replace(name=None)
+        self.say("is compacted")
+
+    def _recreate(self) -> None:
+        """Delete the topic, and create one of its name. An inbox that runs fetches that from its beginning."""
+        self.log.records, self.log.beginning, self.log.epoch = [], 0, 0
+        self.log.incarnation += 1
+        if self.dice.random() < 0.5:
+            self.log.committed = None
+        if self.owner is not None:
+            self.owner.client.was_recreated()
+        self.say(f"is recreated, incarnation {self.log.incarnation}")
+
     def _expire(self) -> None:
         at = self.log.committed
-        if self.owner is None and at is not None and self.postgres.covers(at.offset - 1, at.leader_epoch or 0):
+        if self.owner is not None or at is None:
+            return
+        if self.postgres.covers(at.offset - 1, at.metadata or "", at.leader_epoch or 0):
             self.log.committed = None
             self.say("forgets the group's offset")
 
@@ -451,6 +537,8 @@ class Simulation:
             self.owner.loop.take_in()
             self.owner.loop._assignments._ask_at = 0.0
             self.owner.loop._assignments.start_waiting()
+            if self.owner_partitions():
+                self.owner.loop._rereader.begin_anew(self.owner.topic_ids.recreated({PARTITION.topic}))
 
     def _tick(self) -> None:
         """What the polling thread and housekeeping do once a second."""
@@ -521,8 +609,13 @@ class Simulation:
             return
         self.now += self.dice.uniform(0, 2 * KEEP_SECONDS)
         for key, (at, name) in list(self.postgres.handled.items()):
-            place = self.postgres.offsets[name], self.postgres.places[name].epoch
-            if at < self.now - KEEP_SECONDS and (self.postgres.covers(*place) or self.log.covers(*place)):
+            offset, stored = self.postgres.offsets[name], self.postgres.places[name]
+            is_covered = (
+                stored.topic_id != self.log.topic_id
+                or self.postgres.covers(offset, stored.topic_id, stored.epoch)
+                or self.log.covers(offset, stored)
+            )
+            if at < self.now - KEEP_SECONDS and is_covered:
                 del self.postgres.handled[key]
         self.say(f"forgets; remembers {len(self.postgres.handled)}")
 

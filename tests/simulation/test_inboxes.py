@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from outbox_plugin.adapters.topic_ids import Answer
-from outbox_plugin.inbox import assignments, consumer, poll_loop, positions, rereader
+from outbox_plugin.inbox import assignments, consumer, leader_epochs, poll_loop, positions, rereader
 from outbox_plugin.inbox.key_queues import KeyQueues
 from outbox_plugin.inbox.leader_epochs import Finding, LeaderEpochs, StartPosition
 from tests.simulation import inboxes
@@ -22,7 +22,7 @@ from tests.simulation.conftest import SCHEDULES
 from tests.simulation.inboxes import run
 
 OF_A_MINUTE = 400
-SOON = 400
+SOON = 1_500
 
 
 @pytest.fixture(autouse=True)
@@ -130,6 +130,30 @@ def remember_the_epoch_of_a_record_that_shows_a_cut(patch: pytest.MonkeyPatch) -
     patch.setattr(LeaderEpochs, "add", add_twice)
 
 
+def take_the_record_behind_a_gap_for_the_one_that_is_compared(patch: pytest.MonkeyPatch) -> None:
+    """Where the last record that was handled was compacted away since."""
+    compare = leader_epochs.compare
+
+    def compare_any(position: StartPosition, offset: int, leader_epoch: int | None) -> Finding:
+        found = compare(position, offset, leader_epoch)
+        return Finding.HANDLED if found is Finding.NEW else found
+
+    patch.setattr(leader_epochs, "compare", compare_any)
+
+
+def go_on_in_a_recreated_topic_where_the_group_was_in_the_old_one(patch: pytest.MonkeyPatch) -> None:
+    start = positions.start_position
+    patch.setattr(
+        positions,
+        "start_position",
+        lambda committed, metadata, topic_id, ours: start(committed, metadata and topic_id, topic_id, ours),
+    )
+
+
+def leave_out_records_of_a_recreated_topic_and_do_not_read_them_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(rereader.Rereader, "begin_anew", lambda *_: None)
+
+
 PLANTS: list[tuple[Plant, str]] = [
     (forget_at_a_restart_what_was_handled_before_a_cut, "twice"),
     (write_positions_without_epochs, "before"),
@@ -141,6 +165,9 @@ PLANTS: list[tuple[Plant, str]] = [
     (handle_a_key_beside_its_handler_of_an_earlier_assignment, "later"),
     (take_what_was_compared_for_handled, "before"),
     (remember_the_epoch_of_a_record_that_shows_a_cut, "twice"),
+    (go_on_in_a_recreated_topic_where_the_group_was_in_the_old_one, "before"),
+    (leave_out_records_of_a_recreated_topic_and_do_not_read_them_again, "no effect"),
+    (take_the_record_behind_a_gap_for_the_one_that_is_compared, "no effect"),
 ]
 
 
@@ -167,7 +194,7 @@ class Scripted(inboxes.Simulation):
         for _ in range(number):
             self._number += 1
             name = f"record {self._number}"
-            stored = inboxes.Stored(name, self.log.epoch, self.now - age)
+            stored = inboxes.Stored(name, self.log.epoch, self.now - age, self.log.topic_id)
             self.postgres.places[name], self.postgres.offsets[name] = stored, self.log.end
             self.log.records.append(stored)
 
@@ -271,4 +298,16 @@ def test_a_cut_is_noticed_after_a_restart_though_records_were_fetched_again_whil
     simulation._kill()
     simulation.cut(6)
     simulation.append(12)
+    assert simulation.judged() == []
+
+
+def test_a_recreated_topic_is_noticed_where_kafka_returns_its_id_only_when_the_record_comes_again() -> None:
+    """Its records would count as those of the old topic, which are handled up to the position."""
+    simulation = Scripted()
+    assert simulation.owner is not None
+    simulation._recreate()
+    simulation.append(1, age=3 * inboxes.KEEP_SECONDS)
+    simulation.add(simulation.messages(0, 1), id_is_returned=False)
+    simulation.add(simulation.messages(0, 1))
+    assert simulation.owner.topic_ids.of(inboxes.PARTITION.topic) == simulation.log.topic_id
     assert simulation.judged() == []
