@@ -8,12 +8,12 @@ that commit is made from its migrations, which are still the first ones.
 from __future__ import annotations
 
 import subprocess
-import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
+from zipfile import ZipFile
 
 import psycopg
 import pytest
@@ -119,13 +119,13 @@ def test_a_migration_under_load_fails_no_writer(
 @pytest.fixture(scope="module")
 def old_version(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the files of the old version."""
-    command = ["git", "-C", str(CHECKOUT), "archive", OLD_COMMIT, "outbox_plugin"]
+    command = ["git", "-C", str(CHECKOUT), "archive", "--format=zip", OLD_COMMIT, "outbox_plugin"]
     archive = subprocess.run(command, capture_output=True, check=False)
     if archive.returncode:
         pytest.skip(f"the history does not have the commit {OLD_COMMIT}")
     folder = tmp_path_factory.mktemp("old-version")
-    with tarfile.open(fileobj=BytesIO(archive.stdout)) as files:
-        files.extractall(folder, filter="data")
+    with ZipFile(BytesIO(archive.stdout)) as files:
+        files.extractall(folder)
     return folder
 
 
