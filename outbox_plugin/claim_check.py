@@ -12,18 +12,17 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from contextvars import copy_context
 from errno import EBADF, EINVAL
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 from urllib.parse import unquote
 from uuid import uuid4
 
 from outbox_plugin.core.headers import CLAIM_CHECK_HEADER
+from outbox_plugin.emit.calls_with_deadline import CallsWithDeadline
 from outbox_plugin.emit.encoding import Serializer, as_text
 from outbox_plugin.emit.event import Event
 from outbox_plugin.errors import ClaimUnavailable, InvalidEvent, UserError
@@ -33,7 +32,6 @@ __all__ = ["ClaimCheck"]
 
 ABOVE_BYTES = 900_000  # A record has at most 1,000,000 bytes, and key and headers are among them.
 TIMEOUT_SECONDS = 300.0  # A gigabyte takes as long at 30 Mbit/s.
-OVERDUE_CALLS = 8  # Each keeps a thread.
 _CLAIM = re.compile(rb"sha256:([0-9a-f]{64})")
 _URL = re.compile(r"(?:file|local):///.+|(?!(?:file|local):)[\w.+:-]+://.+")
 _BUCKETS = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"}  # They need no folders; asked for one, they make a bucket.
@@ -43,8 +41,6 @@ _SECRET_OPTION = re.compile(r"key|secret|password|passwd|token|credential|sas|co
 _SECRET_QUERY = re.compile(
     r"(?<=[?&])([\w-]*(?:sig|token|secret|password|credential|key)[\w-]*=)[^&\s'\"]+", re.IGNORECASE
 )
-
-T = TypeVar("T")
 
 
 class Record(Protocol):
@@ -116,7 +112,6 @@ class ClaimCheck:
         self._options = storage_options or {}
         self._secrets = _secrets(url, self._options)
         self._timeout_seconds = timeout_seconds
-        self._overdue: list[threading.Thread] = []
         try:
             self._open()
         except Exception as error:  # A store may connect at once, and then raises whatever its library raises.
@@ -153,7 +148,7 @@ class ClaimCheck:
             return event if self._serializer is as_text else event.model_copy(update={"value": value})
         name = sha256(body).hexdigest()
         with self._unavailable(name, "stored"):
-            self._in_time(lambda: self._put(self._path(name), body))
+            self._calls.result(lambda: self._put(self._path(name), body), self._timeout_seconds)
         claim = f"sha256:{name}"
         others = event.headers.items() if isinstance(event.headers, dict) else event.headers
         headers: Any = [*others, (CLAIM_CHECK_HEADER, claim)]
@@ -179,7 +174,7 @@ class ClaimCheck:
         if not name:
             raise ValueError(f"the header {CLAIM_CHECK_HEADER} {_no_claim(claims[-1])}")
         with self._unavailable(name, "fetched"):
-            body = self._in_time(lambda: bytes(self._store.cat_file(self._path(name))))
+            body = self._calls.result(lambda: bytes(self._store.cat_file(self._path(name))), self._timeout_seconds)
         if sha256(body).hexdigest() != name:
             raise ClaimUnavailable(f"the object store has another value as {name}; expected the one that was stored")
         return body
@@ -189,6 +184,7 @@ class ClaimCheck:
         import fsspec
 
         self._store, self._folder = fsspec.url_to_fs(self._url, **self._options)
+        self._calls = CallsWithDeadline("the store", "outbox-claim-check")
         self._process = os.getpid()
 
     def _put(self, path: str, body: bytes) -> None:
@@ -204,27 +200,6 @@ class ClaimCheck:
                 _make_durable(folder)
         else:
             self._store.pipe_file(path, body)
-
-    def _in_time(self, call: Callable[[], T]) -> T:
-        """What the call returns or raises; a call that takes too long goes on alone, and its result is dropped."""
-        self._overdue = [each for each in self._overdue if each.is_alive()]
-        if len(self._overdue) >= OVERDUE_CALLS:
-            raise TimeoutError(f"the store has not answered {len(self._overdue)} earlier calls, which still wait")
-        done = Future[T]()
-
-        def run() -> None:
-            try:
-                done.set_result(call())
-            except BaseException as error:  # The caller raises it.
-                done.set_exception(error)
-
-        thread = threading.Thread(target=copy_context().run, args=(run,), name="outbox-claim-check", daemon=True)
-        thread.start()
-        thread.join(self._timeout_seconds)
-        if thread.is_alive():
-            self._overdue.append(thread)
-            raise TimeoutError(f"the store did not answer within {self._timeout_seconds:g} seconds")
-        return done.result()
 
     @contextmanager
     def _unavailable(self, name: str, done: str) -> Iterator[None]:

@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from outbox_plugin.emit.calls_with_deadline import CallOverdue, CallsWithDeadline
 from outbox_plugin.emit.encoding import Serializer
 from outbox_plugin.emit.event import Event
 from outbox_plugin.errors import InvalidEvent, OutboxError, RegistryUnavailable, ServerRefused, UserError
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 # The client tries four times, with pauses of 1, 2 and 4 seconds at most: a registry that refuses connections is tried
 # as often, and a caller's transaction does not wait much longer.
 REGISTRY_SECONDS = 10.0
-OVERDUE_CALLS = 8
 _UNAUTHORIZED = (401, 403, 407)
 _RETRIABLE = (408, 429)
 _NO_SUCH_PAGE = (404, 405)  # The codes of a path that the registry does not have. One for a schema is 40401 or more.
@@ -93,7 +91,8 @@ class _Serialized:
         self._field = field
         self._message_field = message_field
         self._wants_json = _is_for_json(serialize)
-        self._calls = _Calls()
+        self._calls = CallsWithDeadline("the schema registry", "outbox-serializer")
+        self._known_topics: set[str] = set()  # Their events need no registry, so overdue calls do not hold them up.
 
     def __call__(self, topic: str, body: Any, as_json: Callable[[], Any]) -> bytes:
         from confluent_kafka.serialization import SerializationContext
@@ -102,7 +101,7 @@ class _Serialized:
         try:
             if isinstance(body, BaseModel):
                 body = as_json() if self._wants_json else body.model_dump(by_alias=True)
-            serialized = self._calls.result(topic, lambda: self._serialize(body, context))
+            serialized = self._in_time(topic, lambda: self._serialize(body, context))
         except OutboxError:
             raise
         except Exception as error:  # Serializers raise whatever their libraries raise.
@@ -123,6 +122,15 @@ class _Serialized:
                 "the serializer writes headers, which the outbox does not take from it: leave its option "
                 "schema.id.serializer unset, so that the number of the schema is in the bytes"
             )
+        return serialized
+
+    def _in_time(self, topic: str, call: Callable[[], bytes | None]) -> bytes | None:
+        try:
+            serialized = self._calls.result(call, REGISTRY_SECONDS, is_limited=topic not in self._known_topics)
+        except CallOverdue as overdue:
+            self._known_topics.discard(topic)
+            raise RegistryUnavailable(str(overdue)) from None
+        self._known_topics.add(topic)
         return serialized
 
     def _of_registry(self, error: BaseException, function: str) -> Exception:
@@ -161,54 +169,6 @@ class _Serialized:
             return RegistryUnavailable(f"no schema registry answers at its address ({said})")
         reason = _CREDENTIALS.sub("***", _in_one_line(str(message)))
         return InvalidEvent(self._field, f"the schema registry refuses its schema: {reason} ({said})")
-
-
-class _Calls:
-    """Runs the calls of one serializer, each with a deadline.
-
-    Overdue calls, which go on without their callers, are limited. Events of topics that the serializer knows are not:
-    they need no registry.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._overdue: list[threading.Thread] = []
-        self._known_topics: set[str] = set()
-
-    def result(self, topic: str, call: Callable[[], bytes | None]) -> bytes | None:
-        """The call's result, or its exception.
-
-        Raises:
-            RegistryUnavailable: it took too long, or too many earlier calls do. Its thread goes on alone, and what it
-                returns is dropped.
-        """
-        with self._lock:
-            self._overdue = [each for each in self._overdue if each.is_alive()]
-            if len(self._overdue) >= OVERDUE_CALLS and topic not in self._known_topics:
-                raise RegistryUnavailable(
-                    f"the schema registry has not answered {len(self._overdue)} earlier calls, which still wait"
-                )
-        results: list[bytes | None] = []
-        errors: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                results.append(call())
-            except BaseException as error:  # The caller raises it.
-                errors.append(error)
-
-        thread = threading.Thread(target=copy_context().run, args=(run,), name="outbox-serializer", daemon=True)
-        thread.start()
-        thread.join(REGISTRY_SECONDS)
-        if errors:
-            raise errors[0]
-        with self._lock:
-            if results:
-                self._known_topics.add(topic)
-                return results[0]
-            self._known_topics.discard(topic)
-            self._overdue.append(thread)
-        raise RegistryUnavailable(f"the schema registry did not answer within {REGISTRY_SECONDS:g} seconds")
 
 
 def _limit_waiting(serialize: Callable[..., Any]) -> None:

@@ -27,6 +27,7 @@ from pydantic import BaseModel
 
 from outbox_plugin import Event
 from outbox_plugin.emit import schema_registry
+from outbox_plugin.emit.calls_with_deadline import MAX_OVERDUE_CALLS
 from outbox_plugin.encoding import registered, registered_key
 from outbox_plugin.errors import InvalidEvent, OutboxError, RegistryUnavailable, ServerRefused, UserError
 from tests import schema_registry as server
@@ -222,11 +223,11 @@ def test_a_registry_that_hangs_keeps_few_threads_and_no_known_topic(
     known = serialize(order(topic="known"))
     registry.trickling.set()
     monkeypatch.setattr(schema_registry, "REGISTRY_SECONDS", 0.05)
-    problems = [str(raised_by(serialize, order())) for _ in range(3 * schema_registry.OVERDUE_CALLS)]
+    problems = [str(raised_by(serialize, order())) for _ in range(3 * MAX_OVERDUE_CALLS)]
     monkeypatch.undo()
-    assert waiting_threads() == schema_registry.OVERDUE_CALLS
+    assert waiting_threads() == MAX_OVERDUE_CALLS
     assert problems[0].endswith("did not answer within 0.05 seconds")
-    assert problems[-1].endswith(f"has not answered {schema_registry.OVERDUE_CALLS} earlier calls, which still wait")
+    assert problems[-1].endswith(f"has not answered {MAX_OVERDUE_CALLS} earlier calls, which still wait")
     assert serialize(order(topic="known")) == known
     registry.trickling.clear()
     eventually(lambda: not waiting_threads(), 30)
@@ -243,10 +244,10 @@ def test_a_topic_whose_schema_is_asked_for_again_is_known_no_more(
     serialize(order())
     registry.trickling.set()
     monkeypatch.setattr(schema_registry, "REGISTRY_SECONDS", 0.05)
-    for _ in range(3 * schema_registry.OVERDUE_CALLS):
+    for _ in range(3 * MAX_OVERDUE_CALLS):
         raised_by(serialize, order())
     monkeypatch.undo()
-    assert waiting_threads() == schema_registry.OVERDUE_CALLS
+    assert waiting_threads() == MAX_OVERDUE_CALLS
     registry.trickling.clear()
 
 

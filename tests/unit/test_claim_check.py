@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -20,7 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from outbox_plugin.claim_check import OVERDUE_CALLS, ClaimCheck
+from outbox_plugin.claim_check import ClaimCheck
+from outbox_plugin.emit.calls_with_deadline import MAX_OVERDUE_CALLS
 from outbox_plugin.emit.cloud_events import CloudEventsMode
 from outbox_plugin.emit.encoding import MAX_RECORD_BYTES, Encoding, Serializer, as_bytes, as_text
 from outbox_plugin.emit.event import Event
@@ -377,17 +379,22 @@ def test_a_store_that_does_not_answer_holds_nobody_up(bucket: type[Bucket], monk
     store = ClaimCheck("s3://shop/values", timeout_seconds=0.02)
     large = Event(topic="t", key="k", value=LARGE)
     try:
-        for _ in range(OVERDUE_CALLS):
+        for _ in range(MAX_OVERDUE_CALLS):
             with pytest.raises(ClaimUnavailable, match=r"not be stored: the store did not answer within 0\.02 seconds"):
                 store.check_in(large)
         with pytest.raises(ClaimUnavailable, match="has not answered 8 earlier calls, which still wait"):
             store.check_in(large)
     finally:
         answer.set()
-    for thread in store._overdue:
+    for thread in store._calls._overdue:
         thread.join()
     store._timeout_seconds = 60.0
     assert store.value_of(received(store.check_in(large))) == LARGE.encode()
+
+
+def test_a_store_can_be_sent_to_another_process(store: ClaimCheck) -> None:
+    record = received(store.check_in(Event(topic="t", key="k", value=LARGE)))
+    assert pickle.loads(pickle.dumps(store)).value_of(record) == LARGE.encode()
 
 
 def test_no_refused_url_shows_its_credentials() -> None:
