@@ -1,4 +1,4 @@
-"""A Spark session that files share, and a broker of a file's own that makes no topics on first use."""
+"""A Spark session that files share, a table for effects, and a broker that makes no topics on first use."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from contextlib import ExitStack
 import pytest
 from pyspark.sql import SparkSession
 
+from outbox_plugin import Settings
 from outbox_plugin.embedded.java import spark_java_home
 from outbox_plugin.embedded.kafka import EmbeddedKafka
 from outbox_plugin.spark.session import spark_session
+from tests.inbox_support import make_effect_table
 from tests.support import begins_with_shared_spark
 
 
@@ -37,6 +39,13 @@ class SharedSpark:
 
 
 SHARED = SharedSpark()
+
+
+@pytest.fixture
+def ready(settings: Settings) -> Settings:
+    """Settings for a database with a table for effects."""
+    make_effect_table(settings)
+    return settings
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ from outbox_plugin.inbox.dead_letters import DeadLetters
 from outbox_plugin.inbox.retention import Keep, clean
 from outbox_plugin.schema.connection import connect
 from tests.harvesting import environment, run_outbox
-from tests.inbox_support import effects, make_effect_table, produce, query, record_effect, values_by_key
+from tests.inbox_support import effects, produce, query, record_effect, values_by_key
 from tests.inbox_worker import end_workers, start_worker
 from tests.support import PATIENCE, eventually
 
@@ -32,13 +32,6 @@ pytestmark = pytest.mark.integration
 CHECKOUT = Path(__file__).resolve().parents[2]
 SOON = 30.0
 IMPATIENT = Retry(attempts=3, first_seconds=0.05, most_seconds=0.1)
-
-
-@pytest.fixture
-def ready(settings: Settings) -> Settings:
-    """Settings for a database with a table for effects."""
-    make_effect_table(settings)
-    return settings
 
 
 def test_an_event_has_its_effect_once_though_it_is_delivered_twice(ready: Settings, topic: str, group: str) -> None:

@@ -18,7 +18,7 @@ from outbox_plugin import Settings
 from outbox_plugin.errors import InvalidSetting
 from outbox_plugin.inbox import Inbox, Received, Retry, poll_loop
 from outbox_plugin.inbox.dead_letters import DeadLetters
-from tests.inbox_support import effects, make_effect_table, produce, query, record_effect, record_effects, values_by_key
+from tests.inbox_support import effects, produce, query, record_effect, record_effects, values_by_key
 from tests.inbox_worker import end_workers, start_worker
 from tests.integration.test_inbox_faults import letters, numbered
 from tests.support import PATIENCE, eventually
@@ -27,13 +27,6 @@ pytestmark = pytest.mark.integration
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SOON = 60.0
-
-
-@pytest.fixture
-def ready(settings: Settings) -> Settings:
-    """Settings for a database with a table for effects."""
-    make_effect_table(settings)
-    return settings
 
 
 def test_each_event_has_its_effect_once_in_its_keys_order(ready: Settings, topic: str, group: str) -> None:

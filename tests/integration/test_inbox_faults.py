@@ -25,7 +25,7 @@ from outbox_plugin.inbox.positions import Positions
 from outbox_plugin.inbox.retry import MAX_LOSSES
 from outbox_plugin.schema.watched_connection import NoAnswer
 from tests.harvesting import create_topic
-from tests.inbox_support import effects, make_effect_table, produce, query, record_effect
+from tests.inbox_support import effects, produce, query, record_effect
 from tests.scraping import listening
 from tests.support import PATIENCE, eventually
 
@@ -33,13 +33,6 @@ pytestmark = pytest.mark.integration
 
 SOON = 60.0
 AT_ONCE = Retry(attempts=1)
-
-
-@pytest.fixture
-def ready(settings: Settings) -> Settings:
-    """Settings for a database with a table for effects."""
-    make_effect_table(settings)
-    return settings
 
 
 def numbered(settings: Settings, topic: str, guilty: set[int], count: int = 300) -> list[str]:

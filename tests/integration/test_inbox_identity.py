@@ -21,20 +21,13 @@ from outbox_plugin.consuming.topic_state import topic_state
 from outbox_plugin.inbox import Inbox, Received, Retry
 from outbox_plugin.inbox.dead_letters import DeadLetters
 from tests.harvesting import create_topic
-from tests.inbox_support import effects, make_effect_table, query, record_effect, record_effects
+from tests.inbox_support import effects, query, record_effect, record_effects
 from tests.support import eventually
 
 pytestmark = pytest.mark.integration
 
 SOON = 60.0
 Headers = list[tuple[str, str | bytes | None]]
-
-
-@pytest.fixture
-def ready(settings: Settings) -> Settings:
-    """Settings for a database with a table for effects."""
-    make_effect_table(settings)
-    return settings
 
 
 def send(settings: Settings, topic: str, values: Sequence[str], *headers: Headers) -> None:

@@ -22,20 +22,13 @@ from outbox_plugin.inbox import positions as inbox_positions
 from outbox_plugin.inbox.leader_epochs import ReachedPosition, StartPosition
 from outbox_plugin.inbox.positions import Positions, Reached
 from tests.harvesting import create_topic
-from tests.inbox_support import effects, make_effect_table, produce, query, record_effect
+from tests.inbox_support import effects, produce, query, record_effect
 from tests.integration.test_inbox_identity import recreate, send, values
 from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration
 
 SOON = 60.0
-
-
-@pytest.fixture
-def ready(settings: Settings) -> Settings:
-    """Settings for a database with a table for effects."""
-    make_effect_table(settings)
-    return settings
 
 
 def events(number: int, value: str = "1") -> list[tuple[str | None, str | None]]:

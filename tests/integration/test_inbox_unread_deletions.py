@@ -18,7 +18,7 @@ from outbox_plugin.core.memory_limit import MemoryLimit
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.inbox import Inbox, Received, poll_loop
 from tests.harvesting import create_topic
-from tests.inbox_support import effects, make_effect_table, produce, record_effect
+from tests.inbox_support import effects, produce, record_effect
 from tests.integration.test_inbox_identity import recreate
 from tests.partition_truncation import append
 from tests.scraping import listening, metrics
@@ -28,13 +28,6 @@ pytestmark = pytest.mark.integration
 
 SOON = 60.0
 ALARM = "were deleted before this group read them"
-
-
-@pytest.fixture
-def ready(settings: Settings) -> Settings:
-    """Settings for a database with a table for effects."""
-    make_effect_table(settings)
-    return settings
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from opentelemetry.trace import SpanContext, StatusCode, Tracer
 from outbox_plugin import Event, Harvester, Outbox, Settings
 from outbox_plugin.inbox import Inbox, Received, Retry
 from tests.harvesting import consume, drained
-from tests.inbox_support import effects, make_effect_table, query, record_effect
+from tests.inbox_support import effects, query, record_effect
 from tests.support import eventually
 from tests.tracing import Exported, context_of, linked, parent_of, recorded_tracer
 
@@ -25,13 +25,6 @@ pytestmark = pytest.mark.integration
 SOON = 30.0
 IMPATIENT = Retry(attempts=3, first_seconds=0.05, most_seconds=0.1)
 MALFORMED = ["", "mine", "00-" + "0" * 32 + "-" + "1" * 16 + "-01", "00-" + "Z" * 52]
-
-
-@pytest.fixture
-def ready(settings: Settings) -> Settings:
-    """Settings for a database with a table for effects."""
-    make_effect_table(settings)
-    return settings
 
 
 @pytest.fixture

@@ -65,6 +65,16 @@ def leading_shard(
     return shard
 
 
+def let_lead(shard: Shard, sent: list[LeaderHeartbeat], now: float) -> None:
+    """Wait until the shard's term has taken over, which another thread does."""
+
+    def leads() -> bool:
+        shard.step(now)
+        return sent[-1].phase == "leader"
+
+    eventually(leads, 10)
+
+
 def the_end(shard: Shard, seen: list[HarvestEvent], now: float) -> TermFinished:
     def finished() -> list[TermFinished]:
         shard.step(now)
@@ -92,12 +102,7 @@ def test_a_candidate_takes_over_once_it_hears_itself() -> None:
         time.sleep(0.01)
     assert {each.phase for each in sent} == {"candidate"}
     shard.election.receive(sent[-1], 0.6)
-
-    def leads() -> bool:
-        shard.step(0.7)
-        return sent[-1].phase == "leader"
-
-    eventually(leads, 10)
+    let_lead(shard, sent, 0.7)
     shard.stop()
     shard.hand_over(1.0, 10.0)
 
@@ -129,12 +134,7 @@ def stalled_shard(
 
     shard = leading_shard(sent, seen, opens, lambda: all_brokers_answer)
     shard.receive(sent[-1], 0.1)
-
-    def leads() -> bool:
-        shard.step(0.9)
-        return sent[-1].phase == "leader"
-
-    eventually(leads, 10)
+    let_lead(shard, sent, 0.9)
     relay.waiting_since = 1.0
     shard.step(2.0)
     assert sent[-1].stalled
@@ -209,12 +209,7 @@ def test_an_owner_offers_to_replace_who_leads_its_shard_and_who_leads_it_gives_w
     seen: list[HarvestEvent] = []
     shard = leading_shard(sent, seen)
     shard.receive(sent[-1], 0.1)
-
-    def leads() -> bool:
-        shard.step(0.2)
-        return sent[-1].phase == "leader"
-
-    eventually(leads, 10)
+    let_lead(shard, sent, 0.2)
     shard.election.set_ownership(False)
     services = ShardServices(
         open_relay,
@@ -274,12 +269,7 @@ def test_a_leader_that_gives_way_to_the_owner_counts_as_the_leader_while_it_fini
 
     shard = leading_shard(sent, seen, opens)
     shard.receive(sent[-1], 0.1)
-
-    def leads() -> bool:
-        shard.step(0.2)
-        return sent[-1].phase == "leader"
-
-    eventually(leads, 10)
+    let_lead(shard, sent, 0.2)
     shard.election.set_ownership(False)
     claim = replace(
         sent[-1], phase="waiting", leader_id="", instance="host-2", can_replace=sent[-1].leader_id, owns=True
