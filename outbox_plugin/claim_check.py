@@ -269,10 +269,13 @@ def _no_claim(claim: str | bytes | None) -> str:
 def _secrets(url: str, options: dict[str, Any]) -> list[str]:
     """The texts that no message may show, the longest first."""
     found = {text for user in _USER.findall(url) for text in (user, unquote(user), unquote(user.partition(":")[2]))}
-    pending: list[tuple[str, Any]] = list(options.items())
-    for name, option in pending:
-        if isinstance(option, dict):
-            pending += option.items()
-        elif isinstance(option, str) and _SECRET_OPTION.search(str(name)):
-            found.add(option)
+    found.update(_secret_options(options))
     return sorted(found - {""}, key=len, reverse=True)
+
+
+def _secret_options(options: dict[str, Any]) -> Iterator[str]:
+    for name, option in options.items():
+        if isinstance(option, dict):
+            yield from _secret_options(option)
+        elif isinstance(option, str) and _SECRET_OPTION.search(str(name)):
+            yield option

@@ -111,7 +111,7 @@ class Harvester(Background):
             adopt: take over a group whose outbox is gone, an outbox that another group harvested, or one that was
                 harvested in the other delivery.
             was_checked: a harvester with these settings was started before in this process. The start does not ask
-                Kafka then, and takes less time. What has changed meanwhile is noticed by the first term.
+                Kafka then, and takes less time. The first term notices what has changed meanwhile.
         """
         super().__init__("harvester")
         self._settings = settings

@@ -26,7 +26,7 @@ from outbox_plugin.errors import LogUnavailable
 from outbox_plugin.settings import Settings
 
 _WAIT_SECONDS = 0.1
-_LEADERS_SECONDS = 0.5
+_LEADERS_SECONDS = 0.5  # How long a new consumer waits for Kafka's list of leaders.
 
 
 class NotReadToEnd(LogUnavailable):

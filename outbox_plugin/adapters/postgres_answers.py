@@ -6,6 +6,7 @@ from contextlib import closing, suppress
 
 from outbox_plugin.errors import ServerRefused, ServerUnavailable
 from outbox_plugin.schema.connection import connect, reported
+from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 
 
@@ -16,5 +17,6 @@ def postgres_answers(settings: Settings) -> bool:
         reported(),
         closing(connect(settings, purpose="outbox harvester (probe)")) as connection,
     ):
-        return connection.execute("SELECT pg_is_in_recovery()").fetchone() == (False,)
+        [(_, is_standby)] = connection.execute(statement("window", "snapshot", settings.table)).fetchall()
+        return not is_standby
     return False

@@ -66,7 +66,8 @@ class LeadershipTransfer:
         self._owner: str | None = None  # The one that has last said so as the owner of the partition, and when.
         self._owner_heard_at = 0.0
         self._resigned = _Pause()
-        self._given: dict[str, _Pause] = {}  # The last owner in favour of which a term of ours has ended.
+        self._given_to: str | None = None  # The last owner in favour of which a term of ours has ended.
+        self._given = _Pause()
         self._asked_at: float | None = None  # When we last asked for the shard as the owner of the partition.
         self._failed = _Pause()
 
@@ -146,8 +147,7 @@ class LeadershipTransfer:
         """The instance in favour of which our own term is to end because that owns the partition; None if none."""
         if self._owns or self._owner is None or now - self._owner_heard_at > FRESH_SECONDS:
             return None
-        given = self._given.get(self._owner)
-        return self._owner if given is None or given.is_over(now) else None
+        return self._owner if self._owner != self._given_to or self._given.is_over(now) else None
 
     def mark_resigned(self, now: float) -> None:
         """Note that our term ends because it is stalled, in favour of a follower."""
@@ -160,8 +160,9 @@ class LeadershipTransfer:
 
         A harvester that is started again is another instance, and gets its share at once.
         """
-        self._given = {owner: self._given.get(owner, _Pause())}
-        self._given[owner].begin(now)
+        if owner != self._given_to:
+            self._given_to, self._given = owner, _Pause()
+        self._given.begin(now)
         self._successor = self._owner = None
 
     def mark_asked(self, now: float) -> None:

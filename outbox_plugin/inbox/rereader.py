@@ -67,8 +67,8 @@ class Rereader:
     def goes_back(self, topic: str, partition: int, offset: int) -> bool:
         """Whether a record's offset is below the expected one, so that the topic may be another one.
 
-        It may still be when records come again because Kafka has not answered. The offset behind the record's is
-        expected next.
+        A topic whose id Kafka did not return stays in doubt when its records are fetched again. The offset behind the
+        record's is expected next.
 
         Args:
             topic: the record's.

@@ -18,7 +18,7 @@ from outbox_plugin.relay.server_probe import ServerProbe
 from outbox_plugin.relay.shard_report import ShardReport
 from outbox_plugin.relay.term import Ending, OpenRelay, Term
 
-# So long, a term that gives way to the owner still counts as the leader: nobody else takes over while it finishes.
+# A term that gives way to the owner counts as the leader for so long. Nobody else takes over while it finishes.
 FINISH_SECONDS = 5.0
 CALM_SECONDS = 5.0  # A term that survives this long resets the backoff and ends the trouble of the one before it.
 
@@ -203,10 +203,11 @@ class Shard:
         return self._term.phase if self._term is not None and self._is_at_work(now) else "waiting"
 
     def _is_at_work(self, now: float) -> bool:
-        term = self._term
-        if term is None or not term.stopping:
-            return term is not None
-        return term.ending is Ending.GAVE_TO_OWNER and now < self._finishes_until
+        """Whether we have a term that goes on, or one that finishes its transaction before the owner leads."""
+        if self._term is None:
+            return False
+        finishes = self._term.ending is Ending.GAVE_TO_OWNER and now < self._finishes_until
+        return finishes or not self._term.stopping
 
     def stop(self) -> None:
         """Begin to hand over."""
