@@ -168,9 +168,9 @@ class Harvester(Background):
         if self._was_checked:
             identity, _, layout, disorder = self._register(keep=True)
         else:
-            admin = KafkaAdmin.at_start(self._settings)
-            identity, layout, disorder = self._check_both(admin)
-            notes += [admin.keep_progress(self._names)] if self._exactly_once else []
+            with KafkaAdmin.at_start(self._settings) as admin:
+                identity, layout, disorder = self._check_both(admin)
+                notes += [admin.keep_progress(self._names)] if self._exactly_once else []
         if disorder is not None:
             notes.append(
                 f"the ids of {self._settings.table} {disorder}. A later transaction can get a smaller id, so order "
@@ -266,9 +266,9 @@ class Harvester(Background):
                     registration.register_delivery()
                     self._signer = registration.signer()
                     layout = registration.layout()
-                admin = KafkaAdmin(self._settings)
-                admin.ensure_topics(self._names, layout.shards, progress=self._exactly_once)
-                note = admin.keep_progress(self._names) if self._exactly_once else None
+                with KafkaAdmin(self._settings) as admin:
+                    admin.ensure_topics(self._names, layout.shards, progress=self._exactly_once)
+                    note = admin.keep_progress(self._names) if self._exactly_once else None
             except (
                 ServerUnavailable,
                 ServerRefused,

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+import warnings
 from collections import deque
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
+from types import TracebackType
 from typing import Any, Self
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
@@ -46,7 +51,11 @@ def _may_be_written(answer: Future[Any]) -> bool:
 
 
 class KafkaAdmin:
-    """A client of Kafka's admin API."""
+    """A client of Kafka's admin API. Close it: one that is only dropped can end the process.
+
+    The library runs Python code, such as the callbacks of futures, on a thread of the client. If the garbage collector
+    runs there and finds the client, librdkafka aborts the process: a client must not be destroyed on its own thread.
+    """
 
     def __init__(self, settings: Settings) -> None:
         """Make a client; no connection yet.
@@ -63,6 +72,27 @@ class KafkaAdmin:
             self.client = AdminClient(config)
         except KafkaException as error:
             raise refused_property(error) from None
+        self._closed = False
+
+    def close(self) -> None:
+        """Disconnect. Requests without an answer fail. Safe to call twice."""
+        self._closed = True
+        self.client.__exit__(None, None, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        """Warn of a client that nobody has closed, and close it on another thread: this one may be its own."""
+        if not getattr(self, "_closed", True) and not sys.is_finalizing():
+            with suppress(RuntimeError):  # There can be no more threads.
+                threading.Thread(target=self.client.__exit__, args=(None, None, None), daemon=True).start()
+            warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
 
     @classmethod
     def at_start(cls, settings: Settings) -> Self:
@@ -76,7 +106,11 @@ class KafkaAdmin:
             admin = cls(settings)
         except LogUnavailable as error:
             raise ServerRefused(str(error)) from None
-        admin.check_reachable()
+        try:
+            admin.check_reachable()
+        except ServerRefused:
+            admin.close()
+            raise
         return admin
 
     def check_reachable(self) -> None:

@@ -35,12 +35,11 @@ def all_brokers_answer(settings: Settings, topic: str) -> bool:
         topic: one that exists; the answer to a question about it lists the brokers.
     """
     deadline = time.monotonic() + ANSWER_SECONDS
-    with suppress(KafkaException, LogUnavailable, TimeoutError):
-        admin = KafkaAdmin(settings).client
-        brokers = admin.list_topics(topic, timeout=ANSWER_SECONDS).brokers
+    with suppress(KafkaException, LogUnavailable, TimeoutError), KafkaAdmin(settings) as admin:
+        brokers = admin.client.list_topics(topic, timeout=ANSWER_SECONDS).brokers
         left = max(0.1, deadline - time.monotonic())
         asked = [  # A request may be about one broker only.
-            admin.describe_configs([ConfigResource(ResourceType.BROKER, str(number))], request_timeout=left)
+            admin.client.describe_configs([ConfigResource(ResourceType.BROKER, str(number))], request_timeout=left)
             for number in brokers
         ]
         for request in chain.from_iterable(each.values() for each in asked):

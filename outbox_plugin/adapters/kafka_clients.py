@@ -113,8 +113,7 @@ def answer_of(request: Future[T], timeout_seconds: float) -> T:
     """The answer to a request of an admin client.
 
     `Future.result` raises the exception that the future keeps. That exception would keep the frames of the call, and
-    they keep the future and the client: a cycle. The client would stay until the garbage collector runs, perhaps on the
-    client's own thread, where librdkafka aborts the process. So this raises an exception of its own.
+    they keep the future: a cycle that stays until the garbage collector runs. So this raises an exception of its own.
 
     Args:
         request: what a method of the client has returned.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
@@ -62,20 +62,27 @@ class KafkaMembership:
         # Sticky: a harvester that joins takes no shard from one that leads it. In at-least-once delivery, the group may
         # be shared with goharvest, whose client knows only the older assignors.
         self._sticky = settings.delivery == "exactly-once"
-        self._topic_ids = TopicIds(settings) if settings.delivery == "exactly-once" else None
-        try:
-            self._member, self._listener, self._sender = self._clients(names)
-        except KafkaException as error:
-            raise refused_property(error) from None
-        self._member.subscribe([self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked)
-        find_leaders(self._listener, self._topic)
-        self._listener.assign([TopicPartition(self._topic, shard, OFFSET_END) for shard in range(shards)])
+        with ExitStack() as opened:  # What is opened is closed, whatever a later step raises.
+            try:
+                self._member = opened.enter_context(closing(self._new_member(names)))
+                self._listener = opened.enter_context(closing(self._new_listener(names)))
+                self._sender = opened.enter_context(closing(self._new_sender()))
+            except KafkaException as error:
+                raise refused_property(error) from None
+            self._topic_ids: TopicIds | None = None
+            if settings.delivery == "exactly-once":
+                self._topic_ids = opened.enter_context(closing(TopicIds(settings)))
+            self._member.subscribe(
+                [self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
+            )
+            find_leaders(self._listener, self._topic)
+            self._listener.assign([TopicPartition(self._topic, shard, OFFSET_END) for shard in range(shards)])
+            opened.pop_all()
 
-    def _clients(self, names: KafkaNames) -> tuple[Consumer, Consumer, Producer]:
-        settings = self._settings
+    def _new_member(self, names: KafkaNames) -> Consumer:
         times = {"session.timeout.ms": SESSION_TIMEOUT_MS, "heartbeat.interval.ms": 500}  # OUTBOX_KAFKA may raise them.
-        member = internal_client_config(
-            settings,
+        config = internal_client_config(
+            self._settings,
             group_id=names.leader_group,
             group_instance_id=None,  # If all harvesters had one id, each would fence the one before.
             group_protocol="classic",
@@ -84,16 +91,20 @@ class KafkaMembership:
             partition_assignment_strategy="cooperative-sticky" if self._sticky else "range,roundrobin",
             topic_metadata_refresh_interval_ms=5_000,
         )
-        listener = internal_client_config(
-            settings,
-            group_id=names.leader_group,  # The client requires a group. This consumer does not join it.
-            group_instance_id=None,
-            enable_auto_commit=False,
-            auto_offset_reset="latest",
-            fetch_wait_max_ms=100,
-            fetch_min_bytes=1,
+        return Consumer(times | config)
+
+    def _new_listener(self, names: KafkaNames) -> Consumer:
+        return Consumer(
+            internal_client_config(
+                self._settings,
+                group_id=names.leader_group,  # The client requires a group. This consumer does not join it.
+                group_instance_id=None,
+                enable_auto_commit=False,
+                auto_offset_reset="latest",
+                fetch_wait_max_ms=100,
+                fetch_min_bytes=1,
+            )
         )
-        return Consumer(times | member), Consumer(listener), self._new_sender()
 
     def _new_sender(self) -> Producer:
         return Producer(
@@ -200,7 +211,8 @@ class KafkaMembership:
         self._sender.close()
         self._member.close()
         self._listener.close()
-        self._topic_ids = None  # Its client would stay until the garbage collector finds the harvester's cycles.
+        if self._topic_ids is not None:
+            self._topic_ids.close()
 
 
 def _is_fatal(error: KafkaError) -> bool:

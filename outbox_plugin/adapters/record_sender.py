@@ -295,9 +295,11 @@ class RecordSender:
         writes to it fails as a whole.
         """
         topics = set(column(self._rows, "topic"))
+        with KafkaAdmin(settings) as admin:
+            writable = admin.writable(topics)
         forbidden = {
             topic: Refusal(f"topic {topic}: we may describe it, but not write to it", whole_topic=True)
-            for topic in topics - KafkaAdmin(settings).writable(topics)
+            for topic in topics - writable
         }
         self.refusals |= refused_by_topic(self._rows, UnwritableTopics(forbidden))
 

@@ -32,10 +32,14 @@ class TopicIds:
     """The ids of topics, as Kafka last returned them."""
 
     def __init__(self, settings: Settings) -> None:
-        self._admin = KafkaAdmin(settings).client
+        self._admin = KafkaAdmin(settings)
         self._ids: dict[str, str] = {}
         self._asked: dict[str, Future[Any]] = {}
         self._ask_at = 0.0
+
+    def close(self) -> None:
+        """Disconnect. Safe to call twice."""
+        self._admin.close()
 
     def of(self, topic: str) -> str:
         """The id of a topic; empty where Kafka has returned none."""
@@ -69,7 +73,7 @@ class TopicIds:
         names = sorted(set(topics))
         if not names:
             return {}
-        return self._admin.describe_topics(TopicCollection(names), request_timeout=ANSWER_SECONDS)
+        return self._admin.client.describe_topics(TopicCollection(names), request_timeout=ANSWER_SECONDS)
 
     def _update(self, asked: dict[str, Future[Any]]) -> Answer:
         recreated, known = set(), set()

@@ -60,7 +60,7 @@ def _check_servers(settings: Settings) -> None:
 
     with reported_as_refusal(settings):
         connect(settings).close()
-    KafkaAdmin.at_start(settings)
+    KafkaAdmin.at_start(settings).close()
 
 
 def _teller(as_json: bool) -> Tell:

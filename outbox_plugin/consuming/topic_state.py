@@ -34,19 +34,19 @@ def topic_state(settings: Settings, topic: str, seconds: float = ANSWER_SECONDS)
         ServerRefused: there is no such topic, or we may not read it.
     """
     deadline = time.monotonic() + seconds
-    admin = KafkaAdmin(settings).client
-    while True:
-        try:
-            return _asked(admin, topic, deadline)
-        except KafkaException as error:
-            code = error.args[0].code()
-            if code in UNKNOWN_TOPIC:
-                raise ServerRefused(f"the topic {topic} cannot be read: {error.args[0].str()}") from None
-            if code not in NO_LEADER_YET or time.monotonic() > deadline - RETRY_SECONDS:
-                raise connection_error(error.args[0], settings) from error
-        except FutureTimeout:
-            raise _late() from None
-        time.sleep(RETRY_SECONDS)
+    with KafkaAdmin(settings) as admin:
+        while True:
+            try:
+                return _asked(admin.client, topic, deadline)
+            except KafkaException as error:
+                code = error.args[0].code()
+                if code in UNKNOWN_TOPIC:
+                    raise ServerRefused(f"the topic {topic} cannot be read: {error.args[0].str()}") from None
+                if code not in NO_LEADER_YET or time.monotonic() > deadline - RETRY_SECONDS:
+                    raise connection_error(error.args[0], settings) from error
+            except FutureTimeout:
+                raise _late() from None
+            time.sleep(RETRY_SECONDS)
 
 
 def _asked(admin: AdminClient, topic: str, deadline: float) -> TopicState:

@@ -123,8 +123,8 @@ class CoordinationLog:
                 raise refused_property(error) from None
             except LogUnavailable as error:  # There is no token for Kafka.
                 raise ServerRefused(str(error)) from None
-            self._admin = KafkaAdmin.at_start(settings).client
-            self._forms = ensure_topics(self._admin, topic, settings)
+            self._admin = opened.enter_context(KafkaAdmin.at_start(settings))
+            self._forms = ensure_topics(self._admin.client, topic, settings)
             self._ahead = self._ask_for_time()
             self._read_state()
             self.form = self._agree_on_form(self._forms[topic])
@@ -283,7 +283,7 @@ class CoordinationLog:
 
     def ask_for_forms(self, topics: Collection[str]) -> dict[str, Future[Any]]:
         """Request the forms of `topics` and of our own topics, without waiting."""
-        return describe(self._admin, {*topics, *self._forms})
+        return describe(self._admin.client, {*topics, *self._forms})
 
     def check_forms(self, asked: Mapping[str, Future[Any]]) -> dict[str, TopicForm]:
         """The forms of the consumed topics that exist, from answers that have arrived; empty while Kafka is away.
@@ -328,7 +328,7 @@ class CoordinationLog:
     ) -> dict[TopicPartition, Future[ListOffsetsResultInfo]]:
         """Request the ends that readers of committed records see, without waiting: one request to each broker."""
         with suppress(KafkaException):
-            asked = self._admin.list_offsets(
+            asked = self._admin.client.list_offsets(
                 {KafkaTopicPartition(*tp): spec for tp in partitions},
                 isolation_level=IsolationLevel.READ_COMMITTED,
                 request_timeout=REQUEST_TIMEOUT_SECONDS,
@@ -407,6 +407,7 @@ class CoordinationLog:
         if not self._closed:
             self._closed = True
             with ExitStack() as opened:  # Whatever one of them raises, the others are closed.
+                opened.callback(self._admin.close)
                 opened.callback(self._close_reader)
                 opened.callback(self._writer.close)
                 self._writer.flush(CLOSE_SECONDS)

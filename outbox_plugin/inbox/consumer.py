@@ -194,6 +194,7 @@ class Inbox(Background):
             raise refused_property(error) from None
         with ExitStack() as opened:
             opened.callback(consumer.close)
+            topic_ids = opened.enter_context(closing(TopicIds(self._settings)))
             loop = PollLoop(
                 self._settings,
                 self._group,
@@ -201,7 +202,7 @@ class Inbox(Background):
                 self._dispatcher,
                 self._pauses,
                 positions,
-                TopicIds(self._settings),
+                topic_ids,
                 self._keep.handled.total_seconds(),
                 self._stop,
                 ignore if self._observed is None else self._observed.observe,

@@ -154,7 +154,8 @@ class PollLoop:
         )
 
     def close(self) -> None:
-        """Leave the group."""
+        """Leave the group, and disconnect."""
+        self._topic_ids.close()
         self._consumer.close()
 
     def commit_and_note(self) -> None:

@@ -30,7 +30,7 @@ def check_servers(settings: Settings, group: str) -> tuple[Settings, Positions]:
             "to start at the end, set the group's offsets there before it starts"
         )
     warn_about_insecure_settings(settings)
-    KafkaAdmin.at_start(settings)
+    KafkaAdmin.at_start(settings).close()
     with reported_as_refusal(settings), connect(settings, purpose="outbox inbox (start)") as connection:
         table = in_full(connection, settings.table)
         settings = settings.model_copy(update={"table": table})

@@ -49,7 +49,7 @@ class LagPoller:
             found: called with the lags, in offsets, when Kafka has answered.
             failed: called with the reason, in one line, if Kafka has not answered.
         """
-        self._admin = KafkaAdmin(settings).client
+        self._admin = KafkaAdmin(settings)
         self._next_offsets = next_offsets
         self._found = found
         self._failed = failed
@@ -58,9 +58,10 @@ class LagPoller:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop, and wait until the thread has ended. It does not wait for Kafka's answer."""
+        """Stop, wait until the thread has ended, and disconnect. It does not wait for Kafka's answer."""
         self._closed.set()
         self._thread.join()
+        self._admin.close()
 
     def _poll(self) -> None:
         while not self._closed.is_set():
@@ -81,7 +82,7 @@ class LagPoller:
             KafkaException, TimeoutError: Kafka does not answer.
         """
         if not next_offsets:
-            self._wait(cluster := self._admin.describe_cluster(request_timeout=ANSWER_SECONDS))
+            self._wait(cluster := self._admin.client.describe_cluster(request_timeout=ANSWER_SECONDS))
             answer_of(cluster, 0)
             return {}
         ends, firsts = (self._offsets(next_offsets, spec) for spec in (_END, _FIRST))
@@ -92,7 +93,7 @@ class LagPoller:
         }
 
     def _offsets(self, partitions: Collection[TopicPartition], spec: OffsetSpec) -> dict[TopicPartition, int]:
-        asked = self._admin.list_offsets(
+        asked = self._admin.client.list_offsets(
             {KafkaTopicPartition(*tp): spec for tp in partitions},
             isolation_level=IsolationLevel.READ_COMMITTED,
             request_timeout=ANSWER_SECONDS,

@@ -67,7 +67,7 @@ def _verify(settings: Settings, topics: tuple[str, ...], job: str | None, master
         LogUnavailable: Kafka does not answer.
     """
     if not master:
-        KafkaAdmin.at_start(settings)
+        KafkaAdmin.at_start(settings).close()
     records = None if master else records_in(settings, topics)
     if records is None or (records > SPARK_RECORDS and _is_spark_available()):
         return _verify_with_spark(settings, topics, job, master or "local[*]")

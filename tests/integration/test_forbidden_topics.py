@@ -57,7 +57,8 @@ def let_only_describe(settings: Settings, topic: str) -> None:
     admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
     for made in admin.create_acls(rules).values():
         made.result(60)
-    eventually(lambda: KafkaAdmin(settings).writable({topic}) == set(), 20)
+    with KafkaAdmin(settings) as ours:
+        eventually(lambda: ours.writable({topic}) == set(), 20)
 
 
 def test_rows_of_other_topics_leave(either: Settings, group: str, tmp_path: Path) -> None:

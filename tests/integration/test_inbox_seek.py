@@ -58,11 +58,14 @@ def test_a_topic_that_was_recreated_is_read_from_its_beginning_though_it_has_jus
 ) -> None:
     topic = create_topic(settings, f"{group}-events", 1)
     produce(settings, topic, [("key", f"{number}") for number in range(5)])
-    dispatcher, topic_ids, epochs, stop = Dispatcher(1), TopicIds(settings), LeaderEpochs(), threading.Event()
+    dispatcher, epochs, stop = Dispatcher(1), LeaderEpochs(), threading.Event()
     positions = Positions(settings, group)
     tp = TopicPartition(topic, 0)
     found: list[int | None] = []
-    with closing(Consumer(consumer_config(settings, group))) as consumer:
+    with (
+        closing(Consumer(consumer_config(settings, group))) as consumer,
+        closing(TopicIds(settings)) as topic_ids,
+    ):
         slow = SlowToFetch(consumer)
         reached = ReachedPositions(positions, topic_ids, epochs)
         unread = UnreadDeletions(lambda _: 0)

@@ -41,7 +41,8 @@ def test_a_record_behind_an_open_transaction_is_not_passed_over(
 ) -> None:
     monkeypatch.setattr(progress_reader, "REQUEST_TIMEOUT_SECONDS", 2.0)
     names = KafkaNames.of(settings)
-    KafkaAdmin(settings).ensure_topics(names, 1)
+    with KafkaAdmin(settings) as admin:
+        admin.ensure_topics(names, 1)
     with transaction(settings, names.progress_topic, "0-of-2", b"{}") as another:
         with transaction(settings, names.progress_topic, "0", record("leader").encode()) as ours:
             ours.commit_transaction(20)

@@ -313,6 +313,8 @@ class SimulatedTopicIds:
         self._simulation = simulation
         self._ids: dict[str, str] = {}
 
+    def close(self) -> None: ...
+
     def of(self, topic: str) -> str:
         return self._ids.get(topic, "")
 
