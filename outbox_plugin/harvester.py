@@ -99,9 +99,7 @@ class Harvester(Background):
             ...  # It relays in the background, and hands over at the end.
     """
 
-    def __init__(
-        self, settings: Settings, *, observe: Observer = _ignore, adopt: bool = False, was_checked: bool = False
-    ) -> None:
+    def __init__(self, settings: Settings, *, observe: Observer = _ignore, adopt: bool = False) -> None:
         """Make a harvester. It opens no connection yet.
 
         Args:
@@ -110,14 +108,11 @@ class Harvester(Background):
                 nothing.
             adopt: take over a group whose outbox is gone, an outbox that another group harvested, or one that was
                 harvested in the other delivery.
-            was_checked: a harvester with these settings was started before in this process. The start does not ask
-                Kafka then, and takes less time. The first term notices what has changed meanwhile.
         """
         super().__init__("harvester")
         self._settings = settings
         self._observe_too = harmless(observe, "the harvester")
         self._adopt = adopt
-        self._was_checked = was_checked
         self._adopted: set[int] = set()  # The shards that this process has led since it adopted the outbox.
         self._names = KafkaNames.of(settings)
         self._exactly_once = settings.delivery == "exactly-once"
@@ -164,13 +159,9 @@ class Harvester(Background):
     def _check(self) -> tuple[OutboxIdentity, Layout, str | None]:
         """Check everything that a user can fix, before anything is changed. Also returns a note for the status."""
         warn_about_insecure_settings(self._settings)
-        notes = []
-        if self._was_checked:
-            identity, _, layout, disorder = self._register(keep=True)
-        else:
-            with KafkaAdmin.at_start(self._settings) as admin:
-                identity, layout, disorder = self._check_both(admin)
-                notes += [admin.keep_progress(self._names)] if self._exactly_once else []
+        with KafkaAdmin.at_start(self._settings) as admin:
+            identity, layout, disorder = self._check_both(admin)
+            notes = [admin.keep_progress(self._names)] if self._exactly_once else []
         if disorder is not None:
             notes.append(
                 f"the ids of {self._settings.table} {disorder}. A later transaction can get a smaller id, so order "

@@ -126,7 +126,6 @@ class TenantHarvesters(Background):
         self._look_error: str | None = None
         self._harvesters: dict[str, Harvester] = {}
         self._starts: dict[str, _Task[None]] = {}
-        self._checked: set[str] = set()  # Schemas whose last harvester has started.
         self._check_now = threading.Event()  # Set when a look has ended, and to stop.
         self._stops: list[threading.Thread] = []  # Of harvesters that are ending.
         self._observed: ObservedTenants | None = None  # If OUTBOX_LISTEN is set.
@@ -257,7 +256,6 @@ class TenantHarvesters(Background):
             with about_tenant(schema):
                 logger.info("its outbox is gone")
             self._let_go(schema)
-            self._checked.discard(schema)
             if self._observed is not None:
                 self._observed.forget(self._settings.group_of_schema(schema))
         for schema in changes.refused:
@@ -274,8 +272,7 @@ class TenantHarvesters(Background):
             self._let_go(schema)
         for schema in changes.start:
             try:
-                settings, was_checked = self._settings.of_schema(schema), schema in self._checked
-                harvester = Harvester(settings, adopt=self._adopt, was_checked=was_checked)
+                harvester = Harvester(self._settings.of_schema(schema), adopt=self._adopt)
                 start = _Task("outbox-tenant-start", of_tenant(schema, harvester.start), now)
             except Exception as error:  # Whatever it is, it is this tenant's own.
                 self._failed(schema, error)
@@ -286,9 +283,7 @@ class TenantHarvesters(Background):
         """Look for harvesters that could not start, or have ended by themselves."""
         for schema, start in [each for each in self._starts.items() if each[1].has_ended]:
             del self._starts[schema]
-            if start.error is None:
-                self._checked.add(schema)
-            else:
+            if start.error is not None:
                 self._failed(schema, start.error)
         for schema, harvester in list(self._harvesters.items()):
             if harvester.error is not None and schema not in self._starts:
@@ -296,7 +291,6 @@ class TenantHarvesters(Background):
 
     def _failed(self, schema: str, error: BaseException) -> None:
         self._let_go(schema)
-        self._checked.discard(schema)
         reason = _reason(error)
         retry = self._schedule.failed_at(schema, reason, time.monotonic())
         if retry is not None and retry.is_news:

@@ -12,11 +12,13 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from psycopg import sql
 
 from outbox_plugin import Event, Outbox, Settings, operate, tenants
 from outbox_plugin.adapters.kafka_names import KafkaNames
 from outbox_plugin.core import tenant_activity, tenant_schedule
+from outbox_plugin.embedded.kafka import EmbeddedKafka
 from outbox_plugin.embedded.ports import free_port
 from outbox_plugin.embedded.stack import EmbeddedStack
 from outbox_plugin.errors import InvalidSetting
@@ -33,6 +35,7 @@ from tests.harvesting import (
     environment,
     harvesters,
     insert,
+    insert_numbered,
     last_progress,
     run_outbox,
 )
@@ -317,9 +320,9 @@ def test_an_application_must_name_its_tenant(pattern: Settings) -> None:
 
 
 @pytest.fixture
-def resting(pattern: Settings) -> Iterator[Settings]:
-    """The pattern, where tenants rest after a second; a service harvests them."""
-    settings = pattern.model_copy(update={"tenants_rest": 1.0})
+def resting(pattern: Settings, request: pytest.FixtureRequest) -> Iterator[Settings]:
+    """The pattern, where tenants rest after a second; a service harvests them. A parameter has further settings."""
+    settings = pattern.model_copy(update={"tenants_rest": 1.0, **getattr(request, "param", {})})
     service = TenantHarvesters(settings)
     service.start()
     yield settings
@@ -382,13 +385,70 @@ def test_a_resting_tenant_whose_ids_begin_again_is_woken_by_its_next_row(
     assert len(consume(only, topic)) == 2
 
 
-def test_a_resting_tenant_whose_leader_topic_is_deleted_is_woken_by_its_next_row(resting: Settings, topic: str) -> None:
-    """A start after a rest does not ask Kafka, so the harvester notices it while it runs."""
+@pytest.fixture
+def at_rest(resting: Settings, topic: str) -> Settings:
+    """Settings of a tenant that rests after its first event."""
     only = tenant(resting, "tenant_a")
     arrives(only, topic, "before")
     eventually(lambda: count(resting, "resting") == 1, 60)
-    delete_topic(only, KafkaNames.of(only).leader_topic)
-    arrives(only, topic, "after")
+    return only
+
+
+def cleanup_policy(settings: Settings, topic: str) -> str:
+    admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
+    [asked] = admin.describe_configs([ConfigResource(ResourceType.TOPIC, topic)]).values()
+    return str(asked.result(30)["cleanup.policy"].value)
+
+
+@pytest.mark.parametrize("resting", [{"shards": 2}], indirect=True, ids=["two shards"])
+@pytest.mark.parametrize("name", ["leader_topic", "progress_topic"])
+def test_a_resting_tenant_whose_own_topic_is_deleted_relays_all_shards_rows(
+    at_rest: Settings, topic: str, name: str
+) -> None:
+    """The broker makes a topic on its first use, but with one partition: the harvester must make it before."""
+    names = KafkaNames.of(at_rest)
+    delete_topic(at_rest, getattr(names, name))
+    insert_numbered(at_rest, topic, 0, 100)
+    eventually(lambda: backlog(at_rest) == 0, 30)
+    assert cleanup_policy(at_rest, names.progress_topic) == "compact"
+
+
+def test_a_resting_tenants_progress_topic_is_made_to_stay_when_it_wakes(at_rest: Settings, topic: str) -> None:
+    progress_topic = KafkaNames.of(at_rest).progress_topic
+    admin = AdminClient({"bootstrap.servers": at_rest.bootstrap_servers})
+    delete = ConfigEntry("cleanup.policy", "delete", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, progress_topic, incremental_configs=[delete])
+    [changed] = admin.incremental_alter_configs([resource]).values()
+    changed.result(30)
+    arrives(at_rest, topic, "after")
+    assert cleanup_policy(at_rest, progress_topic) == "compact"
+
+
+def test_a_tenant_that_wakes_while_kafka_is_away_has_failed_until_it_is_back(
+    servers: EmbeddedStack, resting: Settings, at_rest: Settings, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    kafka = servers.kafka
+    assert isinstance(kafka, EmbeddedKafka)
+    kafka.kill()
+    try:
+        insert(at_rest, topic, [(at_rest.table, "after")])
+        eventually(lambda: count(resting, "failed") == 1, 30)
+        assert "1 cannot be: tenant_a" in page(resting, "/readyz")
+        assert any("not harvested" in each.getMessage() for each in caplog.records)
+    finally:
+        kafka.launch()
+        kafka.wait()
+    eventually(lambda: backlog(at_rest) == 0, 60)
+
+
+def test_a_tenant_that_wakes_has_failed_if_its_last_progress_record_is_lost(
+    resting: Settings, at_rest: Settings, topic: str
+) -> None:
+    """Another process may have led it meanwhile, and have been killed."""
+    execute(at_rest, "UPDATE tenant_a.outbox_identity SET recorded = jsonb_build_object('0', term)")
+    delete_topic(at_rest, KafkaNames.of(at_rest).progress_topic)
+    insert(at_rest, topic, [("k", "after")])
+    eventually(lambda: count(resting, "failed") == 1, 30)
 
 
 def test_a_long_transaction_keeps_its_tenant_awake(resting: Settings, topic: str) -> None:

@@ -24,8 +24,8 @@ class Noted:
     stop_error: Exception | None = None
     error: Exception | None = None
 
-    def __init__(self, settings: Settings, *, adopt: bool, was_checked: bool) -> None:
-        self.settings, self.adopt, self.was_checked = settings, adopt, was_checked
+    def __init__(self, settings: Settings, *, adopt: bool) -> None:
+        self.settings, self.adopt = settings, adopt
 
     def start(self) -> None:
         if self.start_error is not None:
@@ -82,35 +82,6 @@ def test_a_tenant_that_fails_again_and_again_is_logged_once(
         assert len(service._schedule.failed) == STARTS_AT_ONCE
         assert len(caplog.records) == lines
         assert reason in caplog.text
-
-
-def test_only_a_tenant_that_wakes_is_started_without_asking_kafka(
-    service: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not one that has failed, or whose schema was dropped, since it was started."""
-    at_rest: set[str] = set()
-    monkeypatch.setattr(TenantHarvesters, "_resting", property(lambda _: frozenset(at_rest)))
-
-    def is_started_unchecked() -> bool:
-        service._follow(threading.TIMEOUT_MAX)
-        harvester = service._harvesters["tenant_a"]
-        let_starts_end(service)
-        return bool(harvester.was_checked)
-
-    service._found = {"tenant_a": None}
-    assert not is_started_unchecked()
-    at_rest.add("tenant_a")
-    service._follow(1.0)
-    assert not service._harvesters
-    at_rest.clear()
-    assert is_started_unchecked()
-    monkeypatch.setattr(service._harvesters["tenant_a"], "error", OSError("it ended by itself"))
-    service._take_failures()
-    assert not is_started_unchecked()
-    service._found = {}
-    service._follow(2.0)
-    service._found = {"tenant_a": None}
-    assert not is_started_unchecked()
 
 
 def test_an_exception_while_a_harvester_is_stopped_is_logged(
