@@ -26,7 +26,7 @@ from outbox_plugin.emit.calls_with_deadline import CallsWithDeadline
 from outbox_plugin.emit.encoding import Serializer, as_text
 from outbox_plugin.emit.event import Event
 from outbox_plugin.errors import ClaimUnavailable, InvalidEvent, UserError
-from outbox_plugin.schema.connection import one_line
+from outbox_plugin.printable import one_line
 
 __all__ = ["ClaimCheck"]
 

@@ -1,4 +1,4 @@
-"""Escapes control characters in foreign text before a log or a terminal shows it.
+"""Foreign text for logs and terminals: without control characters, and errors in one line.
 
 Keys, topics, headers and the reasons that name them come from anybody who may insert a row. A newline in one would
 forge a line of the log, and a terminal would execute an escape sequence. Output for programs (JSON, the tables, the
@@ -26,6 +26,15 @@ def printable(text: str) -> str:
 def first_names(names: Collection[str]) -> str:
     """The first names, separated by commas; an ellipsis stands for the others."""
     return ", ".join([*islice(names, _NAMED), *(["…"] if len(names) > _NAMED else [])])
+
+
+def one_line(error: BaseException) -> str:
+    """The first line of the error's message; its class if it has no message, or fails to make one."""
+    try:
+        lines = str(error).strip().splitlines()
+    except Exception:  # The `__str__` of a user's class may fail.
+        lines = []
+    return lines[0] if lines else type(error).__name__
 
 
 def logger_of(name: str) -> logging.Logger:

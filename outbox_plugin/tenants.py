@@ -21,8 +21,8 @@ from outbox_plugin.errors import InvalidSetting, OutboxError
 from outbox_plugin.harvester import Harvester
 from outbox_plugin.log_tenant import about_tenant, of_tenant
 from outbox_plugin.observe.metrics_extra import metrics_extra
-from outbox_plugin.printable import logger_of
-from outbox_plugin.schema.connection import connect, one_line, reported, reported_as_refusal
+from outbox_plugin.printable import logger_of, one_line
+from outbox_plugin.schema.connection import connect, reported, reported_as_refusal
 from outbox_plugin.schema.outboxes import tenant_schemas
 from outbox_plugin.settings import Settings
 from outbox_plugin.threads.background import Background

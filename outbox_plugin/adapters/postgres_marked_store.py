@@ -21,7 +21,8 @@ from outbox_plugin.core.row import OutboxRow, RecordLimit, column
 from outbox_plugin.core.shards import Layout
 from outbox_plugin.core.window import BYTES_PER_WINDOW
 from outbox_plugin.errors import Fenced, StoreUnavailable
-from outbox_plugin.schema.connection import one_line, reported
+from outbox_plugin.printable import one_line
+from outbox_plugin.schema.connection import reported
 from outbox_plugin.settings import Settings
 
 DELIVERED = "ffffffff-ffff-ffff-ffff-ffffffffffff"  # Marks rows that Kafka has and that could not be deleted.

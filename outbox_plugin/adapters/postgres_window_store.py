@@ -30,8 +30,8 @@ from outbox_plugin.core.row import OutboxRow, RecordLimit, column
 from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.core.window import BYTES_PER_WINDOW
 from outbox_plugin.errors import Fenced, StoreUnavailable
-from outbox_plugin.printable import logger_of
-from outbox_plugin.schema.connection import cancel_until_ended, connect, one_line, pipeline, reported
+from outbox_plugin.printable import logger_of, one_line
+from outbox_plugin.schema.connection import cancel_until_ended, connect, pipeline, reported
 from outbox_plugin.settings import Settings
 
 logger = logger_of("outbox_plugin.harvester")

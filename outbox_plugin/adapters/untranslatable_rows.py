@@ -14,7 +14,7 @@ import psycopg
 
 from outbox_plugin.adapters.row_reader import RowReader
 from outbox_plugin.core.row import Misfit
-from outbox_plugin.schema.connection import one_line
+from outbox_plugin.printable import one_line
 
 UNTRANSLATABLE = (psycopg.errors.CharacterNotInRepertoire, psycopg.errors.UntranslatableCharacter)
 

@@ -21,8 +21,8 @@ from outbox_plugin.consuming.topic_state import topic_state
 from outbox_plugin.core.topic_ranges import Readable, TopicRange, readable, remaining
 from outbox_plugin.errors import RAISED_ROLLBACK, HandlerMisuse
 from outbox_plugin.inbox.received import Received
-from outbox_plugin.printable import logger_of
-from outbox_plugin.schema.connection import connect_patiently, one_line, reported_as_refusal
+from outbox_plugin.printable import logger_of, one_line
+from outbox_plugin.schema.connection import connect_patiently, reported_as_refusal
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.table_name import in_full
 from outbox_plugin.settings import Settings

@@ -20,7 +20,8 @@ from outbox_plugin.debezium.outbox_view import PLACE, Column, OutboxView
 from outbox_plugin.errors import SchemaMissing, ServerRefused
 from outbox_plugin.operate.operator_transaction import notifying_transaction
 from outbox_plugin.operate.pausing import resume
-from outbox_plugin.schema.connection import connect_patiently, one_line, reported_as_refusal
+from outbox_plugin.printable import one_line
+from outbox_plugin.schema.connection import connect_patiently, reported_as_refusal
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.table_name import in_full
 from outbox_plugin.settings import Settings

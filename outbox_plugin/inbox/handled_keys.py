@@ -18,8 +18,7 @@ from psycopg import sql
 from outbox_plugin.errors import HandlerMisuse
 from outbox_plugin.inbox.received import Received
 from outbox_plugin.inbox.session import Begun, HandlerSession
-from outbox_plugin.printable import logger_of
-from outbox_plugin.schema.connection import one_line
+from outbox_plugin.printable import logger_of, one_line
 from outbox_plugin.schema.statements import statement
 
 logger = logger_of("outbox_plugin.inbox")

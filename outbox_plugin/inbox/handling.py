@@ -27,8 +27,7 @@ from outbox_plugin.inbox.key_queues import HandlingResult, KeyBatch, Outcome
 from outbox_plugin.inbox.received import Received
 from outbox_plugin.inbox.retry import Failures, Fault, Retry, fault_of
 from outbox_plugin.inbox.session import HandlerEndedTransaction, HandlerSession
-from outbox_plugin.printable import logger_of
-from outbox_plugin.schema.connection import one_line
+from outbox_plugin.printable import logger_of, one_line
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.watched_connection import NoAnswer
 

@@ -17,8 +17,8 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 import psycopg
 
 from outbox_plugin.core.topic_partition import TopicPartition
-from outbox_plugin.printable import logger_of
-from outbox_plugin.schema.connection import connect, one_line
+from outbox_plugin.printable import logger_of, one_line
+from outbox_plugin.schema.connection import connect
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 

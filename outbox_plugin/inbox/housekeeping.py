@@ -16,8 +16,8 @@ from outbox_plugin.inbox.dispatcher import Dispatcher
 from outbox_plugin.inbox.key_queues import KeyQueues
 from outbox_plugin.inbox.positions import AllReached, Positions
 from outbox_plugin.inbox.retention import Keep, clean
-from outbox_plugin.printable import logger_of
-from outbox_plugin.schema.connection import CANCEL_SECONDS, cancel_until_ended, connect, one_line
+from outbox_plugin.printable import logger_of, one_line
+from outbox_plugin.schema.connection import CANCEL_SECONDS, cancel_until_ended, connect
 from outbox_plugin.settings import Settings
 
 if TYPE_CHECKING:  # It needs an extra.

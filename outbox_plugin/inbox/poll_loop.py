@@ -28,8 +28,7 @@ from outbox_plugin.inbox.received import Received
 from outbox_plugin.inbox.rereader import BEFORE_THE_POSITION, Rereader
 from outbox_plugin.inbox.unread_deletions import UnreadDeletions, fetched_low_watermark
 from outbox_plugin.inbox.workers import TaskWorkers, ThreadWorkers
-from outbox_plugin.printable import logger_of
-from outbox_plugin.schema.connection import one_line
+from outbox_plugin.printable import logger_of, one_line
 from outbox_plugin.settings import Settings
 
 logger = logger_of("outbox_plugin.inbox")

@@ -38,8 +38,8 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.inbox.handover import handover_locks
 from outbox_plugin.inbox.leader_epochs import ReachedPosition, StartPosition
-from outbox_plugin.printable import logger_of
-from outbox_plugin.schema.connection import connect, one_line
+from outbox_plugin.printable import logger_of, one_line
+from outbox_plugin.schema.connection import connect
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 

@@ -18,8 +18,7 @@ from outbox_plugin.core.span_attributes import ERROR_TYPE
 from outbox_plugin.inbox.process_span import carriers, process_span, sampled
 from outbox_plugin.inbox.session import Events, HandlerSession, Row
 from outbox_plugin.observe.span_contexts import child_of, first_valid_context, valid_context
-from outbox_plugin.printable import logger_of
-from outbox_plugin.schema.connection import one_line
+from outbox_plugin.printable import logger_of, one_line
 
 if TYPE_CHECKING:
     from psycopg.sql import SQL, Composed

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from outbox_plugin.printable import logger_of
-from outbox_plugin.schema.connection import one_line
+from outbox_plugin.printable import logger_of, one_line
 
 logger = logger_of("outbox_plugin.observe")
 

@@ -15,9 +15,8 @@ from outbox_plugin.core.row import OutboxRow, is_tombstone, topics_of
 from outbox_plugin.core.span_attributes import BATCH_MESSAGE_COUNT, operation_attributes, record_attributes, span_name
 from outbox_plugin.core.trace_context import MAX_LINKS, row_carrier, sampled_rows, wait_began
 from outbox_plugin.observe.span_contexts import child_of, valid_context
-from outbox_plugin.printable import logger_of
+from outbox_plugin.printable import logger_of, one_line
 from outbox_plugin.relay.events import HarvestEvent, WindowPublished
-from outbox_plugin.schema.connection import one_line
 
 logger = logger_of("outbox_plugin.harvester")
 

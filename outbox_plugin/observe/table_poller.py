@@ -17,8 +17,8 @@ import psycopg
 from outbox_plugin.adapters.row_reader import parked_values
 from outbox_plugin.core.ordering_key import OrderingKey
 from outbox_plugin.errors import StoreUnavailable
-from outbox_plugin.printable import logger_of
-from outbox_plugin.schema.connection import IS_STANDBY, connect, one_line, reported
+from outbox_plugin.printable import logger_of, one_line
+from outbox_plugin.schema.connection import IS_STANDBY, connect, reported
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.table_name import in_full
 from outbox_plugin.settings import Settings

@@ -5,8 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from outbox_plugin.printable import logger_of
-from outbox_plugin.schema.connection import one_line
+from outbox_plugin.printable import logger_of, one_line
 
 if TYPE_CHECKING:  # OpenTelemetry may not be installed.
     from opentelemetry.trace import Tracer

@@ -12,7 +12,7 @@ from outbox_plugin.adapters.untranslatable_rows import UNTRANSLATABLE
 from outbox_plugin.core.bad_rows import ParkedKey
 from outbox_plugin.errors import UserError
 from outbox_plugin.operate.operator_transaction import OperatorTransaction, notifying_transaction, operator_transaction
-from outbox_plugin.schema.connection import one_line
+from outbox_plugin.printable import one_line
 from outbox_plugin.settings import Settings
 
 # The outbox's columns cannot hold the event: it has a null, bytes that are not text, or a text that is too long.

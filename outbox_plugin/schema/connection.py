@@ -17,6 +17,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, timeout_from_conninfo
 
 from outbox_plugin.errors import SchemaMissing, ServerRefused, StoreUnavailable
+from outbox_plugin.printable import one_line
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.watched_connection import PROBE_NAME, WatchedAsyncConnection, WatchedConnection
 from outbox_plugin.settings import Settings
@@ -255,12 +256,3 @@ def cancel_until_ended(
             with suppress(psycopg.Error):
                 used.cancel_safe(timeout=CANCEL_SECONDS)
         ended(CANCEL_PAUSE_SECONDS)
-
-
-def one_line(error: BaseException) -> str:
-    """The first line of the error's message; its class if it has no message, or fails to make one."""
-    try:
-        lines = str(error).strip().splitlines()
-    except Exception:  # The `__str__` of a user's class may fail.
-        lines = []
-    return lines[0] if lines else type(error).__name__

@@ -20,7 +20,8 @@ from outbox_plugin.core.heartbeat_codec import HeartbeatCodec, LeaderRecord
 from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat, is_goharvests
 from outbox_plugin.core.signing import Signer
 from outbox_plugin.errors import ServerRefused
-from outbox_plugin.schema.connection import connect, one_line, reported_as_refusal
+from outbox_plugin.printable import one_line
+from outbox_plugin.schema.connection import connect, reported_as_refusal
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.table_name import in_full
 from outbox_plugin.settings import Settings
