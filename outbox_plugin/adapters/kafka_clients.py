@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from concurrent.futures import Future
 from operator import methodcaller
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ REQUEST_TIMEOUT_SECONDS = 10.0
 # A new client's second connection waits for half of this. librdkafka's default is 100.
 _RECONNECT_BACKOFF_MS = 20
 _LINGER_MS = 5  # Batches fill while a window is produced. A flush ends the wait.
+_CLOSE_SECONDS = 5.0
 REACH_SECONDS = 5.0  # How long a start waits for a broker's answer.
 # librdkafka's own log lines. They are not shown unless somebody sets the level of this logger.
 LIBRARY_LOGGER = logging.getLogger("outbox_plugin.librdkafka")
@@ -126,6 +128,20 @@ def answer_of(request: Future[T], timeout_seconds: float) -> T:
     if (error := request.exception(timeout_seconds)) is None:
         return request.result()
     raise KafkaException(*error.args) if isinstance(error, KafkaException) else error
+
+
+def close_consumer(consumer: Consumer) -> None:
+    """Close a consumer, or leave it to a thread that does: while Kafka is away, it waits for the answer to a commit.
+
+    Where the interpreter ends, there can be no new thread.
+    """
+    closing = threading.Thread(target=consumer.close, name="outbox-consumer-close", daemon=True)
+    try:
+        closing.start()
+    except RuntimeError:
+        consumer.close()
+    else:
+        closing.join(_CLOSE_SECONDS)
 
 
 def check_properties(settings: Settings) -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
-from threading import Lock, Thread
+from threading import Lock
 from typing import Any
 
 from confluent_kafka import (
@@ -26,6 +26,7 @@ from outbox_plugin.adapters.kafka_clients import (
     REACH_SECONDS,
     REQUEST_TIMEOUT_SECONDS,
     UNKNOWN_TOPIC,
+    close_consumer,
     connection_error,
     internal_client_config,
     refused_property,
@@ -408,20 +409,7 @@ class CoordinationLog:
             self._closed = True
             with ExitStack() as opened:  # Whatever one of them raises, the others are closed.
                 opened.callback(self._admin.close)
-                opened.callback(self._close_reader)
+                opened.callback(close_consumer, self._reader)
                 opened.callback(self._writer.close)
                 self._writer.flush(CLOSE_SECONDS)
                 self._commit()
-
-    def _close_reader(self) -> None:
-        """Close the reader, or leave it to a thread: while Kafka is away, it waits for a commit's answer.
-
-        Where the interpreter ends, there can be no new thread.
-        """
-        closing = Thread(target=self._reader.close, name="outbox-reader-close", daemon=True)
-        try:
-            closing.start()
-        except RuntimeError:
-            self._reader.close()
-        else:
-            closing.join(CLOSE_SECONDS)

@@ -9,7 +9,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 
-from outbox_plugin.adapters.kafka_clients import connection_error
+from outbox_plugin.adapters.kafka_clients import close_consumer, connection_error
 from outbox_plugin.adapters.offset_commits import in_commits
 from outbox_plugin.adapters.topic_ids import TopicIds
 from outbox_plugin.core.memory_limit import MemoryLimit
@@ -39,6 +39,7 @@ POLL_RECORDS = 1_000
 MEMORY_LIMIT = MemoryLimit(records=20_000, size=64_000_000)
 ROOM_SECONDS = 0.5  # How long it waits for room before it pauses: a pause drops what librdkafka has fetched ahead.
 COMMIT_SECONDS = 0.5
+COMMIT_ANSWER_SECONDS = 5.0
 # A record that is polled again may wait so long for its turn. Its key may be forgotten meanwhile.
 QUEUED_SECONDS = 3_600.0
 _WAITED_FOR = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._ALL_BROKERS_DOWN}
@@ -153,9 +154,9 @@ class PollLoop:
         )
 
     def close(self) -> None:
-        """Leave the group, and disconnect."""
+        """Leave the group, and disconnect; soon, though Kafka may not answer."""
         self._topic_ids.close()
-        self._consumer.close()
+        close_consumer(self._consumer)
 
     def commit_and_note(self) -> None:
         """Commit the offsets of what is done, without waiting for Kafka, and note the positions."""
@@ -234,19 +235,21 @@ class PollLoop:
     def _commit(self, reached: dict[TopicPartition, int], *, wait: bool) -> None:
         """Commit offsets. A failure costs work only: events that are delivered again are left out.
 
-        To `wait` is to wait for the answer to the last commit: Kafka answers in the order of the commits.
+        To `wait` is to ask for an offset afterwards, for `COMMIT_ANSWER_SECONDS` at most: Kafka answers in the order of
+        the requests. A commit that waits by itself does so for minutes if Kafka does not answer.
         """
         offsets = [
             committed_offset(tp, StartPosition(offset, self._epochs.before(tp, offset)), self._topic_ids.of(tp.topic))
             for tp, offset in reached.items()
             if self._epochs.follows_a_record(tp, offset)
         ]
-        commits = [*in_commits(offsets, self._group)]
-        for commit in commits:
+        for commit in in_commits(offsets, self._group):
             try:
-                if wait and commit is commits[-1]:
-                    self._consumer.commit(offsets=commit, asynchronous=False)
-                else:
-                    self._consumer.commit(offsets=commit, asynchronous=True)
+                self._consumer.commit(offsets=commit, asynchronous=True)
             except KafkaException as error:
                 logger.info("offsets were not committed: %s", error.args[0].str())
+        if wait and offsets:
+            try:
+                self._consumer.committed(offsets[:1], COMMIT_ANSWER_SECONDS)
+            except KafkaException as error:
+                logger.info("offsets may not be committed: %s", error.args[0].str())

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 import time
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -16,11 +19,13 @@ from confluent_kafka import Producer
 
 from outbox_plugin import Settings
 from outbox_plugin.core.topic_partition import TopicPartition
+from outbox_plugin.embedded.kafka import EmbeddedKafka
 from outbox_plugin.errors import InvalidSetting, OutboxError
 from outbox_plugin.inbox import Inbox, Received, Retry, poll_loop
 from outbox_plugin.inbox.dead_letters import DeadLetters
 from outbox_plugin.inbox.handling import Handling
 from outbox_plugin.inbox.handover import Handover
+from outbox_plugin.inbox.key_queues import KeyQueues
 from outbox_plugin.inbox.positions import Positions
 from outbox_plugin.inbox.retry import MAX_LOSSES
 from outbox_plugin.schema.watched_connection import NoAnswer
@@ -499,6 +504,44 @@ def test_an_inbox_that_stops_does_not_wait_for_housekeeping(ready: Settings, top
         inbox.stop()
         assert time.monotonic() - began < 5 * PATIENCE
     assert not [each.name for each in threading.enumerate() if each.name.startswith("outbox-inbox")]
+
+
+@pytest.mark.parametrize("commits_before", [False, True])
+def test_an_inbox_ends_soon_though_kafka_does_not_answer_its_commit(
+    ready: Settings, group: str, tmp_path: Path, commits_before: bool
+) -> None:
+    """librdkafka would wait for the answer for minutes, in the last commit as in the close."""
+    away = threading.Event()
+
+    def handle(connection: psycopg.Connection[Any], event: Received) -> None:
+        assert away.wait(SOON)
+        record_effect(connection, event)
+
+    kafka = EmbeddedKafka(tmp_path / "kafka", print)
+    kafka.launch()
+    kafka.wait()
+    try:
+        elsewhere = ready.model_copy(update={"bootstrap_servers": kafka.bootstrap_servers})
+        create_topic(elsewhere, "orders", 1)
+        produce(elsewhere, "orders", [("k", "1")])
+        inbox = Inbox(elsewhere, group=group, topics=["orders"], handler=handle)
+        inbox.start()
+        eventually(lambda: inbox._dispatcher.locked(KeyQueues.busy), SOON)
+        os.kill(kafka.pid, signal.SIGSTOP)
+        try:
+            away.set()
+            eventually(lambda: effects(ready), SOON)
+            time.sleep(4 * poll_loop.COMMIT_SECONDS if commits_before else 0)
+            ending = threading.Thread(target=inbox.stop, daemon=True)
+            ending.start()
+            ending.join(10 * PATIENCE)
+            assert not ending.is_alive()
+        finally:
+            os.kill(kafka.pid, signal.SIGCONT)
+        ending.join(SOON)
+        eventually(lambda: not [each for each in threading.enumerate() if each.name == "outbox-consumer-close"], SOON)
+    finally:
+        kafka.stop()
 
 
 def test_a_start_that_would_pass_over_events_is_refused(ready: Settings, topic: str, group: str) -> None:
