@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from outbox_plugin.coordination import coordination_topics
+from outbox_plugin.coordination import coordination_topics, log
 from outbox_plugin.coordination.coordination_topics import STATE_SUFFIX, ensure_topics
 from outbox_plugin.errors import LogUnavailable
 
@@ -61,3 +62,16 @@ def test_topics_that_do_not_appear_are_not_waited_for_without_an_end(monkeypatch
     with pytest.raises(LogUnavailable, match="the topic t was created, and does not appear"):
         ensure_topics(cluster, "t", SETTINGS)
     assert cluster.now < 200
+
+
+def test_a_start_says_soon_that_the_brokers_take_no_record(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A new topic may need long. So may a broker that is dead or hangs, and a start would be silent for two minutes."""
+    ever: Any = object.__new__(log.CoordinationLog)
+    ever.topic, ever._trouble = "claims", None
+    ever._writer = SimpleNamespace(produce=lambda *_, **__: None, flush=lambda _: time.sleep(0.01), poll=lambda _: None)
+    monkeypatch.setattr(log, "APPEAR_SECONDS", 0.1)
+    with pytest.raises(LogUnavailable):
+        ever._ask_for_time()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
