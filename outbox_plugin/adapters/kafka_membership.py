@@ -57,6 +57,7 @@ class KafkaMembership:
         self._codec = HeartbeatCodec(names.leader_topic, signer, instance)
         self._unsigned: LeaderHeartbeat | None = None
         self._warned = False
+        self._has_left = False
         self._owned: set[int] = set()
         self._sender_lock = threading.Lock()
         # Sticky: a harvester that joins takes no shard from one that leads it. In at-least-once delivery, the group may
@@ -206,13 +207,17 @@ class KafkaMembership:
 
     def leave(self, timeout_seconds: float) -> None:
         """Send what is to be sent, leave the group at once, and close. Safe to call twice."""
-        self._sender.flush(timeout_seconds)
-        self._sender.purge()
-        self._sender.close()
-        self._member.close()
-        self._listener.close()
-        if self._topic_ids is not None:
-            self._topic_ids.close()
+        if self._has_left:
+            return
+        self._has_left = True
+        with ExitStack() as opened:  # Whatever one of them raises, the others are closed, in the opposite order.
+            if self._topic_ids is not None:
+                opened.callback(self._topic_ids.close)
+            opened.callback(self._listener.close)
+            opened.callback(self._member.close)
+            opened.callback(self._sender.close)
+            self._sender.flush(timeout_seconds)
+            self._sender.purge()
 
 
 def _is_fatal(error: KafkaError) -> bool:

@@ -295,6 +295,12 @@ def test_a_tenant_that_fails_is_stopped_though_no_thread_can_be_started(monkeypa
     assert service._schedule.failed == ("tenant_a", "tenant_b")
 
 
+def test_a_member_may_leave_twice() -> None:
+    membership = KafkaMembership(SETTINGS, KafkaNames.of(SETTINGS), 1, Signer(b"s" * 32), "instance")
+    membership.leave(0.1)
+    membership.leave(0.1)
+
+
 def test_an_inbox_that_cannot_subscribe_closes_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[str] = []
     monkeypatch.setattr(inbox_consumer, "Consumer", lambda _: Noted(closed, "consumer"))
