@@ -85,7 +85,7 @@ def found_of(asked: Mapping[str, Future[TopicDescription]]) -> dict[str, TopicFo
     found = {}
     for topic, answer in asked.items():
         try:
-            described = answer_of(answer, REQUEST_TIMEOUT_SECONDS)
+            described = answer_of(answer, REQUEST_TIMEOUT_SECONDS + 1)  # Later than the request's own limit.
         except KafkaException as error:
             if error.args[0].code() not in UNKNOWN_TOPIC:
                 raise

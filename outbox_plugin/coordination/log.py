@@ -151,19 +151,14 @@ class CoordinationLog:
             else:
                 self._delivered(error, record)
 
-        deadline, said = time.monotonic() + APPEAR_SECONDS, False
+        deadline, has_warned = time.monotonic() + APPEAR_SECONDS, False
         while not stamps and time.monotonic() < deadline:  # A new topic may have no leader yet.
             self._writer.produce(self.topic + STATE_SUFFIX, b"", key=CLOCK_KEY, partition=0, on_delivery=delivered)
             self._writer.flush(REQUEST_TIMEOUT_SECONDS)
             self._raise_trouble()
-            if not (stamps or said):
-                said = True
-                LOGGER.warning(
-                    "Kafka: %s%s takes no record yet; this is tried for up to %.0f s",
-                    self.topic,
-                    STATE_SUFFIX,
-                    APPEAR_SECONDS,
-                )
+            if not (stamps or has_warned):
+                has_warned, state = True, self.topic + STATE_SUFFIX
+                LOGGER.warning("Kafka: %s takes no record yet; this is tried for up to %.0f s", state, APPEAR_SECONDS)
         if not stamps:
             raise LogUnavailable(f"Kafka: {self.topic}{STATE_SUFFIX} does not take a record")
         return stamps[0]

@@ -192,10 +192,8 @@ def test_the_last_positions_are_written_while_the_partitions_are_still_ours(ende
 
     ending._dispatcher._queues.assign([PARTITION], {"t": ID}, {PARTITION: 7})
     kafka = SimpleNamespace(commit=noted("commit"), committed=noted("answer"), close=noted("close"))
-    positions, topic_ids = (
-        SimpleNamespace(write_now=write_now),
-        SimpleNamespace(of=lambda topic: ID, close=lambda: None),
-    )
+    positions = SimpleNamespace(write_now=write_now)
+    topic_ids = SimpleNamespace(of=lambda topic: ID, close=lambda: None)
     loop = poll_loop(kafka, positions, topic_ids, dispatcher=ending._dispatcher)
     loop._stop.set()
     ending._consume(loop, SimpleNamespace(start=noted("workers"), join=noted("workers end")), housekeeping)
