@@ -18,6 +18,7 @@ pytestmark = pytest.mark.integration
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 def test_every_committed_order_is_shipped_once_and_in_order_though_both_workers_are_killed(settings: Settings) -> None:
     command = [sys.executable, "-m", "examples.end_to_end", "--posts", "600", "--kills", "2", "--json"]
     done = subprocess.run(

@@ -441,6 +441,7 @@ def test_where_bugs_of_rows_are_looked_for_there_is_none(plan: Plan) -> None:
         assert not run(seed, plan=plan).broken, f"seed {seed}"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(0)
 def test_live_rows_keep_the_order_of_each_key_beside_batches() -> None:
     for seed in range(SCHEDULES // 64):
