@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from confluent_kafka import IsolationLevel, KafkaException
+from confluent_kafka import IsolationLevel, KafkaException, TopicCollection
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import OffsetSpec
 
@@ -23,6 +23,7 @@ from outbox_plugin.settings import Settings
 POLL_SECONDS = 5.0
 ANSWER_SECONDS = 5.0
 _LOOK_SECONDS = 0.02  # How often to check whether an answer has come.
+_ANY_TOPIC = "outbox"  # It need not exist, and is not made.
 _FIRST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _END: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
@@ -82,8 +83,7 @@ class LagPoller:
             KafkaException, TimeoutError: Kafka does not answer.
         """
         if not next_offsets:
-            self._wait(cluster := self._admin.client.describe_cluster(request_timeout=ANSWER_SECONDS))
-            answer_of(cluster, 0)
+            self._check_reachable()
             return {}
         ends, firsts = (self._offsets(next_offsets, spec) for spec in (_END, _FIRST))
         return {
@@ -91,6 +91,24 @@ class LagPoller:
             for tp, next_offset in next_offsets.items()
             if tp in ends and tp in firsts
         }
+
+    def _check_reachable(self) -> None:
+        """Ask about a topic, because a request about the cluster can end the process.
+
+        librdkafka 2.16 aborts it if the answer lists no broker, as that of a broker does that was away for so long that
+        it must register again.
+
+        Raises:
+            KafkaException, TimeoutError: Kafka does not answer.
+        """
+        asked = self._admin.client.describe_topics(TopicCollection([_ANY_TOPIC]), request_timeout=ANSWER_SECONDS)
+        self._wait(*asked.values())
+        for answer in asked.values():
+            try:
+                answer_of(answer, 0)
+            except KafkaException as error:
+                if error.args[0].code() < 0:  # The library's own. A broker that refuses has answered.
+                    raise
 
     def _offsets(self, partitions: Collection[TopicPartition], spec: OffsetSpec) -> dict[TopicPartition, int]:
         asked = self._admin.client.list_offsets(
