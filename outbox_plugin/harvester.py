@@ -159,7 +159,7 @@ class Harvester(Background):
     def _check(self) -> tuple[OutboxIdentity, Layout, str | None]:
         """Check everything that a user can fix, before anything is changed. Also returns a note for the status."""
         warn_about_insecure_settings(self._settings)
-        with KafkaAdmin.at_start(self._settings) as admin:
+        with closing(KafkaAdmin.at_start(self._settings)) as admin:
             identity, layout, disorder = self._check_both(admin)
             notes = [admin.keep_progress(self._names)] if self._exactly_once else []
         if disorder is not None:
@@ -257,7 +257,7 @@ class Harvester(Background):
                     registration.register_delivery()
                     self._signer = registration.signer()
                     layout = registration.layout()
-                with KafkaAdmin(self._settings) as admin:
+                with closing(KafkaAdmin(self._settings)) as admin:
                     admin.ensure_topics(self._names, layout.shards, progress=self._exactly_once)
                     note = admin.keep_progress(self._names) if self._exactly_once else None
             except (

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Self
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
@@ -78,14 +77,6 @@ class KafkaAdmin:
         """Disconnect. Requests without an answer fail. Safe to call twice."""
         self._closed = True
         self.client.__exit__(None, None, None)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         """Warn of a client that nobody has closed, and close it on another thread: this one may be its own."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from itertools import chain
 
 from confluent_kafka import KafkaError, KafkaException
@@ -35,7 +35,7 @@ def all_brokers_answer(settings: Settings, topic: str) -> bool:
         topic: one that exists; the answer to a question about it lists the brokers.
     """
     deadline = time.monotonic() + ANSWER_SECONDS
-    with suppress(KafkaException, LogUnavailable, TimeoutError), KafkaAdmin(settings) as admin:
+    with suppress(KafkaException, LogUnavailable, TimeoutError), closing(KafkaAdmin(settings)) as admin:
         brokers = admin.client.list_topics(topic, timeout=ANSWER_SECONDS).brokers
         left = max(0.1, deadline - time.monotonic())
         asked = [  # A request may be about one broker only.

@@ -8,6 +8,7 @@ alone. A failure of an outage (a time-out, a broker that is away) is never a ref
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -295,7 +296,7 @@ class RecordSender:
         writes to it fails as a whole.
         """
         topics = set(column(self._rows, "topic"))
-        with KafkaAdmin(settings) as admin:
+        with closing(KafkaAdmin(settings)) as admin:
             writable = admin.writable(topics)
         forbidden = {
             topic: Refusal(f"topic {topic}: we may describe it, but not write to it", whole_topic=True)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import closing
 from typing import Any
 
 from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, TopicPartition
@@ -34,7 +35,7 @@ def topic_state(settings: Settings, topic: str, seconds: float = ANSWER_SECONDS)
         ServerRefused: there is no such topic, or we may not read it.
     """
     deadline = time.monotonic() + seconds
-    with KafkaAdmin(settings) as admin:
+    with closing(KafkaAdmin(settings)) as admin:
         while True:
             try:
                 return _asked(admin.client, topic, deadline)

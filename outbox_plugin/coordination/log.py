@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from threading import Lock
 from typing import Any
 
@@ -124,7 +124,7 @@ class CoordinationLog:
                 raise refused_property(error) from None
             except LogUnavailable as error:  # There is no token for Kafka.
                 raise ServerRefused(str(error)) from None
-            self._admin = opened.enter_context(KafkaAdmin.at_start(settings))
+            self._admin = opened.enter_context(closing(KafkaAdmin.at_start(settings)))
             self._forms = ensure_topics(self._admin.client, topic, settings)
             self._ahead = self._ask_for_time()
             self._read_state()

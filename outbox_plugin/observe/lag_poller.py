@@ -101,14 +101,14 @@ class LagPoller:
         Raises:
             KafkaException, TimeoutError: Kafka does not answer.
         """
-        asked = self._admin.client.describe_topics(TopicCollection([_ANY_TOPIC]), request_timeout=ANSWER_SECONDS)
-        self._wait(*asked.values())
-        for answer in asked.values():
-            try:
-                answer_of(answer, 0)
-            except KafkaException as error:
-                if error.args[0].code() < 0:  # The library's own. A broker that refuses has answered.
-                    raise
+        topics = TopicCollection([_ANY_TOPIC])
+        [answer] = self._admin.client.describe_topics(topics, request_timeout=ANSWER_SECONDS).values()
+        self._wait(answer)
+        try:
+            answer_of(answer, 0)
+        except KafkaException as error:
+            if error.args[0].code() < 0:  # The library's own. A broker that refuses has answered.
+                raise
 
     def _offsets(self, partitions: Collection[TopicPartition], spec: OffsetSpec) -> dict[TopicPartition, int]:
         asked = self._admin.client.list_offsets(

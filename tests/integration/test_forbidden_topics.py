@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,7 @@ def let_only_describe(settings: Settings, topic: str) -> None:
     admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
     for made in admin.create_acls(rules).values():
         made.result(60)
-    with KafkaAdmin(settings) as ours:
+    with closing(KafkaAdmin(settings)) as ours:
         eventually(lambda: ours.writable({topic}) == set(), 20)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import psycopg
@@ -208,7 +209,7 @@ def test_a_record_of_a_version_that_did_not_sign_counts_once(settings: Settings,
         connection.execute("ALTER TABLE outbox_identity DROP COLUMN term, DROP COLUMN recorded, DROP COLUMN unsigned")
         connection.execute("DELETE FROM outbox_migration WHERE name >= '0042' AND name < '0044'")
     migrate(settings)
-    with KafkaAdmin(settings) as admin:
+    with closing(KafkaAdmin(settings)) as admin:
         admin.ensure_topics(names, 1)
     unsigned: Body = (b"0", ProgressRecord(record.identity, "old", 0, record.publications).encode(), [])
     write(settings, names.progress_topic, [unsigned])

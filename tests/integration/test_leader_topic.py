@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 
@@ -39,7 +39,7 @@ def test_a_new_member_hears_the_first_heartbeat_that_it_sends(
 ) -> None:
     """It takes over once it hears itself. A reader that began behind the heartbeat would have to wait for the next."""
     monkeypatch.setattr(kafka_reader, "_LEADERS_SECONDS", 30.0)  # However slow this machine is.
-    with KafkaAdmin.at_start(settings) as admin:
+    with closing(KafkaAdmin.at_start(settings)) as admin:
         admin.ensure_topics(KafkaNames.of(settings), 1)
     with member(settings, instance) as membership:
         eventually(lambda: membership.owned() == {0}, 30)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 from confluent_kafka import Producer
@@ -41,7 +41,7 @@ def test_a_record_behind_an_open_transaction_is_not_passed_over(
 ) -> None:
     monkeypatch.setattr(progress_reader, "REQUEST_TIMEOUT_SECONDS", 2.0)
     names = KafkaNames.of(settings)
-    with KafkaAdmin(settings) as admin:
+    with closing(KafkaAdmin(settings)) as admin:
         admin.ensure_topics(names, 1)
     with transaction(settings, names.progress_topic, "0-of-2", b"{}") as another:
         with transaction(settings, names.progress_topic, "0", record("leader").encode()) as ours:

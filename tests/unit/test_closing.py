@@ -9,7 +9,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import closing, suppress
 from threading import Lock, Thread
 from types import SimpleNamespace
 from typing import Any
@@ -88,7 +88,7 @@ def test_a_wake_up_that_is_closed_writes_to_nobody(alone: PostgresWakeUp) -> Non
 
 
 def test_a_client_of_the_cluster_is_disconnected_once_it_is_closed() -> None:
-    with KafkaAdmin(SETTINGS) as admin:
+    with closing(KafkaAdmin(SETTINGS)) as admin:
         request = admin.client.describe_cluster()
     admin.close()
     assert answered_with(request) == KafkaError._DESTROY
