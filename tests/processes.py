@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import suppress
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 
 import psutil
 
@@ -29,6 +31,16 @@ def _suspended(process: psutil.Process) -> list[psutil.Process]:
         for child in process.children():
             found += _suspended(child)
     return found
+
+
+@contextmanager
+def paused(pid: int) -> Iterator[None]:
+    """SIGSTOP a process while the body runs: its connections stay open, and it answers nothing."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 def command_of(process: psutil.Process) -> str:

@@ -1,9 +1,10 @@
-"""A Spark session that files share, a table for effects, and a broker that makes no topics on first use."""
+"""A Spark session that files share, a table for effects, a broker of a test's own, and one that makes no topics."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
@@ -46,6 +47,18 @@ def ready(settings: Settings) -> Settings:
     """Settings for a database with a table for effects."""
     make_effect_table(settings)
     return settings
+
+
+@pytest.fixture
+def kafka(tmp_path: Path) -> Iterator[EmbeddedKafka]:
+    """A broker of the test's own."""
+    kafka = EmbeddedKafka(tmp_path / "kafka", print)
+    kafka.launch()
+    try:
+        kafka.wait()
+        yield kafka
+    finally:
+        kafka.stop()
 
 
 @pytest.fixture(scope="session")

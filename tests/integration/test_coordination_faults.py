@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import os
-import signal
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer as KafkaConsumer
@@ -35,6 +32,7 @@ from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.embedded.kafka import EmbeddedKafka
 from outbox_plugin.errors import OutboxError, UserError
 from tests.integration.test_coordination import INTERVAL, PARTITIONS, Running, held, orders, start, write
+from tests.processes import paused
 from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration
@@ -287,24 +285,15 @@ def test_a_log_whose_topics_it_has_made_is_gone_with_the_last_reference_to_it(
         gc.enable()
 
 
-def test_a_log_is_closed_soon_though_kafka_does_not_answer(bootstrap_servers: str, group: str, tmp_path: Path) -> None:
+def test_a_log_is_closed_soon_though_kafka_does_not_answer(group: str, kafka: EmbeddedKafka) -> None:
     """librdkafka would wait for the answer to a commit, for a minute or more."""
-    kafka = EmbeddedKafka(tmp_path / "kafka", print)
-    kafka.launch()
-    kafka.wait()
-    try:
-        log = CoordinationLog(kafka_settings(kafka.bootstrap_servers, None), f"{group}-claims", group)
-        os.kill(kafka.pid, signal.SIGSTOP)
-        try:
-            log.keep([Keep(TopicPartition("orders", 0), 10, "topic", log.log_time())])
-            closing_log = threading.Thread(target=log.close, daemon=True)
-            closing_log.start()
-            closing_log.join(10 * PATIENCE)
-            assert not closing_log.is_alive()
-        finally:
-            os.kill(kafka.pid, signal.SIGCONT)
-    finally:
-        kafka.stop()
+    log = CoordinationLog(kafka_settings(kafka.bootstrap_servers, None), f"{group}-claims", group)
+    with paused(kafka.pid):
+        log.keep([Keep(TopicPartition("orders", 0), 10, "topic", log.log_time())])
+        closing_log = threading.Thread(target=log.close, daemon=True)
+        closing_log.start()
+        closing_log.join(10 * PATIENCE)
+        assert not closing_log.is_alive()
 
 
 def test_positions_are_kept_and_committed_while_another_thread_reads(

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -21,6 +18,7 @@ from outbox_plugin.errors import InvalidSetting
 from outbox_plugin.observe import lag_poller
 from tests.harvesting import create_topic
 from tests.inbox_support import produce
+from tests.processes import paused
 from tests.scraping import HOST, get, listening, metrics, not_ready, ready
 from tests.support import PATIENCE, eventually
 
@@ -166,25 +164,16 @@ def test_partitions_that_nobody_holds_are_shown_unless_the_group_is_paused(
     [(5.0, "Kafka has not answered for"), (1_000.0, "the coordination topic does not confirm what it holds")],
 )
 def test_a_consumer_without_kafka_is_not_ready_until_it_is_back(
-    ours: Settings, group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silence: float, reason: str
+    ours: Settings, group: str, kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch, silence: float, reason: str
 ) -> None:
     monkeypatch.setattr(readiness, "KAFKA_SECONDS", silence)
-    kafka = EmbeddedKafka(tmp_path / "kafka", print)
-    kafka.launch()
-    kafka.wait()
-    try:
-        elsewhere = ours.model_copy(update={"bootstrap_servers": kafka.bootstrap_servers})
-        with consuming(elsewhere, create_topic(elsewhere, f"{group}-elsewhere", 3), group):
-            eventually(lambda: "holds 3 partitions" in ready(ours), 60)
-            os.kill(kafka.pid, signal.SIGSTOP)
-            try:
-                eventually(lambda: f"not ready: {reason}" in not_ready(ours), 60)
-                assert get(ours, "/livez")[0] == 200
-            finally:
-                os.kill(kafka.pid, signal.SIGCONT)
-            eventually(lambda: "holds 3 partitions" in ready(ours), 60)
-    finally:
-        kafka.stop()
+    elsewhere = ours.model_copy(update={"bootstrap_servers": kafka.bootstrap_servers})
+    with consuming(elsewhere, create_topic(elsewhere, f"{group}-elsewhere", 3), group):
+        eventually(lambda: "holds 3 partitions" in ready(ours), 60)
+        with paused(kafka.pid):
+            eventually(lambda: f"not ready: {reason}" in not_ready(ours), 60)
+            assert get(ours, "/livez")[0] == 200
+        eventually(lambda: "holds 3 partitions" in ready(ours), 60)
 
 
 def test_a_consumer_does_not_take_the_port_of_its_environment(

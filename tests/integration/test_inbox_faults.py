@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import threading
 import time
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -31,6 +28,7 @@ from outbox_plugin.inbox.retry import MAX_LOSSES
 from outbox_plugin.schema.watched_connection import NoAnswer
 from tests.harvesting import create_topic
 from tests.inbox_support import effects, produce, query, record_effect
+from tests.processes import paused
 from tests.scraping import listening
 from tests.support import PATIENCE, eventually
 
@@ -508,7 +506,7 @@ def test_an_inbox_that_stops_does_not_wait_for_housekeeping(ready: Settings, top
 
 @pytest.mark.parametrize("commits_before", [False, True])
 def test_an_inbox_ends_soon_though_kafka_does_not_answer_its_commit(
-    ready: Settings, group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commits_before: bool
+    ready: Settings, group: str, kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch, commits_before: bool
 ) -> None:
     """librdkafka would wait for the answer for minutes, in the last commit as in the close."""
     away = threading.Event()
@@ -525,32 +523,23 @@ def test_an_inbox_ends_soon_though_kafka_does_not_answer_its_commit(
         assert away.wait(SOON)
         record_effect(connection, event)
 
-    kafka = EmbeddedKafka(tmp_path / "kafka", print)
-    kafka.launch()
-    kafka.wait()
-    try:
-        elsewhere = ready.model_copy(update={"bootstrap_servers": kafka.bootstrap_servers})
-        create_topic(elsewhere, "orders", 1)
-        produce(elsewhere, "orders", [("k", "1")])
-        inbox = Inbox(elsewhere, group=group, topics=["orders"], handler=handle)
-        inbox.start()
-        eventually(lambda: inbox._dispatcher.locked(KeyQueues.busy), SOON)
-        os.kill(kafka.pid, signal.SIGSTOP)
-        try:
-            away.set()
-            eventually(lambda: effects(ready), SOON)
-            sent = len(commits)
-            eventually(lambda: not commits_before or len(commits) > sent + 1, SOON)
-            ending = threading.Thread(target=inbox.stop, daemon=True)
-            ending.start()
-            ending.join(10 * PATIENCE)
-            assert not ending.is_alive()
-        finally:
-            os.kill(kafka.pid, signal.SIGCONT)
-        ending.join(SOON)
-        eventually(lambda: not [each for each in threading.enumerate() if each.name == "outbox-consumer-close"], SOON)
-    finally:
-        kafka.stop()
+    elsewhere = ready.model_copy(update={"bootstrap_servers": kafka.bootstrap_servers})
+    create_topic(elsewhere, "orders", 1)
+    produce(elsewhere, "orders", [("k", "1")])
+    inbox = Inbox(elsewhere, group=group, topics=["orders"], handler=handle)
+    inbox.start()
+    eventually(lambda: inbox._dispatcher.locked(KeyQueues.busy), SOON)
+    with paused(kafka.pid):
+        away.set()
+        eventually(lambda: effects(ready), SOON)
+        sent = len(commits)
+        eventually(lambda: not commits_before or len(commits) > sent + 1, SOON)
+        ending = threading.Thread(target=inbox.stop, daemon=True)
+        ending.start()
+        ending.join(10 * PATIENCE)
+        assert not ending.is_alive()
+    ending.join(SOON)
+    eventually(lambda: not [each for each in threading.enumerate() if each.name == "outbox-consumer-close"], SOON)
 
 
 def test_a_start_that_would_pass_over_events_is_refused(ready: Settings, topic: str, group: str) -> None:

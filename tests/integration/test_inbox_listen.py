@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -24,6 +21,7 @@ from outbox_plugin.inbox import Inbox, Received, Retry, poll_loop, readiness
 from outbox_plugin.observe import lag_poller
 from tests.harvesting import create_topic, insert
 from tests.inbox_support import effects, make_effect_table, produce, query, record_effect, record_effects
+from tests.processes import paused
 from tests.scraping import HOST, get, listening, metrics, not_ready, ready
 from tests.support import PATIENCE, eventually
 
@@ -218,26 +216,17 @@ def test_an_inbox_without_postgres_is_not_ready_until_it_is_back(
 
 
 def test_an_inbox_without_kafka_is_not_ready_until_it_is_back(
-    ours: Settings, topic: str, group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ours: Settings, topic: str, group: str, kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(readiness, "KAFKA_SECONDS", 5.0)
-    kafka = EmbeddedKafka(tmp_path / "kafka", print)
-    kafka.launch()
-    kafka.wait()
-    try:
-        elsewhere = ours.model_copy(update={"bootstrap_servers": kafka.bootstrap_servers})
-        produce(elsewhere, topic, [("k", "1")])
-        with Inbox(elsewhere, group=group, topics=[topic], handler=handle):
-            eventually(lambda: ready(ours), 60)
-            os.kill(kafka.pid, signal.SIGSTOP)
-            try:
-                eventually(lambda: "not ready: Kafka has not answered for" in not_ready(ours), 60)
-                assert get(ours, "/livez")[0] == 200
-            finally:
-                os.kill(kafka.pid, signal.SIGCONT)
-            eventually(lambda: ready(ours), 60)
-    finally:
-        kafka.stop()
+    elsewhere = ours.model_copy(update={"bootstrap_servers": kafka.bootstrap_servers})
+    produce(elsewhere, topic, [("k", "1")])
+    with Inbox(elsewhere, group=group, topics=[topic], handler=handle):
+        eventually(lambda: ready(ours), 60)
+        with paused(kafka.pid):
+            eventually(lambda: "not ready: Kafka has not answered for" in not_ready(ours), 60)
+            assert get(ours, "/livez")[0] == 200
+        eventually(lambda: ready(ours), 60)
 
 
 def test_a_taken_port_is_one_line_and_nothing_is_handled(ours: Settings, topic: str, group: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import threading
@@ -20,6 +19,7 @@ from outbox_plugin.embedded.kafka import EmbeddedKafka
 from outbox_plugin.embedded.ports import free_port
 from outbox_plugin.operate import pause, resume
 from tests.harvesting import HarvesterProcess, drained, environment, harvesters, insert, insert_numbered, run_outbox
+from tests.processes import paused
 from tests.scraping import HOST, get, listening, metrics, not_ready, ready, shown
 from tests.support import eventually
 
@@ -138,16 +138,6 @@ def test_who_cannot_reach_postgres_is_not_ready_until_it_can(
             eventually(lambda: ready(ours), 60)
 
 
-@pytest.fixture
-def kafka(tmp_path: Path) -> Iterator[EmbeddedKafka]:
-    """A broker of the test's own."""
-    kafka = EmbeddedKafka(tmp_path / "kafka", print)
-    kafka.launch()
-    kafka.wait()
-    yield kafka
-    kafka.stop()
-
-
 def test_who_cannot_reach_kafka_is_not_ready_until_it_can(settings: Settings, kafka: EmbeddedKafka) -> None:
     elsewhere = settings.model_copy(update={"bootstrap_servers": kafka.bootstrap_servers})
     leader, standby = listening(elsewhere), listening(elsewhere)
@@ -155,13 +145,10 @@ def test_who_cannot_reach_kafka_is_not_ready_until_it_can(settings: Settings, ka
         eventually(lambda: "leads" in ready(leader), 60)
         with Harvester(standby):
             eventually(lambda: "stands by" in ready(standby), 60)
-            os.kill(kafka.pid, signal.SIGSTOP)
-            try:
+            with paused(kafka.pid):
                 for each in (leader, standby):
                     eventually(partial(hears_no_leader, each), 60)
                     assert get(each, "/livez")[0] == 200
-            finally:
-                os.kill(kafka.pid, signal.SIGCONT)
             eventually(lambda: ready(leader) and ready(standby), 60)
 
 
