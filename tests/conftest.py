@@ -67,10 +67,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _leave_out_other_shares(config: pytest.Config, items: list[pytest.Item]) -> None:
-    slow = {item.nodeid for item in items if item.get_closest_marker("slow")}
+    slow = {item.nodeid for item in items if item.get_closest_marker("slow") and not _runs_seeds_of_the_share(item)}
     left_out = slow - in_share(slow, present_share(config.rootpath))
     config.stash[LEFT_OUT].update(left_out)
     items[:] = [item for item in items if item.nodeid not in left_out]
+
+
+def _runs_seeds_of_the_share(item: pytest.Item) -> bool:
+    return "seeds" in getattr(item, "fixturenames", ())
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -18,10 +18,10 @@ from outbox_plugin.inbox import assignments, consumer, leader_epochs, poll_loop,
 from outbox_plugin.inbox.key_queues import KeyQueues
 from outbox_plugin.inbox.leader_epochs import Finding, LeaderEpochs, StartPosition
 from tests.simulation import inboxes
-from tests.simulation.conftest import SCHEDULES
+from tests.simulation.conftest import Seeds
 from tests.simulation.inboxes import run
 
-OF_A_MINUTE = 400
+SCHEDULES = 1_600
 SOON = 1_500
 
 
@@ -45,9 +45,10 @@ def _simulated_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rereader, "UNKNOWN_ID_SECONDS", 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(0)
-def test_the_promises_hold_in_every_schedule(seeds: range, tells: bool) -> None:
-    for seed in seeds[:OF_A_MINUTE] if len(seeds) == SCHEDULES else seeds:
+def test_the_promises_hold_in_every_schedule(seeds: Seeds, tells: bool) -> None:
+    for seed in seeds(SCHEDULES):
         simulation = run(seed, tell=tells)
         if tells:
             print(simulation.plan, *simulation.trace, sep="\n")

@@ -21,7 +21,7 @@ from outbox_plugin.relay import at_least_once, exactly_once
 from outbox_plugin.relay.at_least_once import AtLeastOnce
 from outbox_plugin.relay.exactly_once import ExactlyOnce
 from tests.simulation import postgres
-from tests.simulation.conftest import SCHEDULES
+from tests.simulation.conftest import SCHEDULES, Seeds
 from tests.simulation.kafka import SimulatedLog
 from tests.simulation.plan import (
     BAD_TOPIC,
@@ -429,20 +429,21 @@ RARE = {
 @pytest.mark.slow
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("plan", RARE.values(), ids=RARE.keys())
-def test_where_a_rare_bug_is_looked_for_there_is_none(plan: Plan) -> None:
-    for seed in range(SCHEDULES // 4):
-        assert not run(seed, plan=plan).broken, f"seed {seed}"
-
-
-@pytest.mark.timeout(0)
-@pytest.mark.parametrize("plan", [REWRITES, OLD_ROWS, VANISHING, TRUNCATED], ids=lambda plan: plan.faults[-1].kind)
-def test_where_bugs_of_rows_are_looked_for_there_is_none(plan: Plan) -> None:
-    for seed in range(SCHEDULES // 16):
+def test_where_a_rare_bug_is_looked_for_there_is_none(plan: Plan, seeds: Seeds) -> None:
+    for seed in seeds(SCHEDULES // 4):
         assert not run(seed, plan=plan).broken, f"seed {seed}"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)
-def test_live_rows_keep_the_order_of_each_key_beside_batches() -> None:
-    for seed in range(SCHEDULES // 64):
+@pytest.mark.parametrize("plan", [REWRITES, OLD_ROWS, VANISHING, TRUNCATED], ids=lambda plan: plan.faults[-1].kind)
+def test_where_bugs_of_rows_are_looked_for_there_is_none(plan: Plan, seeds: Seeds) -> None:
+    for seed in seeds(SCHEDULES // 16):
+        assert not run(seed, plan=plan).broken, f"seed {seed}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+def test_live_rows_keep_the_order_of_each_key_beside_batches(seeds: Seeds) -> None:
+    for seed in seeds(SCHEDULES // 64):
         assert not run(seed, plan=BATCHES).broken, f"seed {seed}"

@@ -11,6 +11,7 @@ import pytest
 
 from outbox_plugin.core.delivery_options import Delivery
 from outbox_plugin.relay.term import Ending
+from tests.simulation.conftest import SCHEDULES, Seeds
 from tests.simulation.plan import HELD, KILL, NO_POSTGRES, POSTGRES_DOWN, RESHARD, STOP, Fault, Plan
 from tests.simulation.schedule import Outcome, run
 
@@ -20,9 +21,10 @@ SPREADS = 8  # Schedules of each kind in which shards are spread.
 MANY_SHARDS = Plan(shards=16, harvesters=2, writers=4, keys=8, latency=0.05, faults=(Fault(RESHARD, 3.0, 0.0, 32),))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(0)
-def test_the_promises_hold_in_every_schedule(seeds: range, tells: bool) -> None:
-    for seed in seeds:
+def test_the_promises_hold_in_every_schedule(seeds: Seeds, tells: bool) -> None:
+    for seed in seeds(SCHEDULES):
         outcome = run(seed, tell=tells)
         if tells:
             print(outcome.plan, *outcome.trace, sep="\n")
@@ -42,9 +44,10 @@ def with_held_ways(seed: int) -> Plan:
     return replace(plan, faults=tuple(sorted(plan.faults + held, key=lambda fault: fault.at)))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(0)
-def test_the_promises_hold_while_a_broker_does_not_answer_some_harvesters() -> None:
-    for seed in range(300):
+def test_the_promises_hold_while_a_broker_does_not_answer_some_harvesters(seeds: Seeds) -> None:
+    for seed in seeds(300):
         outcome = run(seed, plan=with_held_ways(seed))
         assert not outcome.broken, outcome
 
