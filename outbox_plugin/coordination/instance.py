@@ -213,6 +213,7 @@ class Instance:
         except Exception as error:
             with self._changed:
                 self._error = error
+                self._changed.notify_all()  # Whoever waits for an answer of the log waits in vain.
         finally:
             self._leave()
 
