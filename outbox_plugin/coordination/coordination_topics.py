@@ -54,9 +54,8 @@ def ensure_topics(admin: AdminClient, topic: str, settings: Settings) -> dict[st
                 if name not in found
             ]
             for made in admin.create_topics(missing).values():
-                with suppress(KafkaException, TimeoutError):
-                    answer_of(made, REQUEST_TIMEOUT_SECONDS)
-                _raise_unless_made(made.exception())
+                with suppress(TimeoutError):
+                    _raise_unless_made(made.exception(REQUEST_TIMEOUT_SECONDS))
     except KafkaException as error:
         raise connection_error(error.args[0], settings) from None
     _check_config(admin, {name: config for name, (_, config) in wanted.items()})

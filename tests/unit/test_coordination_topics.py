@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -12,7 +13,8 @@ from confluent_kafka import KafkaError, KafkaException
 
 from outbox_plugin.coordination import coordination_topics, log
 from outbox_plugin.coordination.coordination_topics import STATE_SUFFIX, ensure_topics
-from outbox_plugin.errors import LogUnavailable
+from outbox_plugin.errors import LogUnavailable, ServerRefused
+from tests.support import PATIENCE
 
 SETTINGS: Any = SimpleNamespace(bootstrap_servers="127.0.0.1:1")
 
@@ -62,6 +64,26 @@ def test_topics_that_do_not_appear_are_not_waited_for_without_an_end(monkeypatch
     with pytest.raises(LogUnavailable, match="the topic t was created, and does not appear"):
         ensure_topics(cluster, "t", SETTINGS)
     assert cluster.now < 200
+
+
+def test_a_broker_that_does_not_answer_to_a_creation_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer is waited for no longer than any other: librdkafka may give none for a minute."""
+    cluster: Any = BusyCluster(1)
+    cluster.create_topics = lambda topics: {each.topic: Future() for each in topics}
+    monkeypatch.setattr(coordination_topics, "REQUEST_TIMEOUT_SECONDS", 0.01)
+    found: list[object] = []
+    asking = threading.Thread(target=lambda: found.append(ensure_topics(cluster, "t", SETTINGS)), daemon=True)
+    asking.start()
+    asking.join(10 * PATIENCE)
+    assert found
+
+
+def test_a_creation_that_is_refused_is_told() -> None:
+    cluster: Any = BusyCluster(1)
+    refused = KafkaException(KafkaError(KafkaError.CLUSTER_AUTHORIZATION_FAILED))
+    cluster.create_topics = lambda topics: {each.topic: answered(refused) for each in topics}
+    with pytest.raises(ServerRefused):
+        ensure_topics(cluster, "t", SETTINGS)
 
 
 def test_a_start_says_soon_that_the_brokers_take_no_record(
