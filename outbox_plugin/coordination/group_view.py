@@ -45,7 +45,7 @@ class GroupView:
         self._partition_of = {topic: coordination_partition(topic, width) for topic in topics}
         self.worlds = {each: World(interval_seconds, since=since) for each in self._partition_of.values()}
         self.forms: dict[str, TopicForm] = {}
-        self._latest = float("-inf")  # The latest time that the log has had, as far as we know.
+        self._latest = dict.fromkeys(self.worlds, float("-inf"))
 
     def partitions(self) -> list[TopicPartition]:
         """All partitions that the group consumes."""
@@ -69,17 +69,17 @@ class GroupView:
         """Note that the log's time is `log_time` at `now`."""
         self._log_ahead = log_time - now
 
-    def note_time(self, at: float) -> None:
-        """Note that the log has had the time `at`."""
-        self._latest = max(self._latest, at)
+    def note_time(self, partition: int, at: float) -> None:
+        """Note that a partition of the coordination topic has had the time `at`."""
+        self._latest[partition] = max(self._latest[partition], at)
 
-    def time_to_keep(self, at: float) -> float:
-        """The time at which a position is kept outside of the log, which the log says at `at`.
+    def time_of(self, tp: TopicPartition) -> float:
+        """The time of what we know of a partition: the latest that its part of the log has had, as far as we have read.
 
-        Of the positions that are kept of a partition, the one with the latest time counts. So if the brokers' clock was
-        set back, this is the latest time that the log has had.
+        Of the positions that are kept of a partition outside of the log, the one with the latest time counts. So the
+        time of one who has read less must be earlier, however late it writes, and however the brokers' clock was set.
         """
-        return max(self._latest, at)
+        return self._latest[self.coordination_partition_of(tp)]
 
     def remember(self, tp: TopicPartition, offset: int, topic_id: str, at: float) -> None:
         """Take in a position that was kept outside the part of the log that is read.
@@ -91,7 +91,7 @@ class GroupView:
             at: when the log had it, in seconds since the epoch.
         """
         if tp.topic in self._partition_of:
-            self.note_time(at)
+            self.note_time(self.coordination_partition_of(tp), at)
             self.world_of(tp).remember(Key(self.group_id, *tp), offset, topic_id, at)
 
     def caught_up(self) -> None:

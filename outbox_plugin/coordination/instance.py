@@ -188,12 +188,7 @@ class Instance:
             self._changed.wait_for(
                 lambda: self._error is not None or None not in member.verdicts(ends).values(), wait_seconds
             )
-            at = member.view.time_to_keep(member.view.log_time(time.monotonic()))
-            kept = [
-                Keep(tp, ends[tp], member.offset_of(tp)[1], at)
-                for tp, counted in member.verdicts(ends).items()
-                if counted
-            ]
+            kept = member.granted(claims, time.monotonic())
             member.forget_verdicts(ends)
         if not self._log.keep(kept, wait=True):  # For instances that start when the log no longer has the promise.
             return

@@ -82,12 +82,16 @@ class Member:
         self._polled = now
         self._left = False
         self._actions: list[MemberAction] = []
+        self._to_keep: dict[TopicPartition, None] = {}  # Those whose positions are to be kept next, in order.
 
     # Called by `Instance`.
 
     def take(self) -> list[MemberAction]:
         """Return the actions to carry out, in order, and forget them."""
         actions, self._actions = self._actions, []
+        # What the log says by now: of what we have just read, others may have said the last part.
+        actions += map(self._position, self._to_keep)
+        self._to_keep.clear()
         return actions
 
     def describe(self, forms: Mapping[str, TopicForm], now: float) -> None:
@@ -172,6 +176,16 @@ class Member:
         """Return whether the log has granted the records below each end; None while it has not answered."""
         return {tp: self._verdicts.get((tp, end)) for tp, end in ends.items()}
 
+    def granted(self, claims: Mapping[TopicPartition, tuple[Claim, int]], now: float) -> list[Keep]:
+        """Return what to keep before the granted records below each end may be handed out.
+
+        It has nothing of a partition whose lease has ended: others may hold it, and may have kept more. In the state
+        topic, what we write behind that could outlive it.
+        """
+        held = self.held(now)
+        verdicts = self.verdicts({tp: end for tp, (_, end) in claims.items()})
+        return [self._position(tp) for tp, (claim, _) in claims.items() if verdicts[tp] and held.get(tp) is claim]
+
     def forget_verdicts(self, ends: Mapping[TopicPartition, int]) -> None:
         """Forget these answers."""
         for each in ends.items():
@@ -216,7 +230,7 @@ class Member:
         if world is None:
             return
         self._read_up_to[entry.partition] = entry.offset
-        self.view.note_time(entry.at)
+        self.view.note_time(entry.partition, entry.at)
         if live:
             self.view.set_log_time(entry.at, now)
         if message.group_id != self._group:
@@ -256,7 +270,7 @@ class Member:
             if held is not None:
                 held.repaired, held.until = NEVER, NEVER
             if counted:
-                self._keep(tp, message.offset, entry)
+                self._to_keep[tp] = None
         elif held is None:
             self._planner.answered(tp, now, counted=counted)
             if counted and tp not in self._leaving and not self._left:
@@ -280,10 +294,10 @@ class Member:
         offset = self.view.start_of(tp)
         if held.kept is None or (held.kept != offset and now - held.kept_at >= self._timing.renewal):
             held.kept, held.kept_at = offset, now
-            self._keep(tp, offset, entry)
+            self._to_keep[tp] = None
 
-    def _keep(self, tp: TopicPartition, offset: int, entry: Entry) -> None:
-        self._actions.append(Keep(tp, offset, self.offset_of(tp)[1], self.view.time_to_keep(entry.at)))
+    def _position(self, tp: TopicPartition) -> Keep:
+        return Keep(tp, *self.offset_of(tp), self.view.time_of(tp))
 
     def _reclaim(self, tp: TopicPartition, held: HeldPartition, now: float) -> None:
         """Claim a partition again that was ours until it became stale, and that nobody else has claimed since."""
@@ -295,6 +309,7 @@ class Member:
         """Write our position and our claim again, because somebody else has written in our name."""
         if now - held.repaired > self._planner.patience:
             held.repaired, held.until = now, NEVER
+            self._to_keep.pop(tp, None)  # The log says what we did not.
             common = self._common(tp, now)
             self._say(tp, ClaimingPartition(*common), now)
             # The log may promise us more before it has this release, so it must not go back behind that.

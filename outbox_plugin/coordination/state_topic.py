@@ -9,9 +9,13 @@ each key, and nothing expires. Records are text, `/` between fields, as in the p
     form                               WIDTH/TOPIC_ID/SINCE  partitions that count; since when the topic is this one
     clock                                                    written to learn the broker's time
 
-Of two records with one key, the one with the later time of the log counts, whichever was written last: an instance that
-was stopped for long may write late. Of two with one time, the last one counts. While the brokers' clock has been set
-back, instances write the latest time that the log has had.
+Of two positions with one key, the one with the later time of the log counts, whichever was written last: an instance
+that was stopped for long may write late. Of two with one time, the last one counts. While the brokers' clock has been
+set back, instances write the latest time that the log has had.
+
+Compaction keeps the record that was written last, whatever its time. So an instance writes what the log says when it
+writes, and, before it hands out records at most once, only while its lease lasts. If it is stopped between that look
+and the write, for so long that another takes over, its record is behind the other's. Nothing mends that.
 """
 
 from __future__ import annotations

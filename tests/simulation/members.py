@@ -409,13 +409,10 @@ class Simulation:
             return False
         while process.keeping:
             self._keep_first(process)
-        held = member.claims()
-        for tp, (claim, end) in process.promised.items():
-            if verdicts[tp]:
-                at = member.view.time_to_keep(member.view.log_time(self.now + process.clock))
-                self._keep(Keep(tp, end, member.offset_of(tp)[1], at))
-                if held.get(tp) is claim:
-                    claim.promise(end)
+        for each in member.granted(process.promised, self.now + process.clock):
+            self._keep(each)
+            claim, end = process.promised[each.topic_partition]
+            claim.promise(end)
         member.forget_verdicts(ends)
         process.promised = None
         return True

@@ -104,7 +104,7 @@ def forget_what_was_kept(patch: pytest.MonkeyPatch) -> None:
 
 
 def keep_positions_by_a_clock_that_goes_back(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(GroupView, "time_to_keep", lambda _, at: at)
+    patch.setattr(GroupView, "note_time", lambda view, partition, at: view._latest.update({partition: at}))
 
 
 def take_a_new_log_for_a_whole_one(patch: pytest.MonkeyPatch) -> None:

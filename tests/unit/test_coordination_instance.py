@@ -5,19 +5,23 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Collection
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from outbox_plugin.coordination import instance
 from outbox_plugin.coordination.actions import Keep
 from outbox_plugin.coordination.claims import Claim
+from outbox_plugin.coordination.group_view import TopicForm
 from outbox_plugin.coordination.heartbeat_timing import HeartbeatTiming
 from outbox_plugin.coordination.instance import Instance
+from outbox_plugin.coordination.messages import ClaimingMessages, Entry
 from outbox_plugin.coordination.state_topic import KeptState
 from outbox_plugin.coordination.world import Holder
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import LogUnavailable, OutboxError
-from tests.support import PATIENCE
+from tests.support import PATIENCE, eventually
 
 ORDERS = TopicPartition("orders", 0)
 
@@ -62,9 +66,61 @@ class SilentLog:
     def flush(self) -> None: ...
 
 
-def test_who_waits_for_the_log_is_told_at_once_that_it_is_not_followed_any_more() -> None:
-    log: Any = SilentLog()
-    instance = Instance(
+class StoppedProcess(SilentLog):
+    """Takes all messages, and shows them. As soon as a request for records has been read, the process is stopped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stopped_seconds = 0.0
+        self.kept_before_handing_out: list[Keep] = []
+        self._entries: list[Entry] = []
+        self._read = 0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.stopped_seconds
+
+    def log_time(self) -> float:
+        return time.time() + self.stopped_seconds
+
+    def check_forms(self, asked: Any) -> dict[str, Any]:
+        return {"orders": TopicForm(1, "id-1")}
+
+    def send(self, message: Any, partition: int) -> None:
+        self._entries.append(Entry(partition, len(self._entries), self.log_time(), message))
+
+    def read(self, wait_seconds: float) -> list[Any]:
+        super().read(wait_seconds)
+        found, self._read = self._entries[self._read :], len(self._entries)
+        if any(isinstance(entry.message, ClaimingMessages) for entry in found):
+            self.stopped_seconds = 25.0
+        return found
+
+    def keep(self, positions: Collection[Keep], *, wait: bool = False) -> bool:
+        self.kept_before_handing_out += positions if wait else ()
+        return True
+
+
+def test_at_most_once_nothing_is_kept_of_a_partition_that_another_may_hold_by_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The other one may have kept more, and be gone. What we keep behind that is the last record of its key."""
+    log: Any = StoppedProcess()
+    monkeypatch.setattr(instance, "time", SimpleNamespace(monotonic=log.monotonic))
+    started = start(log)
+    try:
+        eventually(lambda: ORDERS in started.held(), 20)
+        claim = started.claims()[ORDERS]
+        started.promise({ORDERS: (claim, 100)}, 30.0)
+        assert log.stopped_seconds
+        assert log.kept_before_handing_out == []
+        assert claim.promised == 0
+    finally:
+        log.refusing.set()
+        started.stop(keep=False)
+
+
+def start(log: Any) -> Instance:
+    started = Instance(
         log,
         Holder("run-1", "one"),
         "billing",
@@ -74,14 +130,20 @@ def test_who_waits_for_the_log_is_told_at_once_that_it_is_not_followed_any_more(
         limit=None,
         observe=lambda _: None,
     )
-    instance.start()
+    started.start()
+    return started
+
+
+def test_who_waits_for_the_log_is_told_at_once_that_it_is_not_followed_any_more() -> None:
+    log: Any = SilentLog()
+    started = start(log)
     try:
         threading.Timer(0.2, log.refusing.set).start()
         began = time.monotonic()
-        instance.promise({ORDERS: (Claim(0), 5)}, 30.0 * PATIENCE)
+        started.promise({ORDERS: (Claim(0), 5)}, 30.0 * PATIENCE)
         assert time.monotonic() - began < 10.0 * PATIENCE
         with pytest.raises(OutboxError, match="the topic is gone"):
-            instance.claims()
+            started.claims()
     finally:
         log.refusing.set()
-        instance.stop(keep=False)
+        started.stop(keep=False)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from outbox_plugin.coordination.actions import Send
+from outbox_plugin.coordination.actions import Keep, Send
 from outbox_plugin.coordination.claims import MAX_UNCOMMITTED
 from outbox_plugin.coordination.fetched import Answer
 from outbox_plugin.coordination.group_view import GroupView, TopicForm
@@ -33,12 +33,12 @@ EPOCH = 1_700_000_000.0
 class Log:
     """A log that takes what a member sends at once; monotonic time is `now`, the broker's is ahead by `EPOCH`."""
 
-    def __init__(self, *, at_most_once: bool = False) -> None:
+    def __init__(self, *topics: str, at_most_once: bool = False) -> None:
         self.now = 100.0
         self.entries: list[Entry] = []
         self.member = Member(
             ME,
-            GroupView("billing", ["orders"], 10, width=8, since=0, log_ahead=EPOCH),
+            GroupView("billing", ["orders", *topics], 10, width=8, since=0, log_ahead=EPOCH),
             HeartbeatTiming(10),
             now=self.now,
             at_most_once=at_most_once,
@@ -51,9 +51,12 @@ class Log:
 
     def say(self, *messages: Message) -> None:
         for message in messages:
-            entry = Entry(coordination_partition("orders", 8), len(self.entries), EPOCH + self.now, message)
-            self.entries.append(entry)
-            self.member.apply(entry, self.now)
+            self.say_at(self.now, message)
+
+    def say_at(self, at: float, message: Message) -> None:
+        entry = Entry(coordination_partition(message.topic, 8), len(self.entries), EPOCH + at, message)
+        self.entries.append(entry)
+        self.member.apply(entry, self.now)
 
     def step(self, seconds: float = 0.0) -> list[Message]:
         """Time passes, and all that is sent is in the log at once."""
@@ -162,6 +165,44 @@ def test_a_position_is_kept_only_once_the_log_has_taken_it(log: Log) -> None:
     assert kinds(said) == ["ReleasingPartition"]
     log.say(ClaimingPartition(0, 0, *OTHER, "billing", *PARTITION), *said)
     assert log.member.take() == []
+
+
+def test_who_reads_a_part_of_the_log_late_does_not_hide_what_others_have_kept_since() -> None:
+    """It was stopped, and another has gone on where it was. It has read on in one part of the log, not yet in this."""
+    log = Log("bills")
+    assert coordination_partition("bills", 8) != coordination_partition("orders", 8)
+    log.gain()
+    for _ in range(7):  # The first position was kept. Another one is, after three heartbeats.
+        log.step(5.0)
+    log.member.may_hand_out(PARTITION, log.member.claims()[PARTITION], 0, log.now)
+    log.member.done(PARTITION, 0)
+    log.now += 5.0
+    log.member.tick(log.now)
+    [heartbeat] = [each for each in log.sent() if isinstance(each, Heartbeat) and each.topic == "orders"]
+    sent = log.now
+    log.now += 15.0
+    log.say(Heartbeat(0, int(EPOCH), *OTHER, "billing", "bills", 0, 0))
+    log.say_at(sent, heartbeat)
+    assert [each.at for each in log.member.take() if isinstance(each, Keep)] == [EPOCH + sent]
+
+
+def test_who_reads_its_release_late_keeps_what_another_has_said_since(log: Log) -> None:
+    """Else the state topic would have the release behind it. When Kafka compacts the topic, the last record stays."""
+    log.member.take()
+    log.member.leave(log.now, keep=False)
+    log.say(*log.sent())
+    for message in (ClaimingPartition, Heartbeat):
+        offset = (500,) if message is Heartbeat else ()
+        log.say(message(0, int(EPOCH), *OTHER, "billing", *PARTITION, *offset))
+    assert [each.offset for each in log.member.take() if isinstance(each, Keep)] == [500]
+
+
+def test_what_was_said_in_our_name_is_not_kept(log: Log) -> None:
+    log.member.take()
+    log.now += 6.0
+    log.member.tick(log.now)
+    log.say(*log.sent(), other(Heartbeat, 10**9))
+    assert [each for each in log.member.take() if isinstance(each, Keep)] == []
 
 
 def test_messages_of_one_second_that_come_back_late_are_all_known_as_ours() -> None:
