@@ -188,7 +188,20 @@ class Admin:
         view.wait(lambda: not unheard, ANSWER_SECONDS, note)
         if unheard:
             raise LogUnavailable(f"not all of {self._topic} has heard what the group {group_id} is to do: say it again")
-        view.log.keep_pause(message)
+        self._keep_pause(view, group_id, heard)
+
+    @staticmethod
+    def _keep_pause(view: _View, group_id: str, heard: Callable[[Entry], None]) -> None:
+        """Keep what the log says last of a group's pauses; an operator who said more may have kept that before us.
+
+        Whoever writes looks at the log again. So of all records, the last one has what the log says last: who wrote
+        another one would have seen that, or would have written before it was said.
+        """
+        kept = None
+        while (latest := view.latest_pauses[group_id]) != kept:
+            view.log.keep_pause(latest)
+            kept = latest
+            view.take_in(view.log.read_on(_View.DECIDING), heard)
 
     @contextmanager
     def _following(self, group_id: str) -> Iterator[_View]:
@@ -204,10 +217,13 @@ class Admin:
 class _View:
     """The world of each partition of the coordination topic, as far as it has been read."""
 
+    DECIDING = 0  # Operators who speak at once may be heard in different orders. That of this partition counts.
+
     def __init__(self, log: CoordinationLog, interval: float, since: float) -> None:
         self.log = log
         self.worlds = {partition: World(interval, since=since) for partition in range(log.width)}
         self.latest = float("-inf")  # The latest time of an entry.
+        self.latest_pauses: dict[str, ReleaseGroup] = {}  # What the log has said last of each group's pauses.
         for pause in log.kept.pauses.values():
             for world in self.worlds.values():
                 world.apply(pause, float(pause.timestamp))
@@ -219,6 +235,8 @@ class _View:
             if entry.partition in self.worlds:
                 self.latest = max(self.latest, entry.at)
                 self.worlds[entry.partition].apply(entry.message, entry.at)
+                if entry.partition == self.DECIDING and isinstance(entry.message, ReleaseGroup):
+                    self.latest_pauses[entry.message.group_id] = entry.message
                 heard(entry)
 
     def wait(self, condition: Callable[[], bool], seconds: float, heard: Callable[[Entry], None] = _nothing) -> None:

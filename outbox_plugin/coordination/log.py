@@ -205,13 +205,25 @@ class CoordinationLog:
             if (entry := self._entry(record)) is not None:
                 yield entry
 
+    def read_on(self, partition: int) -> Iterator[Entry]:
+        """Read on until a partition of which we have read an entry has been read up to its present end.
+
+        Raises:
+            LogUnavailable: Kafka is away.
+        """
+        end = self.bounds(self.topic, partition)[1]
+        for record in self._up_to({KafkaTopicPartition(self.topic, partition): end}):
+            if (entry := self._entry(record)) is not None:
+                yield entry
+
     def _up_to(self, ends: dict[KafkaTopicPartition, int]) -> Iterator[Record]:
         """Read the assigned partitions until each position is at its end."""
         deadline = time.monotonic() + CATCH_UP_SECONDS
         while ends:
-            yield from self._consume(1.0)
             positions = {(at.topic, at.partition): at.offset for at in self._reader.position(list(ends))}
             ends = {at: end for at, end in ends.items() if positions[at.topic, at.partition] < end}
+            if ends:
+                yield from self._consume(1.0)
             if time.monotonic() > deadline:
                 raise LogUnavailable(f"Kafka: {self.topic} could not be read up to its end in {CATCH_UP_SECONDS:.0f} s")
 

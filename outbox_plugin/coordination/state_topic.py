@@ -5,13 +5,16 @@ each key, and nothing expires. Records are text, `/` between fields, as in the p
 
     key                                value
     position/GROUP/TOPIC/PARTITION     OFFSET/AT/TOPIC_ID    the log said so at AT (milliseconds)
-    pause/GROUP                        a ReleaseGroup        the last one, by the log's time
+    pause/GROUP                        a ReleaseGroup        the last one of the log
     form                               WIDTH/TOPIC_ID/SINCE  partitions that count; since when the topic is this one
     clock                                                    written to learn the broker's time
 
 Of two positions with one key, the one with the later time of the log counts, whichever was written last: an instance
 that was stopped for long may write late. Of two with one time, the last one counts. While the brokers' clock has been
 set back, instances write the latest time that the log has had.
+
+Of two pauses with one key, the one that was written last counts. Whoever has written one reads the log again, and if
+it says more by now, writes that: so the last record is right, whatever the clocks say.
 
 Compaction keeps the record that was written last, whatever its time. So an instance writes what the log says when it
 writes, and, before it hands out records at most once, only while its lease lasts. If it is stopped between that look

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Message, Producer
+from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from outbox_plugin.coordination import Consumer
@@ -105,6 +106,13 @@ def start(bootstrap_servers: str, orders: str, group: str) -> Iterator[Callable[
 def held(*running: Running) -> list[int]:
     """How many partitions each holds."""
     return [len(each.consumer.claims) for each in running]
+
+
+def forget_the_log(cluster: AdminClient, topic: str) -> None:
+    """As Kafka does it after a day: the topic's records are deleted."""
+    partitions = range(len(cluster.list_topics(topic, timeout=10).topics[topic].partitions))
+    for deleted in cluster.delete_records([KafkaTopicPartition(topic, each, -1) for each in partitions]).values():
+        deleted.result(60)
 
 
 def test_all_is_consumed_in_order_and_goes_on_where_it_was_released(

@@ -9,11 +9,22 @@ from collections.abc import Callable
 from subprocess import CompletedProcess
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
-from outbox_plugin.coordination import Admin
+from outbox_plugin.coordination import Admin, ReleaseGroup
+from outbox_plugin.coordination.log import CoordinationLog
 from outbox_plugin.errors import UserError
 from tests.harvesting import run_outbox
-from tests.integration.test_coordination import INTERVAL, PARTITIONS, Running, held, orders, start, write
+from tests.integration.test_coordination import (
+    INTERVAL,
+    PARTITIONS,
+    Running,
+    forget_the_log,
+    held,
+    orders,
+    start,
+    write,
+)
 from tests.support import eventually
 
 pytestmark = pytest.mark.integration
@@ -77,6 +88,24 @@ def test_a_pause_ends_by_itself(
     admin.pause(group, seconds=2 * INTERVAL)  # It returns when all have stopped, which is sooner.
     assert held(one) == [0]
     eventually(lambda: held(one) == [PARTITIONS], 20)
+
+
+def test_of_two_operators_the_one_whom_the_log_has_last_counts_for_those_who_come_later(
+    admin: Admin, bootstrap_servers: str, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One pauses the group, and is slow to keep that; another resumes it meanwhile."""
+    keep, resumes = CoordinationLog.keep_pause, [admin.resume]
+
+    def slowly(log: CoordinationLog, message: ReleaseGroup) -> None:
+        while resumes:
+            resumes.pop()(group)
+        keep(log, message)
+
+    monkeypatch.setattr(CoordinationLog, "keep_pause", slowly)
+    admin.pause(group)
+    assert admin.world(group).pauses == {}
+    forget_the_log(AdminClient({"bootstrap.servers": bootstrap_servers}), f"{group}-claims")
+    assert admin.world(group).pauses == {}
 
 
 def test_the_lag_is_shown_in_records_and_in_time(

@@ -31,7 +31,16 @@ from outbox_plugin.coordination.log import CoordinationLog
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.embedded.kafka import EmbeddedKafka
 from outbox_plugin.errors import OutboxError, UserError
-from tests.integration.test_coordination import INTERVAL, PARTITIONS, Running, held, orders, start, write
+from tests.integration.test_coordination import (
+    INTERVAL,
+    PARTITIONS,
+    Running,
+    forget_the_log,
+    held,
+    orders,
+    start,
+    write,
+)
 from tests.processes import paused
 from tests.support import PATIENCE, eventually
 
@@ -134,7 +143,7 @@ def test_a_pause_and_a_position_outlive_what_kafka_forgets(
     first.end()
     [forgotten] = cluster.delete_consumer_groups([group]).values()
     forgotten.result(60)
-    _forget_the_log(cluster, f"{group}-claims")
+    forget_the_log(cluster, f"{group}-claims")
     second = start("two")
     time.sleep(2 * INTERVAL)  # That nothing happens can only be waited for.
     assert second.seen == []
@@ -143,14 +152,6 @@ def test_a_pause_and_a_position_outlive_what_kafka_forgets(
     eventually(lambda: second.seen and len(second.seen) >= 3, 30)
     time.sleep(1)
     assert sorted(second.seen) == [(0, offset, offset * PARTITIONS) for offset in (7, 8, 9)]
-
-
-def _forget_the_log(cluster: AdminClient, topic: str) -> None:
-    from confluent_kafka import TopicPartition as KafkaTopicPartition
-
-    partitions = range(len(cluster.list_topics(topic, timeout=10).topics[topic].partitions))
-    for deleted in cluster.delete_records([KafkaTopicPartition(topic, each, -1) for each in partitions]).values():
-        deleted.result(60)
 
 
 @pytest.mark.parametrize(
