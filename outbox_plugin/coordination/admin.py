@@ -15,7 +15,8 @@ from outbox_plugin.coordination.heartbeat_timing import HEARTBEAT_INTERVAL_SECON
 from outbox_plugin.coordination.kafka_settings import kafka_settings
 from outbox_plugin.coordination.log import TOPIC, CoordinationLog
 from outbox_plugin.coordination.messages import VERSION, ClaimingPartition, Entry, ReleaseGroup, ReleasingPartition
-from outbox_plugin.coordination.world import NO_END, STALE_INTERVALS, Holder, Key, Pause, Row, World
+from outbox_plugin.coordination.world import NO_END, STALE_INTERVALS, Holder, Key, Pause, Row
+from outbox_plugin.coordination.worlds import Worlds
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import LogUnavailable, UserError
 
@@ -137,7 +138,7 @@ class Admin:
                 self._check(view.log, tp, offset)
             for tp, offset in wanted.items():
                 common = (VERSION, int(view.log.log_time()), *self._me, group_id, *tp)
-                at = view.log.partition_of(tp.topic)
+                at = view.coordination_partition(tp.topic)
                 view.log.send(ClaimingPartition(*common), at)
                 view.log.send(ReleasingPartition(*common, offset), at)
             open_ = set(wanted)
@@ -149,9 +150,10 @@ class Admin:
 
             view.wait(lambda: not open_, ANSWER_SECONDS, answered)
             missed = [tp for tp, offset in wanted.items() if open_ or view.offset(group_id, tp) != offset]
-            known = (kept.at for key, kept in view.log.kept.positions.items() if key.group_id == group_id)
-            latest = max(view.log.log_time(), view.latest, *known)  # As in `GroupView.time_to_keep`.
-            kept = [Keep(tp, offset, view.topic_id(group_id, tp), latest) for tp, offset in wanted.items()]
+            kept = [
+                Keep(tp, offset, view.topic_id(group_id, tp), view.time_of(Key(group_id, *tp)))
+                for tp, offset in wanted.items()
+            ]
             if missed or not view.log.keep(kept, wait=True):
                 raise LogUnavailable(f"the position of {group_id} may not be set: set it again, before it is resumed")
 
@@ -209,31 +211,25 @@ class Admin:
             since = log.since(max(LOOKBACK_SECONDS, HeartbeatTiming(self._interval).lookback))
             view = _View(log, self._interval, since)
             view.take_in(log.follow(range(log.width), since))
-            for world in view.worlds.values():
-                world.recall_all()
+            view.caught_up()
             yield view
 
 
-class _View:
-    """The world of each partition of the coordination topic, as far as it has been read."""
+class _View(Worlds):
+    """The worlds of the whole coordination topic, as far as it has been read."""
 
     DECIDING = 0  # Operators who speak at once may be heard in different orders. That of this partition counts.
 
     def __init__(self, log: CoordinationLog, interval: float, since: float) -> None:
+        super().__init__(range(log.width), interval, width=log.width, since=since)
         self.log = log
-        self.worlds = {partition: World(interval, since=since) for partition in range(log.width)}
-        self.latest = float("-inf")  # The latest time of an entry.
         self.latest_pauses: dict[str, ReleaseGroup] = {}  # What the log has said last of each group's pauses.
-        for pause in log.kept.pauses.values():
-            for world in self.worlds.values():
-                world.apply(pause, float(pause.timestamp))
-        for key, kept in log.kept.positions.items():
-            self.worlds[log.partition_of(key.topic)].remember(key, kept.offset, kept.topic_id, kept.at)
+        self.begin_with(log.kept)
 
     def take_in(self, entries: Iterable[Entry], heard: Callable[[Entry], None] = _nothing) -> None:
         for entry in entries:
             if entry.partition in self.worlds:
-                self.latest = max(self.latest, entry.at)
+                self.note_time(entry.partition, entry.at)
                 self.worlds[entry.partition].apply(entry.message, entry.at)
                 if entry.partition == self.DECIDING and isinstance(entry.message, ReleaseGroup):
                     self.latest_pauses[entry.message.group_id] = entry.message
@@ -258,8 +254,8 @@ class _View:
 
     def offset(self, group_id: str, tp: TopicPartition) -> int | None:
         """Where the group goes on."""
-        return self.worlds[self.log.partition_of(tp.topic)].offset(group_id, *tp)
+        return self.world_of(tp.topic).offset(group_id, *tp)
 
     def topic_id(self, group_id: str, tp: TopicPartition) -> str:
         """The id of the topic that the offset belongs to; empty if the log has none."""
-        return self.worlds[self.log.partition_of(tp.topic)].topic_id(group_id, *tp)
+        return self.world_of(tp.topic).topic_id(group_id, *tp)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from outbox_plugin.coordination.messages import coordination_partition
-from outbox_plugin.coordination.world import Holder, Key, World
+from outbox_plugin.coordination.world import Holder
+from outbox_plugin.coordination.worlds import Worlds
 from outbox_plugin.core.topic_partition import TopicPartition
 
 
@@ -17,7 +18,7 @@ class TopicForm(NamedTuple):
     topic_id: str
 
 
-class GroupView:
+class GroupView(Worlds):
     """The worlds of a group's coordination partitions, seen as one. `now` is monotonic seconds everywhere."""
 
     def __init__(
@@ -43,9 +44,8 @@ class GroupView:
         self.group_id = group_id
         self._log_ahead = log_ahead
         self._partition_of = {topic: coordination_partition(topic, width) for topic in topics}
-        self.worlds = {each: World(interval_seconds, since=since) for each in self._partition_of.values()}
+        super().__init__(self._partition_of.values(), interval_seconds, width=width, since=since)
         self.forms: dict[str, TopicForm] = {}
-        self._latest = dict.fromkeys(self.worlds, float("-inf"))
 
     def partitions(self) -> list[TopicPartition]:
         """All partitions that the group consumes."""
@@ -53,13 +53,13 @@ class GroupView:
             TopicPartition(topic, number) for topic, form in self.forms.items() for number in range(form.partitions)
         ]
 
-    def coordination_partition(self, topic: str) -> int | None:
-        """The partition of the coordination topic in which `topic` is coordinated; None if it is not consumed."""
-        return self._partition_of.get(topic)
+    def coordination_partition(self, topic: str) -> int:
+        """The partition of the coordination topic in which a consumed topic is coordinated."""
+        return self._partition_of[topic]
 
-    def coordination_partition_of(self, tp: TopicPartition) -> int:
-        """The partition of the coordination topic in which a consumed partition is coordinated."""
-        return self._partition_of[tp.topic]
+    def is_about(self, partition: int, topic: str) -> bool:
+        """Whether that partition of the coordination topic is about `topic`, and the group consumes the topic."""
+        return self._partition_of.get(topic) == partition
 
     def log_time(self, now: float) -> float:
         """The log's own time, in seconds since the epoch."""
@@ -69,63 +69,29 @@ class GroupView:
         """Note that the log's time is `log_time` at `now`."""
         self._log_ahead = log_time - now
 
-    def note_time(self, partition: int, at: float) -> None:
-        """Note that a partition of the coordination topic has had the time `at`."""
-        self._latest[partition] = max(self._latest[partition], at)
-
-    def time_of(self, tp: TopicPartition) -> float:
-        """The time of what we know of a partition: the latest that its part of the log has had, as far as we have read.
-
-        Of the positions that are kept of a partition outside of the log, the one with the latest time counts. So the
-        time of one who has read less must be earlier, however late it writes, and however the brokers' clock was set.
-        """
-        return self._latest[self.coordination_partition_of(tp)]
-
-    def remember(self, tp: TopicPartition, offset: int, topic_id: str, at: float) -> None:
-        """Take in a position that was kept outside the part of the log that is read.
-
-        Args:
-            tp: a partition; one of a topic that is not consumed is ignored.
-            offset: where the group goes on.
-            topic_id: the topic's id; empty if it is not known.
-            at: when the log had it, in seconds since the epoch.
-        """
-        if tp.topic in self._partition_of:
-            self.note_time(self.coordination_partition_of(tp), at)
-            self.world_of(tp).remember(Key(self.group_id, *tp), offset, topic_id, at)
-
-    def caught_up(self) -> None:
-        """Note that the log has been read up to its end at our start."""
-        for world in self.worlds.values():
-            world.recall_all()
-
-    def world_of(self, tp: TopicPartition) -> World:
-        """The world in which the partition is coordinated."""
-        return self.worlds[self.coordination_partition_of(tp)]
-
     def owner(self, tp: TopicPartition, now: float) -> Holder | None:
         """The instance that holds the partition; None if it is free."""
-        return self.world_of(tp).owner(self.group_id, *tp, self.log_time(now))
+        return self.world_of(tp.topic).owner(self.group_id, *tp, self.log_time(now))
 
     def latest_holder(self, tp: TopicPartition) -> Holder | None:
         """The instance that holds the partition or has become stale in it; None after a release or a pause."""
-        return self.world_of(tp).latest_holder(self.group_id, *tp)
+        return self.world_of(tp.topic).latest_holder(self.group_id, *tp)
 
     def left_by(self, tp: TopicPartition) -> Holder | None:
         """The instance that released a free partition itself."""
-        return self.world_of(tp).left_by(self.group_id, *tp)
+        return self.world_of(tp.topic).left_by(self.group_id, *tp)
 
     def knows(self, tp: TopicPartition) -> bool:
         """Whether the log has an offset for the partition."""
-        return self.world_of(tp).offset(self.group_id, *tp) is not None
+        return self.world_of(tp.topic).offset(self.group_id, *tp) is not None
 
     def start_of(self, tp: TopicPartition) -> int:
         """The offset at which the group goes on; 0, the partition's first record, if the log has none."""
-        return self.world_of(tp).offset(self.group_id, *tp) or 0
+        return self.world_of(tp.topic).offset(self.group_id, *tp) or 0
 
     def topic_id(self, tp: TopicPartition) -> str:
         """The id of the topic that the offset belongs to; empty if the log has none."""
-        return self.world_of(tp).topic_id(self.group_id, *tp)
+        return self.world_of(tp.topic).topic_id(self.group_id, *tp)
 
     def is_paused(self, now: float) -> bool:
         """Whether an operator has paused the group."""

@@ -17,7 +17,7 @@ from outbox_plugin.coordination.heartbeat_timing import HeartbeatTiming
 from outbox_plugin.coordination.log import CoordinationLog
 from outbox_plugin.coordination.member import Member
 from outbox_plugin.coordination.readiness import Progress
-from outbox_plugin.coordination.world import Holder
+from outbox_plugin.coordination.world import Holder, Key
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.observe.guard import harmless
 from outbox_plugin.printable import logger_of
@@ -89,12 +89,7 @@ class Instance:
             LogUnavailable: Kafka is away.
         """
         member, log = self._member, self._log
-        if (pause := log.kept.pauses.get(self.group_id)) is not None:
-            for world in member.view.worlds.values():
-                world.apply(pause, float(pause.timestamp))
-        for key, kept in log.kept.positions.items():
-            if key.group_id == self.group_id:
-                member.view.remember(TopicPartition(key.topic, key.partition), kept.offset, kept.topic_id, kept.at)
+        member.view.begin_with(log.kept.of(self.group_id, self._topics))
         for entry in log.follow(member.view.worlds, self._since):
             member.apply(entry, time.monotonic(), live=False)
         member.view.caught_up()
@@ -102,7 +97,7 @@ class Instance:
         member.describe(log.check_forms(log.ask_for_forms(self._topics)), time.monotonic())
         unknown = [tp for tp in member.view.partitions() if not member.view.knows(tp)]
         for tp, offset in log.committed(unknown).items():
-            member.view.remember(tp, offset, "", float("-inf"))
+            member.view.remember(Key(self.group_id, *tp), offset, "", float("-inf"))
         member.resume(time.monotonic())
         self._carry_out()
         self._thread.start()

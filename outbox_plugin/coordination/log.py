@@ -48,7 +48,6 @@ from outbox_plugin.coordination.messages import (
     MalformedMessage,
     Message,
     ReleaseGroup,
-    coordination_partition,
     decode,
     encode,
 )
@@ -180,10 +179,6 @@ class CoordinationLog:
         if not self._keep([form_record(form)], wait=True):
             raise LogUnavailable(f"Kafka: {self.topic}{STATE_SUFFIX} does not take a record")
         return form
-
-    def partition_of(self, topic: str) -> int:
-        """The partition of the coordination topic for claims on `topic`."""
-        return coordination_partition(topic, self.width)
 
     def follow(self, partitions: Collection[int], since: float) -> Iterator[Entry]:
         """Read `partitions` from the time `since` up to their present end; `read` continues from there.

@@ -35,7 +35,7 @@ from outbox_plugin.coordination.messages import (
     ReleaseGroup,
     ReleasingPartition,
 )
-from outbox_plugin.coordination.world import STALE_INTERVALS, TOPIC_CLIENT, Holder
+from outbox_plugin.coordination.world import STALE_INTERVALS, TOPIC_CLIENT, Holder, Key
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import UserError
 
@@ -240,7 +240,7 @@ class Member:
             if self._held and world.paused(self._group, entry.at):
                 self._release(list(self._held), "the group is paused", now)
             return
-        if self.view.coordination_partition(message.topic) != entry.partition:
+        if not self.view.is_about(entry.partition, message.topic):
             return  # Messages about the topic belong to another partition.
         counted = world.apply(message, entry.at)
         tp = TopicPartition(message.topic, message.partition)
@@ -297,7 +297,7 @@ class Member:
             self._to_keep[tp] = None
 
     def _position(self, tp: TopicPartition) -> Keep:
-        return Keep(tp, *self.offset_of(tp), self.view.time_of(tp))
+        return Keep(tp, *self.offset_of(tp), self.view.time_of(Key(self._group, *tp)))
 
     def _reclaim(self, tp: TopicPartition, held: HeldPartition, now: float) -> None:
         """Claim a partition again that was ours until it became stale, and that nobody else has claimed since."""
@@ -332,7 +332,7 @@ class Member:
 
     def _begin_anew(self, tp: TopicPartition, topic_id: str, now: float) -> None:
         common = (VERSION, self._timestamp(now), topic_id, TOPIC_CLIENT, self._group, *tp)
-        self._actions.append(Send(ReleasingPartition(*common, 0), self.view.coordination_partition_of(tp)))
+        self._actions.append(Send(ReleasingPartition(*common, 0), self.view.coordination_partition(tp.topic)))
 
     def resume(self, now: float) -> None:
         """Take over what a former instance of our client holds."""
@@ -414,14 +414,14 @@ class Member:
     def _lose(self, tp: TopicPartition, why: str) -> None:
         del self._held[tp]
         self._trend.forget()
-        self._actions.append(ClaimLost(tp, self._read_up_to[self.view.coordination_partition_of(tp)], why))
+        self._actions.append(ClaimLost(tp, self._read_up_to[self.view.coordination_partition(tp.topic)], why))
 
     def _offset(self, claim: Claim) -> int:
         return claim.promised if self._at_most_once else claim.offset
 
     def _say(self, tp: TopicPartition, message: Message, now: float) -> None:
         self._unanswered.add(tp, message.timestamp, now)
-        self._actions.append(Send(message, self.view.coordination_partition_of(tp)))
+        self._actions.append(Send(message, self.view.coordination_partition(tp.topic)))
 
     def _timestamp(self, now: float) -> int:
         self._stamp = max(self._stamp, int(self.view.log_time(now)))

@@ -23,6 +23,7 @@ and the write, for so long that another takes over, its record is behind the oth
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -59,6 +60,14 @@ class KeptState:
     positions: dict[Key, KeptPosition] = field(default_factory=dict)
     pauses: dict[str, ReleaseGroup] = field(default_factory=dict)
     form: Form | None = None
+
+    def of(self, group_id: str, topics: Collection[str]) -> KeptState:
+        """The records about one group, and its positions in these topics."""
+        return KeptState(
+            {key: kept for key, kept in self.positions.items() if key.group_id == group_id and key.topic in topics},
+            {group: pause for group, pause in self.pauses.items() if group == group_id},
+            self.form,
+        )
 
     def take_in(self, key: bytes | None, value: bytes | None) -> None:
         """Learn from a record; what is malformed is passed over."""

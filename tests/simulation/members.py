@@ -35,7 +35,7 @@ from outbox_plugin.coordination.group_view import GroupView, TopicForm
 from outbox_plugin.coordination.heartbeat_timing import HeartbeatTiming
 from outbox_plugin.coordination.member import Member
 from outbox_plugin.coordination.messages import VERSION, Entry, Message, ReleaseGroup
-from outbox_plugin.coordination.world import LONGEST_DOUBT, STALE_INTERVALS, Holder
+from outbox_plugin.coordination.world import LONGEST_DOUBT, STALE_INTERVALS, Holder, Key
 from outbox_plugin.core.topic_partition import TopicPartition
 
 INTERVAL = 2.0
@@ -265,7 +265,7 @@ class Simulation:
         if self.pause is not None:
             member.view.worlds[0].apply(self.pause, float(self.pause.timestamp))
         for tp, (at, offset, topic_id) in self.kept.items():
-            member.view.remember(tp, offset, topic_id, at)
+            member.view.remember(Key(GROUP, *tp), offset, topic_id, at)
         entries = self.log[self.log_begins :]
         first = next((number for number, entry in enumerate(entries) if entry.at >= since), len(entries))
         for entry in entries[first:]:
