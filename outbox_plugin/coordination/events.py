@@ -15,11 +15,6 @@ class ClaimGained:
     offset: int
     log_offset: int
 
-    @property
-    def place(self) -> TopicPartition:
-        """The former name of `topic_partition`, kept for observers."""
-        return self.topic_partition
-
 
 @dataclass(frozen=True, slots=True)
 class ClaimLost:
@@ -28,11 +23,6 @@ class ClaimLost:
     topic_partition: TopicPartition
     log_offset: int
     why: str
-
-    @property
-    def place(self) -> TopicPartition:
-        """The former name of `topic_partition`, kept for observers."""
-        return self.topic_partition
 
 
 ClaimEvent = ClaimGained | ClaimLost

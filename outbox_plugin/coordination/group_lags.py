@@ -64,7 +64,7 @@ def group_lags(log: CoordinationLog, settings: KafkaSettings, rows: Collection[R
 
 def _offsets(log: CoordinationLog, partitions: Iterable[TopicPartition], spec: OffsetSpec) -> dict[TopicPartition, int]:
     found = {}
-    for tp, answer in log.ask_for_ends(list(partitions), spec).items():
+    for tp, answer in log.ask_for_offsets(list(partitions), spec).items():
         with suppress(KafkaException, TimeoutError):
             found[tp] = answer_of(answer, REQUEST_TIMEOUT_SECONDS).offset
     return found

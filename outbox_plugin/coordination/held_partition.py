@@ -47,7 +47,7 @@ class UnansweredMessages:
 
         Args:
             tp: the partition that the message is about.
-            timestamp: of its record, in milliseconds.
+            timestamp: the message's own, in seconds.
             now: when it was sent.
         """
         self._sent.setdefault(tp, {}).setdefault(timestamp, deque()).append(now)
@@ -60,7 +60,7 @@ class UnansweredMessages:
 
         Args:
             tp: the partition that the message is about.
-            timestamp: of its record, in milliseconds.
+            timestamp: the message's own, in seconds.
             now: when it has come back.
         """
         sent = self._sent.get(tp, {})

@@ -254,7 +254,7 @@ class Instance:
             with self._changed:
                 wanted = self._member.wanted_ends(now)
             if wanted:
-                self._ends = self._log.ask_for_ends(wanted)
+                self._ends = self._log.ask_for_offsets(wanted)
         return {}
 
     def _carry_out(self) -> None:

@@ -53,7 +53,7 @@ from outbox_plugin.coordination.messages import (
 )
 from outbox_plugin.coordination.state_topic import (
     CLOCK_KEY,
-    Form,
+    CoordinationForm,
     KeptPosition,
     KeptState,
     form_record,
@@ -170,12 +170,12 @@ class CoordinationLog:
         for record in self._up_to({KafkaTopicPartition(state, 0): end} if end > first else {}):
             self.kept.take_in(record.key(), record.value())
 
-    def _agree_on_form(self, found: TopicForm) -> Form:
+    def _agree_on_form(self, found: TopicForm) -> CoordinationForm:
         """The form of the coordination topic. The first instance that sees the topic decides it for good."""
         known = self.kept.form
         if known is not None and known.topic_id == found.topic_id:
             return known
-        form = Form(found.partitions, found.topic_id, 0.0 if known is None else self.log_time())
+        form = CoordinationForm(found.partitions, found.topic_id, 0.0 if known is None else self.log_time())
         if not self._keep([form_record(form)], wait=True):
             raise LogUnavailable(f"Kafka: {self.topic}{STATE_SUFFIX} does not take a record")
         return form
@@ -334,10 +334,13 @@ class CoordinationLog:
         except KafkaException as error:
             raise LogUnavailable(f"Kafka, {topic}, partition {partition}: {error.args[0].str()}") from None
 
-    def ask_for_ends(
+    def ask_for_offsets(
         self, partitions: Collection[TopicPartition], spec: OffsetSpec = END
     ) -> dict[TopicPartition, Future[ListOffsetsResultInfo]]:
-        """Request the ends that readers of committed records see, without waiting: one request to each broker."""
+        """Request an offset of each partition, without waiting: one request to each broker.
+
+        Without a `spec`, it is the end that readers of committed records see.
+        """
         with suppress(KafkaException):
             asked = self._admin.client.list_offsets(
                 {KafkaTopicPartition(*tp): spec for tp in partitions},

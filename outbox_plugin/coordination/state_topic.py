@@ -42,7 +42,7 @@ class KeptPosition(NamedTuple):
     topic_id: str
 
 
-class Form(NamedTuple):
+class CoordinationForm(NamedTuple):
     """The coordination topic: how many of its partitions count, its id, and since when it is this one.
 
     `since` is 0 for the first one: nobody can hold what an earlier one said.
@@ -59,7 +59,7 @@ class KeptState:
 
     positions: dict[Key, KeptPosition] = field(default_factory=dict)
     pauses: dict[str, ReleaseGroup] = field(default_factory=dict)
-    form: Form | None = None
+    form: CoordinationForm | None = None
 
     def of(self, group_id: str, topics: Collection[str]) -> KeptState:
         """The records about one group, and its positions in these topics."""
@@ -88,7 +88,7 @@ class KeptState:
                     self.pauses[message.group_id] = message
             elif kind == "form":
                 width, topic_id, since = text.split("/")
-                self.form = Form(int(width), topic_id, int(since) / 1000)
+                self.form = CoordinationForm(int(width), topic_id, int(since) / 1000)
 
 
 def position_record(key: Key, position: KeptPosition) -> tuple[bytes, bytes]:
@@ -102,6 +102,6 @@ def pause_record(message: ReleaseGroup) -> tuple[bytes, bytes]:
     return f"pause/{message.group_id}".encode(), encode(message)
 
 
-def form_record(form: Form) -> tuple[bytes, bytes]:
+def form_record(form: CoordinationForm) -> tuple[bytes, bytes]:
     """Key and value of a record that keeps the form of the coordination topic."""
     return FORM_KEY, f"{form.width}/{form.topic_id}/{int(form.since * 1000)}".encode()

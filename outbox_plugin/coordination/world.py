@@ -75,7 +75,7 @@ class Key(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Claim:
+class _ClaimState:
     """The state of one partition of one group."""
 
     holder: Holder | None = None
@@ -104,7 +104,7 @@ class _Claim:
 
 
 @dataclass(slots=True)
-class _Member:
+class _MemberState:
     """An instance that was heard of lately, with or without claims."""
 
     heard: float
@@ -123,7 +123,7 @@ class _Group:
         self.paused_at = -FOREVER
         self.paused_until = -FOREVER
         self.paused_by = ""
-        self.members: dict[Holder, _Member] = {}
+        self.members: dict[Holder, _MemberState] = {}
 
 
 class Row(NamedTuple):
@@ -156,37 +156,36 @@ class World:
         self._interval = heartbeat_interval_seconds
         self._stale_after = STALE_INTERVALS * heartbeat_interval_seconds
         self._since = since
-        self._claims: dict[Key, _Claim] = {}
+        self._claims: dict[Key, _ClaimState] = {}
         self._groups: dict[str, _Group] = {}
 
     def apply(self, message: Message, now: float) -> bool:
         """Apply the log's next message, which was appended at `now`. Returns whether it counted."""
-        at = now
         group = self._groups.get(message.group_id)
         if group is None:
             group = self._groups[message.group_id] = _Group()
         if isinstance(message, ReleaseGroup):
-            return self._release_group(group, message, at)
+            return self._release_group(group, message, now)
         holder = Holder(message.instance_id, message.client_id)
         key = Key(message.group_id, message.topic, message.partition)
         claim = self._claims.get(key)
-        if claim is not None and claim.kept is not None and at > claim.kept[0]:
+        if claim is not None and claim.kept is not None and now > claim.kept[0]:
             claim.recall()
         if holder.client_id == TOPIC_CLIENT:
             return self._begin_anew(key, holder.instance_id, message)
-        member = self._heard(group, holder, at)
+        member = self._heard(group, holder, now)
         if claim is None and (isinstance(message, ClaimingPartition) or self._since > -FOREVER):
-            claim = self._claims[key] = _Claim(doubt=self._since + self._stale_after)
+            claim = self._claims[key] = _ClaimState(doubt=self._since + self._stale_after)
         if claim is not None and claim.doubt > -FOREVER:
-            self._settle(group, claim, holder, message, at)
+            self._settle(group, claim, holder, message, now)
         if claim is None:
             return False
         if isinstance(message, ClaimingPartition):
-            return self._claim(group, claim, holder, member, at)
-        if claim.holder is None or at - claim.heartbeat > self._stale_after:
+            return self._claim(group, claim, holder, member, now)
+        if claim.holder is None or now - claim.heartbeat > self._stale_after:
             return False
         if isinstance(message, Heartbeat):
-            return self._beat(group, claim, holder, message.offset, at)
+            return self._beat(group, claim, holder, message.offset, now)
         if isinstance(message, ClaimingMessages):
             return self._advance(group, claim, holder, message.offset)
         return self._release(claim, holder, message)
@@ -206,7 +205,7 @@ class World:
         claim = self._claims.get(key)
         if claim is None:
             doubt = self._since + self._stale_after if self._since > -FOREVER else -FOREVER
-            claim = self._claims[key] = _Claim(doubt=doubt)
+            claim = self._claims[key] = _ClaimState(doubt=doubt)
             self._groups.setdefault(key.group_id, _Group())
         claim.kept = (at, offset, topic_id)
         if at < self._since:
@@ -327,10 +326,10 @@ class World:
             holder = claim.holder if state in ("fresh", "unknown", "stale") else None
             yield Row(key, state, holder, claim.offset, now - claim.heartbeat if holder else None)
 
-    def _holds(self, group: _Group, claim: _Claim, at: float) -> bool:
+    def _holds(self, group: _Group, claim: _ClaimState, at: float) -> bool:
         return claim.holder is not None and claim.pauses == group.pauses and at - claim.heartbeat <= self._stale_after
 
-    def _heard(self, group: _Group, holder: Holder, at: float) -> _Member:
+    def _heard(self, group: _Group, holder: Holder, at: float) -> _MemberState:
         group.latest = max(group.latest, at)
         member = group.members.get(holder)
         if member is not None:
@@ -340,10 +339,10 @@ class World:
             since = group.latest - self._stale_after
             group.members = {each: known for each, known in group.members.items() if known.heard >= since}
             group.crowd = max(CROWD, 2 * len(group.members))
-        member = group.members[holder] = _Member(at)
+        member = group.members[holder] = _MemberState(at)
         return member
 
-    def _settle(self, group: _Group, claim: _Claim, holder: Holder, message: Message, at: float) -> None:
+    def _settle(self, group: _Group, claim: _ClaimState, holder: Holder, message: Message, at: float) -> None:
         """Infer from a message who holds a partition whose claim we have not read."""
         age = at - claim.heartbeat
         lives = claim.holder if age <= self._stale_after else None
@@ -362,7 +361,7 @@ class World:
             claim.offset = message.offset if claim.offset is None else max(claim.offset, message.offset)
             claim.doubt = max(claim.doubt, at + self._stale_after)
 
-    def _claim(self, group: _Group, claim: _Claim, holder: Holder, member: _Member, at: float) -> bool:
+    def _claim(self, group: _Group, claim: _ClaimState, holder: Holder, member: _MemberState, at: float) -> bool:
         held = self._holds(group, claim, at)
         if held and (claim.holder == holder or self._resume(claim, holder)):
             if claim.doubt == -FOREVER:  # Otherwise the claim may be a question.
@@ -376,7 +375,7 @@ class World:
         claim.holder, claim.heartbeat, claim.pauses, claim.former = holder, at, group.pauses, ()
         return True
 
-    def _beat(self, group: _Group, claim: _Claim, holder: Holder, offset: int, at: float) -> bool:
+    def _beat(self, group: _Group, claim: _ClaimState, holder: Holder, offset: int, at: float) -> bool:
         if claim.pauses != group.pauses or (claim.holder != holder and not self._resume(claim, holder)):
             return False
         claim.heartbeat = max(claim.heartbeat, at)
@@ -385,7 +384,7 @@ class World:
         return True
 
     @staticmethod
-    def _resume(claim: _Claim, holder: Holder) -> bool:
+    def _resume(claim: _ClaimState, holder: Holder) -> bool:
         """Pass the claim to a new instance of its client. Messages of the former instances no longer count."""
         former = claim.holder
         if former is None or former.client_id != holder.client_id or holder.instance_id in claim.former:
@@ -395,14 +394,14 @@ class World:
         return True
 
     @staticmethod
-    def _advance(group: _Group, claim: _Claim, holder: Holder, offset: int) -> bool:
+    def _advance(group: _Group, claim: _ClaimState, holder: Holder, offset: int) -> bool:
         if claim.holder != holder or claim.pauses != group.pauses:
             return False
         claim.offset = offset if claim.offset is None else max(claim.offset, offset)
         return True
 
     def _begin_anew(self, key: Key, topic_id: str, message: Message) -> bool:
-        claim = self._claims.setdefault(key, _Claim())
+        claim = self._claims.setdefault(key, _ClaimState())
         if not isinstance(message, ReleasingPartition) or claim.topic_id == topic_id:
             return False
         if claim.holder is not None:
@@ -411,7 +410,7 @@ class World:
         return True
 
     @staticmethod
-    def _release(claim: _Claim, holder: Holder, message: ReleasingPartition) -> bool:
+    def _release(claim: _ClaimState, holder: Holder, message: ReleasingPartition) -> bool:
         if claim.holder != holder:
             return False
         claim.holder, claim.offset, claim.former, claim.left_by = None, message.offset, (), holder

@@ -18,7 +18,7 @@ from outbox_plugin.coordination.group_view import GroupView
 from outbox_plugin.coordination.held_partition import HeldPartition, UnansweredMessages
 from outbox_plugin.coordination.member import Member
 from outbox_plugin.coordination.messages import ReleaseGroup
-from outbox_plugin.coordination.world import FOREVER, Key, World, _Claim, _Group
+from outbox_plugin.coordination.world import FOREVER, Key, World, _ClaimState, _Group
 from outbox_plugin.core.topic_partition import TopicPartition
 from tests.simulation.conftest import Seeds
 from tests.simulation.members import Plan, run
@@ -100,7 +100,7 @@ def remember_before_its_time(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_what_was_kept(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(_Claim, "recall", lambda _: None)
+    patch.setattr(_ClaimState, "recall", lambda _: None)
 
 
 def keep_positions_by_a_clock_that_goes_back(patch: pytest.MonkeyPatch) -> None:
