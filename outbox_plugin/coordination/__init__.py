@@ -8,8 +8,8 @@ claims at once. An operator pauses a group, sets where it goes on, and resumes i
 The log decides who holds a partition and where the group goes on in it, by the broker's clock alone (`world.py`).
 `claims.py`, `claim_planner.py` and `lag_trend.py` decide which partitions an instance asks for, and which it gives up
 for the others' fair share. An instance hands out records only of partitions that the log gave it, and only while
-nobody else can have them (`member.py`). Positions and pauses that must outlive the log are kept beside it (`state_topic.py`).
-None of these modules does I/O; `instance.py` and `consumer.py` are the threads around them.
+nobody else can have them (`member.py`). Positions and pauses that must outlive the log are kept beside it
+(`state_topic.py`). None of these modules does I/O; `instance.py` and `consumer.py` are the threads around them.
 
 At least once: an offset moves forward when the records below it are committed. Another instance may get records again.
 At most once: an instance writes to the log which records it will hand out, reads that back, and hands them out only if
