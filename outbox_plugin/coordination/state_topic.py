@@ -71,7 +71,7 @@ class KeptState:
 
     def take_in(self, key: bytes | None, value: bytes | None) -> None:
         """Learn from a record; what is malformed is passed over."""
-        with suppress(UnicodeDecodeError, ValueError, MalformedMessage):
+        with suppress(UnicodeDecodeError, ValueError, OverflowError, MalformedMessage):
             kind, *names = (key or b"").decode().split("/")
             text = (value or b"").decode()
             if kind == "position":
