@@ -74,7 +74,7 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
 
 
 def test_declarations_are_there() -> None:
-    assert len(DECLARATIONS) == 6
+    assert len(DECLARATIONS) == 7
     assert len(COMPONENTS) == 8
 
 
@@ -92,6 +92,24 @@ def test_components_load(block: Block) -> None:
         path = sandbox.scaffold_component(OutboxComponent, defs_yaml_contents=yaml.safe_load(block.text))
         with sandbox.load_component_and_build_defs(defs_path=path) as (_, definitions):
             Definitions.validate_loadable(definitions)
+
+
+@pytest.mark.filterwarnings("ignore:.* is currently in preview")  # Dagster's own call.
+def test_assets_of_the_pages_load_beside_the_component() -> None:
+    """Without what the pages say to leave out there: it would define the component's resource a second time."""
+    consuming = blocks("how-to/consume-in-dagster-and-spark.md")
+    [component] = [block for block in consuming if block in COMPONENTS]
+    [totals] = [block for block in consuming if block.file == "src/shop/defs/totals.py"]
+    [orders] = [block for block in DECLARATIONS if "OutboxWrite" in block.text]
+    [resources] = [block for block in DECLARATIONS if block.file == "src/shop/defs/resources.py"]
+    with create_defs_folder_sandbox() as sandbox:
+        sandbox.scaffold_component(OutboxComponent, defs_yaml_contents=yaml.safe_load(component.text))
+        (sandbox.defs_folder_path / "totals.py").write_text(totals.text.partition("\ndefinitions = ")[0])
+        (sandbox.defs_folder_path / "orders.py").write_text(orders.text.partition("\noutbox = ")[0])
+        (sandbox.defs_folder_path / "resources.py").write_text(resources.text)
+        with sandbox.build_all_defs() as definitions:
+            Definitions.validate_loadable(definitions)
+            assert {"outbox", "harvester", "spark"} == set(definitions.resources or ())
 
 
 def test_the_instance_is_configured_as_dagster_has_it() -> None:
