@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from outbox_plugin.embedded.ports import free_port
 from outbox_plugin.observe.port import Port
 from outbox_plugin.schema.connection import OLDEST_POSTGRES
 from outbox_plugin.settings import Settings
-from tests.documents import CHECKOUT
+from tests.documents import CHECKOUT, blocks
 
 DEPLOY = CHECKOUT / "deploy"
 DOCKERFILE = (DEPLOY / "docker" / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
@@ -84,6 +85,16 @@ def test_the_settings_exist_and_are_valid(environment: dict[str, str], monkeypat
     assert ours <= set(Settings.model_fields)
     assert Settings().model_fields_set == ours
     assert Settings().listen == "0.0.0.0:9464"
+
+
+def test_the_settings_of_the_service_exist_and_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Systemd reads quotes in an environment file as a shell does."""
+    [text] = [block.text for block in blocks("how-to/run-in-production.md", "text") if block.text.startswith("OUTBOX_")]
+    for line in text.splitlines():
+        [pair] = shlex.split(line)
+        monkeypatch.setenv(*pair.split("=", 1))
+    assert Settings().model_fields_set == {"dsn", "bootstrap_servers", "kafka", "listen"}
+    assert Settings().kafka["sasl.username"] == "harvester"
 
 
 @pytest.mark.parametrize(
