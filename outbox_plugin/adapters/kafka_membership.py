@@ -7,6 +7,7 @@ follower hears the leader too.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 
@@ -32,6 +33,7 @@ from outbox_plugin.settings import Settings
 logger = logger_of("outbox_plugin.harvester")
 
 _CHECK_SECONDS = 0.5
+RECEIVE_SECONDS = 0.5  # How long records are received in one go. Some may come faster than they can be verified.
 SESSION_TIMEOUT_MS = 6_000  # Brokers allow no less by default.
 
 
@@ -135,11 +137,17 @@ class KafkaMembership:
         return frozenset(self._owned)
 
     def receive(self, wait_seconds: float) -> Iterator[LeaderHeartbeat]:
-        """New heartbeats of this outbox's harvesters; waits up to `wait_seconds` for the first."""
+        """New heartbeats of this outbox's harvesters; waits up to `wait_seconds` for the first.
+
+        What comes after `RECEIVE_SECONDS` is left to the next call: the topic may get records without end.
+        """
+        deadline = time.monotonic() + wait_seconds + RECEIVE_SECONDS
         while (message := self._listener.poll(wait_seconds)) is not None:
             wait_seconds = 0
             if message.error() is None and (heartbeat := self._take(message)) is not None:
                 yield heartbeat
+            if time.monotonic() > deadline:
+                break
 
     def _take(self, message: Message) -> LeaderHeartbeat | None:
         """The heartbeat that a record is; None unless it is new and one of this outbox."""
