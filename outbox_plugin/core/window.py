@@ -14,6 +14,7 @@ from outbox_plugin.core.bad_rows import BadRow, before_bad_rows
 from outbox_plugin.core.held_keys import HeldKeys
 from outbox_plugin.core.id_ranges import IdRanges
 from outbox_plugin.core.ordering_key import OrderingKey, OrderingKeys
+from outbox_plugin.core.parked_keys import ParkedKeys
 from outbox_plugin.core.progress import Publication, publications_of
 from outbox_plugin.core.row import OutboxRow, Rows, fields_of
 
@@ -80,9 +81,7 @@ class Windows:
     def __init__(self) -> None:
         self._read: list[Window] = []
         self._published: list[Window] = []
-        # The number of each parking. An answer of the database that is older than the parking does not release the key.
-        self._parked: dict[OrderingKey, int] = {}
-        self._parkings = 0
+        self._parked = ParkedKeys()
         self._held = HeldKeys()
 
     @property
@@ -110,7 +109,7 @@ class Windows:
     @property
     def excluded_keys(self) -> frozenset[OrderingKey]:
         """The keys whose rows wait: parked ones, and those that this term holds back."""
-        return self._held.keys.union(self._parked)
+        return self._held.keys | self._parked.keys
 
     def hold(self, until: Mapping[OrderingKey, float]) -> None:
         """Hold keys back, each until its time, in every window that is not yet published and in every later read."""
@@ -125,36 +124,20 @@ class Windows:
     @property
     def parkings(self) -> int:
         """How many keys were ever parked. Note it before the database is asked, and pass it to `update_parked`."""
-        return self._parkings
+        return self._parked.parkings
 
     def park(self, bad: Sequence[BadRow]) -> None:
         """Park the bad rows' keys, in every window that is not yet published and in every later read."""
-        for row in bad:
-            self._parked[row.ordering_key] = self._parkings
-            self._parkings += 1
+        self._parked.park(row.ordering_key for row in bad)
         for window in self._read:
             window.withhold(bad)
 
     def update_parked(self, parked: frozenset[OrderingKey], parkings: int) -> bool:
-        """Take in which keys the database says are parked.
+        """Take in which keys the database says are parked: see `ParkedKeys.update`.
 
-        A key that this term has parked since the database was asked stays parked. A key that somebody else parked waits
-        from the next read on.
-
-        Args:
-            parked: the database's answer.
-            parkings: the value of `parkings` before the database was asked.
-
-        Returns:
-            Whether a key was released. Its rows lie below the id watermark: read from the beginning then.
+        A key that somebody else parked waits from the next read on.
         """
-        released = [key for key, number in self._parked.items() if number < parkings and key not in parked]
-        for key in released:
-            del self._parked[key]
-        for key in parked - self._parked.keys():
-            self._parked[key] = self._parkings
-            self._parkings += 1
-        return bool(released)
+        return self._parked.update(parked, parkings)
 
     @property
     def unpurged(self) -> tuple[Publication, ...]:

@@ -21,6 +21,7 @@ from outbox_plugin.core.intervals import (
 from outbox_plugin.core.kafka_ports import AcknowledgingLog
 from outbox_plugin.core.marking import ROWS_PER_MARK, resolve_round, rounds
 from outbox_plugin.core.ordering_key import OrderingKey
+from outbox_plugin.core.parked_keys import ParkedKeys
 from outbox_plugin.core.poll_schedule import Read
 from outbox_plugin.core.postgres_ports import Control, MarkedStore, ReadRequest, WakeUp
 from outbox_plugin.core.row import OutboxRow, Rows, column, fields_of
@@ -97,7 +98,7 @@ class AtLeastOnce:
         self._marked: deque[tuple[str, Sequence[OutboxRow], float]] = deque()
         self._delivered: list[int] = []  # To be purged; all carry the same mark.
         self._sender_done = False
-        self._parked: frozenset[OrderingKey] = frozenset()
+        self._parked = ParkedKeys()
         self._held = HeldKeys()
         self._failures = Backoff(ERROR_FIRST, ERROR_LAST)
         self._confirmed_at = runtime.now()  # When the database last let us lead.
@@ -142,7 +143,7 @@ class AtLeastOnce:
 
     def _request(self, read: Read) -> ReadRequest:
         with self._lock:
-            return ReadRequest(ROWS_PER_MARK, read.ids, excluded_keys=self._parked | self._held.keys)
+            return ReadRequest(ROWS_PER_MARK, read.ids, excluded_keys=self._parked.keys | self._held.keys)
 
     def _mark_rows(self, request: ReadRequest) -> Sequence[OutboxRow]:
         asked_at = self._runtime.now()
@@ -160,13 +161,12 @@ class AtLeastOnce:
     def _control(self) -> tuple[Control, bool]:
         with self._lock:
             challenged, self._challenged = self._challenged, None
+            parkings = self._parked.parkings
         control = self._store.control()
         if challenged is not None:
             challenged()
         with self._lock:
-            released = self._parked - control.parked
-            self._parked = control.parked
-        return control, bool(released)
+            return control, self._parked.update(control.parked, parkings)
 
     def _rows_are_released(self, now: float) -> bool:
         """Whether held keys go on, or a failed delivery has had all rows marked anew."""
@@ -259,7 +259,7 @@ class AtLeastOnce:
         unrecorded = self._store.park(bad) if bad else ()
         parked = without(bad, unrecorded)
         with self._lock:
-            self._parked |= {row.ordering_key for row in parked}
+            self._parked.park(row.ordering_key for row in parked)
             again_at = self._runtime.now() + RETRY_BAD_ROW_SECONDS
             self._held.hold({row.ordering_key: again_at for row in unrecorded})
         if parked:

@@ -13,11 +13,13 @@ from outbox_plugin.adapters.writable_topics import UnwritableTopics
 from outbox_plugin.core.bad_rows import BadRow
 from outbox_plugin.core.id_watermark import SequenceState
 from outbox_plugin.core.kafka_ports import SendResult
+from outbox_plugin.core.ordering_key import OrderingKey, OrderingKeys
 from outbox_plugin.core.postgres_ports import Control, ReadRequest
 from outbox_plugin.core.progress import OutboxIdentity
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.errors import Fenced, Refusal
 from outbox_plugin.relay.at_least_once import AtLeastOnce
+from outbox_plugin.relay.events import HarvestEvent, RowsParked
 from outbox_plugin.relay.runtime import Threads
 from outbox_plugin.settings import Settings
 from tests.support import eventually
@@ -93,6 +95,54 @@ def test_a_term_does_not_remember_its_dead_letters() -> None:
     term.join(90)
     kept = {name: len(each) for name, each in vars(relay).items() if isinstance(each, set | dict | list | deque)}
     assert max(kept.values()) <= 100, kept
+
+
+class AskedMeanwhile(Store):
+    """It has one row, which is bad. Its key is parked while a question for the parked keys is on its way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = {1: None}
+        self.questions = 0
+        self.reported = threading.Event()
+        self._asked = threading.Event()
+        self._parked: frozenset[OrderingKey] = frozenset()
+
+    def control(self) -> Control:
+        parked = self._parked
+        self.questions += 1
+        if self.questions > 1:
+            self._asked.set()
+            self.reported.wait(30)
+        return Control(paused=False, parked=parked, sequence=SequenceState(0, frozenset()))
+
+    def park(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
+        self._asked.wait(30)
+        self._parked = frozenset(row.ordering_key for row in bad)
+        return ()
+
+    def mark(self, leader_id: str, wanted: ReadRequest) -> Sequence[OutboxRow]:
+        excluded = OrderingKeys(wanted.excluded_keys)
+        return excluded.without_rows_of_these(super().mark(leader_id, wanted))
+
+
+def test_a_key_that_is_parked_while_the_database_is_asked_stays_parked() -> None:
+    """Else its bad row is marked, sent, refused and reported once more."""
+    store, reports = AskedMeanwhile(), list[RowsParked]()
+
+    def observe(event: HarvestEvent) -> None:
+        if isinstance(event, RowsParked):
+            reports.append(event)
+            store.reported.set()
+
+    relay = AtLeastOnce(0, "leader", store, RefusingLog(), Threads(), observe)
+    relay.take_over()
+    term = threading.Thread(target=relay.run)
+    term.start()
+    eventually(lambda: store.questions > 4 or len(reports) > 1, 30)
+    relay.stop()
+    term.join(90)
+    assert len(reports) == 1
 
 
 def test_who_leads_is_asked_after_topics_have_been_looked_up(
