@@ -161,7 +161,12 @@ class Harvester(Background):
         warn_about_insecure_settings(self._settings)
         with closing(KafkaAdmin.at_start(self._settings)) as admin:
             identity, layout, disorder = self._check_both(admin)
-            notes = [admin.keep_progress(self._names)] if self._exactly_once else []
+            note = self._note(admin, disorder)
+        return identity, layout, note
+
+    def _note(self, admin: KafkaAdmin, disorder: str | None) -> str | None:
+        """What is wrong, but keeps nobody from harvesting, for the log and the status; None if nothing is."""
+        notes = [admin.keep_progress(self._names)] if self._exactly_once else []
         if disorder is not None:
             notes.append(
                 f"the ids of {self._settings.table} {disorder}. A later transaction can get a smaller id, so order "
@@ -170,7 +175,7 @@ class Harvester(Background):
         note = "; ".join(filter(None, notes)) or None
         if note:
             logger.warning("%s", note)
-        return identity, layout, note
+        return note
 
     def _check_both(self, admin: KafkaAdmin) -> tuple[OutboxIdentity, Layout, str | None]:
         """Register with the outbox once Kafka is found to be as it must be."""
@@ -230,19 +235,20 @@ class Harvester(Background):
                 supervisor = self._supervisor(identity, layout, note)
             except LogUnavailable as error:  # There is no token for Kafka.
                 logger.warning("not yet: %s", error)
-                layout = self._next_layout(layout)
+                layout, note = self._next_layout(layout, note)
                 continue
             try:
                 supervisor.run(self._stop.is_set)
             except (LayoutChanged, TopicMissing) as ended:
                 logger.info("beginning again: %s", ended)
                 self._observe(BeginsAgain(0, str(ended)))
-                layout = self._next_layout(layout)
+                layout, note = self._next_layout(layout, note)
 
-    def _next_layout(self, last: Layout) -> Layout:
-        """Wait until both servers have the new layout, and return it; `last` if the harvester is to stop.
+    def _next_layout(self, last: Layout, last_note: str | None) -> tuple[Layout, str | None]:
+        """Wait until both servers have the new layout, and return it, and a note for the status.
 
-        The new layout may have the same number as `last`, if a backup was restored.
+        Returns `last` and `last_note` if the harvester is to stop. The new layout may have the same number as `last`,
+        if a backup was restored.
 
         Raises:
             ForeignOutbox: the outbox is harvested by another group by now.
@@ -256,10 +262,10 @@ class Harvester(Background):
                     registration.register_group()
                     registration.register_delivery()
                     self._signer = registration.signer()
-                    layout = registration.layout()
+                    layout, disorder = registration.layout(), registration.disorder_of_ids()
                 with closing(KafkaAdmin(self._settings)) as admin:
                     admin.ensure_topics(self._names, layout.shards, progress=self._exactly_once)
-                    note = admin.keep_progress(self._names) if self._exactly_once else None
+                    note = self._note(admin, disorder)
             except (
                 ServerUnavailable,
                 ServerRefused,
@@ -267,11 +273,9 @@ class Harvester(Background):
                 logger.warning("not yet: %s", error)
                 self._observe(BeginsAgain(0, str(error)))
             else:
-                if note:
-                    logger.warning("%s", note)
                 logger.info("the outbox has %d shards", layout.shards)
-                return layout
-        return last
+                return layout, note
+        return last, last_note
 
     def _supervisor(self, identity: OutboxIdentity, layout: Layout, note: str | None) -> Supervisor:
         host, pid = socket.gethostname(), os.getpid()

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from outbox_plugin import Settings
+from outbox_plugin import Settings, harvester
 from outbox_plugin.core.delivery_options import Delivery
-from outbox_plugin.harvester import may_take_over_early
+from outbox_plugin.core.progress import OutboxIdentity
+from outbox_plugin.core.shards import Layout
+from outbox_plugin.errors import LayoutChanged
+from outbox_plugin.harvester import Harvester, may_take_over_early
 
 
 @pytest.mark.parametrize(
@@ -29,3 +36,54 @@ def test_an_election_that_is_shared_with_goharvest_knows_no_early_takeover(
         leader_group=leader_group,
     )
     assert may_take_over_early(settings) == early
+
+
+def test_a_harvester_that_begins_again_notes_what_is_wrong_by_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody may have mended what its first start has found, or broken something else."""
+    wrong_now = {"progress": "the policy is another one", "ids": "descend"}
+    notes: list[str | None] = []
+
+    class Registration:
+        def __init__(self, *_: object) -> None: ...
+
+        def disorder_of_ids(self) -> str | None:
+            return wrong_now.get("ids")
+
+        def layout(self) -> Layout:
+            return Layout(1, 1)
+
+        def __getattr__(self, name: str) -> Callable[..., None]:
+            return lambda **_: None
+
+    class Admin(SimpleNamespace):
+        def ensure_topics(self, *_: object, **__: object) -> None: ...
+
+        def keep_progress(self, _: object) -> str | None:
+            return wrong_now.get("progress")
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(harvester, "HarvesterRegistration", Registration)
+    monkeypatch.setattr(harvester, "KafkaAdmin", lambda _: Admin())
+    monkeypatch.setattr(harvester, "ERROR_FIRST", 0.01)
+    again = Harvester(Settings(dsn="postgresql://u@h/d", bootstrap_servers="h:1"))
+
+    def run(_: object) -> None:
+        if len(notes) == 3:
+            again._stop.set()
+            return
+        if len(notes) == 2:
+            wrong_now.clear()
+        raise LayoutChanged("another number of shards")
+
+    def supervisor(_: object, __: object, note: str | None) -> Any:
+        notes.append(note)
+        return SimpleNamespace(run=run)
+
+    monkeypatch.setattr(again, "_connect", lambda: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(again, "_supervisor", supervisor)
+    again._harvest(OutboxIdentity("incarnation", "here"), Layout(1, 1), "what the first start has found")
+    assert notes[0] == "what the first start has found"
+    assert notes[1] is not None
+    assert notes[1].startswith("the policy is another one; the ids of outbox descend.")
+    assert notes[2] is None
