@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from outbox_plugin.adapters.postgres_session import PostgresSession, Run
-from outbox_plugin.errors import Fenced
+from outbox_plugin.errors import Fenced, StoreUnavailable
 
 
 class Leadership:
@@ -21,14 +21,18 @@ class Leadership:
             first: statements of `mark.sql` that run first, in the same transaction.
 
         Raises:
-            StoreUnavailable: Postgres is away, or refuses.
+            StoreUnavailable: Postgres is away, or refuses. Or the outbox is no longer the one that the term began with,
+                or has another number of shards: the next term's session finds out which.
         """
         self._session = session
         self.leader_id = leader_id
         with session.durable_transaction() as run:
             for name in first:
                 run("mark", name)
-            run("control", "lead", leader_id=leader_id)
+            if not run("control", "lead", leader_id=leader_id).rowcount:
+                raise StoreUnavailable(
+                    "Postgres: the outbox was truncated or recreated, or has another number of shards"
+                )
 
     @contextmanager
     def transaction(self) -> Iterator[Run]:

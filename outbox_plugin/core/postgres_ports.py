@@ -78,6 +78,10 @@ class ShardStore(Protocol):
 
         Kafka fences what a leader publishes, not what it parks or dead-letters. Without this, a leader that wakes up
         late would do so with rows that have been published since.
+
+        Raises:
+            StoreUnavailable: also where the outbox is no longer the one that the term began with, or has another number
+                of shards.
         """
         ...
 

@@ -12,7 +12,7 @@ from outbox_plugin.core.id_ranges import IdRanges
 from outbox_plugin.core.id_watermark import BEGINNING, IdRange, OpenWriters
 from outbox_plugin.core.key_summary import HASH_BYTES
 from outbox_plugin.core.ordering_key import OrderingKey
-from outbox_plugin.core.postgres_ports import ReadRequest, WindowStore
+from outbox_plugin.core.postgres_ports import ReadRequest, ShardStore, WindowStore
 from outbox_plugin.core.progress import Publication
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Slice
@@ -237,6 +237,23 @@ def a_leader_puts_aside_for_its_own_shard(outbox: Outbox) -> None:
     assert outbox.dead_letters() == 1
 
 
+def nobody_leads_under_another_layout(outbox: Outbox) -> None:
+    former: list[ShardStore] = [outbox.windows(), outbox.marks()]
+    outbox.change_layout(2)
+    for store in former:
+        with pytest.raises(StoreUnavailable, match="number of shards"):
+            store.lead(ONE)
+
+
+def nobody_leads_a_table_that_is_another_one_by_now(outbox: Outbox) -> None:
+    former: list[ShardStore] = [outbox.windows(), outbox.marks()]
+    outbox.truncate()
+    for store in former:
+        with pytest.raises(StoreUnavailable, match="truncated"):
+            store.lead(ONE)
+    outbox.windows().lead(ONE)
+
+
 def under_another_layout_nothing_is_put_aside(outbox: Outbox) -> None:
     written(outbox, "a")
     store = outbox.windows()
@@ -330,6 +347,8 @@ SCENARIOS: list[Scenario] = [
     a_leader_puts_nothing_aside_once_another_leads,
     only_the_leader_raises_the_generation,
     a_leader_puts_aside_for_its_own_shard,
+    nobody_leads_under_another_layout,
+    nobody_leads_a_table_that_is_another_one_by_now,
     under_another_layout_nothing_is_put_aside,
     of_another_table_nothing_is_put_aside,
     an_order_to_pause_is_heard,

@@ -710,10 +710,11 @@ class Store:
         self._leader_id = leader_id
 
         def effect() -> None:
-            if self._is_ours():
-                if former := self.database.leaders.get(self._slice.number):
-                    self.database.replaced_at.setdefault(former, self.database.scheduler.now)
-                self.database.leaders[self._slice.number] = leader_id
+            if not self._is_ours():
+                raise StoreUnavailable("Postgres: the outbox was truncated, or has another number of shards")
+            if former := self.database.leaders.get(self._slice.number):
+                self.database.replaced_at.setdefault(former, self.database.scheduler.now)
+            self.database.leaders[self._slice.number] = leader_id
             self.database.flush()
 
         self.call("begins to lead", effect)
