@@ -65,6 +65,7 @@ class PostgresWindowStore:
         self._keys_connection: psycopg.Connection[Any] | None = None  # While `key_hashes_up_to` reads.
         self._keys_read = threading.Event()  # Not set while `key_hashes_up_to` reads, and while it connects.
         self._keys_read.set()
+        self._keys_are_wanted = True
         try:
             self._maintain_history()
         except BaseException:
@@ -252,10 +253,16 @@ class PostgresWindowStore:
         settings = self.session.settings
         with reported(), closing(connect(settings, purpose="outbox harvester (keys)", own_name=True)) as connection:
             self._keys_connection = connection
+            if not self._keys_are_wanted:  # From here on, `cancel_key_hashes` ends what runs on the connection.
+                raise StoreUnavailable("Postgres: keys are not read any more, as the term ends")
             yield from BacklogKeys(self.session, self._rows, connection).hashes_up_to(bound, rows)
 
     def cancel_key_hashes(self) -> None:
-        """End `key_hashes_up_to`, if it reads; from another thread. Returns when it has ended, 10 seconds at most."""
+        """End `key_hashes_up_to`, if it reads, and let it read nothing from now on; from another thread.
+
+        Returns when it has ended, after 10 seconds at most.
+        """
+        self._keys_are_wanted = False
         cancel_until_ended(lambda: self._keys_connection, self._keys_read.wait, END_SECONDS)
 
     def purge(self, publications: Sequence[Publication]) -> int:

@@ -195,7 +195,10 @@ class WindowStore(ShardStore, Protocol):
         ...
 
     def cancel_key_hashes(self) -> None:
-        """End `key_hashes_up_to`, if it reads; from another thread. Returns when it has ended, or after a while."""
+        """End `key_hashes_up_to`, if it reads, and let it read nothing from now on; from another thread.
+
+        Returns when it has ended, or after a while.
+        """
         ...
 
     def purge(self, publications: Sequence[Publication]) -> int:

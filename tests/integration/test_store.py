@@ -732,7 +732,6 @@ def test_a_statement_that_reads_keys_can_be_ended(settings: Settings) -> None:
         closing(PostgresWindowStore(settings, 0, LAYOUT)) as store,
         ThreadPoolExecutor(1) as pool,
     ):
-        store.cancel_key_hashes()  # None reads yet.
         connection.execute("LOCK TABLE outbox IN ACCESS EXCLUSIVE MODE")
         reading = pool.submit(lambda: list(store.key_hashes_up_to(10, 10)))
         waits = "SELECT count(*) FROM pg_locks WHERE relation = 'outbox'::regclass AND NOT granted"
@@ -740,6 +739,23 @@ def test_a_statement_that_reads_keys_can_be_ended(settings: Settings) -> None:
         store.cancel_key_hashes()
         with pytest.raises(StoreUnavailable, match="cancel"):
             reading.result(30)
+
+
+def test_keys_are_not_read_once_the_end_of_a_term_has_begun(settings: Settings) -> None:
+    """The thread that is to read them may not have begun to when the term ends."""
+    with (
+        psycopg.connect(settings.dsn.get_secret_value()) as connection,
+        closing(PostgresWindowStore(settings, 0, LAYOUT)) as store,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        store.cancel_key_hashes()
+        connection.execute("LOCK TABLE outbox IN ACCESS EXCLUSIVE MODE")
+        reading = pool.submit(lambda: list(store.key_hashes_up_to(10, 10)))
+        try:
+            with pytest.raises(StoreUnavailable, match="the term ends"):
+                reading.result(10)
+        finally:
+            connection.rollback()
 
 
 def test_keys_that_are_read_only_after_the_end_of_a_term_has_begun_are_not_waited_for(
@@ -763,7 +779,7 @@ def test_keys_that_are_read_only_after_the_end_of_a_term_has_begun_are_not_waite
         eventually(lambda: not store._keys_read.is_set(), 30)
         cancelling = pool.submit(store.cancel_key_hashes)
         requested.set()
-        with pytest.raises(StoreUnavailable, match="cancel"):
+        with pytest.raises(StoreUnavailable, match=r"cancel|the term ends"):
             reading.result(30)
         cancelling.result(30)
         assert store._keys_connection is None
