@@ -175,7 +175,8 @@ class ExactlyOnce:
             recovered = [self._recover(*each) for each in logs]
             for (log, _, _), (_, generation) in zip(logs, recovered, strict=True):
                 # A former leader that replaces its producer then finds another's record, and stops.
-                log.publish((), replace(self._progress(0, ()), generation=generation))
+                if not log.publish((), replace(self._progress(0, ()), generation=generation)):
+                    raise LogUnavailable("Kafka does not take a record for a shard of an earlier layout")
         if recovered:
             self._store.mark_settled()
         return [rows for rows, _ in recovered]
@@ -299,11 +300,12 @@ class ExactlyOnce:
 
     def _publish_no_rows(self) -> None:
         """Commit a progress record alone."""
-        with self._lock:
-            unpurged = self._windows.unpurged
-        began = self._runtime.now()
-        while not self._commit((), self._progress(0, unpurged)):
+        while True:
+            with self._lock:  # Each time anew: what is purged by now need not be named.
+                unpurged = self._windows.unpurged
             began = self._runtime.now()
+            if self._commit((), self._progress(0, unpurged)):
+                break
         if not (self._live_rows.in_use and self._rows_beside_live.is_measured):
             self._rows_beside_live.measured(self._runtime.now() - began)
 

@@ -368,6 +368,61 @@ def test_what_happens_is_told() -> None:
     assert sum(event.rows for event in told if isinstance(event, WindowPurged)) == ROWS
 
 
+def test_a_record_without_rows_that_is_tried_again_names_no_rows_that_are_gone_by_now() -> None:
+    rows, kafka, faults, may_purge = table(), Kafka(), Faults(None), threading.Event()
+    named: list[int] = []
+    purged: list[int] = []
+
+    class Waiting(Store):
+        def purge(self, publications: Sequence[Publication]) -> int:
+            may_purge.wait(20 if publications else 0)
+            return super().purge(publications)
+
+    class Again(TransactionalLog):
+        def publish(self, rows: Sequence[OutboxRow], progress: ProgressRecord) -> bool:
+            if not rows:
+                named.append(sum(len(each.ids) for each in progress.publications))
+                if progress.publications and not may_purge.is_set():
+                    may_purge.set()
+                    eventually(lambda: sum(purged) == ROWS, 20)
+                    return False
+            return super().publish(rows, progress)
+
+    def observe(event: HarvestEvent) -> None:
+        if isinstance(event, WindowPurged):
+            purged.append(event.rows)
+        elif isinstance(event, WindowPublished) and len(kafka.rows) == ROWS:
+            term.prove(proved.set)
+
+    proved = threading.Event()
+    term = ExactlyOnce(0, "leader", Waiting(rows, faults), Again(kafka, faults), Threads(), observe)
+    assert live(term, proved.is_set) is None
+    assert named[:3] == [0, ROWS, 0]
+
+
+def test_an_earlier_layout_is_not_settled_before_the_record_that_stops_its_leaders_is_there() -> None:
+    settled: list[bool] = []
+
+    class Former(TransactionalLog):
+        def publish(self, rows: Sequence[OutboxRow], progress: ProgressRecord) -> bool:
+            return False
+
+    class Latter(TransactionalLog):
+        def former(self, slice_: Slice) -> TransactionalLog:
+            return Former(Kafka(), faults)
+
+    class Unsettled(Store):
+        def mark_settled(self) -> None:
+            settled.append(True)
+
+    faults = Faults(None)
+    store = Unsettled(table(), faults)
+    store.layout = Layout(2, 1, (2,))
+    term = ExactlyOnce(0, "leader", store, Latter(Kafka(), faults), Threads(), lambda _: None)
+    assert isinstance(live(term, lambda: settled), LogUnavailable)
+    assert not settled
+
+
 class FarClock(Threads):
     """Time goes on a little with each look at it, and by `SECONDS` with each transaction."""
 
