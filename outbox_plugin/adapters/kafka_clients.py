@@ -43,6 +43,7 @@ _NOT_LET_IN = {
 
 _OTHER_NAMES = {"linger.ms": "queue.buffering.max.ms", "message.timeout.ms": "delivery.timeout.ms"}  # librdkafka's.
 
+FORBIDDEN_TOPIC = {KafkaError.TOPIC_EXCEPTION, KafkaError.TOPIC_AUTHORIZATION_FAILED}
 UNKNOWN_TOPIC = {KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART}
 # A partition that is new, or moves to another broker, gives these answers until all brokers know its leader.
 NO_LEADER_YET = {

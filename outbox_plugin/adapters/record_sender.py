@@ -14,6 +14,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from outbox_plugin.adapters.kafka_admin import KafkaAdmin
+from outbox_plugin.adapters.kafka_clients import FORBIDDEN_TOPIC, REQUEST_TIMEOUT_SECONDS
 from outbox_plugin.adapters.writable_topics import UnwritableTopics, WritableTopics
 from outbox_plugin.core.row import (
     Misfit,
@@ -30,12 +31,10 @@ from outbox_plugin.core.whole_record import as_time
 from outbox_plugin.errors import Away, Refusal, RowsRefused, SchemaMissing, TopicsAway
 from outbox_plugin.settings import Settings
 
-_ANSWER_SECONDS = 10.0
 _POLL_SECONDS = 0.5
 CLOCK_SECONDS = 5.0  # How long a topic that refuses our clock's time is not written to.
 _ANY_PARTITION, _NOW = -1, 0  # With these, librdkafka chooses.
 _SMALLER = {None: 65_536, 65_536: 4_096, 4_096: 0, 0: 0}  # Bytes of a topic that are sent together; 0: one record.
-_FORBIDDEN = {KafkaError.TOPIC_EXCEPTION, KafkaError.TOPIC_AUTHORIZATION_FAILED}
 # Of records that were purged because another delivery failed.
 _PURGED = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
 _INVALID = {KafkaError.INVALID_RECORD, KafkaError.INVALID_MSG}
@@ -53,7 +52,7 @@ class RecordSender:
         self._rows: Sequence[OutboxRow] = ()
         self._group: list[OutboxRow] = []  # Rows of limited topics since the last flush.
         self._group_bytes = 0
-        self._news: list[tuple[KafkaError, str, bytes | None, bytes | None]] = []
+        self._failed_reports: list[tuple[KafkaError, str, bytes | None, bytes | None]] = []
         self._has_met_bad_rows = False
         self.refusals: dict[int, Refusal] = {}
         self.failures: list[KafkaError] = []
@@ -67,12 +66,12 @@ class RecordSender:
     def on_delivery(self, error: KafkaError | None, message: Message) -> None:
         """Take in a delivery report of the producer."""
         if error is not None:
-            self._news.append((error, str(message.topic()), message.key(), message.value()))
+            self._failed_reports.append((error, str(message.topic()), message.key(), message.value()))
 
     @property
     def any_failed(self) -> bool:
         """Whether a delivery has failed since `produce` began."""
-        return bool(self._news or self.failures)
+        return bool(self._failed_reports or self.failures)
 
     def check_topics(self, producer: Producer, rows: Sequence[OutboxRow]) -> None:
         """Make sure that all topics of `rows` can be written to now; nothing may be produced before that.
@@ -139,7 +138,7 @@ class RecordSender:
             return False
         producer.purge()
         producer.flush(_POLL_SECONDS)
-        self._topics.silent({topic for error, topic, *_ in self._news if error.code() in _PURGED})
+        self._topics.silent({topic for error, topic, *_ in self._failed_reports if error.code() in _PURGED})
         return True
 
     def acknowledged(self) -> None:
@@ -149,7 +148,7 @@ class RecordSender:
     def reset(self) -> None:
         """Forget the results of the last records. Call it before the next ones are checked or produced."""
         self._rows, self._group, self._group_bytes = (), [], 0
-        self._news, self.refusals, self.failures, self.failed = [], {}, [], set()
+        self._failed_reports, self.refusals, self.failures, self.failed = [], {}, [], set()
         self.narrowed, self.too_large = False, set()
         self.invalid, self.off_clock = set(), {}
         self._counted = {}
@@ -219,7 +218,7 @@ class RecordSender:
         """Make room for a record of a limited topic: first send the group before it, if both together are too large."""
         size = 1 + length_of(row)
         if self._group and self._group_bytes + size > self._limits[row.topic]:
-            producer.flush(_ANSWER_SECONDS)
+            producer.flush(REQUEST_TIMEOUT_SECONDS)
             self.interpret_failures()
             self._group, self._group_bytes = [], 0
         self._group.append(row)
@@ -234,7 +233,7 @@ class RecordSender:
             blames_clock: whether the transaction has failed for a timestamp. A record that has no timestamp of its own
                 is not at fault then.
         """
-        news, self._news = self._news, []
+        news, self._failed_reports = self._failed_reports, []
         if not news:
             return
         rows: dict[tuple[str, bytes, bytes | None], list[OutboxRow]] = {}
@@ -287,7 +286,11 @@ class RecordSender:
 
     def refused_topics(self) -> set[str]:
         """The topics of which a broker has refused records for what they are, since the last `interpret_failures`."""
-        return {topic for error, topic, *_ in self._news if error.code() in {*_INVALID, KafkaError.INVALID_TIMESTAMP}}
+        return {
+            topic
+            for error, topic, *_ in self._failed_reports
+            if error.code() in {*_INVALID, KafkaError.INVALID_TIMESTAMP}
+        }
 
     def refuse_forbidden_topics(self, settings: Settings) -> None:
         """Refuse the last rows whose topics we may not write to.
@@ -305,7 +308,7 @@ class RecordSender:
         self.refusals |= refused_by_topic(self._rows, UnwritableTopics(forbidden))
 
     def _refusal(self, error: KafkaError, topic: str) -> Refusal | None:
-        if error.code() in _FORBIDDEN:
+        if error.code() in FORBIDDEN_TOPIC:
             return Refusal(f"topic {topic}: {error.str()}", whole_topic=True)
         if error.code() in _INVALID:
             return Refusal(error.str())
@@ -361,7 +364,7 @@ def _as_produced(record: WholeRecord) -> tuple[str | bytes, str | bytes | None, 
 
 
 def _refused_at_once(error: KafkaError, topic: str) -> Refusal | None:
-    if error.code() in _FORBIDDEN:
+    if error.code() in FORBIDDEN_TOPIC:
         return Refusal(f"topic {topic}: {error.str()}", whole_topic=True)
     if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
         return Refusal(f"larger than the client's message.max.bytes: {error.str()}")

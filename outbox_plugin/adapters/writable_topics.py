@@ -23,6 +23,7 @@ from typing import NamedTuple
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import TopicMetadata
 
+from outbox_plugin.adapters.kafka_clients import FORBIDDEN_TOPIC, REQUEST_TIMEOUT_SECONDS, UNKNOWN_TOPIC
 from outbox_plugin.core.backoff import Backoff
 from outbox_plugin.errors import Away, LogUnavailable, Refusal
 
@@ -33,10 +34,7 @@ SILENT_FIRST, SILENT_LAST = 30.0, 300.0  # Seconds until a topic that was silent
 # other topics wait.
 LOOK_UP_SECONDS, LOOK_UP_BESIDE_SECONDS = 0.25, 0.05
 _AT_ONCE = 16
-_ANSWER_SECONDS = 10.0
 _NAME = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9._-]{1,249}")
-_UNKNOWN = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
-_FORBIDDEN = {KafkaError.TOPIC_EXCEPTION, KafkaError.TOPIC_AUTHORIZATION_FAILED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,11 +209,16 @@ class WritableTopics:
         return self._reserved(topic)
 
     def _look_up(self, producer: Producer, topics: Sequence[str], seconds: float) -> dict[str, TopicMetadata | None]:
-        """Kafka's metadata of `topics`, as far as it comes within `seconds`; None for a topic that the answer lacks."""
+        """Kafka's metadata of `topics`; None for a topic that the answer lacks.
+
+        Some topics are asked about at a time. Once `seconds` have passed, the others are left out. Each answer is
+        waited for, 10 seconds at most, even that about a topic alone.
+        """
 
         def ask(topic: str) -> TopicMetadata | None:
             try:
-                found: TopicMetadata | None = producer.list_topics(topic, timeout=_ANSWER_SECONDS).topics.get(topic)
+                answer = producer.list_topics(topic, timeout=REQUEST_TIMEOUT_SECONDS)
+                found: TopicMetadata | None = answer.topics.get(topic)
                 return found
             except KafkaException as error:
                 raise LogUnavailable(f"Kafka, looking up the topic {topic}: {error.args[0].str()}") from error
@@ -236,11 +239,11 @@ class WritableTopics:
         """Enter what was found of one topic."""
         problem = None if found is None else found.error
         code = None if problem is None else problem.code()
-        if problem is not None and code in _FORBIDDEN:
+        if problem is not None and code in FORBIDDEN_TOPIC:
             self._missed.pop(topic, None)
             verdict.refused[topic] = Refusal(f"topic {topic}: {problem.str()}", whole_topic=True)
             return
-        if problem is not None and code not in _UNKNOWN and code != KafkaError.LEADER_NOT_AVAILABLE:
+        if problem is not None and code not in UNKNOWN_TOPIC and code != KafkaError.LEADER_NOT_AVAILABLE:
             raise LogUnavailable(f"Kafka, looking up the topic {topic}: {problem.str()}")
         reason = (
             str(problem.str()) if problem is not None else _without_leader(found) or self._out_of_sync(topic, found)
@@ -251,7 +254,7 @@ class WritableTopics:
             return
         now = self._clock()
         missed = self._missed.setdefault(topic, _Missed(now))
-        if problem is not None and code in _UNKNOWN and now - missed.since >= UNKNOWN_TOPIC_SECONDS:
+        if problem is not None and code in UNKNOWN_TOPIC and now - missed.since >= UNKNOWN_TOPIC_SECONDS:
             del self._missed[topic]
             verdict.refused[topic] = Refusal(f"topic {topic}: {reason}", whole_topic=True)
             return
@@ -281,7 +284,7 @@ _NOTHING_WRONG = UnwritableTopics()
 
 
 def _is_unknown(found: TopicMetadata) -> bool:
-    return found.error is not None and found.error.code() in _UNKNOWN
+    return found.error is not None and found.error.code() in UNKNOWN_TOPIC
 
 
 def _without_leader(found: TopicMetadata | None) -> str | None:

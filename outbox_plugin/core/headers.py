@@ -9,5 +9,4 @@ CONTENT_TYPE_HEADER = "content-type"
 CONTENT_SCHEMA_HEADER = "content-schema"
 JOB_HEADER = "outbox-job"  # The Spark job or streaming query that emitted the event.
 SEQUENCE_HEADER = "outbox-sequence"  # The event's place within its job, from 1 on.
-REPLAY_HEADER = "outbox-replay"  # The replay that published the event once more.
 CLAIM_CHECK_HEADER = "claim-check"  # The object that holds the value in place of the record.

@@ -21,13 +21,13 @@ from typing import Any
 
 from outbox_plugin.core import creation_times
 from outbox_plugin.core.id_ranges import LARGEST_ID, IdRanges
-from outbox_plugin.core.row import OutboxRow, Rows, column, fields_of
+from outbox_plugin.core.row import POSTGRES_EPOCH_MICROS, OutboxRow, Rows, column, fields_of
 from outbox_plugin.core.transactional_id_generations import LARGEST_GENERATION
 from outbox_plugin.errors import OutboxError
 
 VERSION = 1
 VERSION_WITH_GENERATION = 2  # Harvesters that know no generations refuse it: they could not fence its leader.
-_POSTGRES_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+_POSTGRES_EPOCH = datetime.fromtimestamp(POSTGRES_EPOCH_MICROS // 1_000_000, UTC)
 _TEXT_CHARACTERS = 10_000
 LATEST_TIME = 2**53  # Within 285 years of the epoch, Postgres' arithmetic is exact to the microsecond.
 LARGEST_BODY = 900_000  # Bytes; a broker takes records of up to 1 MB by default.
@@ -178,8 +178,8 @@ class ProgressRecord:
 
     `records` counts the events of the record's own transaction, to recognize a torn transaction. `generation` is that
     of the transactional id (see `core.transactional_id_generations`): a database that was restored from a backup may
-    have forgotten it. `term`, `sequence` and `after` tell the record from a copy of it: see `last_progress`. They are 0
-    in records of versions that did not sign.
+    have forgotten it. `term`, `sequence` and `after` tell the record from a copy of it: see `last_progress`. Records
+    of versions that did not sign lack these three, and count as if they had the defaults.
     """
 
     identity: OutboxIdentity

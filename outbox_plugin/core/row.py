@@ -8,6 +8,8 @@ from itertools import starmap
 from operator import itemgetter
 from typing import Any, NamedTuple, overload
 
+POSTGRES_EPOCH_MICROS = 946_684_800_000_000  # 2000-01-01 UTC, since 1970.
+
 
 @dataclass(frozen=True, slots=True)
 class TooLarge:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from outbox_plugin.core.row import OutboxRow, fields_of
+from outbox_plugin.core.row import POSTGRES_EPOCH_MICROS, OutboxRow, fields_of
 
 TRACEPARENT = "traceparent"
 CONTEXT_HEADERS = frozenset((TRACEPARENT, "tracestate"))
@@ -25,7 +25,6 @@ _LENGTH = 55  # Of 00-<32 digits>-<16 digits>-<2 digits>; later versions may add
 _MAX_LENGTH = 255  # The OpenTelemetry library logs a warning for a longer one.
 _ODD_DIGITS = frozenset("13579bdf")  # The last digit of the flags: its lowest bit says that the trace is recorded.
 _NAMES, _TEXTS = OutboxRow._fields.index("header_keys"), OutboxRow._fields.index("header_values")
-_POSTGRES_EPOCH = 946_684_800_000_000  # 2000-01-01 UTC, in microseconds since 1970.
 
 Carrier = Mapping[str, str]  # The headers `traceparent` and `tracestate`, as OpenTelemetry's propagator takes them.
 
@@ -71,5 +70,5 @@ def wait_began(create_time: int, ended: int) -> int:
         ended: when the wait ended, in nanoseconds since 1970. It is returned where the row has no creation time that a
             span can have: one before 1970, or one after `ended`, as the clocks of two machines differ.
     """
-    began = (create_time + _POSTGRES_EPOCH) * 1_000
+    began = (create_time + POSTGRES_EPOCH_MICROS) * 1_000
     return began if 0 <= began <= ended else ended

@@ -14,12 +14,11 @@ from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from outbox_plugin.core.row import Misfit, OutboxRow, WholeRecord
+from outbox_plugin.core.row import POSTGRES_EPOCH_MICROS, Misfit, OutboxRow, WholeRecord
 
 WHOLE_RECORD_HEADER = "outbox-record"  # The first name in `kafka_header_keys` of a whole record. It has no value.
 MAX_HEX_BYTES = 48  # With so many, the ordering key has at most 100 characters.
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_POSTGRES_EPOCH_MICROS = 946_684_800_000_000  # 2000-01-01 UTC, since 1970.
 _INFINITE = {2**63 - 1, -(2**63)}
 _LATEST_MILLIS = 253_402_300_799_999  # The year 9999 ends.
 
@@ -71,7 +70,7 @@ def with_record(row: OutboxRow, columns: RecordColumns) -> OutboxRow:
     if fault is not None:
         return row._replace(value=Misfit(fault), header_keys=[], header_values=[])
     value: Any = row.value if columns.value is None else columns.value
-    timestamp = None if columns.timestamp is None else (columns.timestamp + _POSTGRES_EPOCH_MICROS) // 1000
+    timestamp = None if columns.timestamp is None else (columns.timestamp + POSTGRES_EPOCH_MICROS) // 1000
     record = WholeRecord(row.key if columns.key is None else columns.key, value, columns.partition, timestamp)
     bodies: list[Any] = [body if body is None else _text_or_bytes(body) for body in columns.header_values or ()]
     return row._replace(value=record, header_keys=row.header_keys[1:], header_values=bodies)
@@ -102,7 +101,7 @@ def _fault(row: OutboxRow, columns: RecordColumns) -> str | None:
     if columns.partition is not None and columns.partition < 0:
         return f"kafka_partition is {columns.partition}; expected 0 or more"
     if columns.timestamp is not None:
-        millis = (columns.timestamp + _POSTGRES_EPOCH_MICROS) // 1000
+        millis = (columns.timestamp + POSTGRES_EPOCH_MICROS) // 1000
         if columns.timestamp in _INFINITE or not 0 < millis <= _LATEST_MILLIS:
             return "kafka_timestamp is not a time after 1970 began and before the year 10000"
     return None

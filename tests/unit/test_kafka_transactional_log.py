@@ -107,7 +107,7 @@ def test_a_topic_that_does_not_take_what_our_clock_says_is_left_alone(
     wrong = KafkaError(KafkaError.INVALID_TIMESTAMP)
 
     def fail(_: float) -> None:
-        log._records._news.append((wrong, "orders", b"k", b"v"))
+        log._records._failed_reports.append((wrong, "orders", b"k", b"v"))
         raise KafkaException(wrong)
 
     producer.commit_transaction = fail  # type: ignore[method-assign]
@@ -140,7 +140,7 @@ def test_a_topic_with_too_few_replicas_in_sync_is_left_alone(
     purged = KafkaError(KafkaError._PURGE_INFLIGHT)
     monkeypatch.setattr(Producer, "__len__", lambda _: 1)
     monkeypatch.setattr(Producer, "flush", lambda *_: 1)
-    monkeypatch.setattr(Producer, "purge", lambda _: log._records._news.append((purged, "short", b"k", b"v")))
+    monkeypatch.setattr(Producer, "purge", lambda _: log._records._failed_reports.append((purged, "short", b"k", b"v")))
     assert not log.publish([GOOD, GOOD._replace(id=2, topic="short")], PROGRESS)
     assert (silent, log.in_doubt) == ({"short"}, True)
 
