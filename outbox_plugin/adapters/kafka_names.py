@@ -29,6 +29,6 @@ class KafkaNames:
         """Progress records; compacted, one partition a shard, a key a slice."""
         return self.group + PROGRESS_SUFFIX
 
-    def transactional_id(self, slice_: Slice, generation: int = 0) -> str:
+    def transactional_id(self, slice_: Slice, generation: int) -> str:
         """The id whose producers fence each other; see `core.transactional_id_generations`."""
         return f"{self.group}-{slice_.name}" + (f"-g{generation}" if generation else "")

@@ -176,16 +176,18 @@ class KafkaTransactionalLog:
             self._produce_progress(progress)
             records.produce(self._open, rows)
         except KafkaException as error:
-            return self._explain(error, unpublished=True)
+            self._explain(error, unpublished=True)
+            return False
         if records.refusals:
             raise RowsRefused(records.refusals)
         if not self._flush():
             return False
         began = time.monotonic()
         try:
-            self._while_waiting(self._open.commit_transaction, COMMIT_TIMEOUT_SECONDS)
+            self._commit()
         except KafkaException as error:  # librdkafka sends no EndTxn if a delivery failed.
-            return self._explain(error, unpublished=records.any_failed)
+            self._explain(error, unpublished=records.any_failed)
+            return False
         self._in_doubt = may_have_been_repeated(time.monotonic() - began)
         self._numbering.committed()
         records.acknowledged()
@@ -223,12 +225,12 @@ class KafkaTransactionalLog:
                     return False
         return True
 
-    def _while_waiting(self, call: Callable[[float], object], timeout_seconds: float) -> None:
-        """Make a blocking `call`, again and again after its time-out, as long as `should_wait` returns True."""
-        deadline = time.monotonic() + timeout_seconds
+    def _commit(self) -> None:
+        """Commit, and wait for the answer as long as `should_wait` returns True, `COMMIT_TIMEOUT_SECONDS` at most."""
+        deadline = time.monotonic() + COMMIT_TIMEOUT_SECONDS
         while True:
             try:
-                call(_PATIENCE_SECONDS)
+                self._open.commit_transaction(_PATIENCE_SECONDS)
                 return
             except KafkaException as error:
                 if error.args[0].txn_requires_abort() or error.args[0].code() != KafkaError._TIMED_OUT:
@@ -236,8 +238,8 @@ class KafkaTransactionalLog:
                 if time.monotonic() > deadline or not self._should_wait():
                     raise
 
-    def _explain(self, error: KafkaException, *, unpublished: bool) -> bool:
-        """Raise what a failed transaction means; or return False if nothing was published and a retry may succeed.
+    def _explain(self, error: KafkaException, *, unpublished: bool) -> None:
+        """Raise what a failed transaction means; return if nothing was published and a retry may succeed.
 
         No request aborts the transaction, because it might arrive late. The next producer's fence aborts it.
         """
@@ -258,9 +260,9 @@ class KafkaTransactionalLog:
             raise RowsRefused(records.refusals) from error
         if self._names.progress_topic in records.too_large and self._largest_progress > _SMALLEST_PROGRESS_BYTES:
             self._largest_progress //= 2
-            return False
+            return
         if records.narrowed:
-            return False
+            return
         if records.failures:
             raise LogUnavailable(f"Kafka, delivering: {records.failures[0].str()}") from error
         raise meaning from error
