@@ -42,18 +42,19 @@ class Leadership:
 
         Raises:
             Fenced: another leader leads the shard.
-            StoreUnavailable: Postgres is away, or refuses.
+            StoreUnavailable: Postgres is away, or refuses; or the outbox takes whole records by now, and the term does
+                not know it.
         """
         with self._session.durable_transaction() as run:
+            self._session.check_columns(run)
             yield run
-            if not run("control", "leads", leader_id=self.leader_id).rowcount:
-                raise Fenced("Postgres: another harvester leads the shard, or the table is no longer the same")
-
-    def check_columns(self, run: Run) -> None:
-        """Raises StoreUnavailable if the outbox takes whole records by now, and the term does not know it."""
-        self._session.check_columns(run)
+            self._check(run)
 
     def check(self) -> None:
         """Raises Fenced if another leader leads the shard."""
-        with self.transaction():
-            pass
+        with self._session.durable_transaction() as run:
+            self._check(run)
+
+    def _check(self, run: Run) -> None:
+        if not run("control", "leads", leader_id=self.leader_id).rowcount:
+            raise Fenced("Postgres: another harvester leads the shard, or the table is no longer the same")

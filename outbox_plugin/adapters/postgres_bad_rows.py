@@ -29,7 +29,6 @@ def park(leadership: Leadership, bad: Sequence[BadRow]) -> Sequence[BadRow]:
 
     def handle(rows: Sequence[BadRow]) -> Sequence[BadRow]:
         with leadership.transaction() as run:
-            leadership.check_columns(run)
             run("control", "park", **_values(rows))
         return []
 
@@ -48,7 +47,6 @@ def dead_letter(leadership: Leadership, bad: Sequence[BadRow]) -> Sequence[BadRo
 
     def move(rows: Sequence[BadRow]) -> Sequence[BadRow]:
         with leadership.transaction() as run:
-            leadership.check_columns(run)
             if run("control", "dead_letter", **_values(rows)).rowcount == len(rows):
                 return []
             ids = [row.row.id for row in rows]
