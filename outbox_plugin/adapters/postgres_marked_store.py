@@ -111,14 +111,14 @@ class PostgresMarkedStore:
         """What operators command, and where the ids stand; raises Fenced if another leader leads the shard."""
         control = self.session.control()
         with reported():
-            query = self.session.query("mark", "is_leader", term=self._led.leader_id)
+            query = self.session.query("mark", "is_leader", leader_id=self._led.leader_id)
             found = self.session.reader.execute(*query).fetchall()
         self._check(found)
         return control
 
     def check_leads(self) -> None:
         """Raises Fenced if another leader leads the shard."""
-        self._check(self.session.run("mark", "is_leader", term=self._led.leader_id).fetchall())
+        self._check(self.session.run("mark", "is_leader", leader_id=self._led.leader_id).fetchall())
 
     @staticmethod
     def _check(found: Sequence[object]) -> None:
@@ -133,14 +133,14 @@ class PostgresMarkedStore:
         """Move the bad rows to the dead letters. Returns the rows that the database refuses to move."""
         return postgres_bad_rows.dead_letter(self._led, bad)
 
-    def mark(self, leader_id: str, request: ReadRequest) -> Sequence[OutboxRow]:
-        """Mark the earliest rows of the request that carry another leader's id, or none, with `leader_id`.
+    def mark(self, mark_id: str, request: ReadRequest) -> Sequence[OutboxRow]:
+        """Mark the earliest rows of the request that carry another id, or none, with `mark_id`.
 
-        `leader_id` may change within a term; the statement marks nothing once another leader leads the shard.
+        `mark_id` may change within a term; the statement marks nothing once another leader leads the shard.
         """
         conditions, values = self._rows.conditions(request)
         conditions = *conditions, "not_marked", "of_this_leader"
-        values |= {"leader_id": leader_id, "term": self._led.leader_id, "delivered": DELIVERED}
+        values |= {"mark_id": mark_id, "leader_id": self._led.leader_id, "delivered": DELIVERED}
         values |= {"bytes": BYTES_PER_WINDOW, "largest": self._limit.value, "largest_headers": self._limit.headers}
         session = self.session
         marking = session.statement("mark", "begin_marking"), session.statement("mark", "mark", conditions)
@@ -150,18 +150,18 @@ class PostgresMarkedStore:
         except StoreUnavailable as error:
             if not isinstance(error.__cause__, UNTRANSLATABLE):
                 raise
-            return self._mark_apart(marking, conditions, values)
+            return self._mark_apart(marking, conditions, values, request.limit)
         return self._completed(rows) if any(column(rows, "create_time")) else rows
 
     def _mark_apart(
-        self, marking: tuple[bytes, bytes], conditions: tuple[str, ...], values: dict[str, object]
+        self, marking: tuple[bytes, bytes], conditions: tuple[str, ...], values: dict[str, object], limit: int
     ) -> Sequence[OutboxRow]:
         """Mark few rows, and read all values and headers apart, as Postgres cannot send some."""
-        few = {"largest": -1, "largest_headers": -1, "limit": min(_FEW, int(str(values["limit"])))}
+        few = {**values, "largest": -1, "largest_headers": -1, "limit": min(_FEW, limit)}
         for _ in range(_READS):
             try:
                 with reported():
-                    rows = self._rows.read(marking, marking, {**values, **few}).sorted()
+                    rows = self._rows.read(marking, marking, few).sorted()
             except StoreUnavailable as error:
                 if not isinstance(error.__cause__, UNTRANSLATABLE):
                     raise
@@ -193,9 +193,9 @@ class PostgresMarkedStore:
             if row.create_time != _WHOLE or row.id in found.parts
         ]
 
-    def delete(self, leader_id: str, ids: Sequence[int]) -> int:
-        """Delete the rows that still carry the leader's id. Returns how many there were."""
-        values: dict[str, object] = {"ids": list(ids), "leader_id": leader_id, "delivered": DELIVERED}
+    def delete(self, mark_id: str, ids: Sequence[int]) -> int:
+        """Delete the rows that still carry the mark id. Returns how many there were."""
+        values: dict[str, object] = {"ids": list(ids), "mark_id": mark_id, "delivered": DELIVERED}
         with reported():
             deleted = sum(self.session.delete(["not_durable"], [self.session.query("mark", "delete", **values)]))
             if deleted < len(ids):  # Another leader may have marked some. A trigger or a policy has kept the others.
@@ -204,9 +204,9 @@ class PostgresMarkedStore:
                     raise self.session.cannot_delete(left)
         return deleted
 
-    def reset(self, leader_id: str, ids: Sequence[int]) -> None:
-        """Take the leader's id off the rows again, where they still carry it."""
-        self.session.run("mark", "reset", ids=list(ids), leader_id=leader_id)
+    def reset(self, mark_id: str, ids: Sequence[int]) -> None:
+        """Take the mark id off the rows again, where they still carry it."""
+        self.session.run("mark", "reset", ids=list(ids), mark_id=mark_id)
 
     def close(self) -> None:
         """Give the connections back. Safe to call twice."""

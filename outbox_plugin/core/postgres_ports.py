@@ -221,9 +221,11 @@ class WindowStore(ShardStore, Protocol):
 
 
 class MarkedStore(ShardStore, Protocol):
-    """One shard's rows in Postgres, for at-least-once delivery: rows in flight carry their leader's id.
+    """One shard's rows in Postgres, for at-least-once delivery: rows in flight carry a mark id.
 
-    Once another leader has begun to lead the shard, `control` and `check_leads` raise Fenced, and `mark` marks nothing.
+    A mark id is that of the leader, or one that the leader has taken in its place after a failed delivery; nobody else
+    ever uses it. Once another leader has begun to lead the shard, `control` and `check_leads` raise Fenced, and `mark`
+    marks nothing.
     """
 
     def check_leads(self) -> None:
@@ -234,16 +236,15 @@ class MarkedStore(ShardStore, Protocol):
         """
         ...
 
-    def mark(self, leader_id: str, request: ReadRequest) -> Sequence[OutboxRow]:
-        """Mark the earliest rows of the request that do not carry this leader's id, and return them, ascending by id.
+    def mark(self, mark_id: str, request: ReadRequest) -> Sequence[OutboxRow]:
+        """Mark the earliest rows of the request that do not carry this mark id, and return them, ascending by id.
 
-        Returns fewer rows if they are large. The request need not name rows in flight, because they carry the leader's
-        id.
+        Returns fewer rows if they are large. The request need not name rows in flight, because they carry the mark id.
         """
         ...
 
-    def delete(self, leader_id: str, ids: Sequence[int]) -> int:
-        """Delete the rows that still carry the leader's id. Returns how many there were.
+    def delete(self, mark_id: str, ids: Sequence[int]) -> int:
+        """Delete the rows that still carry the mark id. Returns how many there were.
 
         Raises:
             StoreUnavailable: Postgres is away, or a trigger or a policy keeps the rows. In the second case, nobody
@@ -251,8 +252,8 @@ class MarkedStore(ShardStore, Protocol):
         """
         ...
 
-    def reset(self, leader_id: str, ids: Sequence[int]) -> None:
-        """Remove the leader's id from the rows that still carry it."""
+    def reset(self, mark_id: str, ids: Sequence[int]) -> None:
+        """Remove the mark id from the rows that still carry it."""
         ...
 
 

@@ -763,18 +763,18 @@ class Store:
         self.call(f"dead_letters {[each.row.id for each in bad]}", effect)
         return ()
 
-    def mark(self, leader_id: str, request: ReadRequest) -> Sequence[OutboxRow]:
+    def mark(self, mark_id: str, request: ReadRequest) -> Sequence[OutboxRow]:
         def effect() -> list[OutboxRow]:
             if not self._is_ours() or not self._leads():
                 return []
             rows, transactions = self._slice_of(request.excluded_keys), self.database.open
             behind = [row for row in rows if is_in(row.id, request.ids, transactions)]
-            found = [row for row in behind if row.leader_id != leader_id][: request.limit]
+            found = [row for row in behind if row.leader_id != mark_id][: request.limit]
             for row in found:
-                self._set_mark(row, leader_id)
+                self._set_mark(row, mark_id)
             return [self.as_read(row, 0) for row in found]
 
-        found = self.call(f"marks for {leader_id}", effect)
+        found = self.call(f"marks for {mark_id}", effect)
         self._pass_over_hidden_rows()
         return self.with_large_values(found) if any(map(self._is_large, found)) else found
 
@@ -787,10 +787,10 @@ class Store:
 
         self.database.note_not_durable(undo)
 
-    def delete(self, leader_id: str, ids: Sequence[int]) -> int:
+    def delete(self, mark_id: str, ids: Sequence[int]) -> int:
         def effect() -> int:
             rows = self.database.rows
-            gone = [rows[id_] for id_ in ids if id_ in rows and rows[id_].leader_id == leader_id]
+            gone = [rows[id_] for id_ in ids if id_ in rows and rows[id_].leader_id == mark_id]
 
             def undo() -> None:
                 rows.update({row.id: row for row in gone})
@@ -798,17 +798,17 @@ class Store:
             self.database.note_not_durable(undo)
             return self.database.delete(gone)
 
-        return self.call(f"deletes {list(ids)} of {leader_id}", effect)
+        return self.call(f"deletes {list(ids)} of {mark_id}", effect)
 
-    def reset(self, leader_id: str, ids: Sequence[int]) -> None:
+    def reset(self, mark_id: str, ids: Sequence[int]) -> None:
         def effect() -> None:
             for id_ in ids:
                 row = self.database.rows.get(id_)
-                if row is not None and row.leader_id == leader_id:
+                if row is not None and row.leader_id == mark_id:
                     row.leader_id = None
             self.database.flush()
 
-        self.call(f"resets {list(ids)} of {leader_id}", effect)
+        self.call(f"resets {list(ids)} of {mark_id}", effect)
 
     def close(self) -> None:
         """Nothing is open."""

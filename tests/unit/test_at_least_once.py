@@ -57,16 +57,16 @@ class Store:
                 del self.rows[each.row.id]
         return ()
 
-    def mark(self, leader_id: str, wanted: ReadRequest) -> Sequence[OutboxRow]:
+    def mark(self, mark_id: str, wanted: ReadRequest) -> Sequence[OutboxRow]:
         with self._lock:
-            ids = [id_ for id_ in self.rows if self._marks.get(id_) != leader_id][:100]
-            self._marks |= dict.fromkeys(ids, leader_id)
+            ids = [id_ for id_ in self.rows if self._marks.get(id_) != mark_id][:100]
+            self._marks |= dict.fromkeys(ids, mark_id)
         return [OutboxRow(id_, 0, "t", str(id_), "v", [], [], 0) for id_ in ids]
 
-    def delete(self, leader_id: str, ids: Sequence[int]) -> int:
+    def delete(self, mark_id: str, ids: Sequence[int]) -> int:
         return len(ids)
 
-    def reset(self, leader_id: str, ids: Sequence[int]) -> None:
+    def reset(self, mark_id: str, ids: Sequence[int]) -> None:
         """They are marked anew anyway."""
 
     def close(self) -> None:
@@ -121,9 +121,9 @@ class AskedMeanwhile(Store):
         self._parked = frozenset(row.ordering_key for row in bad)
         return ()
 
-    def mark(self, leader_id: str, wanted: ReadRequest) -> Sequence[OutboxRow]:
+    def mark(self, mark_id: str, wanted: ReadRequest) -> Sequence[OutboxRow]:
         excluded = OrderingKeys(wanted.excluded_keys)
-        return excluded.without_rows_of_these(super().mark(leader_id, wanted))
+        return excluded.without_rows_of_these(super().mark(mark_id, wanted))
 
 
 def test_a_key_that_is_parked_while_the_database_is_asked_stays_parked() -> None:

@@ -33,13 +33,13 @@ WHERE locktype = 'advisory' AND granted AND pid <> pg_backend_pid() AND objsubid
 SELECT pg_terminate_backend(%(pid)s)
 
 -- name: mark
--- Mark the earliest rows that meet the conditions: write the leader's id to them, and return them. Marks at most `bytes` bytes,
--- and no row behind one that does not fit. Rows are found by id, not by ctid: a row that somebody updates meanwhile gets another
+-- Mark the earliest rows that meet the conditions: write the leader's mark id to them, and return them. Marks at most `bytes`
+-- bytes, and no row behind one that does not fit. Rows are found by id, not by ctid: a row that somebody updates meanwhile gets another
 -- ctid, would be missed, and be overtaken by later rows.
 -- A value or headers that are too large for any record are not returned. Their size is returned in place of create_time, which
 -- this delivery does not use: negative for headers. The number 1 in its place means a whole record, which is read apart.
 UPDATE {outbox} AS marked
-SET leader_id = %(leader_id)s
+SET leader_id = %(mark_id)s
 WHERE id = ANY (ARRAY(
     SELECT id
     FROM (
@@ -57,7 +57,7 @@ WHERE id = ANY (ARRAY(
         ) AS earliest
     ) AS counted
     WHERE before < %(bytes)s
-)) AND (leader_id IS NULL OR (leader_id <> %(leader_id)s AND leader_id <> %(delivered)s))
+)) AND (leader_id IS NULL OR (leader_id <> %(mark_id)s AND leader_id <> %(delivered)s))
 RETURNING marked.id,
           CASE WHEN {is_whole} THEN 1::bigint
                WHEN octet_length(kafka_value) > %(largest)s THEN octet_length(kafka_value)::bigint
@@ -68,13 +68,13 @@ RETURNING marked.id,
           CASE WHEN {header_bytes} <= %(largest_headers)s THEN kafka_header_values END, 0::bigint
 
 -- name: delete
--- Delete delivered rows, unless another leader has marked them since.
-DELETE FROM {outbox} WHERE id = ANY (%(ids)s) AND leader_id = %(leader_id)s
+-- Delete delivered rows, unless they have been marked with another id since.
+DELETE FROM {outbox} WHERE id = ANY (%(ids)s) AND leader_id = %(mark_id)s
 
 -- name: keep_delivered
 -- Give the id of delivered rows to rows that a deletion has left behind, so that nobody marks them again. Only rows that still
--- carry the leader's id.
-UPDATE {outbox} SET leader_id = %(delivered)s WHERE id = ANY (%(ids)s) AND leader_id = %(leader_id)s
+-- carry the mark id.
+UPDATE {outbox} SET leader_id = %(delivered)s WHERE id = ANY (%(ids)s) AND leader_id = %(mark_id)s
 
 -- name: delivered
 -- The delivered rows that could not be deleted, among the earliest 20,000 rows. Those further behind are never marked, and are
@@ -83,9 +83,9 @@ SELECT id FROM (SELECT id, leader_id FROM {outbox} ORDER BY id LIMIT 20000) AS e
 WHERE leader_id = %(delivered)s
 
 -- name: reset
--- Remove the leader's id from rows that were not delivered.
-UPDATE {outbox} SET leader_id = NULL WHERE id = ANY (%(ids)s) AND leader_id = %(leader_id)s
+-- Remove the mark id from rows that were not delivered.
+UPDATE {outbox} SET leader_id = NULL WHERE id = ANY (%(ids)s) AND leader_id = %(mark_id)s
 
 -- name: is_leader
 -- One row unless another leader has begun to lead the shard.
-SELECT FROM {outbox_identity} WHERE table_name = %(table)s AND leaders[%(shard)s + 1] = %(term)s::uuid
+SELECT FROM {outbox_identity} WHERE table_name = %(table)s AND leaders[%(shard)s + 1] = %(leader_id)s::uuid

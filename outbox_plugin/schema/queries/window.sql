@@ -89,12 +89,12 @@ AND id > (
 AND {is_this_outbox}
 
 -- name: not_marked
--- A condition of a mark: the row does not carry the leader's id already, nor the id of rows that could not be deleted.
-AND (leader_id IS NULL OR (leader_id <> %(leader_id)s AND leader_id <> %(delivered)s))
+-- A condition of a mark: the row does not carry the mark id already, nor the id of rows that could not be deleted.
+AND (leader_id IS NULL OR (leader_id <> %(mark_id)s AND leader_id <> %(delivered)s))
 
 -- name: of_this_leader
 -- A condition of a mark: no other leader has begun to lead the shard since.
-AND EXISTS (SELECT FROM {outbox_identity} WHERE table_name = %(table)s AND leaders[%(shard)s + 1] = %(term)s::uuid)
+AND EXISTS (SELECT FROM {outbox_identity} WHERE table_name = %(table)s AND leaders[%(shard)s + 1] = %(leader_id)s::uuid)
 
 -- name: not_in_flight
 -- A condition of a read: leave out the rows that are in flight.
