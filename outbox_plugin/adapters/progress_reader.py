@@ -17,7 +17,7 @@ from outbox_plugin.adapters.kafka_reader import (
     find_leaders,
     reader_config,
 )
-from outbox_plugin.core.last_progress import LastProgress, LogRecord, Reader
+from outbox_plugin.core.last_progress import LastProgress, LastRecordFinder, LogRecord
 from outbox_plugin.core.shards import Slice
 from outbox_plugin.core.signing import Signer, Slot
 from outbox_plugin.errors import LogUnavailable, TopicMissing
@@ -54,7 +54,7 @@ def read_progress(
         MalformedProgress: a harvester of a later version has written what is there.
     """
     topic = names.progress_topic
-    reader = Reader(signer, Slot("progress", topic, slice_.number), slice_.name.encode(), accepts_unsigned)
+    finder = LastRecordFinder(signer, Slot("progress", topic, slice_.number), slice_.name.encode(), accepts_unsigned)
     try:
         with (
             closing(_consumer(settings, names, "read_uncommitted")) as uncommitted,
@@ -69,12 +69,12 @@ def read_progress(
                 start = max(first, end - tail_records)
                 # Read first, so that a record that is committed meanwhile counts as uncommitted.
                 span = OffsetSpan(start, end, least_end=end if to_the_end else start)
-                kept = {record.offset for record in _records(committed, topic, slice_.number, span, reader.key)}
+                kept = {record.offset for record in _records(committed, topic, slice_.number, span, finder.key)}
                 seen = [
                     record._replace(is_committed=record.offset in kept)
-                    for record in _records(uncommitted, topic, slice_.number, OffsetSpan(start, end), reader.key)
+                    for record in _records(uncommitted, topic, slice_.number, OffsetSpan(start, end), finder.key)
                 ]
-                if (found := reader.conclude(seen, start, first, end)) is not None:
+                if (found := finder.conclude(seen, start, first, end)) is not None:
                     return found
                 tail_records *= 8
     except KafkaException as error:

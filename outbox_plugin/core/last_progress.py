@@ -55,7 +55,7 @@ class LastProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class LastRecordFinder:
     """Finds the last record of one slice.
 
     `accepts_unsigned`: whether its last leader may have been of a version that did not sign.

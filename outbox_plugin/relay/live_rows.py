@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from itertools import compress
 from typing import NamedTuple
@@ -28,6 +29,13 @@ class Summary(NamedTuple):
     keys: KeySummary
     rows: int
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryEnd:
+    """The end of an attempt to summarise keys: the summary, or None if it could not be made."""
+
+    summary: Summary | None
 
 
 class Found(NamedTuple):
@@ -67,7 +75,7 @@ class LiveRows:
         self._waiting = IdRanges()  # Live rows that were read, and whose keys may be in the summary.
         self._left_out = 0  # How many they are, with those that are forgotten.
         self._found_at: float | None = None  # When a read last found live rows that may go.
-        self._ended: tuple[Summary | None] | None = None  # What the thread came to; `stages.lock` guards it.
+        self._ended: SummaryEnd | None = None  # What the thread came to; `stages.lock` guards it.
 
     @property
     def in_use(self) -> bool:
@@ -107,8 +115,8 @@ class LiveRows:
         bound = request.bound if end is None else max(end, request.least_bound)
         self._stages.spawn(partial(self._summarise, bound, request.ids), "summary")
 
-    def take_summary(self) -> tuple[Summary | None] | None:
-        """The summary that has been made since the last call, or None in its place where it could not be made."""
+    def take_summary(self) -> SummaryEnd | None:
+        """The end of the attempt to summarise keys, if it has ended since the last call."""
         with self._stages.lock:
             ended, self._ended = self._ended, None
         return ended
@@ -151,7 +159,7 @@ class LiveRows:
 
     def _summarise(self, bound: int, ids: int) -> None:
         began = self._stages.runtime.now()
-        ended = None
+        summary = None
         try:
             keys = KeySummary(ids)
             with closing(self._store.key_hashes_up_to(bound, ids)) as hashes:
@@ -159,11 +167,11 @@ class LiveRows:
                     keys.add(part)
                     if self._stages.stopping:
                         return
-            ended = Summary(bound, keys, ids, self._stages.runtime.now() - began)
+            summary = Summary(bound, keys, ids, self._stages.runtime.now() - began)
         except (ServerUnavailable, MemoryError) as error:
             if self._stages.stopping:
                 return
             reason = str(error) or "there is not enough memory"
             self._observe(KeysSummarised(self._shard, ids, self._stages.runtime.now() - began, reason))
         with self._stages.lock:
-            self._ended = (ended,)
+            self._ended = SummaryEnd(summary)

@@ -130,9 +130,8 @@ class Poller:
         """Let live rows go first from now on, or no longer, as the schedule decides."""
         if (ended := live_rows.take_summary()) is not None:
             self._schedule.summary_ended(self._now())
-            [summary] = ended
-            if summary is not None and self._schedule.split(summary.bound):
-                live_rows.begin(summary)
+            if ended.summary is not None and self._schedule.split(ended.summary.bound):
+                live_rows.begin(ended.summary)
         if live_rows.in_use and not self._schedule.is_split:
             live_rows.end()
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from outbox_plugin.core import repeated_requests
 from outbox_plugin.core.heartbeat_codec import HeartbeatCodec, LeaderRecord
 from outbox_plugin.core.kafka_ports import SendResult
-from outbox_plugin.core.last_progress import LastProgress, LogRecord, Numbering, Reader
+from outbox_plugin.core.last_progress import LastProgress, LastRecordFinder, LogRecord, Numbering
 from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat
 from outbox_plugin.core.progress import ProgressRecord
 from outbox_plugin.core.row import OutboxRow
@@ -263,11 +263,11 @@ class SimulatedLog:
             ]
 
         records = self._server.call(self._process, "reads progress", effect, should_wait=self._should_wait)
-        reader = Reader(SIGNER, self._slot, self._key, accepts_unsigned)
+        finder = LastRecordFinder(SIGNER, self._slot, self._key, accepts_unsigned)
         reach, end, last = TAIL_RECORDS, len(records), None
         while last is None:
             start = max(0, end - reach)
-            last = reader.conclude(records[start:], start, 0, end)
+            last = finder.conclude(records[start:], start, 0, end)
             reach *= 2
         self._numbering.read_to(end)
         return last

@@ -10,7 +10,7 @@ import pytest
 
 from outbox_plugin.core.id_watermark import IdRange, IdWatermark
 from outbox_plugin.core.key_summary import HASH_BYTES, KeySummary
-from outbox_plugin.core.last_progress import LastProgress, LogRecord, Reader
+from outbox_plugin.core.last_progress import LastProgress, LastRecordFinder, LogRecord
 from outbox_plugin.core.progress import ProgressRecord, Publication
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Slice
@@ -125,13 +125,15 @@ def believe_who_has_not_signed(patch: pytest.MonkeyPatch) -> None:
 
 
 def take_copies_for_originals(patch: pytest.MonkeyPatch) -> None:
-    def conclude(reader: Reader, records: Sequence[LogRecord], start: int, first: int, end: int) -> LastProgress:
-        signed = [(ProgressRecord.parse(each.value or b""), each) for each in records if reader._verifies(each)]
+    def conclude(
+        finder: LastRecordFinder, records: Sequence[LogRecord], start: int, first: int, end: int
+    ) -> LastProgress:
+        signed = [(ProgressRecord.parse(each.value or b""), each) for each in records if finder._verifies(each)]
         committed = [record for record, each in signed if each.is_committed]
         newest = max((record for record, _ in signed), key=lambda each: each.number, default=None)
         return LastProgress(committed[-1] if committed else None, newest, end)
 
-    patch.setattr(Reader, "conclude", conclude)
+    patch.setattr(LastRecordFinder, "conclude", conclude)
 
 
 def let_a_new_leader_raise_the_generation(patch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox_plugin.core.last_progress import LastProgress, LogRecord, Numbering, Reader
+from outbox_plugin.core.last_progress import LastProgress, LastRecordFinder, LogRecord, Numbering
 from outbox_plugin.core.progress import MalformedProgress, OutboxIdentity, ProgressRecord
 from outbox_plugin.core.recovery import Terms, require_recorded
 from outbox_plugin.core.signing import Signer, Slot
@@ -17,7 +17,7 @@ from outbox_plugin.errors import ProgressLost
 
 SIGNER = Signer(b"ours" * 8)
 SLOT = Slot("progress", "outbox-progress", 0)
-READER = Reader(SIGNER, SLOT, b"0")
+FINDER = LastRecordFinder(SIGNER, SLOT, b"0")
 
 
 def a_record(term: int, sequence: int = 0, after: int = -1) -> ProgressRecord:
@@ -59,11 +59,11 @@ class Topic:
         self.records.append(LogRecord(len(self.records), True, value, headers))
 
 
-def read(topic: Topic, reach: int, reader: Reader = READER) -> LastProgress:
+def read(topic: Topic, reach: int, finder: LastRecordFinder = FINDER) -> LastProgress:
     while True:
         start = max(0, len(topic.records) - reach)
         records = [each for each in topic.records[start:] if each is not None]
-        found = reader.conclude(records, start, 0, len(topic.records))
+        found = finder.conclude(records, start, 0, len(topic.records))
         if found is not None:
             return found
         reach *= 2
@@ -101,7 +101,7 @@ def test_a_quiet_topic_is_read_no_further_than_its_tail() -> None:
     for _ in range(1_000):
         topic.publish(commit=True, copied=False)
     tail = [each for each in topic.records[-4:] if each is not None]
-    found = READER.conclude(tail, len(topic.records) - 4, 0, len(topic.records))
+    found = FINDER.conclude(tail, len(topic.records) - 4, 0, len(topic.records))
     assert found == LastProgress(topic.true, topic.true, len(topic.records), 0)
 
 
@@ -118,7 +118,7 @@ def test_a_copy_of_an_aborted_record_says_nothing() -> None:
 def test_a_copy_from_a_topic_that_was_deleted_says_nothing() -> None:
     value = a_record(1, 5, after=1_000).encode()
     record = LogRecord(3, True, value, SIGNER.sign(SLOT, b"0", value))
-    found = READER.conclude([record], 0, 0, 4)
+    found = FINDER.conclude([record], 0, 0, 4)
     assert found is not None
     assert found.record is None
 
@@ -127,11 +127,11 @@ def test_what_is_not_signed_counts_only_where_the_last_leader_may_not_have_signe
     unsigned = a_record(0)
     garbage = LogRecord(1, True, b"garbage", None)
     tail = [LogRecord(0, True, unsigned.encode(), None), garbage, LogRecord(2, False, a_record(0, 1).encode(), None)]
-    believing = replace(READER, accepts_unsigned=True)
+    believing = replace(FINDER, accepts_unsigned=True)
     assert believing.conclude(tail, 0, 0, 3) == LastProgress(unsigned, None, 3, 3)
     assert believing.conclude(tail, 90, 0, 93) == LastProgress(unsigned, None, 93, 3)
-    assert READER.conclude(tail, 0, 0, 3) == LastProgress(None, None, 3, 3)
-    assert READER.conclude(tail, 90, 0, 93) is None
+    assert FINDER.conclude(tail, 0, 0, 3) == LastProgress(None, None, 3, 3)
+    assert FINDER.conclude(tail, 90, 0, 93) is None
     value = a_record(7, 1).encode()
     signed = LogRecord(3, True, value, SIGNER.sign(SLOT, b"0", value))
     found = believing.conclude([*tail, signed, garbage._replace(offset=4)], 0, 0, 5)
@@ -143,7 +143,7 @@ def test_what_is_not_signed_counts_only_where_the_last_leader_may_not_have_signe
 def test_nothing_that_others_write_stops_a_read(value: bytes, headers: list[tuple[str, str | bytes | None]]) -> None:
     record = LogRecord(0, True, value, headers)
     for accepts_unsigned in (False, True):
-        found = replace(READER, accepts_unsigned=accepts_unsigned).conclude([record], 0, 0, 1)
+        found = replace(FINDER, accepts_unsigned=accepts_unsigned).conclude([record], 0, 0, 1)
         assert found is not None
         assert found.ignored == 1
 
@@ -151,7 +151,7 @@ def test_nothing_that_others_write_stops_a_read(value: bytes, headers: list[tupl
 def test_a_record_of_a_later_version_is_no_forgery() -> None:
     value = b'{"version": 99}'
     with pytest.raises(MalformedProgress, match="version '99'"):
-        READER.conclude([LogRecord(0, True, value, SIGNER.sign(SLOT, b"0", value))], 0, 0, 1)
+        FINDER.conclude([LogRecord(0, True, value, SIGNER.sign(SLOT, b"0", value))], 0, 0, 1)
 
 
 @pytest.mark.parametrize(("record", "is_lost"), [(None, True), (a_record(6), True), (a_record(7), False)])
