@@ -204,7 +204,8 @@ class Harvester(Background):
             # The registration locks a row that every takeover needs. If this process is stopped, Postgres ends it.
             connection.execute(statement("window", "long_idle_timeout", settings.table))
             registration = HarvesterRegistration(settings, connection)
-            identity = registration.register_outbox(adopt=self._adopt)
+            identity = registration.check_outbox()
+            registration.register_group(adopt=self._adopt)
             registration.register_delivery(adopt=self._adopt)
             self._signer, terms = registration.signer(), registration.terms()
             self._is_new = terms.number == 0

@@ -31,16 +31,13 @@ class HarvesterRegistration:
         self._connection = connection
         self.in_full = in_full(connection, settings.table)
 
-    def register_outbox(self, *, adopt: bool = False) -> OutboxIdentity:
-        """Check that the outbox is there and as it must be, and register our group. Returns the outbox's identity.
-
-        With `adopt`, our group replaces the one that the database remembers.
+    def check_outbox(self) -> OutboxIdentity:
+        """Check that the outbox is there and as it must be. Returns its identity.
 
         Raises:
             SchemaMissing: the table, one of its columns, our trigger, or our own tables are missing, its ids need not
                 be unique, or no row of the table can be deleted.
             InvalidSetting: the table is known by another name.
-            ForeignOutbox: another group harvests this outbox.
             ServerRefused: our transactions are isolated otherwise than we need.
         """
         settings = self._settings
@@ -72,7 +69,6 @@ class HarvesterRegistration:
                 f"{keeper} keeps the rows of the table {settings.table!r} from being deleted: each would be published "
                 "again and again"
             )
-        self.register_group(adopt=adopt)
         return OutboxIdentity(incarnation, place)
 
     def _check_creation_times(self) -> None:

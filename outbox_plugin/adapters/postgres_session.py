@@ -59,10 +59,12 @@ class PostgresSession:
             self.reader = opened.enter_context(closing(connect(settings, purpose="outbox harvester", own_name=True)))
             registration = HarvesterRegistration(settings, self.reader)
             self._table = registration.in_full
+            self.identity = registration.check_outbox()
             try:
-                self.identity, self.layout = registration.register_outbox(), registration.layout()
+                registration.register_group()
             except ForeignOutbox as adopted:  # Ends this term alone. The next start checks again.
                 raise LayoutChanged(str(adopted)) from None
+            self.layout = registration.layout()
             if self.layout.number != layout.number:
                 raise LayoutChanged(f"the outbox has {self.layout.shards} shards now")
             self._values: dict[str, object] = {

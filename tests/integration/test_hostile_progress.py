@@ -58,7 +58,7 @@ def all_rows(settings: Settings) -> Publication:
 def forged(settings: Settings, copies: list[Body]) -> list[Body]:
     """Records that name all rows there are, with whatever in the place of a signature; and others that are none."""
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:
-        identity = HarvesterRegistration(settings, connection).register_outbox()
+        identity = HarvesterRegistration(settings, connection).check_outbox()
     progress = ProgressRecord(identity, "attacker", 0, (all_rows(settings),), 0, 2**60, 1, -1).encode()
     key, value, headers = copies[-1]
     slot = Slot("progress", KafkaNames.of(settings).progress_topic, 0)
@@ -157,7 +157,7 @@ def test_a_copy_of_a_record_that_was_never_committed_deletes_nothing(settings: S
         drained(settings)
     insert_numbered(settings, topic, 10, ROWS)
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:
-        identity = HarvesterRegistration(settings, connection).register_outbox()
+        identity = HarvesterRegistration(settings, connection).check_outbox()
     log = KafkaTransactionalLog(settings, names, Slice(0, 1), signer_of(settings), lambda: True, lambda _: None)
     log.fence(0)
     log.read_progress(fenced=True)
