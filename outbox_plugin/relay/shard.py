@@ -129,7 +129,7 @@ class Shard:
         if term is not None and (owner := transfer.owner(now)) is not None:
             transfer.mark_given(owner, now)
             self._finishes_until = now + FINISH_SECONDS
-            term.give_way(owner, Ending.GAVE_TO_OWNER)
+            term.give_to_owner(owner)
             return None
         if (since := transfer.ask_since(now)) is None:
             return None

@@ -42,7 +42,7 @@ OpenRelay = Callable[[int, str, Callable[[], bool], Observer], AbstractContextMa
 
 
 class Ending(Enum):
-    """Why the election ends a term; the value is the reason as an operator reads it."""
+    """Why the election, or a transfer of leadership, ends a term; the value is the reason as an operator reads it."""
 
     STEPPED_DOWN = "stepped down: lost the leader topic's partition, or contact with Kafka"
     STOOD_BACK = "another harvester leads"  # Before the term took over.
@@ -69,7 +69,7 @@ class Term:
         self.began_at = runtime.now()
         self.phase: Phase = "candidate"  # Until the takeover has succeeded.
         self.error: BaseException | None = None
-        self.ending: Ending | None = None  # Set where the election has ended the term.
+        self.ending: Ending | None = None  # Set where the election or a transfer has ended the term.
         self.successor = ""  # The instance in favour of which the term ends.
         self.stopping = False
         self._proving = self._proved = False
@@ -129,9 +129,9 @@ class Term:
         self._proved = self._proving = False
         return True
 
-    def give_way(self, successor: str, ending: Ending) -> None:
-        """Ask the term to end in favour of the instance `successor`. What is under way is finished."""
-        self.successor, self.ending = successor, ending
+    def give_to_owner(self, owner: str) -> None:
+        """Ask the term to end in favour of the instance that owns the partition. What is under way is finished."""
+        self.successor, self.ending = owner, Ending.GAVE_TO_OWNER
         self.stop()
 
     def stop(self) -> None:
