@@ -59,7 +59,7 @@ from outbox_plugin.relay.server_probe import ServerProbe
 from outbox_plugin.relay.shard import Shard, ShardServices
 from outbox_plugin.relay.shard_report import ShardReport
 from outbox_plugin.relay.supervisor import Supervisor
-from outbox_plugin.relay.term import OpenRelay, Relay
+from outbox_plugin.relay.term import Relay
 from outbox_plugin.schema.connection import connect, reported, reported_as_refusal
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
@@ -283,8 +283,9 @@ class Harvester(Background):
         instance = f"{host}-{pid}-{uuid.uuid4().hex[:12]}"
         membership = KafkaMembership(self._settings, self._names, layout.shards, self._signer, instance)
         timing = ElectionTiming(spread=random.uniform(0.0, 0.3))  # noqa: S311 - not for secrets.
+        open_relay = self._open_exactly_once if self._exactly_once else self._open_at_least_once
         services = ShardServices(
-            self._relays(layout),
+            partial(open_relay, layout),
             membership.send,
             self._observe,
             self._runtime,
@@ -303,60 +304,58 @@ class Harvester(Background):
         shards = [shard(number) for number in range(layout.shards)]
         return Supervisor(membership, shards, identity, layout.number, self._runtime, is_new=self._is_new)
 
-    def _relays(self, layout: Layout) -> OpenRelay:
-        """Opens the relays of the shards of `layout`."""
+    @contextmanager
+    def _open_at_least_once(
+        self, layout: Layout, shard: int, leader_id: str, should_wait: Callable[[], bool], observe: Observer
+    ) -> Iterator[Relay]:
+        """Opens the relay of a shard of `layout`, for at-least-once delivery."""
+        settings = self._settings
+        with ExitStack() as opened:
+            store = opened.enter_context(closing(PostgresMarkedStore(settings, shard, layout)))
+            self._check_secret(store.session)
+            reserved = ReservedTopics(settings, store.session.groups)
+            log = KafkaAcknowledgingLog(settings, should_wait, reserved)
+            yield AtLeastOnce(
+                shard,
+                leader_id,
+                store,
+                opened.enter_context(closing(log)),
+                self._runtime,
+                observe,
+                wake_up=self._wake_up(store.session, shard, opened),
+                bad_rows=settings.bad_rows,
+            )
 
-        @contextmanager
-        def open_relay(
-            shard: int, leader_id: str, should_wait: Callable[[], bool], observe: Observer
-        ) -> Iterator[Relay]:
-            settings = self._settings
-            with ExitStack() as opened:
+    @contextmanager
+    def _open_exactly_once(
+        self, layout: Layout, shard: int, leader_id: str, should_wait: Callable[[], bool], observe: Observer
+    ) -> Iterator[Relay]:
+        """Opens the relay of a shard of `layout`, for exactly-once delivery."""
+        settings = self._settings
+        with ExitStack() as opened:
+            store = opened.enter_context(closing(PostgresWindowStore(settings, shard, layout)))
+            self._check_secret(store.session)
+            reserved = ReservedTopics(settings, store.session.groups)
+            log = KafkaTransactionalLog(
+                settings, self._names, Slice(shard, layout.shards), self._signer, should_wait, reserved
+            )
+            yield ExactlyOnce(
+                shard,
+                leader_id,
+                store,
+                opened.enter_context(closing(log)),
+                self._runtime,
+                observe,
+                wake_up=self._wake_up(store.session, shard, opened),
+                bad_rows=settings.bad_rows,
+                adopt=self._adopt and shard not in self._adopted,
+            )
 
-                def wake_up(session: PostgresSession) -> PostgresWakeUp | None:
-                    if not session.has_wake_up_trigger:
-                        return None
-                    return opened.enter_context(closing(PostgresWakeUp(settings, shard)))
-
-                if not self._exactly_once:
-                    marks = opened.enter_context(closing(PostgresMarkedStore(settings, shard, layout)))
-                    self._check_secret(marks.session)
-                    yield AtLeastOnce(
-                        shard,
-                        leader_id,
-                        marks,
-                        opened.enter_context(
-                            closing(
-                                KafkaAcknowledgingLog(
-                                    settings, should_wait, ReservedTopics(settings, marks.session.groups)
-                                )
-                            )
-                        ),
-                        self._runtime,
-                        observe,
-                        wake_up=wake_up(marks.session),
-                        bad_rows=settings.bad_rows,
-                    )
-                    return
-                store = opened.enter_context(closing(PostgresWindowStore(settings, shard, layout)))
-                self._check_secret(store.session)
-                reserved = ReservedTopics(settings, store.session.groups)
-                log = KafkaTransactionalLog(
-                    settings, self._names, Slice(shard, layout.shards), self._signer, should_wait, reserved
-                )
-                yield ExactlyOnce(
-                    shard,
-                    leader_id,
-                    store,
-                    opened.enter_context(closing(log)),
-                    self._runtime,
-                    observe,
-                    wake_up=wake_up(store.session),
-                    bad_rows=settings.bad_rows,
-                    adopt=self._adopt and shard not in self._adopted,
-                )
-
-        return open_relay
+    def _wake_up(self, session: PostgresSession, shard: int, opened: ExitStack) -> PostgresWakeUp | None:
+        """What lets writers wake the shard's leader, to be closed with `opened`; None if there is no trigger."""
+        if not session.has_wake_up_trigger:
+            return None
+        return opened.enter_context(closing(PostgresWakeUp(self._settings, shard)))
 
     def _check_secret(self, session: PostgresSession) -> None:
         """Check that we sign with the outbox's secret. Other harvesters would ignore what we sign with another one.

@@ -99,8 +99,13 @@ class Shard:
             self.election.mark_taken_over()
             term.take_over()
 
+    @property
+    def _active_term(self) -> Term | None:
+        """Our term, unless it has been asked to end."""
+        return self._term if self._term is not None and not self._term.stopping else None
+
     def _act(self, action: ElectionAction, now: float) -> None:
-        term = self._term if self._term is not None and not self._term.stopping else None
+        term = self._active_term
         match action:
             case ElectionAction.ACQUIRE:
                 self._begin_term(now)
@@ -121,32 +126,48 @@ class Shard:
         """
         if not self.election.allows_early_takeover:
             return None
-        term, transfer = self._term if self._term is not None and not self._term.stopping else None, self._transfer
-        owns, leaders = self.election.owns, self._services.leaders
-        is_uneven = owns and leaders.would_be_more_even(self.number, self._report.instance, now)
-        transfer.set_ownership(owns=owns, is_uneven=is_uneven, now=now)
-        transfer.set_waiting_since(term.waiting_since if term is not None else None)
-        if term is not None and (owner := transfer.owner(now)) is not None:
-            transfer.mark_given(owner, now)
-            self._finishes_until = now + FINISH_SECONDS
-            term.give_to_owner(owner)
-            return None
-        if (since := transfer.ask_since(now)) is None:
+        self._inform_transfer(now)
+        if self._gives_to_owner(now) or (since := self._transfer.ask_since(now)) is None:
             return None
         all_answer = self._services.broker_probe.result(since)
-        if term is not None and (successor := transfer.successor(all_answer, now)) is not None:
-            transfer.mark_resigned(now)
-            self._report.trouble = Ending.GAVE_WAY.value
-            term.abandon(Ending.GAVE_WAY)
-            self._services.send(self._report.resignation(successor))  # The term may still wait for seconds.
-        if self._term is not None:
-            return None
+        self._resign_if_another_reaches_more(all_answer, now)
+        return None if self._term is not None else self._replaceable_leader(all_answer, since, now)
+
+    def _inform_transfer(self, now: float) -> None:
+        owns, leaders = self.election.owns, self._services.leaders
+        is_uneven = owns and leaders.would_be_more_even(self.number, self._report.instance, now)
+        self._transfer.set_ownership(owns=owns, is_uneven=is_uneven, now=now)
+        term = self._active_term
+        self._transfer.set_waiting_since(term.waiting_since if term is not None else None)
+
+    def _gives_to_owner(self, now: float) -> bool:
+        """End our term if the owner of the partition is to lead. Returns whether that is so."""
+        term = self._active_term
+        if term is None or (owner := self._transfer.owner(now)) is None:
+            return False
+        self._transfer.mark_given(owner, now)
+        self._finishes_until = now + FINISH_SECONDS
+        term.give_to_owner(owner)
+        return True
+
+    def _resign_if_another_reaches_more(self, all_answer: bool | None, now: float) -> None:
+        """End our term if it is stalled, some broker does not answer us, and a follower reaches all of them."""
+        term = self._active_term
+        if term is None or (successor := self._transfer.successor(all_answer, now)) is None:
+            return
+        self._transfer.mark_resigned(now)
+        self._report.trouble = Ending.GAVE_WAY.value
+        term.abandon(Ending.GAVE_WAY)
+        self._services.send(self._report.resignation(successor))  # The term may still wait for seconds.
+
+    def _replaceable_leader(self, all_answer: bool | None, since: float, now: float) -> str | None:
+        """The leader id of another harvester's term that we can replace, as all servers answer us; None without one."""
         postgres_answers = self._services.postgres_probe.result(since)
         if not all_answer or not postgres_answers:
             return None
-        if transfer.leads_what_we_own(now):
-            transfer.mark_asked(now)
-        return transfer.replaceable_leader(now)
+        if self._transfer.leads_what_we_own(now):
+            self._transfer.mark_asked(now)
+        return self._transfer.replaceable_leader(now)
 
     def _begin_term(self, now: float) -> None:
         services = self._services

@@ -68,9 +68,22 @@ class Supervisor:
             self._hand_over()
 
     def _turn(self) -> None:
+        self._ask_ownership()
+        self._listen()
+        now = self._clock()
+        self._check_topics(now)
+        self._notice_stop(now)
+        for shard in self._shards.values():
+            shard.step(now)
+            if shard.begin_again is not None:
+                raise shard.begin_again
+
+    def _ask_ownership(self) -> None:
         owned = self._membership.owned()
         for shard in self._shards.values():
             shard.election.set_ownership(shard.number in owned)
+
+    def _listen(self) -> None:
         for heartbeat in self._membership.receive(LISTEN_SECONDS):
             self._silent_since = self._clock()
             self._is_new = self._is_new and heartbeat.phase != "leader"
@@ -79,20 +92,20 @@ class Supervisor:
                 heard_by.receive(heartbeat, self._clock())
         if self._is_new:
             self._refuse_other_outbox(self._membership.take_unsigned_heartbeat())
-        now = self._clock()
+
+    def _check_topics(self, now: float) -> None:
         if now - self._silent_since > SILENT_SECONDS:
             self._silent_since = now
             self._membership.check_topic()
         self._membership.check_progress_topic()
+
+    def _notice_stop(self, now: float) -> None:
+        """If this process was stopped, another may lead each shard by now: listen first."""
         was_slow, self._slow = self._slow, now - self._turned_at > ASLEEP_SECONDS
         if self._slow and not was_slow:
             for shard in self._shards.values():
                 shard.election.assume_another_leads(now)
         self._turned_at = now
-        for shard in self._shards.values():
-            shard.step(now)
-            if shard.begin_again is not None:
-                raise shard.begin_again
 
     def _is_of_our_layout(self, heartbeat: LeaderHeartbeat) -> bool:
         if heartbeat.phase == "leader":
