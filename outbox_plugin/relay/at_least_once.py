@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from outbox_plugin.core.backoff import Backoff
-from outbox_plugin.core.bad_rows import BadRow, without
+from outbox_plugin.core.bad_rows import BadRow
 from outbox_plugin.core.delivery_options import BadRows
 from outbox_plugin.core.held_keys import HeldKeys
 from outbox_plugin.core.intervals import (
@@ -16,27 +16,21 @@ from outbox_plugin.core.intervals import (
     ERROR_LAST,
     PURGE_REST_SECONDS,
     PURGE_ROWS,
-    RETRY_BAD_ROW_SECONDS,
 )
 from outbox_plugin.core.kafka_ports import AcknowledgingLog
 from outbox_plugin.core.marking import ROWS_PER_MARK, resolve_round, rounds
-from outbox_plugin.core.ordering_key import OrderingKey
 from outbox_plugin.core.parked_keys import ParkedKeys
 from outbox_plugin.core.poll_schedule import Read
 from outbox_plugin.core.postgres_ports import Control, MarkedStore, ReadRequest, WakeUp
 from outbox_plugin.core.row import OutboxRow, Rows, column, fields_of
-from outbox_plugin.errors import Away, Refusal
 from outbox_plugin.relay.events import (
-    KeysHeld,
     Observer,
-    RowsDeadLettered,
-    RowsParked,
     TermBegan,
     WindowPublished,
     WindowPurged,
-    held_topics,
 )
 from outbox_plugin.relay.poller import Poller, Source
+from outbox_plugin.relay.put_aside import PutAside
 from outbox_plugin.relay.runtime import Runtime
 from outbox_plugin.relay.stages import Stages
 from outbox_plugin.relay.timed_calls import AnswerWait, took
@@ -100,6 +94,7 @@ class AtLeastOnce:
         self._sender_done = False
         self._parked = ParkedKeys()
         self._held = HeldKeys()
+        self._put_aside = PutAside(shard, store, runtime, observe, self._lock, self._note_parked, self._held.hold)
         self._failures = Backoff(ERROR_FIRST, ERROR_LAST)
         self._confirmed_at = runtime.now()  # When the database last let us lead.
         self._challenged: Callable[[], None] | None = None
@@ -219,11 +214,13 @@ class AtLeastOnce:
             delivered += [fields for fields in fields_of(round_) if fields[0] in sent.delivered]
             refused, done = sent.refused, sent.delivered
             if self._dead_letters and refused:
-                refused = self._dead_letter([BadRow(row, refused[row.id]) for row in round_ if row.id in refused])
+                refused = self._put_aside.dead_letter(
+                    [BadRow(row, refused[row.id]) for row in round_ if row.id in refused]
+                )
                 done = done | (sent.refused.keys() - refused.keys())
             result = resolve_round(round_, done, refused, sorted(row for each in pending for row in each))
-            self._park(result.bad)
-            self._hold(sent.away)
+            self._put_aside.park(result.bad)
+            self._put_aside.hold(sent.away)
             if result.reset:
                 failed = any(
                     row.id not in done and row.id not in refused and row.topic not in sent.away for row in round_
@@ -246,34 +243,8 @@ class AtLeastOnce:
             if len(self._delivered) == len(ids) or self._purge_is_due():
                 self._may_purge.notify_all()
 
-    def _dead_letter(self, bad: Sequence[BadRow]) -> Mapping[int, Refusal]:
-        """Make bad rows dead letters; returns the refusals of those that the database refuses to move."""
-        stuck = self._store.dead_letter(bad)
-        dead = without(bad, stuck)
-        if dead:
-            self._observe(RowsDeadLettered(self._shard, tuple(dead)))
-        return {row.row.id: row.refusal for row in stuck}
-
-    def _park(self, bad: Sequence[BadRow]) -> None:
-        """Park bad rows. Where the database refuses to park one, its key is held back and tried again."""
-        unrecorded = self._store.park(bad) if bad else ()
-        parked = without(bad, unrecorded)
-        with self._lock:
-            self._parked.park(row.ordering_key for row in parked)
-            again_at = self._runtime.now() + RETRY_BAD_ROW_SECONDS
-            self._held.hold({row.ordering_key: again_at for row in unrecorded})
-        if parked:
-            self._observe(RowsParked(self._shard, tuple(parked)))
-        for row in unrecorded:
-            self._observe(KeysHeld(self._shard, (row.ordering_key,), row.refusal.reason, RETRY_BAD_ROW_SECONDS))
-
-    def _hold(self, topics: Mapping[str, Away]) -> None:
-        """Leave rows of topics that are away unmarked for a while, so that the others can be sent."""
-        now = self._runtime.now()
-        with self._lock:
-            self._held.hold({OrderingKey(topic, None): now + away.seconds for topic, away in topics.items()})
-        for event in held_topics(self._shard, topics):
-            self._observe(event)
+    def _note_parked(self, bad: Sequence[BadRow]) -> None:
+        self._parked.park(row.ordering_key for row in bad)
 
     def _force_remark(self, mark_id: str, ids: Sequence[int]) -> None:
         """Let everything that is not delivered be marked again, from the earliest row on."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
 
-from outbox_plugin.core.bad_rows import BadRow, first_bad_rows, without
+from outbox_plugin.core.bad_rows import BadRow, first_bad_rows
 from outbox_plugin.core.delivery_options import BadRows
-from outbox_plugin.core.intervals import CLEAR_PROGRESS_SECONDS, PURGE_REST_SECONDS, PURGE_ROWS, RETRY_BAD_ROW_SECONDS
+from outbox_plugin.core.intervals import CLEAR_PROGRESS_SECONDS, PURGE_REST_SECONDS, PURGE_ROWS
 from outbox_plugin.core.kafka_ports import TransactionalLog
-from outbox_plugin.core.ordering_key import OrderingKey
 from outbox_plugin.core.postgres_ports import WakeUp, WindowStore
 from outbox_plugin.core.progress import ProgressRecord, Publication
 from outbox_plugin.core.recovery import Terms, left_behind, require_recorded
@@ -22,7 +21,6 @@ from outbox_plugin.core.shards import SETTLING_SHARD, Slice
 from outbox_plugin.core.window import Window, Windows, rows_in
 from outbox_plugin.core.window_queue import QueuedWindow, WindowQueue
 from outbox_plugin.errors import (
-    Away,
     LogUnavailable,
     Refusal,
     RowsRefused,
@@ -33,18 +31,15 @@ from outbox_plugin.errors import (
 )
 from outbox_plugin.relay.events import (
     GenerationRaised,
-    KeysHeld,
     Observer,
     RecordsIgnored,
-    RowsDeadLettered,
-    RowsParked,
     TermBegan,
     WindowPublished,
     WindowPurged,
-    held_topics,
 )
 from outbox_plugin.relay.live_rows import LiveRows
 from outbox_plugin.relay.poller import Poller
+from outbox_plugin.relay.put_aside import PutAside
 from outbox_plugin.relay.runtime import Runtime
 from outbox_plugin.relay.stages import Stages
 from outbox_plugin.relay.timed_calls import AnswerWait, TimedLog, took
@@ -103,6 +98,7 @@ class ExactlyOnce:
         self._has_purged = self._stages.condition()
         self._live_rows = LiveRows(shard, store, self._stages, observe, self._join_queue)
         self._rows_beside_live = RowsBesideLive()
+        self._put_aside = PutAside(shard, store, runtime, observe, self._lock, self._windows.park, self._windows.hold)
         source = WindowSource(store, self._windows, self._lock, self._live_rows, self._rows_beside_live).source()
         self._poller = Poller(shard, source, self._stages, wake_up, observe)
         self._queue = WindowQueue()
@@ -320,9 +316,9 @@ class ExactlyOnce:
                     break
             except RowsRefused as refused:
                 self._handle_refused_rows(window, refused)
-                self._hold(refused.away)
+                self._put_aside.hold(refused.away)
             except TopicsAway as away:
-                self._hold(away.topics)
+                self._put_aside.hold(away.topics)
         with self._lock:
             rows = self._windows.mark_published(window)
             self._published.append(window)
@@ -415,36 +411,15 @@ class ExactlyOnce:
         refusals = refused.refusals
         if self._bad_rows == "dead-letter":
             refusals = self._dead_letter(window, refused)
-        bad = first_bad_rows(window.rows, refusals)
-        unrecorded = self._store.park(bad) if bad else ()
-        parked = without(bad, unrecorded)
-        with self._lock:
-            self._windows.park(parked)
-            again_at = self._runtime.now() + RETRY_BAD_ROW_SECONDS
-            self._windows.hold({row.ordering_key: again_at for row in unrecorded})
-        if parked:
-            self._observe(RowsParked(self._shard, tuple(parked)))
-        for row in unrecorded:
-            self._observe(KeysHeld(self._shard, (row.ordering_key,), row.refusal.reason, RETRY_BAD_ROW_SECONDS))
-
-    def _hold(self, topics: Mapping[str, Away]) -> None:
-        """Leave rows of topics that are away unread for a while, so that the others can be sent."""
-        now = self._runtime.now()
-        with self._lock:
-            self._windows.hold({OrderingKey(topic, None): now + away.seconds for topic, away in topics.items()})
-        for event in held_topics(self._shard, topics):
-            self._observe(event)
+        self._put_aside.park(first_bad_rows(window.rows, refusals))
 
     def _dead_letter(self, window: Window, refused: RowsRefused) -> dict[int, Refusal]:
         """Dead-letter the refused rows. Returns the refusals of rows that Postgres refuses to move."""
         bad = [BadRow(row, refused.refusals[row.id]) for row in window.rows if row.id in refused.refusals]
-        stuck = self._store.dead_letter(bad)
-        dead = without(bad, stuck)
+        stuck = self._put_aside.dead_letter(bad)
         with self._lock:
-            window.dead_letter(dead)
-        if dead:
-            self._observe(RowsDeadLettered(self._shard, tuple(dead)))
-        return {row.row.id: row.refusal for row in stuck}
+            window.dead_letter([row for row in bad if row.row.id not in stuck])
+        return stuck
 
     def _progress(self, records: int, publications: tuple[Publication, ...]) -> ProgressRecord:
         return ProgressRecord(
