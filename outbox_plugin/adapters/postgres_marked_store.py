@@ -9,21 +9,15 @@ import psycopg
 
 from outbox_plugin.adapters import postgres_bad_rows
 from outbox_plugin.adapters.deferred_columns import read_deferred_columns
-from outbox_plugin.adapters.kafka_clients import largest_record_bytes
 from outbox_plugin.adapters.leadership import Leadership
-from outbox_plugin.adapters.postgres_session import PostgresSession
-from outbox_plugin.adapters.row_reader import RowReader
+from outbox_plugin.adapters.postgres_shard_store import PostgresShardStore
 from outbox_plugin.adapters.untranslatable_rows import UNTRANSLATABLE
-from outbox_plugin.core.bad_rows import BadRow
 from outbox_plugin.core.postgres_ports import Control, ReadRequest
-from outbox_plugin.core.progress import OutboxIdentity
 from outbox_plugin.core.row import OutboxRow, RecordLimit, column
-from outbox_plugin.core.shards import Layout
 from outbox_plugin.core.window import BYTES_PER_WINDOW
 from outbox_plugin.errors import Fenced, StoreUnavailable
 from outbox_plugin.printable import one_line
 from outbox_plugin.schema.connection import reported
-from outbox_plugin.settings import Settings
 
 DELIVERED = "ffffffff-ffff-ffff-ffff-ffffffffffff"  # Marks rows that Kafka has and that could not be deleted.
 _FEW, _READS = 100, 20  # Of rows with texts that Postgres cannot send.
@@ -31,35 +25,8 @@ _WHOLE = 1  # Stands for the time of creation of a whole record: see the stateme
 ENDINGS = 10  # How many times the last leader's session is ended. Before each, its mark is waited for half a second.
 
 
-class PostgresMarkedStore:
+class PostgresMarkedStore(PostgresShardStore):
     """`MarkedStore` of `core.postgres_ports`, on psycopg."""
-
-    def __init__(self, settings: Settings, shard: int, layout: Layout) -> None:
-        """Connect, and see who the outbox is.
-
-        Args:
-            settings: which outbox.
-            shard: one of those of `layout`.
-            layout: that the term begins with.
-
-        Raises:
-            StoreUnavailable: Postgres does not let us.
-            LayoutChanged: the outbox has another layout, or another group harvests it, by now.
-            SchemaMissing: the outbox is not known, or its table is not as it must be.
-        """
-        self.session = PostgresSession(settings, shard, layout)
-        self._rows = RowReader(self.session)
-        self._limit = RecordLimit(largest_record_bytes(settings))
-        self._leadership: Leadership | None = None
-
-    @property
-    def identity(self) -> OutboxIdentity:
-        """The outbox's identity as the term found it when it began."""
-        return self.session.identity
-
-    def snapshot(self) -> str:
-        """Which transactions have ended."""
-        return self.session.snapshot()
 
     def lead(self, leader_id: str) -> None:
         """Let no earlier leader of the shard mark, park or dead-letter rows any more; durable when it returns.
@@ -101,12 +68,6 @@ class PostgresMarkedStore:
                     f"it: {one_line(error.__cause__)}"
                 ) from error.__cause__
 
-    @property
-    def _led(self) -> Leadership:
-        if self._leadership is None:
-            raise Fenced("Postgres: this harvester has not begun to lead the shard")
-        return self._leadership
-
     def control(self) -> Control:
         """What operators command, and where the ids stand; raises Fenced if another leader leads the shard."""
         control = self.session.control()
@@ -124,14 +85,6 @@ class PostgresMarkedStore:
     def _check(found: Sequence[object]) -> None:
         if not found:
             raise Fenced("Postgres: another harvester leads the shard")
-
-    def park(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
-        """Park the ordering keys of the bad rows. Returns the rows that the database refuses to park."""
-        return postgres_bad_rows.park(self._led, bad)
-
-    def dead_letter(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
-        """Move the bad rows to the dead letters. Returns the rows that the database refuses to move."""
-        return postgres_bad_rows.dead_letter(self._led, bad)
 
     def mark(self, mark_id: str, request: ReadRequest) -> Sequence[OutboxRow]:
         """Mark the earliest rows of the request that carry another id, or none, with `mark_id`.
@@ -207,10 +160,6 @@ class PostgresMarkedStore:
     def reset(self, mark_id: str, ids: Sequence[int]) -> None:
         """Take the mark id off the rows again, where they still carry it."""
         self.session.run("mark", "reset", ids=list(ids), mark_id=mark_id)
-
-    def close(self) -> None:
-        """Give the connections back. Safe to call twice."""
-        self.session.close()
 
 
 def _without_too_large(rows: Sequence[OutboxRow], limit: RecordLimit) -> list[OutboxRow]:

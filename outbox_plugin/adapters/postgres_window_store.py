@@ -17,16 +17,15 @@ from outbox_plugin.adapters import postgres_bad_rows
 from outbox_plugin.adapters.backlog_keys import BacklogKeys
 from outbox_plugin.adapters.deferred_columns import read_deferred_columns
 from outbox_plugin.adapters.history_partitions import HistoryPartitions
-from outbox_plugin.adapters.kafka_clients import largest_record_bytes
 from outbox_plugin.adapters.leadership import Leadership
-from outbox_plugin.adapters.postgres_session import PostgresSession, Query
+from outbox_plugin.adapters.postgres_session import Query
+from outbox_plugin.adapters.postgres_shard_store import PostgresShardStore
 from outbox_plugin.adapters.row_reader import RowReader
 from outbox_plugin.adapters.untranslatable_rows import UNTRANSLATABLE
-from outbox_plugin.core.bad_rows import BadRow
 from outbox_plugin.core.postgres_ports import Control, ReadRequest
-from outbox_plugin.core.progress import OutboxIdentity, Publication
+from outbox_plugin.core.progress import Publication
 from outbox_plugin.core.recovery import Terms
-from outbox_plugin.core.row import OutboxRow, RecordLimit, column
+from outbox_plugin.core.row import OutboxRow, column
 from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.core.window import BYTES_PER_WINDOW
 from outbox_plugin.errors import Fenced, StoreUnavailable
@@ -40,7 +39,7 @@ _READS = 20  # Reads in a row whose rows are all deleted or changed meanwhile, b
 END_SECONDS = 10.0  # How long a cancelled statement is waited for. After that, it is left to its thread.
 
 
-class PostgresWindowStore:
+class PostgresWindowStore(PostgresShardStore):
     """`WindowStore` on psycopg."""
 
     def __init__(self, settings: Settings, shard: int, layout: Layout) -> None:
@@ -56,12 +55,9 @@ class PostgresWindowStore:
             LayoutChanged: the outbox has another layout, or another group harvests it, by now.
             SchemaMissing: the outbox is not known, or its table is not as it must be.
         """
-        self.session = PostgresSession(settings, shard, layout)
-        self._rows = RowReader(self.session)
+        super().__init__(settings, shard, layout)
         self._live_rows = RowReader(self.session)
-        self._leadership: Leadership | None = None
         self._history = HistoryPartitions(settings) if settings.retention else None
-        self._limit = RecordLimit(largest_record_bytes(settings))
         self._keys_connection: psycopg.Connection[Any] | None = None  # While `key_hashes_up_to` reads.
         self._keys_read = threading.Event()  # Not set while `key_hashes_up_to` reads, and while it connects.
         self._keys_read.set()
@@ -73,11 +69,6 @@ class PostgresWindowStore:
             raise
 
     @property
-    def identity(self) -> OutboxIdentity:
-        """Who the outbox was when the term began."""
-        return self.session.identity
-
-    @property
     def layout(self) -> Layout:
         """How many shards the outbox had when the term began."""
         return self.session.layout
@@ -86,10 +77,6 @@ class PostgresWindowStore:
         """What operators command, and where the ids stand."""
         self._maintain_history()
         return self.session.control()
-
-    def snapshot(self) -> str:
-        """Which transactions have ended."""
-        return self.session.snapshot()
 
     def _maintain_history(self) -> None:
         """Make and drop the partitions of the history. It runs on the reader, so a purge never waits for it.
@@ -108,23 +95,9 @@ class PostgresWindowStore:
         """Let no earlier leader of the shard park or dead-letter rows any more; durable when it returns."""
         self._leadership = Leadership(self.session, leader_id)
 
-    @property
-    def _led(self) -> Leadership:
-        if self._leadership is None:
-            raise Fenced("Postgres: this harvester has not begun to lead the shard")
-        return self._leadership
-
     def check_leads(self) -> None:
         """Raises Fenced if another leader leads the shard."""
         self._led.check()
-
-    def park(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
-        """Park the ordering keys of the bad rows. Returns the rows that the database refuses to park."""
-        return postgres_bad_rows.park(self._led, bad)
-
-    def dead_letter(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
-        """Move the bad rows to the dead letters. Returns the rows that the database refuses to move."""
-        return postgres_bad_rows.dead_letter(self._led, bad)
 
     def generation(self, slice_: Slice) -> int:
         """Which generation of its transactional id the slice uses."""
@@ -333,10 +306,6 @@ class PostgresWindowStore:
     def _conditional_query(self, name: str, condition: str, **values: object) -> Query:
         name = "purge_into_history" if self._history and name == "purge" else name
         return self.session.with_values(self.session.statement("window", name, (condition,)), values)
-
-    def close(self) -> None:
-        """Give the connections back. Safe to call twice."""
-        self.session.close()
 
 
 def _is_deferred(row: OutboxRow) -> bool:

@@ -1,0 +1,66 @@
+"""What the stores of both deliveries have in common: a shard's session, and what its leader puts aside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outbox_plugin.adapters import postgres_bad_rows
+from outbox_plugin.adapters.kafka_clients import largest_record_bytes
+from outbox_plugin.adapters.leadership import Leadership
+from outbox_plugin.adapters.postgres_session import PostgresSession
+from outbox_plugin.adapters.row_reader import RowReader
+from outbox_plugin.core.bad_rows import BadRow
+from outbox_plugin.core.progress import OutboxIdentity
+from outbox_plugin.core.row import RecordLimit
+from outbox_plugin.core.shards import Layout
+from outbox_plugin.errors import Fenced
+from outbox_plugin.settings import Settings
+
+
+class PostgresShardStore:
+    """The part of `ShardStore` that both deliveries share. A delivery's `lead` sets `_leadership`."""
+
+    def __init__(self, settings: Settings, shard: int, layout: Layout) -> None:
+        """Connect, and see who the outbox is.
+
+        Args:
+            settings: which outbox.
+            shard: one of those of `layout`.
+            layout: that the term begins with.
+
+        Raises:
+            StoreUnavailable: Postgres does not let us.
+            LayoutChanged: the outbox has another layout, or another group harvests it, by now.
+            SchemaMissing: the outbox is not known, or its table is not as it must be.
+        """
+        self.session = PostgresSession(settings, shard, layout)
+        self._rows = RowReader(self.session)
+        self._limit = RecordLimit(largest_record_bytes(settings))
+        self._leadership: Leadership | None = None
+
+    @property
+    def identity(self) -> OutboxIdentity:
+        """Who the outbox was when the term began."""
+        return self.session.identity
+
+    def snapshot(self) -> str:
+        """Which transactions have ended."""
+        return self.session.snapshot()
+
+    @property
+    def _led(self) -> Leadership:
+        if self._leadership is None:
+            raise Fenced("Postgres: this harvester has not begun to lead the shard")
+        return self._leadership
+
+    def park(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
+        """Park the ordering keys of the bad rows. Returns the rows that the database refuses to park."""
+        return postgres_bad_rows.park(self._led, bad)
+
+    def dead_letter(self, bad: Sequence[BadRow]) -> Sequence[BadRow]:
+        """Move the bad rows to the dead letters. Returns the rows that the database refuses to move."""
+        return postgres_bad_rows.dead_letter(self._led, bad)
+
+    def close(self) -> None:
+        """Give the connections back. Safe to call twice."""
+        self.session.close()
