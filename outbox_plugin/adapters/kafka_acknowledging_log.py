@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from confluent_kafka import KafkaException, Producer
 
 from outbox_plugin.adapters.kafka_clients import producer_config, refused_property, transaction_error
-from outbox_plugin.adapters.record_sender import RecordSender, away_by_clock, refused_by_topic
+from outbox_plugin.adapters.record_sender import Deliveries, RecordSender, away_by_clock, refused_by_topic
 from outbox_plugin.core.kafka_ports import SendResult
 from outbox_plugin.core.row import OutboxRow, column
 from outbox_plugin.errors import LogUnavailable
@@ -61,32 +61,23 @@ class KafkaAcknowledgingLog:
         if refused or away:
             rows = [row for row in rows if row.id not in refused and row.topic not in away]
         confirm()  # The look-up of topics may have taken long.
-        self._deliver(producer, rows)
-        refused |= self._records.refusals
-        failed, off = self._records.failed, self._records.off_clock
-        for row in self._doubtful(rows):
+        sent = self._deliver(producer, rows)
+        refused |= sent.refusals
+        failed, off = set(sent.failed), dict(sent.off_clock)
+        for row in _doubtful(rows, sent):
+            alone = Deliveries()
             if row.topic not in off:
                 confirm()
-                self._deliver(producer, [row])
-                off |= self._records.off_clock
-            if row.topic in off or row.id not in self._records.refusals:
+                alone = self._deliver(producer, [row])
+                off |= alone.off_clock
+            if row.topic in off or row.id not in alone.refusals:
                 del refused[row.id]
-                failed |= {row.id} if row.topic in off else self._records.failed
+                failed |= {row.id} if row.topic in off else alone.failed
         away |= {topic: away_by_clock(error) for topic, error in off.items()}
         return SendResult(set(column(rows, "id")) - refused.keys() - failed, refused, away)
 
-    def _doubtful(self, rows: Sequence[OutboxRow]) -> list[OutboxRow]:
-        """The `rows` that a broker called invalid in a batch of several.
-
-        Perhaps our clock is wrong. librdkafka reports that only for a record that was alone in its batch.
-        """
-        if not self._records.invalid:
-            return []
-        records_of = Counter(column(rows, "topic"))
-        return [row for row in rows if row.id in self._records.invalid and records_of[row.topic] > 1]
-
-    def _deliver(self, producer: Producer, rows: Sequence[OutboxRow]) -> None:
-        """Send `rows` and wait. Afterwards, `RecordSender` has the result of each.
+    def _deliver(self, producer: Producer, rows: Sequence[OutboxRow]) -> Deliveries:
+        """Send `rows` and wait. Returns what became of those that were not delivered.
 
         Raises:
             LogUnavailable: Kafka does not acknowledge them in time, or waiting makes no sense any more.
@@ -99,7 +90,7 @@ class KafkaAcknowledgingLog:
             self._flush(producer)
         except KafkaException as error:
             raise LogUnavailable(str(transaction_error(error.args[0], "delivering", unpublished=False))) from error
-        self._records.interpret_failures()
+        return self._records.interpret_failures()
 
     def _flush(self, producer: Producer) -> None:
         deadline = time.monotonic() + 2 * DELIVERY_TIMEOUT_MS / 1000
@@ -113,3 +104,14 @@ class KafkaAcknowledgingLog:
         if producer is not None:
             producer.purge()  # So that closing it waits for nothing.
             producer.close()
+
+
+def _doubtful(rows: Sequence[OutboxRow], sent: Deliveries) -> list[OutboxRow]:
+    """The `rows` that a broker called invalid in a batch of several.
+
+    Perhaps our clock is wrong. librdkafka reports that only for a record that was alone in its batch.
+    """
+    if not sent.invalid:
+        return []
+    records_of = Counter(column(rows, "topic"))
+    return [row for row in rows if row.id in sent.invalid and records_of[row.topic] > 1]

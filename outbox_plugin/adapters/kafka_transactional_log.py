@@ -178,8 +178,8 @@ class KafkaTransactionalLog:
         except KafkaException as error:
             self._explain(error, unpublished=True)
             return False
-        if records.refusals:
-            raise RowsRefused(records.refusals)
+        if refusals := records.refusals:
+            raise RowsRefused(refusals)
         if not self._flush():
             return False
         began = time.monotonic()
@@ -251,20 +251,21 @@ class KafkaTransactionalLog:
         self._open.flush(_PATIENCE_SECONDS)  # Calls `on_delivery` for each record that failed.
         records = self._records
         is_untimely, topics = error.args[0].code() == KafkaError.INVALID_TIMESTAMP, records.refused_topics()
-        records.interpret_failures(blames_clock=is_untimely)
-        if is_untimely and not (records.refusals or records.narrowed):  # No row whose own timestamp may be at fault.
+        sent = records.interpret_failures(blames_clock=is_untimely)
+        if is_untimely and not (sent.refusals or sent.narrowed):  # No row whose own timestamp may be at fault.
             self._blame_the_clock(topics, error)
+        refusals = sent.refusals
         if error.args[0].code() in _MAY_BE_FORBIDDEN:
-            records.refuse_forbidden_topics(self._settings)
-        if records.refusals:
-            raise RowsRefused(records.refusals) from error
-        if self._names.progress_topic in records.too_large and self._largest_progress > _SMALLEST_PROGRESS_BYTES:
+            refusals |= records.forbidden_rows(self._settings)
+        if refusals:
+            raise RowsRefused(refusals) from error
+        if self._names.progress_topic in sent.too_large and self._largest_progress > _SMALLEST_PROGRESS_BYTES:
             self._largest_progress //= 2
             return
-        if records.narrowed:
+        if sent.narrowed:
             return
-        if records.failures:
-            raise LogUnavailable(f"Kafka, delivering: {records.failures[0].str()}") from error
+        if sent.failures:
+            raise LogUnavailable(f"Kafka, delivering: {sent.failures[0].str()}") from error
         raise meaning from error
 
     def _blame_the_clock(self, topics: set[str], error: KafkaException) -> NoReturn:

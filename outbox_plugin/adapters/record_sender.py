@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import dataclass, field
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -41,8 +42,31 @@ _INVALID = {KafkaError.INVALID_RECORD, KafkaError.INVALID_MSG}
 _UNTIMELY = {KafkaError.INVALID_TIMESTAMP, *_INVALID}
 
 
+@dataclass(frozen=True, slots=True)
+class Deliveries:
+    """What is known of the last records that were produced, as far as they failed.
+
+    Args:
+        refusals: why rows are refused for what they are, by id.
+        failures: the errors of deliveries, except those of records that were purged because another one failed.
+        failed: the rows whose delivery failed for another reason than what they are.
+        narrowed: whether records of some topic are sent in smaller groups next time.
+        too_large: the topics of which a record, or a batch of records, was too large.
+        invalid: those refused rows whose records a broker calls invalid.
+        off_clock: what a broker says of our clock, by the topic.
+    """
+
+    refusals: dict[int, Refusal] = field(default_factory=dict)
+    failures: tuple[KafkaError, ...] = ()
+    failed: frozenset[int] = frozenset()
+    narrowed: bool = False
+    too_large: frozenset[str] = frozenset()
+    invalid: frozenset[int] = frozenset()
+    off_clock: dict[str, str] = field(default_factory=dict)
+
+
 class RecordSender:
-    """Produces rows, and remembers the results of the last ones: their refusals and failures."""
+    """Produces rows, and remembers the results of the last ones until `reset`."""
 
     def __init__(self, reserved: Callable[[str], str | None]) -> None:
         """Nothing is sent yet. `reserved` returns why a topic is not for events; None where it is."""
@@ -54,13 +78,13 @@ class RecordSender:
         self._group_bytes = 0
         self._failed_reports: list[tuple[KafkaError, str, bytes | None, bytes | None]] = []
         self._has_met_bad_rows = False
-        self.refusals: dict[int, Refusal] = {}
-        self.failures: list[KafkaError] = []
-        self.failed: set[int] = set()
-        self.narrowed = False
-        self.too_large: set[str] = set()  # Topics.
-        self.invalid: set[int] = set()  # Rows that are refused because a broker calls their records invalid.
-        self.off_clock: dict[str, str] = {}  # What a broker says of our clock, by the topic.
+        self._refusals: dict[int, Refusal] = {}
+        self._failures: list[KafkaError] = []
+        self._failed: set[int] = set()
+        self._narrowed = False
+        self._too_large: set[str] = set()
+        self._invalid: set[int] = set()
+        self._off_clock: dict[str, str] = {}
         self._counted: dict[str, int | None] = {}  # Partitions of topics that were looked up again for these records.
 
     def on_delivery(self, error: KafkaError | None, message: Message) -> None:
@@ -69,9 +93,14 @@ class RecordSender:
             self._failed_reports.append((error, str(message.topic()), message.key(), message.value()))
 
     @property
+    def refusals(self) -> dict[int, Refusal]:
+        """Why rows among the last ones are refused for what they are, as far as that is known."""
+        return dict(self._refusals)
+
+    @property
     def any_failed(self) -> bool:
         """Whether a delivery has failed since `produce` began."""
-        return bool(self._failed_reports or self.failures)
+        return bool(self._failed_reports or self._failures)
 
     def check_topics(self, producer: Producer, rows: Sequence[OutboxRow]) -> None:
         """Make sure that all topics of `rows` can be written to now; nothing may be produced before that.
@@ -148,9 +177,9 @@ class RecordSender:
     def reset(self) -> None:
         """Forget the results of the last records. Call it before the next ones are checked or produced."""
         self._rows, self._group, self._group_bytes = (), [], 0
-        self._failed_reports, self.refusals, self.failures, self.failed = [], {}, [], set()
-        self.narrowed, self.too_large = False, set()
-        self.invalid, self.off_clock = set(), {}
+        self._failed_reports, self._refusals, self._failures, self._failed = [], {}, [], set()
+        self._narrowed, self._too_large = False, set()
+        self._invalid, self._off_clock = set(), {}
         self._counted = {}
         self._topics.begin()
 
@@ -166,13 +195,13 @@ class RecordSender:
         for fields in fields_of(rows):
             id_, created, topic, key, value, names, texts, _ = fields
             if (examine or key is None or created is None) and (fault := fault_of(OutboxRow(*fields))):
-                self.refusals[id_] = Refusal(fault)
+                self._refusals[id_] = Refusal(fault)
                 continue
             partition, timestamp = _ANY_PARTITION, _NOW
             if type(value) is WholeRecord:
                 key, value, partition, timestamp = _as_produced(value)
                 if refusal := self._misplaced(producer, topic, partition):
-                    self.refusals[id_] = refusal
+                    self._refusals[id_] = refusal
                     continue
             if limits and topic in limits:
                 self._make_room(producer, OutboxRow(*fields))
@@ -191,11 +220,11 @@ class RecordSender:
                 if (refusal := _refused_at_once(error.args[0], topic)) is None:
                     self._topics.forget(topic)  # It may have been recreated, with fewer partitions.
                     raise
-                self.refusals[id_] = refusal
+                self._refusals[id_] = refusal
             except Exception as error:  # The client cannot encode the row. Refuse this row alone.
                 fault = fault_of(OutboxRow(*fields)) or f"no record can be made of it: {type(error).__name__}: {error}"
-                self.refusals[id_] = Refusal(fault)
-        self._has_met_bad_rows = self._has_met_bad_rows or bool(self.refusals)
+                self._refusals[id_] = Refusal(fault)
+        self._has_met_bad_rows = self._has_met_bad_rows or bool(self._refusals)
 
     def _misplaced(self, producer: Producer, topic: str, partition: int) -> Refusal | None:
         """The refusal of a record whose topic does not have its partition.
@@ -224,57 +253,82 @@ class RecordSender:
         self._group.append(row)
         self._group_bytes += size
 
-    def interpret_failures(self, *, blames_clock: bool = False) -> None:
+    def interpret_failures(self, *, blames_clock: bool = False) -> Deliveries:
         """Decide which rows are refused for the deliveries that have failed since the last call.
-
-        Afterwards, `failed` has the rows whose delivery failed for another reason.
 
         Args:
             blames_clock: whether the transaction has failed for a timestamp. A record that has no timestamp of its own
                 is not at fault then.
+
+        Returns:
+            What is known of all of the last records.
         """
-        news, self._failed_reports = self._failed_reports, []
-        if not news:
-            return
+        reports, self._failed_reports = self._failed_reports, []
+        if reports:
+            rows = self._rows_by_content()
+            # Then a clock is wrong, and no row. librdkafka reports the records of a batch of several as invalid.
+            blames_clock = blames_clock or any(error.code() == KafkaError.INVALID_TIMESTAMP for error, *_ in reports)
+            for error, topic, key, value in reports:
+                concerned = self._concerned(rows.get((topic, key or b"", value), []))
+                self._interpret(error, topic, concerned, blames_clock=blames_clock)
+            self._narrow({topic for error, topic, *_ in reports if error.code() == KafkaError.MSG_SIZE_TOO_LARGE})
+            self._failed -= self._refusals.keys()
+        return Deliveries(
+            dict(self._refusals),
+            tuple(self._failures),
+            frozenset(self._failed),
+            self._narrowed,
+            frozenset(self._too_large),
+            frozenset(self._invalid),
+            dict(self._off_clock),
+        )
+
+    def _rows_by_content(self) -> dict[tuple[str, bytes, bytes | None], list[OutboxRow]]:
+        """The rows that were handed to the producer, by topic, key and value, as a delivery report has them."""
         rows: dict[tuple[str, bytes, bytes | None], list[OutboxRow]] = {}
         for row in self._rows:
-            if row.id in self.refusals or row.key is None or isinstance(row.value, TooLarge | Misfit):
+            if row.id in self._refusals or row.key is None or isinstance(row.value, TooLarge | Misfit):
                 continue
             rows.setdefault((row.topic, *_key_and_value(row)), []).append(row)
-        # Then a clock is wrong, and no row. librdkafka reports the records of a batch of several as invalid.
-        blames_clock = blames_clock or any(error.code() == KafkaError.INVALID_TIMESTAMP for error, *_ in news)
-        for error, topic, key, value in news:
-            concerned = self._concerned(rows.get((topic, key or b"", value), []))
-            dated = [row for row in concerned if _timestamp_of(row) is not None] if error.code() in _UNTIMELY else []
-            if error.code() == KafkaError.INVALID_TIMESTAMP and not dated:
-                self.off_clock[topic] = error.str()
-            self._topics.forget(topic)  # It may have lost a leader. It is looked up before the next record.
-            if error.code() not in _PURGED:
-                self.failures.append(error)
-            if error.code() == KafkaError._MSG_TIMED_OUT:
-                self._topics.silent([topic])
-            self.failed.update(row.id for row in concerned)
-            if dated and len(dated) == len(concerned) and _are_alike(concerned):
-                self.refusals |= {row.id: _untimely(row, error) for row in dated}
-                continue
-            if dated:  # Send the records one by one, to find out which of them it was.
-                self._limits[topic], self.narrowed = 0, True
-                continue
-            is_clock = blames_clock and error.code() in _INVALID
-            if is_clock or (refusal := self._refusal(error, topic)) is None:
-                continue
-            if refusal.whole_topic or _are_alike(concerned):
-                self.refusals |= {row.id: refusal for row in concerned}
-                self.invalid.update(row.id for row in concerned if error.code() in _INVALID)
+        return rows
+
+    def _interpret(self, error: KafkaError, topic: str, concerned: list[OutboxRow], *, blames_clock: bool) -> None:
+        """Take in one failed delivery, which may have been of each of the rows that are `concerned`."""
+        dated = [row for row in concerned if _timestamp_of(row) is not None] if error.code() in _UNTIMELY else []
+        if error.code() == KafkaError.INVALID_TIMESTAMP and not dated:
+            self._off_clock[topic] = error.str()
+        self._topics.forget(topic)  # It may have lost a leader. It is looked up before the next record.
+        if error.code() not in _PURGED:
+            self._failures.append(error)
+        if error.code() == KafkaError._MSG_TIMED_OUT:
+            self._topics.silent([topic])
+        self._failed.update(row.id for row in concerned)
+        if dated:
+            if len(dated) == len(concerned) and _are_alike(concerned):
+                self._refusals |= {row.id: _untimely(row, error) for row in dated}
             else:
-                self._limits[topic], self.narrowed = 0, True
-        too_large = {topic for error, topic, *_ in news if error.code() == KafkaError.MSG_SIZE_TOO_LARGE}
-        self.too_large |= too_large
+                self._send_one_by_one(topic)
+            return
+        is_clock = blames_clock and error.code() in _INVALID
+        if is_clock or (refusal := self._refusal(error, topic)) is None:
+            return
+        if refusal.whole_topic or _are_alike(concerned):
+            self._refusals |= {row.id: refusal for row in concerned}
+            self._invalid.update(row.id for row in concerned if error.code() in _INVALID)
+        else:
+            self._send_one_by_one(topic)
+
+    def _send_one_by_one(self, topic: str) -> None:
+        """Send the topic's records one by one next time, to find out which of them it was."""
+        self._limits[topic], self._narrowed = 0, True
+
+    def _narrow(self, too_large: set[str]) -> None:
+        """Send the records of topics in smaller groups next time, as a batch of theirs was too large."""
+        self._too_large |= too_large
         for topic in too_large.intersection(row.topic for row in self._rows):  # A progress record has no smaller group.
             if not self._failed_alone(topic):
                 self._limits[topic] = _SMALLER[self._limits.get(topic)]
-                self.narrowed = True
-        self.failed -= self.refusals.keys()
+                self._narrowed = True
 
     def _concerned(self, alike: list[OutboxRow]) -> list[OutboxRow]:
         """The rows that a failed delivery may have been of. A report has no headers to tell `alike` rows apart.
@@ -292,8 +346,8 @@ class RecordSender:
             if error.code() in {*_INVALID, KafkaError.INVALID_TIMESTAMP}
         }
 
-    def refuse_forbidden_topics(self, settings: Settings) -> None:
-        """Refuse the last rows whose topics we may not write to.
+    def forbidden_rows(self, settings: Settings) -> dict[int, Refusal]:
+        """The refusals of the last rows whose topics we may not write to.
 
         We may describe a topic that we may not write to, so the check before found nothing. The first transaction that
         writes to it fails as a whole.
@@ -305,7 +359,7 @@ class RecordSender:
             topic: Refusal(f"topic {topic}: we may describe it, but not write to it", whole_topic=True)
             for topic in topics - writable
         }
-        self.refusals |= refused_by_topic(self._rows, UnwritableTopics(forbidden))
+        return refused_by_topic(self._rows, UnwritableTopics(forbidden))
 
     def _refusal(self, error: KafkaError, topic: str) -> Refusal | None:
         if error.code() in FORBIDDEN_TOPIC:

@@ -137,8 +137,7 @@ def test_rows_without_a_topic_ask_for_their_table_to_be_mended(producer: Unreach
 def test_what_failed_is_found_among_rows_of_which_some_are_bad(producer: Unreachable) -> None:
     records = handed_over(producer, [GOOD, GOOD._replace(id=1, key=7)])  # type: ignore[arg-type]
     records.on_delivery(KafkaError(KafkaError.INVALID_RECORD), FailedDelivery())  # type: ignore[arg-type]
-    records.interpret_failures()
-    assert records.refusals.keys() == {0, 1}
+    assert records.interpret_failures().refusals.keys() == {0, 1}
 
 
 def test_a_clock_that_is_off_is_no_rows_fault(producer: Unreachable) -> None:
@@ -146,9 +145,9 @@ def test_a_clock_that_is_off_is_no_rows_fault(producer: Unreachable) -> None:
     records = handed_over(producer, [GOOD])
     for code in (KafkaError.INVALID_RECORD, KafkaError.INVALID_TIMESTAMP):
         records.on_delivery(KafkaError(code), FailedDelivery())  # type: ignore[arg-type]
-    records.interpret_failures()
-    assert not records.refusals
-    assert {error.code() for error in records.failures} == {KafkaError.INVALID_RECORD, KafkaError.INVALID_TIMESTAMP}
+    sent = records.interpret_failures()
+    assert not sent.refusals
+    assert {error.code() for error in sent.failures} == {KafkaError.INVALID_RECORD, KafkaError.INVALID_TIMESTAMP}
 
 
 class OneTopic(Unreachable):
@@ -174,8 +173,8 @@ def test_a_topic_whose_delivery_failed_is_held_back_if_it_has_lost_its_leader(co
         records.produce(producer, [GOOD])  # type: ignore[arg-type]
         producer.leaders = [-1]
         records.on_delivery(KafkaError(code), FailedDelivery())  # type: ignore[arg-type]
-        records.interpret_failures()
-        assert (records.refusals, records.failed) == ({}, {GOOD.id})
+        sent = records.interpret_failures()
+        assert (sent.refusals, sent.failed) == ({}, frozenset({GOOD.id}))
         with pytest.raises(TopicsAway, match="no broker leads partition 0"):
             records.check_topics(producer, [GOOD])  # type: ignore[arg-type]
 
