@@ -127,7 +127,7 @@ class Shard:
         if not self.election.allows_early_takeover:
             return None
         self._inform_transfer(now)
-        if self._gives_to_owner(now) or (since := self._transfer.ask_since(now)) is None:
+        if self._give_to_owner(now) or (since := self._transfer.ask_since(now)) is None:
             return None
         all_answer = self._services.broker_probe.result(since)
         self._resign_if_another_reaches_more(all_answer, now)
@@ -140,7 +140,7 @@ class Shard:
         term = self._active_term
         self._transfer.set_waiting_since(term.waiting_since if term is not None else None)
 
-    def _gives_to_owner(self, now: float) -> bool:
+    def _give_to_owner(self, now: float) -> bool:
         """End our term if the owner of the partition is to lead. Returns whether that is so."""
         term = self._active_term
         if term is None or (owner := self._transfer.owner(now)) is None:
