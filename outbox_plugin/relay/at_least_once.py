@@ -23,6 +23,7 @@ from outbox_plugin.core.parked_keys import ParkedKeys
 from outbox_plugin.core.poll_schedule import Read
 from outbox_plugin.core.postgres_ports import Control, MarkedStore, ReadRequest, WakeUp
 from outbox_plugin.core.row import OutboxRow, Rows, column, fields_of
+from outbox_plugin.relay.bad_row_handler import BadRowHandler
 from outbox_plugin.relay.events import (
     Observer,
     TermBegan,
@@ -30,7 +31,6 @@ from outbox_plugin.relay.events import (
     WindowPurged,
 )
 from outbox_plugin.relay.poller import Poller, Source
-from outbox_plugin.relay.put_aside import PutAside
 from outbox_plugin.relay.runtime import Runtime
 from outbox_plugin.relay.stages import Stages
 from outbox_plugin.relay.timed_calls import AnswerWait, took
@@ -94,7 +94,9 @@ class AtLeastOnce:
         self._sender_done = False
         self._parked = ParkedKeys()
         self._held = HeldKeys()
-        self._put_aside = PutAside(shard, store, runtime, observe, self._lock, self._note_parked, self._held.hold)
+        self._bad_row_handler = BadRowHandler(
+            shard, store, runtime, observe, self._lock, self._note_parked, self._held.hold
+        )
         self._failures = Backoff(ERROR_FIRST, ERROR_LAST)
         self._confirmed_at = runtime.now()  # When the database last let us lead.
         self._challenged: Callable[[], None] | None = None
@@ -214,13 +216,13 @@ class AtLeastOnce:
             delivered += [fields for fields in fields_of(round_) if fields[0] in sent.delivered]
             refused, done = sent.refused, sent.delivered
             if self._dead_letters and refused:
-                refused = self._put_aside.dead_letter(
+                refused = self._bad_row_handler.dead_letter(
                     [BadRow(row, refused[row.id]) for row in round_ if row.id in refused]
                 )
                 done = done | (sent.refused.keys() - refused.keys())
             result = resolve_round(round_, done, refused, sorted(row for each in pending for row in each))
-            self._put_aside.park(result.bad)
-            self._put_aside.hold(sent.away)
+            self._bad_row_handler.park(result.bad)
+            self._bad_row_handler.hold(sent.away)
             if result.reset:
                 failed = any(
                     row.id not in done and row.id not in refused and row.topic not in sent.away for row in round_

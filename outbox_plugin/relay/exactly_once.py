@@ -29,6 +29,7 @@ from outbox_plugin.errors import (
     TopicsAway,
     TransactionStuck,
 )
+from outbox_plugin.relay.bad_row_handler import BadRowHandler
 from outbox_plugin.relay.events import (
     GenerationRaised,
     Observer,
@@ -39,7 +40,6 @@ from outbox_plugin.relay.events import (
 )
 from outbox_plugin.relay.live_rows import LiveRows
 from outbox_plugin.relay.poller import Poller
-from outbox_plugin.relay.put_aside import PutAside
 from outbox_plugin.relay.runtime import Runtime
 from outbox_plugin.relay.stages import Stages
 from outbox_plugin.relay.timed_calls import AnswerWait, TimedLog, took
@@ -98,7 +98,9 @@ class ExactlyOnce:
         self._has_purged = self._stages.condition()
         self._live_rows = LiveRows(shard, store, self._stages, observe, self._join_queue)
         self._rows_beside_live = RowsBesideLive()
-        self._put_aside = PutAside(shard, store, runtime, observe, self._lock, self._windows.park, self._windows.hold)
+        self._bad_row_handler = BadRowHandler(
+            shard, store, runtime, observe, self._lock, self._windows.park, self._windows.hold
+        )
         source = WindowSource(store, self._windows, self._lock, self._live_rows, self._rows_beside_live).source()
         self._poller = Poller(shard, source, self._stages, wake_up, observe)
         self._queue = WindowQueue()
@@ -316,9 +318,9 @@ class ExactlyOnce:
                     break
             except RowsRefused as refused:
                 self._handle_refused_rows(window, refused)
-                self._put_aside.hold(refused.away)
+                self._bad_row_handler.hold(refused.away)
             except TopicsAway as away:
-                self._put_aside.hold(away.topics)
+                self._bad_row_handler.hold(away.topics)
         with self._lock:
             rows = self._windows.mark_published(window)
             self._published.append(window)
@@ -411,12 +413,12 @@ class ExactlyOnce:
         refusals = refused.refusals
         if self._bad_rows == "dead-letter":
             refusals = self._dead_letter(window, refused)
-        self._put_aside.park(first_bad_rows(window.rows, refusals))
+        self._bad_row_handler.park(first_bad_rows(window.rows, refusals))
 
     def _dead_letter(self, window: Window, refused: RowsRefused) -> dict[int, Refusal]:
         """Dead-letter the refused rows. Returns the refusals of rows that Postgres refuses to move."""
         bad = [BadRow(row, refused.refusals[row.id]) for row in window.rows if row.id in refused.refusals]
-        stuck = self._put_aside.dead_letter(bad)
+        stuck = self._bad_row_handler.dead_letter(bad)
         with self._lock:
             window.dead_letter([row for row in bad if row.row.id not in stuck])
         return stuck

@@ -1,4 +1,4 @@
-"""Puts bad rows aside, and holds keys back, in either delivery."""
+"""Parks or dead-letters bad rows, and holds keys back, in either delivery."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from outbox_plugin.relay.runtime import Lock, Runtime
 
 
 @dataclass(frozen=True, slots=True)
-class PutAside:
+class BadRowHandler:
     """Belongs to the stage that sends.
 
     Args:
         shard: for the events that are observed.
         store: parks and dead-letters rows.
         runtime: has the clock.
-        observe: is told of rows that are put aside, and of keys that are held back.
+        observe: is told of rows that are parked or dead-lettered, and of keys that are held back.
         lock: is held while `note_parked` or `note_held` is called.
         note_parked: takes in that the database has parked the keys of bad rows.
         note_held: holds keys back, each until its time.
