@@ -82,18 +82,18 @@ class Assignments:
         self._ask_at = ended + max(ASK_SECONDS, 4 * (ended - began) if others_flow else 0.0)
         if found:
             self._without_position.difference_update(found)
-            self._consumer.incremental_unassign([KafkaTopicPartition(*tp) for tp in found])
+            self._unassign([KafkaTopicPartition(*tp) for tp in found])
             self._start_at(found, found)
 
     def revoked(self, partitions: list[KafkaTopicPartition]) -> None:
         """Give the partitions up when their handlers have ended, and commit what is done."""
         self._commit_and_wait(self._give_up(partitions, RELEASE_SECONDS))
-        self._consumer.incremental_unassign(partitions)
+        self._unassign(partitions)
 
     def lost(self, partitions: list[KafkaTopicPartition]) -> None:
         """Give the partitions up, which others may have by now."""
         self._give_up(partitions, 0)
-        self._consumer.incremental_unassign(partitions)
+        self._unassign(partitions)
 
     def _find_positions(self, partitions: Collection[TopicPartition]) -> FoundPositions:
         def look_up(topics: Collection[str]) -> dict[str, str]:
@@ -115,7 +115,6 @@ class Assignments:
         topic_ids, next_offsets = self._topic_ids.known(), {tp: at.next_offset for tp, at in found.items() if at}
         self._dispatcher.locked(lambda queues: queues.assign(found, topic_ids, next_offsets))
         self._consumer.incremental_assign(offsets)
-        self._pauses.resume(self._consumer, found)
         self._without_position.update(tp for tp in partitions if tp not in found)
         self._pauses.pause(self._consumer, self._without_position)
 
@@ -125,3 +124,8 @@ class Assignments:
         reached = self._dispatcher.release(given_up, patience_seconds)
         self._reached.note(self._dispatcher.locked(KeyQueues.positions))
         return reached
+
+    def _unassign(self, partitions: list[KafkaTopicPartition]) -> None:
+        """Fetch the partitions no more. librdkafka keeps a pause beyond an assignment, so it is ended before."""
+        self._pauses.resume(self._consumer, {TopicPartition(each.topic, each.partition) for each in partitions})
+        self._consumer.incremental_unassign(partitions)

@@ -1,4 +1,7 @@
-"""Pauses partitions that hold too much of the memory. Only the thread that polls may use it, but for `count`."""
+"""Pauses partitions that hold too much of the memory, or that wait for their positions.
+
+Only the thread that polls may use it, but for `count`.
+"""
 
 from __future__ import annotations
 

@@ -43,7 +43,11 @@ class InboxMetrics:
             registry=registry,
         )
         self.lag = gauge("lag_messages", "Offsets from the first that is not done to the partition's end.", _PARTITION)
-        self.paused = gauge("paused_partitions", "Partitions not fetched now: too many of their records wait.", _GROUP)
+        self.paused = gauge(
+            "paused_partitions",
+            "Partitions not fetched now: too many of their records wait, or they wait for their positions.",
+            _GROUP,
+        )
         self.ready = gauge("ready", "Inboxes of this process that are ready, as /readyz says.", _GROUP)
 
     def clear_gauges(self) -> None:

@@ -168,6 +168,18 @@ def test_a_partition_that_is_given_up_waits_for_no_position_any_more() -> None:
     assert (given_up.all_have_positions, group.assigned) == (True, [])
 
 
+@pytest.mark.parametrize("way", ["revoked", "lost"])
+def test_a_partition_that_is_given_up_is_paused_no_more(way: str) -> None:
+    """Not in librdkafka either, whose pauses outlive an assignment: else it would not be fetched when it comes back."""
+    group = Committed((6000, ID, None))
+    topic_ids = SimpleNamespace(look_up=lambda topics: SimpleNamespace(recreated=set(), known=set()), known=dict)
+    loop = poll_loop(group, OurPositions(), topic_ids)
+    loop._assignments.assigned([KafkaTopicPartition(*PARTITION)])
+    assert (loop._pauses.count, group.paused) == (1, {"t"})
+    getattr(loop._assignments, way)([KafkaTopicPartition(*PARTITION)])
+    assert (loop._pauses.count, group.paused, group.assigned) == (0, set(), [])
+
+
 @pytest.mark.parametrize("ended", [True, False])
 def test_the_last_positions_are_written_while_the_partitions_are_still_ours(ended: bool) -> None:
     """And not beside housekeeping, which writes them too."""
