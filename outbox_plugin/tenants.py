@@ -227,7 +227,7 @@ class TenantHarvesters(Background):
             self._looked_at = now
             schemas = [schema for schema, refusal in self._found.items() if refusal is None]
             activity.follow(schemas)
-            activity.set_crowded(is_crowded=self._schedule.waiting > 0)
+            activity.set_crowded(is_crowded=self._schedule.is_crowded)
             call = partial(self._look_at, schemas, activity, now)
             try:
                 self._look = _Task("outbox-tenant-look", call, now, self._check_now.set)

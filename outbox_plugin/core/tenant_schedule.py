@@ -83,11 +83,17 @@ class TenantSchedule:
         """No tenant is known yet."""
         self._tenants: dict[str, _Tenant] = {}
         self._waiting = 0
+        self._is_crowded = False
 
     @property
     def waiting(self) -> int:
         """How many tenants might have been started at the last `changes`, and were not."""
         return self._waiting
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether tenants waited for the places of others at the last `changes`, and not only for room to start."""
+        return self._is_crowded
 
     @property
     def running(self) -> int:
@@ -135,7 +141,7 @@ class TenantSchedule:
         for schema in start:
             tenant = self._tenants.setdefault(schema, _Tenant())
             tenant.is_running, tenant.has_failed, tenant.since = True, False, now
-        self._waiting = len(due) - len(start)
+        self._waiting, self._is_crowded = len(due) - len(start), len(due) > free
         return Changes(start, tuple(refused), gone, tuple(rest), self._preempt(len(due) - free, now))
 
     def _preempt(self, wanted: int, now: float) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import pytest
 
 from outbox_plugin import Settings, tenants
 from outbox_plugin.core.tenant_activity import Look, Seen
-from outbox_plugin.tenants import STARTS_AT_ONCE, TenantHarvesters
+from outbox_plugin.tenants import MAX_AWAKE, STARTS_AT_ONCE, TenantHarvesters
 from tests.support import PATIENCE, eventually
 
 SETTINGS = Settings(dsn="postgresql://nobody@127.0.0.1:1/x", bootstrap_servers="127.0.0.1:1", table="tenant_*.outbox")
@@ -82,6 +82,22 @@ def test_a_tenant_that_fails_again_and_again_is_logged_once(
         assert len(service._schedule.failed) == STARTS_AT_ONCE
         assert len(caplog.records) == lines
         assert reason in caplog.text
+
+
+@pytest.mark.parametrize(("tenants_found", "rest_after"), [(STARTS_AT_ONCE + 2, 60.0), (MAX_AWAKE + 1, 1.0)])
+def test_tenants_rest_sooner_only_where_places_are_taken(
+    monkeypatch: pytest.MonkeyPatch, tenants_found: int, rest_after: float
+) -> None:
+    """Not where some of them merely wait for the starts of others."""
+    service: Any = TenantHarvesters(SETTINGS.model_copy(update={"tenants_rest": 60.0}))
+    monkeypatch.setattr(service, "_look_at", lambda *_: Look({}, {}))
+    service._found = {f"tenant_{number}": None for number in range(tenants_found)}
+    service._follow(0.0)
+    assert service._schedule.waiting == tenants_found - STARTS_AT_ONCE
+    service._look_for_events(service._activity, 0.0)
+    assert service._activity._rest_after == rest_after
+    eventually(lambda: service._look.has_ended, 10)
+    let_starts_end(service)
 
 
 def test_an_exception_while_a_harvester_is_stopped_is_logged(
