@@ -3,7 +3,8 @@
 The function takes no arguments and returns a token and the time at which it expires, in seconds since the epoch. Each
 client of Kafka asks for a token of its own when it is made, and again after four fifths of the token's life. librdkafka
 asks on a background thread of the client, so a client that nobody polls has a fresh token, too. Where the function
-fails, librdkafka asks again after ten seconds; until then, brokers end connections whose token has expired.
+fails, librdkafka asks again after ten seconds; until then, brokers end connections whose token has expired. A client
+that is closed waits for the function, so one that does not return in time counts as failed, too.
 
 Neither a token nor the text of an exception is ever logged: the text may hold a secret, as a URL does.
 """
@@ -22,10 +23,11 @@ from typing import Any
 
 from outbox_plugin.errors import InvalidSetting, LogUnavailable
 from outbox_plugin.printable import logger_of, printable
+from outbox_plugin.threads.calls_with_deadline import CallOverdue, CallsWithDeadline
 
 logger = logger_of("outbox_plugin.kafka")
 
-ANSWER_SECONDS = 10.0  # For the first token of a client.
+ANSWER_SECONDS = 10.0
 _FARTHEST_SECONDS = 10 * 366 * 86_400.0  # A later end is one in milliseconds, with which nobody would ask again.
 
 Token = tuple[str, float]
@@ -37,6 +39,7 @@ class TokenProvider:
     def __init__(self, name: str, function: Callable[[], Any]) -> None:
         self._name = name
         self._function = function
+        self._calls = CallsWithDeadline(name, "outbox-token")
         self._lock = threading.Lock()
         self._fails = False
 
@@ -44,10 +47,10 @@ class TokenProvider:
         """A token for a client that has one. Logs when the function begins to fail, and when it returns tokens again.
 
         Raises:
-            LogUnavailable: the function raises, or what it returns is no token.
+            LogUnavailable: the function raises, or returns no token, or not in time.
         """
         try:
-            token = self._token()
+            token = self._token_in_time()
         except LogUnavailable as error:
             self._note(str(error))
             raise
@@ -67,27 +70,18 @@ class TokenProvider:
         return answer[0], float(answer[1])
 
     def first_token(self) -> Token:
-        """A token for a client that is to be made. Logs nothing, and waits for `ANSWER_SECONDS` at most.
+        """A token for a client that is to be made. Logs nothing.
 
         Raises:
             LogUnavailable: there is no token, or not in time.
         """
-        answers: list[Token | LogUnavailable] = []
+        return self._token_in_time()
 
-        def ask() -> None:
-            try:
-                answers.append(self._token())
-            except LogUnavailable as error:
-                answers.append(error)
-
-        thread = threading.Thread(target=ask, name="outbox-token", daemon=True)
-        thread.start()
-        thread.join(ANSWER_SECONDS)
-        if not answers:
-            raise LogUnavailable(f"{self._name} has returned no token within {ANSWER_SECONDS:.0f} s")
-        if isinstance(answers[0], LogUnavailable):
-            raise answers[0]
-        return answers[0]
+    def _token_in_time(self) -> Token:
+        try:
+            return self._calls.result(self._token, ANSWER_SECONDS)
+        except CallOverdue as overdue:
+            raise LogUnavailable(str(overdue)) from None
 
     def _note(self, problem: str | None) -> None:
         with self._lock:

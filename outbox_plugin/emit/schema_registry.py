@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from outbox_plugin.emit.calls_with_deadline import CallOverdue, CallsWithDeadline
 from outbox_plugin.emit.encoding import Serializer
 from outbox_plugin.emit.event import Event
 from outbox_plugin.errors import InvalidEvent, OutboxError, RegistryUnavailable, ServerRefused, UserError
 from outbox_plugin.printable import printable
+from outbox_plugin.threads.calls_with_deadline import CallOverdue, CallsWithDeadline
 
 if TYPE_CHECKING:
     from confluent_kafka.serialization import MessageField, SerializationContext

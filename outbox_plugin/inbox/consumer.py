@@ -16,7 +16,7 @@ from confluent_kafka import Consumer, KafkaException
 from outbox_plugin.adapters.kafka_clients import refused_property
 from outbox_plugin.adapters.topic_ids import TopicIds
 from outbox_plugin.core.topic_partition import TopicPartition
-from outbox_plugin.errors import InvalidSetting
+from outbox_plugin.errors import InvalidSetting, LogUnavailable, ServerRefused
 from outbox_plugin.inbox.consumer_config import consumer_config
 from outbox_plugin.inbox.dispatcher import Dispatcher
 from outbox_plugin.inbox.events import ignore
@@ -134,8 +134,10 @@ class Inbox(Background):
                 self._observed.poll_lag()
             self._loop = self._poll_loop(positions)
             return partial(self._consume, self._loop, workers, self._housekeeping(positions, self._loop))
-        except BaseException:
+        except BaseException as error:
             self._close_port()
+            if isinstance(error, LogUnavailable):  # There was a token for the check, and there is none any more.
+                raise ServerRefused(str(error)) from None
             raise
 
     def _listen(self, listen: str) -> ObservedInbox:

@@ -27,9 +27,9 @@ from pydantic import BaseModel
 
 from outbox_plugin import Event
 from outbox_plugin.emit import schema_registry
-from outbox_plugin.emit.calls_with_deadline import MAX_OVERDUE_CALLS
 from outbox_plugin.encoding import registered, registered_key
 from outbox_plugin.errors import InvalidEvent, OutboxError, RegistryUnavailable, ServerRefused, UserError
+from outbox_plugin.threads.calls_with_deadline import MAX_OVERDUE_CALLS
 from tests import schema_registry as server
 from tests.schema_registry import Registry, a_registry
 from tests.support import eventually

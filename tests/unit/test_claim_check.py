@@ -22,12 +22,12 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from outbox_plugin.claim_check import ClaimCheck
-from outbox_plugin.emit.calls_with_deadline import MAX_OVERDUE_CALLS
 from outbox_plugin.emit.cloud_events import CloudEventsMode
 from outbox_plugin.emit.encoding import MAX_RECORD_BYTES, Encoding, Serializer, as_bytes, as_text
 from outbox_plugin.emit.event import Event
 from outbox_plugin.errors import ClaimUnavailable, InvalidEvent, UserError
 from outbox_plugin.inbox.received import Received
+from outbox_plugin.threads.calls_with_deadline import MAX_OVERDUE_CALLS
 from tests.row_records import value_and_headers
 
 LARGE = "ä" * 600_000

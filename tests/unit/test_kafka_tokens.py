@@ -9,14 +9,19 @@ import time
 from contextlib import closing
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from outbox_plugin.adapters import kafka_tokens
 from outbox_plugin.adapters.kafka_clients import check_properties, client_config
 from outbox_plugin.adapters.kafka_tokens import TokenCallback, TokenProvider, token_provider
-from outbox_plugin.errors import InvalidSetting, LogUnavailable
+from outbox_plugin.errors import InvalidSetting, LogUnavailable, ServerRefused
+from outbox_plugin.inbox import Inbox, consumer
+from outbox_plugin.inbox.positions import Positions
 from outbox_plugin.settings import Settings
+from tests.token_issuer import BY_FUNCTION
 
 SECRET = "eyJhbGciOi.s3cret"
 
@@ -100,9 +105,46 @@ def test_one_that_does_not_return_is_not_waited_for(monkeypatch: pytest.MonkeyPa
         release.wait()
         return "late", time.time() + 900
 
-    with pytest.raises(LogUnavailable, match="has returned no token within"):
+    with pytest.raises(LogUnavailable, match="setting did not answer within"):
         TokenCallback(TokenProvider("setting", function))
     release.set()
+
+
+def test_a_client_can_be_closed_while_its_next_token_does_not_come(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """librdkafka waits for the callback then, for as long as that takes."""
+    monkeypatch.setattr(kafka_tokens, "ANSWER_SECONDS", 0.1)
+    asked, release = Event(), Event()
+
+    def function() -> tuple[str, float]:
+        if len(answered) == 1:
+            asked.set()
+            release.wait(60)
+        answered.append(time.time() + 2)
+        return "token", answered[-1]
+
+    answered: list[float] = []
+    callback = TokenCallback(TokenProvider("setting", function))
+    config: dict[str, Any] = {"bootstrap.servers": "127.0.0.1:1", **BY_FUNCTION, "oauth_cb": callback}
+    client = AdminClient(config)
+    assert asked.wait(20)
+    closing_began = time.monotonic()
+    client.__exit__(None, None, None)
+    release.set()
+    assert time.monotonic() - closing_began < 10
+    assert "setting did not answer within" in caplog.text
+
+
+def test_an_inbox_that_gets_no_token_once_the_servers_were_checked_does_not_start(
+    monkeypatch: pytest.MonkeyPatch, module: Path
+) -> None:
+    module.write_text("def token(): raise OSError")
+    tokens: dict[str, Any] = {"kafka": BY_FUNCTION, "kafka_token_provider": "shop_tokens:token"}
+    settings = Settings(dsn="postgresql://nowhere/none", bootstrap_servers="127.0.0.1:1", **tokens)
+    monkeypatch.setattr(consumer, "check_servers", lambda *_: (settings, Positions(settings, "g")))
+    with pytest.raises(ServerRefused, match="shop_tokens:token raises OSError"):
+        Inbox(settings, group="g", topics=["t"], handler=lambda connection, event: None).start()
 
 
 def test_properties_are_checked_without_a_token() -> None:
