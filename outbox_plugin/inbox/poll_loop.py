@@ -25,7 +25,7 @@ from outbox_plugin.inbox.pauses import Pauses
 from outbox_plugin.inbox.positions import Positions
 from outbox_plugin.inbox.reached_positions import ReachedPositions
 from outbox_plugin.inbox.received import Received
-from outbox_plugin.inbox.rereader import BEFORE_THE_POSITION, Rereader
+from outbox_plugin.inbox.rereader import Rereader
 from outbox_plugin.inbox.unread_deletions import UnreadDeletions, fetched_low_watermark
 from outbox_plugin.inbox.workers import TaskWorkers, ThreadWorkers
 from outbox_plugin.printable import logger_of, one_line
@@ -173,58 +173,67 @@ class PollLoop:
 
     def add(self, messages: Sequence[Message]) -> None:
         """Queue the records that a poll returned."""
-        polled: list[Any] = []  # The stubs call what a record has optional.
+        records: list[Any] = []  # The stubs call what a record has optional.
         ends: list[Any] = []
         for message in messages:
             if (error := message.error()) is None:
-                polled.append(message)
+                records.append(message)
             elif error.code() == KafkaError._PARTITION_EOF:
                 ends.append(message)
             else:
                 self._note(error)
-        at = [(each.topic(), each.partition(), each.offset()) for each in polled]
-        doubtful = {tp[0] for tp in at if self._rereader.goes_back(*tp) or not self._topic_ids.of(tp[0])}
-        left_out = self._rereader.unconfirmed(doubtful, at)
-        kept = [message for message in polled if message.topic() not in left_out]
-        received = [received_from(message, self._topic_ids.of(message.topic())) for message in kept]
-        # A key made of the topic's id is right only if Kafka returns the same id after the record has arrived.
-        if unnamed := {record.topic for record in received if record.named_by_place} - doubtful:
-            at = [(record.topic, record.partition, record.offset) for record in received]
-            left_out |= self._rereader.unconfirmed(unnamed, at)
-            received = [record for record in received if record.topic not in left_out]
+        received, left_out = self._received(records)
         self._dispatch(received)
         for end in ends:
             if end.topic() not in left_out:
                 self._unread.reached(TopicPartition(end.topic(), end.partition()), end.offset(), end.offset())
 
+    def _received(self, records: Sequence[Any]) -> tuple[list[Received], set[str]]:
+        """Return the records of topics whose ids are certain, and the topics whose records come again."""
+        places = [(each.topic(), each.partition(), each.offset()) for each in records]
+        doubtful = self._rereader.doubtful(places)
+        left_out = self._rereader.unconfirmed(doubtful, places)
+        kept = [each for each in records if each.topic() not in left_out]
+        received = [received_from(each, self._topic_ids.of(each.topic())) for each in kept]
+        # A key made of the topic's id is right only if Kafka returns the same id after the record has arrived.
+        if unnamed := {record.topic for record in received if record.named_by_place} - doubtful:
+            places = [(record.topic, record.partition, record.offset) for record in received]
+            left_out |= self._rereader.unconfirmed(unnamed, places)
+            received = [record for record in received if record.topic not in left_out]
+        return received, left_out
+
     def _dispatch(self, received: Sequence[Received]) -> None:
         """Queue the records to handle. A partition that was cut before its position is read from its beginning."""
         kept: list[Received] = []
         handled: set[int] = set()
-        cut: dict[TopicPartition, int] = {}
+        cut: set[TopicPartition] = set()  # They are read from their beginning.
+        again: dict[TopicPartition, int] = {}  # They are read from these offsets.
         forgotten_at = time.time() - self._remembered_seconds + QUEUED_SECONDS
         for record in received:
             tp = TopicPartition(record.topic, record.partition)
-            if tp in cut:
+            if tp in cut or tp in again:
                 continue
             if self._epochs.goes_back(tp, record.offset):
                 self._dispatcher.add(kept, handled)  # The position that was reached counts the records before this one.
                 kept, handled = [], set()
                 if not self._rereader.went_back(tp):
-                    cut[tp] = record.offset
+                    again[tp] = record.offset
                     continue
             old = record.timestamp / 1000 < forgotten_at
             finding = self._epochs.add(tp, record.offset, record.leader_epoch, key_may_be_forgotten=old)
             if finding is Finding.CUT or (finding is Finding.GONE and self._rereader.is_cut(tp)):
-                cut[tp] = BEFORE_THE_POSITION
+                cut.add(tp)
                 continue
             self._unread.reached(tp, record.offset, record.offset + 1)
             kept.append(record)
             if finding is Finding.HANDLED:
                 handled.add(id(record))
         self._dispatcher.add(kept, handled)
-        for tp in cut.keys() & {*self._dispatcher.locked(KeyQueues.partitions)}:
-            self._rereader.read_again(tp, cut[tp])
+        ours = {*self._dispatcher.locked(KeyQueues.partitions)}
+        for tp in cut & ours:
+            self._rereader.read_from_beginning(tp)
+        for tp in again.keys() & ours:
+            self._rereader.read_again(tp, again[tp])
 
     def _note(self, error: KafkaError) -> None:
         """Log an error that a poll returned. Raises ServerRefused if waiting cannot mend it."""

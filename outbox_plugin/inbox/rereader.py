@@ -20,7 +20,6 @@ from outbox_plugin.printable import logger_of
 
 logger = logger_of("outbox_plugin.inbox")
 
-BEFORE_THE_POSITION = -1  # Stands for an offset.
 UNKNOWN_ID_SECONDS = 0.2  # The wait before records are fetched again whose topic's id Kafka did not return.
 
 
@@ -64,23 +63,22 @@ class Rereader:
         self._unread.start(tp, None if position is None else position.next_offset)
         return self._epochs.start(tp, position)
 
-    def goes_back(self, topic: str, partition: int, offset: int) -> bool:
-        """Whether a record's offset is below the expected one, so that the topic may be another one.
+    def doubtful(self, places: Sequence[tuple[str, int, int]]) -> set[str]:
+        """Take note of records that were fetched, by topic, partition and offset. Returns the topics in doubt.
 
-        A topic whose id Kafka did not return stays in doubt when its records are fetched again. The offset behind the
-        record's is expected next.
-
-        Args:
-            topic: the record's.
-            partition: the record's.
-            offset: the record's.
+        Where an offset is below the expected one, the topic may be another one. A topic whose id Kafka did not return
+        stays in doubt when its records are fetched again.
         """
-        tp = TopicPartition(topic, partition)
-        expected, self._next[tp] = self._next.get(tp, 0), offset + 1
-        return offset < expected or topic in self._silent
+        doubtful: set[str] = set()
+        for topic, partition, offset in places:
+            tp = TopicPartition(topic, partition)
+            if offset < self._next.get(tp, 0) or topic in self._silent or not self._topic_ids.of(topic):
+                doubtful.add(topic)
+            self._next[tp] = offset + 1
+        return doubtful
 
-    def unconfirmed(self, topics: Collection[str], at: Sequence[tuple[str, int, int]]) -> set[str]:
-        """Ask Kafka for the ids of topics, and seek back where it does not answer, to the lowest offset in `at`.
+    def unconfirmed(self, topics: Collection[str], places: Sequence[tuple[str, int, int]]) -> set[str]:
+        """Ask Kafka for the ids of topics, and seek back where it does not answer, to the lowest offset of `places`.
 
         Returns the topics whose records must be left out, because they come again.
         """
@@ -93,7 +91,7 @@ class Rereader:
         if silent:
             logger.warning("records of %s wait until Kafka returns the id of the topic", ", ".join(sorted(silent)))
             lowest: dict[TopicPartition, int] = {}
-            for topic, partition, offset in at:
+            for topic, partition, offset in places:
                 if topic in silent:
                     tp = TopicPartition(topic, partition)
                     lowest[tp] = min(offset, lowest.get(tp, offset))
@@ -121,19 +119,22 @@ class Rereader:
         self._epochs.go_back(tp, position)
         return True
 
-    def read_again(self, tp: TopicPartition, offset: int) -> None:
-        """Read a partition that was cut before its position again: from its beginning.
+    def read_from_beginning(self, tp: TopicPartition) -> None:
+        """Read a partition again that was cut before its position.
 
-        If its position could not be written, ask for the same record again; so it is noticed again.
+        If its position could not be written, ask for the same record again; so the cut is noticed again.
         """
         position = self._position(tp)
-        if offset == BEFORE_THE_POSITION and self._reached.keep(tp, position):
-            logger.warning("%s [%d] was cut before the group's position: it is read from its beginning", *tp)
-            self._epochs.start_over(tp, position)
-            self._seek_to_beginning(tp)
+        if not self._reached.keep(tp, position):
+            self.read_again(tp, self._epochs.compare_again(tp))
             return
-        first = self._epochs.compare_again(tp) if offset == BEFORE_THE_POSITION else offset
-        self._seek(tp, first)
+        logger.warning("%s [%d] was cut before the group's position: it is read from its beginning", *tp)
+        self._epochs.start_over(tp, position)
+        self._seek_to_beginning(tp)
+
+    def read_again(self, tp: TopicPartition, offset: int) -> None:
+        """Ask for a record again, after a moment, which showed a cut that could not be noted."""
+        self._seek(tp, offset)
         self._stop.wait(UNKNOWN_ID_SECONDS)
 
     def is_cut(self, tp: TopicPartition) -> bool:
