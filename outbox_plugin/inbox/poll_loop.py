@@ -42,12 +42,12 @@ COMMIT_SECONDS = 0.5
 COMMIT_ANSWER_SECONDS = 5.0
 # A record that is polled again may wait so long for its turn. Its key may be forgotten meanwhile.
 QUEUED_SECONDS = 3_600.0
-_WAITED_FOR = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._ALL_BROKERS_DOWN}
-_REFUSED = {
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError.GROUP_AUTHORIZATION_FAILED,
-    KafkaError._AUTHENTICATION,
-    KafkaError.SASL_AUTHENTICATION_FAILED,
+# A wrong TLS setting ends the start. Later, TLS also fails while a broker restarts, or gets another certificate.
+_WAITED_FOR = {
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._SSL,
 }
 
 
@@ -237,9 +237,10 @@ class PollLoop:
 
     def _note(self, error: KafkaError) -> None:
         """Log an error that a poll returned. Raises ServerRefused if waiting cannot mend it."""
-        if error.fatal() or error.code() in _REFUSED:
-            raise ServerRefused(str(connection_error(error, self._settings)))
-        (logger.warning if error.code() in _WAITED_FOR else logger.info)("Kafka, while consuming: %s", error.str())
+        problem, is_waited_for = connection_error(error, self._settings), error.code() in _WAITED_FOR
+        if error.fatal() or (isinstance(problem, ServerRefused) and not is_waited_for):
+            raise ServerRefused(str(problem))
+        (logger.warning if is_waited_for else logger.info)("Kafka, while consuming: %s", error.str())
 
     def _commit(self, reached: dict[TopicPartition, int], *, wait: bool) -> None:
         """Commit offsets. A failure costs work only: events that are delivered again are left out.

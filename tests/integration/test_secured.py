@@ -23,7 +23,7 @@ from outbox_plugin.adapters.kafka_brokers import all_brokers_answer
 from outbox_plugin.consuming import consume_range
 from outbox_plugin.consuming.topic_state import topic_state
 from outbox_plugin.core.topic_ranges import plan
-from outbox_plugin.errors import UserError
+from outbox_plugin.errors import ServerRefused, UserError
 from outbox_plugin.inbox import Inbox, Received
 from outbox_plugin.schema.connection import connect, connect_async
 from outbox_plugin.schema.migrate import migrate
@@ -255,6 +255,15 @@ def test_a_server_of_another_authority_is_refused(encrypted: Settings, front: Tl
     ends_in_one_line(by_tls(encrypted, front, stranger), "certificate verify failed")
     kafka = {**encrypted.kafka, "ssl.ca.location": str(stranger)}
     ends_in_one_line(encrypted.model_copy(update={"kafka": kafka}), "certificate verify failed")
+
+
+def test_an_inbox_does_not_start_with_the_wrong_authority(login: Login, topic: str, group: str, tmp_path: Path) -> None:
+    inbox = login(Role.INBOX, topics=[topic], groups=[group])
+    kafka = {**inbox.kafka, "ssl.ca.location": str(Authority(tmp_path).certificate)}
+    wrong = inbox.model_copy(update={"kafka": kafka})
+    with pytest.raises(ServerRefused, match="certificate verify failed") as caught:
+        Inbox(wrong, group=group, topics=[topic], handler=record_effect).start()
+    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_a_postgres_with_the_certificate_of_another_server_is_refused(

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import OFFSET_END
+from confluent_kafka import OFFSET_END, KafkaError
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from outbox_plugin import Settings
 from outbox_plugin.core.topic_partition import TopicPartition
+from outbox_plugin.errors import ServerRefused
 from outbox_plugin.inbox import Inbox, assignments
 from outbox_plugin.inbox.key_queues import KeyQueues
 from outbox_plugin.inbox.leader_epochs import StartPosition
@@ -178,6 +179,23 @@ def test_a_partition_that_is_given_up_is_paused_no_more(way: str) -> None:
     assert (loop._pauses.count, group.paused) == (1, {"t"})
     getattr(loop._assignments, way)([KafkaTopicPartition(*PARTITION)])
     assert (loop._pauses.count, group.paused, group.assigned) == (0, set(), [])
+
+
+def test_an_inbox_goes_on_where_tls_fails_and_ends_where_kafka_refuses_it(caplog: pytest.LogCaptureFixture) -> None:
+    """A start with the wrong authority ends in `check_servers`. Later, a handshake fails where a broker restarts."""
+
+    def polled(code: int) -> None:
+        error = KafkaError(code, "said so")
+        loop.add([SimpleNamespace(error=lambda: error)])
+
+    loop = poll_loop(Committed((0, None, None)), OurPositions(), SimpleNamespace())
+    polled(KafkaError._SSL)
+    assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
+        ("WARNING", "Kafka, while consuming: said so")
+    ]
+    for code in (KafkaError._AUTHENTICATION, KafkaError.TOPIC_AUTHORIZATION_FAILED):
+        with pytest.raises(ServerRefused, match=r"OUTBOX_BOOTSTRAP_SERVERS.*: said so"):
+            polled(code)
 
 
 @pytest.mark.parametrize("ended", [True, False])
