@@ -99,14 +99,27 @@ class HandlerSession(Protocol):
         ...
 
 
+class _Savepoints:
+    """Whether a handler has made savepoints since the transaction began."""
+
+    made = False
+
+
 class _SessionState:
     """What sync and async sessions remember of their connection."""
+
+    _connection: _AnyConnection | None
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._number = 0
         self._trusted = True
-        self._noted: set[str] = set()
+        self._savepoints = _Savepoints()
+
+    @property
+    def lost(self) -> bool:
+        """Whether the connection is closed, or was never made."""
+        return self._connection is None or self._connection.closed
 
     def distrust(self) -> None:
         """Have a new connection for the next transaction, because a handler may have changed the session."""
@@ -115,17 +128,30 @@ class _SessionState:
     @property
     def has_savepoints(self) -> bool:
         """Whether a handler has made savepoints since the transaction began."""
-        return bool(self._noted)
+        return self._savepoints.made
+
+    def new_sign(self) -> str:
+        """Return a sign for the next transaction, which no other one of this connection has."""
+        assert self._connection is not None  # noqa: S101
+        shown = self._connection.pgconn.parameter_status(_SIGN) or b""
+        self._number += 1
+        self._savepoints.made = False
+        return f"{shown.decode('ascii', 'replace')[:_MAX_NAME_CHARACTERS]} #{self._number}"
+
+    def shows(self, sign: str) -> bool:
+        """Whether the connection is certainly still in the transaction that has this sign.
+
+        Asks libpq directly, because this runs after each event.
+        """
+        if self._connection is None:
+            return False
+        pgconn = self._connection.pgconn
+        in_transaction = pgconn.transaction_status == _IN_TRANSACTION
+        return in_transaction and pgconn.parameter_status(_SIGN) == sign.encode()  # Of ASCII alone.
 
     def _is_as_we_left_it(self, connection: _AnyConnection) -> bool:
         is_idle = connection.pgconn.transaction_status == TransactionStatus.IDLE and not _in_pipeline(connection)
         return self._trusted and connection.autocommit and is_idle
-
-    def _new_sign(self, connection: _AnyConnection) -> str:
-        name = (connection.pgconn.parameter_status(_SIGN) or b"").decode("ascii", "replace")[:_MAX_NAME_CHARACTERS]
-        self._number += 1
-        self._noted.clear()
-        return f"{name} #{self._number}"
 
 
 class ThreadSession(_SessionState):
@@ -136,18 +162,13 @@ class ThreadSession(_SessionState):
         self._handler = handler
         self._connection: psycopg.Connection[Any] | None = None
 
-    @property
-    def lost(self) -> bool:
-        """Whether the connection is closed, or was never made."""
-        return self._connection is None or self._connection.closed
-
     async def connect(self) -> None:
         """Make a new connection if there is none, it does not work, or a handler may have changed it."""
         if self._connection is not None and not self._is_as_we_left_it(self._connection):
             self._connection.close()
         if self._connection is None or self._connection.closed:
             self._connection = connect(self._settings, purpose="outbox inbox")
-            self._connection.cursor_factory = _noting(self._noted)
+            self._connection.cursor_factory = _noting(self._savepoints)
             self._trusted = True
 
     @asynccontextmanager
@@ -183,15 +204,6 @@ class ThreadSession(_SessionState):
         """Wait for so many seconds."""
         time.sleep(seconds)
 
-    def new_sign(self) -> str:
-        """Return a sign for the next transaction, which no other one of this connection has."""
-        assert self._connection is not None  # noqa: S101
-        return self._new_sign(self._connection)
-
-    def shows(self, sign: str) -> bool:
-        """Whether the connection is certainly still in the transaction that has this sign."""
-        return self._connection is not None and _shows(self._connection, sign)
-
     async def close(self) -> None:
         """Close the connection."""
         if self._connection is not None:
@@ -206,18 +218,13 @@ class TaskSession(_SessionState):
         self._handler = handler
         self._connection: psycopg.AsyncConnection[Any] | None = None
 
-    @property
-    def lost(self) -> bool:
-        """Whether the connection is closed, or was never made."""
-        return self._connection is None or self._connection.closed
-
     async def connect(self) -> None:
         """Make a new connection if there is none, it does not work, or a handler may have changed it."""
         if self._connection is not None and not self._is_as_we_left_it(self._connection):
             await self._connection.close()
         if self._connection is None or self._connection.closed:
             self._connection = await connect_async(self._settings, purpose="outbox inbox")
-            self._connection.cursor_factory = _noting_async(self._noted)
+            self._connection.cursor_factory = _noting_async(self._savepoints)
             self._trusted = True
 
     @asynccontextmanager
@@ -257,22 +264,13 @@ class TaskSession(_SessionState):
         """Wait for so many seconds."""
         await asyncio.sleep(seconds)
 
-    def new_sign(self) -> str:
-        """Return a sign for the next transaction, which no other one of this connection has."""
-        assert self._connection is not None  # noqa: S101
-        return self._new_sign(self._connection)
-
-    def shows(self, sign: str) -> bool:
-        """Whether the connection is certainly still in the transaction that has this sign."""
-        return self._connection is not None and _shows(self._connection, sign)
-
     async def close(self) -> None:
         """Close the connection."""
         if self._connection is not None:
             await self._connection.close()
 
 
-def _noting(noted: set[str]) -> type[psycopg.Cursor[Any]]:
+def _noting(savepoints: _Savepoints) -> type[psycopg.Cursor[Any]]:
     """Make a class of cursors that note when a handler makes a savepoint."""
 
     class NotingCursor(psycopg.Cursor[Any]):
@@ -280,13 +278,13 @@ def _noting(noted: set[str]) -> type[psycopg.Cursor[Any]]:
             super().execute(*arguments, **named)
             for result in self._results:
                 if result.command_status == b"SAVEPOINT":
-                    noted.add("savepoint")
+                    savepoints.made = True
             return self
 
     return NotingCursor
 
 
-def _noting_async(noted: set[str]) -> type[psycopg.AsyncCursor[Any]]:
+def _noting_async(savepoints: _Savepoints) -> type[psycopg.AsyncCursor[Any]]:
     """Make the same class for asyncio."""
 
     class NotingAsyncCursor(psycopg.AsyncCursor[Any]):
@@ -294,7 +292,7 @@ def _noting_async(noted: set[str]) -> type[psycopg.AsyncCursor[Any]]:
             await super().execute(*arguments, **named)
             for result in self._results:
                 if result.command_status == b"SAVEPOINT":
-                    noted.add("savepoint")
+                    savepoints.made = True
             return self
 
     return NotingAsyncCursor
@@ -317,13 +315,6 @@ class HandlerEndedTransaction(HandlerMisuse):
 
 
 _LEFT_BUSY = "the handler left a statement, a COPY or a pipeline unfinished on its connection"
-
-
-def _shows(connection: _AnyConnection, sign: str) -> bool:
-    """Ask libpq directly, because this runs after each event."""
-    pgconn = connection.pgconn
-    in_transaction = pgconn.transaction_status == _IN_TRANSACTION
-    return in_transaction and pgconn.parameter_status(_SIGN) == sign.encode()  # Of ASCII alone.
 
 
 def _is_busy(connection: _AnyConnection) -> bool:
