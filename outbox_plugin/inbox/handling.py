@@ -129,28 +129,30 @@ class Handling:
         skipped: list[Received] = []
         fresh: dict[str, str] = {}
         begun, marked = None, 0
+        ended_by: Received | None = None  # The record whose handler has committed the transaction.
         try:
             async with session.transaction():
                 fresh, begun = await self._handled_keys.record(session, records)
                 for number, record in enumerate(records, 1):
-                    if begun is not None and record.idempotency_key in fresh:
-                        await session.handle(record)
-                        ended = await self._handled_keys.has_ended(session, begun)
-                        fresh.pop(record.idempotency_key, None)  # The topic may hold the event twice.
-                        if ended:
-                            break
-                        if session.has_savepoints:
-                            await self._handled_keys.mark(session, begun, marked, number)
-                            marked = number
-                    else:
+                    if begun is None or record.idempotency_key not in fresh:
                         skipped.append(record)
-                else:
-                    return skipped
+                        continue
+                    await session.handle(record)
+                    has_ended = await self._handled_keys.has_ended(session, begun)
+                    fresh.pop(record.idempotency_key, None)  # The topic may hold the event twice.
+                    if has_ended:
+                        ended_by = record
+                        break
+                    if session.has_savepoints:
+                        await self._handled_keys.mark(session, begun, marked, number)
+                        marked = number
         except Exception:
             await self._handled_keys.settle(session, begun, fresh)
             raise
+        if ended_by is None:
+            return skipped
         await self._handled_keys.settle(session, begun, fresh)
-        logger.error("%s: %s; what it did stays, and counts as handled", _location(record), _ENDED)
+        _log_ended_by(ended_by)
         raise HandlerEndedTransaction(_ENDED)
 
     async def _handle_halved(self, session: HandlerSession, batches: list[KeyBatch]) -> HandlingResult:
@@ -196,7 +198,7 @@ class Handling:
             await self._handled_keys.settle(session, begun, fresh)
             raise
         if committed:
-            logger.error("%s: %s; what it did stays, and counts as handled", _location(records[0]), _ENDED)
+            _log_ended_by(records[0])
         if len(passed) == len(records):
             return []
         handled = {id(each) for each in passed}
@@ -211,8 +213,8 @@ class Handling:
             try:
                 if not await self._handle_one(session, record):
                     skipped.append(record)
-            except HandlerEndedTransaction as misuse:
-                logger.error("%s: %s; what it did stays, and counts as handled", _location(record), misuse)
+            except HandlerEndedTransaction:
+                _log_ended_by(record)
             except Exception as error:
                 fault, cause = _blamed(error, session_lost=session.lost)
                 failures = failures.plus(fault)
@@ -288,6 +290,10 @@ class Handling:
             return False
         logger.error("%s is a dead letter after %d attempts: %s", _location(record), attempts, one_line(error))
         return True
+
+
+def _log_ended_by(record: Received) -> None:
+    logger.error("%s: %s; what it did stays, and counts as handled", _location(record), _ENDED)
 
 
 def _blamed(error: Exception, *, session_lost: bool) -> tuple[Fault, Exception]:
