@@ -57,6 +57,8 @@ class Dispatcher:
             records: the records, each partition's in their order.
             left_out: the `id()` of those that were handled before.
         """
+        if not records:
+            return  # Without waking the workers.
         with self._changed:
             if not self._queues.held:
                 self._done_at = time.monotonic()

@@ -72,3 +72,10 @@ def test_housekeeping_goes_on_after_what_went_wrong(
     monkeypatch.setattr(Connection, "cancel_safe", lambda *_, **__: None, raising=False)
     keeper.stop()
     keeper.wait_until_ended()
+
+
+def test_housekeeping_that_finds_no_dead_letters_wakes_no_worker() -> None:
+    dispatcher, woken = Dispatcher(1), list[bool]()
+    dispatcher.on_change(lambda: woken.append(True))
+    dispatcher.add([])
+    assert not woken
