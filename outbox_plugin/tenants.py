@@ -237,7 +237,7 @@ class TenantHarvesters(Background):
             self._not_seen("Postgres does not answer")
 
     def _look_at(self, schemas: Sequence[str], activity: TenantActivity, now: float) -> Look:
-        """Read what is to be seen. `activity` does not change meanwhile: this thread is the only one under way."""
+        """Read what is to be seen. `activity` does not change meanwhile: no other look runs."""
         seen = self._reader.seen(schemas)
         return Look(seen, self._reader.have_rows(activity.to_look_into(seen, now)))
 

@@ -13,25 +13,37 @@ handler fails, that transaction is rolled back, and each record gets a transacti
 Authority: the primary key of `outbox_inbox`. Two processes that hold one record, as they may around a rebalance, meet
 there: the second waits for the first one's transaction, and leaves out what that has committed.
 
-    received       what a handler gets                                            pure
-    key_queues     which records may be handled now; up to where each partition is done    pure
-    batch_limit    how many records one transaction handles                       pure
-    retry          whether a failed record is tried again, and when               pure
-    halving        how a batch that fails is divided                              pure
-    dispatcher     key_queues and batch_limit behind a lock: the poller adds records, workers take them
-    workers        threads or asyncio tasks that take records and have them handled
-    session        a worker's connection and handler; proves that a transaction is the one that was begun
-    process_span   what the span of a handler's run says, where OpenTelemetry has a tracer    pure
-    traced_session a session with such a span around each run of the handler
-    handling       turns records into transactions, and transactions into outcomes
-    handled_keys   records in the transaction of an effect that its event is handled
-    consumer       `Inbox`: makes the parts, runs them, and hands its partitions over
-    poll_loop      owns the Kafka consumer: polls, hands the records on, commits offsets
-    assignments    begins to fetch the partitions that are assigned, and gives up those that are revoked
-    rereader       reads partitions again that were cut, or whose topics were recreated
-    reached_positions    the positions that housekeeping is to write
-    positions      where a group goes on when Kafka has forgotten its offsets
-    housekeeping, dead_letters, cleaning                                          the tables' upkeep
+    received            what a handler gets                                           pure
+    cloud_event         reads a CloudEvent from it
+    key_queues          which records may be handled now; up to where each partition is done    pure
+    batch_limit         how many records one transaction handles                      pure
+    retry               whether a failed record is tried again, and when              pure
+    halving             how a batch that fails is divided                             pure
+    dispatcher          key_queues and batch_limit behind a lock: the poller adds records, workers take them
+    workers             threads or asyncio tasks that take records and have them handled
+    session             a worker's connection and handler; proves that a transaction is the one that was begun
+    process_span        what the span of a handler's run says                         pure
+    traced_session      a session with such a span around each run, where OpenTelemetry has a tracer
+    handling            turns records into transactions, and transactions into outcomes
+    handled_keys        records in the transaction of an effect that its event is handled
+    consumer            `Inbox`: makes the parts, runs them, and hands its partitions over
+    consumer_config     the configuration of its Kafka consumer
+    start_check         checks the servers and the tables before it starts
+    poll_loop           owns the Kafka consumer: polls, hands the records on, commits offsets
+    kafka_records       converts between Kafka's objects and ours
+    assignments         begins to fetch the partitions that are assigned, and gives up those that are revoked
+    handover            keeps a partition from its next owner while a handler of the last one still runs
+    pauses              pauses partitions that hold too much of the memory, or wait for their positions
+    positions           where a group goes on when Kafka has forgotten its offsets
+    reached_positions   the positions that housekeeping is to write
+    leader_epochs       whether a partition was cut before the position               pure
+    rereader            reads partitions again that were cut, or whose topics were recreated
+    unread_deletions    notices offsets that Kafka has deleted before they were read
+    housekeeping        writes positions, fetches dead letters that are tried again, and cleans
+    dead_letters        events that groups gave up on; `command` is `outbox inbox`
+    retention           deletes what was kept for long enough
+    events, observed    what happens, as values; and as metrics
+    readiness           whether an inbox makes progress                               pure
 """
 
 from __future__ import annotations
