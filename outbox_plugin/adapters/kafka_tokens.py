@@ -28,6 +28,7 @@ from outbox_plugin.threads.calls_with_deadline import CallOverdue, CallsWithDead
 logger = logger_of("outbox_plugin.kafka")
 
 ANSWER_SECONDS = 10.0
+_MAX_OVERDUE_CALLS = 2  # Of each client: a call that never returns keeps its thread, but no token from new clients.
 _FARTHEST_SECONDS = 10 * 366 * 86_400.0  # A later end is one in milliseconds, with which nobody would ask again.
 
 Token = tuple[str, float]
@@ -39,18 +40,24 @@ class TokenProvider:
     def __init__(self, name: str, function: Callable[[], Any]) -> None:
         self._name = name
         self._function = function
-        self._calls = CallsWithDeadline(name, "outbox-token")
         self._lock = threading.Lock()
         self._fails = False
 
-    def next_token(self) -> Token:
+    def calls(self) -> CallsWithDeadline:
+        """The calls of one client."""
+        return CallsWithDeadline(self._name, "outbox-token", _MAX_OVERDUE_CALLS)
+
+    def next_token(self, calls: CallsWithDeadline) -> Token:
         """A token for a client that has one. Logs when the function begins to fail, and when it returns tokens again.
+
+        Args:
+            calls: of the client.
 
         Raises:
             LogUnavailable: the function raises, or returns no token, or not in time.
         """
         try:
-            token = self._token_in_time()
+            token = self.first_token(calls)
         except LogUnavailable as error:
             self._note(str(error))
             raise
@@ -69,17 +76,17 @@ class TokenProvider:
             raise LogUnavailable(f"{self._name} {problem}")
         return answer[0], float(answer[1])
 
-    def first_token(self) -> Token:
+    def first_token(self, calls: CallsWithDeadline) -> Token:
         """A token for a client that is to be made. Logs nothing.
+
+        Args:
+            calls: of the client.
 
         Raises:
             LogUnavailable: there is no token, or not in time.
         """
-        return self._token_in_time()
-
-    def _token_in_time(self) -> Token:
         try:
-            return self._calls.result(self._token, ANSWER_SECONDS)
+            return calls.result(self._token, ANSWER_SECONDS)
         except CallOverdue as overdue:
             raise LogUnavailable(str(overdue)) from None
 
@@ -102,7 +109,8 @@ class TokenCallback:
             LogUnavailable: there is none.
         """
         self._provider = provider
-        self._first: Token | None = provider.first_token()
+        self._calls = provider.calls()
+        self._first: Token | None = provider.first_token(self._calls)
 
     def __call__(self, _config: str) -> Token:
         """Return a token; called on a background thread of the client.
@@ -111,7 +119,7 @@ class TokenCallback:
             LogUnavailable: there is none; it has been logged.
         """
         first, self._first = self._first, None
-        return first if first is not None and time.time() < first[1] else self._provider.next_token()
+        return first if first is not None and time.time() < first[1] else self._provider.next_token(self._calls)
 
 
 @cache

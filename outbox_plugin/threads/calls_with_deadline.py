@@ -19,25 +19,27 @@ class CallOverdue(Exception):
 class CallsWithDeadline:
     """Calls to one server.
 
-    A call that misses its deadline goes on without its caller, and what it returns is dropped. While
-    `MAX_OVERDUE_CALLS` do so, no further one is made.
+    A call that misses its deadline goes on without its caller, and what it returns is dropped. While `max_overdue` do
+    so, no further one is made.
     """
 
-    def __init__(self, server: str, thread_name: str) -> None:
+    def __init__(self, server: str, thread_name: str, max_overdue: int = MAX_OVERDUE_CALLS) -> None:
         """Nothing is called yet.
 
         Args:
             server: what is called, for messages.
             thread_name: the name of each call's thread.
+            max_overdue: how many calls may be overdue.
         """
         self._server = server
         self._thread_name = thread_name
+        self._max_overdue = max_overdue
         self._lock = threading.Lock()
         self._overdue: list[threading.Thread] = []
 
-    def __reduce__(self) -> tuple[type[Self], tuple[str, str]]:
+    def __reduce__(self) -> tuple[type[Self], tuple[str, str, int]]:
         """A copy in another process has no overdue calls."""
-        return type(self), (self._server, self._thread_name)
+        return type(self), (self._server, self._thread_name, self._max_overdue)
 
     def result(self, call: Callable[[], T], timeout_seconds: float, *, is_limited: bool = True) -> T:
         """Return what the call returns, or raise what it raises.
@@ -52,7 +54,7 @@ class CallsWithDeadline:
         """
         with self._lock:
             self._overdue = [each for each in self._overdue if each.is_alive()]
-            if is_limited and len(self._overdue) >= MAX_OVERDUE_CALLS:
+            if is_limited and len(self._overdue) >= self._max_overdue:
                 raise CallOverdue(
                     f"{self._server} has not answered {len(self._overdue)} earlier calls, which still wait"
                 )

@@ -21,7 +21,7 @@ from _pytest.mark.structures import ParameterSet
 from confluent_kafka import Producer
 
 from outbox_plugin import Event, Settings
-from outbox_plugin.adapters.kafka_tokens import TokenProvider
+from outbox_plugin.adapters.kafka_tokens import TokenCallback, TokenProvider
 from outbox_plugin.inbox import Inbox, Received
 from tests.documents import CHECKOUT, DOCS, PAGES, blocks, blocks_of, name_of
 from tests.harvesting import drained, environment, harvesters, run_outbox
@@ -208,7 +208,7 @@ def test_the_token_provider_of_the_page_returns_a_token(monkeypatch: pytest.Monk
     names: dict[str, Any] = {}
     exec(block.text, names)
     monkeypatch.setattr(Path, "read_text", lambda _: '{"access_token": "header.claims.", "expires_in": 300}')
-    token, expires_at = TokenProvider("shop.tokens:kafka_token", names["kafka_token"]).next_token()
+    token, expires_at = TokenCallback(TokenProvider("shop.tokens:kafka_token", names["kafka_token"]))("")
     assert token == "header.claims."
     assert 290 < expires_at - time.time() <= 300
 

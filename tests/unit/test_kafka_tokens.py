@@ -53,7 +53,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_what_is_no_token_is_said_without_it(answer: object, said: str) -> None:
     with pytest.raises(LogUnavailable) as caught:
-        TokenProvider("setting", lambda: answer).first_token()
+        TokenCallback(TokenProvider("setting", lambda: answer))
     assert str(caught.value).startswith(f"setting {said}")
     assert SECRET not in str(caught.value)
 
@@ -86,11 +86,11 @@ def test_that_it_fails_is_logged_once_and_that_it_works_again(caplog: pytest.Log
     provider = TokenProvider("setting", function)
     for _ in range(3):
         with pytest.raises(LogUnavailable):
-            provider.next_token()
+            provider.next_token(provider.calls())
     with pytest.raises(LogUnavailable):
-        provider.first_token()  # Whoever makes the client tells of it.
+        TokenCallback(provider)  # Whoever makes the client tells of it.
     fails[0] = False
-    provider.next_token()
+    provider.next_token(provider.calls())
     first, second = (record.getMessage() for record in caplog.records)
     assert "setting raises ConnectionError (test_kafka_tokens.py:" in first
     assert second == "setting returns tokens again"
@@ -134,6 +134,32 @@ def test_a_client_can_be_closed_while_its_next_token_does_not_come(
     release.set()
     assert time.monotonic() - closing_began < 10
     assert "setting did not answer within" in caplog.text
+
+
+def test_calls_that_never_return_keep_few_threads_and_no_token_from_new_clients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where the server of tokens was cut off, and the function has no time-out."""
+    monkeypatch.setattr(kafka_tokens, "ANSWER_SECONDS", 0.1)
+    hangs, release, asked = Event(), Event(), list[bool]()
+
+    def function() -> tuple[str, float]:
+        asked.append(True)
+        if hangs.is_set():
+            release.wait(60)
+        return "token", time.time() + 900
+
+    provider = TokenProvider("setting", function)
+    client = TokenCallback(provider)
+    assert client("")[0] == "token"
+    hangs.set()
+    for _ in range(5):
+        with pytest.raises(LogUnavailable):
+            client("")
+    assert len(asked) == 3
+    hangs.clear()
+    assert TokenCallback(provider)("")[0] == "token"
+    release.set()
 
 
 def test_an_inbox_that_gets_no_token_once_the_servers_were_checked_does_not_start(
