@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 from confluent_kafka.schema_registry import (
+    Schema,
+    SchemaReference,
     SchemaRegistryClient,
     header_schema_id_serializer,
     topic_subject_name_strategy,
@@ -68,7 +70,7 @@ def client_of(registry: Registry, **options: Any) -> SchemaRegistryClient:
     return client
 
 
-def avro(client: SchemaRegistryClient, schema: str = AVRO, **options: Any) -> Callable[..., Any]:
+def avro(client: SchemaRegistryClient, schema: str | None = AVRO, **options: Any) -> Callable[..., Any]:
     conf = {**BY_TOPIC, **{name.replace("_", "."): value for name, value in options.items()}}
     return registered(AvroSerializer(client, schema, conf=conf))
 
@@ -139,6 +141,25 @@ def test_a_schema_that_the_registry_refuses_is_the_events_fault(registry: Regist
     error = raised_by(avro(client_of(registry)), order())
     assert isinstance(error, InvalidEvent)
     assert str(error).startswith("event value: the schema registry refuses its schema: the field\\x1b total")
+
+
+def test_a_reason_of_five_megabytes_is_cut_short(registry: Registry) -> None:
+    registry.answering = refusal(422, 42201, f"{'x' * 5_000_000} at //alice:{PASSWORD}@registry")
+    assert len(str(raised_by(avro(client_of(registry)), order()))) < 1_200
+
+
+def test_a_schema_of_five_megabytes_is_registered(registry: Registry) -> None:
+    schema = json.dumps({**json.loads(AVRO), "doc": "x" * 5_000_000})
+    assert avro(client_of(registry), schema)(order())
+
+
+def test_a_latest_version_that_refers_to_a_schema_that_is_gone(registry: Registry) -> None:
+    refers = Schema(AVRO, "AVRO", [SchemaReference("shop.Money", "money-value", 1)])
+    client = client_of(registry)
+    client.register_schema("t-value", refers)
+    error = raised_by(avro(client, None, auto_register_schemas=False, use_latest_version=True), order())
+    assert isinstance(error, InvalidEvent)
+    assert "Subject 'money-value' not found" in str(error)
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 409, 500])
