@@ -98,7 +98,7 @@ class Assignments:
     def _find_positions(self, partitions: Collection[TopicPartition]) -> FoundPositions:
         def look_up(topics: Collection[str]) -> dict[str, str]:
             answer = self._topic_ids.look_up(topics)
-            self._rereader.begin_anew(answer.recreated)  # Only partitions that are ours already.
+            self._rereader.restart(answer.recreated)  # Only partitions that are ours already.
             return {topic: self._topic_ids.of(topic) for topic in answer.known}
 
         found = {} if self._stop.is_set() else find_positions(self._positions, self._consumer, partitions, look_up)

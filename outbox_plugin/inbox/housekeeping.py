@@ -14,7 +14,7 @@ import psycopg
 from outbox_plugin.inbox.dead_letters import to_retry
 from outbox_plugin.inbox.dispatcher import Dispatcher
 from outbox_plugin.inbox.key_queues import KeyQueues
-from outbox_plugin.inbox.positions import AllReached, Positions
+from outbox_plugin.inbox.positions import PartitionPositions, Positions
 from outbox_plugin.inbox.retention import Keep, clean
 from outbox_plugin.printable import logger_of, one_line
 from outbox_plugin.schema.connection import CANCEL_SECONDS, cancel_until_ended, connect
@@ -40,7 +40,7 @@ class Housekeeping:
         group: str,
         dispatcher: Dispatcher,
         positions: Positions,
-        reached: Callable[[], AllReached],
+        reached: Callable[[], PartitionPositions],
         keep: Keep,
         observed: ObservedInbox | None = None,
     ) -> None:

@@ -10,7 +10,7 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from outbox_plugin.adapters.kafka_clients import readable_headers
 from outbox_plugin.core.event_identity import event_identity
 from outbox_plugin.core.topic_partition import TopicPartition
-from outbox_plugin.inbox.leader_epochs import StartPosition
+from outbox_plugin.inbox.leader_epochs import GroupPosition
 from outbox_plugin.inbox.received import Received
 
 _UNKNOWN_EPOCH = -1
@@ -47,7 +47,7 @@ def received_from(message: Message, topic_id: str) -> Received:
     )
 
 
-def committed_offset(tp: TopicPartition, position: StartPosition, topic_id: str) -> KafkaTopicPartition:
+def committed_offset(tp: TopicPartition, position: GroupPosition, topic_id: str) -> KafkaTopicPartition:
     """Convert a position to a committed offset.
 
     It has the topic's id as metadata and the leader epoch, because the offset means nothing in a topic that was

@@ -24,7 +24,7 @@ from outbox_plugin.inbox.received import Received
 from outbox_plugin.inbox.retry import Failures, Fault
 
 
-class PartitionPosition(NamedTuple):
+class OffsetInTopic(NamedTuple):
     """Up to where a partition is done.
 
     Attributes:
@@ -351,10 +351,10 @@ class KeyQueues:
                 changed[tp] = assignment.reported = position
         return changed
 
-    def positions(self) -> dict[TopicPartition, PartitionPosition]:
+    def positions(self) -> dict[TopicPartition, OffsetInTopic]:
         """Return the positions of all partitions of topics whose id is known, where the group has been."""
         return {
-            tp: PartitionPosition(assignment.topic_id, position)
+            tp: OffsetInTopic(assignment.topic_id, position)
             for tp, assignment in self._assignments.items()
             if assignment.topic_id is not None and (position := assignment.position) is not None
         }

@@ -12,7 +12,7 @@ forgotten the keys of old ones. The leader that was elected after the cut has a 
 old record below the position counts as handled if its epoch is not greater.
 
 Each position that the group has reached stays true in this way, so all are kept that say more than the others:
-`StartPosition.handled`. They are written to Postgres before the first position that lies further back.
+`GroupPosition.handled`. They are written to Postgres before the first position that lies further back.
 
 Where the last handled record is gone, a record after it that has a smaller epoch shows the cut. One that has a greater
 epoch may also show it: no record can be fetched from an offset at which a transaction marker stands. Then the partition
@@ -29,8 +29,8 @@ from typing import NamedTuple
 from outbox_plugin.core.topic_partition import TopicPartition
 
 
-class StartPosition(NamedTuple):
-    """Where a group goes on in a partition.
+class GroupPosition(NamedTuple):
+    """Where a group is in a partition: what it has reached, and where it goes on.
 
     Attributes:
         next_offset: the first offset that is not handled.
@@ -41,13 +41,13 @@ class StartPosition(NamedTuple):
 
     next_offset: int
     leader_epoch: int | None = None
-    handled: tuple[ReachedPosition, ...] = ()
+    handled: tuple[HandledPosition, ...] = ()
 
-    def and_handled(self, other: StartPosition | None) -> StartPosition:
+    def and_handled(self, other: GroupPosition | None) -> GroupPosition:
         """Return this position, and that the group has also reached the other one, and those before it."""
         if other is None:
             return self
-        kept: list[ReachedPosition] = []
+        kept: list[HandledPosition] = []
         for each in sorted({*self.handled, *other.handled, *_reached(other)}, reverse=True):
             if not any(_says_all(known, each) for known in (*kept, *_reached(self))):
                 kept.append(each)
@@ -64,20 +64,20 @@ class StartPosition(NamedTuple):
         return any(offset < each.next_offset and leader_epoch <= each.leader_epoch for each in self.handled)
 
 
-class ReachedPosition(NamedTuple):
-    """A position that a group has reached: its offset, and the leader epoch of the record before that."""
+class HandledPosition(NamedTuple):
+    """A position that a group has reached before: its offset, and the leader epoch of the record before that."""
 
     next_offset: int
     leader_epoch: int
 
 
-def _reached(position: StartPosition) -> list[ReachedPosition]:
+def _reached(position: GroupPosition) -> list[HandledPosition]:
     if position.leader_epoch is None:
         return []
-    return [ReachedPosition(position.next_offset, position.leader_epoch)]
+    return [HandledPosition(position.next_offset, position.leader_epoch)]
 
 
-def _says_all(known: ReachedPosition, other: ReachedPosition) -> bool:
+def _says_all(known: HandledPosition, other: HandledPosition) -> bool:
     return known.next_offset >= other.next_offset and known.leader_epoch >= other.leader_epoch
 
 
@@ -90,7 +90,7 @@ class Finding(Enum):
     GONE = "the last record that was handled is gone; the record follows it, and has a greater epoch"
 
 
-def compare(position: StartPosition, offset: int, leader_epoch: int | None) -> Finding:
+def compare(position: GroupPosition, offset: int, leader_epoch: int | None) -> Finding:
     """Return what the first record shows that was fetched from the offset before a position.
 
     Args:
@@ -112,15 +112,15 @@ class LeaderEpochs:
     """The leader epochs of the records that were fetched. Only the thread that polls may use it."""
 
     def __init__(self) -> None:
-        self._started: dict[TopicPartition, StartPosition] = {}
+        self._started: dict[TopicPartition, GroupPosition] = {}
         # The position with whose last record the first one that is fetched is compared.
-        self._compared: dict[TopicPartition, StartPosition] = {}
+        self._compared: dict[TopicPartition, GroupPosition] = {}
         self._to_compare: set[TopicPartition] = set()  # Those whose first record is still to come.
         self._next: dict[TopicPartition, int] = {}  # The offset after the last record that was fetched.
         # The first offset of each epoch, ascending, as Kafka's brokers keep them.
         self._first_offsets: dict[TopicPartition, list[tuple[int, int | None]]] = {}
 
-    def start(self, tp: TopicPartition, position: StartPosition | None) -> int | None:
+    def start(self, tp: TopicPartition, position: GroupPosition | None) -> int | None:
         """Forget what was fetched of a partition, and return the offset to fetch from.
 
         Args:
@@ -130,7 +130,7 @@ class LeaderEpochs:
         self._to_compare.discard(tp)
         self._next.pop(tp, None)
         self._first_offsets[tp] = []
-        self._started[tp] = position or StartPosition(0)
+        self._started[tp] = position or GroupPosition(0)
         if position is None:
             return None
         if position.leader_epoch is None or position.next_offset == 0:
@@ -138,7 +138,7 @@ class LeaderEpochs:
         self._first_offsets[tp] = [(position.next_offset - 1, position.leader_epoch)]
         return self._compare_with(tp, position)
 
-    def start_over(self, tp: TopicPartition, position: StartPosition) -> None:
+    def restart(self, tp: TopicPartition, position: GroupPosition) -> None:
         """Do the same as `start`, for a partition that was cut and is read from its beginning.
 
         Args:
@@ -146,7 +146,7 @@ class LeaderEpochs:
             position: what the group had reached.
         """
         self.start(tp, None)
-        self._started[tp] = StartPosition(0).and_handled(position)
+        self._started[tp] = GroupPosition(0).and_handled(position)
 
     def fetch_again(self, tp: TopicPartition, offset: int) -> int:
         """Expect records again that were fetched and not added, and return the offset to fetch from.
@@ -161,7 +161,7 @@ class LeaderEpochs:
         if tp in self._to_compare:
             return self.compare_again(tp)
         unread = self._next.pop(tp, self.started_at(tp).next_offset)
-        last = StartPosition(unread, self.before(tp, offset))
+        last = GroupPosition(unread, self.before(tp, offset))
         return unread if last.leader_epoch is None else self._compare_with(tp, last)
 
     def compare_again(self, tp: TopicPartition) -> int:
@@ -169,23 +169,23 @@ class LeaderEpochs:
         self._next.pop(tp, None)
         return self._compare_with(tp, self._compared[tp])
 
-    def _compare_with(self, tp: TopicPartition, position: StartPosition) -> int:
+    def _compare_with(self, tp: TopicPartition, position: GroupPosition) -> int:
         self._compared[tp] = position
         self._to_compare.add(tp)
         return position.next_offset - 1
 
-    def started_at(self, tp: TopicPartition) -> StartPosition:
+    def started_at(self, tp: TopicPartition) -> GroupPosition:
         """Return the position from which a partition is read, and what the group has handled besides."""
-        return self._started.get(tp, StartPosition(0))
+        return self._started.get(tp, GroupPosition(0))
 
     def goes_back(self, tp: TopicPartition, offset: int) -> bool:
         """Return whether a record comes after another one whose offset is not smaller: the partition was cut."""
         return tp not in self._to_compare and offset < self._next.get(tp, 0)
 
-    def go_back(self, tp: TopicPartition, position: StartPosition) -> None:
+    def note_cut(self, tp: TopicPartition, position: GroupPosition) -> None:
         """Note that a partition was cut under us, and which position the group had reached."""
         started = self.started_at(tp)
-        self._started[tp] = StartPosition(started.next_offset).and_handled(started).and_handled(position)
+        self._started[tp] = GroupPosition(started.next_offset).and_handled(started).and_handled(position)
 
     def add(
         self, tp: TopicPartition, offset: int, leader_epoch: int | None, *, key_may_be_forgotten: bool = False
@@ -234,11 +234,11 @@ class LeaderEpochs:
         epochs = self._first_offsets.get(tp)
         return not epochs or next_offset > epochs[0][0]
 
-    def position(self, tp: TopicPartition, next_offset: int) -> StartPosition:
+    def position(self, tp: TopicPartition, next_offset: int) -> GroupPosition:
         """Return an offset up to which a partition is done as a position, to be kept.
 
         Where no record was read before it, that is the partition's beginning.
         """
         at = next_offset if self.follows_a_record(tp, next_offset) else 0
-        here = StartPosition(at, self.before(tp, at))
+        here = GroupPosition(at, self.before(tp, at))
         return here.and_handled(self.started_at(tp)._replace(leader_epoch=None))

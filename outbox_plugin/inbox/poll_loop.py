@@ -20,7 +20,7 @@ from outbox_plugin.inbox.dispatcher import Dispatcher
 from outbox_plugin.inbox.events import Observer, ignore
 from outbox_plugin.inbox.kafka_records import committed_offset, received_from
 from outbox_plugin.inbox.key_queues import KeyQueues
-from outbox_plugin.inbox.leader_epochs import Finding, LeaderEpochs, StartPosition
+from outbox_plugin.inbox.leader_epochs import Finding, GroupPosition, LeaderEpochs
 from outbox_plugin.inbox.pauses import Pauses
 from outbox_plugin.inbox.positions import Positions
 from outbox_plugin.inbox.reached_positions import ReachedPositions
@@ -138,7 +138,7 @@ class PollLoop:
             self._assignments.start_waiting()
             self._pauses.update(self._consumer, MEMORY_LIMIT, ROOM_SECONDS)
             topics = {topic for topic, _ in self._dispatcher.locked(KeyQueues.partitions)}
-            self._rereader.begin_anew(self._topic_ids.recreated(topics))
+            self._rereader.restart(self._topic_ids.recreated(topics))
             if time.monotonic() - committed_at > COMMIT_SECONDS:
                 self.commit_and_note()
                 committed_at = time.monotonic()
@@ -216,7 +216,7 @@ class PollLoop:
             if self._epochs.goes_back(tp, record.offset):
                 self._dispatcher.add(kept, handled)  # The position that was reached counts the records before this one.
                 kept, handled = [], set()
-                if not self._rereader.went_back(tp):
+                if not self._rereader.note_cut(tp):
                     again[tp] = record.offset
                     continue
             old = record.timestamp / 1000 < forgotten_at
@@ -249,7 +249,7 @@ class PollLoop:
         the requests. A commit that waits by itself does so for minutes if Kafka does not answer.
         """
         offsets = [
-            committed_offset(tp, StartPosition(offset, self._epochs.before(tp, offset)), self._topic_ids.of(tp.topic))
+            committed_offset(tp, GroupPosition(offset, self._epochs.before(tp, offset)), self._topic_ids.of(tp.topic))
             for tp, offset in reached.items()
             if self._epochs.follows_a_record(tp, offset)
         ]

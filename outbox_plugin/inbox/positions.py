@@ -37,7 +37,7 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.inbox.handover import handover_locks
-from outbox_plugin.inbox.leader_epochs import ReachedPosition, StartPosition
+from outbox_plugin.inbox.leader_epochs import GroupPosition, HandledPosition
 from outbox_plugin.printable import logger_of, one_line
 from outbox_plugin.schema.connection import connect
 from outbox_plugin.schema.statements import statement
@@ -50,17 +50,17 @@ ANSWER_SECONDS = 10.0
 _TOPIC_ID = re.compile(r"[A-Za-z0-9_+/-]{22}(==)?")  # 16 bytes in Base64, of either alphabet.
 
 # None stands for the beginning of a partition.
-FoundPositions = Mapping[TopicPartition, StartPosition | None]
+FoundPositions = Mapping[TopicPartition, GroupPosition | None]
 
 
-class Reached(NamedTuple):
+class PositionInTopic(NamedTuple):
     """Where a group is in a partition, of the topic with this id."""
 
     topic_id: str
-    position: StartPosition
+    position: GroupPosition
 
 
-AllReached = Mapping[TopicPartition, Reached]
+PartitionPositions = Mapping[TopicPartition, PositionInTopic]
 
 
 class Positions:
@@ -75,11 +75,11 @@ class Positions:
             for name in ("positions", "move_positions", "patience", "still_handled")
         )
         self._writing = threading.Lock()  # So that positions that were reached later are written later.
-        self._written: AllReached = {}
+        self._written: PartitionPositions = {}
 
     def read(
         self, connection: psycopg.Connection[Any], topic_ids: Mapping[str, str]
-    ) -> dict[TopicPartition, StartPosition]:
+    ) -> dict[TopicPartition, GroupPosition]:
         """Return the group's positions in topics.
 
         Raises:
@@ -94,7 +94,7 @@ class Positions:
             for topic, partition, offset, known in rows
         }
 
-    def read_now(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, StartPosition]:
+    def read_now(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, GroupPosition]:
         """Return the group's positions in topics, by their names and ids, read on a new connection."""
         with closing(connect(self._settings, purpose="outbox inbox (positions)")) as connection:
             return self.read(connection, topic_ids)
@@ -110,7 +110,7 @@ class Positions:
             return {TopicPartition(*row) for row in connection.execute(self._still_handled, asked).fetchall()}
 
     def write(
-        self, connection: psycopg.Connection[Any], reached: Callable[[], AllReached], *, unchanged: bool = True
+        self, connection: psycopg.Connection[Any], reached: Callable[[], PartitionPositions], *, unchanged: bool = True
     ) -> None:
         """Write all positions that `reached` returns: a process that had a partition before may have written late.
 
@@ -126,7 +126,7 @@ class Positions:
             if unchanged or reached() != self._written:
                 self._move_to(connection, reached())
 
-    def write_now(self, reached: Callable[[], AllReached]) -> bool:
+    def write_now(self, reached: Callable[[], PartitionPositions]) -> bool:
         """Write all positions on a new connection. Returns False if the database is away: the last ones stay.
 
         It does not wait for long where another thread writes them, so that the inbox goes on polling.
@@ -146,7 +146,7 @@ class Positions:
             self._writing.release()
         return True
 
-    def _move_to(self, connection: psycopg.Connection[Any], positions: AllReached) -> None:
+    def _move_to(self, connection: psycopg.Connection[Any], positions: PartitionPositions) -> None:
         if not positions:
             return
         moved = {
@@ -163,17 +163,17 @@ class Positions:
         self._written = positions
 
 
-def _known(position: StartPosition) -> list[ReachedPosition]:
+def _known(position: GroupPosition) -> list[HandledPosition]:
     """What is written of a position beside its offset: the positions that have an epoch, with their epochs."""
-    here = [] if position.leader_epoch is None else [ReachedPosition(position.next_offset, position.leader_epoch)]
+    here = [] if position.leader_epoch is None else [HandledPosition(position.next_offset, position.leader_epoch)]
     return [*here, *position.handled]
 
 
-def _position(next_offset: int, known: Iterable[Sequence[int]]) -> StartPosition:
+def _position(next_offset: int, known: Iterable[Sequence[int]]) -> GroupPosition:
     """Read a position. An inbox of an earlier version may have moved the offset alone: then it has no epoch."""
-    reached = [ReachedPosition(*each) for each in known]
+    reached = [HandledPosition(*each) for each in known]
     epochs = [each.leader_epoch for each in reached if each.next_offset == next_offset]
-    return StartPosition(next_offset, max(epochs, default=None)).and_handled(StartPosition(0, None, tuple(reached)))
+    return GroupPosition(next_offset, max(epochs, default=None)).and_handled(GroupPosition(0, None, tuple(reached)))
 
 
 def find_positions(
@@ -217,15 +217,15 @@ def find_positions(
         )
     return {
         tp: start_position(
-            StartPosition(each.offset, each.leader_epoch), each.metadata, topic_ids[tp.topic], ours.get(tp)
+            GroupPosition(each.offset, each.leader_epoch), each.metadata, topic_ids[tp.topic], ours.get(tp)
         )
         for tp, each in theirs.items()
     }
 
 
 def start_position(
-    committed: StartPosition, metadata: str | None, topic_id: str, ours: StartPosition | None
-) -> StartPosition | None:
+    committed: GroupPosition, metadata: str | None, topic_id: str, ours: GroupPosition | None
+) -> GroupPosition | None:
     """Return where to go on in a partition; None for its beginning, where the group has not been before.
 
     Args:
@@ -241,4 +241,4 @@ def start_position(
     if ours is not None and ours.next_offset >= committed.next_offset:
         return ours
     # Another consumer may commit an offset behind a transaction marker, which an epoch would let seem to be a cut.
-    return StartPosition(committed.next_offset).and_handled(ours)
+    return GroupPosition(committed.next_offset).and_handled(ours)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from outbox_plugin.adapters.topic_ids import TopicIds
 from outbox_plugin.core.topic_partition import TopicPartition
-from outbox_plugin.inbox.key_queues import PartitionPosition
-from outbox_plugin.inbox.leader_epochs import LeaderEpochs, StartPosition
-from outbox_plugin.inbox.positions import AllReached, Positions, Reached
+from outbox_plugin.inbox.key_queues import OffsetInTopic
+from outbox_plugin.inbox.leader_epochs import GroupPosition, LeaderEpochs
+from outbox_plugin.inbox.positions import PartitionPositions, PositionInTopic, Positions
 
 
 class ReachedPositions:
@@ -25,26 +25,26 @@ class ReachedPositions:
         self._positions = positions
         self._topic_ids = topic_ids
         self._epochs = epochs
-        self._reached: AllReached = {}  # Replaced, never changed: housekeeping writes it.
+        self._reached: PartitionPositions = {}  # Replaced, never changed: housekeeping writes it.
 
-    def all(self) -> AllReached:
+    def all(self) -> PartitionPositions:
         """What is to be written now."""
         return self._reached
 
-    def note(self, positions: Mapping[TopicPartition, PartitionPosition]) -> None:
+    def note(self, positions: Mapping[TopicPartition, OffsetInTopic]) -> None:
         """Note which positions are to be written, with their epochs, which only the thread that polls knows."""
         self._reached = {
-            tp: Reached(at.topic_id, self._epochs.position(tp, at.next_offset))
+            tp: PositionInTopic(at.topic_id, self._epochs.position(tp, at.next_offset))
             for tp, at in positions.items()
             if self._epochs.follows_a_record(tp, at.next_offset)
         }
 
-    def keep(self, tp: TopicPartition, position: StartPosition) -> bool:
+    def keep(self, tp: TopicPartition, position: GroupPosition) -> bool:
         """Write a position before the partition is read again, so that old records are left out after a restart, too.
 
         Returns False if the database is away.
         """
-        self._reached = {**self._reached, tp: Reached(self._topic_ids.of(tp.topic), position)}
+        self._reached = {**self._reached, tp: PositionInTopic(self._topic_ids.of(tp.topic), position)}
         return self.write()
 
     def write(self) -> bool:

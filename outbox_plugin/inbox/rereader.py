@@ -12,7 +12,7 @@ from outbox_plugin.adapters.topic_ids import TopicIds
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.inbox.dispatcher import Dispatcher
 from outbox_plugin.inbox.key_queues import KeyQueues
-from outbox_plugin.inbox.leader_epochs import LeaderEpochs, StartPosition
+from outbox_plugin.inbox.leader_epochs import GroupPosition, LeaderEpochs
 from outbox_plugin.inbox.positions import ANSWER_SECONDS
 from outbox_plugin.inbox.reached_positions import ReachedPositions
 from outbox_plugin.inbox.unread_deletions import UnreadDeletions
@@ -57,7 +57,7 @@ class Rereader:
         self._next: dict[TopicPartition, int] = {}
         self._silent: set[str] = set()  # The topics whose ids Kafka did not return when it was last asked here.
 
-    def start(self, tp: TopicPartition, position: StartPosition | None) -> int | None:
+    def start(self, tp: TopicPartition, position: GroupPosition | None) -> int | None:
         """Expect the records of a partition from a position on. Returns the offset to fetch; None for the beginning."""
         self._next.pop(tp, None)
         self._unread.start(tp, None if position is None else position.next_offset)
@@ -85,7 +85,7 @@ class Rereader:
         if not topics:
             return set()
         answer = self._topic_ids.look_up(topics)
-        self.begin_anew(answer.recreated)
+        self.restart(answer.recreated)
         silent = {*topics} - answer.known
         self._silent = (self._silent - answer.known) | silent
         if silent:
@@ -100,7 +100,7 @@ class Rereader:
             self._stop.wait(UNKNOWN_ID_SECONDS)
         return answer.recreated | silent
 
-    def begin_anew(self, topics: Collection[str]) -> None:
+    def restart(self, topics: Collection[str]) -> None:
         """Read topics from their beginning that were deleted and recreated."""
         partitions = [tp for tp in self._dispatcher.locked(KeyQueues.partitions) if tp.topic in topics]
         if not partitions:
@@ -110,13 +110,13 @@ class Rereader:
             self._epochs.start(tp, None)
             self._seek_to_beginning(tp)
 
-    def went_back(self, tp: TopicPartition) -> bool:
+    def note_cut(self, tp: TopicPartition) -> bool:
         """Note that librdkafka reads a partition again that was cut. False if the position could not be written."""
         position = self._position(tp)
         if not self._reached.keep(tp, position):
             return False
         logger.warning("%s [%d] was cut: a part of it is read again", *tp)
-        self._epochs.go_back(tp, position)
+        self._epochs.note_cut(tp, position)
         return True
 
     def read_from_beginning(self, tp: TopicPartition) -> None:
@@ -129,7 +129,7 @@ class Rereader:
             self.read_again(tp, self._epochs.compare_again(tp))
             return
         logger.warning("%s [%d] was cut before the group's position: it is read from its beginning", *tp)
-        self._epochs.start_over(tp, position)
+        self._epochs.restart(tp, position)
         self._seek_to_beginning(tp)
 
     def read_again(self, tp: TopicPartition, offset: int) -> None:
@@ -145,7 +145,7 @@ class Rereader:
             return True
         return self._epochs.is_cut(tp, beginning)
 
-    def _position(self, tp: TopicPartition) -> StartPosition:
+    def _position(self, tp: TopicPartition) -> GroupPosition:
         """Return up to where the group has handled a partition."""
         next_offset = self._dispatcher.locked(KeyQueues.next_offsets).get(tp)
         return self._epochs.started_at(tp) if next_offset is None else self._epochs.position(tp, next_offset)

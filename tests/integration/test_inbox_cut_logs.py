@@ -20,7 +20,7 @@ from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.embedded.kafka import EmbeddedKafka
 from outbox_plugin.inbox import Inbox, Received
 from outbox_plugin.inbox.kafka_records import committed_offset
-from outbox_plugin.inbox.leader_epochs import StartPosition
+from outbox_plugin.inbox.leader_epochs import GroupPosition
 from tests.inbox_support import effects, make_effect_table, query, record_effect
 from tests.partition_truncation import append, cut, cut_and_launch
 from tests.support import eventually
@@ -154,7 +154,7 @@ def test_an_inbox_that_was_killed_while_it_read_a_cut_partition_again_reads_on(
     consume(ready, topic, group, numbered("old", 0, 10))
     cut(kafka, topic, 6)
     append(ready.bootstrap_servers, topic, numbered("new", 6, 14))
-    gone_back = committed_offset(TopicPartition(topic, 0), StartPosition(3, 0), topic_state(ready, topic).topic_id)
+    gone_back = committed_offset(TopicPartition(topic, 0), GroupPosition(3, 0), topic_state(ready, topic).topic_id)
     with closing(Consumer({"bootstrap.servers": ready.bootstrap_servers, "group.id": group})) as consumer:
         consumer.commit(offsets=[gone_back], asynchronous=False)
     consume(ready, topic, group, [*numbered("old", 0, 10), *numbered("new", 6, 14)])
@@ -201,7 +201,7 @@ def test_an_old_record_after_an_offset_that_went_back_has_no_effect_again(
     query(ready, "DELETE FROM outbox_inbox")
     cut(kafka, topic, 6)
     append(ready.bootstrap_servers, topic, numbered("new", 6, 14))
-    gone_back = committed_offset(TopicPartition(topic, 0), StartPosition(3, 0), topic_state(ready, topic).topic_id)
+    gone_back = committed_offset(TopicPartition(topic, 0), GroupPosition(3, 0), topic_state(ready, topic).topic_id)
     with closing(Consumer({"bootstrap.servers": ready.bootstrap_servers, "group.id": group})) as consumer:
         consumer.commit(offsets=[gone_back], asynchronous=False)
     expected = [*numbered("old", 0, 10), *numbered("new", 6, 14)]

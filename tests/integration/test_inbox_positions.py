@@ -19,8 +19,8 @@ from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import SchemaMissing
 from outbox_plugin.inbox import Inbox
 from outbox_plugin.inbox import positions as inbox_positions
-from outbox_plugin.inbox.leader_epochs import ReachedPosition, StartPosition
-from outbox_plugin.inbox.positions import Positions, Reached
+from outbox_plugin.inbox.leader_epochs import GroupPosition, HandledPosition
+from outbox_plugin.inbox.positions import PositionInTopic, Positions
 from tests.harvesting import create_topic
 from tests.inbox_support import effects, produce, query, record_effect
 from tests.integration.test_inbox_identity import recreate, send, values
@@ -106,17 +106,17 @@ def test_a_position_goes_back_with_its_partition(ready: Settings, topic: str, gr
     positions = Positions(ready, group)
     with psycopg.connect(ready.dsn.get_secret_value()) as connection:
         for offset in (7, 5):
-            reached = {TopicPartition(topic, 0): Reached("id", StartPosition(offset, 3))}
+            reached = {TopicPartition(topic, 0): PositionInTopic("id", GroupPosition(offset, 3))}
             positions.write(connection, lambda reached=reached: reached)  # type: ignore[misc]
-            assert positions.read(connection, {topic: "id"}) == {(topic, 0): StartPosition(offset, 3)}
+            assert positions.read(connection, {topic: "id"}) == {(topic, 0): GroupPosition(offset, 3)}
 
 
 def test_an_inbox_of_an_earlier_version_moves_the_offset_alone(ready: Settings, topic: str, group: str) -> None:
     """The epoch stays true where it was reached, and is not that of another offset, or of another topic."""
     positions = Positions(ready, group)
     with psycopg.connect(ready.dsn.get_secret_value()) as connection:
-        earlier = ReachedPosition(20, 2)
-        reached = {TopicPartition(topic, 0): Reached("id", StartPosition(7, 3, (earlier,)))}
+        earlier = HandledPosition(20, 2)
+        reached = {TopicPartition(topic, 0): PositionInTopic("id", GroupPosition(7, 3, (earlier,)))}
         positions.write(connection, lambda: reached)
         assert positions.read(connection, {topic: "id"}) == {(topic, 0): (7, 3, (earlier,))}
         connection.execute("UPDATE outbox_inbox_position SET next_offset = 9")
@@ -202,11 +202,11 @@ def test_what_a_process_that_was_stopped_writes_late_is_written_over(
 ) -> None:
     """Although the group stands still: else it would begin there, once Kafka has forgotten its offsets."""
     owner = Positions(ready, group)
-    reached = {TopicPartition(topic, 0): Reached("A" * 22, StartPosition(100, 4, (ReachedPosition(140, 3),)))}
+    reached = {TopicPartition(topic, 0): PositionInTopic("A" * 22, GroupPosition(100, 4, (HandledPosition(140, 3),)))}
     assert owner.write_now(lambda: reached)
     written = query(ready, "SELECT next_offset, leader_epochs FROM outbox_inbox_position")
     assert Positions(ready, group).write_now(
-        lambda: {TopicPartition(topic, 0): Reached("A" * 22, StartPosition(50, 3))}
+        lambda: {TopicPartition(topic, 0): PositionInTopic("A" * 22, GroupPosition(50, 3))}
     )
     if even_unchanged:
         assert owner.write_now(lambda: reached)
@@ -224,10 +224,10 @@ def test_an_inbox_does_not_wait_for_long_while_its_positions_are_written(
     """As where Postgres takes a statement of another thread's, and answers nothing."""
     monkeypatch.setattr(inbox_positions, "ANSWER_SECONDS", 0.1)
     positions = Positions(ready, group)
-    reached = {TopicPartition(topic, 0): Reached("A" * 22, StartPosition(100, 4))}
+    reached = {TopicPartition(topic, 0): PositionInTopic("A" * 22, GroupPosition(100, 4))}
     began, ended = threading.Event(), threading.Event()
 
-    def slowly() -> dict[TopicPartition, Reached]:
+    def slowly() -> dict[TopicPartition, PositionInTopic]:
         if threading.current_thread() is not threading.main_thread():
             began.set()
             ended.wait(PATIENCE)

@@ -71,7 +71,7 @@ def test_a_topic_that_was_recreated_is_read_from_its_beginning_though_it_has_jus
         unread = UnreadDeletions(lambda _: 0)
         rereader = Rereader(slow, dispatcher, topic_ids, epochs, reached, unread, stop)  # type: ignore[arg-type]
         dispatcher.locked(lambda queues: queues.assign([tp]))
-        rereader.begin_anew({topic})
+        rereader.restart({topic})
         assert slow.refused == 1
 
         def polled() -> bool:

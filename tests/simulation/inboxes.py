@@ -43,8 +43,8 @@ from outbox_plugin.adapters.topic_ids import Answer
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.inbox import Inbox, positions
 from outbox_plugin.inbox.key_queues import KeyBatch, KeyQueues, Outcome
-from outbox_plugin.inbox.leader_epochs import ReachedPosition, StartPosition
-from outbox_plugin.inbox.positions import AllReached
+from outbox_plugin.inbox.leader_epochs import GroupPosition, HandledPosition
+from outbox_plugin.inbox.positions import PartitionPositions
 from outbox_plugin.inbox.received import Received
 from tests.inbox_support import poll_loop
 
@@ -146,7 +146,7 @@ class Postgres:
         self.effects: Counter[str] = Counter()
         self.places: dict[str, Stored] = {}
         self.offsets: dict[str, int] = {}
-        self.row: tuple[str, int, list[ReachedPosition]] | None = None  # The topic's id, the offset, the epochs.
+        self.row: tuple[str, int, list[HandledPosition]] | None = None  # The topic's id, the offset, the epochs.
 
     def covers(self, offset: int, topic_id: str, epoch: int) -> bool:
         """Whether a position that was written lies above a record."""
@@ -277,7 +277,7 @@ class WrittenPositions:
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
 
-    def read_now(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, StartPosition]:
+    def read_now(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, GroupPosition]:
         self._simulation.may_fail(psycopg.OperationalError("away"))
         row = self._simulation.postgres.row
         if row is None or row[0] != topic_ids.get(PARTITION.topic):
@@ -287,11 +287,11 @@ class WrittenPositions:
     def still_handled(self, _: Collection[TopicPartition]) -> set[TopicPartition]:
         return {PARTITION for each in self._simulation.running if each.process in self._simulation.stopped}
 
-    def write_now(self, reached: Callable[[], AllReached]) -> bool:
+    def write_now(self, reached: Callable[[], PartitionPositions]) -> bool:
         if self._simulation.fails():
             return False
         for each in reached().values():
-            known = [ReachedPosition(*pair) for pair in positions._known(each.position)]
+            known = [HandledPosition(*pair) for pair in positions._known(each.position)]
             self._simulation.postgres.row = each.topic_id, each.position.next_offset, known
             self._simulation.say(f"writes {each.position.next_offset}, {[tuple(pair) for pair in known]}")
         return True
@@ -540,7 +540,7 @@ class Simulation:
             self.owner.loop._assignments._ask_at = 0.0
             self.owner.loop._assignments.start_waiting()
             if self.owner_partitions():
-                self.owner.loop._rereader.begin_anew(self.owner.topic_ids.recreated({PARTITION.topic}))
+                self.owner.loop._rereader.restart(self.owner.topic_ids.recreated({PARTITION.topic}))
 
     def _tick(self) -> None:
         """What the polling thread and housekeeping do once a second."""

@@ -16,7 +16,7 @@ import pytest
 from outbox_plugin.adapters.topic_ids import Answer
 from outbox_plugin.inbox import assignments, consumer, leader_epochs, poll_loop, positions, rereader
 from outbox_plugin.inbox.key_queues import KeyQueues
-from outbox_plugin.inbox.leader_epochs import Finding, LeaderEpochs, StartPosition
+from outbox_plugin.inbox.leader_epochs import Finding, GroupPosition, LeaderEpochs
 from tests.simulation import inboxes
 from tests.simulation.conftest import Seeds
 from tests.simulation.inboxes import run
@@ -81,19 +81,19 @@ def pass_over_a_cut_under_a_running_inbox(patch: pytest.MonkeyPatch) -> None:
 
 
 def keep_the_last_position_alone(patch: pytest.MonkeyPatch) -> None:
-    also = StartPosition.and_handled
+    also = GroupPosition.and_handled
     patch.setattr(
-        StartPosition,
+        GroupPosition,
         "and_handled",
         lambda position, other: also(position, other and other._replace(handled=())),
     )
 
 
 def compare_no_epochs(patch: pytest.MonkeyPatch) -> None:
-    def below(position: StartPosition, offset: int, _: int | None) -> bool:
+    def below(position: GroupPosition, offset: int, _: int | None) -> bool:
         return any(offset < each.next_offset for each in position.handled)
 
-    patch.setattr(StartPosition, "has_handled", below)
+    patch.setattr(GroupPosition, "has_handled", below)
 
 
 def stay_where_all_was_handled(patch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,7 @@ def handle_a_key_beside_its_handler_of_an_earlier_assignment(patch: pytest.Monke
 
 def take_what_was_compared_for_handled(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        rereader.Rereader, "_position", lambda reading, tp: reading._epochs._compared.get(tp, StartPosition(0))
+        rereader.Rereader, "_position", lambda reading, tp: reading._epochs._compared.get(tp, GroupPosition(0))
     )
 
 
@@ -135,7 +135,7 @@ def take_the_record_behind_a_gap_for_the_one_that_is_compared(patch: pytest.Monk
     """Where the last record that was handled was compacted away since."""
     compare = leader_epochs.compare
 
-    def compare_any(position: StartPosition, offset: int, leader_epoch: int | None) -> Finding:
+    def compare_any(position: GroupPosition, offset: int, leader_epoch: int | None) -> Finding:
         found = compare(position, offset, leader_epoch)
         return Finding.HANDLED if found is Finding.NEW else found
 
@@ -152,7 +152,7 @@ def go_on_in_a_recreated_topic_where_the_group_was_in_the_old_one(patch: pytest.
 
 
 def leave_out_records_of_a_recreated_topic_and_do_not_read_them_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(rereader.Rereader, "begin_anew", lambda *_: None)
+    patch.setattr(rereader.Rereader, "restart", lambda *_: None)
 
 
 PLANTS: list[tuple[Plant, str]] = [

@@ -16,8 +16,8 @@ from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import ServerRefused
 from outbox_plugin.inbox import Inbox, assignments
 from outbox_plugin.inbox.key_queues import KeyQueues
-from outbox_plugin.inbox.leader_epochs import StartPosition
-from outbox_plugin.inbox.positions import AllReached, FoundPositions, Reached, find_positions
+from outbox_plugin.inbox.leader_epochs import GroupPosition
+from outbox_plugin.inbox.positions import FoundPositions, PartitionPositions, PositionInTopic, find_positions
 from tests.inbox_support import poll_loop
 
 PARTITION = TopicPartition("t", 0)
@@ -33,8 +33,8 @@ class OurPositions:
     def still_handled(self, partitions: Collection[TopicPartition]) -> set[TopicPartition]:
         return self.busy.intersection(partitions)
 
-    def read_now(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, StartPosition]:
-        return {PARTITION: StartPosition(5000)} if topic_ids.get("t") == ID else {}
+    def read_now(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, GroupPosition]:
+        return {PARTITION: GroupPosition(5000)} if topic_ids.get("t") == ID else {}
 
 
 class Committed:
@@ -77,23 +77,23 @@ def found(group: Committed, *ids: dict[str, str]) -> FoundPositions:
 
 
 def test_an_assignment_waits_until_kafka_says_the_id_of_the_topic() -> None:
-    assert found(Committed((4000, "", None)), {}, {}, {"t": ID}) == {PARTITION: StartPosition(5000)}
+    assert found(Committed((4000, "", None)), {}, {}, {"t": ID}) == {PARTITION: GroupPosition(5000)}
 
 
 def test_an_assignment_waits_for_the_committed_offset_of_each_partition() -> None:
     assert found(Committed((-1001, None, "not now"), (6000, ID, None)), {"t": ID}, {"t": ID}) == {
-        PARTITION: StartPosition(6000, 2)
+        PARTITION: GroupPosition(6000, 2)
     }
 
 
 @pytest.mark.parametrize("metadata", [None, "", "by hand"])
 def test_a_committed_offset_of_another_consumer_counts_without_its_epoch(metadata: str | None) -> None:
     """A consumer that knows nothing of epochs may have committed an offset behind a transaction marker."""
-    assert found(Committed((6000, metadata, None)), {"t": ID}) == {PARTITION: StartPosition(6000)}
+    assert found(Committed((6000, metadata, None)), {"t": ID}) == {PARTITION: GroupPosition(6000)}
 
 
 def test_a_committed_offset_of_another_topic_does_not_count() -> None:
-    assert found(Committed((6000, OTHER_ID, None)), {"t": ID}) == {PARTITION: StartPosition(5000)}
+    assert found(Committed((6000, OTHER_ID, None)), {"t": ID}) == {PARTITION: GroupPosition(5000)}
 
 
 def partitions(loop: Any) -> list[TopicPartition]:
@@ -214,9 +214,9 @@ def test_the_last_positions_are_written_while_the_partitions_are_still_ours(ende
     settings = Settings(dsn="postgresql://nowhere/none", bootstrap_servers="127.0.0.1:1")
     ending: Any = Inbox(settings, group="g", topics=["t"], handler=lambda connection, event: None)
     ending._handover = SimpleNamespace(locked=lambda busy: nullcontext())
-    written: list[AllReached] = []
+    written: list[PartitionPositions] = []
 
-    def write_now(reached: Callable[[], AllReached]) -> None:
+    def write_now(reached: Callable[[], PartitionPositions]) -> None:
         calls.append("write")
         written.append(reached())
 
@@ -228,4 +228,4 @@ def test_the_last_positions_are_written_while_the_partitions_are_still_ours(ende
     loop._stop.set()
     ending._consume(loop, SimpleNamespace(start=noted("workers"), join=noted("workers end")), housekeeping)
     assert calls[3:] == ["commit", "answer", "join", *["write"] * ended, "close", "workers end"]
-    assert written == [{PARTITION: Reached(ID, StartPosition(7))}] * ended
+    assert written == [{PARTITION: PositionInTopic(ID, GroupPosition(7))}] * ended

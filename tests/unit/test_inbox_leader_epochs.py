@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outbox_plugin.core.topic_partition import TopicPartition
-from outbox_plugin.inbox.leader_epochs import Finding, LeaderEpochs, StartPosition, compare
+from outbox_plugin.inbox.leader_epochs import Finding, GroupPosition, LeaderEpochs, compare
 
 PARTITION = TopicPartition("t", 0)
 
@@ -27,7 +27,7 @@ PARTITION = TopicPartition("t", 0)
 def test_the_first_record_shows_whether_the_partition_was_cut(
     offset: int, leader_epoch: int | None, finding: Finding
 ) -> None:
-    assert compare(StartPosition(10, 3), offset, leader_epoch) is finding
+    assert compare(GroupPosition(10, 3), offset, leader_epoch) is finding
 
 
 @pytest.mark.parametrize(
@@ -44,16 +44,16 @@ def test_an_old_record_of_a_partition_that_was_cut_was_handled_if_its_epoch_is_n
     offset: int, leader_epoch: int | None, finding: Finding
 ) -> None:
     epochs = LeaderEpochs()
-    epochs.start_over(PARTITION, StartPosition(10, 3))
+    epochs.restart(PARTITION, GroupPosition(10, 3))
     assert epochs.add(PARTITION, offset, leader_epoch, key_may_be_forgotten=True) is finding
 
 
 def test_a_record_whose_key_is_remembered_is_left_to_its_key() -> None:
     """Where the new leader has records of its own, of an epoch that is not above the position's."""
     epochs = LeaderEpochs()
-    epochs.start(PARTITION, StartPosition(10, 3))
+    epochs.start(PARTITION, GroupPosition(10, 3))
     assert epochs.add(PARTITION, 9, 4) is Finding.CUT
-    epochs.start_over(PARTITION, epochs.position(PARTITION, 10))
+    epochs.restart(PARTITION, epochs.position(PARTITION, 10))
     assert epochs.add(PARTITION, 0, 1, key_may_be_forgotten=True) is Finding.HANDLED
     assert epochs.add(PARTITION, 1, 1) is Finding.NEW
     epochs.start(PARTITION, None)
@@ -65,13 +65,13 @@ def test_a_partition_whose_last_handled_record_is_gone_was_cut_unless_it_begins_
     beginning: int, cut: bool
 ) -> None:
     epochs = LeaderEpochs()
-    epochs.start(PARTITION, StartPosition(10, 3))
+    epochs.start(PARTITION, GroupPosition(10, 3))
     assert epochs.add(PARTITION, 12, 4) is Finding.GONE
     assert epochs.is_cut(PARTITION, beginning) is cut
 
 
-@pytest.mark.parametrize("position", [None, StartPosition(0, 3), StartPosition(10)])
-def test_a_position_without_a_record_or_an_epoch_before_it_is_not_compared(position: StartPosition | None) -> None:
+@pytest.mark.parametrize("position", [None, GroupPosition(0, 3), GroupPosition(10)])
+def test_a_position_without_a_record_or_an_epoch_before_it_is_not_compared(position: GroupPosition | None) -> None:
     epochs = LeaderEpochs()
     assert epochs.start(PARTITION, position) == (None if position is None else position.next_offset)
     assert epochs.add(PARTITION, 9, 1) is Finding.NEW
@@ -79,7 +79,7 @@ def test_a_position_without_a_record_or_an_epoch_before_it_is_not_compared(posit
 
 def test_only_the_first_record_is_compared() -> None:
     epochs = LeaderEpochs()
-    assert epochs.start(PARTITION, StartPosition(10, 3)) == 9
+    assert epochs.start(PARTITION, GroupPosition(10, 3)) == 9
     assert epochs.before(PARTITION, 10) == 3
     assert [epochs.add(PARTITION, offset, 3) for offset in (9, 10, 9)] == [Finding.HANDLED, Finding.NEW, Finding.NEW]
 
@@ -93,7 +93,7 @@ def test_no_record_of_a_log_that_was_cut_is_passed_over(data: st.DataObject) -> 
     epochs.start(PARTITION, None)
     read: set[str] = set()
     fetch = 0
-    committed = StartPosition(0)
+    committed = GroupPosition(0)
     for step in data.draw(st.lists(st.sampled_from(["append", "append", "read", "read", "cut", "start"]), max_size=50)):
         if step == "append":
             log.append((str(number), epoch))
@@ -110,20 +110,20 @@ def test_no_record_of_a_log_that_was_cut_is_passed_over(data: st.DataObject) -> 
             name, at = log[fetch]
             finding = epochs.add(PARTITION, fetch, at, key_may_be_forgotten=data.draw(st.booleans()))
             if finding is Finding.CUT:
-                epochs.start_over(PARTITION, committed)
+                epochs.restart(PARTITION, committed)
                 fetch = 0
                 continue
             if finding is Finding.HANDLED:
                 assert name in read
             read.add(name)
             fetch += 1
-            committed = StartPosition(fetch, epochs.before(PARTITION, fetch))
+            committed = GroupPosition(fetch, epochs.before(PARTITION, fetch))
             assert {name for name, _ in log[:fetch]} <= read
 
 
-@pytest.mark.parametrize(("position", "first"), [(None, 0), (StartPosition(5), 5)])
+@pytest.mark.parametrize(("position", "first"), [(None, 0), (GroupPosition(5), 5)])
 def test_where_no_record_was_read_before_those_that_are_fetched_again_it_goes_back_to_the_start(
-    position: StartPosition | None, first: int
+    position: GroupPosition | None, first: int
 ) -> None:
     """They stand behind a gap. After a cut, other records may stand there, and no epoch would show it."""
     epochs = LeaderEpochs()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from outbox_plugin.inbox.leader_epochs import ReachedPosition, StartPosition
+from outbox_plugin.inbox.leader_epochs import GroupPosition, HandledPosition
 from outbox_plugin.inbox.positions import start_position
 
 OURS, ANOTHER = "A" * 22, "B" * 22
@@ -39,10 +39,10 @@ def test_an_offset_of_an_inbox_counts_before_a_greater_position(
     in_postgres: tuple[int, int | None] | None,
     expected: tuple[Any, ...] | None,
 ) -> None:
-    ours = None if in_postgres is None else StartPosition(*in_postgres)
-    found = start_position(StartPosition(*committed), metadata, OURS, ours)
+    ours = None if in_postgres is None else GroupPosition(*in_postgres)
+    found = start_position(GroupPosition(*committed), metadata, OURS, ours)
     if expected is None:
         assert found is None
     else:
         next_offset, leader_epoch, *handled = expected
-        assert found == (next_offset, leader_epoch, tuple(ReachedPosition(*each) for each in handled))
+        assert found == (next_offset, leader_epoch, tuple(HandledPosition(*each) for each in handled))

@@ -16,8 +16,8 @@ from outbox_plugin.adapters.topic_ids import Answer
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.inbox import rereader
 from outbox_plugin.inbox.key_queues import KeyQueues, Outcome
-from outbox_plugin.inbox.leader_epochs import ReachedPosition, StartPosition
-from outbox_plugin.inbox.positions import AllReached
+from outbox_plugin.inbox.leader_epochs import GroupPosition, HandledPosition
+from outbox_plugin.inbox.positions import PartitionPositions
 from outbox_plugin.inbox.received import Received
 from outbox_plugin.inbox.retry import Fault
 from tests.inbox_support import poll_loop
@@ -72,7 +72,7 @@ def test_a_group_that_has_handled_nothing_has_no_position() -> None:
     assert (loop.reached.all(), kafka.committed) == ({}, [])
     finish_next(loop._dispatcher._queues)
     loop.commit_and_note()
-    assert (loop.reached.all(), kafka.committed) == ({PARTITION: (ID, StartPosition(98, 3))}, [(98, 3)])
+    assert (loop.reached.all(), kafka.committed) == ({PARTITION: (ID, GroupPosition(98, 3))}, [(98, 3)])
 
 
 def test_nor_has_one_that_reads_the_first_record_again_and_has_not_handled_it() -> None:
@@ -181,9 +181,9 @@ class Positions:
 
     def __init__(self, failures: int = 0) -> None:
         self.failures = failures
-        self.written: list[StartPosition] = []
+        self.written: list[GroupPosition] = []
 
-    def write_now(self, reached: Callable[[], AllReached]) -> bool:
+    def write_now(self, reached: Callable[[], PartitionPositions]) -> bool:
         self.failures -= 1
         if self.failures < 0:
             self.written += [each.position for each in reached().values()]
@@ -220,13 +220,13 @@ def test_a_partition_is_read_again_only_after_the_position_was_written(monkeypat
     positions, kafka = Positions(failures=1), Kafka()
     loop = loop_of(kafka, positions)
     loop._dispatcher._queues.assign([PARTITION], {"t": ID}, {PARTITION: 97})
-    loop._epochs.start(PARTITION, StartPosition(97, 3))
+    loop._epochs.start(PARTITION, GroupPosition(97, 3))
     for _ in range(2):
         assert (positions.written, loop._dispatcher._queues.partitions()) == ([], [PARTITION])
         loop.add([message(96, b"new 96")])
     assert kafka.sought == [96, OFFSET_BEGINNING]
-    assert positions.written == [StartPosition(97, 3)]
-    assert loop._epochs.position(PARTITION, 0) == StartPosition(0, None, (ReachedPosition(97, 3),))
+    assert positions.written == [GroupPosition(97, 3)]
+    assert loop._epochs.position(PARTITION, 0) == GroupPosition(0, None, (HandledPosition(97, 3),))
 
 
 def test_so_is_one_that_is_cut_under_the_inbox(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,6 +240,6 @@ def test_so_is_one_that_is_cut_under_the_inbox(monkeypatch: pytest.MonkeyPatch) 
         assert loop._dispatcher._queues.positions() == {PARTITION: (ID, 97)}
         loop.add([message(90, b"old 90"), message(91, b"old 91")])
     assert kafka.sought == [90]
-    assert positions.written == [StartPosition(97, 3)]
+    assert positions.written == [GroupPosition(97, 3)]
     assert loop._dispatcher._queues.positions() == {PARTITION: (ID, 92)}
-    assert loop._epochs.position(PARTITION, 92) == StartPosition(92, 3, (ReachedPosition(97, 3),))
+    assert loop._epochs.position(PARTITION, 92) == GroupPosition(92, 3, (HandledPosition(97, 3),))
