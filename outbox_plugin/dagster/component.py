@@ -31,6 +31,7 @@ from outbox_plugin.dagster.topic_position import build_position_job, build_topic
 from outbox_plugin.dagster.topic_sensor import STUCK_SECONDS, build_topic_sensor
 from outbox_plugin.dagster.translator import DagsterOutboxTranslator, OutboxAssetProps
 from outbox_plugin.emit.event import TOPIC_PATTERN
+from outbox_plugin.errors import InvalidSetting
 from outbox_plugin.status.health_rules import Limits
 
 _TEMPLATE = r"\{\{.*\}\}"
@@ -225,11 +226,12 @@ class OutboxComponent(Component, Attributes):
 
     def build_defs(self, context: ComponentLoadContext) -> Definitions:  # noqa: ARG002 - Dagster's signature.
         """The outbox's definitions."""
+        dsn, brokers = self._given("dsn"), self._given("bootstrap_servers")
         outbox = OutboxResource(
-            dsn=self.dsn or EnvVar("OUTBOX_DSN"),
-            bootstrap_servers=self.bootstrap_servers or EnvVar("OUTBOX_BOOTSTRAP_SERVERS"),
-            table=self.table,
-            group=self.group,
+            dsn=EnvVar("OUTBOX_DSN") if dsn is None else dsn,
+            bootstrap_servers=EnvVar("OUTBOX_BOOTSTRAP_SERVERS") if brokers is None else brokers,
+            table=self._given("table"),
+            group=self._given("group"),
             kafka={name: _text(value) for name, value in self.kafka.items()},
         )
         declared = build_outbox_definitions(
@@ -242,12 +244,23 @@ class OutboxComponent(Component, Attributes):
             limits=Limits(lag_warn_seconds=self.lag_warn_seconds, lag_error_seconds=self.lag_error_seconds),
             translator=_ComponentTranslator(self),
         )
-        consumers = [
-            _consumer(topic.name, consumer, f"{self.prefix}outbox")
-            for topic in self.topics
-            for consumer in topic.consumed_by
-        ]
+        consumed = [(topic.name, consumer) for topic in self.topics for consumer in topic.consumed_by]
+        keys = [consumer.asset for _, consumer in consumed]
+        if twice := next((key for key in keys if keys.count(key) > 1), None):
+            raise InvalidSetting(
+                "consumed_by: an asset consumes one topic: declare an asset for each topic "
+                f"(given twice: {twice.to_user_string()})"
+            )
+        consumers = [_consumer(topic, consumer, f"{self.prefix}outbox") for topic, consumer in consumed]
         return Definitions.merge(declared, *consumers)
+
+    def _given(self, name: str) -> str | None:
+        """An attribute as the resource takes it: None if it was left out, an empty text if it has no value.
+
+        A template has no value where its variable is not set. The resource refuses that when it is used: it must not
+        fall back on $OUTBOX_DSN, which may name another outbox.
+        """
+        return (getattr(self, name) or "") if name in self.model_fields_set else None
 
 
 class _ComponentTranslator(DagsterOutboxTranslator):

@@ -15,6 +15,7 @@ from outbox_plugin.dagster.resources import HarvesterResource
 from outbox_plugin.dagster.sensor import build_harvester_sensor
 from outbox_plugin.dagster.topic import Topic
 from outbox_plugin.dagster.translator import DagsterOutboxTranslator
+from outbox_plugin.errors import InvalidSetting
 from outbox_plugin.status.health_rules import Limits
 
 
@@ -46,14 +47,19 @@ def build_outbox_definitions(
         translator: makes the specs of the assets: their keys, groups, owners, tags, kinds and metadata.
 
     Raises:
-        InvalidSetting: the harvester's lease is shorter than two of the sensor's intervals, or a topic's `outboxes` do
-            not name this outbox.
+        InvalidSetting: the harvester's lease is shorter than two of the sensor's intervals, a topic is named twice, or
+            its `outboxes` do not name this outbox.
 
     Example:
         `Definitions.merge(mine, build_outbox_definitions(HarvesterResource(outbox=…), [Topic("orders", [orders])]))`.
     """
     if harvester.mode == "supervise" and isinstance(harvester.lease_seconds, int | float):  # It may be an EnvVar.
         check_lease(harvester.lease_seconds, interval_seconds)
+    names = [topic.name for topic in topics]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InvalidSetting(
+            f"topics: expected each topic once, with all assets that emit to it (given twice: {twice})"
+        )
     assets = build_topic_assets(
         topics, outbox=AssetKey(f"{prefix}outbox"), table_name=harvester.outbox.table_name(), translator=translator
     )

@@ -25,8 +25,8 @@ class OutboxResource(ConfigurableResource[Settings]):
     """An outbox: its table in Postgres, and the Kafka that its events go to.
 
     A setting that is not given comes from the environment (`OUTBOX_TABLE`, …), as for the command line, and then from
-    the defaults. The code location checks, when it loads, the values that are written out and the variables that are
-    set.
+    the defaults. An empty text is refused when the resource is used. The code location checks, when it loads, the
+    values that are written out and the variables that are set.
 
     Example: `OutboxResource(dsn=EnvVar("OUTBOX_DSN"), bootstrap_servers=EnvVar("OUTBOX_BOOTSTRAP_SERVERS"))`.
 
@@ -68,6 +68,11 @@ class OutboxResource(ConfigurableResource[Settings]):
                 "delete `resources` from the run's configuration"
             )
         given = {name: getattr(self, name) for name in _NAMES}
+        if empty := [name for name, value in given.items() if value == ""]:
+            raise InvalidSetting(
+                f"OUTBOX_{empty[0].upper()}: the resource's {empty[0]} is empty: "
+                "set the variable that it is taken from, or leave it out"
+            )
         settings = Settings(outboxes=[], **{name: value for name, value in given.items() if value})
         if settings.names_many:
             raise InvalidSetting(

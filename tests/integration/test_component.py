@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from dagster import AssetCheckKey, AssetKey, Definitions, asset
+from dagster import AssetCheckKey, AssetKey, Definitions, asset, build_resources
 from dagster.components.core.component_tree import ComponentTreeException
 from dagster.components.core.package_entry import discover_entry_point_package_objects
 from dagster.components.testing import create_defs_folder_sandbox
@@ -186,6 +186,39 @@ def test_a_wrong_attribute_is_said_when_the_code_location_loads(attributes: dict
     with pytest.raises(ComponentTreeException) as raised:
         loaded({"topics": [{"name": "orders"}], **attributes})
     assert said in "\n".join(causes(raised.value))
+
+
+@pytest.mark.parametrize(
+    ("topics", "said"),
+    [
+        (
+            [{"name": "orders", "emitted_by": ["orders"]}, {"name": "orders", "emitted_by": ["bills"]}],
+            "topics: expected each topic once, with all assets that emit to it (given twice: orders)",
+        ),
+        (
+            [{"name": each, "consumed_by": [{"asset": "shop/totals"}]} for each in ("orders", "bills")],
+            "consumed_by: an asset consumes one topic: declare an asset for each topic (given twice: shop/totals)",
+        ),
+    ],
+)
+def test_what_is_declared_twice_is_named(topics: list[dict[str, Any]], said: str) -> None:
+    with pytest.raises(ComponentTreeException) as raised:
+        loaded({"topics": topics})
+    assert said in causes(raised.value)
+
+
+@pytest.mark.parametrize("name", ["dsn", "bootstrap_servers", "table", "group"])
+def test_a_template_without_a_value_does_not_stand_for_another_outbox(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A variable that is not set: the second outbox must not be the first one, which the environment names."""
+    monkeypatch.setenv(f"OUTBOX_{name.upper()}", DSN if name == "dsn" else "first")
+    definitions = loaded({"topics": [{"name": "orders"}], "prefix": "second_", name: "{{ env.NOT_SET }}"})
+    with (
+        build_resources(dict(definitions.resources or {})) as resources,
+        pytest.raises(InvalidSetting, match=f"the resource's {name} is empty"),
+    ):
+        resources.second_outbox.settings()
 
 
 def test_a_wrong_variable_is_said_when_the_code_location_loads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,3 +24,12 @@ def test_a_pattern_is_refused_in_one_line(table: str | None, monkeypatch: pytest
     resource = OutboxResource(**SERVERS, table=table)
     with pytest.raises(InvalidSetting, match=r"^OUTBOX_TABLE: a resource is one outbox, so name one table"):
         resource.settings()
+
+
+@pytest.mark.parametrize("name", ["dsn", "bootstrap_servers", "table", "group"])
+def test_an_empty_text_does_not_stand_for_another_outbox(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As from a variable that is empty: the one of the environment may be another outbox's."""
+    monkeypatch.setenv(f"OUTBOX_{name.upper()}", "postgresql://app@127.0.0.1:1/other" if name == "dsn" else "other")
+    resource = OutboxResource(**{**SERVERS, name: ""})
+    with pytest.raises(InvalidSetting, match=rf"^OUTBOX_{name.upper()}: the resource's {name} is empty: set the var"):
+        resource.settings()
