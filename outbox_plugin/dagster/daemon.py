@@ -14,6 +14,7 @@ import fcntl
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -22,6 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import BinaryIO
 
 from psycopg.conninfo import conninfo_to_dict
 
@@ -51,8 +53,7 @@ class Daemon:
         given = conninfo_to_dict(settings.dsn.get_secret_value())
         where = [str(given.get(part, "")) for part in ("host", "hostaddr", "port", "dbname")]
         name = hashlib.sha256("\0".join([*where, settings.table, settings.group]).encode()).hexdigest()[:16]
-        state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-        return cls(settings, state / "outbox-plugin" / name)
+        return cls(settings, _state_folder() / "outbox-plugin" / name)
 
     @property
     def log(self) -> Path:
@@ -108,6 +109,7 @@ class Daemon:
 
         Raises:
             InvalidSetting: its folder cannot be written to.
+            OutboxError: its process cannot be started.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -116,12 +118,16 @@ class Daemon:
             decision = decide(DaemonState(self.running, starts, now))
             if decision is DaemonAction.START:
                 (self.folder / "starts.json").write_text(json.dumps([*recent(starts, now), now]))
-                self._start(lease_seconds)
+                self._bound_log()
+                log = self.log.open("ab")
         except OSError as error:
             raise InvalidSetting(
                 f"XDG_STATE_HOME: the harvester's daemon keeps its lease and its log in {self.folder}, which cannot be "
                 f"written to: {error.strerror or error}"
             ) from error
+        if decision is DaemonAction.START:
+            with log:
+                self._start(lease_seconds, log)
         return decision
 
     def release(self) -> None:
@@ -137,11 +143,11 @@ class Daemon:
         except (FileNotFoundError, ValueError, TypeError):
             return ()
 
-    def _start(self, lease_seconds: float) -> None:
-        self._bound_log()
-        with self.log.open("ab") as log:
+    def _start(self, lease_seconds: float, log: BinaryIO) -> None:
+        command = [sys.executable, "-m", "outbox_plugin.dagster.daemon", str(self.folder), str(lease_seconds)]
+        try:
             child = subprocess.Popen(
-                [sys.executable, "-m", "outbox_plugin.dagster.daemon", str(self.folder), str(lease_seconds)],
+                command,
                 env={**os.environ, **self.settings.environment()},
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
@@ -149,6 +155,11 @@ class Daemon:
                 stderr=log,
                 start_new_session=True,
             )
+        except OSError as error:
+            raise OutboxError(
+                f"the harvester's daemon could not be started by {sys.executable}: {error.strerror or error}; "
+                "where the environment of the code location was replaced, restart the code location"
+            ) from error
         # Wait for its end: else it stays a zombie until the code server ends.
         threading.Thread(target=child.wait, name="harvester-daemon-reaper", daemon=True).start()
 
@@ -163,12 +174,26 @@ class Daemon:
                 self.log.replace(self.log.with_name(f"{self.log.name}.1"))
 
 
+def _state_folder() -> Path:
+    """The folder for the state of this user's programs. A relative one does not count, as XDG's specification says."""
+    given = Path(os.environ.get("XDG_STATE_HOME", ""))
+    if given.is_absolute():
+        return given
+    try:
+        return Path.home() / ".local" / "state"
+    except (
+        RuntimeError
+    ):  # A user without a home, as in a container that runs as any number. A tick then says what to set.
+        return Path("/nonexistent")
+
+
 def main(folder: Path, lease_seconds: float) -> int:
     """Run the daemon in `folder`; returns the exit code. Ends at once if one runs already."""
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     if not _taken(lock):
         return 0
     stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())  # As where a service manager ends all processes of Dagster.
     try:
         daemon = Daemon(Settings(), folder)
         logs.configure(daemon.settings, logs.to_file(daemon.log, LOG_BYTES), "INFO")

@@ -132,9 +132,15 @@ def _supervise(context: SensorEvaluationContext, daemon: Daemon, lease_seconds: 
     if decision is DaemonAction.START:
         context.log.info(f"started the harvester's daemon; its log is {daemon.log}")
     elif decision is DaemonAction.WAIT:
-        context.log.warning(f"the harvester's daemon keeps ending, and is started more slowly; see {daemon.log}")
+        context.log.warning(
+            "the harvester's daemon was started a moment ago, and does not run: it is still starting, or keeps ending; "
+            f"the longer it does, the longer are the pauses between its starts; see {daemon.log}"
+        )
     elif daemon.outdated:
-        context.log.info("the running daemon has other settings: it ends with its lease, and ours starts then")
+        context.log.warning(
+            "the running daemon has other settings: it ends with its lease, and ours starts then; if it does not end, "
+            "another code location or checkout on this host asks for it: give both the same settings"
+        )
     return decision is DaemonAction.START
 
 

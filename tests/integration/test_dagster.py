@@ -81,6 +81,17 @@ def test_a_daemon_whose_lease_runs_out_hands_over_and_ends(daemon: Daemon) -> No
     assert "Traceback" not in log
 
 
+def test_a_daemon_that_is_terminated_hands_over(daemon: Daemon) -> None:
+    """As where a service manager ends all processes of Dagster, or an operator one of them."""
+    daemon.keep_alive(60.0, time.time())
+    eventually(lambda: daemon.log.exists() and "leading as" in daemon.log.read_text(), 30)
+    assert daemon.pid is not None
+    os.kill(daemon.pid, signal.SIGTERM)
+    eventually(lambda: not daemon.running, 30)
+    assert "handed over" in daemon.log.read_text()
+    assert daemon.keep_alive(60.0, time.time()) is DaemonAction.START  # It ended as it should: nobody waits.
+
+
 def test_a_daemon_whose_folder_was_removed_makes_room_for_the_next(daemon: Daemon) -> None:
     """Stopped, it does not see that the folder is missing, but only the one that the next tick makes."""
     daemon.keep_alive(60.0, time.time())

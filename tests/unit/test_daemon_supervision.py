@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,10 @@ from outbox_plugin.dagster.daemon_supervision import (
     check_lease,
     decide,
 )
-from outbox_plugin.errors import InvalidSetting
+from outbox_plugin.errors import InvalidSetting, OutboxError
 from outbox_plugin.settings import Settings
+
+SETTINGS = Settings(dsn="postgresql://nowhere/none", bootstrap_servers="127.0.0.1:1")
 
 
 def test_a_daemon_that_runs_is_left_alone() -> None:
@@ -92,7 +95,41 @@ def test_a_folder_that_cannot_be_written_to_is_named_in_one_line(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    daemon = Daemon.of(Settings(dsn="postgresql://nowhere/none", bootstrap_servers="127.0.0.1:1"))
+    daemon = Daemon.of(SETTINGS)
     assert (daemon.running, daemon.pid, daemon.outdated) == (False, None, False)  # A tick that only observes goes on.
     with pytest.raises(InvalidSetting, match=r"^XDG_STATE_HOME: .*, which cannot be written to: Not a directory$"):
         daemon.keep_alive(60.0, 0.0)
+
+
+def test_a_relative_folder_for_state_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemon runs in its folder, where a relative name would name another one."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", "state")
+    assert Daemon.of(SETTINGS).folder.is_relative_to(tmp_path / ".local" / "state")
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.setattr(
+        Path, "mkdir", lambda self, **_: (_ for _ in ()).throw(PermissionError(13, "Permission denied"))
+    )
+    daemon = Daemon.of(SETTINGS)
+    assert not daemon.running  # A tick that only observes goes on.
+    with pytest.raises(InvalidSetting, match=r"^XDG_STATE_HOME: .*, which cannot be written to: Permission denied$"):
+        daemon.keep_alive(60.0, 0.0)
+
+
+def test_a_daemon_that_cannot_be_started_is_not_said_to_be_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the code location's environment was replaced under it."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", "/replaced/bin/python")
+    with pytest.raises(
+        OutboxError, match=r"^the harvester's daemon could not be started by /replaced/bin/python: No such"
+    ):
+        Daemon.of(SETTINGS).keep_alive(60.0, 0.0)
