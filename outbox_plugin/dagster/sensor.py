@@ -98,7 +98,9 @@ def build_harvester_sensor(
             healthy = replace(healthy, explanation=f"a harvester has just been started; {healthy.explanation}")
         if not healthy.passed:
             context.log.warning(printable(healthy.explanation))
-        topic_offsets, _ = ends.result(deadline, "Kafka") if ends else (None, None)  # The status has the error.
+        topic_offsets, unknown = ends.result(deadline, "Kafka") if ends else (None, None)
+        if unknown and not status.errors:  # The status has the error of a server that is away.
+            context.log.warning(printable(f"where the topics end is not known, so nothing is said of them: {unknown}"))
         cursor, moves = before.moved(topic_offsets or {}, now)
         use = _use_of(daemon)
         cursor, cpu_percent = cursor.used(use, now)
