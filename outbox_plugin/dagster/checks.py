@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 
+import psycopg
 from dagster import (
     AssetCheckExecutionContext,
     AssetCheckResult,
@@ -31,6 +32,7 @@ from outbox_plugin.verification.topic_reader import records_in, verify_topic
 from outbox_plugin.verification.verdict import TopicVerdict
 
 POLL_SECONDS = 0.2
+COUNT_SECONDS = 30.0  # How long a count of the waiting rows may take beyond the time to drain.
 SPARK_RECORDS = 5_000  # One consumer reads fewer records before a Spark session has started.
 DRAINED, IN_ORDER, EXACTLY_ONCE = "outbox_drained", "events_in_order", "events_exactly_once"
 
@@ -196,20 +198,31 @@ def wait_until_drained(settings: Settings, seconds: float) -> int:
     """Wait until all rows that are there now have left; returns how many have not within `seconds`.
 
     Raises:
-        ServerRefused, SchemaMissing: Postgres does not let us look.
+        ServerRefused, SchemaMissing: Postgres does not let us look, such as while another session locks the table.
     """
     deadline = time.monotonic() + seconds
+    longest = seconds + COUNT_SECONDS
     with reported_as_refusal(settings), closing(connect(settings, purpose="outbox check")) as connection:
-        table = in_full(connection, settings.table)
 
         def count(last: int | None) -> tuple[int, int | None]:
-            row = connection.execute(statement("window", "waiting", table), {"last": last}).fetchone()
+            with connection.transaction():  # So that the time limit does not stay in a pooler's session.
+                connection.execute(
+                    statement("window", "limit_duration", settings.table), {"milliseconds": int(longest * 1000)}
+                )
+                table = in_full(connection, settings.table)
+                row = connection.execute(statement("window", "waiting", table), {"last": last}).fetchone()
             return (row[0], row[1]) if row else (0, None)
 
-        waiting, last = count(None)
-        while waiting and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
-            waiting, _ = count(last)
+        try:
+            waiting, last = count(None)
+            while waiting and time.monotonic() < deadline:
+                time.sleep(POLL_SECONDS)
+                waiting, _ = count(last)
+        except psycopg.errors.QueryCanceled:
+            raise ServerRefused(
+                f"the rows of {settings.table} could not be counted within {longest:.0f} s: "
+                "see whether another session locks the table (pg_locks), or raise drain_seconds"
+            ) from None
     return waiting
 
 

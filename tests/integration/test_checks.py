@@ -23,8 +23,9 @@ from dagster._core.definitions.freshness import FreshnessState
 from dagster._core.loader import LoadingContextForTest
 
 from outbox_plugin import Event, Harvester, Outbox, Settings
-from outbox_plugin.dagster import Limits, Topic, build_outbox_checks, build_outbox_definitions
+from outbox_plugin.dagster import Limits, Topic, build_outbox_checks, build_outbox_definitions, checks
 from outbox_plugin.dagster.checks import build_dead_letter_check
+from outbox_plugin.errors import ServerRefused
 from outbox_plugin.status.reader import read_status
 from tests.dagster_support import HARVESTER, resources
 from tests.harvesting import insert
@@ -48,8 +49,8 @@ def ran(settings: Settings, topic: str, *, blocking: bool) -> tuple[ExecuteInPro
     @asset(deps=[emitter])
     def downstream() -> None: ...
 
-    checks = build_outbox_checks(emitter.key, topics=[topic], drain_seconds=1.0, blocking=blocking)
-    definitions = Definitions(assets=[emitter, downstream], asset_checks=checks, resources={"outbox": outbox})
+    drained = build_outbox_checks(emitter.key, topics=[topic], drain_seconds=1.0, blocking=blocking)
+    definitions = Definitions(assets=[emitter, downstream], asset_checks=drained, resources={"outbox": outbox})
     with DagsterInstance.ephemeral() as instance:
         job = definitions.resolve_implicit_global_asset_job_def()
         done = job.execute_in_process(instance=instance, raise_on_error=False)
@@ -107,3 +108,12 @@ def test_a_topic_without_new_records_is_stale_as_dagster_has_it(monkeypatch: pyt
         instance.report_runless_asset_event(AssetMaterialization(Topic("orders").key))
         assert state(timedelta(minutes=4)) is FreshnessState.PASS
         assert state(timedelta(minutes=6)) is FreshnessState.FAIL
+
+
+def test_a_check_does_not_wait_for_a_locked_table_for_ever(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "COUNT_SECONDS", 1.0)
+    with psycopg.connect(settings.dsn.get_secret_value()) as other:
+        other.execute("LOCK TABLE outbox IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(ServerRefused, match=r"^the rows of outbox could not be counted within 1 s: see whether"):
+            checks.wait_until_drained(settings, 0.1)
+    assert checks.wait_until_drained(settings, 0.1) == 0
