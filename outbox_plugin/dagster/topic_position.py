@@ -25,9 +25,8 @@ from outbox_plugin.core.topic_ranges import plan
 from outbox_plugin.dagster.health import result
 from outbox_plugin.dagster.resources import OutboxResource
 from outbox_plugin.dagster.topic import Emitter, asset_key
-from outbox_plugin.dagster.topic_sensor import CONSUMED_IN_FULL, SAYS_WHERE, STUCK_SECONDS, in_full, unfinished_run
-from outbox_plugin.errors import OutboxError, TopicReplaced
-from outbox_plugin.status.health_rules import HealthResult
+from outbox_plugin.dagster.topic_sensor import CONSUMED_IN_FULL, STUCK_SECONDS, in_full, unfinished_run, unreadable
+from outbox_plugin.errors import OutboxError, ServerRefused, TopicReplaced
 
 
 class PositionConfig(Config):
@@ -66,8 +65,8 @@ def build_topic_check(
         position = read_position(settings, consumer, topic)
         try:
             planned = plan(consumer, topic, position, topic_state(settings, topic), 1)
-        except TopicReplaced as error:
-            return result(HealthResult(False, str(error), True, SAYS_WHERE), {})
+        except (ServerRefused, TopicReplaced) as error:
+            return result(unreadable(error), {})
         run = unfinished_run(context.instance, consumer, topic, time.time(), but=context.run.run_id)
         judged = in_full(position, planned, run, stuck_after_seconds)
         return result(judged, {"lag_offsets": MetadataValue.int(planned.lag)})

@@ -30,7 +30,7 @@ from outbox_plugin.dagster.range_config import CONSUMER_TAG, TOPIC_TAG, as_confi
 from outbox_plugin.dagster.range_decisions import Bounds, Memory, RangeDecision, decide
 from outbox_plugin.dagster.resources import OutboxResource
 from outbox_plugin.dagster.topic import Emitter, as_topics, asset_key
-from outbox_plugin.errors import InvalidSetting, TopicReplaced
+from outbox_plugin.errors import InvalidSetting, ServerRefused, TopicReplaced
 from outbox_plugin.printable import printable
 from outbox_plugin.settings import Settings
 from outbox_plugin.status.health_rules import HealthResult
@@ -107,11 +107,13 @@ def build_topic_sensor(
         try:
             position, state = _asked(resource.settings(), consumer, topic)
             planned = plan(consumer, topic, position, state, max_records)
-        except (_NotAnswered, TopicReplaced) as error:
+        except _NotAnswered as error:
             context.log.warning(printable(str(error)))
-            replaced = isinstance(error, TopicReplaced)
-            stopped = [evaluation(HealthResult(False, str(error), True, SAYS_WHERE), key, CONSUMED_IN_FULL)]
-            return SensorResult(skip_reason=str(error), asset_events=stopped if replaced else [], cursor=context.cursor)
+            return SensorResult(skip_reason=str(error), cursor=context.cursor)
+        except (ServerRefused, TopicReplaced) as error:
+            context.log.warning(printable(str(error)))
+            stopped = evaluation(unreadable(error), key, CONSUMED_IN_FULL)
+            return SensorResult(skip_reason=str(error), asset_events=[stopped], cursor=context.cursor)
         decision = decide(memory, position, planned, run.explanation if run else None, bounds, now)
         judged = in_full(position, planned, run, stuck_after_seconds)
         if not judged.passed:
@@ -136,25 +138,46 @@ FREES_IT = (
 )
 SAYS_WHERE = "run the job that sets the consumer's position, at the beginning or the end of the topic as it is now"
 
+LETS_IT_READ = (
+    "see that the topic is there under this name, and that the user of Kafka may read it; if it was deleted, then once "
+    f"it is created again, {SAYS_WHERE}"
+)
+
 
 class _NotAnswered(Exception):
-    """A server did not answer in time, or refused."""
+    """A server did not answer in time, Postgres refused, or the topic of a new consumer is not there yet."""
 
 
 def _asked(settings: Settings, consumer: str, topic: str) -> tuple[Position | None, TopicState]:
     """The consumer's position and the topic's state, asked of both servers at once.
 
     Raises:
-        _NotAnswered: a server did not answer in time, or refused.
+        _NotAnswered: a server did not answer in time, Postgres refused, or the topic of a new consumer cannot be read.
+        ServerRefused: the topic that the consumer has read before is not there, or may not be read any more.
     """
     deadline = time.monotonic() + ANSWER_SECONDS
-    in_kafka = DeadlineFuture(lambda: topic_state(settings, topic, ANSWER_SECONDS))
+    in_kafka = DeadlineFuture(lambda: _state_or_refusal(settings, topic))
     in_postgres = DeadlineFuture(lambda: (read_position(settings, consumer, topic),))
     position, no_position = in_postgres.result(deadline, "Postgres")
     state, no_state = in_kafka.result(deadline, "Kafka")
     if position is None or state is None:
         raise _NotAnswered("; ".join(problem for problem in (no_position, no_state) if problem))
+    if isinstance(state, ServerRefused):
+        raise _NotAnswered(str(state)) if position[0] is None else state
     return position[0], state
+
+
+def _state_or_refusal(settings: Settings, topic: str) -> TopicState | ServerRefused:
+    """The topic's state, or Kafka's refusal of it, which is final: trying again does not help."""
+    try:
+        return topic_state(settings, topic, ANSWER_SECONDS)
+    except ServerRefused as refusal:
+        return refusal
+
+
+def unreadable(error: ServerRefused | TopicReplaced) -> HealthResult:
+    """The health of a consumer whose topic cannot be read as before."""
+    return HealthResult(False, str(error), True, SAYS_WHERE if isinstance(error, TopicReplaced) else LETS_IT_READ)
 
 
 class UnfinishedRun(NamedTuple):

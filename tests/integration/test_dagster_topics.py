@@ -4,6 +4,7 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import psycopg
@@ -30,6 +31,7 @@ from dagster import (
 from dagster._core.definitions.sensor_definition import SensorExecutionData
 
 from outbox_plugin import Settings
+from outbox_plugin.adapters.kafka_admin import KafkaAdmin
 from outbox_plugin.consuming import Received, consume_range
 from outbox_plugin.dagster import (
     OutboxResource,
@@ -43,7 +45,7 @@ from tests.documents import blocks
 from tests.harvesting import create_topic
 from tests.inbox_support import make_effect_table, produce, query
 from tests.integration.test_consuming import add, numbered, values
-from tests.support import PATIENCE
+from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration
 
@@ -336,6 +338,28 @@ def test_a_recreated_topic_stops_the_sensor_until_the_position_is_set(shop: Shop
     produce(shop.settings, shop.topic, numbered(40, 20))
     assert shop.consume() == 1
     assert values(shop.settings) == [*range(20), *range(40, 60)]
+
+
+def test_a_deleted_topic_fails_the_check_of_a_consumer_that_had_begun(shop: Shop) -> None:
+    """Its records are gone for good; the topic of a new consumer may only not be there yet."""
+    produce(shop.settings, shop.topic, numbered(0, 20))
+    shop.consume()
+    with closing(KafkaAdmin(shop.settings)) as admin:
+        admin.client.delete_topics([shop.topic])[shop.topic].result(30)
+
+    def gone() -> bool:
+        return not shop.tick() and "cannot be read" in shop.skipped
+
+    eventually(gone, 30)
+    assert not shop.check.passed
+    assert "see that the topic is there" in str(shop.check.metadata["what_to_do"].value)
+    ran = shop.evaluated()
+    assert not ran.passed
+    assert "cannot be read" in str(ran.metadata["explanation"].value)
+    query(shop.settings, "DELETE FROM outbox_consumer_position")
+    assert gone()
+    assert shop.ticked is not None
+    assert not shop.ticked.asset_events
 
 
 def test_the_check_that_dagster_runs_agrees(shop: Shop) -> None:
