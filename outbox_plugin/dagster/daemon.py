@@ -104,7 +104,7 @@ class Daemon:
         """Renew the lease, and start the daemon if it is not there, without waiting for it.
 
         Args:
-            lease_seconds: how long the daemon runs without a renewal.
+            lease_seconds: how long the daemon runs without another renewal, also one that runs already.
             now: in seconds since the epoch.
 
         Raises:
@@ -113,7 +113,7 @@ class Daemon:
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self.lease.touch()
+            self._renew(lease_seconds)
             starts = self._starts()
             decision = decide(DaemonState(self.running, starts, now))
             if decision is DaemonAction.START:
@@ -136,6 +136,12 @@ class Daemon:
             os.utime(self.lease, ns=(RELEASED, RELEASED))
         with suppress(FileNotFoundError):
             (self.folder / "starts.json").unlink()
+
+    def _renew(self, lease_seconds: float) -> None:
+        text = str(lease_seconds)
+        if not self.lease.exists() or self.lease.read_text() != text:
+            self.lease.write_text(text)
+        self.lease.touch()
 
     def _starts(self) -> tuple[float, ...]:
         try:
@@ -232,7 +238,10 @@ def _watch_lease(lease: Path, lease_seconds: float, lock: int, stop: threading.E
         if not _is_path_of(lock, lease.parent / "lock"):
             logger.info("the daemon's folder was removed: another daemon may start in its place")
             stop.set()
-        elif clock.has_run_out(_renewed(lease), time.monotonic()):
+            continue
+        with suppress(OSError, ValueError):  # An empty one is just being written.
+            clock.seconds = float(lease.read_text())
+        if clock.has_run_out(_renewed(lease), time.monotonic()):
             logger.info("the lease has run out: nobody asks for this harvester any more")
             stop.set()
 

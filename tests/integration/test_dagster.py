@@ -92,6 +92,15 @@ def test_a_daemon_that_is_terminated_hands_over(daemon: Daemon) -> None:
     assert daemon.keep_alive(60.0, time.time()) is DaemonAction.START  # It ended as it should: nobody waits.
 
 
+def test_a_shorter_lease_counts_for_the_daemon_that_runs(daemon: Daemon) -> None:
+    """Otherwise it would outlive the code location by the lease that it was started with."""
+    daemon.keep_alive(86_400.0, time.time())
+    eventually(lambda: daemon.log.exists() and "leading as" in daemon.log.read_text(), 30)
+    assert daemon.keep_alive(1.0, time.time()) is DaemonAction.LEAVE
+    eventually(lambda: not daemon.running, 30)
+    assert "the lease has run out" in daemon.log.read_text()
+
+
 def test_a_daemon_whose_folder_was_removed_makes_room_for_the_next(daemon: Daemon) -> None:
     """Stopped, it does not see that the folder is missing, but only the one that the next tick makes."""
     daemon.keep_alive(60.0, time.time())
