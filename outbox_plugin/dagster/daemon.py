@@ -187,10 +187,8 @@ def _state_folder() -> Path:
         return given
     try:
         return Path.home() / ".local" / "state"
-    except (
-        RuntimeError
-    ):  # A user without a home, as in a container that runs as any number. A tick then says what to set.
-        return Path("/nonexistent")
+    except RuntimeError:
+        return Path("/nonexistent")  # A user without a home, as in some containers: a tick says what to set.
 
 
 def main(folder: Path, lease_seconds: float) -> int:

@@ -43,7 +43,8 @@ class RangeConfig(Config):
         try:
             begin, end = ({int(each): offset for each, offset in given.items()} for given in (self.begin, self.end))
         except ValueError:
-            raise RangeRefused(f"{self.consumer}: partitions are numbers (given: {', '.join(self.begin)})") from None
+            given = ", ".join({**self.begin, **self.end})
+            raise RangeRefused(f"{self.consumer}: partitions are numbers (given: {given})") from None
         return TopicRange(self.consumer, self.topic, self.topic_id, begin, end, self.backfill)
 
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from outbox_plugin.dagster import OutboxResource
-from outbox_plugin.errors import InvalidSetting
+from outbox_plugin.dagster import OutboxResource, RangeConfig
+from outbox_plugin.errors import InvalidSetting, RangeRefused
 
 SERVERS = {"dsn": "postgresql://app@127.0.0.1:1/shop", "bootstrap_servers": "127.0.0.1:1"}
 
@@ -33,3 +33,9 @@ def test_an_empty_text_does_not_stand_for_another_outbox(name: str, monkeypatch:
     resource = OutboxResource(**{**SERVERS, name: ""})
     with pytest.raises(InvalidSetting, match=rf"^OUTBOX_{name.upper()}: the resource's {name} is empty: set the var"):
         resource.settings()
+
+
+def test_a_partition_that_is_no_number_is_named_wherever_it_stands() -> None:
+    config = RangeConfig(consumer="totals", topic="orders", topic_id="x", begin={"0": 1}, end={"first": 2})
+    with pytest.raises(RangeRefused, match=r"^totals: partitions are numbers \(given: 0, first\)$"):
+        config.range()
