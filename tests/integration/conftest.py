@@ -49,10 +49,21 @@ def ready(settings: Settings) -> Settings:
     return settings
 
 
+class KafkaToPause(EmbeddedKafka):
+    """A broker that stays registered while its process is stopped.
+
+    A lone broker that must register again, after nine seconds by default, tells its clients that there are no brokers.
+    librdkafka 2.16 has aborted a process then.
+    """
+
+    def properties(self, port: int, data: str) -> str:
+        return super().properties(port, data) + "broker.session.timeout.ms=120000\n"
+
+
 @pytest.fixture
 def kafka(tmp_path: Path) -> Iterator[EmbeddedKafka]:
-    """A broker of the test's own."""
-    kafka = EmbeddedKafka(tmp_path / "kafka", print)
+    """A broker of the test's own, which may be paused."""
+    kafka = KafkaToPause(tmp_path / "kafka", print)
     kafka.launch()
     try:
         kafka.wait()
