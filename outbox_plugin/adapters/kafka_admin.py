@@ -38,6 +38,9 @@ from outbox_plugin.settings import Settings
 
 logger = logger_of("outbox_plugin.kafka")
 
+# How long a client goes by what it knows of leaders; 15 minutes by default. Requests for offsets name the epoch of a
+# leader. Where a broker refuses an old epoch, or there was no leader, librdkafka 2.16 does not ask for leaders anew.
+_LEADERS_MS = 5_000
 _DONE_BY_ANOTHER = {KafkaError.TOPIC_ALREADY_EXISTS, KafkaError.INVALID_PARTITIONS}
 
 
@@ -67,7 +70,11 @@ class KafkaAdmin:
         # Not a method: the client would keep this object alive, and it the client with its threads.
         self._problems: deque[KafkaError] = deque(maxlen=1)
         try:
-            config: dict[str, Any] = {**client_config(settings), "error_cb": self._problems.append}
+            config: dict[str, Any] = {
+                "metadata.max.age.ms": _LEADERS_MS,
+                **client_config(settings),
+                "error_cb": self._problems.append,
+            }
             self.client = AdminClient(config)
         except KafkaException as error:
             raise refused_property(error) from None
