@@ -6,20 +6,22 @@ import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Self
 
-from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import (
     AclOperation,
     AdminClient,
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
+    ListOffsetsResultInfo,
     NewPartitions,
     NewTopic,
+    OffsetSpec,
     ResourceType,
 )
 
@@ -41,6 +43,8 @@ logger = logger_of("outbox_plugin.kafka")
 # How long a client goes by what it knows of leaders; 15 minutes by default. Requests for offsets name the epoch of a
 # leader. Where a broker refuses an old epoch, or there was no leader, librdkafka 2.16 does not ask for leaders anew.
 _LEADERS_MS = 5_000
+FIRST_OFFSET: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+END_OFFSET: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 _DONE_BY_ANOTHER = {KafkaError.TOPIC_ALREADY_EXISTS, KafkaError.INVALID_PARTITIONS}
 
 
@@ -119,6 +123,25 @@ class KafkaAdmin:
             self.client.poll(0)
             problem = self._problems[-1] if self._problems else error.args[0]
             raise ServerRefused(str(connection_error(problem, self._settings))) from None
+
+    def ask_for_offsets(
+        self, partitions: Iterable[TopicPartition], spec: OffsetSpec, timeout_seconds: float
+    ) -> Mapping[TopicPartition, Future[ListOffsetsResultInfo]]:
+        """Request an offset of each partition, without waiting: one request to each broker.
+
+        Args:
+            partitions: at least one.
+            spec: which offset. The latest one is the end that readers of committed records see.
+            timeout_seconds: how long the brokers may take.
+
+        Raises:
+            KafkaException: the library refuses the request.
+        """
+        return self.client.list_offsets(
+            dict.fromkeys(partitions, spec),
+            isolation_level=IsolationLevel.READ_COMMITTED,
+            request_timeout=timeout_seconds,
+        )
 
     def ensure_topics(self, names: KafkaNames, shards: int, *, progress: bool = True) -> None:
         """Create the group's topics if they are missing, and add partitions if they have fewer than `shards`.

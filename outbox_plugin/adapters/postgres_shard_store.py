@@ -1,4 +1,4 @@
-"""What the stores of both deliveries have in common: a shard's session, and what its leader puts aside."""
+"""What the stores of both deliveries share: a shard's session, and how its leader parks and dead-letters rows."""
 
 from __future__ import annotations
 

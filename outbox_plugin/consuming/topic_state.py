@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import closing
-from typing import Any
 
-from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka import KafkaException, TopicCollection, TopicPartition
 
-from outbox_plugin.adapters.kafka_admin import KafkaAdmin
+from outbox_plugin.adapters.kafka_admin import END_OFFSET, FIRST_OFFSET, KafkaAdmin
 from outbox_plugin.adapters.kafka_clients import NO_LEADER_YET, UNKNOWN_TOPIC, answer_of, connection_error
 from outbox_plugin.core.topic_ranges import TopicState
 from outbox_plugin.errors import LogUnavailable, ServerRefused
@@ -38,7 +34,7 @@ def topic_state(settings: Settings, topic: str, seconds: float = ANSWER_SECONDS)
     with closing(KafkaAdmin(settings)) as admin:
         while True:
             try:
-                return _asked(admin.client, topic, deadline)
+                return _asked(admin, topic, deadline)
             except KafkaException as error:
                 code = error.args[0].code()
                 if code in UNKNOWN_TOPIC:
@@ -50,19 +46,12 @@ def topic_state(settings: Settings, topic: str, seconds: float = ANSWER_SECONDS)
             time.sleep(RETRY_SECONDS)
 
 
-def _asked(admin: AdminClient, topic: str, deadline: float) -> TopicState:
-    asked = admin.describe_topics(TopicCollection([topic]), request_timeout=_left(deadline))
+def _asked(admin: KafkaAdmin, topic: str, deadline: float) -> TopicState:
+    asked = admin.client.describe_topics(TopicCollection([topic]), request_timeout=_left(deadline))
     described = answer_of(asked[topic], _left(deadline))
     partitions = [TopicPartition(topic, each.id) for each in described.partitions]
-
-    def offsets(spec: OffsetSpec) -> Mapping[TopicPartition, Future[Any]]:
-        wanted = dict.fromkeys(partitions, spec)
-        return admin.list_offsets(
-            wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=_left(deadline)
-        )
-
-    ends = offsets(OffsetSpec.latest())  # type: ignore[no-untyped-call]
-    firsts = offsets(OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+    ends = admin.ask_for_offsets(partitions, END_OFFSET, _left(deadline))
+    firsts = admin.ask_for_offsets(partitions, FIRST_OFFSET, _left(deadline))
     end = {each.partition: answer_of(future, _left(deadline)).offset for each, future in ends.items()}
     first = {each.partition: answer_of(future, _left(deadline)).offset for each, future in firsts.items()}
     return TopicState(str(described.topic_id), first, end)

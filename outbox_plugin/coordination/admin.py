@@ -194,10 +194,10 @@ class Admin:
 
     @staticmethod
     def _keep_pause(view: _View, group_id: str, heard: Callable[[Entry], None]) -> None:
-        """Keep what the log says last of a group's pauses; an operator who said more may have kept that before us.
+        """Keep what the log says last of a group's pauses. Another operator may have said more since ours was heard.
 
-        Whoever writes looks at the log again. So of all records, the last one has what the log says last: who wrote
-        another one would have seen that, or would have written before it was said.
+        After each write, read the log again, and write again if it says more by now. So the record that is written
+        last has what the log says last.
         """
         kept = None
         while (latest := view.latest_pauses[group_id]) != kept:

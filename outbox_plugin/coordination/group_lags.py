@@ -12,13 +12,13 @@ from confluent_kafka import Consumer, KafkaException
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import OffsetSpec
 
+from outbox_plugin.adapters.kafka_admin import END_OFFSET, FIRST_OFFSET
 from outbox_plugin.adapters.kafka_clients import REQUEST_TIMEOUT_SECONDS, answer_of, client_config
 from outbox_plugin.coordination.kafka_settings import KafkaSettings
-from outbox_plugin.coordination.log import END, CoordinationLog
+from outbox_plugin.coordination.log import CoordinationLog
 from outbox_plugin.coordination.world import Key, Row
 from outbox_plugin.core.topic_partition import TopicPartition
 
-FIRST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 READ_SECONDS = 5.0  # The time to read the first waiting records of all partitions of a group.
 
 
@@ -42,7 +42,7 @@ def group_lags(log: CoordinationLog, settings: KafkaSettings, rows: Collection[R
         rows: the partitions to look at.
     """
     partitions = {TopicPartition(row.key.topic, row.key.partition) for row in rows}
-    firsts, ends = _offsets(log, partitions, FIRST), _offsets(log, partitions, END)
+    firsts, ends = _offsets(log, partitions, FIRST_OFFSET), _offsets(log, partitions, END_OFFSET)
     starts: dict[Key, int] = {}
     found: dict[Key, Lag] = {}
     for row in rows:

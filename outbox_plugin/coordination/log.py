@@ -12,7 +12,6 @@ from typing import Any
 from confluent_kafka import (
     TIMESTAMP_LOG_APPEND_TIME,
     Consumer,
-    IsolationLevel,
     KafkaError,
     KafkaException,
     Producer,
@@ -21,7 +20,7 @@ from confluent_kafka import Message as Record
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import ListOffsetsResultInfo, OffsetSpec
 
-from outbox_plugin.adapters.kafka_admin import KafkaAdmin
+from outbox_plugin.adapters.kafka_admin import END_OFFSET, KafkaAdmin
 from outbox_plugin.adapters.kafka_clients import (
     REACH_SECONDS,
     REQUEST_TIMEOUT_SECONDS,
@@ -71,7 +70,6 @@ TOPIC = "__marshal"
 CATCH_UP_SECONDS = 60.0
 CLOSE_SECONDS = 5.0
 MAX_READ = 50_000  # Messages in one read. An instance that holds 10,000 partitions sends fewer between two reads.
-END: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 _LATE = {KafkaError._MSG_TIMED_OUT, KafkaError.REQUEST_TIMED_OUT, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
 
 
@@ -335,18 +333,15 @@ class CoordinationLog:
             raise LogUnavailable(f"Kafka, {topic}, partition {partition}: {error.args[0].str()}") from None
 
     def ask_for_offsets(
-        self, partitions: Collection[TopicPartition], spec: OffsetSpec = END
+        self, partitions: Collection[TopicPartition], spec: OffsetSpec = END_OFFSET
     ) -> dict[TopicPartition, Future[ListOffsetsResultInfo]]:
         """Request an offset of each partition, without waiting: one request to each broker.
 
         Without a `spec`, it is the end that readers of committed records see.
         """
         with suppress(KafkaException):
-            asked = self._admin.client.list_offsets(
-                {KafkaTopicPartition(*tp): spec for tp in partitions},
-                isolation_level=IsolationLevel.READ_COMMITTED,
-                request_timeout=REQUEST_TIMEOUT_SECONDS,
-            )
+            places = (KafkaTopicPartition(*tp) for tp in partitions)
+            asked = self._admin.ask_for_offsets(places, spec, REQUEST_TIMEOUT_SECONDS)
             return {TopicPartition(at.topic, at.partition): answer for at, answer in asked.items()}
         return {}
 

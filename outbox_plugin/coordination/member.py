@@ -179,8 +179,8 @@ class Member:
     def granted(self, claims: Mapping[TopicPartition, tuple[Claim, int]], now: float) -> list[Keep]:
         """Return what to keep before the granted records below each end may be handed out.
 
-        It has nothing of a partition whose lease has ended: others may hold it, and may have kept more. In the state
-        topic, what we write behind that could outlive it.
+        A partition whose lease has ended is left out. Another instance may hold it and may have kept a later position,
+        which compaction would delete in favour of ours.
         """
         held = self.held(now)
         verdicts = self.verdicts({tp: end for tp, (_, end) in claims.items()})

@@ -6,12 +6,12 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
+from itertools import chain
 from typing import Any, TypeVar
 
-from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka import KafkaException, TopicCollection, TopicPartition
 
-from outbox_plugin.adapters.kafka_admin import KafkaAdmin
+from outbox_plugin.adapters.kafka_admin import END_OFFSET, KafkaAdmin
 from outbox_plugin.adapters.kafka_clients import answer_of, connection_error
 from outbox_plugin.errors import LogUnavailable
 from outbox_plugin.settings import Settings
@@ -36,28 +36,25 @@ def topic_ends(settings: Settings, topics: Sequence[str], deadline: float) -> di
     """
     try:
         with closing(KafkaAdmin(settings)) as admin:
-            return _topic_ends(admin.client, topics, deadline)
+            return _topic_ends(admin, topics, deadline)
     except KafkaException as error:
         raise connection_error(error.args[0], settings) from error
 
 
-def _topic_ends(client: AdminClient, topics: Sequence[str], deadline: float) -> dict[str, int]:
-    asked = client.describe_topics(TopicCollection(list(topics)), request_timeout=_left(deadline))
-    described = _answers(asked, deadline)
-    partitions = [TopicPartition(topic, each.id) for topic, found in described.items() for each in found.partitions]
+def _topic_ends(admin: KafkaAdmin, topics: Sequence[str], deadline: float) -> dict[str, int]:
+    asked = admin.client.describe_topics(TopicCollection(list(topics)), request_timeout=_left(deadline))
+    partitions = {
+        topic: [TopicPartition(topic, each.id) for each in found.partitions]
+        for topic, found in _answers(asked, deadline).items()
+    }
     if not partitions:
         return {}
-    latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-    ends = _answers(
-        client.list_offsets(
-            dict.fromkeys(partitions, latest),
-            isolation_level=IsolationLevel.READ_COMMITTED,
-            request_timeout=_left(deadline),
-        ),
-        deadline,
-    )
-    known = {topic for topic in described if all(tp in ends for tp in partitions if tp.topic == topic)}
-    return {topic: sum(end.offset for tp, end in ends.items() if tp.topic == topic) for topic in known}
+    ends = _answers(admin.ask_for_offsets(chain(*partitions.values()), END_OFFSET, _left(deadline)), deadline)
+    return {
+        topic: sum(ends[each].offset for each in its_own)
+        for topic, its_own in partitions.items()
+        if all(each in ends for each in its_own)
+    }
 
 
 def _answers(asked: Mapping[Asked, Future[Any]], deadline: float) -> dict[Asked, Any]:

@@ -11,11 +11,11 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from confluent_kafka import IsolationLevel, KafkaException, TopicCollection
+from confluent_kafka import KafkaException, TopicCollection
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import OffsetSpec
 
-from outbox_plugin.adapters.kafka_admin import KafkaAdmin
+from outbox_plugin.adapters.kafka_admin import END_OFFSET, FIRST_OFFSET, KafkaAdmin
 from outbox_plugin.adapters.kafka_clients import answer_of
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.settings import Settings
@@ -24,8 +24,6 @@ POLL_SECONDS = 5.0
 ANSWER_SECONDS = 5.0
 _LOOK_SECONDS = 0.02  # How often to check whether an answer has come.
 _ANY_TOPIC = "outbox"  # It need not exist, and is not made.
-_FIRST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
-_END: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
 # By partition, the offset of the first record that is not done; None means the partition's beginning.
 NextOffsets = Mapping[TopicPartition, int | None]
@@ -85,7 +83,7 @@ class LagPoller:
         if not next_offsets:
             self._check_reachable()
             return {}
-        ends, firsts = (self._offsets(next_offsets, spec) for spec in (_END, _FIRST))
+        ends, firsts = (self._offsets(next_offsets, spec) for spec in (END_OFFSET, FIRST_OFFSET))
         return {
             tp: max(0, ends[tp] - max(firsts[tp], next_offset or 0))
             for tp, next_offset in next_offsets.items()
@@ -111,11 +109,7 @@ class LagPoller:
                 raise
 
     def _offsets(self, partitions: Collection[TopicPartition], spec: OffsetSpec) -> dict[TopicPartition, int]:
-        asked = self._admin.client.list_offsets(
-            {KafkaTopicPartition(*tp): spec for tp in partitions},
-            isolation_level=IsolationLevel.READ_COMMITTED,
-            request_timeout=ANSWER_SECONDS,
-        )
+        asked = self._admin.ask_for_offsets((KafkaTopicPartition(*tp) for tp in partitions), spec, ANSWER_SECONDS)
         self._wait(*asked.values())
         found: dict[TopicPartition, int] = {}
         problem: Exception | None = None

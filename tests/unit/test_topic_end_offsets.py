@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -49,7 +49,7 @@ class Brokers:
             for name in topics.topic_names
         }
 
-    def list_offsets(self, asked: Mapping[TopicPartition, Any], **_: object) -> dict[TopicPartition, Future[Any]]:
+    def ask_for_offsets(self, asked: Iterable[TopicPartition], *_: object) -> dict[TopicPartition, Future[Any]]:
         ten = SimpleNamespace(offset=10)
         return {each: answered(self._answers.get((each.topic, each.partition), ten)) for each in asked}
 
