@@ -9,6 +9,8 @@ from contextlib import contextmanager, suppress
 
 import psutil
 
+from outbox_plugin.embedded.server import EmbeddedServer
+
 
 def kill(processes: Iterable[psutil.Process]) -> None:
     """kill -9 those that still run."""
@@ -41,6 +43,17 @@ def paused(pid: int) -> Iterator[None]:
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def launched(server: EmbeddedServer) -> Iterator[None]:
+    """Launch a server, wait until it answers, and stop it at the end, also where it does not answer."""
+    server.launch()
+    try:
+        server.wait()
+        yield
+    finally:
+        server.stop()
 
 
 def command_of(process: psutil.Process) -> str:

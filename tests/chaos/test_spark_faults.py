@@ -13,6 +13,7 @@ import pytest
 from outbox_plugin import Settings
 from outbox_plugin.embedded.postgres import EmbeddedPostgres
 from outbox_plugin.schema.migrate import migrate
+from tests.processes import launched
 from tests.spark_driver import application
 from tests.spark_support import count, outbox_rows, staging_tables
 from tests.support import eventually
@@ -121,10 +122,8 @@ def test_a_stream_that_is_killed_five_times_emits_everything_once(settings: Sett
 def own_postgres(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
     """A server of the test's own, which it may kill."""
     server = EmbeddedPostgres(tmp_path / "postgres")
-    server.launch()
-    server.wait()
-    yield server
-    server.stop()
+    with launched(server):
+        yield server
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from tests.harvesting import (
     insert_numbered,
 )
 from tests.kafka_proxy import ADD_PARTITIONS, END_TXN, INIT_PRODUCER_ID, PRODUCE, KafkaProxy, ProxiedKafka
+from tests.processes import launched
 from tests.support import eventually
 
 pytestmark = pytest.mark.chaos
@@ -32,12 +33,8 @@ LARGE = 100_000  # Bytes of a request that holds rows.
 @pytest.fixture(scope="module")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxiedKafka]:
     server = ProxiedKafka(tmp_path_factory.mktemp("proxied kafka"))
-    server.launch()
-    try:
-        server.wait()
+    with launched(server):
         yield server
-    finally:
-        server.stop()
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from outbox_plugin.embedded.java import spark_java_home
 from outbox_plugin.embedded.kafka import EmbeddedKafka
 from outbox_plugin.spark.session import spark_session
 from tests.inbox_support import make_effect_table
+from tests.processes import launched
 from tests.support import begins_with_shared_spark
 
 
@@ -64,12 +65,8 @@ class KafkaToPause(EmbeddedKafka):
 def kafka(tmp_path: Path) -> Iterator[EmbeddedKafka]:
     """A broker of the test's own, which may be paused."""
     kafka = KafkaToPause(tmp_path / "kafka", print)
-    kafka.launch()
-    try:
-        kafka.wait()
+    with launched(kafka):
         yield kafka
-    finally:
-        kafka.stop()
 
 
 @pytest.fixture(scope="session")
@@ -119,7 +116,5 @@ class StrictKafka(EmbeddedKafka):
 @pytest.fixture(scope="module")
 def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     kafka = StrictKafka(tmp_path_factory.mktemp("strict"), print)
-    kafka.launch()
-    kafka.wait()
-    yield kafka.bootstrap_servers
-    kafka.stop()
+    with launched(kafka):
+        yield kafka.bootstrap_servers

@@ -20,6 +20,7 @@ from outbox_plugin import Harvester, Settings, operate
 from outbox_plugin.adapters.kafka_admin import KafkaAdmin
 from outbox_plugin.embedded.kafka import EmbeddedKafka
 from tests.harvesting import backlog, consume, create_topic, insert
+from tests.processes import launched
 from tests.support import eventually
 
 pytestmark = pytest.mark.integration
@@ -36,10 +37,8 @@ class AuthorizingKafka(EmbeddedKafka):
 @pytest.fixture(scope="module")
 def authorizing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     kafka = AuthorizingKafka(tmp_path_factory.mktemp("authorizing"), print)
-    kafka.launch()
-    kafka.wait()
-    yield kafka.bootstrap_servers
-    kafka.stop()
+    with launched(kafka):
+        yield kafka.bootstrap_servers
 
 
 @pytest.fixture(params=["exactly-once", "at-least-once"])

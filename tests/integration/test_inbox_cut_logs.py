@@ -23,6 +23,7 @@ from outbox_plugin.inbox.kafka_records import committed_offset
 from outbox_plugin.inbox.leader_epochs import GroupPosition
 from tests.inbox_support import effects, make_effect_table, query, record_effect
 from tests.partition_truncation import append, cut, cut_and_launch
+from tests.processes import launched
 from tests.support import eventually
 
 pytestmark = pytest.mark.integration
@@ -37,10 +38,8 @@ SHORT_KEEP = timedelta(minutes=30)
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
     """A broker of this module's own, which can be killed."""
     broker = EmbeddedKafka(tmp_path_factory.mktemp("cut"), print)
-    broker.launch()
-    broker.wait()
-    yield broker
-    broker.stop()
+    with launched(broker):
+        yield broker
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from tests.harvesting import (
     run_outbox,
 )
 from tests.inbox_support import effects, make_effect_table, record_effect
+from tests.processes import launched
 from tests.support import eventually
 from tests.token_issuer import BY_FUNCTION, CLIENT_ID, CLIENT_SECRET, ISSUER, TokenKafka
 
@@ -35,10 +36,8 @@ PROVIDER = "tests.token_issuer:ISSUER.token"
 @pytest.fixture(scope="module")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TokenKafka]:
     kafka = TokenKafka(tmp_path_factory.mktemp("tokens"), print)
-    kafka.launch()
-    kafka.wait()
-    yield kafka
-    kafka.stop()
+    with launched(kafka):
+        yield kafka
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from outbox_plugin.embedded.kafka import EmbeddedKafka
 from outbox_plugin.observe import lag_poller
 from outbox_plugin.observe.lag_poller import LagPoller
 from tests.harvesting import create_topic
+from tests.processes import launched
 from tests.support import eventually
 
 
@@ -21,12 +22,8 @@ from tests.support import eventually
 def broker(tmp_path: Path) -> Iterator[EmbeddedKafka]:
     """A broker that can be killed and started again."""
     broker = EmbeddedKafka(tmp_path / "kafka", print)
-    broker.launch()
-    try:
-        broker.wait()
+    with launched(broker):
         yield broker
-    finally:
-        broker.stop()
 
 
 def test_lags_are_found_again_once_a_broker_is_back(broker: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch) -> None:

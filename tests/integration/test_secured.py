@@ -42,6 +42,7 @@ from tests.harvesting import (
     run_outbox,
 )
 from tests.inbox_support import effects, make_effect_table, produce, record_effect
+from tests.processes import launched
 from tests.spark_support import PACKAGES
 from tests.support import PATIENCE, eventually
 from tests.tls_servers import Authority, SecuredKafka, TlsFront, bindings_of
@@ -54,10 +55,8 @@ Login = Callable[..., Settings]
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
     kafka = SecuredKafka(tmp_path_factory.mktemp("secured"))
-    kafka.launch()
-    kafka.wait()
-    yield kafka
-    kafka.stop()
+    with launched(kafka):
+        yield kafka
 
 
 @pytest.fixture

@@ -15,19 +15,9 @@ from outbox_plugin.adapters import writable_topics
 from outbox_plugin.relay.events import HarvestEvent, TermBegan, TermFinished
 from outbox_plugin.schema.migrate import migrate
 from tests.harvesting import backlog, by_key, consume, create_topic, drained, insert
-from tests.integration.conftest import StrictKafka
 from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture(scope="module")
-def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    kafka = StrictKafka(tmp_path_factory.mktemp("strict"), print)
-    kafka.launch()
-    kafka.wait()
-    yield kafka.bootstrap_servers
-    kafka.stop()
 
 
 @pytest.fixture(params=["exactly-once", "at-least-once"])
