@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 
-from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from outbox_plugin.adapters.kafka_clients import (
     UNKNOWN_TOPIC,
@@ -21,7 +21,7 @@ from outbox_plugin.adapters.kafka_clients import (
     refused_property,
 )
 from outbox_plugin.adapters.kafka_names import KafkaNames
-from outbox_plugin.adapters.kafka_reader import find_leaders
+from outbox_plugin.adapters.kafka_reader import starting_at_the_ends
 from outbox_plugin.adapters.topic_ids import TopicIds
 from outbox_plugin.core.heartbeat_codec import HeartbeatCodec, LeaderRecord
 from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat, is_goharvests
@@ -78,8 +78,7 @@ class KafkaMembership:
             self._member.subscribe(
                 [self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
             )
-            find_leaders(self._listener, self._topic)
-            self._listener.assign([TopicPartition(self._topic, shard, OFFSET_END) for shard in range(shards)])
+            self._listener.assign(starting_at_the_ends(self._listener, self._topic, range(shards)))
             opened.pop_all()
 
     def _new_member(self, names: KafkaNames) -> Consumer:

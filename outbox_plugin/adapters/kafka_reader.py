@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from outbox_plugin.adapters.kafka_clients import (
     NO_LEADER_YET,
@@ -157,6 +157,30 @@ def find_leaders(consumer: Consumer, topic: str) -> None:
     """
     with suppress(KafkaException):
         consumer.list_topics(topic, timeout=_LEADERS_SECONDS)
+
+
+def starting_at_the_ends(consumer: Consumer, topic: str, partitions: Iterable[int]) -> list[TopicPartition]:
+    """What to assign to a new consumer so that it reads all that is written after this call.
+
+    A consumer that is assigned `OFFSET_END` asks for the end later, and skips what was written meanwhile. A partition
+    that has no leader yet, as right after its creation, is asked for again. Where Kafka does not answer in time, the
+    partitions are `OFFSET_END` after all.
+
+    Args:
+        consumer: a new one.
+        topic: its name.
+        partitions: their numbers.
+    """
+    at_the_end = [TopicPartition(topic, partition, OFFSET_END) for partition in partitions]
+    deadline = time.monotonic() + _LEADERS_SECONDS
+    find_leaders(consumer, topic)
+    while (left_seconds := deadline - time.monotonic()) > 0:
+        with suppress(KafkaException):
+            found = consumer.offsets_for_times(at_the_end, timeout=left_seconds)  # The time -1 stands for the end.
+            if all(each.error is None for each in found):
+                return found
+        time.sleep(0.02)
+    return at_the_end
 
 
 def bounds(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 
 from outbox_plugin import Settings
 from outbox_plugin.adapters import kafka_reader
@@ -14,7 +16,7 @@ from outbox_plugin.adapters.kafka_membership import KafkaMembership
 from outbox_plugin.adapters.kafka_names import KafkaNames
 from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat
 from outbox_plugin.core.signing import Signer
-from tests.support import eventually
+from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration
 
@@ -29,8 +31,35 @@ def member(settings: Settings, instance: str) -> Iterator[KafkaMembership]:
         membership.leave(timeout_seconds=1.0)
 
 
-def hears_itself(membership: KafkaMembership, instance: str) -> bool:
-    return instance in [heartbeat.instance for heartbeat in membership.receive(0.1)]
+def heartbeat(instance: str, number: int) -> LeaderHeartbeat:
+    since = "2026-01-01T00:00:00+00:00"
+    return LeaderHeartbeat(0, "candidate", "", instance, "host", 1, since, "i", "p", published=number)
+
+
+def first_heard(membership: KafkaMembership, instance: str) -> int:
+    """Send numbered heartbeats until one is heard. Return its number."""
+    heard: list[int] = []
+    numbers = itertools.count()
+
+    def sends_and_hears() -> bool:
+        membership.send(heartbeat(instance, next(numbers)))
+        heard.extend(each.published for each in membership.receive(0.1))
+        return bool(heard)
+
+    eventually(sends_and_hears, 30)
+    return heard[0]
+
+
+def first_sent(settings: Settings) -> int:
+    """The number of the first heartbeat that is in the topic."""
+    config = {"bootstrap.servers": settings.bootstrap_servers, "group.id": settings.group}
+    with closing(Consumer(config)) as consumer:
+        consumer.assign([TopicPartition(KafkaNames.of(settings).leader_topic, 0, 0)])
+        message = consumer.poll(30 * PATIENCE)
+        assert message is not None
+        sent = LeaderHeartbeat.parse(message.value())
+    assert sent is not None
+    return sent.published
 
 
 @pytest.mark.parametrize("instance", ["first", "second", "third"])
@@ -43,5 +72,5 @@ def test_a_new_member_hears_the_first_heartbeat_that_it_sends(
         admin.ensure_topics(KafkaNames.of(settings), 1)
     with member(settings, instance) as membership:
         eventually(lambda: membership.owned() == {0}, 30)
-        membership.send(LeaderHeartbeat(0, "candidate", "", instance, "host", 1, "2026-01-01T00:00:00+00:00", "i", "p"))
-        eventually(lambda: hears_itself(membership, instance), 10)
+        heard = first_heard(membership, instance)
+    assert heard == first_sent(settings)

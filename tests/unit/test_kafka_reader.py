@@ -8,10 +8,18 @@ from itertools import chain
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_END, KafkaError, KafkaException, TopicPartition
 
 from outbox_plugin import Settings
-from outbox_plugin.adapters.kafka_reader import NotReadToEnd, OffsetSpan, PartitionReader, bounds, reader_config
+from outbox_plugin.adapters import kafka_reader
+from outbox_plugin.adapters.kafka_reader import (
+    NotReadToEnd,
+    OffsetSpan,
+    PartitionReader,
+    bounds,
+    reader_config,
+    starting_at_the_ends,
+)
 
 END = KafkaError(KafkaError._PARTITION_EOF)
 PASSES = KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION, retriable=True)
@@ -136,3 +144,34 @@ def test_bounds_are_asked_again_while_the_brokers_do_not_agree_on_a_leader(answe
 
     client: Any = Consumer()
     assert bounds(client, TopicPartition("t", 0)) == (3, 9)
+
+
+def test_ends_are_asked_again_while_a_partition_has_no_leader() -> None:
+    asked: list[Any] = []
+
+    class Consumer:
+        def list_topics(self, topic: str, timeout: float) -> None:
+            raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+
+        def offsets_for_times(self, partitions: list[TopicPartition], timeout: float) -> list[TopicPartition]:
+            asked.append([(each.topic, each.partition, each.offset) for each in partitions])
+            if len(asked) == 1:
+                raise KafkaException(KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION))
+            return [TopicPartition(each.topic, each.partition, 7 + each.partition) for each in partitions]
+
+    client: Any = Consumer()
+    assert [each.offset for each in starting_at_the_ends(client, "t", range(2))] == [7, 8]
+    assert asked == 2 * [[("t", 0, OFFSET_END), ("t", 1, OFFSET_END)]]
+
+
+def test_a_reader_starts_at_the_ends_though_kafka_does_not_name_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_reader, "_LEADERS_SECONDS", 0.1)
+
+    class Consumer:
+        def list_topics(self, topic: str, timeout: float) -> None: ...
+
+        def offsets_for_times(self, partitions: list[TopicPartition], timeout: float) -> None:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
+    client: Any = Consumer()
+    assert [each.offset for each in starting_at_the_ends(client, "t", range(2))] == [OFFSET_END, OFFSET_END]
