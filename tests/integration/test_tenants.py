@@ -44,6 +44,11 @@ from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration
 
+HARVESTERS_SESSIONS = """
+    SELECT count(*) FROM pg_stat_activity
+    WHERE datname = current_database() AND application_name ~ '^outbox harvester'
+"""
+
 
 @pytest.fixture(autouse=True)
 def _searches_often(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,14 +340,13 @@ def is_at_rest(settings: Settings) -> bool:
 
 
 def test_a_tenant_without_events_rests_and_is_woken_by_the_next_one(resting: Settings, topic: str) -> None:
-    sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name ~ '^outbox harvester'"
     first, second = tenant(resting, "tenant_a"), tenant(resting, "tenant_b")
     for number in range(2):
         eventually(lambda: count(resting, "resting") == 2, 60)
         assert count(resting, "harvested") == count(resting, "failed") == 0
         assert "ready: 0 schema(s) are harvested, 2 are at rest" in page(resting, "/readyz")
         eventually(lambda: is_at_rest(first) and is_at_rest(second), 60)
-        eventually(lambda: query(first, sessions) == [(0,)], 30)
+        eventually(lambda: query(first, HARVESTERS_SESSIONS) == [(0,)], 30)
         arrives(first, topic, f"a{number}")
         arrives(second, topic, f"b{number}")
 
@@ -387,10 +391,11 @@ def test_a_resting_tenant_whose_ids_begin_again_is_woken_by_its_next_row(
 
 @pytest.fixture
 def at_rest(resting: Settings, topic: str) -> Settings:
-    """Settings of a tenant that rests after its first event."""
+    """Settings of a tenant that rests after its first event, and whose harvester has ended."""
     only = tenant(resting, "tenant_a")
     arrives(only, topic, "before")
     eventually(lambda: count(resting, "resting") == 1, 60)
+    eventually(lambda: query(only, HARVESTERS_SESSIONS) == [(0,)], 60)
     return only
 
 
