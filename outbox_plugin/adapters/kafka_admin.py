@@ -120,9 +120,12 @@ class KafkaAdmin:
         try:
             self.client.list_topics(timeout=REACH_SECONDS)
         except KafkaException as error:
-            self.client.poll(0)
-            problem = self._problems[-1] if self._problems else error.args[0]
-            raise ServerRefused(str(connection_error(problem, self._settings))) from None
+            raise ServerRefused(str(self.failure(error.args[0]))) from None
+
+    def failure(self, error: KafkaError) -> ServerRefused | LogUnavailable:
+        """What `error`, the failure of a new client's first request, means. Why it cannot connect says more."""
+        self.client.poll(0)
+        return connection_error(self._problems[-1] if self._problems else error, self._settings)
 
     def ask_for_offsets(
         self, partitions: Iterable[TopicPartition], spec: OffsetSpec, timeout_seconds: float

@@ -67,7 +67,7 @@ class TokenProvider:
     def _token(self) -> Token:
         try:
             answer = self._function()
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # It has a thread of its own: no signal's exception is raised there.
             raise LogUnavailable(
                 f"{self._name} raises {type(error).__name__} ({_place_of(error)}); its text, which may hold a secret, "
                 "is not shown"

@@ -13,7 +13,7 @@ import confluent_kafka
 from confluent_kafka import KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
-from outbox_plugin.adapters.kafka_clients import client_config, connection_error, readable_headers, refused_property
+from outbox_plugin.adapters.kafka_clients import client_config, readable_headers, refused_property, running_error
 from outbox_plugin.coordination.claims import Claim
 from outbox_plugin.coordination.events import ClaimEvent
 from outbox_plugin.coordination.fetched import Fetched
@@ -320,7 +320,7 @@ class Consumer:
     def _add(self, messages: Sequence[Message]) -> None:
         for message in messages:
             if (error := message.error()) is not None:
-                if not isinstance(problem := connection_error(error, self._settings), LogUnavailable):
+                if not isinstance(problem := running_error(error, self._settings), LogUnavailable):
                     raise problem
                 continue
             tp = TopicPartition(message.topic() or "", message.partition() or 0)

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from contextlib import closing
 from itertools import chain
 from typing import Any, TypeVar
 
-from confluent_kafka import KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
 
 from outbox_plugin.adapters.kafka_admin import END_OFFSET, KafkaAdmin
-from outbox_plugin.adapters.kafka_clients import answer_of, connection_error
-from outbox_plugin.errors import LogUnavailable
+from outbox_plugin.adapters.kafka_clients import answer_of
 from outbox_plugin.settings import Settings
 
 Asked = TypeVar("Asked")
 
 
-def topic_ends(settings: Settings, topics: Sequence[str], deadline: float) -> dict[str, int]:
+def topic_ends(settings: Settings, topics: Collection[str], deadline: float) -> dict[str, int]:
     """The end offset of each topic, summed over its partitions; ends by about `deadline`.
 
     All partitions are asked for at once. A topic is left out that is not there, or one of whose partitions has no
@@ -34,14 +33,14 @@ def topic_ends(settings: Settings, topics: Sequence[str], deadline: float) -> di
         LogUnavailable: Kafka does not answer in time.
         ServerRefused: it does not let us in.
     """
-    try:
-        with closing(KafkaAdmin(settings)) as admin:
-            return _topic_ends(admin, topics, deadline)
-    except KafkaException as error:
-        raise connection_error(error.args[0], settings) from error
+    with closing(KafkaAdmin(settings)) as admin:
+        try:
+            return _topic_ends(admin, set(topics), deadline)
+        except KafkaException as error:
+            raise admin.failure(error.args[0]) from error
 
 
-def _topic_ends(admin: KafkaAdmin, topics: Sequence[str], deadline: float) -> dict[str, int]:
+def _topic_ends(admin: KafkaAdmin, topics: Collection[str], deadline: float) -> dict[str, int]:
     asked = admin.client.describe_topics(TopicCollection(list(topics)), request_timeout=_left(deadline))
     partitions = {
         topic: [TopicPartition(topic, each.id) for each in found.partitions]
@@ -61,11 +60,10 @@ def _answers(asked: Mapping[Asked, Future[Any]], deadline: float) -> dict[Asked,
     """The answers that came in time and are no refusals.
 
     Raises:
-        KafkaException: all fail, and one for a reason that is not of the brokers, such as the way to them.
-        LogUnavailable: all fail, and one because there was no more time.
+        KafkaException: all fail, and one for a reason that is not of the brokers: the way to them, or the time.
     """
     answers: dict[Asked, Any] = {}
-    problem: Exception | None = None
+    problem: KafkaException | None = None
     for each, future in asked.items():
         try:
             answers[each] = answer_of(future, max(0.0, deadline - time.monotonic()))
@@ -90,5 +88,5 @@ def _left(deadline: float) -> float:
     return left
 
 
-def _late() -> LogUnavailable:
-    return LogUnavailable("Kafka did not tell in time where the topics end")
+def _late() -> KafkaException:
+    return KafkaException(KafkaError(KafkaError._TIMED_OUT, "it did not tell in time where the topics end"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
@@ -23,6 +24,7 @@ from outbox_plugin.adapters.kafka_brokers import all_brokers_answer
 from outbox_plugin.consuming import consume_range
 from outbox_plugin.consuming.topic_state import topic_state
 from outbox_plugin.core.topic_ranges import plan
+from outbox_plugin.dagster.topic_end_offsets import topic_ends
 from outbox_plugin.errors import ServerRefused, UserError
 from outbox_plugin.inbox import Inbox, Received
 from outbox_plugin.schema.connection import connect, connect_async
@@ -263,6 +265,14 @@ def test_an_inbox_does_not_start_with_the_wrong_authority(login: Login, topic: s
     with pytest.raises(ServerRefused, match="certificate verify failed") as caught:
         Inbox(wrong, group=group, topics=[topic], handler=record_effect).start()
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_who_logs_in_with_a_wrong_password_is_not_told_that_kafka_is_away(login: Login, topic: str) -> None:
+    monitor = login(Role.MONITOR, topics=[topic])
+    assert topic_ends(monitor, [topic], time.monotonic() + 20 * PATIENCE) == {topic: 0}
+    wrong = monitor.model_copy(update={"kafka": {**monitor.kafka, "sasl.password": "wrong"}})
+    with pytest.raises(ServerRefused, match="uthentication failed"):
+        topic_ends(wrong, [topic], time.monotonic() + 5.0)
 
 
 def test_a_postgres_with_the_certificate_of_another_server_is_refused(

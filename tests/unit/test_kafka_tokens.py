@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import sys
@@ -72,6 +73,16 @@ def test_a_first_token_that_has_expired_meanwhile_is_not_used() -> None:
     while time.time() <= soon:
         time.sleep(0.01)
     assert callback("")[0] == "b"
+
+
+@pytest.mark.parametrize("raised", [ValueError, SystemExit, KeyboardInterrupt, asyncio.CancelledError])
+def test_what_it_raises_is_said_without_its_text(raised: type[BaseException]) -> None:
+    def function() -> None:
+        raise raised(SECRET)
+
+    with pytest.raises(LogUnavailable, match=f"setting raises {raised.__name__}") as caught:
+        TokenCallback(TokenProvider("setting", function))
+    assert SECRET not in str(caught.value)
 
 
 def test_that_it_fails_is_logged_once_and_that_it_works_again(caplog: pytest.LogCaptureFixture) -> None:

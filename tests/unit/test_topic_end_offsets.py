@@ -12,9 +12,10 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
 
 from outbox_plugin import Settings
+from outbox_plugin.adapters.kafka_clients import connection_error
 from outbox_plugin.dagster import topic_end_offsets
 from outbox_plugin.dagster.topic_end_offsets import topic_ends
-from outbox_plugin.errors import LogUnavailable, ServerRefused
+from outbox_plugin.errors import LogUnavailable, OutboxError, ServerRefused
 
 SETTINGS = Settings(dsn="postgresql://app@127.0.0.1:1/shop", bootstrap_servers="127.0.0.1:1")
 TWO = {"orders": 2, "stock": 3}  # Topics, and how many partitions they have.
@@ -39,6 +40,7 @@ class Brokers:
 
     def describe_topics(self, topics: TopicCollection, *, request_timeout: float) -> dict[str, Future[Any]]:
         assert request_timeout > 0
+        assert len(set(topics.topic_names)) == len(topics.topic_names), "confluent_kafka refuses a name given twice"
         unknown = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
         return {
             name: answered(
@@ -52,6 +54,9 @@ class Brokers:
     def ask_for_offsets(self, asked: Iterable[TopicPartition], *_: object) -> dict[TopicPartition, Future[Any]]:
         ten = SimpleNamespace(offset=10)
         return {each: answered(self._answers.get((each.topic, each.partition), ten)) for each in asked}
+
+    def failure(self, error: KafkaError) -> OutboxError:
+        return connection_error(error, SETTINGS)
 
     def close(self) -> None: ...
 
@@ -84,6 +89,10 @@ def test_where_no_answer_comes_kafka_is_away(monkeypatch: pytest.MonkeyPatch) ->
         ends(monkeypatch, {"orders": 1}, {("orders", 0): None})
     with pytest.raises(LogUnavailable, match="127"):
         ends(monkeypatch, {}, {("orders", -1): KafkaError(KafkaError._TRANSPORT)}, "orders")
+
+
+def test_a_name_may_be_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ends(monkeypatch, TWO, {}, "stock") == {"orders": 20, "stock": 30}
 
 
 def test_who_is_not_let_in_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
