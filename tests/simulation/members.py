@@ -442,7 +442,8 @@ class Simulation:
                 self.jumped_until = self.now + 3 * INTERVAL  # Until each holder has read that others hold what it held.
             case "jump back":
                 self.broker_ahead -= seconds
-                until += seconds  # One who died looks fresh for so much longer.
+                # One who died looks fresh for so much longer; so does whoever may hold what a lost log had said.
+                until = max(until, self.troubled_until) + seconds
             case "double":
                 self.double_until = max(self.double_until, until)
             case "late":
