@@ -183,16 +183,11 @@ class Instance:
             self._changed.wait_for(
                 lambda: self._error is not None or None not in member.verdicts(ends).values(), wait_seconds
             )
-            kept = member.granted(claims, time.monotonic())
-            member.forget_verdicts(ends)
-        if not self._log.keep(kept, wait=True):  # For instances that start when the log no longer has the promise.
-            return
+            granted = member.granted(claims, time.monotonic())
+        # For instances that start when the log no longer has the promise.
+        are_kept = self._log.keep(granted, wait=True)
         with self._changed:
-            now_held = member.claims()
-            for each in kept:
-                claim, end = claims[each.topic_partition]
-                if now_held.get(each.topic_partition) is claim:
-                    claim.promise(end)
+            member.promise(claims, granted if are_kept else ())
 
     # Run by our own thread.
 

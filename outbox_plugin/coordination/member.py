@@ -186,10 +186,21 @@ class Member:
         verdicts = self.verdicts({tp: end for tp, (_, end) in claims.items()})
         return [self._position(tp) for tp, (claim, _) in claims.items() if verdicts[tp] and held.get(tp) is claim]
 
-    def forget_verdicts(self, ends: Mapping[TopicPartition, int]) -> None:
-        """Forget these answers."""
-        for each in ends.items():
-            self._verdicts.pop(each, None)
+    def promise(self, claims: Mapping[TopicPartition, tuple[Claim, int]], kept: Collection[Keep]) -> None:
+        """Let the records be handed out whose positions are kept now, and forget the log's answers about all of them.
+
+        While a position is being kept, its answer is still known: a repair must not go back behind it.
+
+        Args:
+            claims: what the log was asked for, as `granted` got it.
+            kept: what `granted` returned; empty if it could not be kept.
+        """
+        for each in kept:
+            claim, end = claims[each.topic_partition]
+            if self.claims().get(each.topic_partition) is claim:
+                claim.promise(end)
+        for tp, (_, end) in claims.items():
+            self._verdicts.pop((tp, end), None)
 
     def offset_of(self, tp: TopicPartition) -> tuple[int, str]:
         """Return the offset at which the group goes on by the log, and the id of its topic."""

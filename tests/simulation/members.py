@@ -9,13 +9,13 @@ A seed draws a plan: how many processes and partitions, which guarantee, and wha
 - Each process has clocks of its own. The broker's clock jumps, as when another broker leads.
 - Topics are deleted and recreated, and widened. The coordination topic is deleted and recreated: each process notices
   it after a while, writes to the new one until then, and is started again.
-- An operator with a wrong clock pauses and resumes the group.
+- An operator with a wrong clock pauses and resumes the group. Somebody writes messages in another's name.
 
 At each step: two processes never both hold a partition for certain (but for a while after the broker's clock has jumped
 ahead, and but for one whose machine was suspended); at most once, no record is handed out twice; while the group is
 paused and all have heard it, none is. At the end, when all is well: every record was handed out (at least once), and
 all partitions were consumed to their ends. While all is well for long, no partition with records stands still for more
-than three heartbeats.
+than three heartbeats, unless its holder hands out records of other partitions meanwhile.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from outbox_plugin.coordination.fetched import Fetched
 from outbox_plugin.coordination.group_view import GroupView, TopicForm
 from outbox_plugin.coordination.heartbeat_timing import HeartbeatTiming
 from outbox_plugin.coordination.member import Member
-from outbox_plugin.coordination.messages import VERSION, Entry, Message, ReleaseGroup
+from outbox_plugin.coordination.messages import VERSION, Entry, Heartbeat, Message, ReleaseGroup
 from outbox_plugin.coordination.world import LONGEST_DOUBT, STALE_INTERVALS, Holder, Key
 from outbox_plugin.core.topic_partition import TopicPartition
 
@@ -49,7 +49,7 @@ FOREVER = float("inf")
 BATCH = 5
 FAULTS = (
     *("kill", "stop", "hold", "away", "anew", "widen", "pause", "slow", "end"),
-    *("suspend", "jump ahead", "jump back", "double", "late", "log anew", "long"),
+    *("suspend", "jump ahead", "jump back", "double", "late", "log anew", "long", "imitate"),
 )
 
 
@@ -113,6 +113,7 @@ class Process:
     member: Member | None = None
     runs: int = 0
     read: int = 0
+    busy_at: float = 0.0  # It has handed out a record.
     busy_until: float = 0.0  # The user's handler runs.
     held_until: float = 0.0  # The interpreter is held.
     stopped_until: float = 0.0
@@ -123,6 +124,8 @@ class Process:
     handling: Read | None = None
     promised: dict[TopicPartition, tuple[Claim, int]] | None = None
     promised_by: float = 0.0
+    granted: list[Keep] | None = None  # They are being kept: the answer to that comes at `kept_at`.
+    kept_at: float = 0.0
     queue: list[Message] = field(default_factory=list)
     last_arrival: float = 0.0
     keeping: list[Keep] = field(default_factory=list)  # Written to the state topic in this order.
@@ -249,7 +252,7 @@ class Simulation:
         now = self.now + process.clock
         process.runs += 1
         process.fetched, process.assigned, process.fetch_at = Fetched(), {}, {}
-        process.handling = process.promised = None
+        process.handling = process.promised = process.granted = None
         process.queue, process.described = [], self.now
         process.busy_until = process.held_until = 0.0
         process.notices_at = FOREVER
@@ -372,7 +375,7 @@ class Simulation:
         self.say(f"{process.client} hands out {record}")
         self.handed_out[record] += 1
         self.consumed[read.number, tp.partition].add(read.offset)
-        self.progress[tp.partition] = self.now
+        self.progress[tp.partition] = process.busy_at = self.now
         if self.plan.at_most_once and self.handed_out[record] > 1:
             self.broken.append(f"{record} was handed out twice, at {self.now:.2f}")
         if self.paused and self.now > self.paused_from + 2 * INTERVAL + 1:
@@ -403,18 +406,21 @@ class Simulation:
     def _promise(self, process: Process, member: Member) -> bool:
         """As `Instance.promise` does it; whether the user may go on."""
         assert process.promised is not None
-        ends = {tp: end for tp, (_, end) in process.promised.items()}
-        verdicts = member.verdicts(ends)
-        if None in verdicts.values() and self.now < process.promised_by:
+        if process.granted is None:
+            verdicts = member.verdicts({tp: end for tp, (_, end) in process.promised.items()})
+            if None in verdicts.values() and self.now < process.promised_by:
+                return False
+            while process.keeping:
+                self._keep_first(process)
+            process.granted = member.granted(process.promised, self.now + process.clock)
+            for each in process.granted:
+                self._keep(each)
+            is_slow = self.now < self.slow_until or self.dice.random() < 0.2
+            process.kept_at = self.now + (self.dice.uniform(0, 3) if is_slow else 0.0)
+        if self.now < process.kept_at:
             return False
-        while process.keeping:
-            self._keep_first(process)
-        for each in member.granted(process.promised, self.now + process.clock):
-            self._keep(each)
-            claim, end = process.promised[each.topic_partition]
-            claim.promise(end)
-        member.forget_verdicts(ends)
-        process.promised = None
+        member.promise(process.promised, process.granted)
+        process.promised = process.granted = None
         return True
 
     # What befalls them.
@@ -448,6 +454,8 @@ class Simulation:
                 self.double_until = max(self.double_until, until)
             case "late":
                 self.late_until = max(self.late_until, until)
+            case "imitate":
+                self._imitate(process, until)
             case "long":
                 self.long_until = max(self.long_until, until)
                 until += 9
@@ -474,6 +482,15 @@ class Simulation:
         process.clock -= seconds
         process.suspended_until = process.stopped_until = self.now + seconds
         process.doubtful_until = process.suspended_until + 2 * TURN + 2 * INTERVAL
+
+    def _imitate(self, process: Process, until: float) -> None:
+        """Somebody else writes messages in a process's name, now and then."""
+        if process.member is not None:
+            for tp in process.assigned:
+                sent = int(self.broker_time) - 100
+                self.append(Heartbeat(VERSION, sent, *process.member.me, GROUP, *tp, 0))
+        if (next_at := self.now + self.dice.uniform(0.2, 2.0)) < until:
+            self.at(next_at, lambda: self._imitate(process, until))
 
     def _recreate_log(self) -> float:
         """Delete the coordination topic, and make one of its name. Returns when all have noticed, and go on."""
@@ -532,9 +549,14 @@ class Simulation:
         calm_since = max(self.troubled_until, self.away_until, self.slow_until)
         calm_since = max([calm_since, *(each.dead_until for each in self.processes)])
         for partition in range(len(self.topic.records)):
-            stands_since = max(self.progress.get(partition, 0.0), calm_since + 2 * INTERVAL)
+            stands_since = max(self.progress.get(partition, 0.0), calm_since + 2 * INTERVAL, self._busy_at(partition))
             if self.now - stands_since > STILL_SECONDS and self._waits(partition):
                 self.broken.append(f"partition {partition} stands still at {self.now:.2f}")
+
+    def _busy_at(self, partition: int) -> float:
+        """When the partition's holder last handed out a record of any partition: one process may have many to do."""
+        tp = TopicPartition(TOPIC, partition)
+        return max((each.busy_at for each in self.processes if each.member and tp in each.assigned), default=0.0)
 
     def _is_read(self, partition: int, end: int) -> bool:
         """Whether the log says that the group goes on there."""

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import pytest
 
+from outbox_plugin.coordination.actions import Keep
 from outbox_plugin.coordination.claims import Claim
 from outbox_plugin.coordination.fetched import Answer
 from outbox_plugin.coordination.group_view import GroupView
@@ -126,6 +127,17 @@ def take_a_copy_for_a_message_of_now(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(UnansweredMessages, "answer", of_now)
 
 
+def forget_what_the_log_has_granted_before_it_is_kept(patch: pytest.MonkeyPatch) -> None:
+    granted = Member.granted
+
+    def and_forget(member: Member, claims: Mapping[TopicPartition, tuple[Claim, int]], now: float) -> list[Keep]:
+        keeps = granted(member, claims, now)
+        member.promise(claims, ())
+        return keeps
+
+    patch.setattr(Member, "granted", and_forget)
+
+
 def stop_each(seconds: float, kind: str = "stop", processes: int = 3) -> Faults:
     return tuple((5.0 + 4 * number, kind, number % processes, seconds) for number in range(10))
 
@@ -136,6 +148,7 @@ HELD = replace(ONCE_OR_MORE, processes=1, faults=stop_each(5.0, "hold", 1))
 ANEW: Faults = ((15.0, "anew", 0, 9.0), (23.0, "kill", 0, 12.0))
 SET_BACK: Faults = ((15.0, "jump back", 0, 11.0), (22.0, "log anew", 0, 1.0))
 COPIED: Faults = ((1.0, "double", 0, 50.0), *stop_each(5.5))
+IMITATED: Faults = (*((2.0, "imitate", n, 50.0) for n in range(3)), *stop_each(9.0, "kill"))
 KILLED = replace(AT_MOST_ONCE, processes=1, faults=((20.0, "kill", 0, 34.0),))
 
 PLANTS: list[tuple[Plant, Plan, str]] = [
@@ -146,6 +159,7 @@ PLANTS: list[tuple[Plant, Plan, str]] = [
     (hand_out_what_the_log_has_not_promised, AT_MOST_ONCE, "twice"),
     (remember_before_its_time, replace(HELD, faults=ANEW), "lost|stands still"),
     (forget_what_was_kept, KILLED, "twice"),
+    (forget_what_the_log_has_granted_before_it_is_kept, replace(AT_MOST_ONCE, faults=IMITATED), "twice"),
     (keep_positions_by_a_clock_that_goes_back, replace(AT_MOST_ONCE, faults=SET_BACK), "twice"),
     (
         take_a_new_log_for_a_whole_one,
