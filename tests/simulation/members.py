@@ -378,7 +378,7 @@ class Simulation:
         self.progress[tp.partition] = process.busy_at = self.now
         if self.plan.at_most_once and self.handed_out[record] > 1:
             self.broken.append(f"{record} was handed out twice, at {self.now:.2f}")
-        if self.paused and self.now > self.paused_from + 2 * INTERVAL + 1:
+        if self.paused and self.now > max(self.paused_from + 2 * INTERVAL + 1, process.doubtful_until):
             self.broken.append(f"{record} was handed out while the group was paused, at {self.now:.2f}")
 
     def _follow_claims(self, process: Process, member: Member, now: float) -> None:
