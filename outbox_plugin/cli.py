@@ -125,10 +125,10 @@ def harvest(adopt: bool, listen: str | None) -> None:
     from outbox_plugin.harvester import Harvester, look_for_cycles_less_often
     from outbox_plugin.tenants import TenantHarvesters
     from outbox_plugin.threads.background import run_together
+    from outbox_plugin.threads.signals import stop_on
 
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop_on((signal.SIGTERM, signal.SIGINT), stop)
     look_for_cycles_less_often()
     outboxes = _settings(listen=listen).each()
     for settings in outboxes:

@@ -50,7 +50,7 @@ from outbox_plugin.observe.event_log import log_event
 from outbox_plugin.observe.guard import harmless
 from outbox_plugin.observe.metrics_extra import metrics_extra
 from outbox_plugin.observe.tracing import configured_tracer
-from outbox_plugin.printable import logger_of
+from outbox_plugin.printable import logger_of, one_line
 from outbox_plugin.relay.at_least_once import AtLeastOnce
 from outbox_plugin.relay.events import BeginsAgain, HarvestEvent, Observer, TermBegan
 from outbox_plugin.relay.exactly_once import ExactlyOnce
@@ -194,22 +194,38 @@ class Harvester(Background):
         """
         with reported_as_refusal(self._settings):
             try:
-                return self._register_once(keep=keep)
+                return self._register_once_unlocked(keep=keep)
             except psycopg.errors.IdleInTransactionSessionTimeout:  # This process was stopped in the middle.
+                return self._register_once_unlocked(keep=keep)
+
+    def _register_once_unlocked(self, *, keep: bool) -> tuple[OutboxIdentity, Terms, Layout, str | None]:
+        """Wait while another session has locked what the registration needs, unless the harvester is to stop."""
+        while True:
+            try:
                 return self._register_once(keep=keep)
+            except psycopg.errors.LockNotAvailable as error:
+                if self._stop.is_set():
+                    raise
+                logger.warning("waiting for another session that locks the outbox (see pg_locks): %s", one_line(error))
 
     def _register_once(self, *, keep: bool) -> tuple[OutboxIdentity, Terms, Layout, str | None]:
-        settings = self._settings
-        with closing(self._connect()) as connection, connection.transaction(force_rollback=not keep):
-            # The registration locks a row that every takeover needs. If this process is stopped, Postgres ends it.
-            connection.execute(statement("window", "long_idle_timeout", settings.table))
-            registration = HarvesterRegistration(settings, connection)
+        with self._registration(keep=keep) as registration:
             identity = registration.check_outbox()
             registration.register_group(adopt=self._adopt)
             registration.register_delivery(adopt=self._adopt)
             self._signer, terms = registration.signer(), registration.terms()
             self._is_new = terms.number == 0
             return identity, terms, registration.register_layout(), registration.disorder_of_ids()
+
+    @contextmanager
+    def _registration(self, *, keep: bool = True) -> Iterator[HarvesterRegistration]:
+        """A transaction that locks a row which every takeover needs.
+
+        Postgres ends it if this process is stopped meanwhile, or if another session keeps the row locked.
+        """
+        with closing(self._connect()) as connection, connection.transaction(force_rollback=not keep):
+            connection.execute(statement("window", "registration_limits", self._settings.table))
+            yield HarvesterRegistration(self._settings, connection)
 
     def _check_kafka(self, admin: KafkaAdmin, identity: OutboxIdentity, terms: Terms, layout: Layout) -> None:
         """Check that the group's topics exist, and that its progress records are those of this outbox."""
@@ -258,8 +274,7 @@ class Harvester(Background):
         pace = Backoff(ERROR_FIRST, ERROR_LAST)
         while not self._stop.wait(pace.wait(random.random())):  # noqa: S311 - not for secrets.
             try:
-                with reported(), closing(self._connect()) as connection:
-                    registration = HarvesterRegistration(self._settings, connection)
+                with reported(), self._registration() as registration:
                     registration.register_group()
                     registration.register_delivery()
                     self._signer = registration.signer()

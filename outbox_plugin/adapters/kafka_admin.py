@@ -79,21 +79,31 @@ class KafkaAdmin:
                 **client_config(settings),
                 "error_cb": self._problems.append,
             }
-            self.client = AdminClient(config)
+            self._client = AdminClient(config)
         except KafkaException as error:
             raise refused_property(error) from None
         self._closed = False
 
+    @property
+    def client(self) -> AdminClient:
+        """The library's client, for a request.
+
+        Its errors and log lines wait for a poll. While Kafka is away there are some hundred a second, so a client that
+        sends requests and is never polled fills the memory.
+        """
+        self._client.poll(0)
+        return self._client
+
     def close(self) -> None:
         """Disconnect. Requests without an answer fail. Safe to call twice."""
         self._closed = True
-        self.client.__exit__(None, None, None)
+        self._client.__exit__(None, None, None)
 
     def __del__(self) -> None:
         """Warn of a client that nobody has closed, and close it on another thread: this one may be its own."""
         if not getattr(self, "_closed", True) and not sys.is_finalizing():
             with suppress(RuntimeError):  # There can be no more threads.
-                threading.Thread(target=self.client.__exit__, args=(None, None, None), daemon=True).start()
+                threading.Thread(target=self._client.__exit__, args=(None, None, None), daemon=True).start()
             warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
 
     @classmethod
@@ -123,8 +133,8 @@ class KafkaAdmin:
             raise ServerRefused(str(self.failure(error.args[0]))) from None
 
     def failure(self, error: KafkaError) -> ServerRefused | LogUnavailable:
-        """What `error`, the failure of a new client's first request, means. Why it cannot connect says more."""
-        self.client.poll(0)
+        """What `error`, the failure of a new client's request, means. Why it could not connect says more."""
+        self._client.poll(0)
         return connection_error(self._problems[-1] if self._problems else error, self._settings)
 
     def ask_for_offsets(

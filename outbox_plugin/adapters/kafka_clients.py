@@ -186,15 +186,6 @@ def connection_error(error: KafkaError, settings: Settings) -> ServerRefused | L
     return ServerRefused(message) if error.code() in _NOT_LET_IN else LogUnavailable(message)
 
 
-def running_error(error: KafkaError, settings: Settings) -> ServerRefused | LogUnavailable:
-    """What `error` means for a client that has been let in before: refused for good, or away for now.
-
-    A wrong TLS setting ends a start. Later, TLS also fails while a broker restarts, or gets another certificate.
-    """
-    problem = connection_error(error, settings)
-    return LogUnavailable(str(problem)) if error.code() == KafkaError._SSL else problem
-
-
 _HEADERS = methodcaller("headers")
 
 

@@ -172,8 +172,8 @@ def starting_at_the_ends(consumer: Consumer, topic: str, partitions: Iterable[in
         partitions: their numbers.
     """
     at_the_end = [TopicPartition(topic, partition, OFFSET_END) for partition in partitions]
-    deadline = time.monotonic() + _LEADERS_SECONDS
     find_leaders(consumer, topic)
+    deadline = time.monotonic() + _LEADERS_SECONDS
     while (left_seconds := deadline - time.monotonic()) > 0:
         with suppress(KafkaException):
             found = consumer.offsets_for_times(at_the_end, timeout=left_seconds)  # The time -1 stands for the end.

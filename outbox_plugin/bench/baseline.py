@@ -21,6 +21,7 @@ from outbox_plugin.adapters.kafka_clients import producer_config
 from outbox_plugin.bench.scratch import connect, table_of
 from outbox_plugin.core.window import ROWS_PER_WINDOW
 from outbox_plugin.settings import Settings
+from outbox_plugin.threads.signals import stop_on
 
 POLL_SECONDS = 0.002
 _Row = tuple[int, str, str, str | None, list[str], list[str]]
@@ -119,7 +120,7 @@ def _delete(connection: psycopg.Connection[Any], settings: Settings, first: int,
 def main() -> None:
     """Relay one by one until SIGTERM."""
     stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    stop_on((signal.SIGTERM,), stop)
     relay_one_by_one(Settings(), stop)
 
 

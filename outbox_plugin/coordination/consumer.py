@@ -13,7 +13,8 @@ import confluent_kafka
 from confluent_kafka import KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
-from outbox_plugin.adapters.kafka_clients import client_config, readable_headers, refused_property, running_error
+from outbox_plugin.adapters.kafka_clients import client_config, connection_error, readable_headers, refused_property
+from outbox_plugin.adapters.kafka_connection_warnings import ConnectionWarnings
 from outbox_plugin.coordination.claims import Claim
 from outbox_plugin.coordination.events import ClaimEvent
 from outbox_plugin.coordination.fetched import Fetched
@@ -25,7 +26,7 @@ from outbox_plugin.coordination.messages import VERSION, ClaimingPartition, enco
 from outbox_plugin.coordination.world import TOPIC_CLIENT, Holder
 from outbox_plugin.core.memory_limit import Load, MemoryLimit, record_size
 from outbox_plugin.core.topic_partition import TopicPartition
-from outbox_plugin.errors import LogUnavailable, UserError
+from outbox_plugin.errors import LogUnavailable, ServerRefused, UserError
 from outbox_plugin.insecure_settings import warn_about_insecure_settings
 from outbox_plugin.observe.metrics_extra import metrics_extra
 from outbox_plugin.printable import logger_of
@@ -151,9 +152,12 @@ class Consumer:
                     fetch_max_bytes=QUEUED_KILOBYTES * 1_024,
                 )
                 | {"auto.offset.reset": "earliest"}  # OUTBOX_KAFKA must not make it skip records.
+                | {"error_cb": ConnectionWarnings(LOGGER)}
             )
         except KafkaException as error:
             raise refused_property(error) from None
+        except LogUnavailable as error:  # There is no token for Kafka any more.
+            raise ServerRefused(str(error)) from None
 
     def _listen(self, listen: str, topics: Sequence[str]) -> ObservedConsumer:
         with metrics_extra():
@@ -320,7 +324,7 @@ class Consumer:
     def _add(self, messages: Sequence[Message]) -> None:
         for message in messages:
             if (error := message.error()) is not None:
-                if not isinstance(problem := running_error(error, self._settings), LogUnavailable):
+                if not isinstance(problem := connection_error(error, self._settings), LogUnavailable):
                     raise problem
                 continue
             tp = TopicPartition(message.topic() or "", message.partition() or 0)

@@ -29,7 +29,6 @@ from outbox_plugin.adapters.kafka_clients import (
     connection_error,
     internal_client_config,
     refused_property,
-    running_error,
 )
 from outbox_plugin.adapters.kafka_reader import bounds, find_leaders
 from outbox_plugin.adapters.offset_commits import in_commits
@@ -249,7 +248,7 @@ class CoordinationLog:
                 yield record
             elif error.code() in UNKNOWN_TOPIC:
                 raise self._gone()
-            elif not isinstance(problem := running_error(error, self._settings), LogUnavailable):
+            elif not isinstance(problem := connection_error(error, self._settings), LogUnavailable):
                 raise problem
 
     def _entry(self, record: Record) -> Entry | None:
@@ -277,7 +276,7 @@ class CoordinationLog:
                 f"the topic {record.topic()} refuses what we write: expected cleanup.policy=delete, and "
                 f"compact for {self.topic}{STATE_SUFFIX}"
             )
-        elif not isinstance(problem := running_error(error, self._settings), LogUnavailable):
+        elif not isinstance(problem := connection_error(error, self._settings), LogUnavailable):
             self._trouble = problem
 
     def _gone(self) -> UserError:

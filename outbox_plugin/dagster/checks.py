@@ -33,6 +33,7 @@ from outbox_plugin.verification.verdict import TopicVerdict
 
 POLL_SECONDS = 0.2
 COUNT_SECONDS = 30.0  # How long a count of the waiting rows may take beyond the time to drain.
+LONGEST_STATEMENT_SECONDS = 2_000_000.0  # Postgres takes no time limit of more than 2**31 milliseconds.
 SPARK_RECORDS = 5_000  # One consumer reads fewer records before a Spark session has started.
 DRAINED, IN_ORDER, EXACTLY_ONCE = "outbox_drained", "events_in_order", "events_exactly_once"
 
@@ -201,7 +202,7 @@ def wait_until_drained(settings: Settings, seconds: float) -> int:
         ServerRefused, SchemaMissing: Postgres does not let us look, such as while another session locks the table.
     """
     deadline = time.monotonic() + seconds
-    longest = seconds + COUNT_SECONDS
+    longest = min(seconds + COUNT_SECONDS, LONGEST_STATEMENT_SECONDS)
     with reported_as_refusal(settings), closing(connect(settings, purpose="outbox check")) as connection:
 
         def count(last: int | None) -> tuple[int, int | None]:

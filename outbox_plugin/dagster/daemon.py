@@ -33,6 +33,7 @@ from outbox_plugin.errors import InvalidSetting, OutboxError
 from outbox_plugin.harvester import Harvester, look_for_cycles_less_often
 from outbox_plugin.printable import logger_of
 from outbox_plugin.settings import Settings
+from outbox_plugin.threads.signals import stop_on
 
 logger = logger_of("outbox_plugin.daemon")
 
@@ -104,7 +105,8 @@ class Daemon:
         """Renew the lease, and start the daemon if it is not there, without waiting for it.
 
         Args:
-            lease_seconds: how long the daemon runs without another renewal, also one that runs already.
+            lease_seconds: how long the daemon runs without another renewal, also one that runs already. The last
+                renewal counts, whoever asked for more before.
             now: in seconds since the epoch.
 
         Raises:
@@ -138,8 +140,10 @@ class Daemon:
             (self.folder / "starts.json").unlink()
 
     def _renew(self, lease_seconds: float) -> None:
-        text = str(lease_seconds)
-        if not self.lease.exists() or self.lease.read_text() != text:
+        text, written = str(lease_seconds), ""
+        with suppress(FileNotFoundError):  # A daemon that ends removes it, at any time.
+            written = self.lease.read_text()
+        if written != text:
             self.lease.write_text(text)
         self.lease.touch()
 
@@ -185,10 +189,10 @@ def _state_folder() -> Path:
     given = Path(os.environ.get("XDG_STATE_HOME", ""))
     if given.is_absolute():
         return given
-    try:
-        return Path.home() / ".local" / "state"
-    except RuntimeError:
-        return Path("/nonexistent")  # A user without a home, as in some containers: a tick says what to set.
+    with suppress(RuntimeError):
+        if (home := Path.home()).is_absolute():
+            return home / ".local" / "state"
+    return Path("/nonexistent")  # A user without a home, as in some containers: a tick says what to set.
 
 
 def main(folder: Path, lease_seconds: float) -> int:
@@ -197,7 +201,7 @@ def main(folder: Path, lease_seconds: float) -> int:
     if not _taken(lock):
         return 0
     stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())  # As where a service manager ends all processes of Dagster.
+    stop_on((signal.SIGTERM,), stop)  # As where a service manager ends all processes of Dagster.
     try:
         daemon = Daemon(Settings(), folder)
         logs.configure(daemon.settings, logs.to_file(daemon.log, LOG_BYTES), "INFO")

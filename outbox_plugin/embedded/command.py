@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from outbox_plugin.embedded.stack import DEFAULT_STATE_DIR, EmbeddedStack
+from outbox_plugin.threads.signals import stop_on
 
 
 @click.command()
@@ -22,8 +23,7 @@ from outbox_plugin.embedded.stack import DEFAULT_STATE_DIR, EmbeddedStack
 def dev(state_dir: Path) -> None:
     """Run a Postgres and a Kafka on this machine until SIGTERM or Ctrl-C, and say how to reach them."""
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop_on((signal.SIGTERM, signal.SIGINT), stop)
     with EmbeddedStack(state_dir, lambda line: click.echo(line, err=True)) as endpoints:
         click.echo(f"export OUTBOX_DSN={endpoints.dsn}")
         click.echo(f"export OUTBOX_BOOTSTRAP_SERVERS={endpoints.bootstrap_servers}")

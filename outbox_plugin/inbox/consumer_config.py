@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from outbox_plugin.adapters.kafka_clients import client_config
+from outbox_plugin.adapters.kafka_connection_warnings import ConnectionWarnings
+from outbox_plugin.printable import logger_of
 from outbox_plugin.settings import Settings
+
+logger = logger_of("outbox_plugin.inbox")
 
 SESSION_TIMEOUT_MS = 6_000  # Kafka gives a killed process's partitions to others after this time.
 QUEUED_KILOBYTES = 16_384  # What librdkafka may fetch ahead. Its own default is 64 MB.
@@ -32,4 +36,5 @@ def consumer_config(settings: Settings, group: str) -> dict[str, Any]:
         "partition.assignment.strategy": "cooperative-sticky",
         "enable.auto.offset.store": False,
         "enable.partition.eof": True,
+        "error_cb": ConnectionWarnings(logger),
     }

@@ -9,7 +9,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 
-from outbox_plugin.adapters.kafka_clients import close_consumer, running_error
+from outbox_plugin.adapters.kafka_clients import close_consumer, connection_error
 from outbox_plugin.adapters.offset_commits import in_commits
 from outbox_plugin.adapters.topic_ids import TopicIds
 from outbox_plugin.core.memory_limit import MemoryLimit
@@ -42,12 +42,7 @@ COMMIT_SECONDS = 0.5
 COMMIT_ANSWER_SECONDS = 5.0
 # A record that is polled again may wait so long for its turn. Its key may be forgotten meanwhile.
 QUEUED_SECONDS = 3_600.0
-_WARNED_OF = {
-    KafkaError.UNKNOWN_TOPIC_OR_PART,
-    KafkaError._UNKNOWN_TOPIC,
-    KafkaError._ALL_BROKERS_DOWN,
-    KafkaError._SSL,
-}
+_WARNED_OF = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}
 
 
 class PollLoop:
@@ -236,7 +231,7 @@ class PollLoop:
 
     def _note(self, error: KafkaError) -> None:
         """Log an error that a poll returned. Raises ServerRefused if waiting cannot mend it."""
-        problem = running_error(error, self._settings)
+        problem = connection_error(error, self._settings)
         if error.fatal() or isinstance(problem, ServerRefused):
             raise ServerRefused(str(problem))
         (logger.warning if error.code() in _WARNED_OF else logger.info)("Kafka, while consuming: %s", error.str())

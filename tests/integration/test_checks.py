@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from datetime import timedelta
 
@@ -25,6 +26,7 @@ from dagster._core.loader import LoadingContextForTest
 from outbox_plugin import Event, Harvester, Outbox, Settings
 from outbox_plugin.dagster import Limits, Topic, build_outbox_checks, build_outbox_definitions, checks
 from outbox_plugin.dagster.checks import build_dead_letter_check
+from outbox_plugin.dagster.daemon_supervision import LONGEST_SECONDS
 from outbox_plugin.errors import ServerRefused
 from outbox_plugin.status.reader import read_status
 from tests.dagster_support import HARVESTER, resources
@@ -117,3 +119,8 @@ def test_a_check_does_not_wait_for_a_locked_table_for_ever(settings: Settings, m
         with pytest.raises(ServerRefused, match=r"^the rows of outbox could not be counted within 1 s: see whether"):
             checks.wait_until_drained(settings, 0.1)
     assert checks.wait_until_drained(settings, 0.1) == 0
+
+
+def test_a_check_may_wait_for_longer_than_postgres_lets_a_statement_last(settings: Settings) -> None:
+    assert checks.wait_until_drained(settings, LONGEST_SECONDS) == 0
+    assert checks.wait_until_drained(settings, math.inf) == 0

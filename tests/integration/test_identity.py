@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import LiteralString
 
@@ -34,7 +35,7 @@ from tests.harvesting import (
     named_by_progress,
     publish_but_kill_before_the_purge,
 )
-from tests.support import eventually
+from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration
 
@@ -359,6 +360,39 @@ def test_a_start_that_is_stopped_in_its_transaction_begins_it_again(
     with Harvester(settings):
         drained(settings)
     assert stopped
+
+
+def test_a_start_waits_for_whoever_locks_the_outbox_and_says_so(
+    settings: Settings, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    harvester = Harvester(settings)
+    with psycopg.connect(settings.dsn.get_secret_value()) as other, ThreadPoolExecutor() as starts:
+        other.execute("SELECT FROM outbox_identity FOR UPDATE")
+        started = starts.submit(harvester.start)
+        eventually(lambda: "waiting for another session that locks the outbox" in caplog.text, 60)
+        other.rollback()
+        started.result(60 * PATIENCE)
+    insert_numbered(settings, topic, 0, 10)
+    drained(settings)
+    harvester.stop()
+
+
+def test_a_start_that_waits_for_a_lock_can_be_stopped(settings: Settings) -> None:
+    harvester = Harvester(settings)
+    with psycopg.connect(settings.dsn.get_secret_value()) as other, ThreadPoolExecutor() as starts:
+        other.execute("SELECT FROM outbox_identity FOR UPDATE")
+        started = starts.submit(harvester.start)
+        eventually(lambda: waits_for_a_lock(settings), 60)
+        harvester.stop()
+        with pytest.raises(ServerRefused, match="lock timeout"):
+            started.result(60 * PATIENCE)
+
+
+def waits_for_a_lock(settings: Settings) -> bool:
+    """Whether a session waits for another one."""
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        waiting = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        return bool(connection.execute(waiting).fetchall())
 
 
 def is_there(settings: Settings, pid: int) -> bool:

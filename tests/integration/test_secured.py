@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+from confluent_kafka import Message
 from confluent_kafka.admin import NewTopic
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pydantic import SecretStr
@@ -23,6 +24,7 @@ from outbox_plugin.access.roles import Role
 from outbox_plugin.adapters.kafka_brokers import all_brokers_answer
 from outbox_plugin.consuming import consume_range
 from outbox_plugin.consuming.topic_state import topic_state
+from outbox_plugin.coordination import Consumer
 from outbox_plugin.core.topic_ranges import plan
 from outbox_plugin.dagster.topic_end_offsets import topic_ends
 from outbox_plugin.errors import ServerRefused, UserError
@@ -46,6 +48,7 @@ from tests.harvesting import (
 from tests.inbox_support import effects, make_effect_table, produce, record_effect
 from tests.processes import launched
 from tests.spark_support import PACKAGES
+from tests.stream_server import StreamServer
 from tests.support import PATIENCE, eventually
 from tests.tls_servers import Authority, SecuredKafka, TlsFront, bindings_of
 
@@ -281,6 +284,58 @@ def test_a_postgres_with_the_certificate_of_another_server_is_refused(
     port = int(conninfo_to_dict(settings.dsn.get_secret_value())["port"] or 0)
     with TlsFront(port, secured.authority.issue("elsewhere.example")).running() as impostor:
         ends_in_one_line(by_tls(encrypted, impostor, secured.authority.certificate), "elsewhere.example")
+
+
+class NoTls(StreamServer):
+    """Answers a client of TLS with something else, as what runs in the place of a broker that restarts."""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            await reader.read(1)
+            writer.write(b"HTTP/1.1 503 Service Unavailable\r\n\r\n")
+            await writer.drain()
+
+
+def test_running_consumers_tell_of_failing_tls_and_go_on(
+    secured: SecuredKafka, login: Login, trusted: Settings, topic: str, group: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = int(secured.bootstrap_servers.rpartition(":")[2])
+    inbox = login(Role.INBOX, topics=[topic], groups=[group])
+    everything = [
+        f"kafka-acls.sh --bootstrap-server $BOOTSTRAP_SERVERS --add --allow-principal User:{group}-inbox "
+        f"--operation All --{resource}"
+        for resource in ("topic '*'", "group '*'")
+    ]
+    secured.allow(everything)
+    make_effect_table(trusted)
+    polled: list[Message] = []
+
+    def polls(consumer: Consumer) -> bool:
+        polled.extend(filter(None, [consumer.poll(0.1)]))
+        return True
+
+    with (
+        Inbox(inbox, group=group, topics=[topic], handler=record_effect),
+        Consumer(
+            [topic], f"{group}-shared", "one", bootstrap_servers=secured.bootstrap_servers, kafka=dict(inbox.kafka)
+        ) as consumer,
+    ):
+        produce(trusted, topic, [("a", "1")])
+        eventually(lambda: polls(consumer) and polled and len(effects(trusted)) == 1, 60)
+        secured.kill()
+        try:
+            with NoTls(port).running():
+                eventually(lambda: polls(consumer) and warned_of_tls(caplog) == {"inbox", "coordination.consumer"}, 60)
+        finally:
+            secured.launch()
+            secured.wait()
+        produce(trusted, topic, [("a", "2")])
+        eventually(lambda: polls(consumer) and len(polled) > 1 and len(effects(trusted)) == 2, 120)
+
+
+def warned_of_tls(caplog: pytest.LogCaptureFixture) -> set[str]:
+    """The parts of the package that have logged that TLS fails."""
+    return {each.name.removeprefix("outbox_plugin.") for each in caplog.records if "SSL" in each.getMessage()}
 
 
 @pytest.mark.slow

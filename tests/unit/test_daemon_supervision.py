@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -106,6 +107,25 @@ def test_a_relative_folder_for_state_does_not_count(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_STATE_HOME", "state")
     assert Daemon.of(SETTINGS).folder.is_relative_to(tmp_path / ".local" / "state")
+    monkeypatch.setenv("HOME", "home")
+    assert Daemon.of(SETTINGS).folder.is_absolute()
+
+
+def test_a_lease_that_a_daemon_removes_at_its_end_is_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon = Daemon(SETTINGS, tmp_path)
+    daemon._renew(60.0)
+    read = Path.read_text
+
+    def removed(path: Path, *options: Any, **more: Any) -> str:
+        if path == lease:
+            path.unlink()
+        return read(path, *options, **more)
+
+    lease = daemon.lease
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", removed)
+        daemon._renew(60.0)
+    assert daemon.lease.read_text() == "60.0"
 
 
 def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -80,7 +81,8 @@ def test_a_harvester_that_begins_again_notes_what_is_wrong_by_then(monkeypatch: 
         notes.append(note)
         return SimpleNamespace(run=run)
 
-    monkeypatch.setattr(again, "_connect", lambda: SimpleNamespace(close=lambda: None))
+    connection = SimpleNamespace(close=lambda: None, execute=lambda _: None, transaction=lambda **_: nullcontext())
+    monkeypatch.setattr(again, "_connect", lambda: connection)
     monkeypatch.setattr(again, "_supervisor", supervisor)
     again._harvest(OutboxIdentity("incarnation", "here"), Layout(1, 1), "what the first start has found")
     assert notes[0] == "what the first start has found"

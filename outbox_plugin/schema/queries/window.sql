@@ -28,9 +28,9 @@ SELECT set_config('synchronous_commit', 'off', true), set_config('statement_time
 -- For the transaction: end it after 2 s without a statement, because the next leader may be waiting for its locks.
 SELECT set_config('idle_in_transaction_session_timeout', '2000', true)
 
--- name: long_idle_timeout
--- For the transaction: end it after 10 s without a statement. For transactions on which no leader waits.
-SELECT set_config('idle_in_transaction_session_timeout', '10000', true)
+-- name: registration_limits
+-- For the transaction: end it after 10 s without a statement, and wait no longer for a lock. No leader waits for it.
+SELECT set_config('idle_in_transaction_session_timeout', '10000', true), set_config('lock_timeout', '10000', true)
 
 -- name: snapshot
 -- The current snapshot, which shows the transactions that have ended, and whether the server is a standby.
