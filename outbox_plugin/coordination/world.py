@@ -82,7 +82,8 @@ class _ClaimState:
     heartbeat: float = 0.0
     pauses: int = 0  # Of its group, when it was claimed: a later pause took it away.
     offset: int | None = None
-    topic_id: str = ""  # Of the topic that `offset` belongs to, where the log has said so.
+    topic_id: str = ""  # Of the topic that `offset` belongs to, where the log has said so, or a remembered position.
+    is_topic_of_log: bool = False  # Whether the log has said so.
     left_by: Holder | None = None  # Who gave it up by its own word, where nobody has claimed it since.
     former: tuple[str, ...] = ()
     barred: float = -FOREVER  # Until then nobody may claim it: its holder may not have read that it was freed.
@@ -401,12 +402,19 @@ class World:
         return True
 
     def _begin_anew(self, key: Key, topic_id: str, message: Message) -> bool:
+        """Free a partition of a topic that was recreated. Whether this counts is decided by the log alone.
+
+        A remembered position may know the new topic before the log does. It is as good as before then, but whoever
+        holds the partition gives it up in all worlds.
+        """
         claim = self._claims.setdefault(key, _ClaimState())
-        if not isinstance(message, ReleasingPartition) or claim.topic_id == topic_id:
+        if not isinstance(message, ReleasingPartition) or (claim.is_topic_of_log and claim.topic_id == topic_id):
             return False
         if claim.holder is not None:
             claim.barred = claim.heartbeat + self._stale_after
-        claim.holder, claim.offset, claim.former, claim.topic_id = None, message.offset, (), topic_id
+        if claim.topic_id != topic_id:
+            claim.offset = message.offset
+        claim.holder, claim.former, claim.topic_id, claim.is_topic_of_log = None, (), topic_id, True
         return True
 
     @staticmethod

@@ -167,6 +167,17 @@ def test_what_was_kept_after_the_log_was_recreated_counts() -> None:
     assert world.offset(GROUP, "orders", 0) == 40
 
 
+def test_all_free_a_partition_of_a_recreated_topic_whose_new_position_some_remember() -> None:
+    """Its holder may keep a position of the new topic before anybody writes that the topic was recreated."""
+    log = (claiming(A, 100), ReleasingPartition(1, 106, "id-2", TOPIC_CLIENT, GROUP, "orders", 0, 0))
+    remembering = World(INTERVAL)
+    remembering.remember(Key(GROUP, "orders", 0), 7, "id-2", 104)
+    for message in log:
+        remembering.apply(message, message.timestamp)
+    assert owner(remembering, 110) == owner(world_of(*log), 110) is None
+    assert remembering.offset(GROUP, "orders", 0) == 7
+
+
 def test_what_was_kept_of_a_topic_does_not_hide_that_it_was_recreated_in_the_log() -> None:
     """What stands before is about the earlier topic, and its higher offsets are none of the new one's."""
     world = World(INTERVAL, since=100)
