@@ -1,7 +1,7 @@
 """Harvests the outboxes of all schemas that a pattern matches, also of those that come later.
 
 Each tenant has a harvester of its own, with a group of its own, so that one that is dropped, broken or locked harms
-itself alone. `core.tenant_schedule` decides what is started and stopped, and `core.tenant_activity` which tenants rest.
+itself alone. `core.tenant_schedule` decides what is started and stopped, and `core.tenant_rest` which tenants rest.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from outbox_plugin.adapters.tenant_activity import TenantActivityReader
-from outbox_plugin.core.tenant_activity import Look, TenantActivity
+from outbox_plugin.core.tenant_rest import Look, TenantRest
 from outbox_plugin.core.tenant_schedule import TenantSchedule
 from outbox_plugin.errors import InvalidSetting, OutboxError
 from outbox_plugin.harvester import Harvester
@@ -119,7 +119,7 @@ class TenantHarvesters(Background):
         self._search: _Task[Mapping[str, str | None]] | None = None  # The one under way.
         self._searched_at = 0.0
         self._search_error: str | None = None
-        self._activity = None if settings.tenants_rest is None else TenantActivity(settings.tenants_rest)
+        self._rest = None if settings.tenants_rest is None else TenantRest(settings.tenants_rest)
         self._reader = TenantActivityReader(settings)
         self._look: _Task[Look] | None = None  # The one under way.
         self._looked_at = float("-inf")  # When the last look began.
@@ -181,8 +181,8 @@ class TenantHarvesters(Background):
                     return
                 self._take_failures()
                 self._look_for_schemas(time.monotonic())
-                if self._activity is not None:
-                    self._look_for_events(self._activity, time.monotonic())
+                if self._rest is not None:
+                    self._look_for_events(self._rest, time.monotonic())
         finally:
             self._stop_all()
             self._reader.close()
@@ -212,9 +212,9 @@ class TenantHarvesters(Background):
 
     @property
     def _resting(self) -> frozenset[str]:
-        return frozenset() if self._activity is None else self._activity.resting
+        return frozenset() if self._rest is None else self._rest.resting
 
-    def _look_for_events(self, activity: TenantActivity, now: float) -> None:
+    def _look_for_events(self, rest: TenantRest, now: float) -> None:
         """See, on another thread, where events are emitted. Tenants that rest are woken for that by `_follow`."""
         if self._look is not None and self._look.has_ended:
             look, self._look = self._look, None
@@ -222,13 +222,13 @@ class TenantHarvesters(Background):
                 self._not_seen(one_line(look.error or RuntimeError()))
             else:
                 self._look_error = None
-                activity.looked(look.result, now)
+                rest.looked(look.result, now)
         if self._look is None and now - self._looked_at >= CHECK_SECONDS:
             self._looked_at = now
             schemas = [schema for schema, refusal in self._found.items() if refusal is None]
-            activity.follow(schemas)
-            activity.set_crowded(is_crowded=self._schedule.is_crowded)
-            call = partial(self._look_at, schemas, activity, now)
+            rest.follow(schemas)
+            rest.set_crowded(is_crowded=self._schedule.is_crowded)
+            call = partial(self._look_at, schemas, rest, now)
             try:
                 self._look = _Task("outbox-tenant-look", call, now, self._check_now.set)
             except RuntimeError as error:
@@ -236,10 +236,10 @@ class TenantHarvesters(Background):
         elif self._look is not None and self._look.is_slow(now):
             self._not_seen("Postgres does not answer")
 
-    def _look_at(self, schemas: Sequence[str], activity: TenantActivity, now: float) -> Look:
-        """Read what is to be seen. `activity` does not change meanwhile: no other look runs."""
+    def _look_at(self, schemas: Sequence[str], rest: TenantRest, now: float) -> Look:
+        """Read what is to be seen. `rest` does not change meanwhile: no other look runs."""
         seen = self._reader.seen(schemas)
-        return Look(seen, self._reader.have_rows(activity.to_look_into(seen, now)))
+        return Look(seen, self._reader.have_rows(rest.to_look_into(seen, now)))
 
     def _not_seen(self, reason: str) -> None:
         """The last look failed. Tenants at rest are not woken meanwhile."""
@@ -250,7 +250,7 @@ class TenantHarvesters(Background):
     def _follow(self, now: float) -> None:
         """Do what the schedule decides."""
         room = STARTS_AT_ONCE - sum(not start.is_slow(now) for start in self._starts.values())
-        places = None if self._activity is None else MAX_AWAKE
+        places = None if self._rest is None else MAX_AWAKE
         changes = self._schedule.changes(self._found, now, max(room, 0), self._resting, places)
         for schema in changes.gone:
             with about_tenant(schema):

@@ -18,7 +18,8 @@ it says more by now, writes that: so the last record is right, whatever the cloc
 
 Compaction keeps the record that was written last, whatever its time. So an instance writes what the log says when it
 writes, and, before it hands out records at most once, only while its lease lasts. If it is stopped between that look
-and the write, for so long that another takes over, its record is behind the other's. Nothing mends that.
+and the write, or its write is on its way, for so long that another takes over, its record is behind the other's.
+Nothing mends that.
 """
 
 from __future__ import annotations

@@ -67,6 +67,8 @@ class Worlds:
         """The time of what we know of a position: the latest that its part of the log has had, as far as we have read.
 
         Of the positions that are kept outside of the log with one key, the one with the latest time counts. So the
-        time of one who has read less must be earlier, however late it writes, and however the brokers' clock was set.
+        time of one who has read less must not be later, however late it writes, and however the brokers' clock was set.
+        While the clock has been set back, two who have read different parts have one time: of these, the one that
+        writes last counts.
         """
         return max(self._latest[self.coordination_partition(key.topic)], self._remembered.get(key, float("-inf")))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from outbox_plugin import Settings, tenants
-from outbox_plugin.core.tenant_activity import Look, Seen
+from outbox_plugin.core.tenant_rest import Look, Seen
 from outbox_plugin.tenants import MAX_AWAKE, STARTS_AT_ONCE, TenantHarvesters
 from tests.support import PATIENCE, eventually
 
@@ -94,8 +94,8 @@ def test_tenants_rest_sooner_only_where_places_are_taken(
     service._found = {f"tenant_{number}": None for number in range(tenants_found)}
     service._follow(0.0)
     assert service._schedule.waiting == tenants_found - STARTS_AT_ONCE
-    service._look_for_events(service._activity, 0.0)
-    assert service._activity._rest_after == rest_after
+    service._look_for_events(service._rest, 0.0)
+    assert service._rest._rest_after == rest_after
     eventually(lambda: service._look.has_ended, 10)
     let_starts_end(service)
 
