@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import (
@@ -45,7 +45,36 @@ logger = logger_of("outbox_plugin.kafka")
 _LEADERS_MS = 5_000
 FIRST_OFFSET: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 END_OFFSET: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+Asked = TypeVar("Asked")
 _DONE_BY_ANOTHER = {KafkaError.TOPIC_ALREADY_EXISTS, KafkaError.INVALID_PARTITIONS}
+
+
+def offset_of(answer: Future[ListOffsetsResultInfo], timeout_seconds: float) -> int:
+    """The offset in an answer of `ask_for_offsets`.
+
+    Where one broker of several does not answer in time, librdkafka 2.16 gives its partitions an offset below 0, and no
+    error.
+
+    Args:
+        answer: of one partition.
+        timeout_seconds: how long to wait.
+
+    Raises:
+        KafkaException: Kafka refuses it, or is away.
+        TimeoutError: there is no answer yet.
+    """
+    if (offset := answer_of(answer, timeout_seconds).offset) < 0:
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "the leader of a partition does not answer"))
+    return offset
+
+
+def offsets_of(answers: Mapping[Asked, Future[ListOffsetsResultInfo]], timeout_seconds: float) -> dict[Asked, int]:
+    """The offsets of the partitions that were answered, as `offset_of` reads each."""
+    found: dict[Asked, int] = {}
+    for each, answer in answers.items():
+        with suppress(KafkaException, TimeoutError):
+            found[each] = offset_of(answer, timeout_seconds)
+    return found
 
 
 def _may_be_written(answer: Future[Any]) -> bool:
@@ -140,7 +169,7 @@ class KafkaAdmin:
     def ask_for_offsets(
         self, partitions: Iterable[TopicPartition], spec: OffsetSpec, timeout_seconds: float
     ) -> Mapping[TopicPartition, Future[ListOffsetsResultInfo]]:
-        """Request an offset of each partition, without waiting: one request to each broker.
+        """Request an offset of each partition, without waiting: one request to each broker. `offset_of` reads answers.
 
         Args:
             partitions: at least one.

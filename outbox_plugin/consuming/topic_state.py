@@ -8,7 +8,7 @@ from contextlib import closing
 
 from confluent_kafka import KafkaException, TopicCollection, TopicPartition
 
-from outbox_plugin.adapters.kafka_admin import END_OFFSET, FIRST_OFFSET, KafkaAdmin
+from outbox_plugin.adapters.kafka_admin import END_OFFSET, FIRST_OFFSET, KafkaAdmin, offset_of
 from outbox_plugin.adapters.kafka_clients import NO_LEADER_YET, UNKNOWN_TOPIC, answer_of, connection_error
 from outbox_plugin.core.topic_ranges import TopicState
 from outbox_plugin.errors import LogUnavailable, ServerRefused
@@ -52,8 +52,8 @@ def _asked(admin: KafkaAdmin, topic: str, deadline: float) -> TopicState:
     partitions = [TopicPartition(topic, each.id) for each in described.partitions]
     ends = admin.ask_for_offsets(partitions, END_OFFSET, _left(deadline))
     firsts = admin.ask_for_offsets(partitions, FIRST_OFFSET, _left(deadline))
-    end = {each.partition: answer_of(future, _left(deadline)).offset for each, future in ends.items()}
-    first = {each.partition: answer_of(future, _left(deadline)).offset for each, future in firsts.items()}
+    end = {each.partition: offset_of(future, _left(deadline)) for each, future in ends.items()}
+    first = {each.partition: offset_of(future, _left(deadline)) for each, future in firsts.items()}
     return TopicState(str(described.topic_id), first, end)
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from itertools import groupby
 from typing import NamedTuple
 
-from confluent_kafka import Consumer, KafkaException
+from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import OffsetSpec
 
-from outbox_plugin.adapters.kafka_admin import END_OFFSET, FIRST_OFFSET
-from outbox_plugin.adapters.kafka_clients import REQUEST_TIMEOUT_SECONDS, answer_of, client_config
+from outbox_plugin.adapters.kafka_admin import END_OFFSET, FIRST_OFFSET, offsets_of
+from outbox_plugin.adapters.kafka_clients import REQUEST_TIMEOUT_SECONDS, client_config
 from outbox_plugin.coordination.kafka_settings import KafkaSettings
 from outbox_plugin.coordination.log import CoordinationLog
 from outbox_plugin.coordination.world import Key, Row
@@ -63,11 +63,7 @@ def group_lags(log: CoordinationLog, settings: KafkaSettings, rows: Collection[R
 
 
 def _offsets(log: CoordinationLog, partitions: Iterable[TopicPartition], spec: OffsetSpec) -> dict[TopicPartition, int]:
-    found = {}
-    for tp, answer in log.ask_for_offsets(list(partitions), spec).items():
-        with suppress(KafkaException, TimeoutError):
-            found[tp] = answer_of(answer, REQUEST_TIMEOUT_SECONDS).offset
-    return found
+    return offsets_of(log.ask_for_offsets(list(partitions), spec), REQUEST_TIMEOUT_SECONDS)
 
 
 def _times(settings: KafkaSettings, starts: Mapping[TopicPartition, int]) -> dict[TopicPartition, float]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from outbox_plugin.adapters.kafka_admin import offsets_of
 from outbox_plugin.coordination.actions import Keep, Send
 from outbox_plugin.coordination.claims import Claim
 from outbox_plugin.coordination.events import ClaimEvent, ClaimGained
@@ -243,7 +244,7 @@ class Instance:
             if not all(answer.done() for answer in self._ends.values()):
                 return {}
             asked, self._ends = self._ends, {}
-            return {tp: answer.result().offset for tp, answer in asked.items() if answer.exception() is None}
+            return offsets_of(asked, 0)
         if now - self._sampled > self._timing.beat:
             self._sampled = now
             with self._changed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from contextlib import closing
 from itertools import chain
@@ -11,9 +11,13 @@ from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
 
-from outbox_plugin.adapters.kafka_admin import END_OFFSET, KafkaAdmin
+from outbox_plugin.adapters.kafka_admin import END_OFFSET, KafkaAdmin, offset_of
 from outbox_plugin.adapters.kafka_clients import answer_of
 from outbox_plugin.settings import Settings
+
+# librdkafka returns no broker's answer before the last one's has come, or was waited for. That takes a moment more.
+MERGE_SECONDS = 0.3
+LEAST_SECONDS = 0.1
 
 Asked = TypeVar("Asked")
 
@@ -48,16 +52,19 @@ def _topic_ends(admin: KafkaAdmin, topics: Collection[str], deadline: float) -> 
     }
     if not partitions:
         return {}
-    ends = _answers(admin.ask_for_offsets(chain(*partitions.values()), END_OFFSET, _left(deadline)), deadline)
+    timeout = max(LEAST_SECONDS, _left(deadline) - MERGE_SECONDS)
+    ends = _answers(admin.ask_for_offsets(chain(*partitions.values()), END_OFFSET, timeout), deadline, offset_of)
     return {
-        topic: sum(ends[each].offset for each in its_own)
+        topic: sum(ends[each] for each in its_own)
         for topic, its_own in partitions.items()
         if all(each in ends for each in its_own)
     }
 
 
-def _answers(asked: Mapping[Asked, Future[Any]], deadline: float) -> dict[Asked, Any]:
-    """The answers that came in time and are no refusals.
+def _answers(
+    asked: Mapping[Asked, Future[Any]], deadline: float, read: Callable[[Future[Any], float], Any] = answer_of
+) -> dict[Asked, Any]:
+    """The answers that came in time and are no refusals, as `read` reads them.
 
     Raises:
         KafkaException: all fail, and one for a reason that is not of the brokers: the way to them, or the time.
@@ -66,7 +73,7 @@ def _answers(asked: Mapping[Asked, Future[Any]], deadline: float) -> dict[Asked,
     problem: KafkaException | None = None
     for each, future in asked.items():
         try:
-            answers[each] = answer_of(future, max(0.0, deadline - time.monotonic()))
+            answers[each] = read(future, max(0.0, deadline - time.monotonic()))
         except TimeoutError:
             problem = _late()
         except KafkaException as error:  # The library's own codes are negative. A broker that refuses has answered.

@@ -15,7 +15,7 @@ from confluent_kafka import KafkaException, TopicCollection
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import OffsetSpec
 
-from outbox_plugin.adapters.kafka_admin import END_OFFSET, FIRST_OFFSET, KafkaAdmin
+from outbox_plugin.adapters.kafka_admin import END_OFFSET, FIRST_OFFSET, KafkaAdmin, offset_of
 from outbox_plugin.adapters.kafka_clients import answer_of
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.settings import Settings
@@ -115,7 +115,7 @@ class LagPoller:
         problem: Exception | None = None
         for at, answer in asked.items():
             try:
-                found[TopicPartition(at.topic, at.partition)] = answer_of(answer, 0).offset
+                found[TopicPartition(at.topic, at.partition)] = offset_of(answer, 0)
             except (KafkaException, TimeoutError) as error:  # Maybe of this partition alone, as if it has no leader.
                 problem = error
         if problem is not None and not found:

@@ -14,8 +14,10 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from outbox_plugin import Settings
 from outbox_plugin.adapters.kafka_brokers import all_brokers_answer
 from outbox_plugin.bench.proxy import DIRECTIONS, Direction, Proxy
+from outbox_plugin.dagster.topic_end_offsets import topic_ends
 from outbox_plugin.embedded.cluster import NODES, ClusterNode, EmbeddedCluster
 from outbox_plugin.embedded.server import ServerFailed
+from outbox_plugin.errors import LogUnavailable
 from tests.processes import runs
 from tests.support import PATIENCE, eventually
 
@@ -151,3 +153,35 @@ def test_nothing_is_left_behind(cluster: EmbeddedCluster) -> None:
     cluster.stop()
     assert not [each for each in servers if runs(each)]
     cluster.stop()
+
+
+def test_a_broker_that_is_silent_hides_the_ends_of_its_own_topics_alone(cluster: EmbeddedCluster) -> None:
+    """librdkafka gives them offsets below 0, and no error, or another broker leads them by then."""
+    cluster.wait_in_sync()
+    first, *_, last = cluster.nodes
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
+    led_by = {
+        f"led-by-{node.node}": [node.node, *(each.node for each in cluster.nodes if each is not node)]
+        for node in (first, last)
+    }
+    new = [NewTopic(name, num_partitions=1, replica_assignment=[replicas]) for name, replicas in led_by.items()]
+    for made in admin.create_topics(new).values():
+        made.result(60)
+    cluster.wait_in_sync()
+    settings = Settings(dsn="postgresql://x", bootstrap_servers=last.bootstrap_servers)
+
+    def ends() -> dict[str, int]:
+        with suppress(LogUnavailable):
+            return topic_ends(settings, list(led_by), time.monotonic() + 3.0)
+        return {}
+
+    eventually(lambda: ends() == dict.fromkeys(led_by, 0), 60)
+    silent = psutil.Process(first.pid)
+    silent.suspend()
+    try:
+        found = [ends() for _ in range(3)]
+    finally:
+        silent.resume()
+    assert any(f"led-by-{last.node}" in each for each in found)
+    assert all(end == 0 for each in found for end in each.values())
+    cluster.wait_in_sync()

@@ -73,7 +73,13 @@ def test_the_ends_of_all_partitions_are_added_up(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    "answer", [KafkaError(KafkaError.LEADER_NOT_AVAILABLE), KafkaError(KafkaError._TIMED_OUT), None]
+    "answer",
+    [
+        KafkaError(KafkaError.LEADER_NOT_AVAILABLE),
+        KafkaError(KafkaError._TIMED_OUT),
+        None,
+        SimpleNamespace(offset=-1001),  # As librdkafka has it where one broker of several is silent.
+    ],
 )
 def test_a_partition_without_a_leader_hides_its_topic_alone(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
     assert ends(monkeypatch, TWO, {("stock", 1): answer}) == {"orders": 20}
