@@ -177,7 +177,7 @@ def starting_at_the_ends(consumer: Consumer, topic: str, partitions: Iterable[in
     while (left_seconds := deadline - time.monotonic()) > 0:
         with suppress(KafkaException):
             found = consumer.offsets_for_times(at_the_end, timeout=left_seconds)  # The time -1 stands for the end.
-            if all(each.error is None for each in found):
+            if all(each.error is None and each.offset >= 0 for each in found):
                 return found
         time.sleep(0.02)
     return at_the_end
