@@ -191,6 +191,8 @@ class CoordinationLog:
             )
         except KafkaException as error:
             raise connection_error(error.args[0], self._settings) from None
+        if errors := [each.error for each in found if each.error is not None]:  # Of brokers that do not answer.
+            raise connection_error(errors[0], self._settings)
         starts = {KafkaTopicPartition(self.topic, each.partition): each.offset for each in found}
         starts = {at: offset if offset >= 0 else ends[at] for at, offset in starts.items()}
         self._reader.assign([KafkaTopicPartition(at.topic, at.partition, offset) for at, offset in starts.items()])

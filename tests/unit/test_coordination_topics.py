@@ -97,3 +97,15 @@ def test_a_start_says_soon_that_the_brokers_take_no_record(
     with pytest.raises(LogUnavailable):
         ever._ask_for_time()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_a_partition_that_a_broker_does_not_tell_of_is_not_taken_for_read() -> None:
+    """The client leaves its asked time in the place of the offset, which lies behind the partition's end."""
+    silent = SimpleNamespace(
+        partition=0, offset=1_700_000_000_000, error=KafkaError(KafkaError.REQUEST_TIMED_OUT, "silent")
+    )
+    followed: Any = object.__new__(log.CoordinationLog)
+    followed.topic, followed._settings, followed.bounds = "claims", SETTINGS, lambda *_: (0, 7)
+    followed._reader = SimpleNamespace(offsets_for_times=lambda *_: [silent], assign=lambda _: None)
+    with pytest.raises(LogUnavailable, match="silent"):
+        list(followed.follow([0], 1_700_000_000.0))
