@@ -58,6 +58,8 @@ class StreamServer(ABC):
         listening.set()
         await self._end.wait()
         server.close()
+        for _ in range(5):  # Connections that are being accepted come to `_accept`, which ends them.
+            await asyncio.sleep(0)
         await self._close_all()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -295,6 +295,7 @@ def test_a_log_is_closed_soon_though_kafka_does_not_answer(group: str, kafka: Em
         closing_log.start()
         closing_log.join(10 * PATIENCE)
         assert not closing_log.is_alive()
+    eventually(lambda: "outbox-consumer-close" not in [each.name for each in threading.enumerate()], 60)
 
 
 def test_positions_are_kept_and_committed_while_another_thread_reads(
