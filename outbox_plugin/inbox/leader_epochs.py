@@ -6,10 +6,15 @@ when the leader changes while it fetches, and not for a position that is assigne
 last handled record with the offset, fetches that record again when it starts, and compares the epochs: two logs that
 have the same epoch at one offset are the same up to there.
 
-A partition that was cut is read from its beginning again, because nobody knows where the cut is. librdkafka does the
-same for a partition that is cut under it. The inbox knows the events that it has handled by their keys, but has
-forgotten the keys of old ones. The leader that was elected after the cut has a greater epoch than the position. So an
-old record below the position counts as handled if its epoch is not greater.
+Nor can it rely on librdkafka (2.16) for a partition that is cut under it. That goes back to the cut, and drops what it
+has fetched: also records from before the cut that nobody has polled yet. It does not look for a cut at all if it hears
+of the new epoch while there is no leader. So where the epoch of the records rises, an inbox fetches the last record
+before that again, too, and compares.
+
+A partition that was cut is read from its beginning again, because nobody knows where the cut is. The inbox knows the
+events that it has handled by their keys, but has forgotten the keys of old ones. The leader that was elected after the
+cut has a greater epoch than the position. So an old record below the position counts as handled if its epoch is not
+greater.
 
 Each position that the group has reached stays true in this way, so all are kept that say more than the others:
 `GroupPosition.handled`. They are written to Postgres before the first position that lies further back.
@@ -23,6 +28,7 @@ Decides only; knows no thread and no server.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
@@ -117,6 +123,8 @@ class LeaderEpochs:
         self._compared: dict[TopicPartition, GroupPosition] = {}
         self._to_compare: set[TopicPartition] = set()  # Those whose first record is still to come.
         self._next: dict[TopicPartition, int] = {}  # The offset after the last record that was fetched.
+        # Where a cut was suspected last: the first offset that was not fetched, and the next record's epoch.
+        self._suspected: dict[TopicPartition, tuple[int, int]] = {}
         # The first offset of each epoch, ascending, as Kafka's brokers keep them.
         self._first_offsets: dict[TopicPartition, list[tuple[int, int | None]]] = {}
 
@@ -129,6 +137,7 @@ class LeaderEpochs:
         """
         self._to_compare.discard(tp)
         self._next.pop(tp, None)
+        self._suspected.pop(tp, None)
         self._first_offsets[tp] = []
         self._started[tp] = position or GroupPosition(0)
         if position is None:
@@ -181,6 +190,33 @@ class LeaderEpochs:
     def goes_back(self, tp: TopicPartition, offset: int) -> bool:
         """Return whether a record comes after another one whose offset is not smaller: the partition was cut."""
         return tp not in self._to_compare and offset < self._next.get(tp, 0)
+
+    def may_follow_cut(
+        self, tp: TopicPartition, offset: int, leader_epoch: int | None, beginning: Callable[[TopicPartition], int]
+    ) -> bool:
+        """Return whether a record must be fetched again, with the one before it, because it may follow a cut.
+
+        It has a greater epoch than the record that was fetched before it, or it is the first one, and does not stand
+        where it was to be expected. When it comes again, it is let through.
+
+        Args:
+            tp: the record's partition.
+            offset: the record's offset.
+            leader_epoch: the record's epoch; None if Kafka does not return it.
+            beginning: returns the offset at which a partition begins; negative if unknown.
+        """
+        if leader_epoch is None or tp in self._to_compare:
+            return False
+        if (unread := self._next.get(tp)) is not None:
+            last_epoch = self._first_offsets[tp][-1][1]
+            if last_epoch is None or leader_epoch <= last_epoch:
+                return False
+        else:
+            unread = self.started_at(tp).next_offset
+            if offset <= unread or offset <= beginning(tp):
+                return False
+        seen, self._suspected[tp] = self._suspected.get(tp), (unread, leader_epoch)
+        return seen != self._suspected[tp]
 
     def note_cut(self, tp: TopicPartition, position: GroupPosition) -> None:
         """Note that a partition was cut under us, and which position the group had reached."""

@@ -85,7 +85,8 @@ class PollLoop:
         self._stop = stop
         self._epochs = LeaderEpochs()
         self.reached = ReachedPositions(positions, topic_ids, self._epochs)
-        self._unread = UnreadDeletions(fetched_low_watermark(consumer), observe)
+        self._low_watermark = fetched_low_watermark(consumer)
+        self._unread = UnreadDeletions(self._low_watermark, observe)
         self._rereader = Rereader(consumer, dispatcher, topic_ids, self._epochs, self.reached, self._unread, stop)
         self._assignments = Assignments(
             consumer,
@@ -202,10 +203,11 @@ class PollLoop:
         handled: set[int] = set()
         cut: set[TopicPartition] = set()  # They are read from their beginning.
         again: dict[TopicPartition, int] = {}  # They are read from these offsets.
+        suspected: dict[TopicPartition, int] = {}  # They may have been cut before these offsets.
         forgotten_at = time.time() - self._remembered_seconds + QUEUED_SECONDS
         for record in received:
             tp = TopicPartition(record.topic, record.partition)
-            if tp in cut or tp in again:
+            if tp in cut or tp in again or tp in suspected:
                 continue
             if self._epochs.goes_back(tp, record.offset):
                 self._dispatcher.add(kept, handled)  # The position that was reached counts the records before this one.
@@ -213,6 +215,9 @@ class PollLoop:
                 if not self._rereader.note_cut(tp):
                     again[tp] = record.offset
                     continue
+            elif self._epochs.may_follow_cut(tp, record.offset, record.leader_epoch, self._low_watermark):
+                suspected[tp] = record.offset
+                continue
             old = record.timestamp / 1000 < forgotten_at
             finding = self._epochs.add(tp, record.offset, record.leader_epoch, key_may_be_forgotten=old)
             if finding is Finding.CUT or (finding is Finding.GONE and self._rereader.is_cut(tp)):
@@ -224,10 +229,12 @@ class PollLoop:
                 handled.add(id(record))
         self._dispatcher.add(kept, handled)
         ours = {*self._dispatcher.locked(KeyQueues.partitions)}
-        for tp in cut & ours:
+        for tp in sorted(cut & ours):
             self._rereader.read_from_beginning(tp)
-        for tp in again.keys() & ours:
+        for tp in sorted(again.keys() & ours):
             self._rereader.read_again(tp, again[tp])
+        for tp in sorted(suspected.keys() & ours):
+            self._rereader.look_for_cut(tp, suspected[tp])
 
     def _note(self, error: KafkaError) -> None:
         """Log an error that a poll returned. Raises ServerRefused if waiting cannot mend it."""

@@ -137,6 +137,11 @@ class Rereader:
         self._seek(tp, offset)
         self._stop.wait(UNKNOWN_ID_SECONDS)
 
+    def look_for_cut(self, tp: TopicPartition, offset: int) -> None:
+        """Ask again for a record that may follow a cut, and for the one before it, which is compared."""
+        logger.info("%s [%d]: the record before the offset %d is fetched again, and compared", *tp, offset)
+        self._seek_back(tp, offset)
+
     def is_cut(self, tp: TopicPartition) -> bool:
         """Whether a partition was cut whose last handled record is gone. If Kafka does not answer, it counts as cut."""
         try:

@@ -15,13 +15,17 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from outbox_plugin import Settings
+from outbox_plugin.adapters.topic_ids import TopicIds
 from outbox_plugin.consuming.topic_state import topic_state
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.embedded.kafka import EmbeddedKafka
 from outbox_plugin.inbox import Inbox, Received
+from outbox_plugin.inbox.consumer_config import consumer_config
+from outbox_plugin.inbox.dispatcher import Dispatcher
 from outbox_plugin.inbox.kafka_records import committed_offset
 from outbox_plugin.inbox.leader_epochs import GroupPosition
-from tests.inbox_support import effects, make_effect_table, query, record_effect
+from outbox_plugin.inbox.positions import Positions
+from tests.inbox_support import effects, make_effect_table, poll_loop, query, record_effect
 from tests.partition_truncation import append, cut, cut_and_launch
 from tests.processes import launched
 from tests.support import eventually
@@ -235,6 +239,30 @@ def test_a_cut_under_a_running_inbox_repeats_no_effect_whose_key_is_forgotten(
         append(ready.bootstrap_servers, topic, numbered("new", 6, 14))
         eventually(lambda: len(effects(ready)) >= len(expected), SOON)
     assert sorted(value for _, _, value in effects(ready)) == sorted(expected)
+
+
+def test_records_before_a_cut_that_were_fetched_and_not_polled_are_handled(
+    ready: Settings, kafka: EmbeddedKafka, topic: str, group: str
+) -> None:
+    """librdkafka goes back to the cut, and drops them."""
+    append(ready.bootstrap_servers, topic, numbered("old", 0, 10))
+    dispatcher, queued = Dispatcher(4), set[bytes | None]()
+    with closing(Consumer(consumer_config(ready, group))) as consumer, closing(TopicIds(ready)) as topic_ids:
+        loop = poll_loop(consumer, Positions(ready, group), topic_ids, dispatcher=dispatcher)
+        loop._assignments.assigned([KafkaTopicPartition(topic, 0)])
+
+        def has_queued(number: int) -> bool:
+            if (message := consumer.poll(0.1)) is not None:
+                loop.add([message])
+            taken = dispatcher.locked(lambda queues: queues.take(100, 0.0))
+            queued.update(record.value for each in taken for record in each.records)
+            return len(queued) >= number
+
+        eventually(lambda: has_queued(3), SOON)
+        cut(kafka, topic, 7)
+        append(ready.bootstrap_servers, topic, numbered("new", 7, 10))
+        eventually(lambda: has_queued(10), SOON)
+    assert queued == {each.encode() for each in (*numbered("old", 0, 7), *numbered("new", 7, 10))}
 
 
 def test_a_cut_shows_where_a_transaction_marker_stands_at_the_offset_that_was_handled_last(

@@ -154,6 +154,9 @@ class Kafka:
         self.committed: list[tuple[int, int | None]] = []
         self.sought: list[int] = []
 
+    def get_watermark_offsets(self, partition: KafkaTopicPartition, *, cached: bool) -> tuple[int, int]:
+        return 97, 100
+
     def seek(self, partition: KafkaTopicPartition) -> None:
         self.sought.append(partition.offset)
 
@@ -243,3 +246,50 @@ def test_so_is_one_that_is_cut_under_the_inbox(monkeypatch: pytest.MonkeyPatch) 
     assert positions.written == [GroupPosition(97, 3)]
     assert loop._dispatcher._queues.positions() == {PARTITION: (ID, 92)}
     assert loop._epochs.position(PARTITION, 92) == GroupPosition(92, 3, (HandledPosition(97, 3),))
+
+
+def started_at_98(kafka: Kafka, positions: Positions) -> Any:
+    loop = loop_of(kafka, positions)
+    loop._epochs.start(PARTITION, GroupPosition(98))
+    loop._dispatcher._queues.assign([PARTITION], {"t": ID}, {PARTITION: 98})
+    return loop
+
+
+@pytest.mark.parametrize("offset", [99, 103], ids=["at the next offset", "behind a gap"])
+def test_a_record_of_a_new_leader_is_let_through_when_the_record_before_it_is_the_same(offset: int) -> None:
+    """librdkafka may have gone back to a cut, and dropped records from before it that nobody had polled."""
+    kafka = Kafka()
+    loop = started_at_98(kafka, Positions())
+    loop.add([message(98, b"old 98"), message(offset, b"new")])
+    assert (kafka.sought, loop._dispatcher._queues.held) == ([98], 1)
+    loop.add([message(98, b"old 98"), message(offset, b"new"), message(offset + 1, b"new, too")])
+    assert (kafka.sought, loop._dispatcher._queues.held) == ([98], 3)
+
+
+def test_records_are_handled_that_were_dropped_before_they_were_polled() -> None:
+    kafka = Kafka()
+    loop = started_at_98(kafka, Positions())
+    loop.add([message(98, b"old 98"), message(103, b"new")])
+    loop.add([message(98 + each, b"old %d" % each) for each in range(5)])
+    assert (kafka.sought, loop._dispatcher._queues.held) == ([98], 5)
+
+
+def test_a_cut_is_noticed_by_the_record_before_that_of_a_new_leader() -> None:
+    """librdkafka goes on behind the cut after a pause."""
+    kafka, positions = Kafka(), Positions()
+    loop = started_at_98(kafka, positions)
+    loop.add([message(98, b"old 98"), message(99, b"new 99")])
+    loop.add([message(98, b"new 98"), message(99, b"new 99")])
+    assert kafka.sought == [98, OFFSET_BEGINNING]
+    assert positions.written == [GroupPosition(0)]
+
+
+def test_the_first_record_is_fetched_again_where_the_partition_begins_before_it() -> None:
+    kafka = Kafka()
+    loop = loop_of(kafka, Positions())
+    loop._epochs.start(PARTITION, None)
+    loop._dispatcher._queues.assign([PARTITION], {"t": ID})
+    loop.add([message(99, b"new 99")])
+    assert (kafka.sought, loop._dispatcher._queues.held) == ([0], 0)
+    loop.add([message(97, b"old 97"), message(98, b"old 98")])
+    assert (kafka.sought, loop._dispatcher._queues.held) == ([0], 2)
