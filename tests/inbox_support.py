@@ -17,6 +17,7 @@ from outbox_plugin.inbox.pauses import Pauses
 from outbox_plugin.inbox.poll_loop import PollLoop
 from outbox_plugin.settings import Settings
 
+NOWHERE = Settings(dsn="postgresql://nowhere/none", bootstrap_servers="127.0.0.1:1")
 EFFECT = """
 CREATE TABLE effect (
     number BIGSERIAL PRIMARY KEY, event TEXT NOT NULL, key TEXT, value TEXT, process INT DEFAULT 0
@@ -104,6 +105,5 @@ def poll_loop(
 ) -> Any:
     """The loop of an inbox, with stand-ins for Kafka's client, for the positions in Postgres and for topics' ids."""
     dispatcher = dispatcher or Dispatcher(4, None)
-    settings = Settings(dsn="postgresql://nowhere/none", bootstrap_servers="127.0.0.1:1")
     pauses, stop = Pauses(dispatcher), threading.Event()
-    return PollLoop(settings, "billing", kafka, dispatcher, pauses, positions, topic_ids, keep.total_seconds(), stop)
+    return PollLoop(NOWHERE, "billing", kafka, dispatcher, pauses, positions, topic_ids, keep.total_seconds(), stop)

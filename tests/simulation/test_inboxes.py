@@ -7,42 +7,35 @@ pytest tests/simulation/test_inboxes.py -s --seed 139          one schedule agai
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import SimpleNamespace
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from outbox_plugin.adapters.topic_ids import Answer
-from outbox_plugin.inbox import assignments, consumer, leader_epochs, poll_loop, positions, rereader
+from outbox_plugin.core.topic_partition import TopicPartition
+from outbox_plugin.inbox import leader_epochs, positions, rereader
+from outbox_plugin.inbox.assignments import Assignments
+from outbox_plugin.inbox.handling import Handling
 from outbox_plugin.inbox.key_queues import KeyQueues
 from outbox_plugin.inbox.leader_epochs import Finding, GroupPosition, LeaderEpochs
-from tests.simulation import inboxes
+from outbox_plugin.inbox.pauses import Pauses
+from outbox_plugin.inbox.received import Received
+from tests.simulation import inbox_kafka, inboxes
 from tests.simulation.conftest import Seeds
-from tests.simulation.inboxes import run
+from tests.simulation.inbox_kafka import polled
+from tests.simulation.inbox_plan import KEEP_SECONDS, Plan
+from tests.simulation.inboxes import Process, run
 
 SCHEDULES = 1_600
-SOON = 1_500
+SOON = 2_000
 
 
 @pytest.fixture(autouse=True)
-def _simulated_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The schedule's clock tells how old a record is, and nothing waits."""
-    present: list[inboxes.Simulation] = []
-    begin = inboxes.Simulation.__init__
-
-    def noted(simulation: inboxes.Simulation, *args: Any, **options: Any) -> None:
-        present[:] = [simulation]
-        begin(simulation, *args, **options)
-
-    monkeypatch.setattr(inboxes.Simulation, "__init__", noted)
-    clock = SimpleNamespace(time=lambda: present[0].now, monotonic=lambda: 0.0)
-    for module in (assignments, consumer, poll_loop):
-        monkeypatch.setattr(module, "time", clock)
-    for module in (assignments, consumer):
-        monkeypatch.setattr(module, "RELEASE_SECONDS", 0.0)
-    monkeypatch.setattr(poll_loop, "QUEUED_SECONDS", 50.0)
-    monkeypatch.setattr(rereader, "UNKNOWN_ID_SECONDS", 0.0)
+def _simulated_time() -> Iterator[None]:
+    with inboxes.in_simulated_time():
+        yield
 
 
 @pytest.mark.slow
@@ -155,6 +148,98 @@ def leave_out_records_of_a_recreated_topic_and_do_not_read_them_again(patch: pyt
     patch.setattr(rereader.Rereader, "restart", lambda *_: None)
 
 
+def give_up_a_paused_partition_that_stays_paused(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Assignments, "_unassign", lambda self, partitions: self._consumer.incremental_unassign(partitions))
+
+
+def resume_in_name_only(patch: pytest.MonkeyPatch) -> None:
+    def forget(pauses: Pauses, _: Any, partitions: Collection[TopicPartition]) -> None:
+        pauses._paused -= {*partitions}
+
+    patch.setattr(Pauses, "resume", forget)
+
+
+def pass_over_what_was_fetched_ahead_of_a_pause(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(inbox_kafka._Fetched, "pause", lambda fetched: fetched._ahead.clear())
+
+
+def forget_all_partitions_where_one_begins(patch: pytest.MonkeyPatch) -> None:
+    start = LeaderEpochs.start
+
+    def forget_and_start(epochs: LeaderEpochs, tp: TopicPartition, position: GroupPosition | None) -> int | None:
+        epochs._started.clear()
+        return start(epochs, tp, position)
+
+    patch.setattr(LeaderEpochs, "start", forget_and_start)
+
+
+def give_up_all_partitions_where_one_moves(patch: pytest.MonkeyPatch) -> None:
+    revoke = KeyQueues.revoke
+    patch.setattr(KeyQueues, "revoke", lambda queues, _: revoke(queues, queues.partitions()))
+
+
+def commit_each_position_with_the_epoch_of_another_partition(patch: pytest.MonkeyPatch) -> None:
+    before = LeaderEpochs.before
+    patch.setattr(
+        LeaderEpochs,
+        "before",
+        lambda epochs, tp, offset: before(epochs, min(epochs._first_offsets, default=tp), offset),
+    )
+
+
+def keep_a_dead_letter_whose_retry_succeeded(patch: pytest.MonkeyPatch) -> None:
+    begin = Handling.__init__
+
+    def begin_wrongly(handling: Any, *args: Any, **options: Any) -> None:
+        begin(handling, *args, **options)
+        handling._remove_letter = handling._dead_letter_again
+
+    patch.setattr(Handling, "__init__", begin_wrongly)
+
+
+def drop_a_dead_letter_whose_retry_failed(patch: pytest.MonkeyPatch) -> None:
+    begin = Handling.__init__
+
+    def begin_wrongly(handling: Any, *args: Any, **options: Any) -> None:
+        begin(handling, *args, **options)
+        handling._dead_letter_again = handling._remove_letter
+
+    patch.setattr(Handling, "__init__", begin_wrongly)
+
+
+def move_the_position_with_a_dead_letter(patch: pytest.MonkeyPatch) -> None:
+    add = KeyQueues.add
+
+    def add_and_move(queues: KeyQueues, record: Received) -> None:
+        if record.dead_letter is not None:
+            queues.leave_out(record)
+        add(queues, record)
+
+    patch.setattr(KeyQueues, "add", add_and_move)
+
+
+def never_queue_a_dead_letter_again_that_waited_in_a_partition_that_was_lost(patch: pytest.MonkeyPatch) -> None:
+    close = KeyQueues.close
+
+    def close_and_remember(queues: KeyQueues, partitions: Collection[TopicPartition]) -> None:
+        retried = {*queues._retried}
+        close(queues, partitions)
+        queues._retried |= retried
+
+    patch.setattr(KeyQueues, "close", close_and_remember)
+
+
+def pass_over_a_record_that_is_spent(patch: pytest.MonkeyPatch) -> None:
+    async def pass_over(*_: object) -> bool:
+        return True
+
+    patch.setattr(Handling, "_dead_lettered", pass_over)
+
+
+def trust_librdkafka_with_a_cut(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LeaderEpochs, "may_follow_cut", lambda *_: False)
+
+
 PLANTS: list[tuple[Plant, str]] = [
     (forget_at_a_restart_what_was_handled_before_a_cut, "twice"),
     (write_positions_without_epochs, "before"),
@@ -169,6 +254,18 @@ PLANTS: list[tuple[Plant, str]] = [
     (go_on_in_a_recreated_topic_where_the_group_was_in_the_old_one, "before"),
     (leave_out_records_of_a_recreated_topic_and_do_not_read_them_again, "no effect"),
     (take_the_record_behind_a_gap_for_the_one_that_is_compared, "no effect"),
+    (trust_librdkafka_with_a_cut, "before"),
+    (give_up_a_paused_partition_that_stays_paused, "has paused"),
+    (resume_in_name_only, "has paused"),
+    (pass_over_what_was_fetched_ahead_of_a_pause, "no effect"),
+    (forget_all_partitions_where_one_begins, "twice"),
+    (give_up_all_partitions_where_one_moves, "no effect"),
+    (commit_each_position_with_the_epoch_of_another_partition, "before"),
+    (keep_a_dead_letter_whose_retry_succeeded, "twice"),
+    (drop_a_dead_letter_whose_retry_failed, "lost"),
+    (move_the_position_with_a_dead_letter, "moved the positions"),
+    (never_queue_a_dead_letter_again_that_waited_in_a_partition_that_was_lost, "no end"),
+    (pass_over_a_record_that_is_spent, "no effect"),
 ]
 
 
@@ -183,21 +280,23 @@ def test_a_planted_bug_is_found(plant: Plant, found: str, monkeypatch: pytest.Mo
 
 
 class Scripted(inboxes.Simulation):
-    """A schedule that a test writes down: nothing fails by chance."""
+    """A schedule that a test writes down, with one partition: nothing fails by chance."""
 
     def __init__(self) -> None:
-        super().__init__(0, inboxes.Plan(failures=0.0))
-        self.append(10, age=3 * inboxes.KEEP_SECONDS)
-        self._settle()
+        super().__init__(0, Plan(failures=0.0))
+        [self.log] = self.kafka.logs.values()
+        self.append(10, age=3 * KEEP_SECONDS)
+        self.settle()
+
+    @property
+    def owner(self) -> Process:
+        """The inbox that has the partition."""
+        return self.owners[self.log.tp]
 
     def append(self, number: int, age: float = 0.0) -> None:
         """Append so many records, which are so many seconds old."""
         for _ in range(number):
-            self._number += 1
-            name = f"record {self._number}"
-            stored = inboxes.Stored(name, self.log.epoch, self.now - age, self.log.topic_id)
-            self.postgres.places[name], self.postgres.offsets[name] = stored, self.log.end
-            self.log.records.append(stored)
+            self.kafka.append(self.log, self.chance.now - age)
 
     def cut(self, end: int) -> None:
         """Cut the log. No client notices it by itself."""
@@ -206,13 +305,11 @@ class Scripted(inboxes.Simulation):
 
     def messages(self, first: int, behind: int) -> list[Any]:
         """Records as librdkafka returns them, which has fetched them by now."""
-        assert self.owner is not None
-        self.owner.client.at, self.owner.client.has_fetched = behind, True
-        return [inboxes._message(offset, self.log.records[offset]) for offset in range(first, behind)]
+        self.owner.client.assigned[self.log.tp].has_returned_up_to(behind)
+        return [polled(self.log.tp, offset, self.log.records[offset]) for offset in range(first, behind)]
 
     def add(self, messages: list[Any], *, id_is_returned: bool = True) -> None:
         """Have the inbox take in what it polled. Kafka may not return the topic's id then."""
-        assert self.owner is not None
         ids, answer = self.owner.loop._topic_ids, self.owner.loop._topic_ids.look_up
         if not id_is_returned:
             ids.look_up = lambda _: Answer(recreated=set(), known=set())
@@ -221,18 +318,54 @@ class Scripted(inboxes.Simulation):
 
     def handle_first(self) -> None:
         """Handle the first record that waits."""
-        assert self.owner is not None
-        [taken] = self.owner.queues.take(1, self.now)
-        self.running.append(inboxes.Transaction(self.owner, taken))
-        self._claim(self.running[-1])
-        self._end(self.running[-1])
+        with patch.object(self.owner.dispatcher._batch_limit, "limit", lambda *_: 1):
+            self._handle_by(self.owner)
+        self._end_handlers()
 
     def judged(self) -> list[str]:
         """What is broken at the end, when all is well."""
         self.append(1)
-        self._settle()
-        self._check_end()
+        self.settle()
+        self.check_end()
         return self.broken
+
+
+def test_records_before_a_cut_that_were_fetched_and_not_polled_are_handled() -> None:
+    """librdkafka goes back to the cut, and drops what it has fetched."""
+    simulation = Scripted()
+    simulation.append(6)
+    simulation.cut(13)
+    simulation.append(2)
+    simulation.owner.client.assigned[simulation.log.tp].go_to(13)
+    assert simulation.judged() == []
+
+
+def test_and_so_are_those_of_a_partition_of_which_nothing_was_polled() -> None:
+    simulation = Scripted()
+    simulation._recreate()
+    simulation.settle()  # The inbox knows the topic by now.
+    simulation.append(6)
+    simulation.cut(3)
+    simulation.append(2)
+    simulation.owner.client.assigned[simulation.log.tp].go_to(3)
+    assert simulation.judged() == []
+
+
+def test_a_cut_is_noticed_where_a_paused_partition_goes_on_behind_it() -> None:
+    """librdkafka had gone back to the beginning, and takes a pause for a reason to go on where it was before."""
+    simulation = Scripted()
+    simulation.cut(6)
+    simulation.append(8)
+    assert simulation.judged() == []
+
+
+def test_a_new_leader_without_a_cut_repeats_nothing() -> None:
+    simulation = Scripted()
+    simulation.log.epoch += 1
+    simulation.append(3, age=3 * KEEP_SECONDS)
+    simulation.settle()
+    simulation.postgres.handled.clear()
+    assert simulation.judged() == []
 
 
 def test_a_cut_is_noticed_behind_records_that_are_fetched_again() -> None:
@@ -260,7 +393,7 @@ def test_a_cut_is_noticed_in_records_that_are_fetched_again() -> None:
 
 def test_two_cuts_in_records_that_are_polled_at_once_are_told_apart() -> None:
     """The position that was reached before the first one says nothing of what came between them."""
-    old = 3 * inboxes.KEEP_SECONDS
+    old = 3 * KEEP_SECONDS
     simulation = Scripted()
     simulation.cut(5)
     simulation.append(4, age=old)
@@ -295,7 +428,7 @@ def test_a_cut_is_noticed_after_a_restart_though_records_were_fetched_again_whil
         message.headers = list
     simulation.add(unnamed, id_is_returned=False)
     simulation.handle_first()
-    simulation._tick()
+    simulation._tick_by(simulation.owner)
     simulation._kill()
     simulation.cut(6)
     simulation.append(12)
@@ -305,10 +438,9 @@ def test_a_cut_is_noticed_after_a_restart_though_records_were_fetched_again_whil
 def test_a_recreated_topic_is_noticed_where_kafka_returns_its_id_only_when_the_record_comes_again() -> None:
     """Its records would count as those of the old topic, which are handled up to the position."""
     simulation = Scripted()
-    assert simulation.owner is not None
     simulation._recreate()
-    simulation.append(1, age=3 * inboxes.KEEP_SECONDS)
+    simulation.append(1, age=3 * KEEP_SECONDS)
     simulation.add(simulation.messages(0, 1), id_is_returned=False)
     simulation.add(simulation.messages(0, 1))
-    assert simulation.owner.topic_ids.of(inboxes.PARTITION.topic) == simulation.log.topic_id
+    assert simulation.owner.topic_ids.of(simulation.log.tp.topic) == simulation.log.topic_id
     assert simulation.judged() == []
