@@ -6,9 +6,8 @@ paused or cut is taken from librdkafka 2.16:
 - a pause drops what was fetched ahead; a resumed partition is fetched from where the last record was returned, or from
   where it was told to begin. A pause lasts until it is ended, even if the partition goes and comes back;
 - a client that has read records knows their epoch. When it hears of a cut, it goes back to where its epoch ends now,
-  which drops what it has fetched ahead. It does not look if there is no leader at that moment. If the broker does not
-  know that epoch any more, or the offset is out of range, it goes to the beginning of the partition, and a pause before
-  a record is returned takes it back to where it was;
+  which drops what it has fetched ahead. If the broker does not know that epoch any more, or the offset is out of range,
+  it goes to the beginning of the partition, and a pause before a record is returned takes it back to where it was;
 - a seek does all that a pause does, and has it forget the epoch.
 """
 
@@ -58,11 +57,13 @@ class Log:
         self._topic = topic
         self.tp = TopicPartition(topic.name, number)
         self.committed: KafkaTopicPartition | None = None
+        self.records: list[Stored] = []
         self.recreate()
 
     def recreate(self) -> None:
         """Begin as an empty log."""
-        self.records: list[Stored] = []
+        self.end_before = self.end
+        self.records = []
         self.beginning = self.epoch = 0
 
     def __str__(self) -> str:
@@ -154,11 +155,11 @@ class _Fetched:
         self._is_to_look = False  # For a cut.
         self._ahead: deque[Any] = deque()
 
-    def go_to(self, offset: int) -> None:
-        """Fetch from an offset on, of which it does not know the epoch."""
+    def go_to(self, offset: int, epoch: int | None = None) -> None:
+        """Fetch from an offset on; the epoch of the record before is known, or not."""
         places = {OFFSET_BEGINNING: self.log.beginning, OFFSET_END: self.log.end}
-        self.at = self._start = places.get(offset, offset)
-        self._epoch: int | None = None  # Of the record before.
+        self._start = places.get(offset, offset), epoch
+        self.at, self._epoch = self._start  # The epoch is that of the record before.
         self._returned: tuple[int, int] | None = None  # Behind the record that was returned last, and its epoch.
         self._end_told: int | None = None  # The end of which it has told last.
         self._is_to_look = False
@@ -166,13 +167,14 @@ class _Fetched:
 
     def pause(self) -> None:
         """Drop what was fetched ahead."""
-        self._start, self._epoch = (self._start, None) if self._returned is None else self._returned
-        self.at, self._end_told = self._start, None
+        self._start = self._returned or self._start
+        self.at, self._epoch = self._start
+        self._end_told = None
         self._ahead.clear()
 
     def was_recreated(self) -> None:
-        """Go on at the beginning of the topic that there is now."""
-        self._is_to_look = False
+        """Go on at the beginning of the topic that there is now, also after a pause."""
+        self._is_to_look, self._returned = False, None
         self._reset()
 
     def was_cut(self) -> None:
@@ -186,24 +188,28 @@ class _Fetched:
         if not looks or (epoch := self._epoch) is None:
             return
         way, end = self._chance.dice.random(), max(self.log.end_of(epoch), self.log.beginning)
-        if way < 0.2 or self.at <= end:
+        if self.at <= end:
             return
-        if way < 0.4:
+        if way < 0.3:
             self._reset()
         else:
-            self.go_to(end)
-            self._epoch = epoch
+            self.go_to(end, epoch)
 
     def _reset(self) -> None:
         """Go to the beginning. What was fetched ahead is returned before, and what was returned last stays known."""
-        self.at = self._start = self.log.beginning
-        self._epoch = self._end_told = None
+        self._start = self.log.beginning, None
+        self.at, self._epoch = self._start
+        self._end_told = None
 
     def has_returned_up_to(self, offset: int) -> None:
         """Go on at an offset, after its record was returned."""
         self._epoch = self.log.records[offset - 1].epoch
         self.at, self._returned, self.has_begun = offset, (offset, self._epoch), True
         self._ahead.clear()
+
+    @property
+    def has_records_ahead(self) -> bool:
+        return any(each.error() is None for each in self._ahead)
 
     @property
     def has_reached_end(self) -> bool:
@@ -300,6 +306,10 @@ class Client:
     def has_reached_end(self, tp: TopicPartition) -> bool:
         """Whether it has returned all records of a partition."""
         return self.assigned[tp].has_reached_end
+
+    def with_records_ahead(self) -> set[TopicPartition]:
+        """The partitions of which it has fetched records, and not returned them."""
+        return {tp for tp, each in self.assigned.items() if each.has_records_ahead}
 
     def poll(self, timeout: float) -> Any:
         """Return a record of some partition, or that it has reached an end; None if there is nothing new."""

@@ -1,4 +1,4 @@
-"""Inboxes over a partition that is cut: schedules that are judged, and planted bugs that are found.
+"""Inboxes over partitions that are cut: schedules that are judged, and planted bugs that are found.
 
 pytest tests/simulation/test_inboxes.py                        some schedules, and the planted bugs
 pytest tests/simulation/test_inboxes.py --schedules 20000      a long run; `--first-seed` begins elsewhere
