@@ -218,17 +218,6 @@ def move_the_position_with_a_dead_letter(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(KeyQueues, "add", add_and_move)
 
 
-def never_queue_a_dead_letter_again_that_waited_in_a_partition_that_was_lost(patch: pytest.MonkeyPatch) -> None:
-    close = KeyQueues.close
-
-    def close_and_remember(queues: KeyQueues, partitions: Collection[TopicPartition]) -> None:
-        retried = {*queues._retried}
-        close(queues, partitions)
-        queues._retried |= retried
-
-    patch.setattr(KeyQueues, "close", close_and_remember)
-
-
 def pass_over_a_record_that_is_spent(patch: pytest.MonkeyPatch) -> None:
     async def pass_over(*_: object) -> bool:
         return True
@@ -264,7 +253,6 @@ PLANTS: list[tuple[Plant, str]] = [
     (keep_a_dead_letter_whose_retry_succeeded, "twice"),
     (drop_a_dead_letter_whose_retry_failed, "lost"),
     (move_the_position_with_a_dead_letter, "moved the positions"),
-    (never_queue_a_dead_letter_again_that_waited_in_a_partition_that_was_lost, "no end"),
     (pass_over_a_record_that_is_spent, "no effect"),
 ]
 
