@@ -147,14 +147,6 @@ def test_a_broker_that_accepts_and_does_not_answer_is_noticed(
     eventually(lambda: all_brokers_answer(settings, "any"), 30)
 
 
-def test_nothing_is_left_behind(cluster: EmbeddedCluster) -> None:
-    """The last test of the module: its cluster is stopped, twice."""
-    servers = [psutil.Process(node.pid) for node in cluster.nodes]
-    cluster.stop()
-    assert not [each for each in servers if runs(each)]
-    cluster.stop()
-
-
 def test_a_broker_that_is_silent_hides_the_ends_of_its_own_topics_alone(cluster: EmbeddedCluster) -> None:
     """librdkafka gives them offsets below 0, and no error, or another broker leads them by then."""
     cluster.wait_in_sync()
@@ -185,3 +177,11 @@ def test_a_broker_that_is_silent_hides_the_ends_of_its_own_topics_alone(cluster:
     assert any(f"led-by-{last.node}" in each for each in found)
     assert all(end == 0 for each in found for end in each.values())
     cluster.wait_in_sync()
+
+
+def test_nothing_is_left_behind(cluster: EmbeddedCluster) -> None:
+    """The last test of the module: its cluster is stopped, twice."""
+    servers = [psutil.Process(node.pid) for node in cluster.nodes]
+    cluster.stop()
+    assert not [each for each in servers if runs(each)]
+    cluster.stop()
