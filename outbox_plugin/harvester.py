@@ -194,11 +194,11 @@ class Harvester(Background):
         """
         with reported_as_refusal(self._settings):
             try:
-                return self._register_once_unlocked(keep=keep)
+                return self._register_when_unlocked(keep=keep)
             except psycopg.errors.IdleInTransactionSessionTimeout:  # This process was stopped in the middle.
-                return self._register_once_unlocked(keep=keep)
+                return self._register_when_unlocked(keep=keep)
 
-    def _register_once_unlocked(self, *, keep: bool) -> tuple[OutboxIdentity, Terms, Layout, str | None]:
+    def _register_when_unlocked(self, *, keep: bool) -> tuple[OutboxIdentity, Terms, Layout, str | None]:
         """Wait while another session has locked what the registration needs, unless the harvester is to stop."""
         while True:
             try:

@@ -195,9 +195,10 @@ class Member:
             claims: what the log was asked for, as `granted` got it.
             kept: what `granted` returned; empty if it could not be kept.
         """
+        now_held = self.claims()
         for each in kept:
             claim, end = claims[each.topic_partition]
-            if self.claims().get(each.topic_partition) is claim:
+            if now_held.get(each.topic_partition) is claim:
                 claim.promise(end)
         for tp, (_, end) in claims.items():
             self._verdicts.pop((tp, end), None)

@@ -187,24 +187,23 @@ def commit_each_position_with_the_epoch_of_another_partition(patch: pytest.Monke
     )
 
 
-def keep_a_dead_letter_whose_retry_succeeded(patch: pytest.MonkeyPatch) -> None:
+def handle_with(patch: pytest.MonkeyPatch, other: str, *, instead_of: str) -> None:
+    """Let each `Handling` do one thing where it should do another one."""
     begin = Handling.__init__
 
     def begin_wrongly(handling: Any, *args: Any, **options: Any) -> None:
         begin(handling, *args, **options)
-        handling._remove_letter = handling._dead_letter_again
+        setattr(handling, instead_of, getattr(handling, other))
 
     patch.setattr(Handling, "__init__", begin_wrongly)
+
+
+def keep_a_dead_letter_whose_retry_succeeded(patch: pytest.MonkeyPatch) -> None:
+    handle_with(patch, "_dead_letter_again", instead_of="_remove_letter")
 
 
 def drop_a_dead_letter_whose_retry_failed(patch: pytest.MonkeyPatch) -> None:
-    begin = Handling.__init__
-
-    def begin_wrongly(handling: Any, *args: Any, **options: Any) -> None:
-        begin(handling, *args, **options)
-        handling._dead_letter_again = handling._remove_letter
-
-    patch.setattr(Handling, "__init__", begin_wrongly)
+    handle_with(patch, "_remove_letter", instead_of="_dead_letter_again")
 
 
 def move_the_position_with_a_dead_letter(patch: pytest.MonkeyPatch) -> None:

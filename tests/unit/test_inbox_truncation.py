@@ -61,12 +61,18 @@ def test_a_record_that_is_done_does_not_stand_for_another_one_at_its_offset() ->
     assert queues.positions() == {PARTITION: (ID, 98)}
 
 
-def test_a_group_that_has_handled_nothing_has_no_position() -> None:
-    """It would have no epoch: where the partition begins at 97, and is cut before that, nobody would notice."""
-    kafka = Kafka()
+def started_without_a_position(kafka: Kafka) -> Any:
+    """The loop of an inbox whose group has handled nothing."""
     loop = loop_of(kafka, Positions())
     loop._epochs.start(PARTITION, None)
     loop._dispatcher._queues.assign([PARTITION], {"t": ID})
+    return loop
+
+
+def test_a_group_that_has_handled_nothing_has_no_position() -> None:
+    """It would have no epoch: where the partition begins at 97, and is cut before that, nobody would notice."""
+    kafka = Kafka()
+    loop = started_without_a_position(kafka)
     loop.add([message(97, b"old 97")])
     loop.commit_and_note()
     assert (loop.reached.all(), kafka.committed) == ({}, [])
@@ -77,9 +83,7 @@ def test_a_group_that_has_handled_nothing_has_no_position() -> None:
 
 def test_nor_has_one_that_reads_the_first_record_again_and_has_not_handled_it() -> None:
     kafka = Kafka()
-    loop = loop_of(kafka, Positions())
-    loop._epochs.start(PARTITION, None)
-    loop._dispatcher._queues.assign([PARTITION], {"t": ID})
+    loop = started_without_a_position(kafka)
     for offset in (97, 98):
         loop.add([message(offset, b"old %d" % offset)])
         finish_next(loop._dispatcher._queues)
@@ -286,9 +290,7 @@ def test_a_cut_is_noticed_by_the_record_before_that_of_a_new_leader() -> None:
 
 def test_the_first_record_is_fetched_again_where_the_partition_begins_before_it() -> None:
     kafka = Kafka()
-    loop = loop_of(kafka, Positions())
-    loop._epochs.start(PARTITION, None)
-    loop._dispatcher._queues.assign([PARTITION], {"t": ID})
+    loop = started_without_a_position(kafka)
     loop.add([message(99, b"new 99")])
     assert (kafka.sought, loop._dispatcher._queues.held) == ([0], 0)
     loop.add([message(97, b"old 97"), message(98, b"old 98")])
