@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import uuid
 from collections.abc import Iterator
@@ -22,6 +24,7 @@ from outbox_plugin.dagster.daemon import Daemon
 from outbox_plugin.embedded.stack import EmbeddedStack, Endpoints
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.settings import Settings
+from tests.class_archives import use_archives
 from tests.harvesting import create_topic
 from tests.slow_test_share import in_share, present_share
 from tests.support import PATIENCE, begins_with_shared_spark, eventually
@@ -31,13 +34,12 @@ hypothesis_settings.register_profile(
     "gate", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 hypothesis_settings.load_profile("gate")
-# Every `java` that the tests start reads it, Spark's and Kafka's. Each lives for seconds or minutes, in which the
-# optimizing compiler takes more processor time than its code saves. A developer's own JDK_JAVA_OPTIONS go first.
-os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
+use_archives(os.environ)
 RESOURCE_TRACKER = "multiprocessing.resource_tracker"  # Python's own. It ends with us.
 
 
 LEFT_OUT = pytest.StashKey[set[str]]()
+MAKING_ARCHIVES = pytest.StashKey["subprocess.Popen[bytes]"]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -77,8 +79,23 @@ def _runs_seeds_of_the_share(item: pytest.Item) -> bool:
     return "seeds" in getattr(item, "fixturenames", ())
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Make Java's archives in the background: the tests of a whole run that come first start no Java."""
+    if session.config.getoption("share") and not hasattr(session.config, "workerinput"):
+        making = [sys.executable, "-m", "tests.make_class_archives"]
+        session.config.stash[MAKING_ARCHIVES] = subprocess.Popen(
+            making,
+            cwd=session.config.rootpath,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Report the left-out tests to the process that started this one, if one did."""
+    """Wait for the archives. Report the left-out tests to the process that started this one, if one did."""
+    if (making := session.config.stash.get(MAKING_ARCHIVES, None)) is not None:
+        making.wait()
     if (output := getattr(session.config, "workeroutput", None)) is not None:
         left_out = session.config.stash[LEFT_OUT]
         output["left_out"] = sorted(left_out)
