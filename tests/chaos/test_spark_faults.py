@@ -13,6 +13,7 @@ import pytest
 from outbox_plugin import Settings
 from outbox_plugin.embedded.postgres import EmbeddedPostgres
 from outbox_plugin.schema.migrate import migrate
+from tests.postgres_sessions import sessions_waiting_for_a_lock
 from tests.processes import launched
 from tests.spark_driver import application
 from tests.spark_support import count, outbox_rows, staging_tables
@@ -22,7 +23,6 @@ pytestmark = [pytest.mark.chaos, pytest.mark.spark, pytest.mark.timeout(1200)]
 
 ROWS = 2_000
 START_SECONDS = 300.0  # A driver starts slowly where two others do.
-OTHERS_WAIT = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
 
 SPARK_IS_CONNECTED = (
     "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'outbox spark%'"
@@ -51,7 +51,7 @@ def test_a_driver_killed_before_its_commit_leaves_nothing_and_can_be_run_again(s
     with psycopg.connect(settings.dsn.get_secret_value()) as holder:
         holder.execute("LOCK TABLE outbox_job IN EXCLUSIVE MODE")  # The commit waits for it, all being staged.
         with application(settings, "batch", "j", str(ROWS)) as driver:
-            eventually(lambda: asked(settings, OTHERS_WAIT), START_SECONDS)
+            eventually(lambda: sessions_waiting_for_a_lock(settings), START_SECONDS)
             driver.kill()
     assert staging_tables(settings)
     eventually(
@@ -99,7 +99,7 @@ def test_a_stream_that_is_killed_five_times_emits_everything_once(settings: Sett
             if kill % 2:  # While it commits: what it did must be undone.
                 with psycopg.connect(settings.dsn.get_secret_value()) as holder:
                     holder.execute("LOCK TABLE outbox_stream IN EXCLUSIVE MODE")
-                    eventually(lambda: asked(settings, OTHERS_WAIT), START_SECONDS)
+                    eventually(lambda: sessions_waiting_for_a_lock(settings), START_SECONDS)
                     driver.kill()
             elif kill < 4:  # As soon as a commit is seen.
                 eventually(lambda before=before: committed() > before, START_SECONDS)  # type: ignore[misc]

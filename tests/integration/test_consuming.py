@@ -26,6 +26,7 @@ from outbox_plugin.errors import HandlerMisuse, LogUnavailable, RangeRefused, Se
 from outbox_plugin.schema.statements import statement
 from tests.harvesting import create_topic, environment
 from tests.inbox_support import make_effect_table, produce, query
+from tests.postgres_sessions import sessions_waiting_for_a_lock
 from tests.support import eventually
 
 pytestmark = pytest.mark.integration
@@ -119,9 +120,6 @@ def test_runs_of_one_range_at_the_same_time_have_one_effect(table: Settings, top
     assert values(table) == list(range(200))
 
 
-WAITS = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-
-
 def test_a_claim_waits_for_the_transaction_that_looks_at_the_position(settings: Settings) -> None:
     """Also where that one has not moved the position yet, as between the two statements of another claim."""
     first, second = (TopicRange(CONSUMER, "orders", "id", {0: begin}, {0: begin + 10}) for begin in (0, 10))
@@ -137,7 +135,7 @@ def test_a_claim_waits_for_the_transaction_that_looks_at_the_position(settings: 
         lock = statement("position", "lock", settings.table)
         connection.execute(lock, {"consumer": CONSUMER, "backfill": "", "topic": "orders"})
         other = runs.submit(advanced)
-        eventually(lambda: other.done() or query(settings, WAITS), 60)
+        eventually(lambda: other.done() or sessions_waiting_for_a_lock(settings), 60)
         assert not other.done()
         assert lock_and_advance(connection, settings.table, second)
         connection.commit()

@@ -39,6 +39,7 @@ from tests.harvesting import (
     members,
 )
 from tests.inbox_support import effects, make_effect_table, produce, record_effect
+from tests.postgres_sessions import sessions_waiting_to_write
 from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration
@@ -165,7 +166,7 @@ def test_a_marking_that_is_not_received_does_not_keep_its_rows_from_the_next_lea
         proxy.hold("to client")
         marking = threading.Thread(target=lambda: mark_in_vain(old, old_id))
         marking.start()
-        eventually(lambda: "ClientWrite" in waits_of_sessions(settings), 10)
+        eventually(lambda: sessions_waiting_to_write(settings), 10)
         new.lead(new_id)
         began = time.monotonic()
         assert new.mark(new_id, ReadRequest(10))
@@ -187,7 +188,7 @@ def test_a_read_that_is_not_received_does_not_keep_others_from_the_table(
         proxy.hold("to client")
         reading = threading.Thread(target=lambda: read_in_vain(store))
         reading.start()
-        eventually(lambda: "ClientWrite" in waits_of_sessions(settings), 10)
+        eventually(lambda: sessions_waiting_to_write(settings), 10)
         began = time.monotonic()
         with migration.transaction():
             migration.execute("ALTER TABLE outbox ADD COLUMN note INT")
@@ -229,13 +230,6 @@ def read_in_vain(store: PostgresWindowStore) -> None:
 def layout_of(settings: Settings) -> Layout:
     with closing(connect(settings)) as connection:
         return HarvesterRegistration(settings, connection).layout()
-
-
-def waits_of_sessions(settings: Settings) -> list[str | None]:
-    """What the sessions of this database wait for."""
-    with closing(connect(settings)) as connection:
-        query = "SELECT wait_event FROM pg_stat_activity WHERE datname = current_database()"
-        return [event for (event,) in connection.execute(query).fetchall()]
 
 
 def test_an_inbox_goes_on_when_its_connections_are_half_open(

@@ -28,6 +28,7 @@ from outbox_plugin.errors import StoreUnavailable
 from outbox_plugin.schema.connection import connect
 from outbox_plugin.schema.migrate import migrate
 from tests.harvesting import insert
+from tests.postgres_sessions import sessions_waiting_for_a_lock, sessions_waiting_to_write
 from tests.roles import as_role, let_in
 from tests.support import PATIENCE, eventually
 
@@ -67,14 +68,6 @@ def marking(store: PostgresMarkedStore) -> Iterator[None]:
     assert not thread.is_alive()
 
 
-def waits(settings: Settings, event: str) -> bool:
-    """Whether a session of this database waits for `event`."""
-    with closing(connect(settings)) as connection:
-        query = """SELECT FROM pg_stat_activity
-                   WHERE datname = current_database() AND %s IN (wait_event, wait_event_type)"""
-        return connection.execute(query, (event,)).rowcount > 0
-
-
 def test_a_slow_mark_of_a_leader_that_was_replaced_takes_no_mark_from_its_successor(settings: Settings) -> None:
     """It waits for the first row, which somebody changes; the successor marks the rows behind it meanwhile."""
     insert(settings, "t", [(FIRST_KEY, "1"), (OTHER_KEY, "2"), (OTHER_KEY, "3")])
@@ -87,7 +80,7 @@ def test_a_slow_mark_of_a_leader_that_was_replaced_takes_no_mark_from_its_succes
         old.lead(OLD)
         somebody.execute("SELECT FROM outbox WHERE kafka_key = %s FOR UPDATE", (FIRST_KEY,))
         with marking(old):
-            eventually(lambda: waits(settings, "Lock"), 10)
+            eventually(lambda: sessions_waiting_for_a_lock(settings), 10)
             new.lead(NEW)
             marked = new.mark(NEW, ReadRequest(100, excluded_keys=frozenset({OrderingKey("t", FIRST_KEY)})))
             somebody.rollback()
@@ -138,7 +131,7 @@ def stopped_while_marking(settings: Settings, old: PostgresMarkedStore) -> Itera
     old.session.reader.wait = wait  # type: ignore[method-assign, assignment]
     with marking(old):
         try:
-            eventually(lambda: waits(settings, "ClientWrite"), 10)
+            eventually(lambda: sessions_waiting_to_write(settings), 10)
             yield
         finally:
             woken.set()

@@ -35,6 +35,7 @@ from tests.harvesting import (
     named_by_progress,
     publish_but_kill_before_the_purge,
 )
+from tests.postgres_sessions import sessions_waiting_for_a_lock
 from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration
@@ -382,17 +383,10 @@ def test_a_start_that_waits_for_a_lock_can_be_stopped(settings: Settings) -> Non
     with psycopg.connect(settings.dsn.get_secret_value()) as other, ThreadPoolExecutor() as starts:
         other.execute("SELECT FROM outbox_identity FOR UPDATE")
         started = starts.submit(harvester.start)
-        eventually(lambda: waits_for_a_lock(settings), 60)
+        eventually(lambda: sessions_waiting_for_a_lock(settings), 60)
         harvester.stop()
         with pytest.raises(ServerRefused, match="lock timeout"):
             started.result(60 * PATIENCE)
-
-
-def waits_for_a_lock(settings: Settings) -> bool:
-    """Whether a session waits for another one."""
-    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
-        waiting = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-        return bool(connection.execute(waiting).fetchall())
 
 
 def is_there(settings: Settings, pid: int) -> bool:

@@ -28,6 +28,7 @@ from outbox_plugin.inbox.retry import MAX_LOSSES
 from outbox_plugin.schema.watched_connection import NoAnswer
 from tests.harvesting import create_topic
 from tests.inbox_support import effects, produce, query, record_effect
+from tests.postgres_sessions import sessions_waiting_for_a_lock
 from tests.processes import paused
 from tests.scraping import listening
 from tests.support import PATIENCE, eventually
@@ -497,7 +498,7 @@ def test_an_inbox_that_stops_does_not_wait_for_housekeeping(ready: Settings, top
         holder.execute("SELECT FROM outbox_inbox FOR UPDATE")
         inbox = Inbox(ready, group=group, topics=[topic], handler=record_effect)
         inbox.start()
-        eventually(lambda: query(ready, "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock'"), SOON)
+        eventually(lambda: sessions_waiting_for_a_lock(ready), SOON)
         began = time.monotonic()
         inbox.stop()
         assert time.monotonic() - began < 5 * PATIENCE

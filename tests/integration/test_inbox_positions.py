@@ -24,6 +24,7 @@ from outbox_plugin.inbox.positions import PositionInTopic, Positions
 from tests.harvesting import create_topic
 from tests.inbox_support import effects, produce, query, record_effect
 from tests.integration.test_inbox_identity import recreate, send, values
+from tests.postgres_sessions import sessions_waiting_for_a_lock
 from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration
@@ -161,7 +162,7 @@ def test_an_inbox_waits_for_its_positions_and_stops_all_the_same(ready: Settings
     with psycopg.connect(ready.dsn.get_secret_value()) as holder:
         inbox.start()
         holder.execute("LOCK TABLE outbox_inbox_position")
-        eventually(lambda: query(ready, "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock'"), SOON)
+        eventually(lambda: sessions_waiting_for_a_lock(ready), SOON)
         began = time.monotonic()
         inbox.stop()
         assert time.monotonic() - began < 10 * PATIENCE

@@ -33,6 +33,7 @@ from tests.harvesting import (
     insert_numbered,
     run_outbox,
 )
+from tests.postgres_sessions import leaders_asleep
 from tests.support import eventually
 
 pytestmark = pytest.mark.integration
@@ -241,7 +242,7 @@ def test_an_idle_harvester_sleeps_and_a_writer_wakes_it(settings: Settings, topi
     assert run_outbox("migrate", "--wake-up", env=environment(settings)).returncode == 0
     with Harvester(settings):
         for value in ("1", "2"):
-            eventually(lambda: asleep(settings), 30)
+            eventually(lambda: leaders_asleep(settings), 30)
             insert(settings, topic, [("k", value)])
             drained(settings)
     assert by_key(consume(settings, topic)) == {"k": ["1", "2"]}
@@ -256,10 +257,10 @@ def test_no_harvester_falls_asleep_beside_a_writer_that_would_not_wake_it(settin
             eventually(lambda: read_status(settings).shards[0].leader, 30)
             until = time.monotonic() + 2.0
             while time.monotonic() < until:
-                assert not asleep(settings)
+                assert not leaders_asleep(settings)
             writer.commit()
             drained(settings)
-            eventually(lambda: asleep(settings), 30)
+            eventually(lambda: leaders_asleep(settings), 30)
 
 
 @pytest.mark.usefixtures("_no_look_behind_the_wake_up")
@@ -277,24 +278,14 @@ def test_only_the_leaders_that_the_trigger_knows_fall_asleep(settings: Settings)
     migrate(settings, wake_up=True)
     more = settings.model_copy(update={"shards": 2})
     with Harvester(more):
-        eventually(lambda: asleep(settings) == 1, 30)
+        eventually(lambda: leaders_asleep(settings) == 1, 30)
         eventually(lambda: all(shard.leader for shard in read_status(settings).shards), 30)
         until = time.monotonic() + 2.0
         while time.monotonic() < until:
-            assert asleep(settings) < 2
+            assert leaders_asleep(settings) < 2
     migrate(more, wake_up=True)
     with Harvester(more):
-        eventually(lambda: asleep(settings) == 2, 30)
-
-
-def asleep(settings: Settings) -> int:
-    """How many leaders are asleep."""
-    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
-        row = connection.execute(
-            "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock' AND granted "
-            "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-        ).fetchone()
-    return int(row[0]) if row else 0
+        eventually(lambda: leaders_asleep(settings) == 2, 30)
 
 
 def test_the_trigger_can_be_removed(settings: Settings) -> None:
@@ -308,7 +299,7 @@ def test_the_trigger_can_be_removed(settings: Settings) -> None:
 def test_an_idle_harvester_asks_postgres_next_to_nothing(settings: Settings) -> None:
     migrate(settings, wake_up=True)
     with Harvester(settings):
-        eventually(lambda: asleep(settings), 30)
+        eventually(lambda: leaders_asleep(settings), 30)
         # Postgres counts what a busy beginning did only later, so the first window may hold more than an idle one.
         eventually(lambda: commits_a_second(settings, 10.0) < 3, 60)
 

@@ -30,6 +30,7 @@ from tests.harvesting import (
     publish_but_kill_before_the_purge,
     run_outbox,
 )
+from tests.postgres_sessions import leaders_asleep
 from tests.roles import as_role, let_in
 from tests.support import eventually
 
@@ -113,10 +114,9 @@ def test_rows_are_relayed_and_deleted_from_the_table(relayed: Settings, topic: s
 
 
 def test_a_writer_wakes_a_harvester_that_sleeps(relayed: Settings, topic: str) -> None:
-    asleep = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock' AND objsubid = 1"
     with Harvester(relayed), psycopg.connect(relayed.dsn.get_secret_value(), autocommit=True) as connection:
         connection.execute("LISTEN outbox")
-        eventually(lambda: connection.execute(asleep).fetchall() == [(1,)], 60)
+        eventually(lambda: leaders_asleep(relayed) == 1, 60)
         write(relayed, topic, 1, 1)
         assert [each.payload for each in connection.notifies(timeout=20, stop_after=1)] == ["shop.relayed"]
         drained(relayed)

@@ -19,6 +19,7 @@ from outbox_plugin.spark.columns import event_form
 from outbox_plugin.spark.publish import Staged
 from outbox_plugin.spark.sink import _connection
 from outbox_plugin.spark.staging import PREFIX, StageTask, StagingTable
+from tests.postgres_sessions import sessions_waiting_for_a_lock
 from tests.spark_support import new_staging_table
 from tests.support import eventually
 
@@ -132,16 +133,6 @@ def test_a_table_that_a_task_writes_to_is_left_to_a_later_job_which_finds_it(
     assert not exists(connection, table.name)
 
 
-WAITING = """
-    SELECT count(*) FROM pg_stat_activity
-    WHERE datname = current_database() AND wait_event_type = 'Lock' AND starts_with(application_name, 'outbox spark')
-"""
-
-
-def waits(connection: psycopg.Connection, sessions: int) -> bool:
-    return connection.execute(WAITING).fetchone() == (sessions,)
-
-
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
 def test_tasks_of_a_job_do_not_fail_each_other_whatever_the_roles_isolation_level_is(
     connection: psycopg.Connection, settings: Settings, level: str
@@ -162,14 +153,12 @@ def test_tasks_of_a_job_do_not_fail_each_other_whatever_the_roles_isolation_leve
         with connection.transaction():
             connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 1))", (table.name,))
             tasks = [pool.submit(task, iter([batch])) for _ in range(3)]
-            with psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as observer:
-                eventually(lambda: waits(observer, 3), 30)
+            eventually(lambda: sessions_waiting_for_a_lock(settings) == 3, 30)
         attempts = [each.result() for each in tasks]
         assert Staged(table, attempts).rows == 3
         with connection.transaction():  # As a task that lost its race renews the lease while the driver gives it up.
             table.lease(connection)
             dropped = pool.submit(give_up)
-            with psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as observer:
-                eventually(lambda: waits(observer, 1), 30)
+            eventually(lambda: sessions_waiting_for_a_lock(settings) == 1, 30)
         dropped.result()
     assert not exists(connection, table.name)

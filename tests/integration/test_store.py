@@ -36,6 +36,7 @@ from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.whole_records import whole_record_parts
 from tests.harvesting import backlog, insert, insert_numbered
+from tests.postgres_sessions import sessions_waiting_for_a_lock
 from tests.support import eventually
 
 pytestmark = pytest.mark.integration
@@ -646,11 +647,7 @@ def test_a_row_that_somebody_changes_while_it_is_marked_is_not_left_out(settings
         marks.lead(str(uuid.uuid4()))
         changing.execute("UPDATE outbox SET kafka_value = 'changed' WHERE id = 2")
         marking = background.submit(marks.mark, str(uuid.uuid4()), ReadRequest(ALL))
-        with psycopg.connect(dsn, autocommit=True) as connection:
-            locks = (
-                "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-            )
-            eventually(lambda: connection.execute(locks).fetchone() == (1,), 20)
+        eventually(lambda: sessions_waiting_for_a_lock(settings) == 1, 20)
         changing.commit()
         rows = marking.result(60)
     assert [row.id for row in rows][:3] == [1, 2, 3]
@@ -734,8 +731,7 @@ def test_a_statement_that_reads_keys_can_be_ended(settings: Settings) -> None:
     ):
         connection.execute("LOCK TABLE outbox IN ACCESS EXCLUSIVE MODE")
         reading = pool.submit(lambda: list(store.key_hashes_up_to(10, 10)))
-        waits = "SELECT count(*) FROM pg_locks WHERE relation = 'outbox'::regclass AND NOT granted"
-        eventually(lambda: connection.execute(waits).fetchone() == (1,), 30)
+        eventually(lambda: sessions_waiting_for_a_lock(settings) == 1, 30)
         store.cancel_key_hashes()
         with pytest.raises(StoreUnavailable, match="cancel"):
             reading.result(30)

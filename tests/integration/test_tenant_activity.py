@@ -16,7 +16,7 @@ from outbox_plugin import Settings
 from outbox_plugin.adapters.tenant_activity import TenantActivityReader
 from outbox_plugin.core.tenant_rest import Seen
 from outbox_plugin.embedded.postgres import EmbeddedPostgres
-from tests.inbox_support import query
+from tests.postgres_sessions import sessions_waiting_for_a_lock
 from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration
@@ -59,8 +59,7 @@ def test_whoever_waits_for_a_lock_on_a_sequence_hides_its_own_tenant_alone(
     with psycopg.connect(pattern.dsn.get_secret_value()) as drawing:
         drawing.execute("SELECT nextval('tenant_a.outbox_id_seq')")
         waiting.start()
-        waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'tenant_a.outbox_id_seq'::regclass"
-        eventually(lambda: query(pattern, waits) == [(1,)], 10)
+        eventually(lambda: sessions_waiting_for_a_lock(pattern) == 1, 10)
         assert set(reader.seen(both)) == {"tenant_b"}
     waiting.join()
     assert set(reader.seen(both)) == set(both)
