@@ -45,7 +45,7 @@ logger = logger_of("outbox_plugin.kafka")
 _LEADERS_MS = 5_000
 FIRST_OFFSET: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 END_OFFSET: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-Asked = TypeVar("Asked")
+K = TypeVar("K")
 _DONE_BY_ANOTHER = {KafkaError.TOPIC_ALREADY_EXISTS, KafkaError.INVALID_PARTITIONS}
 
 
@@ -68,9 +68,9 @@ def offset_of(answer: Future[ListOffsetsResultInfo], timeout_seconds: float) -> 
     return offset
 
 
-def offsets_of(answers: Mapping[Asked, Future[ListOffsetsResultInfo]], timeout_seconds: float) -> dict[Asked, int]:
+def offsets_of(answers: Mapping[K, Future[ListOffsetsResultInfo]], timeout_seconds: float) -> dict[K, int]:
     """The offsets of the partitions that were answered, as `offset_of` reads each."""
-    found: dict[Asked, int] = {}
+    found: dict[K, int] = {}
     for each, answer in answers.items():
         with suppress(KafkaException, TimeoutError):
             found[each] = offset_of(answer, timeout_seconds)

@@ -19,7 +19,7 @@ from outbox_plugin.settings import Settings
 MERGE_SECONDS = 0.3
 LEAST_SECONDS = 0.1
 
-Asked = TypeVar("Asked")
+K = TypeVar("K")
 
 
 def topic_ends(settings: Settings, topics: Collection[str], deadline: float) -> dict[str, int]:
@@ -62,14 +62,14 @@ def _topic_ends(admin: KafkaAdmin, topics: Collection[str], deadline: float) -> 
 
 
 def _answers(
-    asked: Mapping[Asked, Future[Any]], deadline: float, read: Callable[[Future[Any], float], Any] = answer_of
-) -> dict[Asked, Any]:
+    asked: Mapping[K, Future[Any]], deadline: float, read: Callable[[Future[Any], float], Any] = answer_of
+) -> dict[K, Any]:
     """The answers that came in time and are no refusals, as `read` reads them.
 
     Raises:
         KafkaException: all fail, and one for a reason that is not of the brokers: the way to them, or the time.
     """
-    answers: dict[Asked, Any] = {}
+    answers: dict[K, Any] = {}
     problem: KafkaException | None = None
     for each, future in asked.items():
         try:

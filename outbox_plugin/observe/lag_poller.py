@@ -15,7 +15,7 @@ from confluent_kafka import KafkaException, TopicCollection
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import OffsetSpec
 
-from outbox_plugin.adapters.kafka_admin import END_OFFSET, FIRST_OFFSET, KafkaAdmin, offset_of
+from outbox_plugin.adapters.kafka_admin import END_OFFSET, FIRST_OFFSET, KafkaAdmin, offset_of, offsets_of
 from outbox_plugin.adapters.kafka_clients import answer_of
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.settings import Settings
@@ -111,16 +111,10 @@ class LagPoller:
     def _offsets(self, partitions: Collection[TopicPartition], spec: OffsetSpec) -> dict[TopicPartition, int]:
         asked = self._admin.ask_for_offsets((KafkaTopicPartition(*tp) for tp in partitions), spec, ANSWER_SECONDS)
         self._wait(*asked.values())
-        found: dict[TopicPartition, int] = {}
-        problem: Exception | None = None
-        for at, answer in asked.items():
-            try:
-                found[TopicPartition(at.topic, at.partition)] = offset_of(answer, 0)
-            except (KafkaException, TimeoutError) as error:  # Maybe of this partition alone, as if it has no leader.
-                problem = error
-        if problem is not None and not found:
-            raise problem
-        return found
+        offsets = offsets_of(asked, 0)
+        if not offsets:  # Otherwise one partition's failure is its own, as where it has no leader.
+            offset_of(next(iter(asked.values())), 0)  # Raises the reason.
+        return {TopicPartition(at.topic, at.partition): offset for at, offset in offsets.items()}
 
     def _wait(self, *answers: Future[Any]) -> None:
         """Wait for all answers, unless they take too long or the poller is closed."""
