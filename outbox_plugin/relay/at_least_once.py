@@ -32,7 +32,7 @@ from outbox_plugin.relay.events import (
 )
 from outbox_plugin.relay.poller import Poller, Source
 from outbox_plugin.relay.runtime import Runtime
-from outbox_plugin.relay.stages import Stages
+from outbox_plugin.relay.task_group import TaskGroup
 from outbox_plugin.relay.timed_calls import AnswerWait, took
 
 MARKS_AHEAD = 1
@@ -82,13 +82,13 @@ class AtLeastOnce:
         self._runtime = runtime
         self._observe = observe
         self._dead_letters = bad_rows == "dead-letter"
-        self._stages = Stages(runtime, f"outbox-{shard}")
-        self._lock = self._stages.lock
-        self._may_mark = self._stages.condition()
-        self._may_send = self._stages.condition()
-        self._may_purge = self._stages.condition()
+        self._tasks = TaskGroup(runtime, f"outbox-{shard}")
+        self._lock = self._tasks.lock
+        self._may_mark = self._tasks.condition()
+        self._may_send = self._tasks.condition()
+        self._may_purge = self._tasks.condition()
         source = Source(self._control, self._rows_are_released, self._request, self._mark_rows, store.snapshot)
-        self._poller = Poller(shard, source, self._stages, wake_up, observe)
+        self._poller = Poller(shard, source, self._tasks, wake_up, observe)
         self._marked: deque[tuple[str, Sequence[OutboxRow], float]] = deque()
         self._delivered: list[int] = []  # To be purged; all carry the same mark.
         self._sender_done = False
@@ -113,11 +113,11 @@ class AtLeastOnce:
         Raises:
             TermEnded, ServerUnavailable: what ended the term.
         """
-        self._stages.run(self._send_marked, mark=self._mark, purge=self._purge)
+        self._tasks.run(self._send_marked, mark=self._mark, purge=self._purge)
 
     def stop(self) -> None:
         """Ask `run` to end: what is marked but not sent is left for the next leader."""
-        self._stages.stop()
+        self._tasks.stop()
         self._poller.interrupt()
 
     @property
@@ -152,8 +152,8 @@ class AtLeastOnce:
     def _wait_for_room(self) -> bool:
         """Waits until rows may be marked; False when the term is to end."""
         with self._lock:
-            self._may_mark.wait_for(lambda: self._stages.stopping or len(self._marked) < MARKS_AHEAD)
-            return not self._stages.stopping
+            self._may_mark.wait_for(lambda: self._tasks.stopping or len(self._marked) < MARKS_AHEAD)
+            return not self._tasks.stopping
 
     def _control(self) -> tuple[Control, bool]:
         with self._lock:
@@ -190,9 +190,9 @@ class AtLeastOnce:
         """Waits for marked rows, and for purges to keep up; None when the term is to end."""
         with self._lock:
             self._may_send.wait_for(
-                lambda: self._stages.stopping or (self._marked and len(self._delivered) < UNPURGED_ROWS)
+                lambda: self._tasks.stopping or (self._marked and len(self._delivered) < UNPURGED_ROWS)
             )
-            if self._stages.stopping:
+            if self._tasks.stopping:
                 return None
             work = self._marked.popleft()
             self._may_mark.notify_all()
@@ -205,7 +205,7 @@ class AtLeastOnce:
         """
         delivered: list[tuple[Any, ...]] = []
         pending = deque(rounds(rows))
-        while pending and not self._stages.stopping:
+        while pending and not self._tasks.stopping:
             round_ = pending.popleft()
             with self._answer_wait:
                 sent = self._log.send(round_, self._confirm)
@@ -228,7 +228,7 @@ class AtLeastOnce:
                     row.id not in done and row.id not in refused and row.topic not in sent.away for row in round_
                 )
                 self._force_remark(mark_id, result.reset)
-                self._stages.rest(self._failures.wait() if failed else 0.0)
+                self._tasks.rest(self._failures.wait() if failed else 0.0)
                 break
         return Rows(delivered)
 
@@ -251,8 +251,8 @@ class AtLeastOnce:
     def _force_remark(self, mark_id: str, ids: Sequence[int]) -> None:
         """Let everything that is not delivered be marked again, from the earliest row on."""
         with self._lock:
-            self._may_send.wait_for(lambda: self._stages.stopping or not self._delivered)
-            if self._stages.stopping:
+            self._may_send.wait_for(lambda: self._tasks.stopping or not self._delivered)
+            if self._tasks.stopping:
                 return  # The next leader marks them, under an id of its own.
             ahead = [id_ for _, rows, _ in self._marked for id_ in column(rows, "id")]
         self._store.reset(mark_id, [*ids, *ahead])
@@ -279,4 +279,4 @@ class AtLeastOnce:
             return (self._mark_id, list(self._delivered)) if self._delivered else None
 
     def _purge_is_due(self) -> bool:
-        return self._sender_done or self._stages.stopping or len(self._delivered) >= PURGE_ROWS
+        return self._sender_done or self._tasks.stopping or len(self._delivered) >= PURGE_ROWS

@@ -41,7 +41,7 @@ from outbox_plugin.relay.events import (
 from outbox_plugin.relay.live_rows import LiveRows
 from outbox_plugin.relay.poller import Poller
 from outbox_plugin.relay.runtime import Runtime
-from outbox_plugin.relay.stages import Stages
+from outbox_plugin.relay.task_group import TaskGroup
 from outbox_plugin.relay.timed_calls import AnswerWait, TimedLog, took
 from outbox_plugin.relay.window_source import WindowSource
 
@@ -90,19 +90,19 @@ class ExactlyOnce:
         self._bad_rows = bad_rows
         self._adopt = adopt
         self._windows = Windows()
-        self._stages = Stages(runtime, f"outbox-{shard}")
-        self._lock = self._stages.lock
-        self._may_read = self._stages.condition()
-        self._may_publish = self._stages.condition()
-        self._may_purge = self._stages.condition()
-        self._has_purged = self._stages.condition()
-        self._live_rows = LiveRows(shard, store, self._stages, observe, self._join_queue)
+        self._tasks = TaskGroup(runtime, f"outbox-{shard}")
+        self._lock = self._tasks.lock
+        self._may_read = self._tasks.condition()
+        self._may_publish = self._tasks.condition()
+        self._may_purge = self._tasks.condition()
+        self._has_purged = self._tasks.condition()
+        self._live_rows = LiveRows(shard, store, self._tasks, observe, self._join_queue)
         self._rows_beside_live = RowsBesideLive()
         self._bad_row_handler = BadRowHandler(
             shard, store, runtime, observe, self._lock, self._windows.park, self._windows.hold
         )
         source = WindowSource(store, self._windows, self._lock, self._live_rows, self._rows_beside_live).source()
-        self._poller = Poller(shard, source, self._stages, wake_up, observe)
+        self._poller = Poller(shard, source, self._tasks, wake_up, observe)
         self._queue = WindowQueue()
         self._published: list[Window] = []
         self._publishing = self._publisher_done = False
@@ -143,7 +143,7 @@ class ExactlyOnce:
 
     def _wait_for_settled_layout(self) -> bool:
         """Wait until shard 0 has recovered the slices of earlier layouts; False when the term is to end."""
-        return not self._store.layout.former or self._stages.wait_until(self._store.is_settled)
+        return not self._store.layout.former or self._tasks.wait_until(self._store.is_settled)
 
     def _recover(self, log: TransactionalLog, slice_: Slice, generation: int) -> tuple[int, int]:
         """Delete what the fenced slice has published. Returns how many rows, and the generation that is fenced."""
@@ -186,7 +186,7 @@ class ExactlyOnce:
             TermEnded, ServerUnavailable: what ended the term.
         """
         try:
-            self._stages.run(self._publish_windows, read=self._read_windows, purge=self._purge_windows)
+            self._tasks.run(self._publish_windows, read=self._read_windows, purge=self._purge_windows)
             if self._names_rows and not self._log.in_doubt:
                 with suppress(TermEnded, ServerUnavailable):  # Else the next leader searches for rows that are gone.
                     self._commit((), self._progress(0, ()))
@@ -197,7 +197,7 @@ class ExactlyOnce:
 
     def stop(self) -> None:
         """Ask `run` to end: what has been read but not published is left for the next leader."""
-        self._stages.stop()
+        self._tasks.stop()
         self._poller.interrupt()
 
     @property
@@ -234,9 +234,9 @@ class ExactlyOnce:
         """Waits until a window may be read; False when the term is to end."""
         with self._lock:
             self._may_read.wait_for(
-                lambda: self._stages.stopping or self._has_room_for_live() or self._has_room_for_others()
+                lambda: self._tasks.stopping or self._has_room_for_live() or self._has_room_for_others()
             )
-            return not self._stages.stopping
+            return not self._tasks.stopping
 
     def _has_room_for_live(self) -> bool:
         # The backlog is read too: live rows wait for that only when some of them are there already.
@@ -283,10 +283,10 @@ class ExactlyOnce:
         """
         with self._lock:
             self._may_publish.wait_for(
-                lambda: self._stages.stopping or self._queue or self._challenged,
+                lambda: self._tasks.stopping or self._queue or self._challenged,
                 CLEAR_PROGRESS_SECONDS if self._names_rows else None,
             )
-            if self._stages.stopping:
+            if self._tasks.stopping:
                 return None
             proved, self._challenged = self._challenged, None
             is_to_measure = self._live_rows.came_lately and not self._rows_beside_live.is_measured
@@ -343,8 +343,8 @@ class ExactlyOnce:
                 if progress.most_bytes <= self._log.largest_progress_bytes:
                     return progress
                 if unpurged := len(self._windows.unpurged):
-                    self._has_purged.wait_for(lambda: self._stages.stopping or len(self._windows.unpurged) < unpurged)
-                    if self._stages.stopping:
+                    self._has_purged.wait_for(lambda: self._tasks.stopping or len(self._windows.unpurged) < unpurged)
+                    if self._tasks.stopping:
                         return None
                 elif len(window.rows) > 1:
                     self._queue.put_back(QueuedWindow(self._windows.halve(window), read_at))
@@ -448,4 +448,4 @@ class ExactlyOnce:
             return windows
 
     def _purge_is_due(self) -> bool:
-        return self._publisher_done or self._stages.stopping or rows_in(self._published) >= PURGE_ROWS
+        return self._publisher_done or self._tasks.stopping or rows_in(self._published) >= PURGE_ROWS

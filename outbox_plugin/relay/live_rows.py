@@ -16,7 +16,7 @@ from outbox_plugin.core.postgres_ports import ReadRequest, WindowStore
 from outbox_plugin.core.row import OutboxRow, Rows, fields_of
 from outbox_plugin.errors import ServerUnavailable
 from outbox_plugin.relay.events import KeysSummarised, LiveRowsJoined, LiveRowsLeftOut, Observer
-from outbox_plugin.relay.stages import Stages
+from outbox_plugin.relay.task_group import TaskGroup
 
 LATELY_SECONDS = 1.0
 MAX_WAITING_RANGES = 5_000  # A read that names them takes some 10 ms more.
@@ -55,27 +55,27 @@ class LiveRows:
     """Belongs to the stage that reads. Keys are summarised on a thread of its own."""
 
     def __init__(
-        self, shard: int, store: WindowStore, stages: Stages, observe: Observer, join_queues: Callable[[], None]
+        self, shard: int, store: WindowStore, tasks: TaskGroup, observe: Observer, join_queues: Callable[[], None]
     ) -> None:
         """No row goes before another one yet.
 
         Args:
             shard: for the events that are observed.
             store: where the rows are.
-            stages: the term's stages: a summary is given up when they stop.
+            tasks: those of the term; a summary is given up when they are to stop.
             observe: is told of summaries.
             join_queues: lets the live rows that have been read go before all rows that are read later.
         """
         self._shard = shard
         self._store = store
-        self._stages = stages
+        self._tasks = tasks
         self._observe = observe
         self._join_queues = join_queues
         self._keys: KeySummary | None = None  # Of the backlog; None where there is none.
         self._waiting = IdRanges()  # Live rows that were read, and whose keys may be in the summary.
         self._left_out = 0  # How many they are, with those that are forgotten.
         self._found_at: float | None = None  # When a read last found live rows that may go.
-        self._ended: SummaryEnd | None = None  # What the thread came to; `stages.lock` guards it.
+        self._ended: SummaryEnd | None = None  # What the thread came to; `tasks.lock` guards it.
 
     @property
     def in_use(self) -> bool:
@@ -85,7 +85,7 @@ class LiveRows:
     @property
     def came_lately(self) -> bool:
         """Whether live rows went before a backlog a short time ago, so that others are likely to come soon."""
-        now = self._stages.runtime.now()
+        now = self._tasks.runtime.now()
         return self.in_use and self._found_at is not None and now - self._found_at < LATELY_SECONDS
 
     @property
@@ -113,11 +113,11 @@ class LiveRows:
         """
         end = self._store.end_of_batch(request.bound)
         bound = request.bound if end is None else max(end, request.least_bound)
-        self._stages.spawn(partial(self._summarise, bound, request.ids), "summary")
+        self._tasks.spawn(partial(self._summarise, bound, request.ids), "summary")
 
     def take_summary(self) -> SummaryEnd | None:
         """The end of the attempt to summarise keys, if it has ended since the last call."""
-        with self._stages.lock:
+        with self._tasks.lock:
             ended, self._ended = self._ended, None
         return ended
 
@@ -149,7 +149,7 @@ class LiveRows:
             return Found.all(rows)
         may_go = [not keys.may_hold(key_hash) for key_hash in self._store.key_hashes(rows)]
         if any(may_go):
-            self._found_at = self._stages.runtime.now()
+            self._found_at = self._tasks.runtime.now()
         waiting = [row.id for row, goes in zip(rows, may_go, strict=True) if not goes]
         if waiting:
             self._waiting = IdRanges.union((self._waiting, IdRanges.of(waiting)))
@@ -158,20 +158,20 @@ class LiveRows:
         return Found(Rows(list(compress(fields_of(rows), may_go))), rows[-1].id, len(rows))
 
     def _summarise(self, bound: int, ids: int) -> None:
-        began = self._stages.runtime.now()
+        began = self._tasks.runtime.now()
         summary = None
         try:
             keys = KeySummary(ids)
             with closing(self._store.key_hashes_up_to(bound, ids)) as hashes:
                 for part in hashes:
                     keys.add(part)
-                    if self._stages.stopping:
+                    if self._tasks.stopping:
                         return
-            summary = Summary(bound, keys, ids, self._stages.runtime.now() - began)
+            summary = Summary(bound, keys, ids, self._tasks.runtime.now() - began)
         except (ServerUnavailable, MemoryError) as error:
-            if self._stages.stopping:
+            if self._tasks.stopping:
                 return
             reason = str(error) or "there is not enough memory"
-            self._observe(KeysSummarised(self._shard, ids, self._stages.runtime.now() - began, reason))
-        with self._stages.lock:
+            self._observe(KeysSummarised(self._shard, ids, self._tasks.runtime.now() - began, reason))
+        with self._tasks.lock:
             self._ended = SummaryEnd(summary)

@@ -12,7 +12,7 @@ from outbox_plugin.core.repeated_empty_reads import RepeatedEmptyReads
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.relay.events import Observer, RowsRead
 from outbox_plugin.relay.live_rows import Found, LiveRows
-from outbox_plugin.relay.stages import Stages
+from outbox_plugin.relay.task_group import TaskGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +42,23 @@ class Source:
 class Poller:
     """Belongs to the stage that reads; only `interrupt` may be called by another thread."""
 
-    def __init__(self, shard: int, source: Source, stages: Stages, wake_up: WakeUp | None, observe: Observer) -> None:
+    def __init__(self, shard: int, source: Source, tasks: TaskGroup, wake_up: WakeUp | None, observe: Observer) -> None:
         """Nothing is polled yet.
 
         Args:
             shard: for the events that are observed.
             source: what the delivery does.
-            stages: the term's stages: a wait ends when they stop.
+            tasks: those of the term; a wait ends when they are to stop.
             wake_up: lets writers wake us; None where the trigger is not installed.
             observe: is told of each read.
         """
         self._shard = shard
         self._source = source
         self._live_rows = source.live_rows
-        self._stages = stages
+        self._tasks = tasks
         self._wake_up = wake_up
         self._observe = observe
-        self._now = stages.runtime.now
+        self._now = tasks.runtime.now
         self._schedule = PollSchedule(
             self._now(), can_sleep=wake_up is not None, can_split=source.live_rows is not None
         )
@@ -175,7 +175,7 @@ class Poller:
 
     def _wait(self, seconds: float) -> None:
         if seconds:
-            self._stages.rest(seconds)
+            self._tasks.rest(seconds)
 
     def _disarm(self) -> None:
         if self._wake_up is not None:

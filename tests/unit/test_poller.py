@@ -24,12 +24,12 @@ from outbox_plugin.core.postgres_ports import Control, ReadRequest
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.relay.events import HarvestEvent, RowsRead
 from outbox_plugin.relay.poller import Poller, Source
-from outbox_plugin.relay.stages import Stages
+from outbox_plugin.relay.task_group import TaskGroup
 from tests.clock import Clock
 
 
-class Waits(Stages):
-    """Stages that wait for no time, and remember for how long they should have."""
+class Waits(TaskGroup):
+    """A task group that does not wait, and remembers for how long it should have."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock, "test")
@@ -111,9 +111,9 @@ class Bench:
     def __init__(self, bell: Bell | None = None) -> None:
         self.clock = Clock()
         self.outbox = Outbox(self.clock)
-        self.stages = Waits(self.clock)
+        self.tasks = Waits(self.clock)
         self.events: list[HarvestEvent] = []
-        self.poller = Poller(3, self.outbox.source(), self.stages, bell, self.events.append)
+        self.poller = Poller(3, self.outbox.source(), self.tasks, bell, self.events.append)
 
     def asleep(self) -> Bench:
         """Poll in vain until the wake-up is armed and the poller waits for it."""
@@ -127,14 +127,14 @@ def test_rows_end_a_poll_without_a_wait_and_are_observed() -> None:
     bench = Bench()
     bench.outbox.insert(1, 2)
     assert [row.id for row in bench.poller.poll()] == [1, 2]
-    assert bench.stages.waits == []
+    assert bench.tasks.waits == []
     assert bench.events == [RowsRead(3, 2, 0.0)]
 
 
 def test_a_poll_that_finds_nothing_waits() -> None:
     bench = Bench()
     assert not bench.poller.poll()
-    assert bench.stages.waits == [IDLE_FIRST]
+    assert bench.tasks.waits == [IDLE_FIRST]
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_a_paused_outbox_is_not_read() -> None:
     bench.outbox.insert(1)
     assert not bench.poller.poll()
     assert bench.outbox.reads == []
-    assert bench.stages.waits == [IDLE_LAST]
+    assert bench.tasks.waits == [IDLE_LAST]
 
 
 @pytest.mark.parametrize("why", ["unparked", "released"])
@@ -217,14 +217,14 @@ def test_after_a_while_without_rows_it_lets_writers_wake_it_and_reads_once_more_
     assert (bell.calls, len(bench.outbox.reads)) == (["arm"], 1)
     assert not bench.poller.poll()
     assert (bell.calls, len(bench.outbox.reads)) == (["arm", f"wait {READ_ASLEEP_SECONDS}"], 2)
-    assert bench.stages.waits == []
+    assert bench.tasks.waits == []
 
 
 def test_it_waits_and_does_not_sleep_beside_a_writer_that_would_not_wake_it() -> None:
     bell = Bell(arms=False)
     bench = Bench(bell).asleep()
     assert bell.calls == ["arm", "arm"]
-    assert bench.stages.waits == [IDLE_FIRST, 2 * IDLE_FIRST]
+    assert bench.tasks.waits == [IDLE_FIRST, 2 * IDLE_FIRST]
 
 
 def test_being_woken_disarms_the_wake_up_and_refreshes_at_once() -> None:
@@ -268,11 +268,11 @@ def test_rows_make_the_next_waits_short_also_when_no_more_come() -> None:
         bench.poller.poll()
     bench.outbox.insert(1)
     bench.poller.poll()
-    bench.stages.waits.clear()
+    bench.tasks.waits.clear()
     bench.clock.time += 2 * STEADY_SECONDS
     bench.poller.poll()
     bench.poller.poll()
-    assert bench.stages.waits == [IDLE_FIRST, 2 * IDLE_FIRST]
+    assert bench.tasks.waits == [IDLE_FIRST, 2 * IDLE_FIRST]
 
 
 def test_while_rows_come_steadily_the_waits_do_not_grow() -> None:
@@ -281,7 +281,7 @@ def test_while_rows_come_steadily_the_waits_do_not_grow() -> None:
     bench.outbox.insert(1)
     for _ in range(4):
         bench.poller.poll()
-    assert bench.stages.waits == [IDLE_FIRST] * 3
+    assert bench.tasks.waits == [IDLE_FIRST] * 3
 
 
 def test_after_rows_that_could_not_be_seen_the_waits_grow_as_usual() -> None:
@@ -289,11 +289,11 @@ def test_after_rows_that_could_not_be_seen_the_waits_grow_as_usual() -> None:
     bench.outbox.read_seconds = 2 * LONG_POLL_SECONDS
     for _ in range(10):
         bench.poller.poll()
-    assert bench.stages.waits[-1] == UNCOMMITTED_SECONDS
+    assert bench.tasks.waits[-1] == UNCOMMITTED_SECONDS
     bench.outbox.transactions_ended += 1
     bench.outbox.read_seconds = 0.0
     bench.poller.poll()
-    assert bench.stages.waits[-1] != UNCOMMITTED_SECONDS
+    assert bench.tasks.waits[-1] != UNCOMMITTED_SECONDS
 
 
 def test_an_idle_leader_refreshes_seldom() -> None:

@@ -12,7 +12,7 @@ from outbox_plugin.core.row import OutboxRow, Rows
 from outbox_plugin.core.rows_beside_live import RowsBesideLive
 from outbox_plugin.core.window import ROWS_PER_WINDOW, Windows
 from outbox_plugin.relay.live_rows import LATELY_SECONDS, LiveRows, Summary
-from outbox_plugin.relay.stages import Stages
+from outbox_plugin.relay.task_group import TaskGroup
 from outbox_plugin.relay.window_source import WindowSource
 from tests.clock import Clock
 
@@ -26,9 +26,9 @@ def test_a_backlog_is_read_in_large_parts_while_all_live_rows_wait_for_it() -> N
     rows = Rows([OutboxRow(1_000 + number, 0, "t", "k", "v", [], [], 0) for number in range(2)])
     hashes = [7, 7]
     store: Any = SimpleNamespace(read=lambda request: rows, key_hashes=lambda rows: hashes, snapshot=lambda: "")
-    stages = Stages(clock, "test")
-    live_rows = LiveRows(0, store, stages, lambda event: None, lambda: None)
-    source = WindowSource(store, Windows(), stages.lock, live_rows, RowsBesideLive()).source()
+    tasks = TaskGroup(clock, "test")
+    live_rows = LiveRows(0, store, tasks, lambda event: None, lambda: None)
+    source = WindowSource(store, Windows(), tasks.lock, live_rows, RowsBesideLive()).source()
     live_rows.begin(Summary(1_000, keys, 1_000, 0.0))
     live_rows.read(source.request(LIVE))
     assert source.request(OF_BACKLOG).limit == ROWS_PER_WINDOW
@@ -42,10 +42,10 @@ def test_a_backlog_is_read_in_small_parts_only_while_live_rows_come() -> None:
     store: Any = SimpleNamespace(
         read=lambda request: Rows(list(found)), key_hashes=lambda rows: [7] * len(rows), snapshot=lambda: ""
     )
-    stages = Stages(clock, "test")
-    live_rows = LiveRows(0, store, stages, lambda event: None, lambda: None)
+    tasks = TaskGroup(clock, "test")
+    live_rows = LiveRows(0, store, tasks, lambda event: None, lambda: None)
     beside_live = RowsBesideLive()
-    source = WindowSource(store, Windows(), stages.lock, live_rows, beside_live).source()
+    source = WindowSource(store, Windows(), tasks.lock, live_rows, beside_live).source()
 
     def limit(read: Read) -> int:
         return source.request(read).limit

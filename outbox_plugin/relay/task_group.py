@@ -1,4 +1,4 @@
-"""The stages of a pipeline: loops that run side by side and end together."""
+"""A group of tasks, such as the stages of a term's pipeline: loops that run side by side and end together."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from outbox_plugin.core.intervals import POLL_FIRST, POLL_LAST
 from outbox_plugin.relay.runtime import Condition, Runtime, Task
 
 
-class Stages:
-    """Runs stages that share what `lock` guards. The first to fail ends all, and its error is raised by `run`."""
+class TaskGroup:
+    """Runs tasks that share what `lock` guards. The first to fail ends all, and its error is raised by `run`."""
 
     def __init__(self, runtime: Runtime, name: str) -> None:
         self.lock = runtime.lock()
@@ -23,7 +23,7 @@ class Stages:
         self._error: BaseException | None = None
 
     def condition(self) -> Condition:
-        """What a stage waits for, beside the end of all: each has its own, so that none is woken for another's news."""
+        """Return a condition on which a task waits; `stop` wakes it, too. With one for each, no task wakes in vain."""
         condition = self.runtime.condition(self.lock)
         self._conditions.append(condition)
         return condition
@@ -32,32 +32,32 @@ class Stages:
         """Run `main` here and each of `others` on a thread of its name; returns when all have ended.
 
         Raises:
-            BaseException: what the first stage to fail raised.
+            BaseException: what the first task to fail raised.
         """
         for name, work in others.items():
             self.spawn(work, name)
         self._guard(main)
-        for task in self._tasks:  # A stage may add to them until it has ended.
+        for task in self._tasks:  # A task may add to them until it has ended.
             task.join()
         if self._error is not None:
             raise self._error
 
     def spawn(self, work: Callable[[], None], name: str) -> None:
-        """Run `work` beside the stages, on a thread of its own; `run` waits for it, and fails if it fails."""
+        """Add a task: `work`, on a thread of its own. `run` waits for it, and raises its error."""
         self._tasks.append(self.runtime.spawn(lambda: self._guard(work), f"{self._name}-{name}"))
 
     def stop(self) -> None:
-        """Ask every stage to end."""
+        """Ask every task to end."""
         with self.lock:
             self._stop()
 
     def rest(self, seconds: float) -> None:
-        """Wait for `seconds`, or until the stages are to end."""
+        """Wait for `seconds`, or until the tasks are to end."""
         with self.lock:
             self._rested.wait_for(lambda: self.stopping, seconds)
 
     def wait_until(self, condition: Callable[[], bool]) -> bool:
-        """Call `condition` with a backoff until it is true. Returns False if the stages are to end before."""
+        """Call `condition` with a backoff until it is true. Returns False if the tasks are to end before."""
         backoff = Backoff(POLL_FIRST, POLL_LAST)
         while not condition():
             self.rest(backoff.wait())
