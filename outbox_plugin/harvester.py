@@ -54,12 +54,12 @@ from outbox_plugin.printable import logger_of, one_line
 from outbox_plugin.relay.at_least_once import AtLeastOnce
 from outbox_plugin.relay.events import BeginsAgain, HarvestEvent, Observer, TermBegan
 from outbox_plugin.relay.exactly_once import ExactlyOnce
+from outbox_plugin.relay.leader_term import Relay
 from outbox_plugin.relay.runtime import Threads
 from outbox_plugin.relay.server_probe import ServerProbe
 from outbox_plugin.relay.shard import Shard, ShardServices
 from outbox_plugin.relay.shard_report import ShardReport
 from outbox_plugin.relay.supervisor import Supervisor
-from outbox_plugin.relay.term import Relay
 from outbox_plugin.schema.connection import connect, reported, reported_as_refusal
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings

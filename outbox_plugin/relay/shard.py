@@ -13,10 +13,10 @@ from outbox_plugin.core.leadership_transfer import STAND_BACK_SECONDS, SUCCESSOR
 from outbox_plugin.core.shard_leaders import ShardLeaders
 from outbox_plugin.errors import Fenced, LayoutChanged, OutcomeUnknown, TopicMissing
 from outbox_plugin.relay.events import HarvestEvent, Observer, TakeoverBegan, TermFinished
+from outbox_plugin.relay.leader_term import Ending, LeaderTerm, OpenRelay
 from outbox_plugin.relay.runtime import Runtime
 from outbox_plugin.relay.server_probe import ServerProbe
 from outbox_plugin.relay.shard_report import ShardReport
-from outbox_plugin.relay.term import Ending, OpenRelay, Term
 
 # A term that gives way to the owner counts as the leader for so long. Nobody else takes over while it finishes.
 FINISH_SECONDS = 5.0
@@ -67,7 +67,7 @@ class Shard:
         self.begin_again: LayoutChanged | TopicMissing | None = None  # Why all shards must begin again, if they must.
         self._report = report
         self._services = services
-        self._term: Term | None = None
+        self._term: LeaderTerm | None = None
         self._finishes_until = 0.0  # A term that gives way to the owner.
         self._transfer = LeadershipTransfer()
         self._backoff = Backoff(ERROR_FIRST, ERROR_LAST)
@@ -90,7 +90,7 @@ class Shard:
         if (event := self._report.step_event(now, self._phase(now), self.election.leader_heard_at)) is not None:
             self._services.observe(event)
 
-    def _look_after(self, term: Term, now: float) -> None:
+    def _look_after(self, term: LeaderTerm, now: float) -> None:
         if term.is_over:
             self._finish(term, now)
         elif term.take_proof():
@@ -100,7 +100,7 @@ class Shard:
             term.take_over()
 
     @property
-    def _active_term(self) -> Term | None:
+    def _active_term(self) -> LeaderTerm | None:
         """Our term, unless it has been asked to end."""
         return self._term if self._term is not None and not self._term.stopping else None
 
@@ -171,12 +171,12 @@ class Shard:
 
     def _begin_term(self, now: float) -> None:
         services = self._services
-        self._term = Term(self.number, services.open_relay, self._observe, services.runtime)
+        self._term = LeaderTerm(self.number, services.open_relay, self._observe, services.runtime)
         self.election.begin_term(self._term.leader_id, now)
         self._report.term_began(self._term.leader_id, services.wall_clock())
         services.observe(TakeoverBegan(self.number, self._term.leader_id))
 
-    def _finish(self, term: Term, now: float) -> None:
+    def _finish(self, term: LeaderTerm, now: float) -> None:
         error, self._term = term.error, None
         if now - term.began_at > CALM_SECONDS:
             self._backoff.succeeded()

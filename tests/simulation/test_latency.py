@@ -8,7 +8,7 @@ import pytest
 
 from outbox_plugin.core.delivery_options import Delivery
 from outbox_plugin.core.leadership_transfer import LeadershipTransfer
-from outbox_plugin.relay.term import Ending
+from outbox_plugin.relay.leader_term import Ending
 from tests.simulation.plan import HELD, KILL, STOP, Fault, Plan
 from tests.simulation.schedule import run
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from outbox_plugin.core.delivery_options import Delivery
-from outbox_plugin.relay.term import Ending
+from outbox_plugin.relay.leader_term import Ending
 from tests.simulation.conftest import SCHEDULES, Seeds
 from tests.simulation.plan import HELD, KILL, NO_POSTGRES, POSTGRES_DOWN, RESHARD, STOP, Fault, Plan
 from tests.simulation.schedule import Outcome, run

@@ -15,11 +15,11 @@ from outbox_plugin.errors import ForeignOutbox, LayoutChanged, LogUnavailable, S
 from outbox_plugin.relay.at_least_once import AtLeastOnce
 from outbox_plugin.relay.events import HarvestEvent, Observer
 from outbox_plugin.relay.exactly_once import ExactlyOnce
+from outbox_plugin.relay.leader_term import OpenRelay, Relay
 from outbox_plugin.relay.server_probe import ServerProbe
 from outbox_plugin.relay.shard import Shard, ShardServices
 from outbox_plugin.relay.shard_report import ShardReport
 from outbox_plugin.relay.supervisor import Supervisor
-from outbox_plugin.relay.term import OpenRelay, Relay
 from tests.simulation import plan as plans
 from tests.simulation.attacker import write_to_control_topics
 from tests.simulation.kafka import Broker, SimulatedAcknowledgingLog, SimulatedLog, SimulatedMembership

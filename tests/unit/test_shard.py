@@ -15,11 +15,11 @@ import pytest
 from outbox_plugin.core.election import Election, ElectionTiming
 from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat
 from outbox_plugin.relay.events import HarvestEvent, Observer, TermFinished
+from outbox_plugin.relay.leader_term import Ending, LeaderTerm, OpenRelay, Relay
 from outbox_plugin.relay.runtime import Threads
 from outbox_plugin.relay.server_probe import ServerProbe
 from outbox_plugin.relay.shard import Shard, ShardServices
 from outbox_plugin.relay.shard_report import ShardReport
-from outbox_plugin.relay.term import Ending, OpenRelay, Relay, Term
 from tests.support import eventually
 
 
@@ -341,7 +341,7 @@ def test_the_error_of_a_term_keeps_no_client_until_garbage_is_collected() -> Non
 
     gc.disable()
     try:
-        term = Term(0, open_failing, lambda _: None, Threads())
+        term = LeaderTerm(0, open_failing, lambda _: None, Threads())
         term.take_over()
         eventually(lambda: term.is_over, 10)
         assert str(term.error) == "Kafka does not answer"

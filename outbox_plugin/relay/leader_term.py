@@ -50,7 +50,7 @@ class Ending(Enum):
     GAVE_TO_OWNER = "the harvester to which Kafka has assigned the shard leads it from now on"
 
 
-class Term:
+class LeaderTerm:
     """A term and its thread.
 
     The supervisor's thread calls the methods. The term's own thread sets `phase` and `error`, and calls `_proven`.
