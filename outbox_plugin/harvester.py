@@ -66,7 +66,7 @@ from outbox_plugin.settings import Settings
 from outbox_plugin.threads.background import Background
 
 if TYPE_CHECKING:  # Importing it needs an extra.
-    from outbox_plugin.observe.harvester import ObservedHarvester
+    from outbox_plugin.observe.harvester_telemetry import HarvesterTelemetry
     from outbox_plugin.observe.relay_spans import RelaySpans
 
 logger = logger_of("outbox_plugin.harvester")
@@ -119,26 +119,26 @@ class Harvester(Background):
         self._runtime = Threads()
         self._signer: Signer
         self._is_new = False
-        self._observed: ObservedHarvester | None = None  # If OUTBOX_LISTEN is set.
+        self._telemetry: HarvesterTelemetry | None = None  # If OUTBOX_LISTEN is set.
         self._spans: RelaySpans | None = None  # If OpenTelemetry has a tracer.
 
     def _prepare(self, loop: asyncio.AbstractEventLoop | None) -> Callable[[], None]:  # noqa: ARG002
         if self._settings.listen is not None:
-            self._observed = self._listen(self._settings.listen)
+            self._telemetry = self._listen(self._settings.listen)
         try:
             checked = self._check()
         except BaseException:
             self._close_port()
             raise
-        if self._observed is not None:
-            self._observed.poll_table()
+        if self._telemetry is not None:
+            self._telemetry.poll_table()
         self._spans = _relay_spans()
         return partial(self._harvest, *checked)
 
-    def _listen(self, listen: str) -> ObservedHarvester:
+    def _listen(self, listen: str) -> HarvesterTelemetry:
         with metrics_extra():
-            from outbox_plugin.observe.harvester import ObservedHarvester
-        return ObservedHarvester(
+            from outbox_plugin.observe.harvester_telemetry import HarvesterTelemetry
+        return HarvesterTelemetry(
             self._settings,
             listen,
             error=lambda: self._error,
@@ -152,9 +152,9 @@ class Harvester(Background):
         self._close_port()
 
     def _close_port(self) -> None:
-        observed, self._observed = self._observed, None
-        if observed is not None:
-            observed.close()
+        telemetry, self._telemetry = self._telemetry, None
+        if telemetry is not None:
+            telemetry.close()
 
     def _check(self) -> tuple[OutboxIdentity, Layout, str | None]:
         """Check everything that a user can fix, before anything is changed. Also returns a note for the status."""
@@ -385,8 +385,8 @@ class Harvester(Background):
         if isinstance(event, TermBegan):
             self._adopted.add(event.shard)
         log_event(event)
-        if (observed := self._observed) is not None:
-            observed.observe(event)
+        if (telemetry := self._telemetry) is not None:
+            telemetry.observe(event)
         if self._spans is not None:
             self._spans.observe(event)
         self._observe_too(event)

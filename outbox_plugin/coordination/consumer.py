@@ -32,7 +32,7 @@ from outbox_plugin.observe.metrics_extra import metrics_extra
 from outbox_plugin.printable import logger_of
 
 if TYPE_CHECKING:  # It needs an extra.
-    from outbox_plugin.coordination.observed import ObservedConsumer
+    from outbox_plugin.coordination.consumer_telemetry import ConsumerTelemetry
 
 LOGGER = logger_of(__name__)
 
@@ -113,7 +113,7 @@ class Consumer:
         self._followed = float("-inf")
         self._stopped = False
         self._committed_at: float | None = None
-        self._observed: ObservedConsumer | None = None  # Where there is a port.
+        self._telemetry: ConsumerTelemetry | None = None  # Where there is a port.
         with ExitStack() as opened:  # What is opened is closed, whatever a later step raises.
             self._log = opened.enter_context(closing(CoordinationLog(self._settings, coordination_topic, group_id)))
             self._reader = opened.enter_context(closing(self._connect(group_id)))
@@ -130,10 +130,10 @@ class Consumer:
             opened.pop_all()
         try:
             if self._settings.listen is not None:
-                self._observed = self._listen(self._settings.listen, topics)
+                self._telemetry = self._listen(self._settings.listen, topics)
             self._instance.start()
-            if self._observed is not None:
-                self._observed.poll_lag()
+            if self._telemetry is not None:
+                self._telemetry.poll_lag()
         except BaseException:
             self.close()
             raise
@@ -159,10 +159,10 @@ class Consumer:
         except LogUnavailable as error:  # There is no token for Kafka any more.
             raise ServerRefused(str(error)) from None
 
-    def _listen(self, listen: str, topics: Sequence[str]) -> ObservedConsumer:
+    def _listen(self, listen: str, topics: Sequence[str]) -> ConsumerTelemetry:
         with metrics_extra():
-            from outbox_plugin.coordination.observed import ObservedConsumer
-        return ObservedConsumer(
+            from outbox_plugin.coordination.consumer_telemetry import ConsumerTelemetry
+        return ConsumerTelemetry(
             self._settings,
             listen,
             self._instance.group_id,
@@ -251,10 +251,10 @@ class Consumer:
                 intervals. At most once, records that were fetched and not yet returned are lost then.
         """
         self._stopped = True
-        observed, self._observed = self._observed, None
+        telemetry, self._telemetry = self._telemetry, None
         with ExitStack() as opened:  # Whatever one of them raises, the others are closed, in the opposite order.
-            if observed is not None:
-                opened.callback(observed.close)
+            if telemetry is not None:
+                opened.callback(telemetry.close)
             opened.callback(self._reader.close)
             opened.callback(self._log.close)
             self._instance.stop(keep=not release)

@@ -42,7 +42,8 @@ there: the second waits for the first one's transaction, and leaves out what tha
     housekeeping        writes positions, fetches dead letters that are tried again, and cleans
     dead_letters        events that groups gave up on; `command` is `outbox inbox`
     retention           deletes what was kept for long enough
-    events, observed    what happens, as values; and as metrics
+    events              what happens, as values
+    inbox_telemetry     serves metrics, made of these events, and readiness
     readiness           whether an inbox makes progress                               pure
 """
 

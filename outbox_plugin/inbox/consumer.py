@@ -40,7 +40,7 @@ from outbox_plugin.settings import Settings
 from outbox_plugin.threads.background import Background
 
 if TYPE_CHECKING:  # It needs an extra.
-    from outbox_plugin.inbox.observed import ObservedInbox
+    from outbox_plugin.inbox.inbox_telemetry import InboxTelemetry
 
 logger = logger_of("outbox_plugin.inbox")
 
@@ -111,7 +111,7 @@ class Inbox(Background):
         self._dispatcher = Dispatcher(concurrency, batch_size)
         self._pauses = Pauses(self._dispatcher)
         self._loop: PollLoop | None = None  # Once it has started.
-        self._observed: ObservedInbox | None = None  # Where there is OUTBOX_LISTEN.
+        self._telemetry: InboxTelemetry | None = None  # Where there is OUTBOX_LISTEN.
 
     @property
     def partitions(self) -> list[TopicPartition]:
@@ -125,13 +125,13 @@ class Inbox(Background):
 
     def _prepare(self, loop: asyncio.AbstractEventLoop | None) -> Callable[[], None]:
         if self._settings.listen is not None:
-            self._observed = self._listen(self._settings.listen)
+            self._telemetry = self._listen(self._settings.listen)
         try:
             self._settings, positions = check_servers(self._settings, self._group)
             self._handover = Handover(self._settings, self._group)
             workers = self._workers(loop)
-            if self._observed is not None:
-                self._observed.poll_lag()
+            if self._telemetry is not None:
+                self._telemetry.poll_lag()
             self._loop = self._poll_loop(positions)
             return partial(self._consume, self._loop, workers, self._housekeeping(positions, self._loop))
         except BaseException as error:
@@ -140,10 +140,10 @@ class Inbox(Background):
                 raise ServerRefused(str(error)) from None
             raise
 
-    def _listen(self, listen: str) -> ObservedInbox:
+    def _listen(self, listen: str) -> InboxTelemetry:
         with metrics_extra():
-            from outbox_plugin.inbox.observed import ObservedInbox
-        return ObservedInbox(
+            from outbox_plugin.inbox.inbox_telemetry import InboxTelemetry
+        return InboxTelemetry(
             self._settings,
             listen,
             self._group,
@@ -164,9 +164,9 @@ class Inbox(Background):
         )
 
     def _close_port(self) -> None:
-        observed, self._observed = self._observed, None
-        if observed is not None:
-            observed.close()
+        telemetry, self._telemetry = self._telemetry, None
+        if telemetry is not None:
+            telemetry.close()
 
     def _workers(self, loop: asyncio.AbstractEventLoop | None) -> ThreadWorkers | TaskWorkers:
         handling = Handling(
@@ -175,7 +175,7 @@ class Inbox(Background):
             self._retry,
             random.random,
             in_batches=self._in_batches,
-            observe=ignore if self._observed is None else self._observed.observe,
+            observe=ignore if self._telemetry is None else self._telemetry.observe,
         )
         return make_workers(
             self._settings, self._dispatcher, handling, self._handler, self._concurrency, loop, traced=self._tracing()
@@ -207,7 +207,7 @@ class Inbox(Background):
                 topic_ids,
                 self._keep.handled.total_seconds(),
                 self._stop,
-                ignore if self._observed is None else self._observed.observe,
+                ignore if self._telemetry is None else self._telemetry.observe,
             )
             loop.subscribe(self._topics)
             opened.pop_all()
@@ -215,7 +215,7 @@ class Inbox(Background):
 
     def _housekeeping(self, positions: Positions, loop: PollLoop) -> Housekeeping:
         return Housekeeping(
-            self._settings, self._group, self._dispatcher, positions, loop.reached.all, self._keep, self._observed
+            self._settings, self._group, self._dispatcher, positions, loop.reached.all, self._keep, self._telemetry
         )
 
     def _consume(self, loop: PollLoop, workers: ThreadWorkers | TaskWorkers, housekeeping: Housekeeping) -> None:

@@ -21,7 +21,7 @@ from outbox_plugin.schema.connection import CANCEL_SECONDS, cancel_until_ended, 
 from outbox_plugin.settings import Settings
 
 if TYPE_CHECKING:  # It needs an extra.
-    from outbox_plugin.inbox.observed import ObservedInbox
+    from outbox_plugin.inbox.inbox_telemetry import InboxTelemetry
 
 logger = logger_of("outbox_plugin.inbox")
 
@@ -42,7 +42,7 @@ class Housekeeping:
         positions: Positions,
         reached: Callable[[], PartitionPositions],
         keep: Keep,
-        observed: ObservedInbox | None = None,
+        telemetry: InboxTelemetry | None = None,
     ) -> None:
         """Nothing is connected yet.
 
@@ -53,7 +53,7 @@ class Housekeeping:
             positions: where positions are written.
             reached: returns the positions that are to be written now.
             keep: how long things are kept.
-            observed: is told whether Postgres answers.
+            telemetry: is told whether Postgres answers.
         """
         self._settings = settings
         self._group = group
@@ -61,7 +61,7 @@ class Housekeeping:
         self._positions = positions
         self._reached = reached
         self._keep = keep
-        self._observed = observed
+        self._telemetry = telemetry
         self._stop = threading.Event()
         self._connection: psycopg.Connection[Any] | None = None
         self._thread = threading.Thread(target=self._live, name="outbox-inbox-housekeeping", daemon=True)
@@ -102,8 +102,8 @@ class Housekeeping:
                 if not self._stop.is_set():
                     waits = "waits for Postgres" if isinstance(error, psycopg.Error) else "failed, and is tried again"
                     logger.warning("housekeeping %s: %s", waits, one_line(error))
-                    if self._observed is not None:
-                        self._observed.postgres_failed(one_line(error))
+                    if self._telemetry is not None:
+                        self._telemetry.postgres_failed(one_line(error))
                 self._stop.wait(TROUBLE_SECONDS)
             finally:
                 self._connection = None
@@ -115,10 +115,10 @@ class Housekeeping:
             if time.monotonic() >= write_at:
                 write_at = time.monotonic() + CLEAN_SECONDS
             partitions = self._dispatcher.locked(KeyQueues.partitions)
-            if partitions or self._observed is not None:  # Without partitions it finds none, but Postgres answers.
+            if partitions or self._telemetry is not None:  # Without partitions it finds none, but Postgres answers.
                 self._dispatcher.add(to_retry(connection, self._settings, self._group, partitions))
-            if self._observed is not None:
-                self._observed.postgres_answered()
+            if self._telemetry is not None:
+                self._telemetry.postgres_answered()
             if time.monotonic() >= clean_at and not clean(connection, self._settings, self._group, self._keep):
                 clean_at = time.monotonic() + CLEAN_SECONDS * random.uniform(0.5, 1.5)  # noqa: S311
             self._stop.wait(RETRY_SECONDS)

@@ -2,9 +2,10 @@
 
 `server` serves HTTP. `port` shares one server between all harvesters, inboxes and consumers of a process. `metrics`
 counts what happens, `readiness_facts` collects the facts that `core.readiness` judges, and `table_poller` queries
-Postgres; `harvester` joins these for one harvester. `event_log` writes a harvester's log, independently of these.
-`lag_poller` asks Kafka how far a group is behind: `inbox.observed` joins it with `inbox_metrics` for one inbox, and
-`coordination.observed` with `coordination_metrics` for one consumer.
+Postgres; `harvester_telemetry` joins these for one harvester. `event_log` writes a harvester's log, independently of
+these.
+`lag_poller` asks Kafka how far a group is behind. `inbox.inbox_telemetry` joins it with `inbox_metrics` for one inbox,
+and `coordination.consumer_telemetry` with `coordination_metrics` for one consumer.
 
 `tracing` finds OpenTelemetry's tracer. `relay_spans` makes the spans of a harvester, `inbox.traced_session` those of an
 inbox.

@@ -133,7 +133,7 @@ def test_an_inbox_whose_start_is_cancelled_stops(
         go_on.set()
         await asyncio.get_running_loop().shutdown_default_executor()  # What runs in its threads ends.
         assert not inbox.alive
-        assert inbox._observed is None
+        assert inbox._telemetry is None
 
     monkeypatch.setattr(Inbox, last_step, step_slowly)
     inbox = Inbox(listening(ready), group=group, topics=[topic], handler=handle)

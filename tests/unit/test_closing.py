@@ -28,16 +28,16 @@ from outbox_plugin.adapters.kafka_membership import KafkaMembership
 from outbox_plugin.adapters.kafka_names import KafkaNames
 from outbox_plugin.adapters.postgres_wake_up import PostgresWakeUp
 from outbox_plugin.coordination import consumer, log
+from outbox_plugin.coordination.consumer_telemetry import ConsumerTelemetry
 from outbox_plugin.coordination.kafka_settings import kafka_settings
-from outbox_plugin.coordination.observed import ObservedConsumer
 from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat
 from outbox_plugin.core.signing import Signer
 from outbox_plugin.embedded.ports import free_port
 from outbox_plugin.errors import InvalidSetting
 from outbox_plugin.inbox import consumer as inbox_consumer
-from outbox_plugin.inbox.observed import ObservedInbox
+from outbox_plugin.inbox.inbox_telemetry import InboxTelemetry
 from outbox_plugin.observe import port
-from outbox_plugin.observe.harvester import ObservedHarvester
+from outbox_plugin.observe.harvester_telemetry import HarvesterTelemetry
 from outbox_plugin.tenants import TenantHarvesters
 from tests.support import eventually
 
@@ -237,7 +237,7 @@ def test_a_consumer_whose_instance_cannot_be_made_closes_its_clients(monkeypatch
 def test_a_consumer_closes_all_its_clients_though_one_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[str] = []
     consuming: Any = object.__new__(consumer.Consumer)
-    consuming._observed = Noted(closed, "port")
+    consuming._telemetry = Noted(closed, "port")
     consuming._reader = Noted(closed, "reader", KafkaException(KafkaError(KafkaError._FATAL)))
     consuming._log = Noted(closed, "log", KafkaException(KafkaError(KafkaError._FATAL)))
     monkeypatch.setattr(Noted, "stop", lambda *_, **__: None, raising=False)
@@ -319,8 +319,8 @@ def test_a_port_whose_metrics_cannot_be_made_is_closed(monkeypatch: pytest.Monke
     nothing: Any = None
     listen = f"127.0.0.1:{free_port()}"
     made: list[Callable[[], object]] = [
-        lambda: ObservedHarvester(SETTINGS, listen, error=nothing, stopping=nothing, now=nothing),
-        lambda: ObservedInbox(
+        lambda: HarvesterTelemetry(SETTINGS, listen, error=nothing, stopping=nothing, now=nothing),
+        lambda: InboxTelemetry(
             SETTINGS,
             listen,
             "g",
@@ -331,7 +331,7 @@ def test_a_port_whose_metrics_cannot_be_made_is_closed(monkeypatch: pytest.Monke
             next_offsets=nothing,
             paused=nothing,
         ),
-        lambda: ObservedConsumer(
+        lambda: ConsumerTelemetry(
             SETTINGS, listen, "g", "c", [], error=nothing, progress=nothing, unclaimed=nothing, committed_at=nothing
         ),
     ]

@@ -23,7 +23,7 @@ from outbox_plugin.core.row import Rows, WholeRecord
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.embedded.ports import free_port
 from outbox_plugin.errors import InvalidSetting
-from outbox_plugin.inbox.observed import ObservedInbox
+from outbox_plugin.inbox.inbox_telemetry import InboxTelemetry
 from outbox_plugin.inbox.readiness import Facts
 from outbox_plugin.observe import server as http
 from outbox_plugin.observe.metrics import GroupMetrics, HarvesterMetrics
@@ -386,7 +386,7 @@ def test_the_lag_of_a_partition_that_an_inbox_gave_up_is_not_shown() -> None:
     settings = Settings(dsn="postgresql://db/x", bootstrap_servers="kafka:9092")
     listen = str(free_port())
     with closing(
-        ObservedInbox(
+        InboxTelemetry(
             settings,
             listen,
             "billing",

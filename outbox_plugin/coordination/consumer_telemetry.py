@@ -1,4 +1,4 @@
-"""A consumer as an operator's tools see it: what it holds becomes metrics, and facts about its readiness."""
+"""Serves the metrics and the readiness of a consumer: what it holds, its lag, and whether Kafka answers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from outbox_plugin.observe.port import join, leave
 from outbox_plugin.settings import Settings, host_and_port
 
 
-class ObservedConsumer:
-    """What a consumer shows at its port, from its start to its close."""
+class ConsumerTelemetry:
+    """Serves the metrics and the readiness of a consumer at OUTBOX_LISTEN, from its start to its close."""
 
     def __init__(
         self,

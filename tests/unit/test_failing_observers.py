@@ -17,9 +17,9 @@ from outbox_plugin.coordination.world import Holder
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.embedded.ports import free_port
 from outbox_plugin.inbox.events import TakenHandled
-from outbox_plugin.inbox.observed import ObservedInbox
+from outbox_plugin.inbox.inbox_telemetry import InboxTelemetry
 from outbox_plugin.observe.guard import guarded, harmless
-from outbox_plugin.observe.harvester import ObservedHarvester
+from outbox_plugin.observe.harvester_telemetry import HarvesterTelemetry
 from outbox_plugin.relay.events import RowsRead
 
 SETTINGS = Settings(dsn="postgresql://nowhere/db", bootstrap_servers="127.0.0.1:1")
@@ -31,7 +31,7 @@ def full(*_: object) -> None:
 
 def test_an_inbox_goes_on_where_an_event_cannot_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing: Any = dict
-    observed = ObservedInbox(
+    telemetry = InboxTelemetry(
         SETTINGS,
         f"127.0.0.1:{free_port()}",
         "g",
@@ -43,21 +43,21 @@ def test_an_inbox_goes_on_where_an_event_cannot_be_counted(monkeypatch: pytest.M
         paused=nothing,
     )
     try:
-        monkeypatch.setattr(observed._metrics.handling, "observe", full)
-        observed.observe(TakenHandled(1.0))
+        monkeypatch.setattr(telemetry._metrics.handling, "observe", full)
+        telemetry.observe(TakenHandled(1.0))
     finally:
-        observed.close()
+        telemetry.close()
 
 
 def test_a_harvester_goes_on_where_an_event_cannot_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    observed = ObservedHarvester(
+    telemetry = HarvesterTelemetry(
         SETTINGS, f"127.0.0.1:{free_port()}", error=lambda: None, stopping=lambda: False, now=lambda: 0.0
     )
     try:
-        monkeypatch.setattr(observed._metrics._reads, "observe", full)
-        observed.observe(RowsRead(0, 1, 1.0))
+        monkeypatch.setattr(telemetry._metrics._reads, "observe", full)
+        telemetry.observe(RowsRead(0, 1, 1.0))
     finally:
-        observed.close()
+        telemetry.close()
 
 
 def test_the_log_has_the_first_failure_of_a_row(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""An inbox as an operator's tools see it: what happens in it becomes metrics, and facts about its readiness."""
+"""Serves the metrics and the readiness of an inbox: counts its events, and notes which server answers."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from outbox_plugin.observe.port import join, leave
 from outbox_plugin.settings import Settings, host_and_port
 
 
-class ObservedInbox:
-    """What an inbox shows at OUTBOX_LISTEN, from its start to its stop."""
+class InboxTelemetry:
+    """Serves the metrics and the readiness of an inbox at OUTBOX_LISTEN, from its start to its stop."""
 
     def __init__(
         self,

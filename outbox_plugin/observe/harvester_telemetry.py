@@ -1,4 +1,4 @@
-"""Turns a harvester's events into metrics and readiness, for monitoring tools."""
+"""Serves the metrics and the readiness of a harvester: passes its events on to what counts them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outbox_plugin.relay.events import HarvestEvent
 from outbox_plugin.settings import Settings, host_and_port
 
 
-class ObservedHarvester:
+class HarvesterTelemetry:
     """Serves the metrics and the readiness of a harvester at OUTBOX_LISTEN, from its start to its stop."""
 
     def __init__(
