@@ -169,7 +169,7 @@ class Consumer:
             self._instance.me.client_id,
             topics,
             error=self._instance.error,
-            progress=self._instance.progress,
+            facts=self._instance.facts,
             unclaimed=self._instance.unclaimed,
             committed_at=lambda: self._committed_at,
         )

@@ -7,7 +7,7 @@ import time
 from collections import Counter as Tally
 from collections.abc import Callable, Mapping, Sequence
 
-from outbox_plugin.coordination.readiness import Progress, is_alive, readiness
+from outbox_plugin.coordination.consumer_readiness import ConsumerFacts, is_alive, readiness
 from outbox_plugin.core.readiness import NotReady, Readiness, Ready
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.observe.coordination_metrics import CoordinationMetrics
@@ -28,7 +28,7 @@ class ConsumerTelemetry:
         topics: Sequence[str],
         *,
         error: Callable[[], BaseException | None],
-        progress: Callable[[], Progress],
+        facts: Callable[[], ConsumerFacts],
         unclaimed: Callable[[], Sequence[TopicPartition]],
         committed_at: Callable[[], float | None],
     ) -> None:
@@ -41,7 +41,7 @@ class ConsumerTelemetry:
             client_id: the consumer's name in it.
             topics: what it consumes.
             error: why it can no longer follow the coordination topic.
-            progress: what its instance knows.
+            facts: what its instance knows.
             unclaimed: which of the group's partitions nobody holds.
             committed_at: when it last committed a record, in seconds since 1970.
 
@@ -54,7 +54,7 @@ class ConsumerTelemetry:
         self._client = client_id
         self._topics = topics
         self._error = error
-        self._progress = progress
+        self._facts = facts
         self._unclaimed = unclaimed
         self._committed_at = committed_at
         self._lock = threading.Lock()
@@ -73,7 +73,7 @@ class ConsumerTelemetry:
     def poll_lag(self) -> None:
         """Ask Kafka for the lag every few seconds from now on."""
         self._poller = LagPoller(
-            self._settings, lambda: self._progress().offsets, self._kafka_answered, self._kafka_failed
+            self._settings, lambda: self._facts().offsets, self._kafka_answered, self._kafka_failed
         )
 
     def _kafka_answered(self, lags: Lags) -> None:
@@ -86,27 +86,27 @@ class ConsumerTelemetry:
 
     def is_alive(self) -> bool:
         """Whether the consumer follows the coordination topic; if not, the process should be restarted."""
-        return is_alive(runs=self._error() is None, followed_at=self._progress().followed_at, now=time.monotonic())
+        return is_alive(runs=self._error() is None, followed_at=self._facts().followed_at, now=time.monotonic())
 
     def verdicts(self) -> Mapping[str, Readiness]:
         """Whether the consumer does what it should, or why not."""
-        return {self.name: self._readiness(self._progress())}
+        return {self.name: self._readiness(self._facts())}
 
-    def _readiness(self, progress: Progress) -> Readiness:
+    def _readiness(self, facts: ConsumerFacts) -> Readiness:
         if (error := self._error()) is not None:
             return NotReady(f"the coordination topic is not followed any more: {error}")
         with self._lock:
             kafka_at, kafka_error = self._kafka_at, self._kafka_error
-        return readiness(progress, kafka_at, kafka_error, time.monotonic())
+        return readiness(facts, kafka_at, kafka_error, time.monotonic())
 
     def show_gauges(self) -> None:
         """Set the gauges to the present state."""
-        progress = self._progress()
+        facts = self._facts()
         with self._lock:
-            lags = {tp: lag for tp, lag in self._lags.items() if tp in progress.offsets}
+            lags = {tp: lag for tp, lag in self._lags.items() if tp in facts.offsets}
         unclaimed = Tally(tp.topic for tp in self._unclaimed())
         for topic in self._topics:
-            held = [tp for tp in progress.offsets if tp.topic == topic]
+            held = [tp for tp in facts.offsets if tp.topic == topic]
             known = [lags[tp] for tp in held if tp in lags]
             lag = sum(known) if len(known) == len(held) else None
             self._metrics.show_topic(
@@ -114,11 +114,11 @@ class ConsumerTelemetry:
             )
         since_1970 = time.time() - time.monotonic()
         times = {
-            "heartbeat": progress.confirmed_at and progress.confirmed_at + since_1970,
-            "poll": progress.polled_at and progress.polled_at + since_1970,
+            "heartbeat": facts.confirmed_at and facts.confirmed_at + since_1970,
+            "poll": facts.polled_at and facts.polled_at + since_1970,
             "commit": self._committed_at(),
         }
-        ready = isinstance(self._readiness(progress), Ready)
+        ready = isinstance(self._readiness(facts), Ready)
         shown = {name: at for name, at in times.items() if at is not None}
         self._metrics.show_consumer(self._group, self._client, ready=ready, times=shown)
 

@@ -11,13 +11,13 @@ from typing import Any
 from outbox_plugin.adapters.kafka_admin import offsets_of
 from outbox_plugin.coordination.actions import Keep, Send
 from outbox_plugin.coordination.claims import Claim
+from outbox_plugin.coordination.consumer_readiness import ConsumerFacts
 from outbox_plugin.coordination.events import ClaimEvent, ClaimGained
 from outbox_plugin.coordination.fetched import Answer
 from outbox_plugin.coordination.group_view import GroupView
 from outbox_plugin.coordination.heartbeat_timing import HeartbeatTiming
 from outbox_plugin.coordination.log import CoordinationLog
 from outbox_plugin.coordination.member import Member
-from outbox_plugin.coordination.readiness import Progress
 from outbox_plugin.coordination.world import Holder, Key
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.observe.guard import harmless
@@ -119,11 +119,11 @@ class Instance:
         """Why the log can no longer be followed; None while it can."""
         return self._error
 
-    def progress(self) -> Progress:
-        """What is known of our progress now."""
+    def facts(self) -> ConsumerFacts:
+        """What is known now of how far this instance has come."""
         with self._changed:
             member, claims = self._member, self._member.claims()
-            return Progress(
+            return ConsumerFacts(
                 followed_at=self._followed_at,
                 polled_at=member.polled_at,
                 confirmed_at=member.confirmed_at,

@@ -44,7 +44,7 @@ there: the second waits for the first one's transaction, and leaves out what tha
     retention           deletes what was kept for long enough
     events              what happens, as values
     inbox_telemetry     serves metrics, made of these events, and readiness
-    readiness           whether an inbox makes progress                               pure
+    inbox_readiness     whether an inbox makes progress                               pure
 """
 
 from __future__ import annotations

@@ -23,11 +23,11 @@ from outbox_plugin.inbox.events import ignore
 from outbox_plugin.inbox.handling import Handling
 from outbox_plugin.inbox.handover import RELEASE_SECONDS, Handover, Unlock
 from outbox_plugin.inbox.housekeeping import Housekeeping
+from outbox_plugin.inbox.inbox_readiness import InboxFacts
 from outbox_plugin.inbox.key_queues import KeyQueues
 from outbox_plugin.inbox.pauses import Pauses
 from outbox_plugin.inbox.poll_loop import PollLoop
 from outbox_plugin.inbox.positions import Positions
-from outbox_plugin.inbox.readiness import Facts
 from outbox_plugin.inbox.retention import Keep
 from outbox_plugin.inbox.retry import Retry
 from outbox_plugin.inbox.session import AsyncBatchHandler, AsyncHandler, BatchHandler, Handler, HandlerSession
@@ -155,11 +155,11 @@ class Inbox(Background):
             paused=lambda: self._pauses.count,
         )
 
-    def _facts(self) -> Facts:
-        return Facts(
+    def _facts(self) -> InboxFacts:
+        return InboxFacts(
             polled_at=None if self._loop is None else self._loop.polled_at,
             positions_at=None if self._loop is None else self._loop.positions_at,
-            progress=self._dispatcher.progress(),
+            dispatcher=self._dispatcher.facts(),
             partitions=len(self.partitions),
         )
 

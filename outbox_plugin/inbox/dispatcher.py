@@ -12,8 +12,8 @@ from typing import TypeVar
 
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.inbox.batch_limit import BatchLimit
+from outbox_plugin.inbox.inbox_readiness import DispatcherFacts
 from outbox_plugin.inbox.key_queues import HandlingResult, KeyBatch, KeyQueues
-from outbox_plugin.inbox.readiness import Progress
 from outbox_plugin.inbox.received import Received
 
 Waker = Callable[[], None]
@@ -69,11 +69,11 @@ class Dispatcher:
                     self._queues.add(record)
             self._notify()
 
-    def progress(self) -> Progress:
+    def facts(self) -> DispatcherFacts:
         """Return since when records have been waiting or handled."""
         with self._changed:
             taken_at = min(self._taken_at.values(), default=None)
-            return Progress(taken_at, self._done_at if self._queues.held else None)
+            return DispatcherFacts(taken_at, self._done_at if self._queues.held else None)
 
     def wait_until(self, condition: Callable[[KeyQueues], bool], patience_seconds: float) -> bool:
         """Wait until a condition holds, or the dispatcher is stopped.

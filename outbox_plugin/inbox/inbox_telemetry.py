@@ -19,7 +19,7 @@ from outbox_plugin.inbox.events import (
     RecordsDone,
     TakenHandled,
 )
-from outbox_plugin.inbox.readiness import Facts, is_alive, readiness
+from outbox_plugin.inbox.inbox_readiness import InboxFacts, is_alive, readiness
 from outbox_plugin.inbox.received import Received
 from outbox_plugin.observe.guard import guarded
 from outbox_plugin.observe.inbox_metrics import InboxGroupMetrics, InboxMetrics
@@ -40,7 +40,7 @@ class InboxTelemetry:
         *,
         error: Callable[[], BaseException | None],
         stopping: Callable[[], bool],
-        facts: Callable[[], Facts],
+        facts: Callable[[], InboxFacts],
         next_offsets: Callable[[], NextOffsets],
         paused: Callable[[], int],
     ) -> None:
@@ -68,7 +68,7 @@ class InboxTelemetry:
         self._next_offsets = next_offsets
         self._paused = paused
         self._lock = threading.Lock()
-        self._servers = Facts()  # What is known of the servers.
+        self._servers = InboxFacts()  # What is known of the servers.
         self._lags: Lags = {}
         self._poller: LagPoller | None = None
         self._port = join(*host_and_port(listen))

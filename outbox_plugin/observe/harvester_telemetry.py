@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 
 from outbox_plugin.core.readiness import NotReady, Readiness
 from outbox_plugin.observe.guard import guarded
+from outbox_plugin.observe.harvester_facts import HarvesterFacts
 from outbox_plugin.observe.metrics import GroupMetrics, HarvesterMetrics
 from outbox_plugin.observe.port import join, leave
-from outbox_plugin.observe.readiness_facts import ReadinessFacts
 from outbox_plugin.observe.table_poller import TablePoller, TableState
 from outbox_plugin.relay.events import HarvestEvent
 from outbox_plugin.settings import Settings, host_and_port
@@ -42,7 +42,7 @@ class HarvesterTelemetry:
         self._settings = settings
         self._error = error
         self._stopping = stopping
-        self._facts = ReadinessFacts(now)
+        self._facts = HarvesterFacts(now)
         self._table: tuple[TableState, float] | None = None
         self._poller: TablePoller | None = None
         self._port = join(*host_and_port(listen))

@@ -17,7 +17,7 @@ from outbox_plugin.bench.proxy import DIRECTIONS, Proxy
 from outbox_plugin.embedded.kafka import EmbeddedKafka
 from outbox_plugin.embedded.ports import free_port
 from outbox_plugin.errors import InvalidSetting, SchemaMissing
-from outbox_plugin.inbox import Inbox, Received, Retry, poll_loop, readiness
+from outbox_plugin.inbox import Inbox, Received, Retry, inbox_readiness, poll_loop
 from outbox_plugin.observe import lag_poller
 from tests.harvesting import create_topic, insert
 from tests.inbox_support import effects, make_effect_table, produce, query, record_effect, record_effects
@@ -128,7 +128,7 @@ def gate() -> Iterator[Gate]:
 def test_an_inbox_whose_handler_hangs_is_not_ready_until_it_goes_on(
     ours: Settings, topic: str, group: str, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readiness, "DONE_SECONDS", 1.0)
+    monkeypatch.setattr(inbox_readiness, "DONE_SECONDS", 1.0)
     try:
         with Inbox(ours, group=group, topics=[topic], handler=gate.handle):
             eventually(lambda: "ready: idle" in ready(ours), SOON)
@@ -149,7 +149,7 @@ def test_an_inbox_whose_handler_hangs_is_not_ready_until_it_goes_on(
 def test_an_inbox_whose_records_all_fail_is_not_ready_until_one_is_done(
     ours: Settings, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readiness, "DONE_SECONDS", 1.0)
+    monkeypatch.setattr(inbox_readiness, "DONE_SECONDS", 1.0)
     mended = threading.Event()
 
     def handle(connection: psycopg.Connection[Any], event: Received) -> None:
@@ -201,7 +201,7 @@ def test_an_inbox_without_postgres_is_not_ready_until_it_is_back(
     ours: Settings, topic: str, group: str, monkeypatch: pytest.MonkeyPatch, has_partitions: bool
 ) -> None:
     topics, doing = ([topic], "ready: idle") if has_partitions else ([f"{topic}-missing"], "ready: has no partitions")
-    monkeypatch.setattr(readiness, "POSTGRES_SECONDS", 5.0)
+    monkeypatch.setattr(inbox_readiness, "POSTGRES_SECONDS", 5.0)
     port = int(str(conninfo_to_dict(ours.dsn.get_secret_value())["port"]))
     with Proxy(port) as proxy:
         dsn = ours.dsn.get_secret_value().replace(f":{port}/", f":{proxy.port}/")
@@ -218,7 +218,7 @@ def test_an_inbox_without_postgres_is_not_ready_until_it_is_back(
 def test_an_inbox_without_kafka_is_not_ready_until_it_is_back(
     ours: Settings, topic: str, group: str, kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readiness, "KAFKA_SECONDS", 5.0)
+    monkeypatch.setattr(inbox_readiness, "KAFKA_SECONDS", 5.0)
     elsewhere = ours.model_copy(update={"bootstrap_servers": kafka.bootstrap_servers})
     produce(elsewhere, topic, [("k", "1")])
     with Inbox(elsewhere, group=group, topics=[topic], handler=handle):

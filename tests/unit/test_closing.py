@@ -332,7 +332,7 @@ def test_a_port_whose_metrics_cannot_be_made_is_closed(monkeypatch: pytest.Monke
             paused=nothing,
         ),
         lambda: ConsumerTelemetry(
-            SETTINGS, listen, "g", "c", [], error=nothing, progress=nothing, unclaimed=nothing, committed_at=nothing
+            SETTINGS, listen, "g", "c", [], error=nothing, facts=nothing, unclaimed=nothing, committed_at=nothing
         ),
     ]
     for make in made:

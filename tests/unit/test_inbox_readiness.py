@@ -7,20 +7,20 @@ from dataclasses import replace
 import pytest
 
 from outbox_plugin.core.readiness import NotReady, Ready
-from outbox_plugin.inbox.readiness import (
+from outbox_plugin.inbox.inbox_readiness import (
     ALIVE_SECONDS,
     DONE_SECONDS,
     KAFKA_SECONDS,
     POLLED_SECONDS,
     POSTGRES_SECONDS,
-    Facts,
-    Progress,
+    DispatcherFacts,
+    InboxFacts,
     is_alive,
     readiness,
 )
 
 NOW = 1_000.0
-WELL = Facts(polled_at=NOW, postgres_at=NOW, kafka_at=NOW, positions_at=NOW, partitions=1)
+WELL = InboxFacts(polled_at=NOW, postgres_at=NOW, kafka_at=NOW, positions_at=NOW, partitions=1)
 
 
 @pytest.mark.parametrize(
@@ -28,22 +28,22 @@ WELL = Facts(polled_at=NOW, postgres_at=NOW, kafka_at=NOW, positions_at=NOW, par
     [
         (WELL, "idle"),
         (replace(WELL, partitions=0), "has no partitions"),
-        (replace(WELL, progress=Progress(NOW, NOW)), "handles records"),
+        (replace(WELL, dispatcher=DispatcherFacts(NOW, NOW)), "handles records"),
         (replace(WELL, polled_at=NOW - POLLED_SECONDS), "idle"),
         (replace(WELL, postgres_at=NOW - POSTGRES_SECONDS, postgres_error="gone"), "idle"),
         (replace(WELL, kafka_at=NOW - KAFKA_SECONDS, kafka_error="gone"), "idle"),
         (replace(WELL, positions_at=NOW - DONE_SECONDS), "idle"),
-        (replace(WELL, progress=Progress(NOW - DONE_SECONDS, NOW - DONE_SECONDS)), "handles records"),
+        (replace(WELL, dispatcher=DispatcherFacts(NOW - DONE_SECONDS, NOW - DONE_SECONDS)), "handles records"),
     ],
 )
-def test_who_makes_progress_is_ready(facts: Facts, reason: str) -> None:
+def test_who_makes_progress_is_ready(facts: InboxFacts, reason: str) -> None:
     assert readiness(facts, NOW) == Ready(reason)
 
 
 @pytest.mark.parametrize(
     ("facts", "reason"),
     [
-        (Facts(), "the inbox is starting"),
+        (InboxFacts(), "the inbox is starting"),
         (replace(WELL, polled_at=NOW - POLLED_SECONDS - 1), "it has not polled for 31 s"),
         (replace(WELL, postgres_at=None), "Postgres has not answered yet"),
         (replace(WELL, postgres_at=NOW - POSTGRES_SECONDS - 1), "Postgres has not answered for 16 s"),
@@ -58,16 +58,16 @@ def test_who_makes_progress_is_ready(facts: Facts, reason: str) -> None:
             "partitions have waited for their positions for 61 s",
         ),
         (
-            replace(WELL, progress=Progress(NOW - DONE_SECONDS - 1, NOW)),
+            replace(WELL, dispatcher=DispatcherFacts(NOW - DONE_SECONDS - 1, NOW)),
             "a handler has not finished for 61 s",
         ),
         (
-            replace(WELL, progress=Progress(None, NOW - DONE_SECONDS - 1)),
+            replace(WELL, dispatcher=DispatcherFacts(None, NOW - DONE_SECONDS - 1)),
             "none of the records that wait was done for 61 s",
         ),
     ],
 )
-def test_who_makes_none_is_not(facts: Facts, reason: str) -> None:
+def test_who_makes_none_is_not(facts: InboxFacts, reason: str) -> None:
     assert readiness(facts, NOW) == NotReady(reason)
 
 

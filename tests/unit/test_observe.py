@@ -23,8 +23,8 @@ from outbox_plugin.core.row import Rows, WholeRecord
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.embedded.ports import free_port
 from outbox_plugin.errors import InvalidSetting
+from outbox_plugin.inbox.inbox_readiness import InboxFacts
 from outbox_plugin.inbox.inbox_telemetry import InboxTelemetry
-from outbox_plugin.inbox.readiness import Facts
 from outbox_plugin.observe import server as http
 from outbox_plugin.observe.metrics import GroupMetrics, HarvesterMetrics
 from outbox_plugin.observe.port import Port, join, leave
@@ -393,7 +393,7 @@ def test_the_lag_of_a_partition_that_an_inbox_gave_up_is_not_shown() -> None:
             ["orders"],
             error=lambda: None,
             stopping=lambda: False,
-            facts=Facts,
+            facts=InboxFacts,
             next_offsets=lambda: {kept: 3},
             paused=lambda: 0,
         )

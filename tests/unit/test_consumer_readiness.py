@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from outbox_plugin.coordination.readiness import (
+from outbox_plugin.coordination.consumer_readiness import (
     ALIVE_SECONDS,
     FOLLOWED_SECONDS,
     KAFKA_SECONDS,
     POLLED_SECONDS,
-    Progress,
+    ConsumerFacts,
     is_alive,
     readiness,
 )
@@ -19,12 +19,12 @@ from outbox_plugin.core.readiness import NotReady, Ready
 from outbox_plugin.core.topic_partition import TopicPartition
 
 NOW = 1_000.0
-WELL = Progress(NOW, NOW, NOW, {TopicPartition("orders", 0): 7})
+WELL = ConsumerFacts(NOW, NOW, NOW, {TopicPartition("orders", 0): 7})
 IDLE = replace(WELL, offsets={}, polled_at=NOW - POLLED_SECONDS - 1)
 
 
 @pytest.mark.parametrize(
-    ("progress", "kafka_at", "verdict"),
+    ("facts", "kafka_at", "verdict"),
     [
         (WELL, NOW, Ready("holds 1 partitions")),
         (replace(WELL, followed_at=NOW - FOLLOWED_SECONDS), NOW, Ready("holds 1 partitions")),
@@ -47,8 +47,8 @@ IDLE = replace(WELL, offsets={}, polled_at=NOW - POLLED_SECONDS - 1)
         (replace(WELL, polled_at=NOW - POLLED_SECONDS - 1), NOW, NotReady("nobody has polled for 61 s")),
     ],
 )
-def test_who_makes_progress_is_ready(progress: Progress, kafka_at: float | None, verdict: object) -> None:
-    assert readiness(progress, kafka_at, "gone", NOW) == verdict
+def test_who_makes_progress_is_ready(facts: ConsumerFacts, kafka_at: float | None, verdict: object) -> None:
+    assert readiness(facts, kafka_at, "gone", NOW) == verdict
 
 
 @pytest.mark.parametrize(

@@ -7,19 +7,18 @@ from typing import Any
 
 import pytest
 
-from outbox_plugin.core.readiness import (
+from outbox_plugin.core.harvester_readiness import (
     ALIVE_SECONDS,
     LED_SECONDS,
     MOVED_SECONDS,
     POSTGRES_SECONDS,
     STEP_SECONDS,
-    Facts,
-    NotReady,
-    Ready,
+    ShardFacts,
     is_alive,
     readiness,
 )
-from outbox_plugin.observe.readiness_facts import ReadinessFacts
+from outbox_plugin.core.readiness import NotReady, Ready
+from outbox_plugin.observe.harvester_facts import HarvesterFacts
 from outbox_plugin.relay.events import (
     BeginsAgain,
     HarvestEvent,
@@ -31,8 +30,8 @@ from outbox_plugin.relay.events import (
 )
 
 NOW = 1_000.0
-LEADS = Facts(stepped_at=NOW, leads=True, led_at=NOW, moved_at=NOW, postgres_at=NOW)
-STANDS_BY = Facts(stepped_at=NOW, led_at=NOW, postgres_at=NOW)
+LEADS = ShardFacts(stepped_at=NOW, leads=True, led_at=NOW, moved_at=NOW, postgres_at=NOW)
+STANDS_BY = ShardFacts(stepped_at=NOW, led_at=NOW, postgres_at=NOW)
 
 
 @pytest.mark.parametrize("facts", [LEADS, STANDS_BY])
@@ -46,7 +45,7 @@ STANDS_BY = Facts(stepped_at=NOW, led_at=NOW, postgres_at=NOW)
         ({"postgres_at": NOW - POSTGRES_SECONDS - 1}, "Postgres has not answered for 16 s"),
     ],
 )
-def test_what_every_harvester_must_be(facts: Facts, known: dict[str, Any], why: str) -> None:
+def test_what_every_harvester_must_be(facts: ShardFacts, known: dict[str, Any], why: str) -> None:
     assert readiness(replace(facts, **known), NOW) == NotReady(why)
 
 
@@ -103,7 +102,7 @@ class Harvest:
 
     def __init__(self) -> None:
         self.now = NOW
-        self.watch = ReadinessFacts(lambda: self.now)
+        self.watch = HarvesterFacts(lambda: self.now)
 
     def happens(self, *events: HarvestEvent) -> None:
         for event in events:

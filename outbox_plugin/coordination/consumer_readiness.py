@@ -27,7 +27,7 @@ ALIVE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ConsumerFacts:
     """What an instance knows of itself. A time is None where nothing of the kind has happened.
 
     Attributes:
@@ -45,29 +45,29 @@ class Progress:
     all_confirmed: bool = True
 
 
-def readiness(progress: Progress, kafka_at: float | None, kafka_error: str | None, now: float) -> Readiness:
+def readiness(facts: ConsumerFacts, kafka_at: float | None, kafka_error: str | None, now: float) -> Readiness:
     """Whether a consumer is ready; see the table above.
 
     Args:
-        progress: what its instance knows.
+        facts: what its instance knows.
         kafka_at: when Kafka last answered.
         kafka_error: why it did not the last time; None where it did.
         now: monotonic seconds.
     """
-    if progress.followed_at is None:
+    if facts.followed_at is None:
         return NotReady("the consumer is starting")
-    if (seconds := now - progress.followed_at) > FOLLOWED_SECONDS:
+    if (seconds := now - facts.followed_at) > FOLLOWED_SECONDS:
         return NotReady(f"the coordination topic has not been read for {seconds:.0f} s")
     if kafka_at is None or now - kafka_at > KAFKA_SECONDS:
         lacks = "yet" if kafka_at is None else f"for {now - kafka_at:.0f} s"
         return NotReady(f"Kafka has not answered {lacks}" + (f": {kafka_error}" if kafka_error else ""))
-    if not progress.offsets:
+    if not facts.offsets:
         return Ready("has no partitions")
-    if not progress.all_confirmed:
+    if not facts.all_confirmed:
         return NotReady("the coordination topic does not confirm what it holds")
-    if progress.polled_at is not None and (seconds := now - progress.polled_at) > POLLED_SECONDS:
+    if facts.polled_at is not None and (seconds := now - facts.polled_at) > POLLED_SECONDS:
         return NotReady(f"nobody has polled for {seconds:.0f} s")
-    return Ready(f"holds {len(progress.offsets)} partitions")
+    return Ready(f"holds {len(facts.offsets)} partitions")
 
 
 def is_alive(*, runs: bool, followed_at: float | None, now: float) -> bool:

@@ -1,4 +1,4 @@
-"""Collects, from a harvester's events, the facts by which `core.readiness` decides whether it is ready.
+"""Collects, from a harvester's events, the facts by which `core.harvester_readiness` decides whether it is ready.
 
 The threads of the harvester, of the table poller and of the HTTP server call it; a lock guards its state.
 """
@@ -9,7 +9,8 @@ import threading
 from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 
-from outbox_plugin.core.readiness import Facts, NotReady, Readiness, is_alive, readiness
+from outbox_plugin.core.harvester_readiness import ShardFacts, is_alive, readiness
+from outbox_plugin.core.readiness import NotReady, Readiness
 from outbox_plugin.relay.events import (
     BeginsAgain,
     HarvestEvent,
@@ -20,14 +21,14 @@ from outbox_plugin.relay.events import (
 )
 
 
-class ReadinessFacts:
+class HarvesterFacts:
     """The facts about the shards of one harvester."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         """`now` is the clock of the harvester's runtime."""
         self._now = now
         self._lock = threading.Lock()
-        self._shards: dict[int, Facts] = {}
+        self._shards: dict[int, ShardFacts] = {}
         self._stepped_at: float | None = None
         self._begins_again: str | None = None
         self._postgres_at: float | None = None
@@ -60,7 +61,7 @@ class ReadinessFacts:
 
     def _stepped(self, event: ShardStepped, now: float) -> None:
         self._stepped_at, self._begins_again = now, None
-        leads, before = event.phase == "leader", self._shards.get(event.shard, Facts())
+        leads, before = event.phase == "leader", self._shards.get(event.shard, ShardFacts())
         led = [at for at in (before.led_at, event.leader_heard_at, now if leads else None) if at is not None]
         self._shards[event.shard] = replace(
             before, stepped_at=now, leads=leads, led_at=max(led, default=None), trouble=event.trouble
@@ -68,7 +69,7 @@ class ReadinessFacts:
 
     def _moved(self, shard: int, now: float) -> None:
         self._not_moved.discard(shard)
-        self._shards[shard] = replace(self._shards.get(shard, Facts()), moved_at=now)
+        self._shards[shard] = replace(self._shards.get(shard, ShardFacts()), moved_at=now)
 
     def table_looked_at(self, waiting: Set[int] | None, paused: Set[int]) -> None:
         """Update the facts after Postgres has answered.
@@ -101,7 +102,7 @@ class ReadinessFacts:
             if self._begins_again is not None:
                 return {0: NotReady(f"beginning again: {self._begins_again}")}
             known = {"postgres_at": self._postgres_at, "postgres_error": self._postgres_error}
-            shards = self._shards or {0: Facts()}
+            shards = self._shards or {0: ShardFacts()}
             return {shard: readiness(replace(shards[shard], **known), now) for shard in sorted(shards)}  # type: ignore[arg-type]
 
     def leads(self) -> Set[int]:

@@ -29,7 +29,7 @@ ALIVE_SECONDS = 300.0  # Kafka takes the partitions of one that has not polled f
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class DispatcherFacts:
     """What the dispatcher knows. A time is None where there is nothing of the kind.
 
     Attributes:
@@ -42,7 +42,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class InboxFacts:
     """What an inbox knows of itself. A time is None where nothing of the kind has happened.
 
     Attributes:
@@ -50,7 +50,7 @@ class Facts:
         postgres_at, kafka_at: when the server last answered.
         postgres_error, kafka_error: why it did not the last time; None where it did.
         positions_at: when all its partitions last had a position to go on from.
-        progress: what the dispatcher knows.
+        dispatcher: what the dispatcher knows.
         partitions: how many partitions it has.
     """
 
@@ -60,11 +60,11 @@ class Facts:
     kafka_at: float | None = None
     kafka_error: str | None = None
     positions_at: float | None = None
-    progress: Progress = Progress()
+    dispatcher: DispatcherFacts = DispatcherFacts()
     partitions: int = 0
 
 
-def readiness(facts: Facts, now: float) -> Readiness:
+def readiness(facts: InboxFacts, now: float) -> Readiness:
     """Whether an inbox is ready; see the table above."""
     if facts.polled_at is None:
         return NotReady("the inbox is starting")
@@ -85,21 +85,21 @@ def _silent(server: str, answered_at: float | None, error: str | None, since: fl
     return NotReady(f"{server} has not answered {lacks}" + (f": {error}" if error else ""))
 
 
-def _stuck(facts: Facts, now: float) -> NotReady | None:
-    long_ago, progress = now - DONE_SECONDS, facts.progress
+def _stuck(facts: InboxFacts, now: float) -> NotReady | None:
+    long_ago, dispatcher = now - DONE_SECONDS, facts.dispatcher
     if facts.positions_at is not None and facts.positions_at < long_ago:
         return NotReady(f"partitions have waited for their positions for {now - facts.positions_at:.0f} s")
-    if progress.taken_at is not None and progress.taken_at < long_ago:
-        return NotReady(f"a handler has not finished for {now - progress.taken_at:.0f} s")
-    if progress.waiting_since is not None and progress.waiting_since < long_ago:
-        return NotReady(f"none of the records that wait was done for {now - progress.waiting_since:.0f} s")
+    if dispatcher.taken_at is not None and dispatcher.taken_at < long_ago:
+        return NotReady(f"a handler has not finished for {now - dispatcher.taken_at:.0f} s")
+    if dispatcher.waiting_since is not None and dispatcher.waiting_since < long_ago:
+        return NotReady(f"none of the records that wait was done for {now - dispatcher.waiting_since:.0f} s")
     return None
 
 
-def _doing(facts: Facts) -> str:
+def _doing(facts: InboxFacts) -> str:
     if not facts.partitions:
         return "has no partitions"
-    return "idle" if facts.progress.waiting_since is None else "handles records"
+    return "idle" if facts.dispatcher.waiting_since is None else "handles records"
 
 
 def is_alive(*, runs: bool, polled_at: float | None, now: float) -> bool:
