@@ -10,7 +10,7 @@ from typing import Any
 
 from outbox_plugin.coordination.heartbeat_timing import HEARTBEAT_INTERVAL_SECONDS, HeartbeatTiming
 from outbox_plugin.coordination.messages import ClaimingPartition, Heartbeat, Message, decode, encode
-from outbox_plugin.coordination.world import REMEMBERED_INSTANCES, Holder, World
+from outbox_plugin.coordination.partition_owners import REMEMBERED_INSTANCES, Holder, World
 from outbox_plugin.core.topic_partition import TopicPartition
 
 GROUP, TOPIC = "bench", "orders"

@@ -1,11 +1,12 @@
 """Consumers that share topics through Kafka alone: Marshal's protocol, wire-compatible.
 
 Instances of a group write to a coordination topic which partitions they want, hold and give up. The topic is a log in
-one order, so all who read it agree on who holds what (`world.py`). There is no coordinator, and when an instance comes
-or goes, only the partitions that move stop. An instance that starts again with its client id goes on with its own
-claims at once. An operator pauses a group, sets where it goes on, and resumes it (`admin.py`).
+one order, so all who read it agree on who holds what. There is no coordinator, and when an instance comes or goes, only
+the partitions that move stop. An instance that starts again with its client id goes on with its own claims at once. An
+operator pauses a group, sets where it goes on, and resumes it (`admin.py`).
 
-The log decides who holds a partition and where the group goes on in it, by the broker's clock alone (`world.py`).
+The log decides who holds a partition and where the group goes on in it, by the broker's clock alone
+(`partition_owners.py`; what was read of several partitions of the topic: `log_view.py`).
 `claims.py`, `claim_planner.py` and `lag_trend.py` decide which partitions an instance asks for, and which it gives up
 for the others' fair share. An instance hands out records only of partitions that the log gave it, and only while
 nobody else can have them (`member.py`). Positions and pauses that must outlive the log are kept beside it
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
         decode,
         encode,
     )
-    from outbox_plugin.coordination.world import World
+    from outbox_plugin.coordination.partition_owners import World
 
 __all__ = [
     "Admin",
@@ -50,7 +51,7 @@ __all__ = [
     "encode",
 ]
 
-_HOME = {"Admin": "admin", "Consumer": "consumer", "World": "world"}  # All other names: messages.
+_HOME = {"Admin": "admin", "Consumer": "consumer", "World": "partition_owners"}  # All other names: messages.
 
 
 def __getattr__(name: str) -> Any:

@@ -14,9 +14,9 @@ from outbox_plugin.coordination.group_lags import Lag, group_lags
 from outbox_plugin.coordination.heartbeat_timing import HEARTBEAT_INTERVAL_SECONDS, HeartbeatTiming
 from outbox_plugin.coordination.kafka_settings import kafka_settings
 from outbox_plugin.coordination.log import TOPIC, CoordinationLog
+from outbox_plugin.coordination.log_view import LogView
 from outbox_plugin.coordination.messages import VERSION, ClaimingPartition, Entry, ReleaseGroup, ReleasingPartition
-from outbox_plugin.coordination.world import NO_END, STALE_INTERVALS, Holder, Key, Pause, Row
-from outbox_plugin.coordination.worlds import Worlds
+from outbox_plugin.coordination.partition_owners import NO_END, STALE_INTERVALS, Holder, Key, Pause, Row
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import LogUnavailable, UserError
 
@@ -215,7 +215,7 @@ class Admin:
             yield view
 
 
-class _View(Worlds):
+class _View(LogView):
     """The worlds of the whole coordination topic, as far as it has been read."""
 
     DECIDING = 0  # Operators who speak at once may be heard in different orders. That of this partition counts.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from outbox_plugin.coordination.claims import Plan, plan
 from outbox_plugin.coordination.heartbeat_timing import HeartbeatTiming
-from outbox_plugin.coordination.world import Holder
+from outbox_plugin.coordination.partition_owners import Holder
 from outbox_plugin.core.topic_partition import TopicPartition
 
 ROUND_SECONDS = 0.2  # Between two plans.

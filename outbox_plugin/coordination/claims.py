@@ -16,7 +16,7 @@ from functools import lru_cache
 from hashlib import md5
 from typing import NamedTuple
 
-from outbox_plugin.coordination.world import Holder
+from outbox_plugin.coordination.partition_owners import Holder
 from outbox_plugin.core.topic_partition import TopicPartition
 
 MAX_UNCOMMITTED = 100_000  # Records of one claim that are handed out and not committed.

@@ -18,7 +18,7 @@ from rich.table import Table
 from outbox_plugin.coordination.admin import Admin, Known
 from outbox_plugin.coordination.heartbeat_timing import HEARTBEAT_INTERVAL_SECONDS
 from outbox_plugin.coordination.log import TOPIC
-from outbox_plugin.coordination.world import NO_END, Pause
+from outbox_plugin.coordination.partition_owners import NO_END, Pause
 from outbox_plugin.errors import UserError
 from outbox_plugin.printable import printable
 

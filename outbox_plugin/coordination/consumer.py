@@ -23,7 +23,7 @@ from outbox_plugin.coordination.instance import Instance
 from outbox_plugin.coordination.kafka_settings import kafka_settings
 from outbox_plugin.coordination.log import TOPIC, CoordinationLog
 from outbox_plugin.coordination.messages import VERSION, ClaimingPartition, encode
-from outbox_plugin.coordination.world import TOPIC_CLIENT, Holder
+from outbox_plugin.coordination.partition_owners import TOPIC_CLIENT, Holder
 from outbox_plugin.core.memory_limit import Load, MemoryLimit, record_size
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import LogUnavailable, ServerRefused, UserError

@@ -16,7 +16,7 @@ from outbox_plugin.adapters.kafka_admin import END_OFFSET, FIRST_OFFSET, offsets
 from outbox_plugin.adapters.kafka_clients import REQUEST_TIMEOUT_SECONDS, client_config
 from outbox_plugin.coordination.kafka_settings import KafkaSettings
 from outbox_plugin.coordination.log import CoordinationLog
-from outbox_plugin.coordination.world import Key, Row
+from outbox_plugin.coordination.partition_owners import Key, Row
 from outbox_plugin.core.topic_partition import TopicPartition
 
 READ_SECONDS = 5.0  # The time to read the first waiting records of all partitions of a group.

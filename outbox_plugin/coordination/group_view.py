@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from outbox_plugin.coordination.log_view import LogView
 from outbox_plugin.coordination.messages import coordination_partition
-from outbox_plugin.coordination.world import Holder
-from outbox_plugin.coordination.worlds import Worlds
+from outbox_plugin.coordination.partition_owners import Holder
 from outbox_plugin.core.topic_partition import TopicPartition
 
 
@@ -18,7 +18,7 @@ class TopicForm(NamedTuple):
     topic_id: str
 
 
-class GroupView(Worlds):
+class GroupView(LogView):
     """The worlds of a group's coordination partitions, seen as one. `now` is monotonic seconds everywhere."""
 
     def __init__(

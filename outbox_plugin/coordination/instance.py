@@ -18,7 +18,7 @@ from outbox_plugin.coordination.group_view import GroupView
 from outbox_plugin.coordination.heartbeat_timing import HeartbeatTiming
 from outbox_plugin.coordination.log import CoordinationLog
 from outbox_plugin.coordination.member import Member
-from outbox_plugin.coordination.world import Holder, Key
+from outbox_plugin.coordination.partition_owners import Holder, Key
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.observe.guard import harmless
 from outbox_plugin.printable import logger_of

@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from itertools import pairwise
 
-from outbox_plugin.coordination.world import Holder
+from outbox_plugin.coordination.partition_owners import Holder
 from outbox_plugin.core.topic_partition import TopicPartition
 
 SAMPLES = 10  # The lag must grow over this many samples.

@@ -50,6 +50,7 @@ from outbox_plugin.coordination.messages import (
     decode,
     encode,
 )
+from outbox_plugin.coordination.partition_owners import Key
 from outbox_plugin.coordination.state_topic import (
     CLOCK_KEY,
     CoordinationForm,
@@ -59,7 +60,6 @@ from outbox_plugin.coordination.state_topic import (
     pause_record,
     position_record,
 )
-from outbox_plugin.coordination.world import Key
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import LogUnavailable, OutboxError, ServerRefused, UserError
 from outbox_plugin.printable import logger_of

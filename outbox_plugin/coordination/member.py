@@ -35,7 +35,7 @@ from outbox_plugin.coordination.messages import (
     ReleaseGroup,
     ReleasingPartition,
 )
-from outbox_plugin.coordination.world import STALE_INTERVALS, TOPIC_CLIENT, Holder, Key
+from outbox_plugin.coordination.partition_owners import STALE_INTERVALS, TOPIC_CLIENT, Holder, Key
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import UserError
 

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from outbox_plugin.coordination.messages import MalformedMessage, ReleaseGroup, decode, encode
-from outbox_plugin.coordination.world import Key
+from outbox_plugin.coordination.partition_owners import Key
 
 FORM_KEY, CLOCK_KEY = b"form", b"clock"
 

@@ -35,7 +35,7 @@ from outbox_plugin.coordination.group_view import GroupView, TopicForm
 from outbox_plugin.coordination.heartbeat_timing import HeartbeatTiming
 from outbox_plugin.coordination.member import Member
 from outbox_plugin.coordination.messages import VERSION, Entry, Heartbeat, Message, ReleaseGroup
-from outbox_plugin.coordination.world import LONGEST_DOUBT, STALE_INTERVALS, Holder, Key
+from outbox_plugin.coordination.partition_owners import LONGEST_DOUBT, STALE_INTERVALS, Holder, Key
 from outbox_plugin.core.topic_partition import TopicPartition
 
 INTERVAL = 2.0

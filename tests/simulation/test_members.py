@@ -19,7 +19,7 @@ from outbox_plugin.coordination.group_view import GroupView
 from outbox_plugin.coordination.held_partition import HeldPartition, UnansweredMessages
 from outbox_plugin.coordination.member import Member
 from outbox_plugin.coordination.messages import ReleaseGroup
-from outbox_plugin.coordination.world import FOREVER, Key, World, _ClaimState, _Group
+from outbox_plugin.coordination.partition_owners import FOREVER, Key, World, _ClaimState, _Group
 from outbox_plugin.core.topic_partition import TopicPartition
 from tests.simulation.conftest import Seeds
 from tests.simulation.members import Plan, run

@@ -13,7 +13,7 @@ from outbox_plugin.coordination.claim_planner import ClaimPlanner
 from outbox_plugin.coordination.claims import Claim, Plan, plan, shares
 from outbox_plugin.coordination.heartbeat_timing import HeartbeatTiming
 from outbox_plugin.coordination.lag_trend import SAMPLES, LagTrend, left_to_others
-from outbox_plugin.coordination.world import Holder
+from outbox_plugin.coordination.partition_owners import Holder
 from outbox_plugin.core.topic_partition import TopicPartition
 
 A, B, C = Holder("1", "a"), Holder("2", "b"), Holder("3", "c")

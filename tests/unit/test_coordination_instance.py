@@ -17,8 +17,8 @@ from outbox_plugin.coordination.group_view import TopicForm
 from outbox_plugin.coordination.heartbeat_timing import HeartbeatTiming
 from outbox_plugin.coordination.instance import Instance
 from outbox_plugin.coordination.messages import ClaimingMessages, Entry
+from outbox_plugin.coordination.partition_owners import Holder
 from outbox_plugin.coordination.state_topic import KeptState
-from outbox_plugin.coordination.world import Holder
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import LogUnavailable, OutboxError
 from tests.support import PATIENCE, eventually

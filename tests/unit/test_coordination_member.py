@@ -21,7 +21,7 @@ from outbox_plugin.coordination.messages import (
     ReleasingPartition,
     coordination_partition,
 )
-from outbox_plugin.coordination.world import Holder
+from outbox_plugin.coordination.partition_owners import Holder
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import UserError
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outbox_plugin.coordination.messages import ReleaseGroup
+from outbox_plugin.coordination.partition_owners import Key
 from outbox_plugin.coordination.state_topic import (
     CoordinationForm,
     KeptPosition,
@@ -13,7 +14,6 @@ from outbox_plugin.coordination.state_topic import (
     pause_record,
     position_record,
 )
-from outbox_plugin.coordination.world import Key
 
 KEY = Key("billing", "orders", 3)
 PAUSE = ReleaseGroup(0, 50, "run-9", "operator", "billing", "", 0, 650)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from outbox_plugin.coordination.command import _until
 from outbox_plugin.coordination.messages import MalformedMessage, decode, encode
-from outbox_plugin.coordination.world import Pause, World
+from outbox_plugin.coordination.partition_owners import Pause, World
 from outbox_plugin.core.event_identity import IDENTITY_BYTES, event_identity
 from outbox_plugin.core.id_ranges import LARGEST_ID, SMALLEST_ID, IdRanges
 from outbox_plugin.core.leader_heartbeat import LARGEST_LAYOUT, LARGEST_SHARD, TROUBLE_CHARACTERS, LeaderHeartbeat

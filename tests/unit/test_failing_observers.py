@@ -13,7 +13,7 @@ from outbox_plugin import Harvester, Settings
 from outbox_plugin.coordination.events import ClaimLost
 from outbox_plugin.coordination.heartbeat_timing import HeartbeatTiming
 from outbox_plugin.coordination.instance import Instance
-from outbox_plugin.coordination.world import Holder
+from outbox_plugin.coordination.partition_owners import Holder
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.embedded.ports import free_port
 from outbox_plugin.inbox.events import TakenHandled

@@ -1,4 +1,4 @@
-"""The rationalizer: who holds what, computed from the log alone (Marshal's seed, "Determining World State").
+"""Who owns which partition, computed from the log alone. Marshal calls the result the world, and this the rationalizer.
 
 Every instance applies the same messages in the same order, and so reaches the same world. The rules, for a message that
 the broker appended at `t`:

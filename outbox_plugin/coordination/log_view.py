@@ -1,16 +1,16 @@
-"""The worlds of several partitions of the coordination topic, seen as one. No I/O, no clock."""
+"""What was read of several partitions of the coordination topic: a world for each of them. No I/O, no clock."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from outbox_plugin.coordination.messages import coordination_partition
+from outbox_plugin.coordination.partition_owners import Key, World
 from outbox_plugin.coordination.state_topic import KeptState
-from outbox_plugin.coordination.world import Key, World
 
 
-class Worlds:
-    """A world for each of some partitions of the coordination topic: what is kept beside the log, and what is read."""
+class LogView:
+    """The worlds of some partitions of the coordination topic: what is kept beside the log, and what is read of it."""
 
     def __init__(self, partitions: Iterable[int], interval_seconds: float, *, width: int, since: float) -> None:
         """Begin with an empty log.

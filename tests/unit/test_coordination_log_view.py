@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from outbox_plugin.coordination.log_view import LogView
 from outbox_plugin.coordination.messages import ReleaseGroup
+from outbox_plugin.coordination.partition_owners import NO_END, Key
 from outbox_plugin.coordination.state_topic import KeptPosition, KeptState
-from outbox_plugin.coordination.world import NO_END, Key
-from outbox_plugin.coordination.worlds import Worlds
 
 BILLING, OTHERS = Key("billing", "orders", 0), Key("others", "orders", 0)
 PAUSE = ReleaseGroup(0, 50, "run-9", "operator", "billing", "", 0, NO_END)
@@ -17,17 +17,17 @@ def kept(*positions: tuple[Key, float]) -> KeptState:
 
 def test_a_position_that_was_kept_by_a_clock_ahead_makes_no_other_one_later() -> None:
     """Else its group's own instances could not write past it until their clock is there."""
-    worlds = Worlds(range(8), 10, width=8, since=0)
-    worlds.begin_with(kept((BILLING, 60.0), (OTHERS, 10_000.0)))
-    worlds.note_time(worlds.coordination_partition("orders"), 70.0)
-    worlds.note_time((worlds.coordination_partition("orders") + 1) % 8, 90.0)
-    assert [worlds.time_of(key) for key in (BILLING, OTHERS)] == [70.0, 10_000.0]
+    view = LogView(range(8), 10, width=8, since=0)
+    view.begin_with(kept((BILLING, 60.0), (OTHERS, 10_000.0)))
+    view.note_time(view.coordination_partition("orders"), 70.0)
+    view.note_time((view.coordination_partition("orders") + 1) % 8, 90.0)
+    assert [view.time_of(key) for key in (BILLING, OTHERS)] == [70.0, 10_000.0]
 
 
 def test_a_group_begins_with_what_is_its_own() -> None:
     everything = kept((BILLING, 60.0), (BILLING._replace(topic="bills"), 60.0), (OTHERS, 60.0))
     assert everything.of("billing", ["orders"]) == kept((BILLING, 60.0))
     assert everything.of("others", ["orders"]) == KeptState({OTHERS: KeptPosition(7, 60.0, "id-1")})
-    worlds = Worlds(range(8), 10, width=8, since=0)
-    worlds.begin_with(everything)
-    assert all(world.paused("billing", 1_000) and not world.paused("others", 1_000) for world in worlds.worlds.values())
+    view = LogView(range(8), 10, width=8, since=0)
+    view.begin_with(everything)
+    assert all(world.paused("billing", 1_000) and not world.paused("others", 1_000) for world in view.worlds.values())

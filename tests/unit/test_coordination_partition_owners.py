@@ -18,7 +18,7 @@ from outbox_plugin.coordination.messages import (
     ReleaseGroup,
     ReleasingPartition,
 )
-from outbox_plugin.coordination.world import FOREVER, LONGEST_DOUBT, TOPIC_CLIENT, Holder, Key, Row, World
+from outbox_plugin.coordination.partition_owners import FOREVER, LONGEST_DOUBT, TOPIC_CLIENT, Holder, Key, Row, World
 
 INTERVAL = 10
 STALE = 2 * INTERVAL
