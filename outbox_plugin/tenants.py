@@ -28,7 +28,7 @@ from outbox_plugin.settings import Settings
 from outbox_plugin.threads.background import Background
 
 if TYPE_CHECKING:  # Importing it needs an extra.
-    from outbox_plugin.observe.tenants import ObservedTenants
+    from outbox_plugin.observe.tenants_telemetry import TenantsTelemetry
 
 logger = logger_of("outbox_plugin.harvester")
 
@@ -128,7 +128,7 @@ class TenantHarvesters(Background):
         self._starts: dict[str, _Task[None]] = {}
         self._check_now = threading.Event()  # Set when a look has ended, and to stop.
         self._stops: list[threading.Thread] = []  # Of harvesters that are ending.
-        self._observed: ObservedTenants | None = None  # If OUTBOX_LISTEN is set.
+        self._observed: TenantsTelemetry | None = None  # If OUTBOX_LISTEN is set.
 
     def _prepare(self, loop: asyncio.AbstractEventLoop | None) -> Callable[[], None]:  # noqa: ARG002
         with reported_as_refusal(self._settings):
@@ -137,10 +137,10 @@ class TenantHarvesters(Background):
             self._observed = self._listen(self._settings.listen)
         return self._harvest
 
-    def _listen(self, listen: str) -> ObservedTenants:
+    def _listen(self, listen: str) -> TenantsTelemetry:
         with metrics_extra():
-            from outbox_plugin.observe.tenants import ObservedTenants
-        return ObservedTenants(
+            from outbox_plugin.observe.tenants_telemetry import TenantsTelemetry
+        return TenantsTelemetry(
             self._settings.table,
             self._settings.group,
             listen,

@@ -12,7 +12,7 @@ from outbox_plugin.core.readiness import NotReady, Readiness, Ready
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.observe.coordination_metrics import CoordinationMetrics
 from outbox_plugin.observe.lag_poller import LagPoller, Lags
-from outbox_plugin.observe.port import join, leave
+from outbox_plugin.observe.telemetry_server import join, leave
 from outbox_plugin.settings import Settings, host_and_port
 
 

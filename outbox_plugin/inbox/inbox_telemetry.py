@@ -24,7 +24,7 @@ from outbox_plugin.inbox.received import Received
 from outbox_plugin.observe.guard import guarded
 from outbox_plugin.observe.inbox_metrics import InboxGroupMetrics, InboxMetrics
 from outbox_plugin.observe.lag_poller import LagPoller, Lags, NextOffsets
-from outbox_plugin.observe.port import join, leave
+from outbox_plugin.observe.telemetry_server import join, leave
 from outbox_plugin.settings import Settings, host_and_port
 
 

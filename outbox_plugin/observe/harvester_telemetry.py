@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from outbox_plugin.core.readiness import NotReady, Readiness
 from outbox_plugin.observe.guard import guarded
 from outbox_plugin.observe.harvester_facts import HarvesterFacts
-from outbox_plugin.observe.metrics import GroupMetrics, HarvesterMetrics
-from outbox_plugin.observe.port import join, leave
+from outbox_plugin.observe.harvester_metrics import GroupMetrics, HarvesterMetrics
 from outbox_plugin.observe.table_poller import TablePoller, TableState
+from outbox_plugin.observe.telemetry_server import join, leave
 from outbox_plugin.relay.events import HarvestEvent
 from outbox_plugin.settings import Settings, host_and_port
 
@@ -27,7 +27,7 @@ class HarvesterTelemetry:
         stopping: Callable[[], bool],
         now: Callable[[], float],
     ) -> None:
-        """Open the port, or share it with other members of this process.
+        """Open the port, or share it with others of this process.
 
         Args:
             settings: name the outbox.
@@ -97,7 +97,7 @@ class HarvesterTelemetry:
             self._metrics.show_table(*self._table)
 
     def close(self) -> None:
-        """Leave the port, and close it if no other member uses it."""
+        """Leave the port, and close it if nobody else uses it."""
         leave(self._port, self)
         if self._poller is not None:
             self._poller.close()

@@ -14,9 +14,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
 from outbox_plugin.observe.coordination_metrics import CoordinationMetrics
+from outbox_plugin.observe.harvester_metrics import HarvesterMetrics
 from outbox_plugin.observe.inbox_metrics import InboxMetrics
-from outbox_plugin.observe.metrics import HarvesterMetrics
-from outbox_plugin.observe.tenants import TenantMetrics
+from outbox_plugin.observe.tenants_telemetry import TenantMetrics
 from tests.documents import CHECKOUT, anchors
 
 DEPLOY = CHECKOUT / "deploy"

@@ -36,7 +36,7 @@ from outbox_plugin.embedded.ports import free_port
 from outbox_plugin.errors import InvalidSetting
 from outbox_plugin.inbox import consumer as inbox_consumer
 from outbox_plugin.inbox.inbox_telemetry import InboxTelemetry
-from outbox_plugin.observe import port
+from outbox_plugin.observe import telemetry_server
 from outbox_plugin.observe.harvester_telemetry import HarvesterTelemetry
 from outbox_plugin.tenants import TenantHarvesters
 from tests.support import eventually
@@ -315,7 +315,7 @@ def test_a_port_whose_metrics_cannot_be_made_is_closed(monkeypatch: pytest.Monke
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(port.Port, "metrics_of", full)
+    monkeypatch.setattr(telemetry_server.TelemetryServer, "metrics_of", full)
     nothing: Any = None
     listen = f"127.0.0.1:{free_port()}"
     made: list[Callable[[], object]] = [
@@ -338,4 +338,4 @@ def test_a_port_whose_metrics_cannot_be_made_is_closed(monkeypatch: pytest.Monke
     for make in made:
         with pytest.raises(OSError, match="No space"):
             make()
-        assert not port._ports
+        assert not telemetry_server._servers

@@ -16,7 +16,7 @@ import yaml
 import outbox_plugin.cli
 from outbox_plugin.embedded.jars import KAFKA_VERSION
 from outbox_plugin.embedded.ports import free_port
-from outbox_plugin.observe.port import Port
+from outbox_plugin.observe.telemetry_server import TelemetryServer
 from outbox_plugin.schema.connection import OLDEST_POSTGRES
 from outbox_plugin.settings import Settings
 from tests.documents import CHECKOUT, blocks
@@ -139,7 +139,7 @@ def test_probes_ask_for_pages_that_are_served_at_the_port_that_is_listened_to() 
 @pytest.mark.parametrize("page", ["/livez", "/readyz", "/metrics"])
 def test_the_pages_are_served(page: str) -> None:
     number = free_port()
-    port = Port("127.0.0.1", number)
+    port = TelemetryServer("127.0.0.1", number)
     try:
         assert requests.get(f"http://127.0.0.1:{number}{page}", timeout=10).status_code in (200, 503)
     finally:

@@ -25,11 +25,11 @@ from outbox_plugin.embedded.ports import free_port
 from outbox_plugin.errors import InvalidSetting
 from outbox_plugin.inbox.inbox_readiness import InboxFacts
 from outbox_plugin.inbox.inbox_telemetry import InboxTelemetry
-from outbox_plugin.observe import server as http
-from outbox_plugin.observe.metrics import GroupMetrics, HarvesterMetrics
-from outbox_plugin.observe.port import Port, join, leave
-from outbox_plugin.observe.server import Answer, HttpServer
+from outbox_plugin.observe import http_server as http
+from outbox_plugin.observe.harvester_metrics import GroupMetrics, HarvesterMetrics
+from outbox_plugin.observe.http_server import HttpServer, Response
 from outbox_plugin.observe.table_poller import TableState, Waiting
+from outbox_plugin.observe.telemetry_server import TelemetryServer, join, leave
 from outbox_plugin.observe.topic_counter import MAX_TOPICS
 from outbox_plugin.relay.events import (
     HarvestEvent,
@@ -76,7 +76,7 @@ def of_ours() -> list[str]:
 
 
 @contextmanager
-def serving(**pages: Callable[[], Answer]) -> Iterator[int]:
+def serving(**pages: Callable[[], Response]) -> Iterator[int]:
     port = free_port()
     server = HttpServer(HOST, port, {f"/{name}": page for name, page in pages.items()})
     try:
@@ -86,8 +86,8 @@ def serving(**pages: Callable[[], Answer]) -> Iterator[int]:
         eventually(lambda: not of_ours(), 10)
 
 
-def hello() -> Answer:
-    return Answer("hello\n")
+def hello() -> Response:
+    return Response("hello\n")
 
 
 def test_a_page_is_served_and_nothing_else() -> None:
@@ -123,7 +123,7 @@ def test_a_wrong_request_is_refused(request_: bytes, status: bytes) -> None:
 
 
 def test_a_page_that_fails_harms_nobody() -> None:
-    def fails() -> Answer:
+    def fails() -> Response:
         raise ValueError("no")
 
     with serving(hello=hello, fails=fails) as port:
@@ -174,7 +174,7 @@ def test_many_scrapes_at_once_are_all_answered() -> None:
 def test_it_closes_while_clients_hang() -> None:
     answering, go_on = threading.Event(), threading.Event()
 
-    def hangs() -> Answer:
+    def hangs() -> Response:
         answering.set()
         go_on.wait(30 * PATIENCE)
         return hello()
@@ -288,7 +288,7 @@ def test_without_the_library_the_extra_is_named(program: str) -> None:
 class Fake:
     """A member whose state a test sets."""
 
-    def __init__(self, port: Port, group: str = "sales") -> None:
+    def __init__(self, port: TelemetryServer, group: str = "sales") -> None:
         self.port = port
         self.metrics = GroupMetrics(port.metrics_of(HarvesterMetrics), group)
         self.name = f"group {group}"

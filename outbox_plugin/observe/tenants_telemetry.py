@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from prometheus_client import CollectorRegistry, Gauge
 
 from outbox_plugin.core.readiness import NotReady, Readiness, Ready
-from outbox_plugin.observe.metrics import HarvesterMetrics
-from outbox_plugin.observe.port import join, leave
+from outbox_plugin.observe.harvester_metrics import HarvesterMetrics
+from outbox_plugin.observe.telemetry_server import join, leave
 from outbox_plugin.printable import first_names
 from outbox_plugin.settings import host_and_port
 
@@ -29,8 +29,8 @@ class TenantMetrics:
         self.tenants.clear()
 
 
-class ObservedTenants:
-    """A member of the port. It keeps the port open while there are no tenants, too."""
+class TenantsTelemetry:
+    """Telemetry of its own. It keeps the port open while there are no tenants, too."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class ObservedTenants:
         error: Callable[[], str | None],
         is_alive: Callable[[], bool],
     ) -> None:
-        """Open the port, or share it with other members of this process.
+        """Open the port, or share it with others of this process.
 
         Args:
             table: the pattern.
@@ -80,7 +80,7 @@ class ObservedTenants:
 
     @property
     def name(self) -> str:
-        """The member's name in the port's answers."""
+        """Its name in the responses."""
         return f"tenants {self._table}"
 
     def is_alive(self) -> bool:
@@ -109,5 +109,5 @@ class ObservedTenants:
         self._harvesters.forget(group)
 
     def close(self) -> None:
-        """Leave the port, and close it if no other member uses it."""
+        """Leave the port, and close it if nobody else uses it."""
         leave(self._port, self)

@@ -34,7 +34,7 @@ _PLAIN = "text/plain; charset=utf-8"
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     """The response of a page."""
 
     body: str
@@ -42,7 +42,7 @@ class Answer:
     content_type: str = _PLAIN
 
 
-Pages = Mapping[str, Callable[[], Answer]]
+Pages = Mapping[str, Callable[[], Response]]
 
 
 class HttpServer:
