@@ -27,8 +27,8 @@ from rich.table import Table
 
 from outbox_plugin.dagster.daemon import Daemon
 from outbox_plugin.dagster.range_config import CONSUMER_TAG
+from outbox_plugin.embedded.free_ports import free_port
 from outbox_plugin.embedded.kafka import EmbeddedKafka, MockKafka
-from outbox_plugin.embedded.ports import free_port
 from outbox_plugin.embedded.server import GuardedServer
 from outbox_plugin.embedded.stack import DEFAULT_STATE_DIR, EmbeddedStack
 from outbox_plugin.errors import OutboxError

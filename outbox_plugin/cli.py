@@ -96,8 +96,8 @@ def outbox(context: click.Context) -> None:
 def migrate(wake_up: bool | None, as_sql: bool) -> None:
     """Create or upgrade the outbox's tables; safe to run twice, or by two at once."""
     from outbox_plugin.schema.migrate import migrate
+    from outbox_plugin.schema.migration_script import migration_sql
     from outbox_plugin.schema.outboxes import present_outboxes
-    from outbox_plugin.schema.script import migration_sql
 
     for settings in present_outboxes(_settings()):
         if as_sql:

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
+from outbox_plugin.adapters.broker_probe import all_brokers_answer
 from outbox_plugin.adapters.harvester_registration import HarvesterRegistration
 from outbox_plugin.adapters.kafka_acknowledging_log import KafkaAcknowledgingLog
 from outbox_plugin.adapters.kafka_admin import KafkaAdmin
-from outbox_plugin.adapters.kafka_brokers import all_brokers_answer
 from outbox_plugin.adapters.kafka_membership import KafkaMembership
 from outbox_plugin.adapters.kafka_names import KafkaNames
 from outbox_plugin.adapters.kafka_transactional_log import KafkaTransactionalLog
-from outbox_plugin.adapters.postgres_answers import postgres_answers
 from outbox_plugin.adapters.postgres_marked_store import PostgresMarkedStore
+from outbox_plugin.adapters.postgres_probe import postgres_answers
 from outbox_plugin.adapters.postgres_session import PostgresSession
 from outbox_plugin.adapters.postgres_wake_up import PostgresWakeUp
 from outbox_plugin.adapters.postgres_window_store import PostgresWindowStore

@@ -1,7 +1,7 @@
 """Harvests the outboxes of all schemas that a pattern matches, also of those that come later.
 
 Each tenant has a harvester of its own, with a group of its own, so that one that is dropped, broken or locked harms
-itself alone. `core.tenant_schedule` decides what is started and stopped, and `core.tenant_rest` which tenants rest.
+itself alone. `core.tenant_schedule` decides what is started and stopped, and `core.resting_tenants` which tenants rest.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from outbox_plugin.adapters.tenant_activity import TenantActivityReader
-from outbox_plugin.core.tenant_rest import Look, TenantRest
+from outbox_plugin.core.resting_tenants import Look, RestingTenants
 from outbox_plugin.core.tenant_schedule import TenantSchedule
 from outbox_plugin.errors import InvalidSetting, OutboxError
 from outbox_plugin.harvester import Harvester
@@ -119,7 +119,7 @@ class TenantHarvesters(Background):
         self._search: _Task[Mapping[str, str | None]] | None = None  # The one under way.
         self._searched_at = 0.0
         self._search_error: str | None = None
-        self._rest = None if settings.tenants_rest is None else TenantRest(settings.tenants_rest)
+        self._rest = None if settings.tenants_rest is None else RestingTenants(settings.tenants_rest)
         self._reader = TenantActivityReader(settings)
         self._look: _Task[Look] | None = None  # The one under way.
         self._looked_at = float("-inf")  # When the last look began.
@@ -214,7 +214,7 @@ class TenantHarvesters(Background):
     def _resting(self) -> frozenset[str]:
         return frozenset() if self._rest is None else self._rest.resting
 
-    def _look_for_events(self, rest: TenantRest, now: float) -> None:
+    def _look_for_events(self, rest: RestingTenants, now: float) -> None:
         """See, on another thread, where events are emitted. Tenants that rest are woken for that by `_follow`."""
         if self._look is not None and self._look.has_ended:
             look, self._look = self._look, None
@@ -236,7 +236,7 @@ class TenantHarvesters(Background):
         elif self._look is not None and self._look.is_slow(now):
             self._not_seen("Postgres does not answer")
 
-    def _look_at(self, schemas: Sequence[str], rest: TenantRest, now: float) -> Look:
+    def _look_at(self, schemas: Sequence[str], rest: RestingTenants, now: float) -> Look:
         """Read what is to be seen. `rest` does not change meanwhile: no other look runs."""
         seen = self._reader.seen(schemas)
         return Look(seen, self._reader.have_rows(rest.to_look_into(seen, now)))

@@ -8,7 +8,7 @@ from http.client import HTTPConnection, HTTPException
 from prometheus_client.parser import text_string_to_metric_families
 
 from outbox_plugin import Settings
-from outbox_plugin.embedded.ports import free_port
+from outbox_plugin.embedded.free_ports import free_port
 from tests.support import PATIENCE
 
 HOST = "127.0.0.1"

@@ -29,8 +29,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from outbox_plugin.embedded.free_ports import free_port
 from outbox_plugin.embedded.kafka import EmbeddedKafka
-from outbox_plugin.embedded.ports import free_port
 from tests.stream_server import StreamServer
 from tests.support import PATIENCE
 

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs
 
+from outbox_plugin.embedded.free_ports import free_port
 from outbox_plugin.embedded.kafka import EmbeddedKafka
-from outbox_plugin.embedded.ports import free_port
 
 LIFE_SECONDS = 8.0
 CLIENT_ID, CLIENT_SECRET = "shop-relay", "s3cret+of/the=client"

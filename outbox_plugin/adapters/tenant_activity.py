@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 
-from outbox_plugin.core.tenant_rest import Seen
+from outbox_plugin.core.resting_tenants import Seen
 from outbox_plugin.schema.connection import connect, pipeline, reported
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings

@@ -7,7 +7,7 @@ A tenant is known by its schema.
     found, and its harvester fails                     it is started again after a wait
     found, and must not be harvested                   it is refused: its harvester is stopped, and it is not started
     refused, and may be harvested by now               it is started
-    found, and at rest (`core.tenant_rest`)        its harvester is stopped, and it is not started
+    found, and at rest (`core.resting_tenants`)        its harvester is stopped, and it is not started
     found, and all places are taken                    it waits for a place
     running, and others wait for a place               after its turn it is stopped, and waits behind them
     no longer found                                    its harvester is stopped, and it is forgotten

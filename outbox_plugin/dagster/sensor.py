@@ -29,7 +29,7 @@ from outbox_plugin.dagster.translator import DagsterOutboxTranslator, topic_prop
 from outbox_plugin.printable import printable
 from outbox_plugin.status.health_rules import Limits, dead_letters, health
 from outbox_plugin.status.reader import read_status
-from outbox_plugin.threads.deadline import DeadlineFuture
+from outbox_plugin.threads.deadline_future import DeadlineFuture
 
 # A tick that waits holds up every other sensor, so a tick gives up soon on a server that is away.
 STATUS_SECONDS = 1.5

@@ -34,7 +34,7 @@ from outbox_plugin.errors import InvalidSetting, ServerRefused, TopicReplaced
 from outbox_plugin.printable import printable
 from outbox_plugin.settings import Settings
 from outbox_plugin.status.health_rules import HealthResult
-from outbox_plugin.threads.deadline import DeadlineFuture
+from outbox_plugin.threads.deadline_future import DeadlineFuture
 
 # A tick that waits holds up every other sensor, so a tick gives up soon on a server that is away.
 ANSWER_SECONDS = 1.5

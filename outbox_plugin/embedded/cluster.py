@@ -14,8 +14,8 @@ from confluent_kafka import ElectionType, KafkaError, KafkaException, TopicParti
 from confluent_kafka.admin import AdminClient
 
 from outbox_plugin.adapters.kafka_clients import LIBRARY_LOGGER
+from outbox_plugin.embedded.free_ports import free_port
 from outbox_plugin.embedded.kafka import KafkaNode
-from outbox_plugin.embedded.ports import free_port
 from outbox_plugin.embedded.server import START_SECONDS, ServerFailed
 
 NODES = 3

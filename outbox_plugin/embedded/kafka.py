@@ -12,9 +12,9 @@ from pathlib import Path
 from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
+from outbox_plugin.embedded.free_ports import free_port
 from outbox_plugin.embedded.jars import kafka_jars, logging_jars
 from outbox_plugin.embedded.java import java_home
-from outbox_plugin.embedded.ports import free_port
 from outbox_plugin.embedded.server import EmbeddedServer, GuardedServer, ServerFailed
 
 _CLUSTER_ID = "b3V0Ym94LWVtYmVkZGVkMQ"  # Any 16 bytes. All clusters may share it, as their ports differ.

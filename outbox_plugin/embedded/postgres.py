@@ -16,8 +16,8 @@ from pathlib import Path
 
 import psycopg
 
+from outbox_plugin.embedded.free_ports import free_port
 from outbox_plugin.embedded.guard import UNPRIVILEGED_USER, unprivileged
-from outbox_plugin.embedded.ports import free_port
 from outbox_plugin.embedded.server import EmbeddedServer, GuardedServer, NotInstalled, ServerFailed, write_private
 
 SUPERUSER = "postgres"

@@ -21,7 +21,7 @@ from psycopg import sql
 from outbox_plugin.errors import ServerRefused
 from outbox_plugin.printable import logger_of
 from outbox_plugin.schema.connection import connect_patiently, reported_as_refusal
-from outbox_plugin.schema.orphans import drop_orphans
+from outbox_plugin.schema.orphaned_staging_tables import drop_orphans
 from outbox_plugin.schema.statements import check_name, compose, statement
 from outbox_plugin.schema.table_name import in_full
 from outbox_plugin.schema.triggers import drop_wake_up_trigger, notice_truncation, wake_up_function, wake_up_trigger

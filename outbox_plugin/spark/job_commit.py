@@ -18,7 +18,7 @@ import psycopg
 from psycopg import sql
 
 from outbox_plugin.core.job_id import former_job_ids
-from outbox_plugin.schema.orphans import drop_orphans
+from outbox_plugin.schema.orphaned_staging_tables import drop_orphans
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.spark.publish import Staged, publish_events, publish_rows
 

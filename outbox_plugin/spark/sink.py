@@ -27,7 +27,7 @@ from pyspark.sql.types import StructType
 
 from outbox_plugin.errors import UserError
 from outbox_plugin.schema.connection import connect_patiently, reported_as_refusal
-from outbox_plugin.schema.orphans import drop_orphans
+from outbox_plugin.schema.orphaned_staging_tables import drop_orphans
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.table_name import in_full
 from outbox_plugin.settings import Settings

@@ -18,7 +18,7 @@ import pyarrow as pa
 from psycopg import sql
 from pyspark import TaskContext
 
-from outbox_plugin.schema.orphans import drop_unless_used
+from outbox_plugin.schema.orphaned_staging_tables import drop_unless_used
 from outbox_plugin.schema.qualify import qualified
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.whole_records import takes_whole_records

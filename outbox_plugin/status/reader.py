@@ -25,7 +25,7 @@ from outbox_plugin.schema.connection import connect, reported_as_refusal
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.table_name import in_full
 from outbox_plugin.settings import Settings
-from outbox_plugin.threads.deadline import DeadlineFuture
+from outbox_plugin.threads.deadline_future import DeadlineFuture
 
 FRESH_SECONDS = 2.0  # A leader is alive if its last heartbeat is at most this old: it sends three a second.
 IGNORED_SECONDS = 60.0  # How long the status reports a record of the leader topic that is ignored.

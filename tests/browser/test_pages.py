@@ -22,7 +22,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 
 from outbox_plugin import Settings, operate
 from outbox_plugin.dagster.daemon import Daemon
-from outbox_plugin.embedded.ports import free_port
+from outbox_plugin.embedded.free_ports import free_port
 from tests.harvesting import create_topic, drained, environment
 from tests.support import PATIENCE, eventually
 

@@ -22,7 +22,7 @@ import requests
 
 from outbox_plugin import Settings
 from outbox_plugin.dagster.daemon import Daemon
-from outbox_plugin.embedded.ports import free_port
+from outbox_plugin.embedded.free_ports import free_port
 from tests.dagster_support import daemons
 from tests.harvesting import create_topic, drained, environment, insert_numbered
 from tests.processes import command_of, kill

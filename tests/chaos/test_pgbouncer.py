@@ -19,8 +19,8 @@ from outbox_plugin.bench.proxy import Proxy
 from outbox_plugin.bench.replication import with_port
 from outbox_plugin.bench.scratch import scratch_outbox
 from outbox_plugin.bench.writer import Mix
+from outbox_plugin.embedded.free_ports import free_port
 from outbox_plugin.embedded.guard import UNPRIVILEGED_USER
-from outbox_plugin.embedded.ports import free_port
 from outbox_plugin.embedded.server import GuardedServer, accepts_connections
 from outbox_plugin.embedded.stack import EmbeddedStack
 from outbox_plugin.schema.connection import connect

@@ -17,7 +17,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from outbox_plugin import Settings
 from outbox_plugin.bench.proxy import DIRECTIONS, Proxy
-from outbox_plugin.embedded.ports import free_port
+from outbox_plugin.embedded.free_ports import free_port
 from tests.documents import CHECKOUT
 from tests.harvesting import harvesters, insert_numbered
 from tests.support import PATIENCE, eventually

@@ -11,7 +11,7 @@ from psycopg.conninfo import make_conninfo
 
 from outbox_plugin import Event, Harvester, Outbox, Settings, operate
 from outbox_plugin.schema.migrate import migrate, migrations
-from outbox_plugin.schema.script import migration_sql
+from outbox_plugin.schema.migration_script import migration_sql
 from outbox_plugin.status.reader import read_status
 from tests.harvesting import consume, create_topic, drained
 

@@ -17,7 +17,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from outbox_plugin import Settings
-from outbox_plugin.embedded.ports import free_port
+from outbox_plugin.embedded.free_ports import free_port
 from outbox_plugin.schema.migrate import migrate
 from tests.harvesting import backlog, create_topic, drained, environment, harvesters, insert_numbered, run_outbox
 from tests.support import PATIENCE, eventually

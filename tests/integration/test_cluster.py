@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from outbox_plugin import Settings
-from outbox_plugin.adapters.kafka_brokers import all_brokers_answer
+from outbox_plugin.adapters.broker_probe import all_brokers_answer
 from outbox_plugin.bench.proxy import DIRECTIONS, Direction, Proxy
 from outbox_plugin.dagster.topic_end_offsets import topic_ends
 from outbox_plugin.embedded.cluster import NODES, ClusterNode, EmbeddedCluster

@@ -12,8 +12,8 @@ import pytest
 
 from outbox_plugin import Settings
 from outbox_plugin.coordination import Admin, Consumer, readiness
+from outbox_plugin.embedded.free_ports import free_port
 from outbox_plugin.embedded.kafka import EmbeddedKafka
-from outbox_plugin.embedded.ports import free_port
 from outbox_plugin.errors import InvalidSetting
 from outbox_plugin.observe import lag_poller
 from tests.harvesting import create_topic

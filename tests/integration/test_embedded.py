@@ -16,9 +16,9 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from psycopg.conninfo import conninfo_to_dict
 
+from outbox_plugin.embedded.free_ports import free_port
 from outbox_plugin.embedded.java import java_home, spark_java_home
 from outbox_plugin.embedded.kafka import EmbeddedKafka, MockKafka
-from outbox_plugin.embedded.ports import free_port
 from outbox_plugin.embedded.server import ServerFailed
 from outbox_plugin.embedded.stack import EmbeddedStack, StackInUse
 from tests.processes import runs

@@ -18,7 +18,7 @@ import yaml
 
 from outbox_plugin import Settings
 from outbox_plugin.dagster.daemon import Daemon
-from outbox_plugin.embedded.ports import free_port
+from outbox_plugin.embedded.free_ports import free_port
 from tests.documents import blocks
 from tests.harvesting import create_topic, environment
 from tests.support import eventually

@@ -18,7 +18,7 @@ from outbox_plugin.inbox.dead_letters import DeadLetters
 from outbox_plugin.inbox.retention import Keep, clean
 from outbox_plugin.schema.connection import connect
 from outbox_plugin.schema.migrate import migrate
-from outbox_plugin.schema.orphans import drop_orphans
+from outbox_plugin.schema.orphaned_staging_tables import drop_orphans
 from outbox_plugin.spark import OutboxWrite
 from outbox_plugin.spark.publish import Staged, publish_events
 from outbox_plugin.spark.staging import Attempt

@@ -14,8 +14,8 @@ from psycopg.conninfo import conninfo_to_dict
 
 from outbox_plugin import Harvester, Settings
 from outbox_plugin.bench.proxy import DIRECTIONS, Proxy
+from outbox_plugin.embedded.free_ports import free_port
 from outbox_plugin.embedded.kafka import EmbeddedKafka
-from outbox_plugin.embedded.ports import free_port
 from outbox_plugin.errors import InvalidSetting, SchemaMissing
 from outbox_plugin.inbox import Inbox, Received, Retry, inbox_readiness, poll_loop
 from outbox_plugin.observe import lag_poller

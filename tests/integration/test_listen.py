@@ -15,8 +15,8 @@ from psycopg.conninfo import conninfo_to_dict
 
 from outbox_plugin import Harvester, Settings
 from outbox_plugin.bench.proxy import DIRECTIONS, Proxy
+from outbox_plugin.embedded.free_ports import free_port
 from outbox_plugin.embedded.kafka import EmbeddedKafka
-from outbox_plugin.embedded.ports import free_port
 from outbox_plugin.operate import pause, resume
 from tests.harvesting import HarvesterProcess, drained, environment, harvesters, insert, insert_numbered, run_outbox
 from tests.processes import paused

@@ -16,7 +16,7 @@ from outbox_plugin import Event, Outbox, Settings
 from outbox_plugin.embedded.postgres import _binary
 from outbox_plugin.errors import InvalidSetting, ServerRefused
 from outbox_plugin.schema.migrate import migrate, migrations
-from outbox_plugin.schema.script import migration_sql
+from outbox_plugin.schema.migration_script import migration_sql
 from outbox_plugin.schema.statements import compose, statement
 from tests.harvesting import environment, run_outbox
 

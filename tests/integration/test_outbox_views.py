@@ -18,7 +18,7 @@ from outbox_plugin.errors import SchemaMissing, ServerRefused
 from outbox_plugin.operate import pause, resume
 from outbox_plugin.relay.events import HarvestEvent, RowsParked, TermBegan, TermFinished
 from outbox_plugin.schema.migrate import migrate
-from outbox_plugin.schema.script import migration_sql
+from outbox_plugin.schema.migration_script import migration_sql
 from tests.harvesting import (
     assert_exactly_once_in_order,
     backlog,

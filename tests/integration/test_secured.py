@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from outbox_plugin import Event, Harvester, Outbox, Settings, operate
 from outbox_plugin.access.acls import kafka_acls
 from outbox_plugin.access.roles import Role
-from outbox_plugin.adapters.kafka_brokers import all_brokers_answer
+from outbox_plugin.adapters.broker_probe import all_brokers_answer
 from outbox_plugin.consuming import consume_range
 from outbox_plugin.consuming.topic_state import topic_state
 from outbox_plugin.coordination import Consumer

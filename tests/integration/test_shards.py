@@ -12,7 +12,7 @@ import pytest
 from pydantic import SecretStr
 
 from outbox_plugin import Harvester, Settings
-from outbox_plugin.adapters.postgres_answers import postgres_answers
+from outbox_plugin.adapters.postgres_probe import postgres_answers
 from outbox_plugin.status.reader import read_status
 from tests.harvesting import (
     HarvesterProcess,

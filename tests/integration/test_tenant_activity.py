@@ -14,7 +14,7 @@ from pydantic import SecretStr
 
 from outbox_plugin import Settings
 from outbox_plugin.adapters.tenant_activity import TenantActivityReader
-from outbox_plugin.core.tenant_rest import Seen
+from outbox_plugin.core.resting_tenants import Seen
 from outbox_plugin.embedded.postgres import EmbeddedPostgres
 from tests.postgres_sessions import sessions_waiting_for_a_lock
 from tests.support import PATIENCE, eventually

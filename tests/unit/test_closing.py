@@ -32,7 +32,7 @@ from outbox_plugin.coordination.consumer_telemetry import ConsumerTelemetry
 from outbox_plugin.coordination.kafka_settings import kafka_settings
 from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat
 from outbox_plugin.core.signing import Signer
-from outbox_plugin.embedded.ports import free_port
+from outbox_plugin.embedded.free_ports import free_port
 from outbox_plugin.errors import InvalidSetting
 from outbox_plugin.inbox import consumer as inbox_consumer
 from outbox_plugin.inbox.inbox_telemetry import InboxTelemetry

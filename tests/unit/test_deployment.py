@@ -14,8 +14,8 @@ import requests
 import yaml
 
 import outbox_plugin.cli
+from outbox_plugin.embedded.free_ports import free_port
 from outbox_plugin.embedded.jars import KAFKA_VERSION
-from outbox_plugin.embedded.ports import free_port
 from outbox_plugin.observe.telemetry_server import TelemetryServer
 from outbox_plugin.schema.connection import OLDEST_POSTGRES
 from outbox_plugin.settings import Settings

@@ -12,9 +12,9 @@ import pytest
 
 from outbox_plugin.embedded import java
 from outbox_plugin.embedded.cluster import java_hash
+from outbox_plugin.embedded.free_ports import free_port
 from outbox_plugin.embedded.jars import JarsMissing, _reason, _verify, checksums, kafka_jars
 from outbox_plugin.embedded.java import java_home
-from outbox_plugin.embedded.ports import free_port
 from outbox_plugin.embedded.server import ServerFailed
 from outbox_plugin.embedded.truststore import PASSWORD, system_bundle, write_trust_store
 
@@ -131,7 +131,9 @@ def test_a_port_is_not_one_that_an_outgoing_connection_could_take() -> None:
         assert free_port(port) != port
 
 
-GIVE_PORTS = "from outbox_plugin.embedded.ports import free_port; print([free_port() for _ in range(150)]); input()"
+GIVE_PORTS = (
+    "from outbox_plugin.embedded.free_ports import free_port; print([free_port() for _ in range(150)]); input()"
+)
 
 
 def test_a_port_is_given_once_to_whoever_asks_for_as_long_as_it_lives() -> None:

@@ -15,7 +15,7 @@ from outbox_plugin.coordination.heartbeat_timing import HeartbeatTiming
 from outbox_plugin.coordination.instance import Instance
 from outbox_plugin.coordination.partition_owners import Holder
 from outbox_plugin.core.topic_partition import TopicPartition
-from outbox_plugin.embedded.ports import free_port
+from outbox_plugin.embedded.free_ports import free_port
 from outbox_plugin.inbox.events import TakenHandled
 from outbox_plugin.inbox.inbox_telemetry import InboxTelemetry
 from outbox_plugin.observe.guard import guarded, harmless

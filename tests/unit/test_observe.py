@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from outbox_plugin.core.readiness import NotReady, Readiness, Ready
 from outbox_plugin.core.row import Rows, WholeRecord
 from outbox_plugin.core.topic_partition import TopicPartition
-from outbox_plugin.embedded.ports import free_port
+from outbox_plugin.embedded.free_ports import free_port
 from outbox_plugin.errors import InvalidSetting
 from outbox_plugin.inbox.inbox_readiness import InboxFacts
 from outbox_plugin.inbox.inbox_telemetry import InboxTelemetry

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from outbox_plugin import Settings, tenants
-from outbox_plugin.core.tenant_rest import Look, Seen
+from outbox_plugin.core.resting_tenants import Look, Seen
 from outbox_plugin.tenants import MAX_AWAKE, STARTS_AT_ONCE, TenantHarvesters
 from tests.support import PATIENCE, eventually
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox_plugin.core.tenant_rest import (
+from outbox_plugin.core.resting_tenants import (
     CROWDED_REST_SECONDS,
     LONGEST_REST_SECONDS,
     LOOK_AGAIN_SECONDS,
     LOOKS_AT_ONCE,
     Look,
+    RestingTenants,
     Seen,
-    TenantRest,
 )
 
 REST = 60.0
@@ -25,13 +25,13 @@ def look(last_id: int | None, *, has_rows: bool | None = None, is_writing: bool 
     )
 
 
-def look_into(rest: TenantRest, last_id: int | None, now: float) -> list[str]:
+def look_into(rest: RestingTenants, last_id: int | None, now: float) -> list[str]:
     return rest.to_look_into(look(last_id).seen, now)
 
 
-def quiet() -> TenantRest:
+def quiet() -> RestingTenants:
     """The tenant `a` has been at rest since 0, and 5 is the last id that was drawn there."""
-    rest = TenantRest(REST)
+    rest = RestingTenants(REST)
     rest.follow(["a"])
     for _ in range(2):
         rest.looked(look(5, has_rows=False), 0.0)
@@ -39,7 +39,7 @@ def quiet() -> TenantRest:
 
 
 def test_a_new_tenant_is_looked_into_before_it_is_started() -> None:
-    rest = TenantRest(REST)
+    rest = RestingTenants(REST)
     rest.follow(["a"])
     assert rest.resting == {"a"}
     assert look_into(rest, 5, 0.0) == ["a"]
@@ -114,7 +114,7 @@ def test_a_tenant_whose_id_was_drawn_is_looked_into_until_it_was_seen_to_be_empt
 
 
 def test_a_tenant_whose_ids_cannot_be_seen_is_never_put_to_rest() -> None:
-    rest = TenantRest(REST)
+    rest = RestingTenants(REST)
     rest.follow(["a"])
     for now in range(0, 1_000, 100):
         rest.looked(look(None, has_rows=False), float(now))
@@ -136,7 +136,7 @@ def seen_of(names: list[str], last_id: int = 0) -> dict[str, Seen]:
 
 
 def test_of_many_tenants_the_longest_unseen_come_first() -> None:
-    rest = TenantRest(REST)
+    rest = RestingTenants(REST)
     names = [str(number) for number in range(LOOKS_AT_ONCE + 1)]
     rest.follow(names)
     first = rest.to_look_into(seen_of(names), 0.0)
@@ -145,9 +145,9 @@ def test_of_many_tenants_the_longest_unseen_come_first() -> None:
     assert rest.to_look_into(seen_of(names), LOOK_AGAIN_SECONDS)[0] == last
 
 
-def many_quiet(names: list[str]) -> TenantRest:
+def many_quiet(names: list[str]) -> RestingTenants:
     """These tenants, all of them at rest since 0."""
-    rest = TenantRest(REST)
+    rest = RestingTenants(REST)
     rest.follow(names)
     for _ in range(2):
         rest.looked(Look(seen_of(names), dict.fromkeys(names, False)), 0.0)
@@ -190,7 +190,7 @@ def test_an_outbox_with_rows_is_woken_and_stays_awake(steps: list[tuple[float, s
 
     A look first sees who has locks, then the last id, then the rows. Inserts come between these.
     """
-    rest, now, last_id, rows, opened = TenantRest(REST), 0.0, 0, 0, 0
+    rest, now, last_id, rows, opened = RestingTenants(REST), 0.0, 0, 0, 0
     rest.follow(["a"])
     for seconds, inserts, drains in [*steps, (0.5, "nothing", False), (0.5, "nothing", False)]:
         now += seconds

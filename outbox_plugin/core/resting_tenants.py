@@ -60,7 +60,7 @@ class _Tenant:
     is_unsure: bool = True  # Whether rows may have been inserted since it was looked into.
 
 
-class TenantRest:
+class RestingTenants:
     """Decides for one process. `now` is in seconds of a monotonic clock."""
 
     def __init__(self, rest_after: float) -> None:
