@@ -17,7 +17,7 @@ from outbox_plugin.adapters.kafka_clients import client_config, connection_error
 from outbox_plugin.adapters.kafka_connection_warnings import ConnectionWarnings
 from outbox_plugin.coordination.claims import Claim
 from outbox_plugin.coordination.events import ClaimEvent
-from outbox_plugin.coordination.fetched import Fetched
+from outbox_plugin.coordination.fetch_buffer import FetchBuffer
 from outbox_plugin.coordination.heartbeat_timing import HEARTBEAT_INTERVAL_SECONDS, HeartbeatTiming
 from outbox_plugin.coordination.instance import Instance
 from outbox_plugin.coordination.kafka_settings import kafka_settings
@@ -107,7 +107,7 @@ class Consumer:
         warn_about_insecure_settings(self._settings, postgres=False)
         self._at_most_once = guarantee == "at-most-once"
         self._assigned: dict[TopicPartition, Claim] = {}
-        self._fetched: Fetched[Message] = Fetched()
+        self._fetched: FetchBuffer[Message] = FetchBuffer()
         self._paused: set[TopicPartition] = set()  # Those that hold too much to be fetched from.
         self._asked: dict[TopicPartition, tuple[Claim, int]] = {}  # What the log was asked to promise last.
         self._followed = float("-inf")

@@ -13,7 +13,7 @@ from outbox_plugin.coordination.actions import Keep, Send
 from outbox_plugin.coordination.claims import Claim
 from outbox_plugin.coordination.consumer_readiness import ConsumerFacts
 from outbox_plugin.coordination.events import ClaimEvent, ClaimGained
-from outbox_plugin.coordination.fetched import Answer
+from outbox_plugin.coordination.fetch_buffer import MayHandOut
 from outbox_plugin.coordination.group_view import GroupView
 from outbox_plugin.coordination.heartbeat_timing import HeartbeatTiming
 from outbox_plugin.coordination.log import CoordinationLog
@@ -158,7 +158,7 @@ class Instance:
         with self._changed:
             return self._member.held(time.monotonic())
 
-    def may_hand_out(self, tp: TopicPartition, claim: Claim, offset: int) -> Answer:
+    def may_hand_out(self, tp: TopicPartition, claim: Claim, offset: int) -> MayHandOut:
         """Whether a record may go to the user. If so, it counts as handed out.
 
         Args:

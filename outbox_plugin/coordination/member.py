@@ -20,7 +20,7 @@ from outbox_plugin.coordination.actions import Keep, MemberAction, Send
 from outbox_plugin.coordination.claim_planner import ClaimPlanner
 from outbox_plugin.coordination.claims import MAX_UNCOMMITTED, Claim
 from outbox_plugin.coordination.events import ClaimGained, ClaimLost
-from outbox_plugin.coordination.fetched import Answer
+from outbox_plugin.coordination.fetch_buffer import MayHandOut
 from outbox_plugin.coordination.group_view import GroupView, TopicForm
 from outbox_plugin.coordination.heartbeat_timing import HeartbeatTiming
 from outbox_plugin.coordination.held_partition import NEVER, HeldPartition, UnansweredMessages
@@ -131,7 +131,7 @@ class Member:
         """Note that the user polls."""
         self._polled = now
 
-    def may_hand_out(self, tp: TopicPartition, claim: Claim, offset: int, now: float) -> Answer:
+    def may_hand_out(self, tp: TopicPartition, claim: Claim, offset: int, now: float) -> MayHandOut:
         """Decide whether a record may go to the user, and count it as handed out if so.
 
         Args:
@@ -145,11 +145,11 @@ class Member:
         """
         held = self._held.get(tp)
         if held is None or held.claim is not claim:
-            return Answer.NEVER
+            return MayHandOut.NEVER
         if offset < claim.position:
-            return Answer.OLD
+            return MayHandOut.OLD
         if held.until <= now or (self._at_most_once and offset >= claim.promised):
-            return Answer.NOT_YET
+            return MayHandOut.NOT_YET
         if claim.uncommitted >= MAX_UNCOMMITTED:
             raise UserError(
                 f"{MAX_UNCOMMITTED} records of partition {tp.partition} of {tp.topic} are handed out and not "
@@ -157,7 +157,7 @@ class Member:
             )
         claim.hand_out(offset, keep=not self._at_most_once)
         self._handled += 1
-        return Answer.YES
+        return MayHandOut.YES
 
     def done(self, tp: TopicPartition, offset: int) -> bool:
         """Note that a record is done. Returns whether we still hold its partition."""

@@ -1,4 +1,4 @@
-"""Consumers that share topics, in virtual time: the product's own `Member`, `World` and `Fetched`; simulated Kafka.
+"""Consumers that share topics, in virtual time: the product's own `Member`, `World` and `FetchBuffer`; simulated Kafka.
 
 A seed draws a plan: how many processes and partitions, which guarantee, and what befalls them.
 
@@ -30,7 +30,7 @@ from typing import NamedTuple
 from outbox_plugin.coordination.actions import Keep, Send
 from outbox_plugin.coordination.claims import Claim
 from outbox_plugin.coordination.events import ClaimEvent
-from outbox_plugin.coordination.fetched import Fetched
+from outbox_plugin.coordination.fetch_buffer import FetchBuffer
 from outbox_plugin.coordination.group_view import GroupView, TopicForm
 from outbox_plugin.coordination.heartbeat_timing import HeartbeatTiming
 from outbox_plugin.coordination.member import Member
@@ -118,7 +118,7 @@ class Process:
     held_until: float = 0.0  # The interpreter is held.
     stopped_until: float = 0.0
     dead_until: float = 0.0
-    fetched: Fetched[Read] = field(default_factory=Fetched)
+    fetched: FetchBuffer[Read] = field(default_factory=FetchBuffer)
     assigned: dict[TopicPartition, Claim] = field(default_factory=dict)
     fetch_at: dict[TopicPartition, int] = field(default_factory=dict)
     handling: Read | None = None
@@ -251,7 +251,7 @@ class Simulation:
     def _start(self, process: Process) -> None:
         now = self.now + process.clock
         process.runs += 1
-        process.fetched, process.assigned, process.fetch_at = Fetched(), {}, {}
+        process.fetched, process.assigned, process.fetch_at = FetchBuffer(), {}, {}
         process.handling = process.promised = process.granted = None
         process.queue, process.described = [], self.now
         process.busy_until = process.held_until = 0.0

@@ -14,7 +14,7 @@ import pytest
 
 from outbox_plugin.coordination.actions import Keep
 from outbox_plugin.coordination.claims import Claim
-from outbox_plugin.coordination.fetched import Answer
+from outbox_plugin.coordination.fetch_buffer import MayHandOut
 from outbox_plugin.coordination.group_view import GroupView
 from outbox_plugin.coordination.held_partition import HeldPartition, UnansweredMessages
 from outbox_plugin.coordination.member import Member
@@ -53,9 +53,9 @@ Faults = tuple[tuple[float, str, int, float], ...]
 def drop_a_record_while_the_lease_is_uncertain(patch: pytest.MonkeyPatch) -> None:
     ask = Member.may_hand_out
 
-    def hasty(member: Member, tp: TopicPartition, claim: Claim, offset: int, now: float) -> Answer:
+    def hasty(member: Member, tp: TopicPartition, claim: Claim, offset: int, now: float) -> MayHandOut:
         answer = ask(member, tp, claim, offset, now)
-        return Answer.OLD if answer is Answer.NOT_YET else answer
+        return MayHandOut.OLD if answer is MayHandOut.NOT_YET else answer
 
     patch.setattr(Member, "may_hand_out", hasty)
 

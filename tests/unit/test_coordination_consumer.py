@@ -11,7 +11,7 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from outbox_plugin.coordination import Admin, Consumer, consumer
 from outbox_plugin.coordination.claims import Claim
-from outbox_plugin.coordination.fetched import Answer, Fetched
+from outbox_plugin.coordination.fetch_buffer import FetchBuffer, MayHandOut
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import InvalidSetting, ServerRefused, UserError
 from tests.harvesting import run_outbox
@@ -87,8 +87,8 @@ class UnansweredInstance:
             else:
                 self.now += wait_seconds
 
-    def may_hand_out(self, tp: TopicPartition, claim: Claim, offset: int) -> Answer:
-        return Answer.YES if offset < claim.promised else Answer.NOT_YET
+    def may_hand_out(self, tp: TopicPartition, claim: Claim, offset: int) -> MayHandOut:
+        return MayHandOut.YES if offset < claim.promised else MayHandOut.NOT_YET
 
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
@@ -99,7 +99,7 @@ def test_at_most_once_a_poll_ends_though_the_log_does_not_answer(monkeypatch: py
     instance, polling = UnansweredInstance(), object.__new__(Consumer)
     monkeypatch.setattr(consumer, "time", SimpleNamespace(monotonic=lambda: instance.now, sleep=instance.pass_time))
     records: dict[TopicPartition, Any] = {tp: SimpleNamespace(topic=tp.topic) for tp in instance.held}
-    fetched: Fetched[Any] = Fetched()
+    fetched: FetchBuffer[Any] = FetchBuffer()
     for tp, claim in instance.held.items():
         fetched.add(tp, claim, 0, records[tp])
     state: dict[str, Any] = {
@@ -143,7 +143,7 @@ class SlowInstance:
 def test_what_was_fetched_is_promised_by_a_log_that_answers_late_while_more_comes() -> None:
     instance, fetching = SlowInstance(), object.__new__(Consumer)
     [(tp, claim)] = instance.held.items()
-    fetched: Fetched[Any] = Fetched()
+    fetched: FetchBuffer[Any] = FetchBuffer()
     coming = iter(range(100))
 
     def take_in(_seconds: float) -> None:
@@ -179,7 +179,7 @@ def test_a_poll_without_time_fetches_all_the_same(monkeypatch: pytest.MonkeyPatc
         "_assigned": instance.held,
         "_instance": instance,
         "_reader": SimpleNamespace(poll=poll, consume=lambda count, seconds: []),
-        "_fetched": Fetched(),
+        "_fetched": FetchBuffer(),
         "_paused": set(),
         "_asked": {},
     }
@@ -232,7 +232,7 @@ def fetching_from(reader: FakeReader, instance: UnansweredInstance, monkeypatch:
         "_assigned": instance.held,
         "_instance": instance,
         "_reader": reader,
-        "_fetched": Fetched(),
+        "_fetched": FetchBuffer(),
         "_paused": set(),
         "_asked": {},
     }

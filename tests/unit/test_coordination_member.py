@@ -8,7 +8,7 @@ import pytest
 
 from outbox_plugin.coordination.actions import Keep, Send
 from outbox_plugin.coordination.claims import MAX_UNCOMMITTED
-from outbox_plugin.coordination.fetched import Answer
+from outbox_plugin.coordination.fetch_buffer import MayHandOut
 from outbox_plugin.coordination.group_view import GroupView, TopicForm
 from outbox_plugin.coordination.heartbeat_timing import HeartbeatTiming
 from outbox_plugin.coordination.held_partition import LOST_SECONDS, UnansweredMessages
@@ -89,18 +89,18 @@ def other(kind: type[Heartbeat] | type[ReleasingPartition], offset: int, who: Ho
 
 def test_a_record_waits_while_the_claim_is_uncertain_and_goes_on_with_it(log: Log) -> None:
     claim = log.member.claims()[PARTITION]
-    assert log.member.may_hand_out(PARTITION, claim, 0, log.now) is Answer.YES
+    assert log.member.may_hand_out(PARTITION, claim, 0, log.now) is MayHandOut.YES
     assert log.member.done(PARTITION, 0)
     log.now += 25.0  # Nothing was sent: the interpreter was held.
-    assert log.member.may_hand_out(PARTITION, claim, 1, log.now) is Answer.NOT_YET
+    assert log.member.may_hand_out(PARTITION, claim, 1, log.now) is MayHandOut.NOT_YET
     assert kinds(log.step()) == ["Heartbeat"]
-    assert log.member.may_hand_out(PARTITION, claim, 1, log.now) is Answer.NOT_YET, "it had become stale"
+    assert log.member.may_hand_out(PARTITION, claim, 1, log.now) is MayHandOut.NOT_YET, "it had become stale"
     again = log.sent()
     assert kinds(again) == ["ClaimingPartition"]
     log.say(*again)
     log.step()
     assert log.member.claims()[PARTITION] is claim
-    assert log.member.may_hand_out(PARTITION, claim, 1, log.now) is Answer.YES
+    assert log.member.may_hand_out(PARTITION, claim, 1, log.now) is MayHandOut.YES
     log.step(6)
     assert log.member.offset_of(PARTITION)[0] == 1, "what was done before is done"
 
@@ -109,7 +109,7 @@ def test_a_claim_that_another_took_meanwhile_is_lost(log: Log) -> None:
     claim = log.member.claims()[PARTITION]
     log.now += 25.0
     log.say(ClaimingPartition(0, int(EPOCH), *OTHER, "billing", *PARTITION))
-    assert log.member.may_hand_out(PARTITION, claim, 0, log.now) is Answer.NEVER
+    assert log.member.may_hand_out(PARTITION, claim, 0, log.now) is MayHandOut.NEVER
 
 
 @pytest.mark.parametrize("forged", [other(Heartbeat, 10**9), other(ReleasingPartition, 10**9), other(Heartbeat, 0)])
@@ -121,10 +121,10 @@ def test_what_was_said_in_our_name_is_set_right(log: Log, forged: Message) -> No
     log.say(forged)
     said = log.sent()
     assert kinds(said) == ["ClaimingPartition", "ReleasingPartition", "ClaimingPartition"]
-    assert log.member.may_hand_out(PARTITION, claim, 3, log.now) is Answer.NOT_YET
+    assert log.member.may_hand_out(PARTITION, claim, 3, log.now) is MayHandOut.NOT_YET
     log.say(*said)
     assert log.member.offset_of(PARTITION)[0] == 3
-    assert log.member.may_hand_out(PARTITION, claim, 3, log.now) is Answer.YES
+    assert log.member.may_hand_out(PARTITION, claim, 3, log.now) is MayHandOut.YES
 
 
 def test_what_is_set_right_does_not_take_back_what_the_log_is_to_promise() -> None:

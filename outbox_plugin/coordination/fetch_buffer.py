@@ -1,4 +1,4 @@
-"""Records that were fetched and not yet handed out: each stays with its claim until the user has it."""
+"""Buffers records that were fetched and not yet handed out: each stays with its claim until the user has it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outbox_plugin.core.topic_partition import TopicPartition
 Record = TypeVar("Record")
 
 
-class Answer(Enum):
+class MayHandOut(Enum):
     """Whether a record may go to the user."""
 
     YES = "yes"
@@ -32,7 +32,7 @@ class _Queue(Generic[Record]):
         self.size = 0
 
 
-class Fetched(Generic[Record]):
+class FetchBuffer(Generic[Record]):
     """Queues of records, one for each claim. A record leaves its queue when it is handed out or the claim ends."""
 
     def __init__(self) -> None:
@@ -81,18 +81,18 @@ class Fetched(Generic[Record]):
         """The offset after the last record of each claim."""
         return {tp: (queue.claim, queue.records[-1][0] + 1) for tp, queue in self._queues.items()}
 
-    def next(self, may: Callable[[TopicPartition, Claim, int], Answer]) -> Record | None:
+    def next(self, may: Callable[[TopicPartition, Claim, int], MayHandOut]) -> Record | None:
         """Return the next record that `may` allows to be handed out; None if there is none now."""
         ended = []
         found = None
         for tp, queue in self._queues.items():
             answer = may(tp, queue.claim, queue.records[0][0])
-            while answer is Answer.OLD and len(queue.records) > 1:
+            while answer is MayHandOut.OLD and len(queue.records) > 1:
                 self._take(queue)
                 answer = may(tp, queue.claim, queue.records[0][0])
-            if answer is Answer.YES:
+            if answer is MayHandOut.YES:
                 found = self._take(queue)
-            if answer in (Answer.NEVER, Answer.OLD) or not queue.records:
+            if answer in (MayHandOut.NEVER, MayHandOut.OLD) or not queue.records:
                 ended.append(tp)
             if found is not None:
                 break
