@@ -22,8 +22,8 @@ from urllib.parse import unquote
 from uuid import uuid4
 
 from outbox_plugin.core.headers import CLAIM_CHECK_HEADER
-from outbox_plugin.emit.encoding import Serializer, as_text
 from outbox_plugin.emit.event import Event
+from outbox_plugin.emit.row_encoder import Serializer, as_text
 from outbox_plugin.errors import ClaimUnavailable, InvalidEvent, UserError
 from outbox_plugin.printable import one_line
 from outbox_plugin.threads.calls_with_deadline import CallsWithDeadline

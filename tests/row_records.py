@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from outbox_plugin.emit.encoding import Row
+from outbox_plugin.emit.row_encoder import Row
 from outbox_plugin.inbox.received import Headers
 
 

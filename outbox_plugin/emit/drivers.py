@@ -19,7 +19,7 @@ from psycopg.sql import SQL, Composed, Literal
 
 from outbox_plugin.core.backlog import MIN_BACKLOG_IDS
 from outbox_plugin.core.whole_record import WHOLE_RECORD_HEADER, text_of
-from outbox_plugin.emit.encoding import Row
+from outbox_plugin.emit.row_encoder import Row
 from outbox_plugin.errors import SchemaMissing, WrongConnection
 from outbox_plugin.schema.statements import statement
 

@@ -8,8 +8,8 @@ from typing import Generic, Self, TypeVar, cast, overload
 
 from outbox_plugin.emit.cloud_events import CloudEventsMode
 from outbox_plugin.emit.drivers import AsyncConnection, Insert, SyncConnection, check, is_async, write, write_async
-from outbox_plugin.emit.encoding import MAX_RECORD_BYTES, Encoding, Row, Serializer, as_text
 from outbox_plugin.emit.event import Event
+from outbox_plugin.emit.row_encoder import MAX_RECORD_BYTES, Row, RowEncoder, Serializer, as_text
 from outbox_plugin.errors import WrongConnection
 
 C = TypeVar("C", bound=SyncConnection | AsyncConnection)
@@ -50,7 +50,7 @@ class Outbox:
                 librdkafka's `message.max.bytes`.
         """
         self._insert = Insert(table)
-        self._encoding = Encoding(serializer, cloud_events, max_record_bytes, cloud_events_mode)
+        self._encoder = RowEncoder(serializer, cloud_events, max_record_bytes, cloud_events_mode)
 
     @overload
     def emit(self, connection: AsyncConnection, event: Event) -> Awaitable[None]: ...
@@ -63,7 +63,7 @@ class Outbox:
             InvalidEvent: Kafka or the table would refuse it; the exception names the field.
             WrongConnection: the connection has no transaction of the caller.
         """
-        return self._write(connection, [self._encoding.row(event)])
+        return self._write(connection, [self._encoder.row(event)])
 
     @overload
     def emit_many(self, connection: AsyncConnection, events: Iterable[Event]) -> Awaitable[None]: ...
@@ -84,7 +84,7 @@ class Outbox:
                 connection by `Cursor.stream`.
         """
         if isinstance(events, Collection):
-            return self._write(connection, [self._encoding.row(event) for event in events])
+            return self._write(connection, [self._encoder.row(event) for event in events])
         return self._write(connection, self._rows(events))
 
     def listener(self, connection: C) -> Listener[C]:
@@ -106,7 +106,7 @@ class Outbox:
         """The events' rows, made one at a time. Closing this generator closes a generator of events, too."""
         try:
             for event in events:
-                yield self._encoding.row(event)
+                yield self._encoder.row(event)
         finally:
             if isinstance(events, Generator):
                 events.close()
@@ -136,7 +136,7 @@ class Listener(Generic[C]):
         Raises:
             InvalidEvent: Kafka or the table would refuse it; the exception names the field.
         """
-        self._rows.append(self._outbox._encoding.row(event))
+        self._rows.append(self._outbox._encoder.row(event))
 
     def __enter__(self) -> Self:
         if is_async(self._connection):

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from outbox_plugin.emit.encoding import Serializer
 from outbox_plugin.emit.event import Event
+from outbox_plugin.emit.row_encoder import Serializer
 from outbox_plugin.errors import InvalidEvent, OutboxError, RegistryUnavailable, ServerRefused, UserError
 from outbox_plugin.printable import printable
 from outbox_plugin.threads.calls_with_deadline import CallOverdue, CallsWithDeadline

@@ -26,7 +26,7 @@ from outbox_plugin.spark.column_types import (
 )
 from outbox_plugin.spark.headers import headers_of
 from outbox_plugin.spark.json_text import json_text
-from outbox_plugin.spark.rows import (
+from outbox_plugin.spark.row_problems import (
     RowProblem,
     TableLimits,
     Unstorable,

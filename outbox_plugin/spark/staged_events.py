@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from outbox_plugin.spark.rows import RowProblem
+from outbox_plugin.spark.row_problems import RowProblem
 from outbox_plugin.spark.unstorable_text import as_bytes, with_nul, without_nul
 
 _COLUMNS = ("topic", "key", "value", "headers", "headers")  # The DataFrame's names for the outbox's columns.

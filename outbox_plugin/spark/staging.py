@@ -24,7 +24,7 @@ from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.whole_records import takes_whole_records
 from outbox_plugin.spark.columns import BusinessColumnWrong, EventForm, RowForm
 from outbox_plugin.spark.copy_format import BINARY_END, BINARY_START, binary_rows, csv_rows
-from outbox_plugin.spark.rows import RowProblem, TableLimits
+from outbox_plugin.spark.row_problems import RowProblem, TableLimits
 
 SCHEMA = "outbox_staging"
 PREFIX = "outbox_staging_"

@@ -32,7 +32,7 @@ from outbox_plugin.spark.job_commit import (
 )
 from outbox_plugin.spark.options import OnBadRow, OptionWrong
 from outbox_plugin.spark.publish import Staged, accepted
-from outbox_plugin.spark.rows import RowProblem
+from outbox_plugin.spark.row_problems import RowProblem
 from outbox_plugin.spark.staging import ISOLATION, Attempt, StageTask, StagingTable, new_staging_table
 
 PURPOSE = "outbox spark driver"

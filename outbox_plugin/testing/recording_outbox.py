@@ -8,9 +8,9 @@ from unittest.mock import NonCallableMock
 
 from outbox_plugin.emit.cloud_events import CloudEventsMode
 from outbox_plugin.emit.drivers import AsyncConnection, SyncConnection, is_async
-from outbox_plugin.emit.encoding import MAX_RECORD_BYTES, Encoding, Row, Serializer, as_text
 from outbox_plugin.emit.event import Event
 from outbox_plugin.emit.outbox import Outbox
+from outbox_plugin.emit.row_encoder import MAX_RECORD_BYTES, Row, RowEncoder, Serializer, as_text
 
 
 class RecordingOutbox(Outbox):
@@ -55,7 +55,7 @@ class RecordingOutbox(Outbox):
             cloud_events_mode=cloud_events_mode,
             max_record_bytes=max_record_bytes,
         )
-        self._encoding = _RecordingEncoding(serializer, cloud_events, max_record_bytes, cloud_events_mode)
+        self._encoder = _RecordingRowEncoder(serializer, cloud_events, max_record_bytes, cloud_events_mode)
         self.events: list[Event] = []
 
     def _write(self, connection: SyncConnection | AsyncConnection, rows: Iterable[Row]) -> Awaitable[None] | None:
@@ -83,7 +83,7 @@ class _RowOfEvent(tuple[Any, ...]):
     event: Event
 
 
-class _RecordingEncoding(Encoding):
+class _RecordingRowEncoder(RowEncoder):
     """Makes the same rows as an outbox, each with its event."""
 
     def row(self, event: Event) -> Row:

@@ -10,7 +10,7 @@ import pytest
 
 from outbox_plugin import Event, Harvester, Outbox, Settings
 from outbox_plugin.emit.cloud_events import CloudEventsMode
-from outbox_plugin.emit.encoding import Serializer, as_bytes, as_text
+from outbox_plugin.emit.row_encoder import Serializer, as_bytes, as_text
 from outbox_plugin.inbox import Inbox, Received
 from tests.inbox_support import query
 from tests.support import PATIENCE

@@ -26,7 +26,7 @@ from sqlalchemy.ext.asyncio import async_scoped_session, async_sessionmaker, cre
 
 from outbox_plugin import Event, Harvester, Outbox, Settings
 from outbox_plugin.emit.drivers import ROWS_AT_A_TIME
-from outbox_plugin.emit.encoding import Serializer, as_bytes
+from outbox_plugin.emit.row_encoder import Serializer, as_bytes
 from outbox_plugin.emit.schema_registry import registered
 from outbox_plugin.errors import InvalidEvent, WrongConnection
 from outbox_plugin.inbox import Inbox, Received

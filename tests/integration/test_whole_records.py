@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from psycopg.rows import dict_row, scalar_row
 
 from outbox_plugin import Event, Harvester, Outbox, Settings, operate
-from outbox_plugin.emit.encoding import as_bytes
+from outbox_plugin.emit.row_encoder import as_bytes
 from outbox_plugin.errors import SchemaMissing
 from outbox_plugin.inbox import Inbox, Received
 from outbox_plugin.schema.migrate import migrate

@@ -23,8 +23,8 @@ from pydantic import BaseModel
 
 from outbox_plugin.claim_check import ClaimCheck
 from outbox_plugin.emit.cloud_events import CloudEventsMode
-from outbox_plugin.emit.encoding import MAX_RECORD_BYTES, Encoding, Serializer, as_bytes, as_text
 from outbox_plugin.emit.event import Event
+from outbox_plugin.emit.row_encoder import MAX_RECORD_BYTES, RowEncoder, Serializer, as_bytes, as_text
 from outbox_plugin.errors import ClaimUnavailable, InvalidEvent, UserError
 from outbox_plugin.inbox.received import Received
 from outbox_plugin.threads.calls_with_deadline import MAX_OVERDUE_CALLS
@@ -50,7 +50,7 @@ def store() -> ClaimCheck:
 
 def received(event: Event) -> Received:
     """The event, as an inbox gets it."""
-    value, headers = value_and_headers(Encoding(as_text, None, MAX_RECORD_BYTES).row(event))
+    value, headers = value_and_headers(RowEncoder(as_text, None, MAX_RECORD_BYTES).row(event))
     return Received("scans", 0, 0, 0, b"k", value, headers, "id")
 
 
@@ -97,7 +97,7 @@ def test_a_cloud_event_is_read_in_one_way_wherever_its_data_is(
 ) -> None:
     store = ClaimCheck(f"memory://{uuid.uuid4()}", above_bytes=above_bytes)
     event = Event(topic="t", key="k", type="Scanned", value=value, content_type=content_type)
-    row = Encoding(serializer, "/scans", MAX_RECORD_BYTES, mode).row(store.check_in(event))
+    row = RowEncoder(serializer, "/scans", MAX_RECORD_BYTES, mode).row(store.check_in(event))
     record = Received("scans", 0, 0, 0, b"k", *value_and_headers(row), "id")
     read = replace(record, value=store.value_of(record)).cloud_event()
     assert read.get_data() == data
@@ -117,7 +117,7 @@ def test_any_value_comes_back_byte_for_byte(value: Any, above_bytes: int, serial
     store = ClaimCheck("memory://any", above_bytes=above_bytes, serializer=serializer)
     event = store.check_in(Event(topic="t", key="k", value=value, headers=headers))
     record = Received(
-        "t", 0, 0, 0, b"k", *value_and_headers(Encoding(serializer, None, 1_000, "binary").row(event)), ""
+        "t", 0, 0, 0, b"k", *value_and_headers(RowEncoder(serializer, None, 1_000, "binary").row(event)), ""
     )
     body = value.encode() if isinstance(value, str) else value
     assert store.value_of(record) == body

@@ -15,8 +15,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from outbox_plugin.emit.cloud_events import CloudEventsMode
-from outbox_plugin.emit.encoding import MAX_RECORD_BYTES, Encoding, Serializer, as_bytes, as_text
 from outbox_plugin.emit.event import Event
+from outbox_plugin.emit.row_encoder import MAX_RECORD_BYTES, RowEncoder, Serializer, as_bytes, as_text
 from outbox_plugin.errors import InvalidEvent, UserError
 from outbox_plugin.inbox.received import Received
 from tests.row_records import value_and_headers
@@ -41,7 +41,7 @@ def event(value: Any, **wanted: Any) -> Event:
 
 def written(given: Event, mode: CloudEventsMode, serializer: Serializer = as_text) -> KafkaMessage:
     """The record that an outbox's harvester would send."""
-    value, headers = value_and_headers(Encoding(serializer, "/shop", MAX_RECORD_BYTES, mode).row(given))
+    value, headers = value_and_headers(RowEncoder(serializer, "/shop", MAX_RECORD_BYTES, mode).row(given))
     return KafkaMessage({name: body or b"" for name, body in headers}, given.key, value or b"")
 
 
@@ -160,14 +160,14 @@ def test_a_lone_surrogate_is_refused_in_either_mode(mode: CloudEventsMode, conte
 
 
 def test_bytes_that_are_no_text_become_base64_in_a_table_of_texts() -> None:
-    _, _, value, names, *_ = Encoding(as_text, "/shop", MAX_RECORD_BYTES, "structured").row(event(b"\xff\x00"))
+    _, _, value, names, *_ = RowEncoder(as_text, "/shop", MAX_RECORD_BYTES, "structured").row(event(b"\xff\x00"))
     assert isinstance(value, str)
     assert json.loads(value)["data_base64"] == "/wA="
     assert "outbox-record" not in names
 
 
 def test_a_structured_tombstone_stays_one() -> None:
-    _, _, value, names, *_ = Encoding(as_text, "/shop", MAX_RECORD_BYTES, "structured").row(event(None))
+    _, _, value, names, *_ = RowEncoder(as_text, "/shop", MAX_RECORD_BYTES, "structured").row(event(None))
     assert value is None
     assert {"ce_id", "ce_type"} <= set(names)
 
@@ -177,13 +177,13 @@ def test_what_is_no_cloud_event_is_refused(mode: CloudEventsMode) -> None:
     with pytest.raises(InvalidEvent, match="event type: a CloudEvent must have one"):
         written(event("v", type=""), mode)
     with pytest.raises(UserError, match="cloud_events_mode: expected 'binary' or 'structured' \\(given: 'batched'\\)"):
-        Encoding(as_text, "/shop", MAX_RECORD_BYTES, "batched")  # type: ignore[arg-type]
+        RowEncoder(as_text, "/shop", MAX_RECORD_BYTES, "batched")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("source", ["", 7, " /shop", "a b", "a\n", "a\0", "\ud800"])
 def test_a_source_that_is_none_is_refused_before_any_event(source: Any) -> None:
     with pytest.raises(UserError, match=r"cloud_events: expected a URI reference, such as '/shop/orders' \(given: "):
-        Encoding(as_text, source, MAX_RECORD_BYTES)
+        RowEncoder(as_text, source, MAX_RECORD_BYTES)
 
 
 @pytest.mark.parametrize("write", [to_binary_event, to_structured_event])
@@ -299,7 +299,7 @@ def test_whatever_is_emitted_is_read_as_it_was_emitted(
             value, occurred_at=at, content_type=content_type, content_schema=schema, type=type_, headers=headers
         )
         written_value, written_headers = value_and_headers(
-            Encoding(serializer, "/shop", MAX_RECORD_BYTES, mode).row(placed)
+            RowEncoder(serializer, "/shop", MAX_RECORD_BYTES, mode).row(placed)
         )
     except InvalidEvent:
         return

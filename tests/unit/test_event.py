@@ -13,8 +13,8 @@ from cloudevents.core.bindings.kafka import KafkaMessage, from_binary_event
 from opentelemetry.sdk.trace import TracerProvider
 from pydantic import BaseModel
 
-from outbox_plugin.emit.encoding import MAX_RECORD_BYTES, Encoding, as_bytes, as_text
 from outbox_plugin.emit.event import Event
+from outbox_plugin.emit.row_encoder import MAX_RECORD_BYTES, RowEncoder, as_bytes, as_text
 from outbox_plugin.errors import InvalidEvent
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -186,7 +186,7 @@ class Loose(Event):
 )
 def test_what_the_table_or_kafka_would_refuse_is_refused_when_emitted(field: str, wrong: Event) -> None:
     with pytest.raises(InvalidEvent) as caught:
-        Encoding(as_text, None, MAX_RECORD_BYTES).row(wrong)
+        RowEncoder(as_text, None, MAX_RECORD_BYTES).row(wrong)
     assert caught.value.field == field
 
 
@@ -205,8 +205,8 @@ AT = datetime(2026, 1, 2, 3, 4, 5, 678_901, tzinfo=UTC)
     ],
 )
 def test_bytes_that_are_a_text_are_written_as_that_text(form: dict[str, Any], same: dict[str, Any]) -> None:
-    encoding = Encoding(as_text, None, MAX_RECORD_BYTES)
-    assert encoding.row(event(**form)) == encoding.row(event(**same))
+    encoder = RowEncoder(as_text, None, MAX_RECORD_BYTES)
+    assert encoder.row(event(**form)) == encoder.row(event(**same))
 
 
 @pytest.mark.parametrize(
@@ -223,36 +223,36 @@ def test_bytes_that_are_a_text_are_written_as_that_text(form: dict[str, Any], sa
 def test_what_goharvests_columns_cannot_hold_is_written_so_that_who_knows_only_these_refuses_it(
     whole: dict[str, Any], columns: tuple[Any, ...]
 ) -> None:
-    row: Any = Encoding(as_text, None, MAX_RECORD_BYTES).row(event(**whole))
+    row: Any = RowEncoder(as_text, None, MAX_RECORD_BYTES).row(event(**whole))
     assert (row[3][0], row[4], len(row[3])) == ("outbox-record", [], 1 + len(row[7]))
     assert (row[5], row[6], row[8], row[9]) == columns
 
 
 def test_headers_may_repeat_and_be_null_in_goharvests_columns() -> None:
-    row = Encoding(as_text, None, MAX_RECORD_BYTES).row(event(headers=[("a", "1"), ("a", None), ("b", b"2")]))
+    row = RowEncoder(as_text, None, MAX_RECORD_BYTES).row(event(headers=[("a", "1"), ("a", None), ("b", b"2")]))
     assert (row[3][2:], row[4][2:]) == (["a", "a", "b"], ["1", None, "2"])
     assert len(row) == 5
 
 
 def test_a_key_has_one_order_in_whichever_form_it_is_emitted() -> None:
-    encoding = Encoding(as_text, None, MAX_RECORD_BYTES)
-    assert encoding.row(event(key=b"o-1", partition=1))[1] == encoding.row(event(key="o-1"))[1] == "o-1"
+    encoder = RowEncoder(as_text, None, MAX_RECORD_BYTES)
+    assert encoder.row(event(key=b"o-1", partition=1))[1] == encoder.row(event(key="o-1"))[1] == "o-1"
     others = [bytes([255, *more]) for more in ([], [0], [1], [1] * 47, [1] * 48, [1] * 49, [2] * 49)]
-    orders = [encoding.row(event(key=key))[1] for key in others]
+    orders = [encoder.row(event(key=key))[1] for key in others]
     assert len(set(orders)) == len(others)
     assert max(map(len, orders)) == 100
 
 
 def test_a_whole_record_that_is_too_large_is_refused() -> None:
     with pytest.raises(InvalidEvent, match=r"the record has 1,000,.*; larger values can go to .* by a ClaimCheck"):
-        Encoding(as_text, None, MAX_RECORD_BYTES).row(event(value=b"\xff" * 999_900))
+        RowEncoder(as_text, None, MAX_RECORD_BYTES).row(event(value=b"\xff" * 999_900))
 
 
 def test_cloud_events_in_binary_mode() -> None:
     """Read back by the library's own reader, as a consumer would."""
-    encoding = Encoding(as_bytes, "/shop", MAX_RECORD_BYTES)
+    encoder = RowEncoder(as_bytes, "/shop", MAX_RECORD_BYTES)
     placed = event(type="OrderPlaced", value={"total": 12}, content_schema="https://schemas/order", headers={"a": "b"})
-    _, key, value, names, texts = encoding.row(placed)[:5]
+    _, key, value, names, texts = encoder.row(placed)[:5]
     headers = dict(zip(names, map(str, texts), strict=True))
     read = from_binary_event(KafkaMessage({name: text.encode() for name, text in headers.items()}, key, value))  # type: ignore[arg-type]
     assert (read.get_id(), read.get_source(), read.get_type()) == (str(UUID(int=7)), "/shop", "OrderPlaced")
@@ -263,21 +263,21 @@ def test_cloud_events_in_binary_mode() -> None:
         "b",
     )
     with pytest.raises(InvalidEvent, match="event type: "):
-        encoding.row(event())
+        encoder.row(event())
 
 
 def test_a_cloud_event_says_only_of_what_we_wrote_that_it_is_json() -> None:
-    encoding = Encoding(lambda _: b"\x00\x01", "/shop", MAX_RECORD_BYTES)
-    assert "content-type" not in encoding.row(event(type="OrderPlaced"))[3]
-    _, _, _, names, texts = encoding.row(event(type="OrderPlaced", content_type="application/avro"))[:5]
+    encoder = RowEncoder(lambda _: b"\x00\x01", "/shop", MAX_RECORD_BYTES)
+    assert "content-type" not in encoder.row(event(type="OrderPlaced"))[3]
+    _, _, _, names, texts = encoder.row(event(type="OrderPlaced", content_type="application/avro"))[:5]
     assert texts[names.index("content-type")] == "application/avro"
 
 
 def test_the_current_span_travels_with_the_event() -> None:
-    encoding = Encoding(as_text, None, MAX_RECORD_BYTES)
-    assert "traceparent" not in encoding.row(event())[3]
+    encoder = RowEncoder(as_text, None, MAX_RECORD_BYTES)
+    assert "traceparent" not in encoder.row(event())[3]
     with TracerProvider().get_tracer("test").start_as_current_span("work") as span:
-        row, own = encoding.row(event()), encoding.row(event(headers={"traceparent": "mine"}))
+        row, own = encoder.row(event()), encoder.row(event(headers={"traceparent": "mine"}))
         trace = format(span.get_span_context().trace_id, "032x")
     assert str(dict(zip(row[3], row[4], strict=True))["traceparent"]).split("-")[1] == trace
     assert own[4][own[3].index("traceparent")] == "mine"

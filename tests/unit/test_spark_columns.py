@@ -12,7 +12,7 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from outbox_plugin.spark.columns import Converted, event_form, row_form
 from outbox_plugin.spark.copy_format import csv_rows
-from outbox_plugin.spark.rows import TableLimits
+from outbox_plugin.spark.row_problems import TableLimits
 
 NUL, NOT_UTF8 = b"a\0b", b"a\xffb"
 PAIR = pa.struct([("key", pa.string()), ("value", pa.string())])

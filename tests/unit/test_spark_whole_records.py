@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from outbox_plugin import Event
-from outbox_plugin.emit.encoding import MAX_RECORD_BYTES, Encoding, as_text
+from outbox_plugin.emit.row_encoder import MAX_RECORD_BYTES, RowEncoder, as_text
 from outbox_plugin.spark.columns import event_form
-from outbox_plugin.spark.rows import TableLimits
+from outbox_plugin.spark.row_problems import TableLimits
 
 OURS = 2  # Headers of each event that is emitted: its idempotency key and its time.
 SCHEMA = pa.schema(
@@ -48,10 +48,10 @@ def staged(events: list[tuple[Any, ...]]) -> list[dict[str, Any]]:
 
 @given(batches)
 def test_a_row_is_that_of_the_same_event(events: list[tuple[Any, ...]]) -> None:
-    encoding = Encoding(as_text, None, MAX_RECORD_BYTES)
+    encoder = RowEncoder(as_text, None, MAX_RECORD_BYTES)
     for row, (key, value, headers, partition) in zip(staged(events), events, strict=True):
         event = Event(topic="t", key=key, value=value, headers=headers, partition=partition)
-        topic, ordering_key, text, names, texts, *whole = encoding.row(event)
+        topic, ordering_key, text, names, texts, *whole = encoder.row(event)
         assert (row["kafka_topic"], row["kafka_key"], row["kafka_value"]) == (topic, ordering_key, text)
         assert row["outbox_is_whole"] == bool(whole)
         if not whole:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from outbox_plugin.spark.rows import TableLimits, row_problems
+from outbox_plugin.spark.row_problems import TableLimits, row_problems
 
 COLUMNS = ("kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values")
 Row = tuple[str | list[str] | None, ...]

@@ -58,8 +58,8 @@ def as_bytes(event: Event) -> bytes | None:
     return None if text is None else _utf8("value", text)
 
 
-class Encoding:
-    """How an outbox writes events.
+class RowEncoder:
+    """Makes the rows of an outbox from events.
 
     Args:
         serializer: makes a record's value of an event.
