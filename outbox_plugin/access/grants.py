@@ -11,7 +11,7 @@ from outbox_plugin.access.roles import Role
 from outbox_plugin.errors import ServerRefused
 from outbox_plugin.schema.connection import connect, reported_as_refusal
 from outbox_plugin.schema.statements import statement
-from outbox_plugin.schema.table_name import in_full
+from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.settings import Settings
 
 
@@ -29,7 +29,7 @@ def postgres_grants(settings: Settings, role: Role, database_role: str) -> str:
         ServerRefused: the database cannot be reached, or its outbox has not been migrated.
     """
     with reported_as_refusal(settings), closing(connect(settings, purpose="outbox grants")) as connection:
-        table = in_full(connection, settings.table)
+        table = with_schema(connection, settings.table)
         if not connection.execute(statement("migrate", "exists", table)).fetchall():
             raise ServerRefused(f"Postgres: there is no outbox {table}; run `outbox migrate` first")
         sequence = connection.execute(statement("grants", "sequence", table)).fetchone()

@@ -16,7 +16,7 @@ from outbox_plugin.core.shards import Layout
 from outbox_plugin.core.signing import Signer
 from outbox_plugin.errors import ForeignOutbox, InvalidSetting, SchemaMissing, ServerRefused
 from outbox_plugin.schema.statements import check_name, statement
-from outbox_plugin.schema.table_name import in_full
+from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.settings import Settings
 
 
@@ -29,7 +29,7 @@ class HarvesterRegistration:
     def __init__(self, settings: Settings, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
         self._settings = settings
         self._connection = connection
-        self.in_full = in_full(connection, settings.table)
+        self.table_with_schema = with_schema(connection, settings.table)
 
     def check_outbox(self) -> OutboxIdentity:
         """Check that the outbox is there and as it must be. Returns its identity.
@@ -212,4 +212,4 @@ class HarvesterRegistration:
 
     def _run(self, noun: str, name: str, **values: object) -> psycopg.Cursor[tuple[Any, ...]]:
         values["table"] = self._settings.table
-        return self._connection.execute(statement(noun, name, self.in_full), values)
+        return self._connection.execute(statement(noun, name, self.table_with_schema), values)

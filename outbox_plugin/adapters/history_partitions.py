@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 
 from outbox_plugin.schema.statements import statement
-from outbox_plugin.schema.table_name import in_full
+from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.settings import Settings
 
 INTERVAL_SECONDS = 3_600.0  # Tomorrow's partition is made ahead, so once an hour is enough.
@@ -34,7 +34,7 @@ class HistoryPartitions:
         if time.monotonic() < self._next_at:
             return
         self._next_at = time.monotonic() + RETRY_SECONDS
-        query = statement("history", "keep_days", in_full(connection, self._settings.table))
+        query = statement("history", "keep_days", with_schema(connection, self._settings.table))
         [(done,)] = connection.execute(query, {"keep": self._settings.retention}).fetchall()
         if done:
             self._next_at = time.monotonic() + INTERVAL_SECONDS

@@ -58,7 +58,7 @@ class PostgresSession:
         with reported(), ExitStack() as opened:
             self.reader = opened.enter_context(closing(connect(settings, purpose="outbox harvester", own_name=True)))
             registration = HarvesterRegistration(settings, self.reader)
-            self._table = registration.in_full
+            self._table = registration.table_with_schema
             self.identity = registration.check_outbox()
             try:
                 registration.register_group()

@@ -11,7 +11,7 @@ import psycopg
 
 from outbox_plugin.schema.connection import connect, reported
 from outbox_plugin.schema.statements import statement
-from outbox_plugin.schema.table_name import in_full
+from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.settings import Settings
 
 
@@ -29,8 +29,8 @@ class PostgresWakeUp:
         with reported():
             self._connection = connect(settings, purpose="outbox harvester (wake-up)")
             try:
-                self._in_full = in_full(self._connection, settings.table)
-                self._connection.execute(statement("wake_up", "listen", self._in_full))
+                self._table_with_schema = with_schema(self._connection, settings.table)
+                self._connection.execute(statement("wake_up", "listen", self._table_with_schema))
             except BaseException:
                 self._connection.close()
                 raise
@@ -66,7 +66,7 @@ class PostgresWakeUp:
     def _ask(self, name: str) -> bool:
         values = {"table": self._settings.table, "shard": self._shard}
         with reported():
-            row = self._connection.execute(statement("wake_up", name, self._in_full), values).fetchone()
+            row = self._connection.execute(statement("wake_up", name, self._table_with_schema), values).fetchone()
         return bool(row and row[0])
 
     def close(self) -> None:

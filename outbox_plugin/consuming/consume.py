@@ -24,7 +24,7 @@ from outbox_plugin.inbox.received import Received
 from outbox_plugin.printable import logger_of, one_line
 from outbox_plugin.schema.connection import connect_patiently, reported_as_refusal
 from outbox_plugin.schema.statements import statement
-from outbox_plugin.schema.table_name import in_full
+from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.settings import Settings
 
 logger = logger_of("outbox_plugin.consuming")
@@ -116,7 +116,7 @@ def consume_range(settings: Settings, wanted: TopicRange, handler: Handler) -> C
     confirm_topic(settings, there.range)
     with closing(_connected(settings)) as connection, connection.transaction():
         with reported_as_refusal(settings):
-            table = in_full(connection, settings.table)  # The handler may change the search_path.
+            table = with_schema(connection, settings.table)  # The handler may change the search_path.
             is_ours = lock(connection, table, rest)
         if not is_ours:
             return Consumed(rest, 0, again=True)

@@ -24,7 +24,7 @@ from outbox_plugin.dagster.topic import as_topics
 from outbox_plugin.errors import ServerRefused
 from outbox_plugin.schema.connection import connect, reported_as_refusal
 from outbox_plugin.schema.statements import statement
-from outbox_plugin.schema.table_name import in_full
+from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.settings import Settings
 from outbox_plugin.status.health_rules import HealthResult, Limits, dead_letters, health, undrained
 from outbox_plugin.status.reader import Status, read_status
@@ -210,7 +210,7 @@ def wait_until_drained(settings: Settings, seconds: float) -> int:
                 connection.execute(
                     statement("window", "limit_duration", settings.table), {"milliseconds": int(longest * 1000)}
                 )
-                table = in_full(connection, settings.table)
+                table = with_schema(connection, settings.table)
                 row = connection.execute(statement("window", "waiting", table), {"last": last}).fetchone()
             return (row[0], row[1]) if row else (0, None)
 

@@ -22,7 +22,7 @@ from outbox_plugin.dagster.resources import OutboxResource
 from outbox_plugin.embedded.java import spark_java_home
 from outbox_plugin.schema.connection import connect, reported_as_refusal
 from outbox_plugin.schema.statements import statement
-from outbox_plugin.schema.table_name import in_full
+from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.spark.session import spark_session
 
 
@@ -91,7 +91,7 @@ class OutboxIOManager(ConfigurableIOManager):
         obj.write.format("outbox").options(**options, **mine).mode("append").save()
         with reported_as_refusal(settings), connect(settings, purpose="outbox dagster") as connection:
             jobs = {"jobs": [name, *former_job_ids(name)]}
-            outbox = in_full(connection, settings.table)
+            outbox = with_schema(connection, settings.table)
             emitted = connection.execute(statement("staging", "emitted", outbox), jobs).fetchall()
         events = emitted[0][1] if emitted else 0
         context.add_output_metadata({"events": events, **_row_count(context, events), "outbox_job": name})

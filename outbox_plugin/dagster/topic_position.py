@@ -25,7 +25,13 @@ from outbox_plugin.core.topic_ranges import plan
 from outbox_plugin.dagster.health import result
 from outbox_plugin.dagster.resources import OutboxResource
 from outbox_plugin.dagster.topic import Emitter, asset_key
-from outbox_plugin.dagster.topic_sensor import CONSUMED_IN_FULL, STUCK_SECONDS, in_full, unfinished_run, unreadable
+from outbox_plugin.dagster.topic_sensor import (
+    CONSUMED_IN_FULL,
+    STUCK_SECONDS,
+    consumption_health,
+    unfinished_run,
+    unreadable,
+)
 from outbox_plugin.errors import OutboxError, ServerRefused, TopicReplaced
 
 
@@ -68,7 +74,7 @@ def build_topic_check(
         except (ServerRefused, TopicReplaced) as error:
             return result(unreadable(error), {})
         run = unfinished_run(context.instance, consumer, topic, time.time(), but=context.run.run_id)
-        judged = in_full(position, planned, run, stuck_after_seconds)
+        judged = consumption_health(position, planned, run, stuck_after_seconds)
         return result(judged, {"lag_offsets": MetadataValue.int(planned.lag)})
 
     return consumed_in_full

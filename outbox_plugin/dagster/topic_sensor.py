@@ -115,7 +115,7 @@ def build_topic_sensor(
             stopped = evaluation(unreadable(error), key, CONSUMED_IN_FULL)
             return SensorResult(skip_reason=str(error), asset_events=[stopped], cursor=context.cursor)
         decision = decide(memory, position, planned, run.explanation if run else None, bounds, now)
-        judged = in_full(position, planned, run, stuck_after_seconds)
+        judged = consumption_health(position, planned, run, stuck_after_seconds)
         if not judged.passed:
             context.log.warning(printable(judged.explanation))
         return SensorResult(
@@ -242,7 +242,7 @@ def _request(wanted: TopicRange, op: str, key: AssetKey) -> RunRequest:
     )
 
 
-def in_full(
+def consumption_health(
     position: Position | None, planned: Planned, run: UnfinishedRun | None = None, stuck_after_seconds: float = 0.0
 ) -> HealthResult:
     """Whether no record was lost before it was consumed, and none waits for a run that does not end.

@@ -23,7 +23,7 @@ from outbox_plugin.operate.pausing import resume
 from outbox_plugin.printable import one_line
 from outbox_plugin.schema.connection import connect_patiently, reported_as_refusal
 from outbox_plugin.schema.statements import statement
-from outbox_plugin.schema.table_name import in_full
+from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.settings import Settings
 
 PATIENCE_SECONDS = 60.0  # How long to wait for a lock on the table.
@@ -52,7 +52,7 @@ def outbox_view(settings: Settings, router: EventRouter) -> OutboxView:
             )
         columns = [Column(*row) for row in _ask(connection, "columns", router)]
         writers = [writer for (writer,) in _ask(connection, "writers", router)]
-        view = OutboxView(router, columns, writers, in_full(connection, settings.table).rsplit(".", 1))
+        view = OutboxView(router, columns, writers, with_schema(connection, settings.table).rsplit(".", 1))
         _check_names(connection, settings, router, view)
         _check_owner(connection, router)
         _check_insertion(connection, router)
@@ -111,7 +111,7 @@ def _stored(connection: _Connection, settings: Settings) -> tuple[str | None, st
 
     None if there is no outbox.
     """
-    return connection.execute(statement("identity", "stored", in_full(connection, settings.table))).fetchone()
+    return connection.execute(statement("identity", "stored", with_schema(connection, settings.table))).fetchone()
 
 
 def _check_owner(connection: _Connection, router: EventRouter) -> None:
@@ -134,7 +134,7 @@ def _check_insertion(connection: _Connection, router: EventRouter) -> None:
 
 def _check_view(connection: _Connection, settings: Settings, router: EventRouter) -> None:
     """Raises SchemaMissing unless the outbox is a view of the router's table, and writers may use the sequence."""
-    table = in_full(connection, settings.table)
+    table = with_schema(connection, settings.table)
     if _stored(connection, settings) != (router.schema, router.table, True):
         raise SchemaMissing(
             f"OUTBOX_TABLE: {settings.table!r} is not a view of {router.schema}.{router.table}; run the SQL of "

@@ -18,7 +18,7 @@ from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.inbox.received import Received
 from outbox_plugin.schema.connection import connect, reported_as_refusal
 from outbox_plugin.schema.statements import statement
-from outbox_plugin.schema.table_name import in_full
+from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.settings import Settings
 
 RETRY_AT_A_TIME = 100
@@ -98,7 +98,7 @@ class DeadLetters:
 
     def _run(self, name: str, **values: object) -> Sequence[tuple[Any, ...]]:
         with reported_as_refusal(self._settings), connect(self._settings, purpose="outbox inbox") as connection:
-            table = in_full(connection, self._settings.table)
+            table = with_schema(connection, self._settings.table)
             return connection.execute(statement("inbox", name, table), values).fetchall()
 
 

@@ -8,7 +8,7 @@ from outbox_plugin.inbox.positions import Positions
 from outbox_plugin.insecure_settings import warn_about_insecure_settings
 from outbox_plugin.schema.connection import connect, reported_as_refusal
 from outbox_plugin.schema.statements import statement
-from outbox_plugin.schema.table_name import in_full
+from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.settings import Settings
 
 _RESET, _FROM_THE_BEGINNING = "auto.offset.reset", {"earliest", "smallest", "beginning"}
@@ -32,7 +32,7 @@ def check_servers(settings: Settings, group: str) -> tuple[Settings, Positions]:
     warn_about_insecure_settings(settings)
     KafkaAdmin.at_start(settings).close()
     with reported_as_refusal(settings), connect(settings, purpose="outbox inbox (start)") as connection:
-        table = in_full(connection, settings.table)
+        table = with_schema(connection, settings.table)
         settings = settings.model_copy(update={"table": table})
         connection.execute(statement("inbox", "letters", table), {"group": group, "limit": 0})
         connection.execute(statement("inbox", "is_migrated", table))

@@ -20,7 +20,7 @@ from outbox_plugin.errors import StoreUnavailable
 from outbox_plugin.printable import logger_of, one_line
 from outbox_plugin.schema.connection import IS_STANDBY, connect, reported
 from outbox_plugin.schema.statements import statement
-from outbox_plugin.schema.table_name import in_full
+from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.settings import Settings
 
 logger = logger_of("outbox_plugin.harvester")
@@ -79,7 +79,7 @@ class TablePoller:
         while not self._closed.is_set():
             try:
                 with reported(), closing(connect(self._settings, purpose="outbox harvester (looks)")) as connection:
-                    table = in_full(connection, self._settings.table)
+                    table = with_schema(connection, self._settings.table)
                     while not self._closed.is_set():
                         self._found(read_table(connection, self._settings.table, table))
                         has_failed = False

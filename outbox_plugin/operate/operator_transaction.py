@@ -11,7 +11,7 @@ import psycopg
 from outbox_plugin.errors import UserError
 from outbox_plugin.schema.connection import connect, reported_as_refusal
 from outbox_plugin.schema.statements import statement
-from outbox_plugin.schema.table_name import in_full
+from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.schema.whole_records import takes_whole_records, whole_record_parts
 from outbox_plugin.settings import Settings
 
@@ -21,10 +21,10 @@ class OperatorTransaction:
 
     def __init__(self, settings: Settings, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
         self._table = settings.table
-        self._in_full = in_full(connection, settings.table)
+        self._table_with_schema = with_schema(connection, settings.table)
         self._connection = connection
-        has_columns = takes_whole_records(connection, self._in_full)
-        self._parts = whole_record_parts(self._in_full, has_columns=has_columns)
+        has_columns = takes_whole_records(connection, self._table_with_schema)
+        self._parts = whole_record_parts(self._table_with_schema, has_columns=has_columns)
 
     def run(self, noun: str, name: str, **values: object) -> psycopg.Cursor[tuple[Any, ...]]:
         """Run a statement.
@@ -34,7 +34,7 @@ class OperatorTransaction:
             name: of the statement in it.
             values: of the statement's parameters, besides the outbox's name.
         """
-        query = statement(noun, name, self._in_full, **self._parts)
+        query = statement(noun, name, self._table_with_schema, **self._parts)
         return self._connection.execute(query, {"table": self._table, **values})
 
     def savepoint(self) -> AbstractContextManager[psycopg.Transaction]:

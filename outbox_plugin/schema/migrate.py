@@ -23,7 +23,7 @@ from outbox_plugin.printable import logger_of
 from outbox_plugin.schema.connection import connect_patiently, reported_as_refusal
 from outbox_plugin.schema.orphaned_staging_tables import drop_orphans
 from outbox_plugin.schema.statements import check_name, compose, statement
-from outbox_plugin.schema.table_name import in_full
+from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.schema.triggers import drop_wake_up_trigger, notice_truncation, wake_up_function, wake_up_trigger
 from outbox_plugin.settings import Settings
 
@@ -56,7 +56,7 @@ def migrate(settings: Settings, *, wake_up: bool | None = None) -> list[str]:
     """
     deadline, reported = time.monotonic() + PATIENCE_SECONDS, ""
     with reported_as_refusal(settings), connect_patiently(settings) as connection:
-        table = in_full(connection, settings.table)
+        table = with_schema(connection, settings.table)
         while True:
             try:
                 return _migrate(connection, settings, table, wake_up=wake_up)

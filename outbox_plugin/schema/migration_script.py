@@ -18,7 +18,7 @@ from outbox_plugin.printable import printable
 from outbox_plugin.schema.connection import connect_patiently, reported_as_refusal
 from outbox_plugin.schema.migrate import migrations, refuse_strangers, strangers_of
 from outbox_plugin.schema.statements import check_name, compose, statement
-from outbox_plugin.schema.table_name import in_full
+from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.schema.triggers import drop_wake_up_trigger, notice_truncation, wake_up_function, wake_up_trigger
 from outbox_plugin.settings import Settings
 
@@ -35,7 +35,7 @@ def migration_sql(settings: Settings, *, wake_up: bool | None = None) -> str:
     """
     with reported_as_refusal(settings), connect_patiently(settings) as connection, connection.transaction():
         connection.execute("SET TRANSACTION READ ONLY")
-        table = in_full(connection, settings.table)
+        table = with_schema(connection, settings.table)
         connection.execute(statement("migrate", "trust_nobody", table))
         refuse_strangers(connection, table)
         written = list(_Script(connection, settings, table).lines(wake_up))

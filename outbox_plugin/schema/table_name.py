@@ -10,8 +10,8 @@ from outbox_plugin.errors import ServerRefused
 from outbox_plugin.schema.statements import statement
 
 
-def in_full(connection: psycopg.Connection[tuple[Any, ...]], table: str) -> str:
-    """The outbox's name with its schema. It is looked up once, so that the search_path does not matter afterwards.
+def with_schema(connection: psycopg.Connection[tuple[Any, ...]], table: str) -> str:
+    """Return the table's name with its schema, looked up once: the search_path does not matter afterwards.
 
     Otherwise somebody who may create objects in an earlier schema of the search_path could replace the outbox by a
     table, or a view with a trigger, of theirs.

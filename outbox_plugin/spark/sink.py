@@ -29,7 +29,7 @@ from outbox_plugin.errors import UserError
 from outbox_plugin.schema.connection import connect_patiently, reported_as_refusal
 from outbox_plugin.schema.orphaned_staging_tables import drop_orphans
 from outbox_plugin.schema.statements import statement
-from outbox_plugin.schema.table_name import in_full
+from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.settings import Settings
 from outbox_plugin.spark.business_table import check_business_table
 from outbox_plugin.spark.columns import EVENT_FIELDS, EventForm, event_form, row_form
@@ -255,7 +255,7 @@ class OutboxDataSource(DataSource):
         rows = row_form(schema, leave_out=EVENT_FIELDS) if options.business_table else None
         form = event_form(schema, options.topic, options.order_by, rows)
         with _connection(settings) as connection:
-            outbox = in_full(connection, settings.table)
+            outbox = with_schema(connection, settings.table)
             if options.business_table and rows:
                 check_business_table(connection, outbox, options.business_table, rows)
         return _Sink(settings, options, form, outbox)

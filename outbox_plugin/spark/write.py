@@ -17,7 +17,7 @@ from pyspark.sql import functions as f
 from outbox_plugin.core.job_id import check_job_id
 from outbox_plugin.schema.connection import connect_patiently, reported_as_refusal
 from outbox_plugin.schema.statements import statement
-from outbox_plugin.schema.table_name import in_full
+from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.settings import Settings
 from outbox_plugin.spark.business_table import check_business_table
 from outbox_plugin.spark.columns import EventForm, RowForm, event_form, row_form
@@ -193,7 +193,7 @@ class OutboxWrite:
             raise OptionWrong("there is nothing to write: call `table`, `events` or both before `commit`")
         with reported_as_refusal(self._settings), connect_patiently(self._settings, purpose=PURPOSE) as connection:
             connection.isolation_level = ISOLATION
-            outbox = in_full(connection, self._settings.table)
+            outbox = with_schema(connection, self._settings.table)
             if is_committed(connection, outbox, self._record):
                 return JobCommitted(self._job_id, 0, 0, again=True)
             with self._stage_all(connection, outbox) as (business, events), connection.transaction():

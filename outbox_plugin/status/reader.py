@@ -23,7 +23,7 @@ from outbox_plugin.errors import ServerRefused
 from outbox_plugin.printable import one_line
 from outbox_plugin.schema.connection import connect, reported_as_refusal
 from outbox_plugin.schema.statements import statement
-from outbox_plugin.schema.table_name import in_full
+from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.settings import Settings
 from outbox_plugin.threads.deadline_future import DeadlineFuture
 
@@ -221,7 +221,7 @@ def _table(settings: Settings, seconds: float) -> _Table:
 
         connection.execute(statement("window", "walk_by_id", table))
         connection.execute(statement("window", "limit_duration", table), {"milliseconds": int(seconds * 1000)})
-        place = in_full(connection, table)
+        place = with_schema(connection, table)
         [(_, shards, _, paused, paused_shards)] = ask("control", "layout") or [(0, settings.shards, (), False, ())]
         earliest = [_Earliest(*row) for row in ask("window", "backlog", counted=COUNTED_ROWS, shards=shards)]
         parked = ask("control", "parked")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outbox_plugin.schema.connection import connect, reported_as_refusal
 from outbox_plugin.schema.statements import statement
-from outbox_plugin.schema.table_name import in_full
+from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.settings import Settings
 
 
@@ -19,5 +19,5 @@ def emitted_counts(settings: Settings, jobs: list[str]) -> dict[str, int]:
         ServerRefused, SchemaMissing: Postgres cannot be reached or refuses, or the tables are missing.
     """
     with reported_as_refusal(settings), connect(settings, purpose="outbox verify") as connection:
-        outbox = in_full(connection, settings.table)
+        outbox = with_schema(connection, settings.table)
         return dict(connection.execute(statement("staging", "emitted", outbox), {"jobs": jobs}).fetchall())

@@ -28,7 +28,7 @@ from outbox_plugin.inbox.retention import Keep, clean
 from outbox_plugin.observe import table_poller
 from outbox_plugin.schema.connection import connect
 from outbox_plugin.schema.migrate import migrate
-from outbox_plugin.schema.table_name import in_full
+from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.spark import OutboxWrite
 from outbox_plugin.status.reader import read_status
 from outbox_plugin.verification.emitted_counts import emitted_counts
@@ -203,7 +203,7 @@ def test_who_watches_sees_what_the_metrics_show(
     watcher = grant(role)
     insert(settings, topic, [("key", "value")])
     with closing(connect(watcher)) as connection:
-        found = table_poller.read_table(connection, watcher.table, in_full(connection, watcher.table))
+        found = table_poller.read_table(connection, watcher.table, with_schema(connection, watcher.table))
     assert found.waiting is not None
     assert (found.waiting[0].rows, found.parked_keys, found.dead_letters) == (1, 0, 0)
 

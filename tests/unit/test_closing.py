@@ -60,7 +60,7 @@ class Gone:
 def alone(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> PostgresWakeUp:
     """A wake-up whose server has gone."""
     monkeypatch.setattr(postgres_wake_up, "connect", lambda *_, **__: Gone(closed=request.param))
-    monkeypatch.setattr(postgres_wake_up, "in_full", lambda *_: "outbox")
+    monkeypatch.setattr(postgres_wake_up, "with_schema", lambda *_: "outbox")
     monkeypatch.setattr(postgres_wake_up, "statement", lambda *_: b"")
     return PostgresWakeUp(SETTINGS, 0)
 
