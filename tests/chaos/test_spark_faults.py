@@ -24,10 +24,6 @@ pytestmark = [pytest.mark.chaos, pytest.mark.spark, pytest.mark.timeout(1200)]
 ROWS = 2_000
 START_SECONDS = 300.0  # A driver starts slowly where two others do.
 
-SPARK_IS_CONNECTED = (
-    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'outbox spark%'"
-)
-
 
 @pytest.fixture
 def settings(dsn: str) -> Settings:

@@ -7,7 +7,7 @@
 What runs is the product's own code, unchanged: Supervisor, Shard, ExactlyOnce, AtLeastOnce and all of `core`. Only its
 ports and its `Runtime` are simulated (`postgres`, `kafka`, `scheduler`): threads are greenlets, every call to a server,
 every wait and some of the locks are points where another greenlet may go on, and the seed chooses which. A `plan` is
-drawn from the seed: how many harvesters, writers, keys and shards, which faults happen to them (`world`), and what
+drawn from the seed: how many harvesters, writers, keys and shards, which faults happen to them (`harvesters`), and what
 happens to requests on the way (`network`). When all faults are over and nothing is left to do, `promises` judges the
 state of the servers.
 

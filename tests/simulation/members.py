@@ -89,7 +89,6 @@ class Topic:
 
     records: list[int]
     number: int = 1
-    widened_at: float = 0.0
 
     @property
     def form(self) -> TopicForm:

@@ -7,35 +7,35 @@ from collections.abc import Iterator
 from math import inf
 
 from outbox_plugin.relay.at_least_once import CONFIRM_SECONDS
+from tests.simulation.harvesters import Simulation
 from tests.simulation.postgres import Event
-from tests.simulation.world import World
 
 ELECTED_SECONDS = 2.0  # When the group's first leader leads at the latest.
 AT_REST_SECONDS = 45.0  # The longest delay at rest: a sweep may come after half a minute, a new leader after seconds.
 
 
-def broken(world: World) -> list[str]:
+def broken(simulation: Simulation) -> list[str]:
     """The promises that were broken, one sentence for each."""
-    late = (
-        [f"late: rows left {world.drained_in:.1f} s after all was well"] if world.drained_in > AT_REST_SECONDS else []
-    )
-    return [*late, *_order(world), *_presence(world), *_leadership(world), *_replaced(world), *_bad_rows(world)]
+    seconds = simulation.drained_in
+    late = [f"late: rows left {seconds:.1f} s after all was well"] if seconds > AT_REST_SECONDS else []
+    judges = (_order, _presence, _leadership, _replaced, _bad_rows)
+    return [*late, *(sentence for judge in judges for sentence in judge(simulation))]
 
 
-def _arrived(world: World) -> dict[tuple[str, str], list[str]]:
+def _arrived(simulation: Simulation) -> dict[tuple[str, str], list[str]]:
     """What a `read_committed` consumer sees, per partition."""
     return {
         partition: [each.value for each in records if each.transaction is None or each.transaction.committed]
-        for partition, records in world.broker.partitions.items()
+        for partition, records in simulation.broker.partitions.items()
     }
 
 
-def _presence(world: World) -> Iterator[str]:
+def _presence(simulation: Simulation) -> Iterator[str]:
     """Promises 1, 2 and 4: no loss, no phantom, exactly once."""
-    database = world.database
+    database = simulation.database
     waiting = {row.event.name for row in (*database.rows.values(), *database.dead)}
     times: dict[str, int] = {}
-    for values in _arrived(world).values():
+    for values in _arrived(simulation).values():
         for value in values:
             times[value] = times.get(value, 0) + 1
     for value in times.keys() - database.by_name.keys():
@@ -48,21 +48,21 @@ def _presence(world: World) -> Iterator[str]:
         elif not count:
             if not event.erased and event.name not in waiting:
                 yield f"loss: {event.name} ({event.key}) was committed, and is nowhere"
-        elif not world.may_repeat(event) and not event.restored:
+        elif not simulation.may_repeat(event) and not event.restored:
             if count > 1:
                 yield f"repeated: {event.name} ({event.key}) arrived {count} times"
             if event.name in waiting:
                 yield f"repeated: {event.name} ({event.key}) arrived, and is still to be sent"
 
 
-def _order(world: World) -> Iterator[str]:
+def _order(simulation: Simulation) -> Iterator[str]:
     """Promise 3: of two rows with one key, the first by commit and begin, or by place, appears first."""
-    by_name = world.database.by_name
-    for partition, values in _arrived(world).items():
+    by_name = simulation.database.by_name
+    for partition, values in _arrived(simulation).items():
         seen = [by_name[value] for value in dict.fromkeys(values) if value in by_name]
         for place, later in enumerate(seen):
             for behind in seen[place + 1 :]:
-                if world.was_at_least_once and (behind.erased or behind.dead_lettered):
+                if simulation.was_at_least_once and (behind.erased or behind.dead_lettered):
                     continue  # It was in flight when its row was erased, or became a dead letter.
                 if behind.forgotten:
                     continue
@@ -80,9 +80,9 @@ def _is_before(first: Event, second: Event) -> bool:
     return first.committed is not None and first.committed < second.began
 
 
-def _leadership(world: World) -> Iterator[str]:
+def _leadership(simulation: Simulation) -> Iterator[str]:
     """Promise 5: once a leader's transaction is committed, no earlier leader's is."""
-    for name, records in world.broker.progress.items():
+    for name, records in simulation.broker.progress.items():
         ended: set[str] = set()
         last = ""
         for transaction in (each.transaction for each in records):
@@ -95,21 +95,21 @@ def _leadership(world: World) -> Iterator[str]:
             last = leader_id
 
 
-def _replaced(world: World) -> Iterator[str]:
+def _replaced(simulation: Simulation) -> Iterator[str]:
     """At least once: a leader that was replaced sends at most one more round, on which it had decided before."""
     rounds = Counter(
         leader_id
-        for leader_id, at in world.broker.sends
-        if at > world.database.replaced_at.get(leader_id, inf) + CONFIRM_SECONDS
+        for leader_id, at in simulation.broker.sends
+        if at > simulation.database.replaced_at.get(leader_id, inf) + CONFIRM_SECONDS
     )
     for leader_id, count in rounds.items():
         if count > 1:
             yield f"replaced: {leader_id} sent {count} rounds after another had begun to lead"
 
 
-def _bad_rows(world: World) -> Iterator[str]:
+def _bad_rows(simulation: Simulation) -> Iterator[str]:
     """Promise 6: rows wait only behind a row that Kafka refuses, and only refused rows are dead letters."""
-    database, refused = world.database, world.ever_refused
+    database, refused = simulation.database, simulation.ever_refused
     for row in database.rows.values():
         lane = [event for event in database.events if event.topic == row.event.topic]
         if not any(each.topic in refused or (each.name in refused and each.key == row.event.key) for each in lane):
@@ -119,14 +119,14 @@ def _bad_rows(world: World) -> Iterator[str]:
             yield f"bad rows: {row.event.name} is a dead letter, and was never refused"
 
 
-def slowest(world: World) -> float:
+def slowest(simulation: Simulation) -> float:
     """The longest time, in seconds, from a commit to the event's first appearance, since a leader was elected."""
     began: dict[str, float] = {}
-    for records in world.broker.partitions.values():
+    for records in simulation.broker.partitions.values():
         for each in records:
             if each.transaction is None or each.transaction.committed:
                 began.setdefault(each.value, each.at)
-    committed = {event.name: event.committed_at for event in world.database.events}
+    committed = {event.name: event.committed_at for event in simulation.database.events}
     return max(
         (at - committed[name] for name, at in began.items() if committed.get(name, 0.0) > ELECTED_SECONDS), default=0.0
     )

@@ -17,10 +17,10 @@ from outbox_plugin.core import (
     window,
 )
 from outbox_plugin.relay import at_least_once, exactly_once, supervisor
+from tests.simulation.harvesters import Simulation
 from tests.simulation.plan import Plan
 from tests.simulation.promises import broken, slowest
 from tests.simulation.scheduler import Stuck
-from tests.simulation.world import World
 
 
 @dataclass(frozen=True)
@@ -65,11 +65,12 @@ def in_miniature() -> Iterator[None]:
 def run(seed: int, *, plan: Plan | None = None, tell: bool = False) -> Outcome:
     """Run the schedule of a seed, or of a plan and a seed. Call it within `in_miniature`."""
     plan = plan or Plan.draw(seed)
-    world = World(seed, plan, tell=tell)
+    simulation = Simulation(seed, plan, tell=tell)
     said: list[str] = []
     try:
-        world.run()
+        simulation.run()
     except Stuck as stuck:
         said = [f"loss: rows do not leave: {stuck}"]
-    said += broken(world)
-    return Outcome(seed, plan, said, world.trace, len(world.database.events), world.scheduler.now, slowest(world))
+    said += broken(simulation)
+    events, now = len(simulation.database.events), simulation.scheduler.now
+    return Outcome(seed, plan, said, simulation.trace, events, now, slowest(simulation))

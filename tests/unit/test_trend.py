@@ -8,8 +8,6 @@ import pytest
 
 from outbox_plugin.bench.trend import Sample, trend_of
 
-HOUR = 3600
-
 
 def samples(values: list[float], every: float = 12.0) -> list[Sample]:
     return [(number * every, value) for number, value in enumerate(values)]

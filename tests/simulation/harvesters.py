@@ -31,7 +31,7 @@ from tests.simulation.scheduler import Process, Scheduler
 BATCH_ROWS = 100
 
 
-class World:
+class Simulation:
     """One schedule."""
 
     def __init__(self, seed: int, plan: Plan, *, tell: bool = False) -> None:
@@ -368,48 +368,48 @@ class World:
             self.say("attacker", write_to_control_topics(self.rng, self.broker, self.database))
 
 
-_BEFALL: dict[str, Callable[[World, Fault], None]] = {
-    plans.BATCH: World._write_batch,
-    plans.KILL: World._kill,
-    plans.STOP: World._stop,
-    plans.PAUSE: World._pause,
-    plans.JUMP: World._jump,
-    plans.NO_KAFKA: lambda world, fault: world._cut_off(world.kafka, fault),
-    plans.NO_POSTGRES: lambda world, fault: world._cut_off(world.postgres, fault),
-    plans.HELD: World._hold,
-    plans.KAFKA_DOWN: World._kafka_down,
-    plans.POSTGRES_DOWN: World._postgres_down,
-    plans.TRUNCATE: World._truncate,
-    plans.RESTORE: World._restore,
-    plans.RESTORE_ANEW: World._restore,
-    plans.RESTORE_WITH_CLOCK: World._restore,
-    plans.TRUNCATE_ONLY: World._truncate,
-    plans.SET_BACK: World._set_sequence_back,
-    plans.LOCK: World._lock,
-    plans.FAIL_OVER: World._fail_over,
-    plans.FAIL_OVER_ASYNC: World._fail_over,
-    plans.REWRITE: lambda world, _: world.database.rewrite(),
-    plans.UPDATE: lambda world, _: world.database.rewrite(0.5),
-    plans.DELETE: lambda world, _: world.database.erase(0.5),
-    plans.WRAP: World._wrap,
-    plans.RESHARD: World._reshard,
-    plans.HALT: World._halt,
-    plans.OTHER_DELIVERY: World._harvest_otherwise,
-    plans.OTHER_GROUP: World._harvest_otherwise,
-    plans.WALL_CLOCK_BACK: World._set_clock_back,
-    plans.BAD_EVENT: World._refuse_event,
-    plans.BAD_TOPIC: World._refuse_topic,
-    plans.NO_LEADER: World._lose_leader,
-    plans.OWN_ID: World._own_id,
-    plans.HOSTILE: World._let_an_attacker_write,
+_BEFALL: dict[str, Callable[[Simulation, Fault], None]] = {
+    plans.BATCH: Simulation._write_batch,
+    plans.KILL: Simulation._kill,
+    plans.STOP: Simulation._stop,
+    plans.PAUSE: Simulation._pause,
+    plans.JUMP: Simulation._jump,
+    plans.NO_KAFKA: lambda simulation, fault: simulation._cut_off(simulation.kafka, fault),
+    plans.NO_POSTGRES: lambda simulation, fault: simulation._cut_off(simulation.postgres, fault),
+    plans.HELD: Simulation._hold,
+    plans.KAFKA_DOWN: Simulation._kafka_down,
+    plans.POSTGRES_DOWN: Simulation._postgres_down,
+    plans.TRUNCATE: Simulation._truncate,
+    plans.RESTORE: Simulation._restore,
+    plans.RESTORE_ANEW: Simulation._restore,
+    plans.RESTORE_WITH_CLOCK: Simulation._restore,
+    plans.TRUNCATE_ONLY: Simulation._truncate,
+    plans.SET_BACK: Simulation._set_sequence_back,
+    plans.LOCK: Simulation._lock,
+    plans.FAIL_OVER: Simulation._fail_over,
+    plans.FAIL_OVER_ASYNC: Simulation._fail_over,
+    plans.REWRITE: lambda simulation, _: simulation.database.rewrite(),
+    plans.UPDATE: lambda simulation, _: simulation.database.rewrite(0.5),
+    plans.DELETE: lambda simulation, _: simulation.database.erase(0.5),
+    plans.WRAP: Simulation._wrap,
+    plans.RESHARD: Simulation._reshard,
+    plans.HALT: Simulation._halt,
+    plans.OTHER_DELIVERY: Simulation._harvest_otherwise,
+    plans.OTHER_GROUP: Simulation._harvest_otherwise,
+    plans.WALL_CLOCK_BACK: Simulation._set_clock_back,
+    plans.BAD_EVENT: Simulation._refuse_event,
+    plans.BAD_TOPIC: Simulation._refuse_topic,
+    plans.NO_LEADER: Simulation._lose_leader,
+    plans.OWN_ID: Simulation._own_id,
+    plans.HOSTILE: Simulation._let_an_attacker_write,
 }
 
 
 class Harvester:
     """A harvester's machine. A harvester that is killed is started again there, as another process."""
 
-    def __init__(self, world: World, name: str) -> None:
-        self._world = world
+    def __init__(self, simulation: Simulation, name: str) -> None:
+        self._world = simulation
         self._name = name
         self._lives = 0
         self._supervised = 0
@@ -446,44 +446,44 @@ class Harvester:
         scheduler.disturbs(when)
 
     def _live(self, process: Process) -> None:
-        world = self._world
+        simulation = self._world
         while not self._stopping:
             try:
                 layout, identity = self._look(process)
                 self._supervise(process, layout, identity)
             except (LayoutChanged, ServerUnavailable):
-                world.scheduler.sleep(0.2)
+                simulation.scheduler.sleep(0.2)
             except ForeignOutbox:
                 self._stopping = True
                 self._restart_soon()
 
     def _look(self, process: Process) -> tuple[Layout, OutboxIdentity]:
-        world, database = self._world, self._world.database
+        simulation, database = self._world, self._world.database
 
         def look() -> tuple[Layout, OutboxIdentity]:
             if database.served != self._service:
-                if self._service != world.service:
+                if self._service != simulation.service:
                     raise ForeignOutbox("the outbox is harvested otherwise by now")
-                world.adopt(self._service)  # A backup does not know of it; the operator does.
+                simulation.adopt(self._service)  # A backup does not know of it; the operator does.
             return database.layout, OutboxIdentity(str(database.incarnation), PLACE)
 
-        return world.postgres.call(process, "looks", look)
+        return simulation.postgres.call(process, "looks", look)
 
     def _supervise(self, process: Process, layout: Layout, identity: OutboxIdentity) -> None:
-        world = self._world
+        simulation = self._world
         delivery, group = self._service
         self._supervised += 1
         instance = f"{process.name}-{self._supervised}"
-        membership = SimulatedMembership(world.broker, world.kafka, process, group, layout.shards, instance)
-        early = delivery == "exactly-once" or not world.plan.shares_election
-        timing = ElectionTiming(spread=world.scheduler.random() * 0.3)
+        membership = SimulatedMembership(simulation.broker, simulation.kafka, process, group, layout.shards, instance)
+        early = delivery == "exactly-once" or not simulation.plan.shares_election
+        timing = ElectionTiming(spread=simulation.scheduler.random() * 0.3)
         services = ShardServices(
             self._open_relay(process, layout),
             membership.send,
             self._observe,
             process,
             lambda: "now",
-            world.scheduler.random,
+            simulation.scheduler.random,
             ServerProbe(lambda: self._all_brokers_answer(process), process),
             ServerProbe(lambda: self._postgres_answers(process), process),
         )
@@ -516,22 +516,22 @@ class Harvester:
         def open_relay(
             number: int, leader_id: str, should_wait: Callable[[], bool], observe: Observer
         ) -> Iterator[Relay]:
-            world = self._world
+            simulation = self._world
             slice_ = Slice(number, layout.shards)
             delivery, group = self._service
             kind = MarkingStore if delivery == "at-least-once" else Store
-            with closing(kind(world.database, world.postgres, process, slice_, layout)) as store:
-                wake_up = WakeUpCall(store) if world.plan.wakes else None
-                bad_rows = world.plan.bad_rows
+            with closing(kind(simulation.database, simulation.postgres, process, slice_, layout)) as store:
+                wake_up = WakeUpCall(store) if simulation.plan.wakes else None
+                bad_rows = simulation.plan.bad_rows
                 if isinstance(store, MarkingStore):
                     acknowledging = SimulatedAcknowledgingLog(
-                        world.broker, world.kafka, process, leader_id, should_wait
+                        simulation.broker, simulation.kafka, process, leader_id, should_wait
                     )
                     yield AtLeastOnce(
                         number, leader_id, store, acknowledging, process, observe, wake_up=wake_up, bad_rows=bad_rows
                     )
                     return
-                log = SimulatedLog(world.broker, world.kafka, process, group, slice_, should_wait)
+                log = SimulatedLog(simulation.broker, simulation.kafka, process, group, slice_, should_wait)
                 yield ExactlyOnce(number, leader_id, store, log, process, observe, wake_up=wake_up, bad_rows=bad_rows)
 
         return open_relay
