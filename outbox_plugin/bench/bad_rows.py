@@ -16,7 +16,7 @@ from outbox_plugin import operate
 from outbox_plugin.bench.faults import Kind
 from outbox_plugin.bench.judge import Place, Seen
 from outbox_plugin.bench.reader import read_until
-from outbox_plugin.bench.scratch import connect, create_topic, table_of
+from outbox_plugin.bench.temporary_outbox import connect, create_topic, table_of
 from outbox_plugin.bench.writer import HOT_KEYS, PADDING, Row
 from outbox_plugin.settings import Settings
 

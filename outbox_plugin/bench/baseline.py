@@ -18,7 +18,7 @@ from confluent_kafka import Producer
 from psycopg import sql
 
 from outbox_plugin.adapters.kafka_clients import producer_config
-from outbox_plugin.bench.scratch import connect, table_of
+from outbox_plugin.bench.temporary_outbox import connect, table_of
 from outbox_plugin.core.window import ROWS_PER_WINDOW
 from outbox_plugin.settings import Settings
 from outbox_plugin.threads.signals import stop_on

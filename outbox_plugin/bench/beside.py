@@ -15,9 +15,17 @@ from confluent_kafka import Consumer, TopicPartition
 from psycopg import sql
 
 from outbox_plugin.adapters.kafka_reader import bounds, reader_config
-from outbox_plugin.bench.paced import NotRelayed, harvester, wait, write, write_while
 from outbox_plugin.bench.reader import LiveReader
-from outbox_plugin.bench.scratch import PATIENCE_SECONDS, Tell, connect, create_topic, insert, scratch_outbox, table_of
+from outbox_plugin.bench.relay_processes import NotRelayed, harvester, wait, write, write_while
+from outbox_plugin.bench.temporary_outbox import (
+    PATIENCE_SECONDS,
+    Tell,
+    connect,
+    create_topic,
+    insert,
+    scratch_outbox,
+    table_of,
+)
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 

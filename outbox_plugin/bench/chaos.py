@@ -23,8 +23,8 @@ from outbox_plugin.bench.injection import Injector
 from outbox_plugin.bench.judge import judge
 from outbox_plugin.bench.reader import LiveReader, read_until
 from outbox_plugin.bench.samples import Sampler
-from outbox_plugin.bench.scratch import Tell, connect, create_topic, table_of
 from outbox_plugin.bench.servers import Servers
+from outbox_plugin.bench.temporary_outbox import Tell, connect, create_topic, table_of
 from outbox_plugin.bench.writer import Mix, Writer
 from outbox_plugin.core.delivery_options import Delivery
 from outbox_plugin.embedded.cluster import NODES

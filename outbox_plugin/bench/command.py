@@ -12,7 +12,7 @@ import click
 import psutil  # noqa: F401 - most benchmarks watch a process with it: its absence is said at once.
 
 if TYPE_CHECKING:
-    from outbox_plugin.bench.scratch import Report, Tell
+    from outbox_plugin.bench.temporary_outbox import Report, Tell
     from outbox_plugin.core.delivery_options import Delivery
     from outbox_plugin.settings import Settings
 

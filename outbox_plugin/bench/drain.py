@@ -15,7 +15,7 @@ import psutil
 from psycopg import sql
 
 from outbox_plugin.bench.baseline import ready_to_relay
-from outbox_plugin.bench.scratch import (
+from outbox_plugin.bench.temporary_outbox import (
     PATIENCE_SECONDS,
     Tell,
     connect,

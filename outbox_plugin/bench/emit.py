@@ -20,7 +20,7 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from outbox_plugin.bench.scratch import Tell, median_ratio, scratch_outbox
+from outbox_plugin.bench.temporary_outbox import Tell, median_ratio, scratch_outbox
 from outbox_plugin.emit.drivers import Insert, Query
 from outbox_plugin.emit.event import Event
 from outbox_plugin.emit.outbox import Outbox

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from statistics import mean
 from typing import Any
 
-from outbox_plugin.bench.paced import harvester, wait, write
 from outbox_plugin.bench.reader import LiveReader
-from outbox_plugin.bench.scratch import Tell, connect, create_topic, scratch_outbox
+from outbox_plugin.bench.relay_processes import harvester, wait, write
+from outbox_plugin.bench.temporary_outbox import Tell, connect, create_topic, scratch_outbox
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.settings import Settings
 

@@ -22,7 +22,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from psycopg import sql
 
 from outbox_plugin.adapters.kafka_clients import client_config
-from outbox_plugin.bench.scratch import PATIENCE_SECONDS, Tell, median_ratio, scratch_outbox
+from outbox_plugin.bench.temporary_outbox import PATIENCE_SECONDS, Tell, median_ratio, scratch_outbox
 from outbox_plugin.inbox import Inbox, Received
 from outbox_plugin.inbox.batch_limit import MAX_BATCH_RECORDS
 from outbox_plugin.schema.connection import connect

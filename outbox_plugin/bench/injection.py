@@ -17,8 +17,8 @@ from outbox_plugin.bench.fleet import Fleet
 from outbox_plugin.bench.gaps import Injected
 from outbox_plugin.bench.proxy import DIRECTIONS, Direction, Proxy
 from outbox_plugin.bench.schema_changes import change_table
-from outbox_plugin.bench.scratch import Tell
 from outbox_plugin.bench.servers import Route, Servers
+from outbox_plugin.bench.temporary_outbox import Tell
 from outbox_plugin.bench.writer import KEYS, Row, Writer
 from outbox_plugin.embedded.cluster import COORDINATING_TOPICS
 from outbox_plugin.errors import OutboxError

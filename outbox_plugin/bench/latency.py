@@ -9,9 +9,9 @@ from typing import Any
 
 import psutil
 
-from outbox_plugin.bench.paced import baseline, harvester, wait, write
 from outbox_plugin.bench.reader import LiveReader
-from outbox_plugin.bench.scratch import Tell, create_topic, scratch_outbox
+from outbox_plugin.bench.relay_processes import baseline, harvester, wait, write
+from outbox_plugin.bench.temporary_outbox import Tell, create_topic, scratch_outbox
 from outbox_plugin.settings import Settings
 
 WARMING_ROWS = 200

@@ -15,10 +15,10 @@ from confluent_kafka.admin import AdminClient
 from outbox_plugin.adapters.kafka_clients import client_config
 from outbox_plugin.adapters.kafka_names import KafkaNames
 from outbox_plugin.bench.idle import transactions
-from outbox_plugin.bench.paced import KEYS, NotRelayed, harvester, wait, write
 from outbox_plugin.bench.reader import LiveReader
-from outbox_plugin.bench.scratch import PATIENCE_SECONDS, Tell, connect, create_topic, insert, scratch_outboxes
+from outbox_plugin.bench.relay_processes import KEYS, NotRelayed, harvester, wait, write
 from outbox_plugin.bench.takeover import STEADY_SECONDS
+from outbox_plugin.bench.temporary_outbox import PATIENCE_SECONDS, Tell, connect, create_topic, insert, scratch_outboxes
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.settings import Settings
 

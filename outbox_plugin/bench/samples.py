@@ -13,7 +13,7 @@ import psutil
 import psycopg
 from psycopg import sql
 
-from outbox_plugin.bench.scratch import connect, table_of
+from outbox_plugin.bench.temporary_outbox import connect, table_of
 from outbox_plugin.bench.trend import Sample, Trend, trend_of
 from outbox_plugin.settings import Settings
 from outbox_plugin.status.reader import read_status

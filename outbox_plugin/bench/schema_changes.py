@@ -8,7 +8,7 @@ import psycopg
 from psycopg import sql
 
 from outbox_plugin.bench.faults import Kind
-from outbox_plugin.bench.scratch import connect, table_of
+from outbox_plugin.bench.temporary_outbox import connect, table_of
 from outbox_plugin.settings import Settings
 
 TIMES = 5  # How often the table is changed while a burst of rows drains.

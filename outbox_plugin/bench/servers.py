@@ -8,7 +8,7 @@ from pathlib import Path
 
 from outbox_plugin.bench.proxy import Proxy
 from outbox_plugin.bench.replication import ReplicatedPostgres
-from outbox_plugin.bench.scratch import Tell
+from outbox_plugin.bench.temporary_outbox import Tell
 from outbox_plugin.core.delivery_options import Delivery
 from outbox_plugin.embedded.cluster import EmbeddedCluster
 from outbox_plugin.schema.migrate import migrate

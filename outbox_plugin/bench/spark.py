@@ -22,7 +22,7 @@ from psycopg.conninfo import conninfo_to_dict
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from outbox_plugin.bench.scratch import Tell, median_ratio
+from outbox_plugin.bench.temporary_outbox import Tell, median_ratio
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.settings import Settings
 from outbox_plugin.spark.kafka_source import add_packages

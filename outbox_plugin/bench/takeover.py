@@ -24,7 +24,7 @@ from outbox_plugin.bench.fleet import Fleet
 from outbox_plugin.bench.namespace import Namespace
 from outbox_plugin.bench.proxy import DIRECTIONS, Proxy
 from outbox_plugin.bench.reader import Arrival, LiveReader
-from outbox_plugin.bench.scratch import Tell, create_topic, scratch_outbox
+from outbox_plugin.bench.temporary_outbox import Tell, create_topic, scratch_outbox
 from outbox_plugin.bench.writer import Mix, Writer
 from outbox_plugin.errors import OutboxError
 from outbox_plugin.settings import Settings

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 from dagster import AssetKey, DagsterInstance, SensorDefinition, build_sensor_context
 
-from outbox_plugin.bench.scratch import Tell
+from outbox_plugin.bench.temporary_outbox import Tell
 from outbox_plugin.dagster import HarvesterResource, OutboxResource, build_harvester_sensor
 from outbox_plugin.dagster.daemon import Daemon
 from outbox_plugin.settings import Settings

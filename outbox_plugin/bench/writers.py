@@ -12,8 +12,8 @@ from typing import Any
 
 from psycopg import sql
 
-from outbox_plugin.bench.paced import harvester
-from outbox_plugin.bench.scratch import VALUE_BYTES, Tell, connect, median_ratio, scratch_outbox, table_of
+from outbox_plugin.bench.relay_processes import harvester
+from outbox_plugin.bench.temporary_outbox import VALUE_BYTES, Tell, connect, median_ratio, scratch_outbox, table_of
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.settings import Settings
 

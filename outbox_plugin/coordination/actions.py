@@ -18,7 +18,7 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class KeepPosition:
     """Write to the state topic where the group goes on in a partition, by the log's time `at`."""
 
     topic_partition: TopicPartition
@@ -27,4 +27,4 @@ class Keep:
     at: float
 
 
-MemberAction = Send | Keep | ClaimEvent
+MemberAction = Send | KeepPosition | ClaimEvent

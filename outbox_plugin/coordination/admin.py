@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from math import ceil
 
-from outbox_plugin.coordination.actions import Keep
+from outbox_plugin.coordination.actions import KeepPosition
 from outbox_plugin.coordination.group_lags import Lag, group_lags
 from outbox_plugin.coordination.heartbeat_timing import HEARTBEAT_INTERVAL_SECONDS, HeartbeatTiming
 from outbox_plugin.coordination.kafka_settings import kafka_settings
@@ -151,7 +151,7 @@ class Admin:
             view.wait(lambda: not open_, ANSWER_SECONDS, answered)
             missed = [tp for tp, offset in wanted.items() if open_ or view.offset(group_id, tp) != offset]
             kept = [
-                Keep(tp, offset, view.topic_id(group_id, tp), view.time_of(Key(group_id, *tp)))
+                KeepPosition(tp, offset, view.topic_id(group_id, tp), view.time_of(Key(group_id, *tp)))
                 for tp, offset in wanted.items()
             ]
             if missed or not view.log.keep(kept, wait=True):

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from outbox_plugin.adapters.kafka_admin import offsets_of
-from outbox_plugin.coordination.actions import Keep, Send
+from outbox_plugin.coordination.actions import KeepPosition, Send
 from outbox_plugin.coordination.claims import Claim
 from outbox_plugin.coordination.consumer_readiness import ConsumerFacts
 from outbox_plugin.coordination.events import ClaimEvent, ClaimGained
@@ -259,7 +259,7 @@ class Instance:
         for action in self._member.take():
             if isinstance(action, Send):
                 self._log.send(action.message, action.partition)
-            elif isinstance(action, Keep):
+            elif isinstance(action, KeepPosition):
                 keep.append(action)
             else:
                 self._report(action)

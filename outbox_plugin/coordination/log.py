@@ -32,7 +32,7 @@ from outbox_plugin.adapters.kafka_clients import (
 )
 from outbox_plugin.adapters.kafka_reader import bounds, find_leaders
 from outbox_plugin.adapters.offset_commits import in_commits
-from outbox_plugin.coordination.actions import Keep
+from outbox_plugin.coordination.actions import KeepPosition
 from outbox_plugin.coordination.coordination_topics import (
     APPEAR_SECONDS,
     STATE_SUFFIX,
@@ -347,7 +347,7 @@ class CoordinationLog:
             return {TopicPartition(at.topic, at.partition): answer for at, answer in asked.items()}
         return {}
 
-    def keep(self, positions: Collection[Keep], *, wait: bool = False) -> bool:
+    def keep(self, positions: Collection[KeepPosition], *, wait: bool = False) -> bool:
         """Write positions to the state topic; the next `read`, `flush` or `close` commits them in Kafka.
 
         Returns False if we `wait` and a record was not written.

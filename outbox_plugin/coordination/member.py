@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from outbox_plugin.coordination.actions import Keep, MemberAction, Send
+from outbox_plugin.coordination.actions import KeepPosition, MemberAction, Send
 from outbox_plugin.coordination.claim_planner import ClaimPlanner
 from outbox_plugin.coordination.claims import MAX_UNCOMMITTED, Claim
 from outbox_plugin.coordination.events import ClaimGained, ClaimLost
@@ -176,7 +176,7 @@ class Member:
         """Return whether the log has granted the records below each end; None while it has not answered."""
         return {tp: self._verdicts.get((tp, end)) for tp, end in ends.items()}
 
-    def granted(self, claims: Mapping[TopicPartition, tuple[Claim, int]], now: float) -> list[Keep]:
+    def granted(self, claims: Mapping[TopicPartition, tuple[Claim, int]], now: float) -> list[KeepPosition]:
         """Return what to keep before the granted records below each end may be handed out.
 
         A partition whose lease has ended is left out. Another instance may hold it and may have kept a later position,
@@ -186,7 +186,7 @@ class Member:
         verdicts = self.verdicts({tp: end for tp, (_, end) in claims.items()})
         return [self._position(tp) for tp, (claim, _) in claims.items() if verdicts[tp] and held.get(tp) is claim]
 
-    def promise(self, claims: Mapping[TopicPartition, tuple[Claim, int]], kept: Collection[Keep]) -> None:
+    def promise(self, claims: Mapping[TopicPartition, tuple[Claim, int]], kept: Collection[KeepPosition]) -> None:
         """Let the records be handed out whose positions are kept now, and forget the log's answers about all of them.
 
         While a position is being kept, its answer is still known: a repair must not go back behind it.
@@ -308,8 +308,8 @@ class Member:
             held.kept, held.kept_at = offset, now
             self._to_keep[tp] = None
 
-    def _position(self, tp: TopicPartition) -> Keep:
-        return Keep(tp, *self.offset_of(tp), self.view.time_of(Key(self._group, *tp)))
+    def _position(self, tp: TopicPartition) -> KeepPosition:
+        return KeepPosition(tp, *self.offset_of(tp), self.view.time_of(Key(self._group, *tp)))
 
     def _reclaim(self, tp: TopicPartition, held: HeldPartition, now: float) -> None:
         """Claim a partition again that was ours until it became stale, and that nobody else has claimed since."""

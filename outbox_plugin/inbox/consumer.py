@@ -28,7 +28,7 @@ from outbox_plugin.inbox.key_queues import KeyQueues
 from outbox_plugin.inbox.pauses import Pauses
 from outbox_plugin.inbox.poll_loop import PollLoop
 from outbox_plugin.inbox.positions import Positions
-from outbox_plugin.inbox.retention import Keep
+from outbox_plugin.inbox.retention import Retention
 from outbox_plugin.inbox.retry import Retry
 from outbox_plugin.inbox.session import AsyncBatchHandler, AsyncHandler, BatchHandler, Handler, HandlerSession
 from outbox_plugin.inbox.start_check import check_servers
@@ -106,7 +106,7 @@ class Inbox(Background):
         self._handler = handler
         self._concurrency = concurrency
         self._retry = retry
-        self._keep = Keep(keep, keep_dead_letters)
+        self._keep = Retention(keep, keep_dead_letters)
         self._in_batches = batch_size is not None
         self._dispatcher = Dispatcher(concurrency, batch_size)
         self._pauses = Pauses(self._dispatcher)

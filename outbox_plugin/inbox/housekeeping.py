@@ -15,7 +15,7 @@ from outbox_plugin.inbox.dead_letters import to_retry
 from outbox_plugin.inbox.dispatcher import Dispatcher
 from outbox_plugin.inbox.key_queues import KeyQueues
 from outbox_plugin.inbox.positions import PartitionPositions, Positions
-from outbox_plugin.inbox.retention import Keep, clean
+from outbox_plugin.inbox.retention import Retention, clean
 from outbox_plugin.printable import logger_of, one_line
 from outbox_plugin.schema.connection import CANCEL_SECONDS, cancel_until_ended, connect
 from outbox_plugin.settings import Settings
@@ -41,7 +41,7 @@ class Housekeeping:
         dispatcher: Dispatcher,
         positions: Positions,
         reached: Callable[[], PartitionPositions],
-        keep: Keep,
+        keep: Retention,
         telemetry: InboxTelemetry | None = None,
     ) -> None:
         """Nothing is connected yet.

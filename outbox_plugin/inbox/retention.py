@@ -18,14 +18,14 @@ ROWS_AT_A_TIME = 5_000
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class Retention:
     """How long the keys of handled events, and dead letters, are kept."""
 
     handled: timedelta
     dead_letters: timedelta
 
 
-def clean(connection: psycopg.Connection[Any], settings: Settings, group: str, keep: Keep) -> bool:
+def clean(connection: psycopg.Connection[Any], settings: Settings, group: str, keep: Retention) -> bool:
     """Delete one small batch of a group's keys and dead letters whose time has passed, in a transaction of its own.
 
     Args:

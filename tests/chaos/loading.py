@@ -10,7 +10,7 @@ from outbox_plugin import Settings
 from outbox_plugin.bench.fleet import Fleet
 from outbox_plugin.bench.judge import judge
 from outbox_plugin.bench.reader import LiveReader, read_until
-from outbox_plugin.bench.scratch import create_topic
+from outbox_plugin.bench.temporary_outbox import create_topic
 from outbox_plugin.bench.writer import Mix, Writer
 from tests.harvesting import drained
 from tests.support import eventually

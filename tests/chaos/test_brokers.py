@@ -13,8 +13,8 @@ from confluent_kafka.admin import AdminClient
 
 from outbox_plugin import Settings
 from outbox_plugin.bench.fleet import END_SECONDS
-from outbox_plugin.bench.scratch import scratch_outbox
 from outbox_plugin.bench.servers import Servers
+from outbox_plugin.bench.temporary_outbox import scratch_outbox
 from outbox_plugin.bench.writer import Mix
 from outbox_plugin.embedded.cluster import ClusterNode, Coordinated, EmbeddedCluster
 from tests.chaos import loading

@@ -10,8 +10,8 @@ import pytest
 
 from outbox_plugin import Settings
 from outbox_plugin.bench.replication import ReplicatedPostgres
-from outbox_plugin.bench.scratch import scratch_outbox
 from outbox_plugin.bench.servers import Servers
+from outbox_plugin.bench.temporary_outbox import scratch_outbox
 from outbox_plugin.bench.writer import Mix
 from tests.chaos.loading import load
 

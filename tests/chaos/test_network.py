@@ -11,9 +11,9 @@ import pytest
 from outbox_plugin import Settings
 from outbox_plugin.bench.injection import reached
 from outbox_plugin.bench.proxy import DIRECTIONS, Direction
-from outbox_plugin.bench.scratch import scratch_outbox
 from outbox_plugin.bench.servers import Servers
 from outbox_plugin.bench.takeover import longest_gap
+from outbox_plugin.bench.temporary_outbox import scratch_outbox
 from outbox_plugin.embedded.cluster import NODES
 from tests.chaos.loading import Load, load
 from tests.support import PATIENCE, eventually

@@ -17,7 +17,7 @@ import pytest
 from outbox_plugin import Settings
 from outbox_plugin.bench.proxy import Proxy
 from outbox_plugin.bench.replication import with_port
-from outbox_plugin.bench.scratch import scratch_outbox
+from outbox_plugin.bench.temporary_outbox import scratch_outbox
 from outbox_plugin.bench.writer import Mix
 from outbox_plugin.embedded.free_ports import free_port
 from outbox_plugin.embedded.guard import UNPRIVILEGED_USER

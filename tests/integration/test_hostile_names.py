@@ -15,7 +15,7 @@ from outbox_plugin import Event, Harvester, Outbox, Settings, operate
 from outbox_plugin.errors import ServerRefused
 from outbox_plugin.inbox import Inbox, Received, Retry
 from outbox_plugin.inbox.dead_letters import DeadLetters
-from outbox_plugin.inbox.retention import Keep, clean
+from outbox_plugin.inbox.retention import Retention, clean
 from outbox_plugin.schema.connection import connect
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.schema.orphaned_staging_tables import drop_orphans
@@ -137,7 +137,7 @@ def test_the_inbox_runs_nothing_of_it(hostile: Settings, unmigrated: Settings, t
     with plainly, Inbox(hostile, group=group, topics=[topic], handler=lambda _, event: record_effect(plainly, event)):
         eventually(lambda: len(effects(unmigrated)) == len(sent), 30)
     with connect(hostile) as connection:
-        clean(connection, hostile, group, Keep(timedelta(0), timedelta(0)))
+        clean(connection, hostile, group, Retention(timedelta(0), timedelta(0)))
 
 
 def test_staging_and_publishing_run_nothing_of_it(hostile: Settings, unmigrated: Settings) -> None:

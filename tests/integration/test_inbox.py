@@ -20,7 +20,7 @@ from outbox_plugin import Event, Outbox, Settings
 from outbox_plugin.errors import InvalidSetting, SchemaMissing, ServerRefused
 from outbox_plugin.inbox import Inbox, Received, Retry
 from outbox_plugin.inbox.dead_letters import DeadLetters
-from outbox_plugin.inbox.retention import Keep, clean
+from outbox_plugin.inbox.retention import Retention, clean
 from outbox_plugin.schema.connection import connect
 from tests.harvesting import environment, run_outbox
 from tests.inbox_support import effects, produce, query, record_effect, values_by_key
@@ -335,7 +335,7 @@ def test_what_has_outlived_its_time_is_removed_in_small_batches_by_one_process(
         "FROM generate_series(0, 999) AS i, unnest(ARRAY[%s, 'another group']) AS kept_by",
         group,
     )
-    keep = Keep(timedelta(hours=500, minutes=-1), timedelta(hours=1))
+    keep = Retention(timedelta(hours=500, minutes=-1), timedelta(hours=1))
 
     def remembered() -> int:
         [(count,)] = query(ready, "SELECT count(*) FROM outbox_inbox WHERE consumer_group = %s", group)

@@ -24,7 +24,7 @@ from outbox_plugin.core.topic_ranges import plan
 from outbox_plugin.errors import ServerRefused
 from outbox_plugin.inbox import Inbox, Received, Retry
 from outbox_plugin.inbox.dead_letters import DeadLetters
-from outbox_plugin.inbox.retention import Keep, clean
+from outbox_plugin.inbox.retention import Retention, clean
 from outbox_plugin.observe import table_poller
 from outbox_plugin.schema.connection import connect
 from outbox_plugin.schema.migrate import migrate
@@ -267,7 +267,7 @@ def test_an_inbox_handles_retries_and_cleans(grant: Grant, settings: Settings, t
         eventually(lambda: len(DeadLetters(operator).list(group)) == 1, 60)
         assert len(DeadLetters(operator).discard(None, group)) == 1
     with closing(connect(inbox)) as connection:
-        clean(connection, inbox, group, Keep(timedelta(0), timedelta(0)))
+        clean(connection, inbox, group, Retention(timedelta(0), timedelta(0)))
     assert count(settings, "outbox_inbox") == 0
     assert refused(inbox, "SELECT FROM outbox")
     assert refused(operator, "SELECT FROM effect")

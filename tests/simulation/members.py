@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from outbox_plugin.coordination.actions import Keep, Send
+from outbox_plugin.coordination.actions import KeepPosition, Send
 from outbox_plugin.coordination.claims import Claim
 from outbox_plugin.coordination.events import ClaimEvent
 from outbox_plugin.coordination.fetch_buffer import FetchBuffer
@@ -123,11 +123,11 @@ class Process:
     handling: Read | None = None
     promised: dict[TopicPartition, tuple[Claim, int]] | None = None
     promised_by: float = 0.0
-    granted: list[Keep] | None = None  # They are being kept: the answer to that comes at `kept_at`.
+    granted: list[KeepPosition] | None = None  # They are being kept: the answer to that comes at `kept_at`.
     kept_at: float = 0.0
     queue: list[Message] = field(default_factory=list)
     last_arrival: float = 0.0
-    keeping: list[Keep] = field(default_factory=list)  # Written to the state topic in this order.
+    keeping: list[KeepPosition] = field(default_factory=list)  # Written to the state topic in this order.
     described: float = -1.0
     leaving: bool = False
     suspended_until: float = 0.0
@@ -238,7 +238,7 @@ class Simulation:
         if process.keeping:
             self._keep(process.keeping.pop(0))
 
-    def _keep(self, keep: Keep) -> None:
+    def _keep(self, keep: KeepPosition) -> None:
         """A late record does not hide one that the log said later."""
         at, offset, topic_id = keep.at, keep.offset, keep.topic_id
         known = self.kept.get(keep.topic_partition)
@@ -315,7 +315,7 @@ class Simulation:
         for action in process.member.take():
             if isinstance(action, Send):
                 self._send(process, action.message)
-            elif isinstance(action, Keep):
+            elif isinstance(action, KeepPosition):
                 process.keeping.append(action)
                 self.at(self.now + self.dice.uniform(0, 1), lambda: self._keep_first(process))
             else:

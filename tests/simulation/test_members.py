@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from outbox_plugin.coordination.actions import Keep
+from outbox_plugin.coordination.actions import KeepPosition
 from outbox_plugin.coordination.claims import Claim
 from outbox_plugin.coordination.fetch_buffer import MayHandOut
 from outbox_plugin.coordination.group_view import GroupView
@@ -130,7 +130,9 @@ def take_a_copy_for_a_message_of_now(patch: pytest.MonkeyPatch) -> None:
 def forget_what_the_log_has_granted_before_it_is_kept(patch: pytest.MonkeyPatch) -> None:
     granted = Member.granted
 
-    def and_forget(member: Member, claims: Mapping[TopicPartition, tuple[Claim, int]], now: float) -> list[Keep]:
+    def and_forget(
+        member: Member, claims: Mapping[TopicPartition, tuple[Claim, int]], now: float
+    ) -> list[KeepPosition]:
         keeps = granted(member, claims, now)
         member.promise(claims, ())
         return keeps

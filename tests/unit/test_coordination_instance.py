@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from outbox_plugin.coordination import instance
-from outbox_plugin.coordination.actions import Keep
+from outbox_plugin.coordination.actions import KeepPosition
 from outbox_plugin.coordination.claims import Claim
 from outbox_plugin.coordination.group_view import TopicForm
 from outbox_plugin.coordination.heartbeat_timing import HeartbeatTiming
@@ -55,7 +55,7 @@ class SilentLog:
 
     def send(self, message: Any, partition: int) -> None: ...
 
-    def keep(self, positions: Collection[Keep], *, wait: bool = False) -> bool:
+    def keep(self, positions: Collection[KeepPosition], *, wait: bool = False) -> bool:
         return True
 
     def read(self, wait_seconds: float) -> list[Any]:
@@ -72,7 +72,7 @@ class StoppedProcess(SilentLog):
     def __init__(self) -> None:
         super().__init__()
         self.stopped_seconds = 0.0
-        self.kept_before_handing_out: list[Keep] = []
+        self.kept_before_handing_out: list[KeepPosition] = []
         self._entries: list[Entry] = []
         self._read = 0
 
@@ -95,7 +95,7 @@ class StoppedProcess(SilentLog):
             self.stopped_seconds = 25.0
         return found
 
-    def keep(self, positions: Collection[Keep], *, wait: bool = False) -> bool:
+    def keep(self, positions: Collection[KeepPosition], *, wait: bool = False) -> bool:
         self.kept_before_handing_out += positions if wait else ()
         return True
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from outbox_plugin.coordination.actions import Keep, Send
+from outbox_plugin.coordination.actions import KeepPosition, Send
 from outbox_plugin.coordination.claims import MAX_UNCOMMITTED
 from outbox_plugin.coordination.fetch_buffer import MayHandOut
 from outbox_plugin.coordination.group_view import GroupView, TopicForm
@@ -183,7 +183,7 @@ def test_who_reads_a_part_of_the_log_late_does_not_hide_what_others_have_kept_si
     log.now += 15.0
     log.say(Heartbeat(0, int(EPOCH), *OTHER, "billing", "bills", 0, 0))
     log.say_at(sent, heartbeat)
-    assert [each.at for each in log.member.take() if isinstance(each, Keep)] == [EPOCH + sent]
+    assert [each.at for each in log.member.take() if isinstance(each, KeepPosition)] == [EPOCH + sent]
 
 
 def test_who_reads_its_release_late_keeps_what_another_has_said_since(log: Log) -> None:
@@ -194,7 +194,7 @@ def test_who_reads_its_release_late_keeps_what_another_has_said_since(log: Log) 
     for message in (ClaimingPartition, Heartbeat):
         offset = (500,) if message is Heartbeat else ()
         log.say(message(0, int(EPOCH), *OTHER, "billing", *PARTITION, *offset))
-    assert [each.offset for each in log.member.take() if isinstance(each, Keep)] == [500]
+    assert [each.offset for each in log.member.take() if isinstance(each, KeepPosition)] == [500]
 
 
 def test_what_was_said_in_our_name_is_not_kept(log: Log) -> None:
@@ -202,7 +202,7 @@ def test_what_was_said_in_our_name_is_not_kept(log: Log) -> None:
     log.now += 6.0
     log.member.tick(log.now)
     log.say(*log.sent(), other(Heartbeat, 10**9))
-    assert [each for each in log.member.take() if isinstance(each, Keep)] == []
+    assert [each for each in log.member.take() if isinstance(each, KeepPosition)] == []
 
 
 def test_messages_of_one_second_that_come_back_late_are_all_known_as_ours() -> None:

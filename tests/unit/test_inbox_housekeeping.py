@@ -15,7 +15,7 @@ from outbox_plugin.errors import ServerRefused
 from outbox_plugin.inbox import housekeeping
 from outbox_plugin.inbox.dispatcher import Dispatcher
 from outbox_plugin.inbox.housekeeping import Housekeeping
-from outbox_plugin.inbox.retention import Keep
+from outbox_plugin.inbox.retention import Retention
 from tests.support import eventually
 
 
@@ -64,7 +64,7 @@ def test_housekeeping_goes_on_after_what_went_wrong(
     monkeypatch.setattr(housekeeping, "TROUBLE_SECONDS", 0.0)
     settings = Settings(dsn="postgresql://nowhere/none", bootstrap_servers="127.0.0.1:1")
     nothing: Any = NothingToWrite()
-    keeper = Housekeeping(settings, "g", Dispatcher(1), nothing, dict, Keep(timedelta(1), timedelta(1)))
+    keeper = Housekeeping(settings, "g", Dispatcher(1), nothing, dict, Retention(timedelta(1), timedelta(1)))
     with caplog.at_level(logging.WARNING, "outbox_plugin.inbox"):
         keeper.start()
         eventually(lambda: cleaned, 30)

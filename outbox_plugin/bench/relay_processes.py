@@ -17,7 +17,7 @@ from psycopg import sql
 
 from outbox_plugin.bench.fleet import HarvesterProcess, environment
 from outbox_plugin.bench.reader import LiveReader
-from outbox_plugin.bench.scratch import PATIENCE_SECONDS, VALUE_BYTES, connect, table_of
+from outbox_plugin.bench.temporary_outbox import PATIENCE_SECONDS, VALUE_BYTES, connect, table_of
 from outbox_plugin.errors import OutboxError
 from outbox_plugin.settings import Settings
 
