@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from outbox_plugin import Settings
-from outbox_plugin.coordination import Admin, Consumer, readiness
+from outbox_plugin.coordination import Admin, Consumer, consumer_readiness
 from outbox_plugin.embedded.free_ports import free_port
 from outbox_plugin.embedded.kafka import EmbeddedKafka
 from outbox_plugin.errors import InvalidSetting
@@ -116,7 +116,7 @@ def test_what_is_held_and_how_far_it_is_behind_is_shown(ours: Settings, orders: 
 def test_a_consumer_whose_handler_hangs_is_not_ready_until_it_goes_on(
     ours: Settings, orders: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readiness, "POLLED_SECONDS", 2.0)
+    monkeypatch.setattr(consumer_readiness, "POLLED_SECONDS", 2.0)
     with consuming(ours, orders, group) as gate:
         eventually(lambda: "holds 3 partitions" in ready(ours), SOON)
         gate.open.clear()
@@ -166,7 +166,7 @@ def test_partitions_that_nobody_holds_are_shown_unless_the_group_is_paused(
 def test_a_consumer_without_kafka_is_not_ready_until_it_is_back(
     ours: Settings, group: str, kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch, silence: float, reason: str
 ) -> None:
-    monkeypatch.setattr(readiness, "KAFKA_SECONDS", silence)
+    monkeypatch.setattr(consumer_readiness, "KAFKA_SECONDS", silence)
     elsewhere = ours.model_copy(update={"bootstrap_servers": kafka.bootstrap_servers})
     with consuming(elsewhere, create_topic(elsewhere, f"{group}-elsewhere", 3), group):
         eventually(lambda: "holds 3 partitions" in ready(ours), 60)
