@@ -1,4 +1,4 @@
-"""Coordination: how long it takes to compute the world of many partitions from its log, and its memory."""
+"""Coordination: how long it takes to compute who owns many partitions from the log, and the memory."""
 
 from __future__ import annotations
 

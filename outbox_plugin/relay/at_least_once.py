@@ -166,7 +166,7 @@ class AtLeastOnce:
             return control, self._parked.update(control.parked, parkings)
 
     def _rows_are_released(self, now: float) -> bool:
-        """Whether held keys go on, or a failed delivery has had all rows marked anew."""
+        """Whether rows can be marked that could not before: held keys go on, or all rows are to be marked again."""
         with self._lock:
             released = self._held.release(now)
             renewed, self._marking_id = self._mark_id != self._marking_id, self._mark_id
@@ -256,7 +256,7 @@ class AtLeastOnce:
                 return  # The next leader marks them, under an id of its own.
             ahead = [id_ for _, rows, _ in self._marked for id_ in column(rows, "id")]
         self._store.reset(mark_id, [*ids, *ahead])
-        with self._lock:  # What was marked under the old id meanwhile is not sent, and marked anew.
+        with self._lock:  # Rows marked meanwhile under the old id are not sent, but marked again.
             self._mark_id = self._runtime.new_id()
             self._marked.clear()
             self._may_mark.notify_all()

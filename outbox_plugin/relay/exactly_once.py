@@ -299,7 +299,7 @@ class ExactlyOnce:
     def _publish_no_rows(self) -> None:
         """Commit a progress record alone."""
         while True:
-            with self._lock:  # Each time anew: what is purged by now need not be named.
+            with self._lock:  # Read it for each attempt: rows that were purged since need not be named.
                 unpurged = self._windows.unpurged
             began = self._runtime.now()
             if self._commit((), self._progress(0, unpurged)):
@@ -352,7 +352,7 @@ class ExactlyOnce:
                     return progress
 
     def _commit(self, rows: Sequence[OutboxRow], progress: ProgressRecord) -> bool:
-        """`TransactionalLog.publish` on a producer of which no request is on its way any more."""
+        """Call `TransactionalLog.publish`, on a producer none of whose earlier requests can still arrive."""
         with self._answer_wait:
             return self._transact(rows, progress)
 
