@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
-from types import FrameType
+import time
+from collections.abc import Collection
+
+# A second signal counts from then on. Before, it is taken for the same one: a terminal, or a service manager, sends it
+# to all processes, and a parent among them passes it on.
+SECOND_AFTER_SECONDS = 1.0
 
 
-def stop_on(numbers: tuple[signal.Signals, ...], stop: threading.Event) -> None:
+def stop_on(numbers: Collection[signal.Signals], stop: threading.Event) -> None:
     """Set `stop` when one of these signals comes. The same signal once more ends the program at once.
 
     A program that waits for a server does not look at `stop` meanwhile. So whoever asks twice need not wait for it.
 
+    Python runs a signal's handler on the main thread, once a call of a library in C has returned, and perhaps while
+    that thread holds the event's lock. So signals are heard on another thread. It ends the program as a shell reports
+    one that a signal has ended: with 128 and the signal's number.
+
     Args:
-        numbers: the signals. The caller is the main thread.
-        stop: is set on another thread: the main thread may hold the event's lock when the signal comes.
+        numbers: the signals. The caller is the main thread, and nobody else calls `signal.set_wakeup_fd`.
+        stop: is set on another thread.
     """
-
-    def ask(number: int, _: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_DFL)
-        threading.Thread(target=stop.set, name="outbox-signal", daemon=True).start()
-
+    heard, write = os.pipe()
+    os.set_blocking(write, False)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    threading.Thread(target=_listen, args=(heard, numbers, stop), name="outbox-signals", daemon=True).start()
     for number in numbers:
-        signal.signal(number, ask)
+        signal.signal(number, lambda *_: None)
+
+
+def _listen(heard: int, numbers: Collection[signal.Signals], stop: threading.Event) -> None:
+    first: dict[int, float] = {}
+    while True:
+        for number in os.read(heard, 64):
+            if number not in numbers:
+                continue
+            now = time.monotonic()
+            if now - first.setdefault(number, now) >= SECOND_AFTER_SECONDS:
+                os._exit(128 + number)
+            stop.set()

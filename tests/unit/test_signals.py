@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 
 from tests.support import PATIENCE
 
@@ -25,6 +26,26 @@ print("ready", flush=True)
 while True:
     time.sleep(0.01)
 """
+IN_A_LIBRARY = """
+import signal, socket, threading
+from confluent_kafka.admin import AdminClient
+from outbox_plugin.threads.signals import stop_on
+silent = socket.create_server(("127.0.0.1", 0))
+admin = AdminClient({"bootstrap.servers": f"127.0.0.1:{silent.getsockname()[1]}"})
+stop_on((signal.SIGTERM, signal.SIGINT), threading.Event())
+print("ready", flush=True)
+admin.list_topics(timeout=600)
+"""
+HANDS_OVER = """
+import signal, threading, time
+from outbox_plugin.threads.signals import stop_on
+stop = threading.Event()
+stop_on((signal.SIGTERM, signal.SIGINT), stop)
+print("ready", flush=True)
+stop.wait()
+time.sleep(0.3)
+print("handed over", flush=True)
+"""
 
 
 def test_a_signal_that_comes_while_the_event_is_waited_for_is_heard() -> None:
@@ -34,12 +55,39 @@ def test_a_signal_that_comes_while_the_event_is_waited_for_is_heard() -> None:
 
 
 def test_the_second_signal_ends_a_program_that_does_not_look_at_the_event() -> None:
-    with subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE, text=True) as program:
+    assert ended_by_signals(DEAF) == 128 + signal.SIGINT
+
+
+def test_the_second_signal_ends_a_program_that_waits_in_a_library() -> None:
+    """Python runs no handler before the library's call returns."""
+    assert ended_by_signals(IN_A_LIBRARY) == 128 + signal.SIGINT
+
+
+def ended_by_signals(text: str) -> int:
+    """The exit code of a program that gets SIGINT again and again."""
+    with subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True) as program:
         try:
             assert program.stdout is not None
             assert program.stdout.readline() == "ready\n"
-            while program.poll() is None:
+            deadline = time.monotonic() + 60 * PATIENCE
+            while program.poll() is None and time.monotonic() < deadline:
                 program.send_signal(signal.SIGINT)
+                time.sleep(0.01)
         finally:
             program.kill()
-    assert program.returncode == -signal.SIGINT
+    return program.returncode
+
+
+def test_a_signal_that_is_passed_on_at_once_is_the_same_one() -> None:
+    """A terminal sends it to a process group; a parent that is in the group passes it on."""
+    with subprocess.Popen([sys.executable, "-c", HANDS_OVER], stdout=subprocess.PIPE, text=True) as program:
+        try:
+            assert program.stdout is not None
+            assert program.stdout.readline() == "ready\n"
+            program.send_signal(signal.SIGINT)
+            time.sleep(0.05)
+            program.send_signal(signal.SIGINT)
+            assert program.stdout.read() == "handed over\n"
+        finally:
+            program.kill()
+    assert program.returncode == 0
