@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
 from typing import Self
 
+from outbox_plugin.errors import UserError
 from outbox_plugin.log_tenant import of_same_tenant
 from outbox_plugin.printable import logger_of
 
 logger = logger_of(__name__)
+
+LOOK_SECONDS = 0.2  # How often to look whether a service is to stop.
 
 
 class Background(ABC):
@@ -123,18 +128,45 @@ class Background(ABC):
 def run_together(all_of_them: Sequence[Background], stop: threading.Event) -> None:
     """Run services until `stop` is set, or one of them has ended by itself; then stop all.
 
+    A start that waits for somebody else gives up once `stop` is set. A signal's handler may set `stop`: the event is
+    looked at, and not waited for, because whoever waits holds its lock, and the handler runs on the same thread.
+
     Raises:
         UserError: one could not start: a setting, a server or the schema is not as it must be.
         OutboxError: the error that made one end by itself.
     """
     try:
-        for each in all_of_them:
-            each.start()
-        while not stop.wait(0.2) and all(each.alive for each in all_of_them):
-            pass
+        with _passed_on(stop, all_of_them):
+            for each in all_of_them:
+                each.start()
+        while not stop.is_set() and all(each.alive for each in all_of_them):
+            time.sleep(LOOK_SECONDS)
+    except UserError as error:
+        if not stop.is_set():
+            raise
+        logger.info("stopped at the start: %s", error)
     finally:
         for each in all_of_them:
             each.stop()
     for each in all_of_them:
         if each.error is not None:
             raise each.error
+
+
+@contextmanager
+def _passed_on(stop: threading.Event, services: Sequence[Background]) -> Iterator[None]:
+    """Let the services know of `stop` while they start: this thread is busy with that."""
+    have_started = threading.Event()
+
+    def pass_on() -> None:
+        while not have_started.wait(LOOK_SECONDS):
+            if stop.is_set():
+                for each in services:
+                    each._stop.set()
+                return
+
+    threading.Thread(target=pass_on, name="outbox-stop", daemon=True).start()
+    try:
+        yield
+    finally:
+        have_started.set()
