@@ -10,6 +10,7 @@ from typing import LiteralString
 
 import psycopg
 import pytest
+from psycopg import sql
 from pydantic import SecretStr
 
 from outbox_plugin import Harvester, Settings
@@ -375,6 +376,25 @@ def test_a_start_waits_for_whoever_locks_the_outbox_and_says_so(
         started.result(60 * PATIENCE)
     insert_numbered(settings, topic, 0, 10)
     drained(settings)
+    harvester.stop()
+
+
+@pytest.mark.parametrize("time_out", ["statement_timeout", "transaction_timeout"])
+def test_a_start_waits_for_a_lock_for_longer_than_the_roles_time_outs(
+    settings: Settings, time_out: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    harvester = Harvester(settings)
+    with psycopg.connect(settings.dsn.get_secret_value()) as other, ThreadPoolExecutor() as starts:
+        if other.info.server_version < 170_000 and time_out == "transaction_timeout":
+            pytest.skip("Postgres 17 has brought it")
+        path = sql.SQL("ALTER ROLE CURRENT_USER IN DATABASE {} SET {} = '2s'")
+        other.execute(path.format(sql.Identifier(other.info.dbname), sql.Identifier(time_out)))
+        other.commit()
+        other.execute("SELECT FROM outbox_identity FOR UPDATE")
+        started = starts.submit(harvester.start)
+        eventually(lambda: "waiting for another session that locks the outbox" in caplog.text or started.done(), 60)
+        other.rollback()
+        started.result(60 * PATIENCE)
     harvester.stop()
 
 

@@ -29,8 +29,11 @@ SELECT set_config('synchronous_commit', 'off', true), set_config('statement_time
 SELECT set_config('idle_in_transaction_session_timeout', '2000', true)
 
 -- name: registration_limits
--- For the transaction: end it after 10 s without a statement, and wait no longer for a lock. No leader waits for it.
-SELECT set_config('idle_in_transaction_session_timeout', '10000', true), set_config('lock_timeout', '10000', true)
+-- For the transaction: end it after 10 s without a statement, and wait no longer for a lock. No leader waits for it. The
+-- role's other time-outs, of which the last one came with Postgres 17, would end it instead while it waits.
+SELECT set_config('idle_in_transaction_session_timeout', '10000', true), set_config('lock_timeout', '10000', true),
+       set_config('statement_timeout', '0', true),
+       (SELECT set_config(name, '0', true) FROM pg_settings WHERE name = 'transaction_timeout')
 
 -- name: snapshot
 -- The current snapshot, which shows the transactions that have ended, and whether the server is a standby.
