@@ -150,7 +150,7 @@ class Daemon:
     def _starts(self) -> tuple[float, ...]:
         try:
             return tuple(float(start) for start in json.loads((self.folder / "starts.json").read_text()))
-        except (FileNotFoundError, ValueError, TypeError):
+        except (FileNotFoundError, ValueError, TypeError, OverflowError, RecursionError):
             return ()
 
     def _start(self, lease_seconds: float, log: BinaryIO) -> None:

@@ -128,6 +128,19 @@ def test_a_lease_that_a_daemon_removes_at_its_end_is_renewed(tmp_path: Path, mon
     assert daemon.lease.read_text() == "60.0"
 
 
+@pytest.mark.parametrize(
+    "text", ["", "{}", "null", "5", '["a"]', "[[1]]", "\xff", "[NaN]", f"[{10**400}]", "[" * 100_000, "[1e999, -1e999]"]
+)
+def test_a_file_of_starts_that_is_damaged_is_begun_anew(
+    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Daemon, "_start", lambda *_: None)
+    daemon = Daemon(SETTINGS, tmp_path)
+    (tmp_path / "starts.json").write_text(text, encoding="latin-1")
+    assert daemon.keep_alive(60.0, 1_000.0) is DaemonAction.START
+    assert daemon._starts() == (1_000.0,)
+
+
 def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_home() -> Path:
         raise RuntimeError("Could not determine home directory.")
