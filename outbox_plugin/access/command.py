@@ -9,6 +9,7 @@ import click
 from outbox_plugin.access.acls import kafka_acls
 from outbox_plugin.access.grants import postgres_grants
 from outbox_plugin.access.roles import Role
+from outbox_plugin.coordination.kafka_settings import kafka_settings
 from outbox_plugin.errors import UserError
 from outbox_plugin.schema.outboxes import present_outboxes
 from outbox_plugin.settings import Settings
@@ -46,10 +47,15 @@ def grants(role: str, grantee: str, kafka: bool, topics: tuple[str, ...], groups
             )
     if not all(groups):
         raise UserError("grants: --group: expected the name of a consumer group, or a prefix that ends with *")
-    acls = [
-        acl for settings in present_outboxes(Settings()) for acl in kafka_acls(settings, Role(role), topics, groups)
-    ]
+    outboxes = present_outboxes(_settings_for_kafka())
+    acls = [acl for settings in outboxes for acl in kafka_acls(settings, Role(role), topics, groups)]
     for acl in dict.fromkeys(acls):
         click.echo(acl.command(grantee))
     if not acls:
         click.echo(f"# The role {role} does not use Kafka.")
+
+
+def _settings_for_kafka() -> Settings:
+    """The settings. Postgres need not be named in them, unless it knows which outboxes there are, or is one's own."""
+    settings = kafka_settings(None, None)
+    return Settings() if settings.names_many or settings.outboxes else settings

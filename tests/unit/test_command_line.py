@@ -91,6 +91,18 @@ def test_a_setting_that_no_client_takes(setting: str, given: str, said: str) -> 
     assert said in refused("status", **{setting: given})
 
 
+def test_kafkas_rights_are_printed_without_a_postgres() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "outbox_plugin", *["grants", "--role", "monitor", "--kafka", "--to", "User:x"]],
+        env={name: value for name, value in {**os.environ, **NOBODY}.items() if name != "OUTBOX_DSN"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--topic outbox-leader" in done.stdout
+
+
 @pytest.mark.skipif(not FULL_DISK.exists(), reason="this system has no /dev/full")
 @pytest.mark.parametrize("command", ["--help", "--version", "grants --role emitter --kafka --to User:x"])
 def test_an_output_that_cannot_be_written(command: str) -> None:
