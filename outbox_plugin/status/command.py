@@ -72,7 +72,7 @@ def status(*, as_json: bool, check: bool, watch: bool, lag_seconds: float) -> No
         return
     found = read()
     click.echo(_as_json(found) if as_json else described(found))
-    failures = _failures(found, Limits(lag_warn_seconds=lag_seconds)) if check else []
+    failures = _failures(found, Limits(lag_seconds, lag_seconds)) if check else []
     for failure in failures:
         click.echo(f"outbox: {printable(failure)}", err=True)
     ignored = any(shard.ignored_records for each in found.values() for shard in each.shards)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from outbox_plugin.errors import InvalidSetting
 from outbox_plugin.status.reader import Status
 
 
@@ -13,14 +14,25 @@ class Limits:
 
     Attributes:
         lag_warn_seconds: the age of the oldest waiting event above which a check warns.
-        lag_error_seconds: the age above which it is an error. Trouble of any other kind is an error once it has lasted
-            this long.
+        lag_error_seconds: the age above which it is an error; not less. Trouble of any other kind is an error once it
+            has lasted this long.
         dead_letters_error: how many dead letters and parked keys together are an error.
+
+    Raises:
+        InvalidSetting: an event would be an error before it is a warning.
     """
 
     lag_warn_seconds: float = 30.0
     lag_error_seconds: float = 300.0
     dead_letters_error: int = 100
+
+    def __post_init__(self) -> None:
+        """Check that a warning comes before an error."""
+        if not self.lag_warn_seconds <= self.lag_error_seconds:
+            raise InvalidSetting(
+                f"lag_warn_seconds: expected {self.lag_error_seconds:g}, which is lag_error_seconds, or less "
+                f"(given: {self.lag_warn_seconds:g})"
+            )
 
 
 @dataclass(frozen=True, slots=True)

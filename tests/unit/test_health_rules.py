@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from outbox_plugin.errors import InvalidSetting
 from outbox_plugin.status.health_rules import Limits, dead_letters, health, undrained
 from outbox_plugin.status.reader import Leader, ShardStatus, Status
 
@@ -18,6 +19,12 @@ def status(
 ) -> Status:
     shard = [ShardStatus(n, LEADER if led else None, 0, 0.0, 0, None, trouble) for n in range(shards)]
     return Status(1, lag, tuple(shard), errors)
+
+
+@pytest.mark.parametrize("seconds", [300.5, float("nan")])
+def test_a_warning_comes_before_an_error(seconds: float) -> None:
+    with pytest.raises(InvalidSetting, match=r"^lag_warn_seconds: expected 300, which .* \(given: (300\.5|nan)\)$"):
+        Limits(lag_warn_seconds=seconds)
 
 
 def test_all_is_well() -> None:
