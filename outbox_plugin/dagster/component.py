@@ -13,6 +13,7 @@ from dagster import (
     Definitions,
     EnvVar,
     Model,
+    ResolutionContext,
     Resolvable,
     Resolver,
     Scaffolder,
@@ -76,7 +77,20 @@ def _mended(before: dict[str, Any], fields: Mapping[str, FieldInfo]) -> Callable
     return add
 
 
+def _given(context: ResolutionContext, value: str | None) -> str | None:
+    """An attribute that names an outbox, as the resource takes it: None if it was left out, or is YAML's null.
+
+    It is an empty text where a template has no value, as that of a variable that is not set. The resource refuses that
+    when it is used: it must not fall back on $OUTBOX_DSN, which may name another outbox.
+    """
+    if value is None:
+        return None
+    resolved = context.resolve_value(value)
+    return "" if resolved is None else str(resolved)
+
+
 _TEXT = {"type": "string"}
+_Name = Annotated[str | None, Resolver(_given, model_field_type=str | None, inject_before_resolve=False)]
 _TRANSLATION = TranslationFnResolver[OutboxAssetProps](lambda props: {"props": props})
 
 
@@ -160,21 +174,21 @@ class OutboxComponent(Component, Attributes):
         description="The topics that events are published to.",
         examples=[[{"name": "orders", "emitted_by": ["orders"]}]],
     )
-    dsn: str | None = Field(
+    dsn: _Name = Field(
         default=None,
         description="Postgres URI. A secret; by default $OUTBOX_DSN.",
         examples=["{{ env.OUTBOX_DSN }}"],
         repr=False,
     )
-    bootstrap_servers: str | None = Field(
+    bootstrap_servers: _Name = Field(
         default=None,
         description="Kafka brokers, host:port, comma separated; by default $OUTBOX_BOOTSTRAP_SERVERS.",
         examples=["kafka-1:9092,kafka-2:9092"],
     )
-    table: str | None = Field(
+    table: _Name = Field(
         default=None, description="The outbox table, optionally with its schema.", examples=["app.outbox"]
     )
-    group: str | None = Field(default=None, description="The name that all harvesters of this outbox share.")
+    group: _Name = Field(default=None, description="The name that all harvesters of this outbox share.")
     kafka: dict[str, str | int | float | bool] = Field(
         default={},
         description="librdkafka properties: TLS, SASL, tuning.",
@@ -199,7 +213,7 @@ class OutboxComponent(Component, Attributes):
     )
     blocking: bool = Field(default=False, description="Whether downstream assets wait for outbox_drained.")
     lag_warn_seconds: float = Field(
-        default=30.0, gt=0, description="Seconds of lag from which the check healthy warns."
+        default=30.0, gt=0, description="Seconds of lag from which the check healthy warns; at most lag_error_seconds."
     )
     lag_error_seconds: float = Field(
         default=300.0, gt=0, description="Seconds of lag or trouble from which it is an error."
@@ -226,12 +240,13 @@ class OutboxComponent(Component, Attributes):
 
     def build_defs(self, context: ComponentLoadContext) -> Definitions:  # noqa: ARG002 - Dagster's signature.
         """The outbox's definitions."""
-        dsn, brokers = self._given("dsn"), self._given("bootstrap_servers")
         outbox = OutboxResource(
-            dsn=EnvVar("OUTBOX_DSN") if dsn is None else dsn,
-            bootstrap_servers=EnvVar("OUTBOX_BOOTSTRAP_SERVERS") if brokers is None else brokers,
-            table=self._given("table"),
-            group=self._given("group"),
+            dsn=EnvVar("OUTBOX_DSN") if self.dsn is None else self.dsn,
+            bootstrap_servers=(
+                EnvVar("OUTBOX_BOOTSTRAP_SERVERS") if self.bootstrap_servers is None else self.bootstrap_servers
+            ),
+            table=self.table,
+            group=self.group,
             kafka={name: _text(value) for name, value in self.kafka.items()},
         )
         declared = build_outbox_definitions(
@@ -253,14 +268,6 @@ class OutboxComponent(Component, Attributes):
             )
         consumers = [_consumer(topic, consumer, f"{self.prefix}outbox") for topic, consumer in consumed]
         return Definitions.merge(declared, *consumers)
-
-    def _given(self, name: str) -> str | None:
-        """An attribute as the resource takes it: None if it was left out, an empty text if it has no value.
-
-        A template has no value where its variable is not set. The resource refuses that when it is used: it must not
-        fall back on $OUTBOX_DSN, which may name another outbox.
-        """
-        return (getattr(self, name) or "") if name in self.model_fields_set else None
 
 
 class _ComponentTranslator(DagsterOutboxTranslator):

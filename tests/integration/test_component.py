@@ -26,6 +26,7 @@ from outbox_plugin.dagster import (
     build_topic_assets,
 )
 from outbox_plugin.errors import InvalidSetting
+from outbox_plugin.settings import Settings
 from tests.components import component_schema, loaded
 from tests.documents import blocks
 
@@ -219,6 +220,15 @@ def test_a_template_without_a_value_does_not_stand_for_another_outbox(
         pytest.raises(InvalidSetting, match=f"the resource's {name} is empty"),
     ):
         resources.second_outbox.settings()
+
+
+@pytest.mark.parametrize("name", ["dsn", "bootstrap_servers", "table", "group"])
+def test_an_attribute_that_is_null_is_left_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTBOX_DSN", DSN)
+    monkeypatch.setenv("OUTBOX_BOOTSTRAP_SERVERS", "kafka:9092")
+    definitions = loaded({"topics": [{"name": "orders"}], name: None})
+    with build_resources(dict(definitions.resources or {})) as resources:
+        assert resources.outbox.settings() == Settings()
 
 
 def test_a_wrong_variable_is_said_when_the_code_location_loads(monkeypatch: pytest.MonkeyPatch) -> None:
