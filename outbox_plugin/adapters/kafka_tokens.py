@@ -28,7 +28,10 @@ from outbox_plugin.threads.calls_with_deadline import CallOverdue, CallsWithDead
 logger = logger_of("outbox_plugin.kafka")
 
 ANSWER_SECONDS = 10.0
-_MAX_OVERDUE_CALLS = 2  # Of each client: a call that never returns keeps its thread, but no token from new clients.
+# Of each client: a call that never returns keeps its thread, but no token from new clients. After a while, a client
+# asks again: a call may wait for ever for a server that is gone, though another one answers by now.
+_MAX_OVERDUE_CALLS = 2
+_FORGOTTEN_AFTER_SECONDS = 900.0
 _FARTHEST_SECONDS = 10 * 366 * 86_400.0  # A later end is one in milliseconds, with which nobody would ask again.
 
 Token = tuple[str, float]
@@ -45,7 +48,7 @@ class TokenProvider:
 
     def calls(self) -> CallsWithDeadline:
         """The calls of one client."""
-        return CallsWithDeadline(self._name, "outbox-token", _MAX_OVERDUE_CALLS)
+        return CallsWithDeadline(self._name, "outbox-token", _MAX_OVERDUE_CALLS, _FORGOTTEN_AFTER_SECONDS)
 
     def next_token(self, calls: CallsWithDeadline) -> Token:
         """A token for a client that has one. Logs when the function begins to fail, and when it returns tokens again.

@@ -121,6 +121,31 @@ def test_one_that_does_not_return_is_not_waited_for(monkeypatch: pytest.MonkeyPa
     release.set()
 
 
+def test_calls_that_never_return_keep_nobody_from_asking_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of a library without a time-out, whose server is gone while another one answers."""
+    monkeypatch.setattr(kafka_tokens, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(kafka_tokens, "_FORGOTTEN_AFTER_SECONDS", 1.0)
+    release = Event()
+    asked: list[float] = []
+
+    def function() -> tuple[str, float]:
+        asked.append(time.monotonic())
+        if len(asked) <= 2:
+            release.wait()
+        return "token", time.time() + 900
+
+    provider = TokenProvider("setting", function)
+    calls = provider.calls()
+    for _ in range(2):
+        with pytest.raises(LogUnavailable, match="did not answer within"):
+            provider.next_token(calls)
+    with pytest.raises(LogUnavailable, match="has not answered 2 earlier calls"):
+        provider.next_token(calls)
+    time.sleep(1.0)
+    assert provider.next_token(calls)[0] == "token"
+    release.set()
+
+
 def test_a_client_can_be_closed_while_its_next_token_does_not_come(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
