@@ -186,6 +186,11 @@ def connection_error(error: KafkaError, settings: Settings) -> ServerRefused | L
     return ServerRefused(message) if error.code() in _NOT_LET_IN else LogUnavailable(message)
 
 
+def is_fatal(error: KafkaError) -> bool:
+    """Whether a client that meets `error` does nothing any more: librdkafka marks the error, or names it so."""
+    return error.fatal() or error.code() == KafkaError._FATAL
+
+
 _HEADERS = methodcaller("headers")
 
 

@@ -11,13 +11,14 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
 
 from outbox_plugin.adapters.kafka_clients import (
     UNKNOWN_TOPIC,
     connection_error,
     content,
     internal_client_config,
+    is_fatal,
     refused_property,
 )
 from outbox_plugin.adapters.kafka_names import KafkaNames
@@ -131,7 +132,7 @@ class KafkaMembership:
     def owned(self) -> frozenset[int]:
         """The shards whose partitions the group coordinator has given us, as far as we know."""
         message = self._member.poll(0)
-        if message is not None and (error := message.error()) is not None and error.fatal():
+        if message is not None and (error := message.error()) is not None and is_fatal(error):
             raise connection_error(error, self._settings)
         return frozenset(self._owned)
 
@@ -201,7 +202,7 @@ class KafkaMembership:
         try:
             self._produce(heartbeat)
         except KafkaException as error:
-            if not _is_fatal(error.args[0]):
+            if not is_fatal(error.args[0]):
                 raise
             logger.warning("the producer of heartbeats has failed, and is replaced: %s", error.args[0].str())
             self._sender.purge()
@@ -225,8 +226,3 @@ class KafkaMembership:
             opened.callback(self._sender.close)
             self._sender.flush(timeout_seconds)
             self._sender.purge()
-
-
-def _is_fatal(error: KafkaError) -> bool:
-    """Whether a producer that meets `error` can send nothing any more: librdkafka marks the error, or names it so."""
-    return error.fatal() or error.code() == KafkaError._FATAL

@@ -9,7 +9,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 
-from outbox_plugin.adapters.kafka_clients import close_consumer, connection_error
+from outbox_plugin.adapters.kafka_clients import close_consumer, connection_error, is_fatal
 from outbox_plugin.adapters.offset_commits import in_commits
 from outbox_plugin.adapters.topic_ids import TopicIds
 from outbox_plugin.core.memory_limit import MemoryLimit
@@ -239,7 +239,7 @@ class PollLoop:
     def _note(self, error: KafkaError) -> None:
         """Log an error that a poll returned. Raises ServerRefused if waiting cannot mend it."""
         problem = connection_error(error, self._settings)
-        if error.fatal() or isinstance(problem, ServerRefused):
+        if is_fatal(error) or isinstance(problem, ServerRefused):
             raise ServerRefused(str(problem))
         (logger.warning if error.code() in _WARNED_OF else logger.info)("Kafka, while consuming: %s", error.str())
 

@@ -265,6 +265,19 @@ def test_an_inbox_that_is_told_to_end_while_it_starts_ends_in_good_order(
     assert end_workers([start_worker(ready, group, topic, "2")]) == [0]
 
 
+def test_an_inbox_whose_place_another_one_takes_ends(ready: Settings, topic: str, group: str) -> None:
+    """Kafka lets only one consumer have a `group.instance.id`. The former one would never get a record again."""
+    named = ready.model_copy(update={"kafka": {"group.instance.id": "one"}})
+    produce(ready, topic, [("k", "1")])
+    first, second = (Inbox(named, group=group, topics=[topic], handler=record_effect) for _ in range(2))
+    with first:
+        eventually(lambda: first.partitions, SOON)
+        with second:
+            eventually(lambda: not first.alive, SOON)
+    assert "fenced by other consumer" in str(first.error)
+    assert second.error is None
+
+
 def test_a_session_that_postgres_ends_costs_nothing(ready: Settings, topic: str, group: str) -> None:
     sent = produce(ready, topic, [(f"k{each % 7}", str(each)) for each in range(2_000)])
     with Inbox(ready, group=group, topics=[topic], handler=record_effect, retry=Retry(1, 0.05, 0.1)):
