@@ -180,11 +180,13 @@ class Member:
         """Return what to keep before the granted records below each end may be handed out.
 
         A partition whose lease has ended is left out. Another instance may hold it and may have kept a later position,
-        which compaction would delete in favour of ours.
+        which compaction would delete in favour of ours. A position that lies before the end is left out, too: the log
+        granted an earlier request, which came late, and was set back since by a repair.
         """
         held = self.held(now)
         verdicts = self.verdicts({tp: end for tp, (_, end) in claims.items()})
-        return [self._position(tp) for tp, (claim, _) in claims.items() if verdicts[tp] and held.get(tp) is claim]
+        ours = [self._position(tp) for tp, (claim, _) in claims.items() if verdicts[tp] and held.get(tp) is claim]
+        return [each for each in ours if each.offset >= claims[each.topic_partition][1]]
 
     def promise(self, claims: Mapping[TopicPartition, tuple[Claim, int]], kept: Collection[KeepPosition]) -> None:
         """Let the records be handed out whose positions are kept now, and forget the log's answers about all of them.

@@ -140,6 +140,27 @@ def test_what_is_set_right_does_not_take_back_what_the_log_is_to_promise() -> No
     assert log.member.offset_of(PARTITION)[0] == 5
 
 
+def test_a_promise_that_is_set_back_by_what_is_set_right_does_not_count() -> None:
+    """The log's answer to a request that was given up, because it came late, stands before the release."""
+    log = Log(at_most_once=True)
+    log.gain()
+    claim = log.member.claims()[PARTITION]
+    asked = {PARTITION: (claim, 100)}
+    log.member.ask_for_messages({PARTITION: 100}, log.now)
+    late = log.sent()
+    log.member.promise(asked, ())  # It was waited for long enough.
+    log.say(other(Heartbeat, 0))
+    set_right = log.sent()
+    log.member.ask_for_messages({PARTITION: 100}, log.now)
+    again = log.sent()
+    log.say(*late, *set_right)
+    assert PARTITION in log.member.held(log.now)
+    assert log.member.offset_of(PARTITION)[0] == 0, "another instance would go on there"
+    assert log.member.granted(asked, log.now) == []
+    log.say(*again)
+    assert [each.offset for each in log.member.granted(asked, log.now)] == [100]
+
+
 def test_what_is_said_on_a_wrong_partition_is_passed_over(log: Log) -> None:
     wrong = (coordination_partition("orders", 8) + 1) % 8
     log.member.apply(Entry(wrong, 0, EPOCH + log.now, other(Heartbeat, 10**9)), log.now)
