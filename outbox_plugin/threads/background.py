@@ -64,7 +64,7 @@ class Background(ABC):
             thread.join()
 
     def run(self, stop: threading.Event) -> None:
-        """Start, run until `stop` is set, then stop.
+        """Start, run until `stop` is set, then stop. The handler of a signal may set it.
 
         Raises:
             UserError: a setting, a server or the schema is not as it must be; nothing has been touched.
