@@ -9,7 +9,8 @@ have the same epoch at one offset are the same up to there.
 Nor can it rely on librdkafka (2.16) for a partition that is cut under it. That goes back to the cut, and drops what it
 has fetched: also records from before the cut that nobody has polled yet. It does not look for a cut at all if it hears
 of the new epoch while there is no leader. So where the epoch of the records rises, an inbox fetches the last record
-before that again, too, and compares.
+before that again, too, and compares. It does so, too, where the partition ends before its former end, behind records
+that were not read: nothing else shows them if nobody writes to the partition after the cut.
 
 A partition that was cut is read from its beginning again, because nobody knows where the cut is. The inbox knows the
 events that it has handled by their keys, but has forgotten the keys of old ones. The leader that was elected after the
@@ -125,6 +126,7 @@ class LeaderEpochs:
         self._next: dict[TopicPartition, int] = {}  # The offset after the last record that was fetched.
         # Where a cut was suspected last: the first offset that was not fetched, and the next record's epoch.
         self._suspected: dict[TopicPartition, tuple[int, int]] = {}
+        self._ends: dict[TopicPartition, int] = {}  # The greatest end of which Kafka has told.
         # The first offset of each epoch, ascending, as Kafka's brokers keep them.
         self._first_offsets: dict[TopicPartition, list[tuple[int, int | None]]] = {}
 
@@ -138,6 +140,7 @@ class LeaderEpochs:
         self._to_compare.discard(tp)
         self._next.pop(tp, None)
         self._suspected.pop(tp, None)
+        self._ends.pop(tp, None)
         self._first_offsets[tp] = []
         self._started[tp] = position or GroupPosition(0)
         if position is None:
@@ -217,6 +220,25 @@ class LeaderEpochs:
                 return False
         seen, self._suspected[tp] = self._suspected.get(tp), (unread, leader_epoch)
         return seen != self._suspected[tp]
+
+    def note_end(self, tp: TopicPartition, end: int) -> None:
+        """Note the end of a partition, with all records that are not committed, as Kafka told it last."""
+        self._ends[tp] = max(end, self._ends.get(tp, end))
+
+    def may_end_at_cut(self, tp: TopicPartition, offset: int, end: int) -> bool:
+        """Return whether a partition that was read to its end may have been cut there, behind records that were not.
+
+        That is so once for each time that the end falls. It also falls where a new leader does not know yet which
+        records all replicas have.
+
+        Args:
+            tp: the partition.
+            offset: where it ends for readers of committed records.
+            end: the end as in `note_end`.
+        """
+        has_fallen = end < self._ends.get(tp, end)
+        self._ends[tp] = end
+        return has_fallen and self._next.get(tp, self.started_at(tp).next_offset) < offset
 
     def note_cut(self, tp: TopicPartition, position: GroupPosition) -> None:
         """Note that a partition was cut under us, and which position the group had reached."""

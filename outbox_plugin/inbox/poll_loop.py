@@ -26,7 +26,7 @@ from outbox_plugin.inbox.positions import Positions
 from outbox_plugin.inbox.reached_positions import ReachedPositions
 from outbox_plugin.inbox.received import Received
 from outbox_plugin.inbox.rereader import Rereader
-from outbox_plugin.inbox.unread_deletions import UnreadDeletions, fetched_low_watermark
+from outbox_plugin.inbox.unread_deletions import UnreadDeletions, fetched_watermarks
 from outbox_plugin.inbox.workers import TaskWorkers, ThreadWorkers
 from outbox_plugin.printable import logger_of, one_line
 from outbox_plugin.settings import Settings
@@ -85,7 +85,7 @@ class PollLoop:
         self._stop = stop
         self._epochs = LeaderEpochs()
         self.reached = ReachedPositions(positions, topic_ids, self._epochs)
-        self._low_watermark = fetched_low_watermark(consumer)
+        self._watermarks = fetched_watermarks(consumer)
         self._unread = UnreadDeletions(self._low_watermark, observe)
         self._rereader = Rereader(consumer, dispatcher, topic_ids, self._epochs, self.reached, self._unread, stop)
         self._assignments = Assignments(
@@ -178,10 +178,21 @@ class PollLoop:
             else:
                 self._note(error)
         received, left_out = self._received(records)
+        for tp in {TopicPartition(record.topic, record.partition) for record in received}:
+            self._epochs.note_end(tp, self._watermarks(tp)[1])
         self._dispatch(received)
         for end in ends:
             if end.topic() not in left_out:
-                self._unread.reached(TopicPartition(end.topic(), end.partition()), end.offset(), end.offset())
+                self._reached_end(TopicPartition(end.topic(), end.partition()), end.offset())
+
+    def _reached_end(self, tp: TopicPartition, offset: int) -> None:
+        """Take note that a partition was read to its end."""
+        self._unread.reached(tp, offset, offset)
+        if self._epochs.may_end_at_cut(tp, offset, self._watermarks(tp)[1]):
+            self._rereader.look_for_cut(tp, offset)
+
+    def _low_watermark(self, tp: TopicPartition) -> int:
+        return self._watermarks(tp)[0]
 
     def _received(self, records: Sequence[Any]) -> tuple[list[Received], set[str]]:
         """Return the records of topics whose ids are certain, and the topics whose records come again."""

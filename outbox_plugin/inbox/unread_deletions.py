@@ -73,17 +73,17 @@ class UnreadDeletions:
         self._observe(OffsetsDeletedUnread(tp.topic, deleted))
 
 
-def fetched_low_watermark(consumer: Consumer) -> Callable[[TopicPartition], int]:
-    """Return a function that says at which offset a partition began when `consumer` last fetched it.
+def fetched_watermarks(consumer: Consumer) -> Callable[[TopicPartition], tuple[int, int]]:
+    """Return a function that says where a partition began, and where it ended, when `consumer` last fetched it.
 
-    It asks no broker: each answer to a fetch has the low watermark.
+    It asks no broker: each answer to a fetch has the watermarks.
     """
 
-    def low_watermark(tp: TopicPartition) -> int:
+    def watermarks(tp: TopicPartition) -> tuple[int, int]:
         try:
-            low, _ = consumer.get_watermark_offsets(KafkaTopicPartition(*tp), cached=True)
+            low, high = consumer.get_watermark_offsets(KafkaTopicPartition(*tp), cached=True)
         except KafkaException:  # The client does not know the partition.
-            return OFFSET_INVALID
-        return low
+            return OFFSET_INVALID, OFFSET_INVALID
+        return low, high
 
-    return low_watermark
+    return watermarks

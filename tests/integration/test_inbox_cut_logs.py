@@ -241,8 +241,9 @@ def test_a_cut_under_a_running_inbox_repeats_no_effect_whose_key_is_forgotten(
     assert sorted(value for _, _, value in effects(ready)) == sorted(expected)
 
 
+@pytest.mark.parametrize("more", [3, 0], ids=["and others follow", "and nothing follows"])
 def test_records_before_a_cut_that_were_fetched_and_not_polled_are_handled(
-    ready: Settings, kafka: EmbeddedKafka, topic: str, group: str
+    ready: Settings, kafka: EmbeddedKafka, topic: str, group: str, more: int
 ) -> None:
     """librdkafka goes back to the cut, and drops them."""
     append(ready.bootstrap_servers, topic, numbered("old", 0, 10))
@@ -260,9 +261,9 @@ def test_records_before_a_cut_that_were_fetched_and_not_polled_are_handled(
 
         eventually(lambda: has_queued(3), SOON)
         cut(kafka, topic, 7)
-        append(ready.bootstrap_servers, topic, numbered("new", 7, 10))
-        eventually(lambda: has_queued(10), SOON)
-    assert queued == {each.encode() for each in (*numbered("old", 0, 7), *numbered("new", 7, 10))}
+        append(ready.bootstrap_servers, topic, numbered("new", 7, 7 + more))
+        eventually(lambda: has_queued(7 + more), SOON)
+    assert queued == {each.encode() for each in (*numbered("old", 0, 7), *numbered("new", 7, 7 + more))}
 
 
 def test_a_cut_shows_where_a_transaction_marker_stands_at_the_offset_that_was_handled_last(

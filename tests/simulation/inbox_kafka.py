@@ -151,7 +151,7 @@ class _Fetched:
         self._chance = chance
         self.log = log
         self.has_begun = False
-        self.low_watermark = UNKNOWN_OFFSET  # As it was when the partition was fetched.
+        self.watermarks = UNKNOWN_OFFSET, UNKNOWN_OFFSET  # As they were when the partition was fetched.
         self._is_to_look = False  # For a cut.
         self._ahead: deque[Any] = deque()
 
@@ -180,7 +180,7 @@ class _Fetched:
     def was_cut(self) -> None:
         """Hear of a new epoch, now or when more is fetched."""
         self._is_to_look = True
-        if not self._ahead or self._chance.dice.random() < 0.5:
+        if not self._ahead or self._chance.dice.random() < 0.8:
             self._look_for_a_cut()
 
     def _look_for_a_cut(self) -> None:
@@ -219,7 +219,7 @@ class _Fetched:
         """Return the next record, or that it has reached the end; None if there is nothing new."""
         if not self._ahead:
             self._look_for_a_cut()
-            self._fetch()
+            self.fetch()
         if not self._ahead:
             return None
         message = self._ahead.popleft()
@@ -227,12 +227,13 @@ class _Fetched:
             self._returned = message.offset() + 1, message.leader_epoch()
         return message
 
-    def _fetch(self) -> None:
+    def fetch(self) -> None:
+        """Fetch some records ahead."""
         self.has_begun = True
-        self.low_watermark = self.log.beginning
+        self.watermarks = self.log.beginning, self.log.end
         if not self.log.beginning <= self.at <= self.log.end:
             self._reset()
-        number = self._chance.dice.randint(1, 6)
+        number = self._chance.dice.randint(1, 20)
         while self.at < self.log.end and len(self._ahead) < number:
             offset, stored = self.at, self.log.records[self.at]
             self.at, self._epoch = self.at + 1, stored.epoch
@@ -287,7 +288,7 @@ class Client:
     ) -> tuple[int, int]:
         log = self._kafka.log_of(partition)
         if cached:
-            return self.assigned[log.tp].low_watermark, log.end
+            return self.assigned[log.tp].watermarks
         self._chance.may_fail(KafkaException(KafkaError(KafkaError._TIMED_OUT)))
         return log.beginning, log.end
 

@@ -216,6 +216,8 @@ class Simulation:
                 return
 
     def _end(self) -> None:
+        self.settle()
+        self.check_waiting()
         for _ in range(2):  # A cut shows as soon as a partition has a record from after it where the group goes on.
             for log in self.kafka.logs.values():
                 self._append_to(log)
@@ -600,6 +602,21 @@ class Simulation:
 
     def _reached(self, tp: TopicPartition) -> int | None:
         return self.owners[tp].queues.next_offsets().get(tp)
+
+    def check_waiting(self) -> None:
+        """Judge the state in which nothing is written any more.
+
+        No record waits for a later one, but for those from after a cut that no record shows yet.
+        """
+        for tp, log in self.kafka.logs.items():
+            at = self._reached(tp)
+            epoch = None if at is None else self.owners[tp].loop._epochs.before(tp, at)
+            self.broken += [
+                f"{each.name} waits for a later record"
+                for each in log.records[log.beginning :]
+                if each.name is not None and (epoch is None or each.epoch <= epoch)
+                if not self.postgres.is_done(each.name)
+            ]
 
     def check_end(self) -> None:
         """Judge the state in which all is well."""

@@ -224,6 +224,10 @@ def pass_over_a_record_that_is_spent(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Handling, "_dead_lettered", pass_over)
 
 
+def trust_librdkafka_with_an_end(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LeaderEpochs, "may_end_at_cut", lambda *_: False)
+
+
 def trust_librdkafka_with_a_cut(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LeaderEpochs, "may_follow_cut", lambda *_: False)
 
@@ -243,6 +247,7 @@ PLANTS: list[tuple[Plant, str]] = [
     (leave_out_records_of_a_recreated_topic_and_do_not_read_them_again, "no effect"),
     (take_the_record_behind_a_gap_for_the_one_that_is_compared, "no effect"),
     (trust_librdkafka_with_a_cut, "before"),
+    (trust_librdkafka_with_an_end, "waits for a later record"),
     (give_up_a_paused_partition_that_stays_paused, "has paused"),
     (resume_in_name_only, "has paused"),
     (pass_over_what_was_fetched_ahead_of_a_pause, "no effect"),
@@ -325,6 +330,19 @@ def test_records_before_a_cut_that_were_fetched_and_not_polled_are_handled() -> 
     simulation.append(2)
     simulation.owner.client.assigned[simulation.log.tp].go_to(13)
     assert simulation.judged() == []
+
+
+def test_they_do_not_wait_for_a_record_from_after_the_cut() -> None:
+    simulation = Scripted()
+    simulation.append(6)
+    fetched = simulation.owner.client.assigned[simulation.log.tp]
+    fetched.fetch()
+    simulation.add(simulation.messages(10, 12))
+    simulation.cut(13)
+    fetched.go_to(13)
+    simulation.settle()
+    simulation.check_waiting()
+    assert simulation.broken == []
 
 
 def test_and_so_are_those_of_a_partition_of_which_nothing_was_polled() -> None:
