@@ -22,6 +22,7 @@ from outbox_plugin.adapters.kafka_clients import (
     UNKNOWN_TOPIC,
     internal_client_config,
 )
+from outbox_plugin.adapters.uncut_reading import UncutReading
 from outbox_plugin.errors import LogUnavailable
 from outbox_plugin.settings import Settings
 
@@ -60,10 +61,10 @@ class PartitionReader:
             topic: its name.
             spans: what to read, by partition.
         """
-        self._consumer = consumer
         self._topic = topic
         self._spans = spans
         self._unread = {partition: span.start for partition, span in spans.items() if span.start < span.end}
+        self._reading = UncutReading(consumer, topic, self._unread)
         consumer.assign([TopicPartition(topic, partition, start) for partition, start in self._unread.items()])
 
     @property
@@ -90,6 +91,7 @@ class PartitionReader:
 
         Raises:
             NotReadToEnd: Kafka has not delivered all by the deadline, or was silent for too long.
+            CutWhileRead: a partition was cut, and records that were delivered are gone.
             KafkaException: an error that does not pass by itself.
         """
         heard_at = time.monotonic()
@@ -99,7 +101,7 @@ class PartitionReader:
             before = dict(self._unread)
             batch = [
                 message
-                for message in self._consumer.consume(max_records, _WAIT_SECONDS)
+                for message in self._reading.consume(max_records, _WAIT_SECONDS)
                 if self._is_in_span(message.partition() or 0, message.offset() or 0, message.error())
             ]
             if self._unread != before:
@@ -117,12 +119,16 @@ class PartitionReader:
         span = self._spans[partition]
         if error is not None:
             if offset >= (span.end if span.least_end is None else span.least_end):
-                del self._unread[partition]
+                self._end(partition)
             return False
         self._unread[partition] = offset + 1
         if offset + 1 >= span.end:
-            del self._unread[partition]
+            self._end(partition)
         return offset < span.end
+
+    def _end(self, partition: int) -> None:
+        del self._unread[partition]
+        self._reading.end(partition)
 
 
 def reader_config(settings: Settings, group_id: str, **required: Any) -> dict[str, Any]:

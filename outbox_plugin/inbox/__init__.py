@@ -36,7 +36,6 @@ there: the second waits for the first one's transaction, and leaves out what tha
     pauses              pauses partitions that hold too much of the memory, or wait for their positions
     positions           where a group goes on when Kafka has forgotten its offsets
     reached_positions   the positions that housekeeping is to write
-    leader_epochs       whether a partition was cut before the position               pure
     rereader            reads partitions again that were cut, or whose topics were recreated
     unread_deletions    notices offsets that Kafka has deleted before they were read
     housekeeping        writes positions, fetches dead letters that are tried again, and cleans

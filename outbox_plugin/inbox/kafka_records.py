@@ -9,8 +9,8 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from outbox_plugin.adapters.kafka_clients import readable_headers
 from outbox_plugin.core.event_identity import event_identity
+from outbox_plugin.core.leader_epochs import GroupPosition
 from outbox_plugin.core.topic_partition import TopicPartition
-from outbox_plugin.inbox.leader_epochs import GroupPosition
 from outbox_plugin.inbox.received import Received
 
 _UNKNOWN_EPOCH = -1

@@ -12,6 +12,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from outbox_plugin.adapters.kafka_clients import close_consumer, connection_error, is_fatal
 from outbox_plugin.adapters.offset_commits import in_commits
 from outbox_plugin.adapters.topic_ids import TopicIds
+from outbox_plugin.core.leader_epochs import Finding, GroupPosition, LeaderEpochs
 from outbox_plugin.core.memory_limit import MemoryLimit
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import OutboxError, ServerRefused
@@ -20,7 +21,6 @@ from outbox_plugin.inbox.dispatcher import Dispatcher
 from outbox_plugin.inbox.events import Observer, ignore
 from outbox_plugin.inbox.kafka_records import committed_offset, received_from
 from outbox_plugin.inbox.key_queues import KeyQueues
-from outbox_plugin.inbox.leader_epochs import Finding, GroupPosition, LeaderEpochs
 from outbox_plugin.inbox.pauses import Pauses
 from outbox_plugin.inbox.positions import Positions
 from outbox_plugin.inbox.reached_positions import ReachedPositions

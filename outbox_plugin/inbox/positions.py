@@ -35,9 +35,9 @@ import psycopg
 from confluent_kafka import Consumer, KafkaException
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
+from outbox_plugin.core.leader_epochs import GroupPosition, HandledPosition
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.inbox.handover import handover_locks
-from outbox_plugin.inbox.leader_epochs import GroupPosition, HandledPosition
 from outbox_plugin.printable import logger_of, one_line
 from outbox_plugin.schema.connection import connect
 from outbox_plugin.schema.statements import statement

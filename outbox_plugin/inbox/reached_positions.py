@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from outbox_plugin.adapters.topic_ids import TopicIds
+from outbox_plugin.core.leader_epochs import GroupPosition, LeaderEpochs
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.inbox.key_queues import OffsetInTopic
-from outbox_plugin.inbox.leader_epochs import GroupPosition, LeaderEpochs
 from outbox_plugin.inbox.positions import PartitionPositions, PositionInTopic, Positions
 
 

@@ -9,10 +9,10 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from outbox_plugin.adapters.topic_ids import TopicIds
+from outbox_plugin.core.leader_epochs import GroupPosition, LeaderEpochs
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.inbox.dispatcher import Dispatcher
 from outbox_plugin.inbox.key_queues import KeyQueues
-from outbox_plugin.inbox.leader_epochs import GroupPosition, LeaderEpochs
 from outbox_plugin.inbox.positions import ANSWER_SECONDS
 from outbox_plugin.inbox.reached_positions import ReachedPositions
 from outbox_plugin.inbox.unread_deletions import UnreadDeletions

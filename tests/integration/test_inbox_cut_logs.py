@@ -17,13 +17,13 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from outbox_plugin import Settings
 from outbox_plugin.adapters.topic_ids import TopicIds
 from outbox_plugin.consuming.topic_state import topic_state
+from outbox_plugin.core.leader_epochs import GroupPosition
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.embedded.kafka import EmbeddedKafka
 from outbox_plugin.inbox import Inbox, Received
 from outbox_plugin.inbox.consumer_config import consumer_config
 from outbox_plugin.inbox.dispatcher import Dispatcher
 from outbox_plugin.inbox.kafka_records import committed_offset
-from outbox_plugin.inbox.leader_epochs import GroupPosition
 from outbox_plugin.inbox.positions import Positions
 from tests.inbox_support import effects, make_effect_table, poll_loop, query, record_effect
 from tests.partition_truncation import append, cut, cut_and_launch

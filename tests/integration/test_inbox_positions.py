@@ -15,11 +15,11 @@ from confluent_kafka.admin import AdminClient
 
 from outbox_plugin import Settings
 from outbox_plugin.adapters.topic_ids import Answer, TopicIds
+from outbox_plugin.core.leader_epochs import GroupPosition, HandledPosition
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import SchemaMissing
 from outbox_plugin.inbox import Inbox
 from outbox_plugin.inbox import positions as inbox_positions
-from outbox_plugin.inbox.leader_epochs import GroupPosition, HandledPosition
 from outbox_plugin.inbox.positions import PositionInTopic, Positions
 from tests.harvesting import create_topic
 from tests.inbox_support import effects, produce, query, record_effect

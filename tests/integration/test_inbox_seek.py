@@ -11,10 +11,10 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from outbox_plugin import Settings
 from outbox_plugin.adapters.topic_ids import TopicIds
+from outbox_plugin.core.leader_epochs import LeaderEpochs
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.inbox.consumer_config import consumer_config
 from outbox_plugin.inbox.dispatcher import Dispatcher
-from outbox_plugin.inbox.leader_epochs import LeaderEpochs
 from outbox_plugin.inbox.positions import Positions
 from outbox_plugin.inbox.reached_positions import ReachedPositions
 from outbox_plugin.inbox.rereader import Rereader

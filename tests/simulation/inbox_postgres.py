@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import psycopg
 
+from outbox_plugin.core.leader_epochs import GroupPosition, HandledPosition
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.inbox import positions
-from outbox_plugin.inbox.leader_epochs import GroupPosition, HandledPosition
 from outbox_plugin.inbox.positions import PartitionPositions
 from outbox_plugin.inbox.received import Received
 from tests.simulation.inbox_plan import Chance

@@ -14,12 +14,13 @@ from unittest.mock import patch
 import pytest
 
 from outbox_plugin.adapters.topic_ids import Answer
+from outbox_plugin.core import leader_epochs
+from outbox_plugin.core.leader_epochs import Finding, GroupPosition, LeaderEpochs
 from outbox_plugin.core.topic_partition import TopicPartition
-from outbox_plugin.inbox import leader_epochs, positions, rereader
+from outbox_plugin.inbox import positions, rereader
 from outbox_plugin.inbox.assignments import Assignments
 from outbox_plugin.inbox.handling import Handling
 from outbox_plugin.inbox.key_queues import KeyQueues
-from outbox_plugin.inbox.leader_epochs import Finding, GroupPosition, LeaderEpochs
 from outbox_plugin.inbox.pauses import Pauses
 from outbox_plugin.inbox.received import Received
 from tests.simulation import inbox_kafka, inboxes

@@ -12,11 +12,11 @@ from confluent_kafka import OFFSET_END, KafkaError
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from outbox_plugin import Settings
+from outbox_plugin.core.leader_epochs import GroupPosition
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import ServerRefused
 from outbox_plugin.inbox import Inbox, assignments
 from outbox_plugin.inbox.key_queues import KeyQueues
-from outbox_plugin.inbox.leader_epochs import GroupPosition
 from outbox_plugin.inbox.positions import FoundPositions, PartitionPositions, PositionInTopic, find_positions
 from tests.inbox_support import poll_loop
 

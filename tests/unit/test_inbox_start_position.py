@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from outbox_plugin.inbox.leader_epochs import GroupPosition, HandledPosition
+from outbox_plugin.core.leader_epochs import GroupPosition, HandledPosition
 from outbox_plugin.inbox.positions import start_position
 
 OURS, ANOTHER = "A" * 22, "B" * 22

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox_plugin.adapters.topic_ids import Answer
+from outbox_plugin.core.leader_epochs import GroupPosition, HandledPosition
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.inbox import rereader
 from outbox_plugin.inbox.key_queues import KeyQueues, Outcome
-from outbox_plugin.inbox.leader_epochs import GroupPosition, HandledPosition
 from outbox_plugin.inbox.positions import PartitionPositions
 from outbox_plugin.inbox.received import Received
 from outbox_plugin.inbox.retry import Fault

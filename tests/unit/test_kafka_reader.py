@@ -29,8 +29,14 @@ FORBIDDEN = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
 class Message:
     """A record, or what the client reports of a partition."""
 
-    def __init__(self, partition: int, offset: int, error: KafkaError | None = None) -> None:
-        self._partition, self._offset, self._error = partition, offset, error
+    def __init__(self, partition: int, offset: int, error: KafkaError | None = None, epoch: int | None = None) -> None:
+        self._partition, self._offset, self._error, self._epoch = partition, offset, error, epoch
+
+    def topic(self) -> str:
+        return "t"
+
+    def leader_epoch(self) -> int | None:
+        return self._epoch
 
     def partition(self) -> int:
         return self._partition
@@ -51,6 +57,9 @@ class Client:
 
     def assign(self, partitions: list[TopicPartition]) -> None:
         self.assigned = partitions
+
+    def get_watermark_offsets(self, partition: TopicPartition, *, cached: bool) -> tuple[int, int]:
+        return 0, 100
 
     def consume(self, most: int, seconds: float) -> list[Message]:
         if not self._messages:

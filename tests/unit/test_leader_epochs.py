@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outbox_plugin.core.leader_epochs import Finding, GroupPosition, LeaderEpochs, compare
 from outbox_plugin.core.topic_partition import TopicPartition
-from outbox_plugin.inbox.leader_epochs import Finding, GroupPosition, LeaderEpochs, compare
 
 PARTITION = TopicPartition("t", 0)
 
