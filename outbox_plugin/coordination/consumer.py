@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, cast, get_args
 
 import confluent_kafka
-from confluent_kafka import KafkaException, Message
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from outbox_plugin.adapters.kafka_clients import client_config, connection_error, readable_headers, refused_property
@@ -24,6 +24,7 @@ from outbox_plugin.coordination.kafka_settings import kafka_settings
 from outbox_plugin.coordination.log import TOPIC, CoordinationLog
 from outbox_plugin.coordination.messages import VERSION, ClaimingPartition, encode
 from outbox_plugin.coordination.partition_owners import TOPIC_CLIENT, Holder
+from outbox_plugin.core.leader_epochs import Finding, GroupPosition, LeaderEpochs
 from outbox_plugin.core.memory_limit import Load, MemoryLimit, record_size
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import LogUnavailable, ServerRefused, UserError
@@ -108,6 +109,7 @@ class Consumer:
         self._at_most_once = guarantee == "at-most-once"
         self._assigned: dict[TopicPartition, Claim] = {}
         self._fetched: FetchBuffer[Message] = FetchBuffer()
+        self._epochs = LeaderEpochs()  # Of what was fetched with each claim. They show whether a partition was cut.
         self._paused: set[TopicPartition] = set()  # Those that hold too much to be fetched from.
         self._asked: dict[TopicPartition, tuple[Claim, int]] = {}  # What the log was asked to promise last.
         self._followed = float("-inf")
@@ -151,7 +153,8 @@ class Consumer:
                     queued_max_messages_kbytes=QUEUED_KILOBYTES,
                     fetch_max_bytes=QUEUED_KILOBYTES * 1_024,
                 )
-                | {"auto.offset.reset": "earliest"}  # OUTBOX_KAFKA must not make it skip records.
+                # OUTBOX_KAFKA must not make it skip records.
+                | {"auto.offset.reset": "earliest", "enable.partition.eof": True}
                 | {"error_cb": ConnectionWarnings(LOGGER)}
             )
         except KafkaException as error:
@@ -281,6 +284,8 @@ class Consumer:
         if new:
             self._reader.incremental_assign([KafkaTopicPartition(*tp, held[tp].position) for tp in new])
             self._assigned.update((tp, held[tp]) for tp in new)
+            for tp in new:
+                self._epochs.start(tp, GroupPosition(held[tp].position))
 
     def _fetch(self, wait_seconds: float, deadline: float) -> None:
         """Add records that have arrived to the queues. At most once, also ask the log to promise them to us."""
@@ -322,15 +327,63 @@ class Consumer:
             self._add(self._reader.consume(most, PROMISED_GATHER_SECONDS if self._at_most_once else GATHER_SECONDS))
 
     def _add(self, messages: Sequence[Message]) -> None:
+        come_again: set[TopicPartition] = set()
         for message in messages:
-            if (error := message.error()) is not None:
+            tp, error = TopicPartition(message.topic() or "", message.partition() or 0), message.error()
+            if error is not None and error.code() != KafkaError._PARTITION_EOF:
                 if not isinstance(problem := connection_error(error, self._settings), LogUnavailable):
                     raise problem
                 continue
-            tp = TopicPartition(message.topic() or "", message.partition() or 0)
-            if (claim := self._assigned.get(tp)) is not None:
-                size = record_size(message.key(), message.value(), cast(Any, readable_headers(message)) or ())
-                self._fetched.add(tp, claim, message.offset() or 0, message, size)
+            claim = self._assigned.get(tp)
+            if claim is None or tp in come_again:
+                continue
+            if self._may_follow_cut(tp, claim, message):
+                self._reader.seek(KafkaTopicPartition(*tp, self._epochs.fetch_again(tp, message.offset() or 0)))
+                come_again.add(tp)
+            elif error is None:
+                self._add_record(tp, claim, message)
+
+    def _may_follow_cut(self, tp: TopicPartition, claim: Claim, message: Message) -> bool:
+        """Whether a record, or the end of a partition, may stand behind others that were not fetched.
+
+        librdkafka goes on at a cut, and drops what it has fetched (`core.leader_epochs`).
+        """
+        offset, (beginning, end) = message.offset() or 0, self._watermarks(tp)
+        if message.error() is not None:
+            return self._epochs.may_end_at_cut(tp, offset, end)
+        self._epochs.note_end(tp, end)
+        if self._epochs.goes_back(tp, offset):
+            LOGGER.warning("%s [%d] was cut: a part of it is fetched again", *tp)
+            self._epochs.note_cut(tp, self._reached(tp, claim))
+            return False
+        return self._epochs.may_follow_cut(tp, offset, message.leader_epoch(), lambda _: beginning)
+
+    def _add_record(self, tp: TopicPartition, claim: Claim, message: Message) -> None:
+        """Add a record, unless it was fetched before, or shows that the partition was cut below our position."""
+        offset, reached = message.offset() or 0, self._reached(tp, claim)
+        finding = self._epochs.add(tp, offset, message.leader_epoch(), key_may_be_forgotten=True)
+        if finding is Finding.HANDLED:
+            return
+        if finding is Finding.CUT or (finding is Finding.GONE and self._epochs.is_cut(tp, self._watermarks(tp)[0])):
+            LOGGER.warning("%s [%d] was cut: it is fetched from its beginning, and what was written since is new", *tp)
+            self._epochs.restart(tp, reached)
+            self._reader.seek(KafkaTopicPartition(*tp, OFFSET_BEGINNING))
+        elif offset < claim.position and message.leader_epoch() is not None:
+            self._instance.go_back(tp, claim, offset)
+        else:
+            self._fetched.cut(tp, offset)
+            size = record_size(message.key(), message.value(), cast(Any, readable_headers(message)) or ())
+            self._fetched.add(tp, claim, offset, message, size)
+
+    def _reached(self, tp: TopicPartition, claim: Claim) -> GroupPosition:
+        """Up to where a partition was fetched, and the epoch of the record before that."""
+        next_offset = max(claim.position, self._fetched.end(tp))
+        return GroupPosition(next_offset, self._epochs.before(tp, next_offset))
+
+    def _watermarks(self, tp: TopicPartition) -> tuple[int, int]:
+        """Where the partition began and ended when it was last fetched. It asks no broker."""
+        beginning, end = self._reader.get_watermark_offsets(KafkaTopicPartition(*tp), cached=True)
+        return beginning, end
 
     def _promise(self, unpromised: Mapping[TopicPartition, tuple[Claim, int]], deadline: float) -> None:
         """Ask the log to promise records to us. While we hold them, an unanswered request is repeated."""

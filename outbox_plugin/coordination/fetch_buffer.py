@@ -77,6 +77,22 @@ class FetchBuffer(Generic[Record]):
             self._count -= len(queue.records)
             self._size -= queue.size
 
+    def cut(self, tp: TopicPartition, offset: int) -> None:
+        """Drop the partition's records from an offset on: Kafka has others there."""
+        queue = self._queues.get(tp)
+        while queue is not None and queue.records and queue.records[-1][0] >= offset:
+            _, _, size = queue.records.pop()
+            queue.size -= size
+            self._count -= 1
+            self._size -= size
+        if queue is not None and not queue.records:
+            self.forget(tp)
+
+    def end(self, tp: TopicPartition) -> int:
+        """The offset after the last record of a partition; 0 if there is none."""
+        queue = self._queues.get(tp)
+        return 0 if queue is None else queue.records[-1][0] + 1
+
     def ends(self) -> dict[TopicPartition, tuple[Claim, int]]:
         """The offset after the last record of each claim."""
         return {tp: (queue.claim, queue.records[-1][0] + 1) for tp, queue in self._queues.items()}

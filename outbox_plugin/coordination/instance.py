@@ -174,6 +174,18 @@ class Instance:
         with self._changed:
             return self._member.done(tp, offset)
 
+    def go_back(self, tp: TopicPartition, claim: Claim, offset: int) -> None:
+        """Give a partition up whose log was cut: other records stand where it was consumed, from the offset on.
+
+        Args:
+            tp: the partition.
+            claim: with which it was fetched.
+            offset: where the group goes on, at the latest.
+        """
+        with self._changed:
+            self._member.go_back(tp, claim, offset, time.monotonic())
+            self._carry_out()
+
     def promise(self, claims: Mapping[TopicPartition, tuple[Claim, int]], wait_seconds: float) -> None:
         """Write to the log that we will hand out the records below each end, and read the answer."""
         member = self._member

@@ -166,6 +166,16 @@ class Member:
             held.claim.done(offset)
         return held is not None
 
+    def go_back(self, tp: TopicPartition, claim: Claim, offset: int, now: float) -> None:
+        """Give up a partition whose log was cut below our position; the group goes on at the offset, or before.
+
+        A heartbeat cannot say that: it never moves a position back. So we release the partition, and may claim it
+        again.
+        """
+        if tp in self._held and self._held[tp].claim is claim:
+            self._say_released(tp, min(offset, claim.offset), now)
+            self._lose(tp, "its log was cut")
+
     def ask_for_messages(self, ends: Mapping[TopicPartition, int], now: float) -> None:
         """Write to the log that the records below each end will be handed out (at-most-once)."""
         for tp, end in ends.items():

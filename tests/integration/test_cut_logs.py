@@ -19,6 +19,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from outbox_plugin import Settings
 from outbox_plugin.adapters.kafka_reader import OffsetSpan, PartitionReader, reader_config
 from outbox_plugin.adapters.uncut_reading import CutWhileRead
+from outbox_plugin.coordination import Consumer, consumer
+from outbox_plugin.coordination.consumer import Guarantee
 from outbox_plugin.embedded.kafka import EmbeddedKafka
 from tests.inbox_support import NOWHERE
 from tests.partition_truncation import append, cut
@@ -84,3 +86,54 @@ def test_a_reader_of_a_topic_returns_what_kafka_has_or_fails(
             return
         read += [text(each.value()) for each in reading]
     assert read == [*numbered("old", 0, end), *numbered("new", end, end + more)]
+
+
+def consumer_of(ready: Settings, topic: str, guarantee: Guarantee) -> Consumer:
+    return Consumer([topic], topic, "one", guarantee, bootstrap_servers=ready.bootstrap_servers, kafka={})
+
+
+def poll(polling: Consumer, number: int) -> list[str]:
+    """Poll and commit so many records."""
+    found: list[str] = []
+
+    def has_found() -> bool:
+        while len(found) < number and (message := polling.poll(0.1)) is not None:
+            polling.commit(message)
+            found.append(text(message.value()))
+        return len(found) >= number
+
+    eventually(has_found, SOON)
+    return found
+
+
+@pytest.mark.parametrize("guarantee", ["at-least-once", "at-most-once"])
+@pytest.mark.parametrize("more", [3, 0])
+def test_a_consumer_without_rebalances_gets_what_was_fetched_and_dropped(
+    ready: Settings,
+    kafka: EmbeddedKafka,
+    topic: str,
+    guarantee: Guarantee,
+    more: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with consumer_of(ready, topic, guarantee) as polling:
+        monkeypatch.setattr(consumer, "BATCH", 1)  # It takes no more from the client, which has fetched all.
+        read = poll(polling, 1)
+        cut_and_append(kafka, polling._reader, topic, 7, more)
+        read += poll(polling, 6 + more)
+        assert polling.poll(1.0) is None
+    assert read == [*numbered("old", 0, 7), *numbered("new", 7, 7 + more)]
+
+
+@pytest.mark.parametrize("guarantee", ["at-least-once", "at-most-once"])
+def test_a_consumer_without_rebalances_gets_what_stands_where_it_has_consumed_other_records(
+    ready: Settings, kafka: EmbeddedKafka, topic: str, guarantee: Guarantee
+) -> None:
+    with consumer_of(ready, topic, guarantee) as polling:
+        read = poll(polling, 10)
+        cut_and_append(kafka, polling._reader, topic, 5, 3)
+        read += poll(polling, 3)
+        append(ready.bootstrap_servers, topic, numbered("new", 8, 12))
+        read += poll(polling, 4)
+        assert polling.poll(1.0) is None
+    assert read == [*numbered("old", 0, 10), *numbered("new", 5, 12)]

@@ -12,6 +12,7 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from outbox_plugin.coordination import Admin, Consumer, consumer
 from outbox_plugin.coordination.claims import Claim
 from outbox_plugin.coordination.fetch_buffer import FetchBuffer, MayHandOut
+from outbox_plugin.core.leader_epochs import LeaderEpochs
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import InvalidSetting, ServerRefused, UserError
 from tests.harvesting import run_outbox
@@ -112,6 +113,7 @@ def test_at_most_once_a_poll_ends_though_the_log_does_not_answer(monkeypatch: py
         "_fetched": fetched,
         "_paused": set(),
         "_asked": {},
+        "_epochs": LeaderEpochs(),
     }
     vars(polling).update(state)
     orders, silent = records[TopicPartition("orders", 0)], records[TopicPartition("silent", 0)]
@@ -164,7 +166,7 @@ def test_a_poll_without_time_fetches_all_the_same(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(consumer, "time", SimpleNamespace(monotonic=lambda: next(ticks) * 1e-6))
     instance.held[TopicPartition("orders", 0)].promise(1)
     arrived: Any = {"error": None, "topic": "orders", "partition": 0, "offset": 0}
-    arrived |= {"key": None, "value": None, "headers": None}
+    arrived |= {"key": None, "value": None, "headers": None, "leader_epoch": None}
     record = SimpleNamespace(**{name: lambda answer=answer: answer for name, answer in arrived.items()})
     waits: list[float] = []
 
@@ -178,10 +180,13 @@ def test_a_poll_without_time_fetches_all_the_same(monkeypatch: pytest.MonkeyPatc
         "_at_most_once": False,
         "_assigned": instance.held,
         "_instance": instance,
-        "_reader": SimpleNamespace(poll=poll, consume=lambda count, seconds: []),
+        "_reader": SimpleNamespace(
+            poll=poll, consume=lambda count, seconds: [], get_watermark_offsets=lambda *_, **__: (0, 100)
+        ),
         "_fetched": FetchBuffer(),
         "_paused": set(),
         "_asked": {},
+        "_epochs": LeaderEpochs(),
     }
     vars(polling).update(state)
     assert [polling.poll(0.0), polling.poll(0.0)] == [record, None]
@@ -207,6 +212,9 @@ class FakeReader:
                 return [self._record(topic) for _ in range(min(most, self.many))]
         return []
 
+    def get_watermark_offsets(self, partition: KafkaTopicPartition, *, cached: bool) -> tuple[int, int]:
+        return 0, 100_000
+
     def pause(self, partitions: Sequence[KafkaTopicPartition]) -> None:
         self.paused |= {each.topic for each in partitions}
 
@@ -217,7 +225,7 @@ class FakeReader:
         offset = self.offsets[topic]
         self.offsets[topic] += 1
         values: dict[str, Any] = {"error": None, "topic": topic, "partition": 0, "offset": offset, "key": None}
-        values |= {"value": self.value, "headers": None}
+        values |= {"value": self.value, "headers": None, "leader_epoch": None}
         return SimpleNamespace(**{name: lambda value=value: value for name, value in values.items()})
 
 
@@ -235,6 +243,7 @@ def fetching_from(reader: FakeReader, instance: UnansweredInstance, monkeypatch:
         "_fetched": FetchBuffer(),
         "_paused": set(),
         "_asked": {},
+        "_epochs": LeaderEpochs(),
     }
     vars(fetching).update(state)
     return fetching

@@ -243,3 +243,23 @@ def test_a_lost_message_does_not_make_a_later_one_of_its_timestamp_look_old() ->
     for sent in (100.0, 200.0):
         unanswered.add(tp, 7, sent)
         assert unanswered.answer(tp, 7, sent + 1) == sent
+
+
+def test_a_partition_that_was_cut_is_given_up_and_claimed_again_from_the_cut(log: Log) -> None:
+    claim = log.member.claims()[PARTITION]
+    for offset in range(10):
+        log.member.may_hand_out(PARTITION, claim, offset, log.now)
+        log.member.done(PARTITION, offset)
+    log.step(6)
+    assert log.member.offset_of(PARTITION)[0] == 10
+    log.member.go_back(PARTITION, claim, 5, log.now)
+    log.member.go_back(PARTITION, claim, 3, log.now)  # The claim has ended.
+    said = log.sent()
+    assert kinds(said) == ["ReleasingPartition"]
+    log.say(*said)
+    assert log.member.offset_of(PARTITION)[0] == 5
+    for _ in range(5):
+        log.step(1)
+    again = log.member.claims()[PARTITION]
+    assert again is not claim
+    assert again.position == 5
