@@ -20,7 +20,6 @@ from outbox_plugin import Settings
 from outbox_plugin.adapters.kafka_reader import OffsetSpan, PartitionReader, reader_config
 from outbox_plugin.adapters.uncut_reading import CutWhileRead
 from outbox_plugin.coordination import Consumer, consumer
-from outbox_plugin.coordination.consumer import Guarantee
 from outbox_plugin.embedded.kafka import EmbeddedKafka
 from tests.inbox_support import NOWHERE
 from tests.partition_truncation import append, cut
@@ -88,8 +87,8 @@ def test_a_reader_of_a_topic_returns_what_kafka_has_or_fails(
     assert read == [*numbered("old", 0, end), *numbered("new", end, end + more)]
 
 
-def consumer_of(ready: Settings, topic: str, guarantee: Guarantee) -> Consumer:
-    return Consumer([topic], topic, "one", guarantee, bootstrap_servers=ready.bootstrap_servers, kafka={})
+def consumer_of(ready: Settings, topic: str) -> Consumer:
+    return Consumer([topic], topic, "one", bootstrap_servers=ready.bootstrap_servers, kafka={})
 
 
 def poll(polling: Consumer, number: int) -> list[str]:
@@ -106,30 +105,25 @@ def poll(polling: Consumer, number: int) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("guarantee", ["at-least-once", "at-most-once"])
-@pytest.mark.parametrize("more", [3, 0])
 def test_a_consumer_without_rebalances_gets_what_was_fetched_and_dropped(
     ready: Settings,
     kafka: EmbeddedKafka,
     topic: str,
-    guarantee: Guarantee,
-    more: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with consumer_of(ready, topic, guarantee) as polling:
+    with consumer_of(ready, topic) as polling:
         monkeypatch.setattr(consumer, "BATCH", 1)  # It takes no more from the client, which has fetched all.
         read = poll(polling, 1)
-        cut_and_append(kafka, polling._reader, topic, 7, more)
-        read += poll(polling, 6 + more)
+        cut_and_append(kafka, polling._reader, topic, 7, 3)
+        read += poll(polling, 9)
         assert polling.poll(1.0) is None
-    assert read == [*numbered("old", 0, 7), *numbered("new", 7, 7 + more)]
+    assert read == [*numbered("old", 0, 7), *numbered("new", 7, 10)]
 
 
-@pytest.mark.parametrize("guarantee", ["at-least-once", "at-most-once"])
 def test_a_consumer_without_rebalances_gets_what_stands_where_it_has_consumed_other_records(
-    ready: Settings, kafka: EmbeddedKafka, topic: str, guarantee: Guarantee
+    ready: Settings, kafka: EmbeddedKafka, topic: str
 ) -> None:
-    with consumer_of(ready, topic, guarantee) as polling:
+    with consumer_of(ready, topic) as polling:
         read = poll(polling, 10)
         cut_and_append(kafka, polling._reader, topic, 5, 3)
         read += poll(polling, 3)
