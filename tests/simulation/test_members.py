@@ -88,7 +88,9 @@ def hand_out_what_the_log_has_not_promised(patch: pytest.MonkeyPatch) -> None:
     def rash(member: Member, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, bool | None]:
         return dict.fromkeys(ends, True)
 
-    def all_of_them(member: Member, claims: Mapping[TopicPartition, tuple[Claim, int]], now: float) -> list[KeepPosition]:
+    def all_of_them(
+        member: Member, claims: Mapping[TopicPartition, tuple[Claim, int]], now: float
+    ) -> list[KeepPosition]:
         return [member._position(tp) for tp, (claim, _) in claims.items() if member.held(now).get(tp) is claim]
 
     patch.setattr(Member, "verdicts", rash)
