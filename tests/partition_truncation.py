@@ -12,6 +12,13 @@ from outbox_plugin.embedded.kafka import EmbeddedKafka
 _BATCH_PREFIX = 12  # A batch begins with its first offset (8 bytes), and the number of the bytes that follow (4 bytes).
 
 
+class KafkaToCut(EmbeddedKafka):
+    """A broker that is killed and started again. By default, it waits for nine seconds before it registers again."""
+
+    def properties(self, port: int, data: str) -> str:
+        return super().properties(port, data) + "broker.session.timeout.ms=3000\nbroker.heartbeat.interval.ms=500\n"
+
+
 def append(servers: str, topic: str, values: list[str], *, named: bool = True) -> None:
     """Write records to partition 0, each in a batch of its own; `named` gives them idempotency keys."""
     with closing(Producer({"bootstrap.servers": servers, "enable.idempotence": True})) as producer:

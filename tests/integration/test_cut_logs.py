@@ -20,9 +20,8 @@ from outbox_plugin import Settings
 from outbox_plugin.adapters.kafka_reader import OffsetSpan, PartitionReader, reader_config
 from outbox_plugin.adapters.uncut_reading import CutWhileRead
 from outbox_plugin.coordination import Consumer, consumer
-from outbox_plugin.embedded.kafka import EmbeddedKafka
 from tests.inbox_support import NOWHERE
-from tests.partition_truncation import append, cut
+from tests.partition_truncation import KafkaToCut, append, cut
 from tests.processes import launched
 from tests.support import eventually
 
@@ -32,20 +31,20 @@ SOON = 60.0
 
 
 @pytest.fixture(scope="module")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaToCut]:
     """A broker of this module's own, which can be killed."""
-    broker = EmbeddedKafka(tmp_path_factory.mktemp("cut"), print)
+    broker = KafkaToCut(tmp_path_factory.mktemp("cut"), print)
     with launched(broker):
         yield broker
 
 
 @pytest.fixture
-def ready(kafka: EmbeddedKafka) -> Settings:
+def ready(kafka: KafkaToCut) -> Settings:
     return NOWHERE.model_copy(update={"bootstrap_servers": kafka.bootstrap_servers})
 
 
 @pytest.fixture
-def topic(kafka: EmbeddedKafka) -> str:
+def topic(kafka: KafkaToCut) -> str:
     """A topic with one partition, and ten records."""
     name = f"events-{uuid.uuid4()}"
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
@@ -62,16 +61,22 @@ def text(value: bytes | str | None) -> str:
     return value.decode() if isinstance(value, bytes) else value or ""
 
 
-def cut_and_append(kafka: EmbeddedKafka, client: Any, topic: str, end: int, more: int) -> None:
+def cut_and_append(kafka: KafkaToCut, client: Any, topic: str, end: int, more: int) -> None:
     """Cut the topic, let the client hear of it, and write to it."""
     cut(kafka, topic, end)
-    eventually(lambda: client.get_watermark_offsets(TopicPartition(topic, 0), cached=True) == (0, end), SOON)
+    eventually(lambda: end_of(client, topic) == end, SOON)
     append(kafka.bootstrap_servers, topic, numbered("new", end, end + more))
+
+
+def end_of(client: Any, topic: str) -> int:
+    """Where the topic ended when the client last fetched it."""
+    _, end = client.get_watermark_offsets(TopicPartition(topic, 0), cached=True)
+    return int(end)
 
 
 @pytest.mark.parametrize(("end", "more"), [(7, 3), (7, 0), (2, 9)])
 def test_a_reader_of_a_topic_returns_what_kafka_has_or_fails(
-    ready: Settings, kafka: EmbeddedKafka, topic: str, end: int, more: int
+    ready: Settings, kafka: KafkaToCut, topic: str, end: int, more: int
 ) -> None:
     """As the one of a verification, and of a leader that reads its predecessor's progress."""
     with closing(confluent_kafka.Consumer(reader_config(ready, "test"))) as consumer:
@@ -107,7 +112,7 @@ def poll(polling: Consumer, number: int) -> list[str]:
 
 def test_a_consumer_without_rebalances_gets_what_was_fetched_and_dropped(
     ready: Settings,
-    kafka: EmbeddedKafka,
+    kafka: KafkaToCut,
     topic: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -121,11 +126,13 @@ def test_a_consumer_without_rebalances_gets_what_was_fetched_and_dropped(
 
 
 def test_a_consumer_without_rebalances_gets_what_stands_where_it_has_consumed_other_records(
-    ready: Settings, kafka: EmbeddedKafka, topic: str
+    ready: Settings, kafka: KafkaToCut, topic: str
 ) -> None:
     with consumer_of(ready, topic) as polling:
         read = poll(polling, 10)
-        cut_and_append(kafka, polling._reader, topic, 5, 3)
+        cut(kafka, topic, 5)
+        eventually(lambda: polling.poll(0.1) is None and end_of(polling._reader, topic) == 5, SOON)
+        append(ready.bootstrap_servers, topic, numbered("new", 5, 8))
         read += poll(polling, 3)
         append(ready.bootstrap_servers, topic, numbered("new", 8, 12))
         read += poll(polling, 4)

@@ -19,14 +19,13 @@ from outbox_plugin.adapters.topic_ids import TopicIds
 from outbox_plugin.consuming.topic_state import topic_state
 from outbox_plugin.core.leader_epochs import GroupPosition
 from outbox_plugin.core.topic_partition import TopicPartition
-from outbox_plugin.embedded.kafka import EmbeddedKafka
 from outbox_plugin.inbox import Inbox, Received
 from outbox_plugin.inbox.consumer_config import consumer_config
 from outbox_plugin.inbox.dispatcher import Dispatcher
 from outbox_plugin.inbox.kafka_records import committed_offset
 from outbox_plugin.inbox.positions import Positions
 from tests.inbox_support import effects, make_effect_table, poll_loop, query, record_effect
-from tests.partition_truncation import append, cut, cut_and_launch
+from tests.partition_truncation import KafkaToCut, append, cut, cut_and_launch
 from tests.processes import launched
 from tests.support import eventually
 
@@ -39,22 +38,22 @@ SHORT_KEEP = timedelta(minutes=30)
 
 
 @pytest.fixture(scope="module")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaToCut]:
     """A broker of this module's own, which can be killed."""
-    broker = EmbeddedKafka(tmp_path_factory.mktemp("cut"), print)
+    broker = KafkaToCut(tmp_path_factory.mktemp("cut"), print)
     with launched(broker):
         yield broker
 
 
 @pytest.fixture
-def ready(settings: Settings, kafka: EmbeddedKafka) -> Settings:
+def ready(settings: Settings, kafka: KafkaToCut) -> Settings:
     """Settings for that broker, and a database with a table for effects."""
     make_effect_table(settings)
     return settings.model_copy(update={"bootstrap_servers": kafka.bootstrap_servers})
 
 
 @pytest.fixture
-def topic(kafka: EmbeddedKafka, group: str) -> str:
+def topic(kafka: KafkaToCut, group: str) -> str:
     """A topic with one partition."""
     name = f"{group}-events"
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
@@ -89,7 +88,7 @@ def consume(settings: Settings, topic: str, group: str, expected: list[str], kee
 
 @pytest.mark.parametrize("more", [2, 4, 9], ids=["below the position", "up to the position", "beyond the position"])
 def test_records_that_were_written_after_a_cut_are_handled(
-    ready: Settings, kafka: EmbeddedKafka, topic: str, group: str, more: int
+    ready: Settings, kafka: KafkaToCut, topic: str, group: str, more: int
 ) -> None:
     """Also those at offsets that were handled; nothing has its effect twice."""
     append(ready.bootstrap_servers, topic, numbered("old", 0, 10))
@@ -104,7 +103,7 @@ def test_records_that_were_written_after_a_cut_are_handled(
 
 @pytest.mark.parametrize("running", [False, True], ids=["while no inbox runs", "under a running inbox"])
 def test_a_record_without_a_name_is_not_taken_for_the_one_that_stood_at_its_offset(
-    ready: Settings, kafka: EmbeddedKafka, topic: str, group: str, running: bool
+    ready: Settings, kafka: KafkaToCut, topic: str, group: str, running: bool
 ) -> None:
     """Its place in Kafka names it, and after a cut another record stands there."""
     expected = [*numbered("old", 0, 10), *numbered("new", 6, 16)]
@@ -121,7 +120,7 @@ def test_a_record_without_a_name_is_not_taken_for_the_one_that_stood_at_its_offs
 
 
 def test_events_that_were_handled_while_kafka_was_away_do_not_hide_a_cut(
-    ready: Settings, kafka: EmbeddedKafka, topic: str, group: str
+    ready: Settings, kafka: KafkaToCut, topic: str, group: str
 ) -> None:
     """The inbox handles what it has received: its position in Postgres moves on, and its offset in Kafka does not."""
     released = threading.Event()
@@ -150,7 +149,7 @@ def test_events_that_were_handled_while_kafka_was_away_do_not_hide_a_cut(
 
 
 def test_an_inbox_that_was_killed_while_it_read_a_cut_partition_again_reads_on(
-    ready: Settings, kafka: EmbeddedKafka, topic: str, group: str
+    ready: Settings, kafka: KafkaToCut, topic: str, group: str
 ) -> None:
     """Its offset in Kafka had gone back already, and its position in Postgres had not."""
     append(ready.bootstrap_servers, topic, numbered("old", 0, 10))
@@ -165,7 +164,7 @@ def test_an_inbox_that_was_killed_while_it_read_a_cut_partition_again_reads_on(
 
 @pytest.mark.parametrize(("end", "more"), [(9, 1), (5, 2)], ids=["ends at the position", "ends before the position"])
 def test_events_whose_keys_are_forgotten_have_no_effect_again_after_a_cut(
-    ready: Settings, kafka: EmbeddedKafka, topic: str, group: str, end: int, more: int
+    ready: Settings, kafka: KafkaToCut, topic: str, group: str, end: int, more: int
 ) -> None:
     """Records from before the cut have the epoch of those that the group has handled. Others are new, however old."""
     append(ready.bootstrap_servers, topic, numbered("old", 0, 10))
@@ -178,7 +177,7 @@ def test_events_whose_keys_are_forgotten_have_no_effect_again_after_a_cut(
 
 
 def test_an_inbox_that_is_restarted_while_it_reads_a_cut_partition_again_goes_on_leaving_out_old_records(
-    ready: Settings, kafka: EmbeddedKafka, topic: str, group: str
+    ready: Settings, kafka: KafkaToCut, topic: str, group: str
 ) -> None:
     """Its position has gone back to one of them, and their keys are forgotten meanwhile."""
     append(ready.bootstrap_servers, topic, numbered("old", 0, 10))
@@ -196,7 +195,7 @@ def test_an_inbox_that_is_restarted_while_it_reads_a_cut_partition_again_goes_on
 
 
 def test_an_old_record_after_an_offset_that_went_back_has_no_effect_again(
-    ready: Settings, kafka: EmbeddedKafka, topic: str, group: str
+    ready: Settings, kafka: KafkaToCut, topic: str, group: str
 ) -> None:
     """The inbox was killed before its position in Postgres went back, too: that is the bound of what it has handled."""
     append(ready.bootstrap_servers, topic, numbered("old", 0, 10))
@@ -212,7 +211,7 @@ def test_an_old_record_after_an_offset_that_went_back_has_no_effect_again(
 
 
 def test_a_group_whose_offsets_kafka_has_forgotten_notices_a_cut(
-    ready: Settings, kafka: EmbeddedKafka, topic: str, group: str
+    ready: Settings, kafka: KafkaToCut, topic: str, group: str
 ) -> None:
     """Its position in Postgres has a leader epoch, too."""
     append(ready.bootstrap_servers, topic, numbered("old", 0, 10))
@@ -227,7 +226,7 @@ def test_a_group_whose_offsets_kafka_has_forgotten_notices_a_cut(
 
 
 def test_a_cut_under_a_running_inbox_repeats_no_effect_whose_key_is_forgotten(
-    ready: Settings, kafka: EmbeddedKafka, topic: str, group: str
+    ready: Settings, kafka: KafkaToCut, topic: str, group: str
 ) -> None:
     """librdkafka goes back to the partition's beginning."""
     append(ready.bootstrap_servers, topic, numbered("old", 0, 10))
@@ -243,7 +242,7 @@ def test_a_cut_under_a_running_inbox_repeats_no_effect_whose_key_is_forgotten(
 
 @pytest.mark.parametrize("more", [3, 0], ids=["and others follow", "and nothing follows"])
 def test_records_before_a_cut_that_were_fetched_and_not_polled_are_handled(
-    ready: Settings, kafka: EmbeddedKafka, topic: str, group: str, more: int
+    ready: Settings, kafka: KafkaToCut, topic: str, group: str, more: int
 ) -> None:
     """librdkafka goes back to the cut, and drops them."""
     append(ready.bootstrap_servers, topic, numbered("old", 0, 10))
@@ -267,7 +266,7 @@ def test_records_before_a_cut_that_were_fetched_and_not_polled_are_handled(
 
 
 def test_a_cut_shows_where_a_transaction_marker_stands_at_the_offset_that_was_handled_last(
-    ready: Settings, kafka: EmbeddedKafka, topic: str, group: str
+    ready: Settings, kafka: KafkaToCut, topic: str, group: str
 ) -> None:
     """No record can be fetched from there."""
     append(ready.bootstrap_servers, topic, numbered("old", 0, 10))
@@ -285,7 +284,7 @@ def test_a_cut_shows_where_a_transaction_marker_stands_at_the_offset_that_was_ha
 
 
 def test_records_that_retention_has_deleted_are_not_taken_for_a_cut(
-    ready: Settings, kafka: EmbeddedKafka, topic: str, group: str, caplog: pytest.LogCaptureFixture
+    ready: Settings, kafka: KafkaToCut, topic: str, group: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The first record that is left has a greater epoch than the position, as after any start of the broker."""
     append(ready.bootstrap_servers, topic, numbered("old", 0, 10))
