@@ -328,6 +328,7 @@ class Consumer:
 
     def _add(self, messages: Sequence[Message]) -> None:
         come_again: set[TopicPartition] = set()
+        watermarks: dict[TopicPartition, tuple[int, int]] = {}
         for message in messages:
             tp, error = TopicPartition(message.topic() or "", message.partition() or 0), message.error()
             if error is not None and error.code() != KafkaError._PARTITION_EOF:
@@ -337,18 +338,20 @@ class Consumer:
             claim = self._assigned.get(tp)
             if claim is None or tp in come_again:
                 continue
-            if self._may_follow_cut(tp, claim, message):
+            if tp not in watermarks:
+                watermarks[tp] = self._watermarks(tp)
+            if self._may_follow_cut(tp, claim, message, *watermarks[tp]):
                 self._reader.seek(KafkaTopicPartition(*tp, self._epochs.fetch_again(tp, message.offset() or 0)))
                 come_again.add(tp)
             elif error is None:
                 self._add_record(tp, claim, message)
 
-    def _may_follow_cut(self, tp: TopicPartition, claim: Claim, message: Message) -> bool:
+    def _may_follow_cut(self, tp: TopicPartition, claim: Claim, message: Message, beginning: int, end: int) -> bool:
         """Whether a record, or the end of a partition, may stand behind others that were not fetched.
 
         librdkafka goes on at a cut, and drops what it has fetched (`core.leader_epochs`).
         """
-        offset, (beginning, end) = message.offset() or 0, self._watermarks(tp)
+        offset = message.offset() or 0
         if message.error() is not None:
             return self._epochs.may_end_at_cut(tp, offset, end)
         self._epochs.note_end(tp, end)
@@ -360,20 +363,30 @@ class Consumer:
 
     def _add_record(self, tp: TopicPartition, claim: Claim, message: Message) -> None:
         """Add a record, unless it was fetched before, or shows that the partition was cut below our position."""
-        offset, reached = message.offset() or 0, self._reached(tp, claim)
+        offset = message.offset() or 0
         finding = self._epochs.add(tp, offset, message.leader_epoch(), key_may_be_forgotten=True)
         if finding is Finding.HANDLED:
             return
         if finding is Finding.CUT or (finding is Finding.GONE and self._epochs.is_cut(tp, self._watermarks(tp)[0])):
             LOGGER.warning("%s [%d] was cut: it is fetched from its beginning, and what was written since is new", *tp)
-            self._epochs.restart(tp, reached)
+            self._epochs.restart(tp, self._reached(tp, claim))
             self._reader.seek(KafkaTopicPartition(*tp, OFFSET_BEGINNING))
-        elif offset < claim.position and message.leader_epoch() is not None:
+        elif offset < claim.position and self._is_new(tp, message):
             self._instance.go_back(tp, claim, offset)
         else:
             self._fetched.cut(tp, offset)
             size = record_size(message.key(), message.value(), cast(Any, readable_headers(message)) or ())
             self._fetched.add(tp, claim, offset, message, size)
+
+    def _is_new(self, tp: TopicPartition, message: Message) -> bool:
+        """Whether a record that stands below our position takes the place of another one.
+
+        Where we know the epochs of the records that were consumed, it does. Otherwise nobody knows: the partition may
+        have been cut while nobody read it. At least once, the record is consumed then, maybe again.
+        """
+        return message.leader_epoch() is not None and (
+            not self._at_most_once or bool(self._epochs.started_at(tp).handled)
+        )
 
     def _reached(self, tp: TopicPartition, claim: Claim) -> GroupPosition:
         """Up to where a partition was fetched, and the epoch of the record before that."""

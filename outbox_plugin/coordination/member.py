@@ -171,6 +171,12 @@ class Member:
 
         A heartbeat cannot say that: it never moves a position back. So we release the partition, and may claim it
         again.
+
+        Args:
+            tp: the partition.
+            claim: with which it was fetched.
+            offset: where the group goes on, at the latest.
+            now: the time.
         """
         if tp in self._held and self._held[tp].claim is claim:
             self._say_released(tp, min(offset, claim.offset), now)

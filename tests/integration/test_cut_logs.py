@@ -20,6 +20,7 @@ from outbox_plugin import Settings
 from outbox_plugin.adapters.kafka_reader import OffsetSpan, PartitionReader, reader_config
 from outbox_plugin.adapters.uncut_reading import CutWhileRead
 from outbox_plugin.coordination import Consumer, consumer
+from outbox_plugin.coordination.consumer import Guarantee
 from tests.inbox_support import NOWHERE
 from tests.partition_truncation import KafkaToCut, append, cut
 from tests.processes import launched
@@ -92,8 +93,8 @@ def test_a_reader_of_a_topic_returns_what_kafka_has_or_fails(
     assert read == [*numbered("old", 0, end), *numbered("new", end, end + more)]
 
 
-def consumer_of(ready: Settings, topic: str) -> Consumer:
-    return Consumer([topic], topic, "one", bootstrap_servers=ready.bootstrap_servers, kafka={})
+def consumer_of(ready: Settings, topic: str, guarantee: Guarantee = "at-least-once") -> Consumer:
+    return Consumer([topic], topic, "one", guarantee=guarantee, bootstrap_servers=ready.bootstrap_servers, kafka={})
 
 
 def poll(polling: Consumer, number: int) -> list[str]:
@@ -138,3 +139,39 @@ def test_a_consumer_without_rebalances_gets_what_stands_where_it_has_consumed_ot
         read += poll(polling, 4)
         assert polling.poll(1.0) is None
     assert read == [*numbered("old", 0, 10), *numbered("new", 5, 12)]
+
+
+def test_at_least_once_what_stands_in_a_partition_that_ends_before_the_position_is_consumed(
+    ready: Settings, kafka: KafkaToCut, topic: str
+) -> None:
+    """The partition was cut while nobody consumed: nobody knows which of its records were consumed."""
+    with consumer_of(ready, topic) as polling:
+        poll(polling, 10)
+    cut(kafka, topic, 5)
+    append(ready.bootstrap_servers, topic, numbered("new", 5, 8))
+    with consumer_of(ready, topic) as polling:
+        read = poll(polling, 8)
+        append(ready.bootstrap_servers, topic, numbered("new", 8, 12))
+        read += poll(polling, 4)
+        assert polling.poll(1.0) is None
+    assert read == [*numbered("old", 0, 5), *numbered("new", 5, 12)]
+
+
+def test_at_most_once_nothing_of_a_partition_that_ends_before_the_position_is_consumed(
+    ready: Settings, kafka: KafkaToCut, topic: str
+) -> None:
+    with consumer_of(ready, topic, "at-most-once") as polling:
+        poll(polling, 10)
+    cut(kafka, topic, 5)
+    append(ready.bootstrap_servers, topic, numbered("new", 5, 8))
+    with consumer_of(ready, topic, "at-most-once") as polling:
+
+        def has_met_the_end() -> bool:
+            assert polling.poll(0.1) is None
+            return bool(polling._assigned) and end_of(polling._reader, topic) == 8
+
+        eventually(has_met_the_end, SOON)
+        assert polling.poll(2.0) is None
+        append(ready.bootstrap_servers, topic, numbered("new", 8, 12))
+        assert poll(polling, 2) == numbered("new", 10, 12)
+        assert polling.poll(1.0) is None

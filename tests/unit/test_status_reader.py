@@ -51,6 +51,12 @@ class Record:
     def headers(self) -> None:
         return None
 
+    def topic(self) -> None:
+        return None
+
+    def leader_epoch(self) -> int:
+        return 0
+
 
 class Client:
     """A consumer of a leader topic with three partitions, each of which has one heartbeat.
@@ -75,7 +81,11 @@ class Client:
     def list_topics(self, topic: str, timeout: float) -> Any:
         return SimpleNamespace(topics={topic: SimpleNamespace(partitions={0: None, 1: None, 2: None})})
 
-    def get_watermark_offsets(self, partition: TopicPartition, *, timeout: float) -> tuple[int, int]:
+    def get_watermark_offsets(
+        self, partition: TopicPartition, *, timeout: float = 0.0, cached: bool = False
+    ) -> tuple[int, int]:
+        if cached:  # As of the last fetch.
+            return 0, 1
         if partition.partition in self._failures:
             self._failures[partition.partition](timeout)
         return 0, 1

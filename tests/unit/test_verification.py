@@ -192,7 +192,9 @@ class SilentPartition:
     def list_topics(self, topic: str, timeout: float) -> SimpleNamespace:
         return SimpleNamespace(topics={topic: SimpleNamespace(error=None, partitions={0: None, 1: None})})
 
-    def get_watermark_offsets(self, partition: TopicPartition, timeout: float) -> tuple[int, int]:
+    def get_watermark_offsets(
+        self, partition: TopicPartition, timeout: float = 0.0, *, cached: bool = False
+    ) -> tuple[int, int]:
         return 0, 1
 
     def assign(self, partitions: list[TopicPartition]) -> None:
@@ -203,8 +205,10 @@ class SilentPartition:
         return [
             SimpleNamespace(
                 error=lambda: None,
+                topic=lambda: "orders",
                 partition=lambda: 0,
                 offset=lambda: self._offset - 1,
+                leader_epoch=lambda: 0,
                 key=lambda: b"k",
                 headers=list,
             )
