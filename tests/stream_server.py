@@ -57,9 +57,11 @@ class StreamServer(ABC):
         self.port = server.sockets[0].getsockname()[1]
         listening.set()
         await self._end.wait()
-        server.close()
+        for listening_socket in server.sockets:  # It accepts no more. One that is closed would forget those under way.
+            self.loop.remove_reader(listening_socket.fileno())
         for _ in range(5):  # Connections that are being accepted come to `_accept`, which ends them.
             await asyncio.sleep(0)
+        server.close()
         await self._close_all()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
