@@ -9,8 +9,8 @@ import click
 from outbox_plugin.access.acls import kafka_acls
 from outbox_plugin.access.grants import postgres_grants
 from outbox_plugin.access.roles import Role
-from outbox_plugin.coordination.kafka_settings import kafka_settings
 from outbox_plugin.errors import UserError
+from outbox_plugin.kafka_settings import kafka_settings
 from outbox_plugin.schema.outboxes import present_outboxes
 from outbox_plugin.settings import Settings
 
@@ -56,6 +56,6 @@ def grants(role: str, grantee: str, kafka: bool, topics: tuple[str, ...], groups
 
 
 def _settings_for_kafka() -> Settings:
-    """The settings. Postgres need not be named in them, unless it knows which outboxes there are, or is one's own."""
+    """The settings for Kafka's ACLs. OUTBOX_DSN is required only where several outboxes are looked up or listed."""
     settings = kafka_settings(None, None)
     return Settings() if settings.names_many or settings.outboxes else settings

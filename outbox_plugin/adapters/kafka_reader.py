@@ -22,7 +22,7 @@ from outbox_plugin.adapters.kafka_clients import (
     UNKNOWN_TOPIC,
     internal_client_config,
 )
-from outbox_plugin.adapters.uncut_reading import UncutReading
+from outbox_plugin.adapters.truncation_aware_reader import TruncationAwareReader
 from outbox_plugin.errors import LogUnavailable
 from outbox_plugin.settings import Settings
 
@@ -64,7 +64,7 @@ class PartitionReader:
         self._topic = topic
         self._spans = spans
         self._unread = {partition: span.start for partition, span in spans.items() if span.start < span.end}
-        self._reading = UncutReading(consumer, topic, self._unread)
+        self._reading = TruncationAwareReader(consumer, topic, self._unread)
         consumer.assign([TopicPartition(topic, partition, start) for partition, start in self._unread.items()])
 
     @property
@@ -91,7 +91,7 @@ class PartitionReader:
 
         Raises:
             NotReadToEnd: Kafka has not delivered all by the deadline, or was silent for too long.
-            CutWhileRead: a partition was cut, and records that were delivered are gone.
+            TruncatedWhileRead: a partition was cut, and records that were delivered are gone.
             KafkaException: an error that does not pass by itself.
         """
         heard_at = time.monotonic()

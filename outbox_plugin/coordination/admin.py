@@ -12,13 +12,13 @@ from math import ceil
 from outbox_plugin.coordination.actions import KeepPosition
 from outbox_plugin.coordination.group_lags import Lag, group_lags
 from outbox_plugin.coordination.heartbeat_timing import HEARTBEAT_INTERVAL_SECONDS, HeartbeatTiming
-from outbox_plugin.coordination.kafka_settings import kafka_settings
 from outbox_plugin.coordination.log import TOPIC, CoordinationLog
 from outbox_plugin.coordination.log_view import LogView
 from outbox_plugin.coordination.messages import VERSION, ClaimingPartition, Entry, ReleaseGroup, ReleasingPartition
 from outbox_plugin.coordination.partition_owners import NO_END, STALE_INTERVALS, Holder, Key, Pause, Row
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import LogUnavailable, UserError
+from outbox_plugin.kafka_settings import kafka_settings
 
 CLIENT_ID = "outbox-admin"
 LOOKBACK_SECONDS = 600.0

@@ -13,6 +13,7 @@ import confluent_kafka
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
+from outbox_plugin.adapters.fetched_watermarks import fetched_watermarks
 from outbox_plugin.adapters.kafka_clients import client_config, connection_error, readable_headers, refused_property
 from outbox_plugin.adapters.kafka_connection_warnings import ConnectionWarnings
 from outbox_plugin.coordination.claims import Claim
@@ -20,7 +21,6 @@ from outbox_plugin.coordination.events import ClaimEvent
 from outbox_plugin.coordination.fetch_buffer import FetchBuffer
 from outbox_plugin.coordination.heartbeat_timing import HEARTBEAT_INTERVAL_SECONDS, HeartbeatTiming
 from outbox_plugin.coordination.instance import Instance
-from outbox_plugin.coordination.kafka_settings import kafka_settings
 from outbox_plugin.coordination.log import TOPIC, CoordinationLog
 from outbox_plugin.coordination.messages import VERSION, ClaimingPartition, encode
 from outbox_plugin.coordination.partition_owners import TOPIC_CLIENT, Holder
@@ -29,6 +29,7 @@ from outbox_plugin.core.memory_limit import Load, MemoryLimit, record_size
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import LogUnavailable, ServerRefused, UserError
 from outbox_plugin.insecure_settings import warn_about_insecure_settings
+from outbox_plugin.kafka_settings import kafka_settings
 from outbox_plugin.observe.metrics_extra import metrics_extra
 from outbox_plugin.printable import logger_of
 
@@ -328,7 +329,7 @@ class Consumer:
 
     def _add(self, messages: Sequence[Message]) -> None:
         come_again: set[TopicPartition] = set()
-        watermarks: dict[TopicPartition, tuple[int, int]] = {}
+        noted: set[TopicPartition] = set()
         for message in messages:
             tp, error = TopicPartition(message.topic() or "", message.partition() or 0), message.error()
             if error is not None and error.code() != KafkaError._PARTITION_EOF:
@@ -338,45 +339,64 @@ class Consumer:
             claim = self._assigned.get(tp)
             if claim is None or tp in come_again:
                 continue
-            if tp not in watermarks:
-                watermarks[tp] = self._watermarks(tp)
-            if self._may_follow_cut(tp, claim, message, *watermarks[tp]):
+            if tp not in noted and error is None:
+                noted.add(tp)
+                self._epochs.note_end(tp, fetched_watermarks(self._reader, tp)[1])
+            if error is None and self._goes_on(tp, claim, message):
+                self._buffer(tp, claim, message)
+            elif self._may_follow_cut(tp, claim, message):
                 self._reader.seek(KafkaTopicPartition(*tp, self._epochs.fetch_again(tp, message.offset() or 0)))
                 come_again.add(tp)
-            elif error is None:
-                self._add_record(tp, claim, message)
+            elif error is None and not self._add_record(tp, claim, message):
+                self._reader.seek(KafkaTopicPartition(*tp, OFFSET_BEGINNING))
+                come_again.add(tp)
 
-    def _may_follow_cut(self, tp: TopicPartition, claim: Claim, message: Message, beginning: int, end: int) -> bool:
+    def _goes_on(self, tp: TopicPartition, claim: Claim, message: Message) -> bool:
+        """Whether a record follows the one before it, at our position or after it, and shows nothing else."""
+        offset = message.offset() or 0
+        return offset >= claim.position and self._epochs.goes_on(tp, offset, message.leader_epoch())
+
+    def _may_follow_cut(self, tp: TopicPartition, claim: Claim, message: Message) -> bool:
         """Whether a record, or the end of a partition, may stand behind others that were not fetched.
 
         librdkafka goes on at a cut, and drops what it has fetched (`core.leader_epochs`).
         """
-        offset = message.offset() or 0
+        offset, (beginning, end) = message.offset() or 0, fetched_watermarks(self._reader, tp)
         if message.error() is not None:
             return self._epochs.may_end_at_cut(tp, offset, end)
-        self._epochs.note_end(tp, end)
         if self._epochs.goes_back(tp, offset):
             LOGGER.warning("%s [%d] was cut: a part of it is fetched again", *tp)
             self._epochs.note_cut(tp, self._reached(tp, claim))
             return False
         return self._epochs.may_follow_cut(tp, offset, message.leader_epoch(), lambda _: beginning)
 
-    def _add_record(self, tp: TopicPartition, claim: Claim, message: Message) -> None:
-        """Add a record, unless it was fetched before, or shows that the partition was cut below our position."""
+    def _add_record(self, tp: TopicPartition, claim: Claim, message: Message) -> bool:
+        """Add a record, unless it was fetched before, or stands below our position because the partition was cut.
+
+        Returns False if nobody knows where the partition was cut: then it is to be read from its beginning.
+        """
         offset = message.offset() or 0
         finding = self._epochs.add(tp, offset, message.leader_epoch(), key_may_be_forgotten=True)
-        if finding is Finding.HANDLED:
-            return
-        if finding is Finding.CUT or (finding is Finding.GONE and self._epochs.is_cut(tp, self._watermarks(tp)[0])):
+        if finding is Finding.CUT or (
+            finding is Finding.GONE and self._epochs.is_cut(tp, fetched_watermarks(self._reader, tp)[0])
+        ):
             LOGGER.warning("%s [%d] was cut: it is fetched from its beginning, and what was written since is new", *tp)
             self._epochs.restart(tp, self._reached(tp, claim))
-            self._reader.seek(KafkaTopicPartition(*tp, OFFSET_BEGINNING))
-        elif offset < claim.position and self._is_new(tp, message):
+            return False
+        if finding is Finding.HANDLED:
+            return True
+        if offset < claim.position and self._is_new(tp, message):
             self._instance.go_back(tp, claim, offset)
         else:
-            self._fetched.cut(tp, offset)
-            size = record_size(message.key(), message.value(), cast(Any, readable_headers(message)) or ())
-            self._fetched.add(tp, claim, offset, message, size)
+            self._buffer(tp, claim, message)
+        return True
+
+    def _buffer(self, tp: TopicPartition, claim: Claim, message: Message) -> None:
+        """Add a record to the queue of its claim. Those that stand there from the same offset on are not in Kafka."""
+        offset = message.offset() or 0
+        self._fetched.cut(tp, offset)
+        size = record_size(message.key(), message.value(), cast(Any, readable_headers(message)) or ())
+        self._fetched.add(tp, claim, offset, message, size)
 
     def _is_new(self, tp: TopicPartition, message: Message) -> bool:
         """Whether a record that stands below our position takes the place of another one.
@@ -392,11 +412,6 @@ class Consumer:
         """Up to where a partition was fetched, and the epoch of the record before that."""
         next_offset = max(claim.position, self._fetched.end(tp))
         return GroupPosition(next_offset, self._epochs.before(tp, next_offset))
-
-    def _watermarks(self, tp: TopicPartition) -> tuple[int, int]:
-        """Where the partition began and ended when it was last fetched. It asks no broker."""
-        beginning, end = self._reader.get_watermark_offsets(KafkaTopicPartition(*tp), cached=True)
-        return beginning, end
 
     def _promise(self, unpromised: Mapping[TopicPartition, tuple[Claim, int]], deadline: float) -> None:
         """Ask the log to promise records to us. While we hold them, an unanswered request is repeated."""

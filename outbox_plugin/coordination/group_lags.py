@@ -14,10 +14,10 @@ from confluent_kafka.admin import OffsetSpec
 
 from outbox_plugin.adapters.kafka_admin import END_OFFSET, FIRST_OFFSET, offsets_of
 from outbox_plugin.adapters.kafka_clients import REQUEST_TIMEOUT_SECONDS, client_config
-from outbox_plugin.coordination.kafka_settings import KafkaSettings
 from outbox_plugin.coordination.log import CoordinationLog
 from outbox_plugin.coordination.partition_owners import Key, Row
 from outbox_plugin.core.topic_partition import TopicPartition
+from outbox_plugin.kafka_settings import KafkaSettings
 
 READ_SECONDS = 5.0  # The time to read the first waiting records of all partitions of a group.
 

@@ -41,7 +41,6 @@ from outbox_plugin.coordination.coordination_topics import (
     found_of,
 )
 from outbox_plugin.coordination.group_view import TopicForm
-from outbox_plugin.coordination.kafka_settings import KafkaSettings
 from outbox_plugin.coordination.messages import (
     Entry,
     MalformedMessage,
@@ -62,6 +61,7 @@ from outbox_plugin.coordination.state_topic import (
 )
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import LogUnavailable, OutboxError, ServerRefused, UserError
+from outbox_plugin.kafka_settings import KafkaSettings
 from outbox_plugin.printable import logger_of
 
 LOGGER = logger_of(__name__)

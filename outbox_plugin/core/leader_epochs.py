@@ -24,6 +24,9 @@ Where the last handled record is gone, a record after it that has a smaller epoc
 epoch may also show it: no record can be fetched from an offset at which a transaction marker stands. Then the partition
 counts as cut, unless retention has deleted the last handled record. A compacted partition may be read again needlessly.
 
+Consumers without rebalances (`coordination.consumer`) and readers of a topic (`adapters.truncation_aware_reader`) look
+for a cut under them in the same way.
+
 Decides only; knows no thread and no server.
 """
 
@@ -189,6 +192,24 @@ class LeaderEpochs:
     def started_at(self, tp: TopicPartition) -> GroupPosition:
         """Return the position from which a partition is read, and what the group has handled besides."""
         return self._started.get(tp, GroupPosition(0))
+
+    def goes_on(self, tp: TopicPartition, offset: int, leader_epoch: int | None) -> bool:
+        """Add a record if it follows the one before it in the same epoch and is not handled. Return whether it does.
+
+        Almost all do. Such a record shows nothing, so it needs no other check.
+
+        Args:
+            tp: the record's partition.
+            offset: the record's offset.
+            leader_epoch: the record's epoch; None if Kafka does not return it.
+        """
+        unread = self._next.get(tp)
+        if unread is None or offset < unread or self.started_at(tp).handled:
+            return False
+        if leader_epoch is None or leader_epoch != self._first_offsets[tp][-1][1]:
+            return False
+        self._next[tp] = offset + 1
+        return True
 
     def goes_back(self, tp: TopicPartition, offset: int) -> bool:
         """Return whether a record comes after another one whose offset is not smaller: the partition was cut."""

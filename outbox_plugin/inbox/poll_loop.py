@@ -9,6 +9,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 
+from outbox_plugin.adapters.fetched_watermarks import fetched_watermarks
 from outbox_plugin.adapters.kafka_clients import close_consumer, connection_error, is_fatal
 from outbox_plugin.adapters.offset_commits import in_commits
 from outbox_plugin.adapters.topic_ids import TopicIds
@@ -26,7 +27,7 @@ from outbox_plugin.inbox.positions import Positions
 from outbox_plugin.inbox.reached_positions import ReachedPositions
 from outbox_plugin.inbox.received import Received
 from outbox_plugin.inbox.rereader import Rereader
-from outbox_plugin.inbox.unread_deletions import UnreadDeletions, fetched_watermarks
+from outbox_plugin.inbox.unread_deletions import UnreadDeletions
 from outbox_plugin.inbox.workers import TaskWorkers, ThreadWorkers
 from outbox_plugin.printable import logger_of, one_line
 from outbox_plugin.settings import Settings
@@ -85,7 +86,6 @@ class PollLoop:
         self._stop = stop
         self._epochs = LeaderEpochs()
         self.reached = ReachedPositions(positions, topic_ids, self._epochs)
-        self._watermarks = fetched_watermarks(consumer)
         self._unread = UnreadDeletions(self._low_watermark, observe)
         self._rereader = Rereader(consumer, dispatcher, topic_ids, self._epochs, self.reached, self._unread, stop)
         self._assignments = Assignments(
@@ -179,7 +179,7 @@ class PollLoop:
                 self._note(error)
         received, left_out = self._received(records)
         for tp in {TopicPartition(record.topic, record.partition) for record in received}:
-            self._epochs.note_end(tp, self._watermarks(tp)[1])
+            self._epochs.note_end(tp, fetched_watermarks(self._consumer, tp)[1])
         self._dispatch(received)
         for end in ends:
             if end.topic() not in left_out:
@@ -188,11 +188,11 @@ class PollLoop:
     def _reached_end(self, tp: TopicPartition, offset: int) -> None:
         """Take note that a partition was read to its end."""
         self._unread.reached(tp, offset, offset)
-        if self._epochs.may_end_at_cut(tp, offset, self._watermarks(tp)[1]):
+        if self._epochs.may_end_at_cut(tp, offset, fetched_watermarks(self._consumer, tp)[1]):
             self._rereader.look_for_cut(tp, offset)
 
     def _low_watermark(self, tp: TopicPartition) -> int:
-        return self._watermarks(tp)[0]
+        return fetched_watermarks(self._consumer, tp)[0]
 
     def _received(self, records: Sequence[Any]) -> tuple[list[Received], set[str]]:
         """Return the records of topics whose ids are certain, and the topics whose records come again."""

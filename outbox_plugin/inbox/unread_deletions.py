@@ -13,9 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from confluent_kafka import OFFSET_INVALID, Consumer, KafkaException
-from confluent_kafka import TopicPartition as KafkaTopicPartition
-
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.inbox.events import Observer, OffsetsDeletedUnread, ignore
 from outbox_plugin.printable import logger_of
@@ -71,19 +68,3 @@ class UnreadDeletions:
             low_watermark,
         )
         self._observe(OffsetsDeletedUnread(tp.topic, deleted))
-
-
-def fetched_watermarks(consumer: Consumer) -> Callable[[TopicPartition], tuple[int, int]]:
-    """Return a function that says where a partition began, and where it ended, when `consumer` last fetched it.
-
-    It asks no broker: each answer to a fetch has the watermarks.
-    """
-
-    def watermarks(tp: TopicPartition) -> tuple[int, int]:
-        try:
-            low, high = consumer.get_watermark_offsets(KafkaTopicPartition(*tp), cached=True)
-        except KafkaException:  # The client does not know the partition.
-            return OFFSET_INVALID, OFFSET_INVALID
-        return low, high
-
-    return watermarks

@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from outbox_plugin.adapters.kafka_clients import NO_LEADER_YET, connection_error, content
 from outbox_plugin.adapters.kafka_names import KafkaNames
 from outbox_plugin.adapters.kafka_reader import NotReadToEnd, OffsetSpan, PartitionReader, bounds, reader_config
-from outbox_plugin.adapters.uncut_reading import CutWhileRead
+from outbox_plugin.adapters.truncation_aware_reader import TruncatedWhileRead
 from outbox_plugin.core.bad_rows import ParkedKey
 from outbox_plugin.core.heartbeat_codec import HeartbeatCodec, LeaderRecord
 from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat, is_goharvests
@@ -298,7 +298,7 @@ def _last_records(settings: Settings, deadline: float) -> tuple[list[tuple[Leade
             listed = consumer.list_topics(topic, max(0.1, deadline - time.monotonic())).topics[topic]
             spans, unanswered = _tails(consumer, topic, list(listed.partitions), deadline)
             reader = PartitionReader(consumer, topic, spans)
-            with suppress(NotReadToEnd, CutWhileRead):  # The records read until then are shown.
+            with suppress(NotReadToEnd, TruncatedWhileRead):  # The records read until then are shown.
                 for message in chain.from_iterable(reader.batches(deadline=deadline)):
                     age = abs(time.time() - message.timestamp()[1] / 1000)
                     found.append((_leader_record(message), age))

@@ -14,6 +14,7 @@ from outbox_plugin.embedded.java import spark_java_home
 from outbox_plugin.embedded.kafka import EmbeddedKafka
 from outbox_plugin.spark.session import spark_session
 from tests.inbox_support import make_effect_table
+from tests.partition_truncation import KafkaToCut
 from tests.processes import launched
 from tests.support import begins_with_shared_spark
 
@@ -118,3 +119,11 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     kafka = StrictKafka(tmp_path_factory.mktemp("strict"), print)
     with launched(kafka):
         yield kafka.bootstrap_servers
+
+
+@pytest.fixture(scope="module")
+def kafka_to_cut(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaToCut]:
+    """A broker of the module's own, whose partitions can be cut."""
+    kafka = KafkaToCut(tmp_path_factory.mktemp("cut"), print)
+    with launched(kafka):
+        yield kafka

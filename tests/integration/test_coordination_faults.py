@@ -26,11 +26,11 @@ from confluent_kafka.admin import (
 
 from outbox_plugin.coordination import Admin, Consumer, Heartbeat
 from outbox_plugin.coordination.actions import KeepPosition
-from outbox_plugin.coordination.kafka_settings import kafka_settings
 from outbox_plugin.coordination.log import CoordinationLog
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.embedded.kafka import EmbeddedKafka
 from outbox_plugin.errors import OutboxError, UserError
+from outbox_plugin.kafka_settings import kafka_settings
 from tests.integration.test_coordination import (
     INTERVAL,
     PARTITIONS,

@@ -6,7 +6,6 @@ The inbox has tests of its own: test_inbox_cut_logs.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 from contextlib import closing
 from itertools import chain
 from typing import Any
@@ -18,12 +17,11 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from outbox_plugin import Settings
 from outbox_plugin.adapters.kafka_reader import OffsetSpan, PartitionReader, reader_config
-from outbox_plugin.adapters.uncut_reading import CutWhileRead
+from outbox_plugin.adapters.truncation_aware_reader import TruncatedWhileRead
 from outbox_plugin.coordination import Consumer, consumer
 from outbox_plugin.coordination.consumer import Guarantee
 from tests.inbox_support import NOWHERE
 from tests.partition_truncation import KafkaToCut, append, cut
-from tests.processes import launched
 from tests.support import eventually
 
 pytestmark = pytest.mark.integration
@@ -31,26 +29,18 @@ pytestmark = pytest.mark.integration
 SOON = 60.0
 
 
-@pytest.fixture(scope="module")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaToCut]:
-    """A broker of this module's own, which can be killed."""
-    broker = KafkaToCut(tmp_path_factory.mktemp("cut"), print)
-    with launched(broker):
-        yield broker
+@pytest.fixture
+def ready(kafka_to_cut: KafkaToCut) -> Settings:
+    return NOWHERE.model_copy(update={"bootstrap_servers": kafka_to_cut.bootstrap_servers})
 
 
 @pytest.fixture
-def ready(kafka: KafkaToCut) -> Settings:
-    return NOWHERE.model_copy(update={"bootstrap_servers": kafka.bootstrap_servers})
-
-
-@pytest.fixture
-def topic(kafka: KafkaToCut) -> str:
+def topic(kafka_to_cut: KafkaToCut) -> str:
     """A topic with one partition, and ten records."""
     name = f"events-{uuid.uuid4()}"
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    admin = AdminClient({"bootstrap.servers": kafka_to_cut.bootstrap_servers})
     admin.create_topics([NewTopic(name, 1, 1)])[name].result(60)
-    append(kafka.bootstrap_servers, name, numbered("old", 0, 10))
+    append(kafka_to_cut.bootstrap_servers, name, numbered("old", 0, 10))
     return name
 
 
@@ -62,11 +52,11 @@ def text(value: bytes | str | None) -> str:
     return value.decode() if isinstance(value, bytes) else value or ""
 
 
-def cut_and_append(kafka: KafkaToCut, client: Any, topic: str, end: int, more: int) -> None:
+def cut_and_append(kafka_to_cut: KafkaToCut, client: Any, topic: str, end: int, more: int) -> None:
     """Cut the topic, let the client hear of it, and write to it."""
-    cut(kafka, topic, end)
+    cut(kafka_to_cut, topic, end)
     eventually(lambda: end_of(client, topic) == end, SOON)
-    append(kafka.bootstrap_servers, topic, numbered("new", end, end + more))
+    append(kafka_to_cut.bootstrap_servers, topic, numbered("new", end, end + more))
 
 
 def end_of(client: Any, topic: str) -> int:
@@ -77,16 +67,16 @@ def end_of(client: Any, topic: str) -> int:
 
 @pytest.mark.parametrize(("end", "more"), [(7, 3), (7, 0), (2, 9)])
 def test_a_reader_of_a_topic_returns_what_kafka_has_or_fails(
-    ready: Settings, kafka: KafkaToCut, topic: str, end: int, more: int
+    ready: Settings, kafka_to_cut: KafkaToCut, topic: str, end: int, more: int
 ) -> None:
     """As the one of a verification, and of a leader that reads its predecessor's progress."""
     with closing(confluent_kafka.Consumer(reader_config(ready, "test"))) as consumer:
         reader = PartitionReader(consumer, topic, {0: OffsetSpan(0, end + more)})
         reading = chain.from_iterable(reader.batches(silence_seconds=SOON))
         read = [text(next(reading).value()) for _ in range(3)]
-        cut_and_append(kafka, consumer, topic, end, more)
+        cut_and_append(kafka_to_cut, consumer, topic, end, more)
         if end < 3:
-            with pytest.raises(CutWhileRead):
+            with pytest.raises(TruncatedWhileRead):
                 list(reading)
             return
         read += [text(each.value()) for each in reading]
@@ -113,25 +103,25 @@ def poll(polling: Consumer, number: int) -> list[str]:
 
 def test_a_consumer_without_rebalances_gets_what_was_fetched_and_dropped(
     ready: Settings,
-    kafka: KafkaToCut,
+    kafka_to_cut: KafkaToCut,
     topic: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with consumer_of(ready, topic) as polling:
         monkeypatch.setattr(consumer, "BATCH", 1)  # It takes no more from the client, which has fetched all.
         read = poll(polling, 1)
-        cut_and_append(kafka, polling._reader, topic, 7, 3)
+        cut_and_append(kafka_to_cut, polling._reader, topic, 7, 3)
         read += poll(polling, 9)
         assert polling.poll(1.0) is None
     assert read == [*numbered("old", 0, 7), *numbered("new", 7, 10)]
 
 
 def test_a_consumer_without_rebalances_gets_what_stands_where_it_has_consumed_other_records(
-    ready: Settings, kafka: KafkaToCut, topic: str
+    ready: Settings, kafka_to_cut: KafkaToCut, topic: str
 ) -> None:
     with consumer_of(ready, topic) as polling:
         read = poll(polling, 10)
-        cut(kafka, topic, 5)
+        cut(kafka_to_cut, topic, 5)
         eventually(lambda: polling.poll(0.1) is None and end_of(polling._reader, topic) == 5, SOON)
         append(ready.bootstrap_servers, topic, numbered("new", 5, 8))
         read += poll(polling, 3)
@@ -142,12 +132,12 @@ def test_a_consumer_without_rebalances_gets_what_stands_where_it_has_consumed_ot
 
 
 def test_at_least_once_what_stands_in_a_partition_that_ends_before_the_position_is_consumed(
-    ready: Settings, kafka: KafkaToCut, topic: str
+    ready: Settings, kafka_to_cut: KafkaToCut, topic: str
 ) -> None:
     """The partition was cut while nobody consumed: nobody knows which of its records were consumed."""
     with consumer_of(ready, topic) as polling:
         poll(polling, 10)
-    cut(kafka, topic, 5)
+    cut(kafka_to_cut, topic, 5)
     append(ready.bootstrap_servers, topic, numbered("new", 5, 8))
     with consumer_of(ready, topic) as polling:
         read = poll(polling, 8)
@@ -158,11 +148,11 @@ def test_at_least_once_what_stands_in_a_partition_that_ends_before_the_position_
 
 
 def test_at_most_once_nothing_of_a_partition_that_ends_before_the_position_is_consumed(
-    ready: Settings, kafka: KafkaToCut, topic: str
+    ready: Settings, kafka_to_cut: KafkaToCut, topic: str
 ) -> None:
     with consumer_of(ready, topic, "at-most-once") as polling:
         poll(polling, 10)
-    cut(kafka, topic, 5)
+    cut(kafka_to_cut, topic, 5)
     append(ready.bootstrap_servers, topic, numbered("new", 5, 8))
     with consumer_of(ready, topic, "at-most-once") as polling:
 

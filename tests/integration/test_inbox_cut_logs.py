@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
 from typing import Any
@@ -26,7 +25,6 @@ from outbox_plugin.inbox.kafka_records import committed_offset
 from outbox_plugin.inbox.positions import Positions
 from tests.inbox_support import effects, make_effect_table, poll_loop, query, record_effect
 from tests.partition_truncation import KafkaToCut, append, cut, cut_and_launch
-from tests.processes import launched
 from tests.support import eventually
 
 pytestmark = pytest.mark.integration
@@ -37,26 +35,18 @@ WEEK = timedelta(days=7)
 SHORT_KEEP = timedelta(minutes=30)
 
 
-@pytest.fixture(scope="module")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaToCut]:
-    """A broker of this module's own, which can be killed."""
-    broker = KafkaToCut(tmp_path_factory.mktemp("cut"), print)
-    with launched(broker):
-        yield broker
-
-
 @pytest.fixture
-def ready(settings: Settings, kafka: KafkaToCut) -> Settings:
+def ready(settings: Settings, kafka_to_cut: KafkaToCut) -> Settings:
     """Settings for that broker, and a database with a table for effects."""
     make_effect_table(settings)
-    return settings.model_copy(update={"bootstrap_servers": kafka.bootstrap_servers})
+    return settings.model_copy(update={"bootstrap_servers": kafka_to_cut.bootstrap_servers})
 
 
 @pytest.fixture
-def topic(kafka: KafkaToCut, group: str) -> str:
+def topic(kafka_to_cut: KafkaToCut, group: str) -> str:
     """A topic with one partition."""
     name = f"{group}-events"
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    admin = AdminClient({"bootstrap.servers": kafka_to_cut.bootstrap_servers})
     admin.create_topics([NewTopic(name, 1, 1)])[name].result(60)
     return name
 
@@ -88,12 +78,12 @@ def consume(settings: Settings, topic: str, group: str, expected: list[str], kee
 
 @pytest.mark.parametrize("more", [2, 4, 9], ids=["below the position", "up to the position", "beyond the position"])
 def test_records_that_were_written_after_a_cut_are_handled(
-    ready: Settings, kafka: KafkaToCut, topic: str, group: str, more: int
+    ready: Settings, kafka_to_cut: KafkaToCut, topic: str, group: str, more: int
 ) -> None:
     """Also those at offsets that were handled; nothing has its effect twice."""
     append(ready.bootstrap_servers, topic, numbered("old", 0, 10))
     consume(ready, topic, group, numbered("old", 0, 10))
-    cut(kafka, topic, 6)
+    cut(kafka_to_cut, topic, 6)
     append(ready.bootstrap_servers, topic, numbered("new", 6, 6 + more))
     consume(ready, topic, group, [*numbered("old", 0, 10), *numbered("new", 6, 6 + more)])
     append(ready.bootstrap_servers, topic, ["last"])
@@ -103,7 +93,7 @@ def test_records_that_were_written_after_a_cut_are_handled(
 
 @pytest.mark.parametrize("running", [False, True], ids=["while no inbox runs", "under a running inbox"])
 def test_a_record_without_a_name_is_not_taken_for_the_one_that_stood_at_its_offset(
-    ready: Settings, kafka: KafkaToCut, topic: str, group: str, running: bool
+    ready: Settings, kafka_to_cut: KafkaToCut, topic: str, group: str, running: bool
 ) -> None:
     """Its place in Kafka names it, and after a cut another record stands there."""
     expected = [*numbered("old", 0, 10), *numbered("new", 6, 16)]
@@ -112,7 +102,7 @@ def test_a_record_without_a_name_is_not_taken_for_the_one_that_stood_at_its_offs
         eventually(lambda: len(effects(ready)) == 10, SOON)
         if not running:
             inbox.stop()
-        cut(kafka, topic, 6)
+        cut(kafka_to_cut, topic, 6)
         append(ready.bootstrap_servers, topic, numbered("new", 6, 16), named=False)
         if running:
             eventually(lambda: len(effects(ready)) >= len(expected), SOON)
@@ -120,7 +110,7 @@ def test_a_record_without_a_name_is_not_taken_for_the_one_that_stood_at_its_offs
 
 
 def test_events_that_were_handled_while_kafka_was_away_do_not_hide_a_cut(
-    ready: Settings, kafka: KafkaToCut, topic: str, group: str
+    ready: Settings, kafka_to_cut: KafkaToCut, topic: str, group: str
 ) -> None:
     """The inbox handles what it has received: its position in Postgres moves on, and its offset in Kafka does not."""
     released = threading.Event()
@@ -140,21 +130,21 @@ def test_events_that_were_handled_while_kafka_was_away_do_not_hide_a_cut(
         eventually(lambda: committed() == 3, SOON)
         append(ready.bootstrap_servers, topic, numbered("old", 3, 10))
         eventually(lambda: inbox._dispatcher.locked(lambda queues: queues.held) == 7, SOON)
-        kafka.kill()
+        kafka_to_cut.kill()
         released.set()
         eventually(lambda: query(ready, "SELECT next_offset FROM outbox_inbox_position") == [(10,)], SOON)
-    cut_and_launch(kafka, topic, 6)
+    cut_and_launch(kafka_to_cut, topic, 6)
     append(ready.bootstrap_servers, topic, numbered("new", 6, 14))
     consume(ready, topic, group, [*numbered("old", 0, 10), *numbered("new", 6, 14)])
 
 
 def test_an_inbox_that_was_killed_while_it_read_a_cut_partition_again_reads_on(
-    ready: Settings, kafka: KafkaToCut, topic: str, group: str
+    ready: Settings, kafka_to_cut: KafkaToCut, topic: str, group: str
 ) -> None:
     """Its offset in Kafka had gone back already, and its position in Postgres had not."""
     append(ready.bootstrap_servers, topic, numbered("old", 0, 10))
     consume(ready, topic, group, numbered("old", 0, 10))
-    cut(kafka, topic, 6)
+    cut(kafka_to_cut, topic, 6)
     append(ready.bootstrap_servers, topic, numbered("new", 6, 14))
     gone_back = committed_offset(TopicPartition(topic, 0), GroupPosition(3, 0), topic_state(ready, topic).topic_id)
     with closing(Consumer({"bootstrap.servers": ready.bootstrap_servers, "group.id": group})) as consumer:
@@ -164,25 +154,25 @@ def test_an_inbox_that_was_killed_while_it_read_a_cut_partition_again_reads_on(
 
 @pytest.mark.parametrize(("end", "more"), [(9, 1), (5, 2)], ids=["ends at the position", "ends before the position"])
 def test_events_whose_keys_are_forgotten_have_no_effect_again_after_a_cut(
-    ready: Settings, kafka: KafkaToCut, topic: str, group: str, end: int, more: int
+    ready: Settings, kafka_to_cut: KafkaToCut, topic: str, group: str, end: int, more: int
 ) -> None:
     """Records from before the cut have the epoch of those that the group has handled. Others are new, however old."""
     append(ready.bootstrap_servers, topic, numbered("old", 0, 10))
     consume(ready, topic, group, numbered("old", 0, 10))
     query(ready, "DELETE FROM outbox_inbox")
-    cut(kafka, topic, end)
+    cut(kafka_to_cut, topic, end)
     append(ready.bootstrap_servers, topic, numbered("new", end, end + more))
     expected = [*numbered("old", 0, 10), *numbered("new", end, end + more)]
     consume(ready, topic, group, expected, keep=SHORT_KEEP)
 
 
 def test_an_inbox_that_is_restarted_while_it_reads_a_cut_partition_again_goes_on_leaving_out_old_records(
-    ready: Settings, kafka: KafkaToCut, topic: str, group: str
+    ready: Settings, kafka_to_cut: KafkaToCut, topic: str, group: str
 ) -> None:
     """Its position has gone back to one of them, and their keys are forgotten meanwhile."""
     append(ready.bootstrap_servers, topic, numbered("old", 0, 10))
     consume(ready, topic, group, numbered("old", 0, 10))
-    cut(kafka, topic, 6)
+    cut(kafka_to_cut, topic, 6)
     append(ready.bootstrap_servers, topic, numbered("new", 6, 14))
     refuse_key(ready, "old 04")
     expected = [*numbered("old", 0, 10), *numbered("new", 6, 14)]
@@ -195,13 +185,13 @@ def test_an_inbox_that_is_restarted_while_it_reads_a_cut_partition_again_goes_on
 
 
 def test_an_old_record_after_an_offset_that_went_back_has_no_effect_again(
-    ready: Settings, kafka: KafkaToCut, topic: str, group: str
+    ready: Settings, kafka_to_cut: KafkaToCut, topic: str, group: str
 ) -> None:
     """The inbox was killed before its position in Postgres went back, too: that is the bound of what it has handled."""
     append(ready.bootstrap_servers, topic, numbered("old", 0, 10))
     consume(ready, topic, group, numbered("old", 0, 10))
     query(ready, "DELETE FROM outbox_inbox")
-    cut(kafka, topic, 6)
+    cut(kafka_to_cut, topic, 6)
     append(ready.bootstrap_servers, topic, numbered("new", 6, 14))
     gone_back = committed_offset(TopicPartition(topic, 0), GroupPosition(3, 0), topic_state(ready, topic).topic_id)
     with closing(Consumer({"bootstrap.servers": ready.bootstrap_servers, "group.id": group})) as consumer:
@@ -211,7 +201,7 @@ def test_an_old_record_after_an_offset_that_went_back_has_no_effect_again(
 
 
 def test_a_group_whose_offsets_kafka_has_forgotten_notices_a_cut(
-    ready: Settings, kafka: KafkaToCut, topic: str, group: str
+    ready: Settings, kafka_to_cut: KafkaToCut, topic: str, group: str
 ) -> None:
     """Its position in Postgres has a leader epoch, too."""
     append(ready.bootstrap_servers, topic, numbered("old", 0, 10))
@@ -219,14 +209,14 @@ def test_a_group_whose_offsets_kafka_has_forgotten_notices_a_cut(
     query(ready, "DELETE FROM outbox_inbox")
     admin = AdminClient({"bootstrap.servers": ready.bootstrap_servers})
     admin.delete_consumer_groups([group])[group].result(SOON)
-    cut(kafka, topic, 6)
+    cut(kafka_to_cut, topic, 6)
     append(ready.bootstrap_servers, topic, numbered("new", 6, 14))
     expected = [*numbered("old", 0, 10), *numbered("new", 6, 14)]
     consume(ready, topic, group, expected, keep=SHORT_KEEP)
 
 
 def test_a_cut_under_a_running_inbox_repeats_no_effect_whose_key_is_forgotten(
-    ready: Settings, kafka: KafkaToCut, topic: str, group: str
+    ready: Settings, kafka_to_cut: KafkaToCut, topic: str, group: str
 ) -> None:
     """librdkafka goes back to the partition's beginning."""
     append(ready.bootstrap_servers, topic, numbered("old", 0, 10))
@@ -234,7 +224,7 @@ def test_a_cut_under_a_running_inbox_repeats_no_effect_whose_key_is_forgotten(
     with Inbox(ready, group=group, topics=[topic], handler=record_effect, keep=SHORT_KEEP):
         eventually(lambda: len(effects(ready)) == 10, SOON)
         query(ready, "DELETE FROM outbox_inbox")
-        cut(kafka, topic, 6)
+        cut(kafka_to_cut, topic, 6)
         append(ready.bootstrap_servers, topic, numbered("new", 6, 14))
         eventually(lambda: len(effects(ready)) >= len(expected), SOON)
     assert sorted(value for _, _, value in effects(ready)) == sorted(expected)
@@ -242,7 +232,7 @@ def test_a_cut_under_a_running_inbox_repeats_no_effect_whose_key_is_forgotten(
 
 @pytest.mark.parametrize("more", [3, 0], ids=["and others follow", "and nothing follows"])
 def test_records_before_a_cut_that_were_fetched_and_not_polled_are_handled(
-    ready: Settings, kafka: KafkaToCut, topic: str, group: str, more: int
+    ready: Settings, kafka_to_cut: KafkaToCut, topic: str, group: str, more: int
 ) -> None:
     """librdkafka goes back to the cut, and drops them."""
     append(ready.bootstrap_servers, topic, numbered("old", 0, 10))
@@ -259,19 +249,19 @@ def test_records_before_a_cut_that_were_fetched_and_not_polled_are_handled(
             return len(queued) >= number
 
         eventually(lambda: has_queued(3), SOON)
-        cut(kafka, topic, 7)
+        cut(kafka_to_cut, topic, 7)
         append(ready.bootstrap_servers, topic, numbered("new", 7, 7 + more))
         eventually(lambda: has_queued(7 + more), SOON)
     assert queued == {each.encode() for each in (*numbered("old", 0, 7), *numbered("new", 7, 7 + more))}
 
 
 def test_a_cut_shows_where_a_transaction_marker_stands_at_the_offset_that_was_handled_last(
-    ready: Settings, kafka: KafkaToCut, topic: str, group: str
+    ready: Settings, kafka_to_cut: KafkaToCut, topic: str, group: str
 ) -> None:
     """No record can be fetched from there."""
     append(ready.bootstrap_servers, topic, numbered("old", 0, 10))
     consume(ready, topic, group, numbered("old", 0, 10))
-    cut(kafka, topic, 6)
+    cut(kafka_to_cut, topic, 6)
     config = {"bootstrap.servers": ready.bootstrap_servers, "transactional.id": group}
     with closing(Producer(config)) as producer:
         producer.init_transactions()
@@ -284,12 +274,12 @@ def test_a_cut_shows_where_a_transaction_marker_stands_at_the_offset_that_was_ha
 
 
 def test_records_that_retention_has_deleted_are_not_taken_for_a_cut(
-    ready: Settings, kafka: KafkaToCut, topic: str, group: str, caplog: pytest.LogCaptureFixture
+    ready: Settings, kafka_to_cut: KafkaToCut, topic: str, group: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The first record that is left has a greater epoch than the position, as after any start of the broker."""
     append(ready.bootstrap_servers, topic, numbered("old", 0, 10))
     consume(ready, topic, group, numbered("old", 0, 10))
-    cut(kafka, topic, 10)
+    cut(kafka_to_cut, topic, 10)
     append(ready.bootstrap_servers, topic, numbered("deleted", 10, 13))
     admin = AdminClient({"bootstrap.servers": ready.bootstrap_servers})
     for deleted in admin.delete_records([KafkaTopicPartition(topic, 0, 13)]).values():

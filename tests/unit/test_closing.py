@@ -29,13 +29,13 @@ from outbox_plugin.adapters.kafka_names import KafkaNames
 from outbox_plugin.adapters.postgres_wake_up import PostgresWakeUp
 from outbox_plugin.coordination import consumer, log
 from outbox_plugin.coordination.consumer_telemetry import ConsumerTelemetry
-from outbox_plugin.coordination.kafka_settings import kafka_settings
 from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat
 from outbox_plugin.core.signing import Signer
 from outbox_plugin.embedded.free_ports import free_port
 from outbox_plugin.errors import InvalidSetting
 from outbox_plugin.inbox import consumer as inbox_consumer
 from outbox_plugin.inbox.inbox_telemetry import InboxTelemetry
+from outbox_plugin.kafka_settings import kafka_settings
 from outbox_plugin.observe import telemetry_server
 from outbox_plugin.observe.harvester_telemetry import HarvesterTelemetry
 from outbox_plugin.tenants import TenantHarvesters

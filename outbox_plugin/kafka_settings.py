@@ -1,4 +1,4 @@
-"""The settings of consumers that share topics: they need Kafka, and no Postgres."""
+"""The settings of those who need Kafka, and no Postgres."""
 
 from __future__ import annotations
 

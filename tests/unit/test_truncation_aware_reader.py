@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, TopicPartition
 
-from outbox_plugin.adapters.uncut_reading import CutWhileRead, UncutReading
+from outbox_plugin.adapters.truncation_aware_reader import TruncatedWhileRead, TruncationAwareReader
 
 
 class Message:
@@ -64,11 +64,11 @@ class Client:
         return polled
 
 
-def reading_of(client: Any) -> UncutReading:
-    return UncutReading(client, "t", {0: 0})
+def reading_of(client: Any) -> TruncationAwareReader:
+    return TruncationAwareReader(client, "t", {0: 0})
 
 
-def read(reading: UncutReading, most: int, times: int = 1) -> list[int]:
+def read(reading: TruncationAwareReader, most: int, times: int = 1) -> list[int]:
     """The offsets of the records of so many polls."""
     return [each.offset() or 0 for _ in range(times) for each in reading.consume(most, 0.0) if each.error() is None]
 
@@ -96,7 +96,7 @@ def test_records_that_were_read_and_are_gone_are_noticed_where_others_follow(mos
     reading = reading_of(client)
     read(reading, 3)
     client.log[:] = [0, 1, 1, 1, 1]  # The client has heard of no cut.
-    with pytest.raises(CutWhileRead, match="the partition 0 of t was cut"):
+    with pytest.raises(TruncatedWhileRead, match="the partition 0 of t was cut"):
         read(reading, most, 10)
 
 
@@ -105,7 +105,7 @@ def test_or_where_the_client_goes_back() -> None:
     reading = reading_of(client)
     read(reading, 3)
     client.cut(1, 1)
-    with pytest.raises(CutWhileRead):
+    with pytest.raises(TruncatedWhileRead):
         read(reading, 1)
 
 
