@@ -24,6 +24,7 @@ help: ## Say what can be made
 setup: $(STAMP) ## Build .venv from the lock file, with the `outbox` command in it
 
 $(STAMP): requirements.lock pyproject.toml
+	@rm -rf $(VENV)/class-archives  # They were made of the jars before.
 	@"$(PYTHON)" -c '$(SUITABLE)' 2>/dev/null || \
 	    { echo "make: no Python 3.11, 3.12 or 3.13 with its venv module was found; install one (or: make PYTHON=…)" >&2; exit 2; }
 	@"$(PYTHON)" -m venv $(VENV)

@@ -1,4 +1,4 @@
-"""Archives of the classes that Kafka and Spark load, which halve the processor time of their starts (JEP 350).
+"""Archives of the classes that Kafka and Spark load. They save a third of the processor time of a start (JEP 350).
 
 A run of the tests starts many of both. `python -m tests.make_class_archives` makes the archives. They lie in the
 virtual environment, whose jars they know. Java ignores an archive that is missing, or was made with other jars.

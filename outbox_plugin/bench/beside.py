@@ -23,8 +23,8 @@ from outbox_plugin.bench.temporary_outbox import (
     connect,
     create_topic,
     insert,
-    scratch_outbox,
     table_of,
+    temporary_outbox,
 )
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
@@ -102,7 +102,7 @@ def beside(settings: Settings, rows: int, keys: int, events_per_second: float, t
     Raises:
         NotRelayed: what was written did not arrive within ten minutes.
     """
-    with scratch_outbox(settings) as ours, harvester(ours):
+    with temporary_outbox(settings) as ours, harvester(ours):
         topics = f"{ours.group}-live", f"{ours.group}-batch"
         for topic in topics:
             create_topic(ours, topic, PARTITIONS)

@@ -21,8 +21,8 @@ from outbox_plugin.bench.temporary_outbox import (
     connect,
     insert,
     median_ratio,
-    scratch_outbox,
     table_of,
+    temporary_outbox,
     vacuum,
 )
 from outbox_plugin.harvester import Harvester, look_for_cycles_less_often
@@ -84,7 +84,7 @@ def against_baseline(settings: Settings, rows: int, keys: int, rounds: int, tell
         rounds: how many times each side is measured, in turn.
         tell: is called with each line of progress.
     """
-    with scratch_outbox(settings) as ours:
+    with temporary_outbox(settings) as ours:
         return _in_turn(
             DrainReport("harvester", "baseline"),
             lambda: _harvested(ours, rows, keys),
@@ -103,7 +103,7 @@ def hot_key(settings: Settings, rows: int, rounds: int, tell: Tell) -> DrainRepo
         rounds: how many times each side is measured, in turn.
         tell: is called with each line of progress.
     """
-    with scratch_outbox(settings) as ours:
+    with temporary_outbox(settings) as ours:
         return _in_turn(
             DrainReport("1 key", f"{KEYS:,} keys"),
             lambda: _harvested(ours, rows, 1),
@@ -125,11 +125,11 @@ def old_snapshot(settings: Settings, rows: int, dead_rows: int, rounds: int, tel
     """
 
     def with_old_snapshot() -> Drained:
-        with scratch_outbox(settings) as ours, _dead_rows_held(ours, dead_rows):
+        with temporary_outbox(settings) as ours, _dead_rows_held(ours, dead_rows):
             return _harvested(ours, rows, KEYS)
 
     def without_old_snapshot() -> Drained:
-        with scratch_outbox(settings) as ours:
+        with temporary_outbox(settings) as ours:
             return _harvested(ours, rows, KEYS)
 
     report = DrainReport(f"old snapshot, {dead_rows:,} dead rows", "no old snapshot")
@@ -148,7 +148,7 @@ def big_backlog(settings: Settings, rows: int, reference_rows: int, rounds: int,
     """
 
     def drained(count: int) -> Drained:
-        with scratch_outbox(settings) as ours:
+        with temporary_outbox(settings) as ours:
             return _harvested(ours, count, KEYS)
 
     report = DrainReport(f"{rows:,} rows", f"{reference_rows:,} rows")

@@ -20,7 +20,7 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from outbox_plugin.bench.temporary_outbox import Tell, median_ratio, scratch_outbox
+from outbox_plugin.bench.temporary_outbox import Tell, median_ratio, temporary_outbox
 from outbox_plugin.emit.drivers import Insert, Query
 from outbox_plugin.emit.event import Event
 from outbox_plugin.emit.outbox import Outbox
@@ -84,7 +84,7 @@ def bench_emit(settings: Settings, turns: int, tell: Tell) -> EmitReport:
         tell: is called with each line of progress.
     """
     costs = []
-    with scratch_outbox(settings) as scratch:
+    with temporary_outbox(settings) as scratch:
         for driver in DRIVERS:
             if all(find_spec(module) for module in driver.needs):
                 for many in (False, True):

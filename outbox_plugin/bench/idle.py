@@ -9,7 +9,7 @@ from typing import Any
 
 from outbox_plugin.bench.reader import LiveReader
 from outbox_plugin.bench.relay_processes import harvester, wait, write
-from outbox_plugin.bench.temporary_outbox import Tell, connect, create_topic, scratch_outbox
+from outbox_plugin.bench.temporary_outbox import Tell, connect, create_topic, temporary_outbox
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.settings import Settings
 
@@ -49,7 +49,7 @@ def idle(settings: Settings, seconds: float, times: int, tell: Tell) -> IdleRepo
     Raises:
         NotRelayed: what was written did not arrive within ten minutes.
     """
-    with scratch_outbox(settings) as ours:
+    with temporary_outbox(settings) as ours:
         migrate(ours, wake_up=True)
         topic = f"{ours.group}-paced"
         create_topic(ours, topic, 1)

@@ -22,7 +22,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from psycopg import sql
 
 from outbox_plugin.adapters.kafka_clients import client_config
-from outbox_plugin.bench.temporary_outbox import PATIENCE_SECONDS, Tell, median_ratio, scratch_outbox
+from outbox_plugin.bench.temporary_outbox import PATIENCE_SECONDS, Tell, median_ratio, temporary_outbox
 from outbox_plugin.inbox import Inbox, Received
 from outbox_plugin.inbox.batch_limit import MAX_BATCH_RECORDS
 from outbox_plugin.schema.connection import connect
@@ -104,7 +104,7 @@ def bench_inbox(
         batch: how many records are handled at once, by one upsert of their keys' rows; None for one by one.
     """
     report = InboxReport(records, keys, [], [])
-    with scratch_outbox(settings) as scratch:
+    with temporary_outbox(settings) as scratch:
         schema = scratch.table.split(".")[0]
         table = sql.Identifier(schema, "effect")
         update = sql.SQL("UPDATE {} SET times = times + 1 WHERE key = %s").format(table)

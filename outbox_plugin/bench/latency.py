@@ -11,7 +11,7 @@ import psutil
 
 from outbox_plugin.bench.reader import LiveReader
 from outbox_plugin.bench.relay_processes import baseline, harvester, wait, write
-from outbox_plugin.bench.temporary_outbox import Tell, create_topic, scratch_outbox
+from outbox_plugin.bench.temporary_outbox import Tell, create_topic, temporary_outbox
 from outbox_plugin.settings import Settings
 
 WARMING_ROWS = 200
@@ -72,7 +72,7 @@ def latency(settings: Settings, seconds: float, rows_per_second: float, tell: Te
     found = []
     for name, relay in (("baseline", baseline), ("harvester", harvester)):
         tell(f"{name}: {seconds:.0f} s")
-        with scratch_outbox(settings) as ours, relay(ours) as process:
+        with temporary_outbox(settings) as ours, relay(ours) as process:
             found.append(_measured(ours, process, seconds, rows_per_second))
     return LatencyReport(settings.delivery, rows_per_second, found[1], found[0])
 

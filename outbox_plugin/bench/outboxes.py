@@ -18,7 +18,14 @@ from outbox_plugin.bench.idle import transactions
 from outbox_plugin.bench.reader import LiveReader
 from outbox_plugin.bench.relay_processes import KEYS, NotRelayed, harvester, wait, write
 from outbox_plugin.bench.takeover import STEADY_SECONDS
-from outbox_plugin.bench.temporary_outbox import PATIENCE_SECONDS, Tell, connect, create_topic, insert, scratch_outboxes
+from outbox_plugin.bench.temporary_outbox import (
+    PATIENCE_SECONDS,
+    Tell,
+    connect,
+    create_topic,
+    insert,
+    temporary_outboxes,
+)
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.settings import Settings
 
@@ -90,7 +97,7 @@ def outboxes(
     Raises:
         NotRelayed: what was written did not arrive within ten minutes.
     """
-    with scratch_outboxes(settings, count) as scratch:
+    with temporary_outboxes(settings, count) as scratch:
         of_the_process, ours = _listed(scratch) if rest is None else _matched(scratch, rest)
         for outbox in ours:
             migrate(outbox, wake_up=True)

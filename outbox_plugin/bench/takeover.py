@@ -24,7 +24,7 @@ from outbox_plugin.bench.fleet import Fleet
 from outbox_plugin.bench.namespace import Namespace
 from outbox_plugin.bench.proxy import DIRECTIONS, Proxy
 from outbox_plugin.bench.reader import Arrival, LiveReader
-from outbox_plugin.bench.temporary_outbox import Tell, create_topic, scratch_outbox
+from outbox_plugin.bench.temporary_outbox import Tell, create_topic, temporary_outbox
 from outbox_plugin.bench.writer import Mix, Writer
 from outbox_plugin.errors import OutboxError
 from outbox_plugin.settings import Settings
@@ -98,7 +98,7 @@ def takeover(settings: Settings, times: int, tell: Tell) -> TakeoverReport:
     not_measured = _not_measured(settings)
     faults = [fault for fault in FAULTS if fault not in not_measured]
     silences: dict[str, list[float]] = {fault: [] for fault in faults}
-    with scratch_outbox(settings) as own, tempfile.TemporaryDirectory(prefix="outbox-takeover-") as folder:
+    with temporary_outbox(settings) as own, tempfile.TemporaryDirectory(prefix="outbox-takeover-") as folder:
         topic = f"{own.group}-events"
         create_topic(own, topic, 3)
         with _Bench.running(own, topic, Path(folder), apart=NO_KAFKA in faults, behind=STUCK in faults) as bench:

@@ -97,14 +97,14 @@ def vacuum(settings: Settings) -> None:
 
 
 @contextmanager
-def scratch_outbox(settings: Settings) -> Iterator[Settings]:
+def temporary_outbox(settings: Settings) -> Iterator[Settings]:
     """Settings with a temporary schema and group."""
-    with scratch_outboxes(settings, 1) as [scratch]:
+    with temporary_outboxes(settings, 1) as [scratch]:
         yield scratch
 
 
 @contextmanager
-def scratch_outboxes(settings: Settings, count: int) -> Iterator[list[Settings]]:
+def temporary_outboxes(settings: Settings, count: int) -> Iterator[list[Settings]]:
     """Settings of `count` outboxes, each with a temporary schema and group of its own."""
     prefix = f"outbox_bench_{uuid.uuid4().hex[:8]}"
     names = [f"{prefix}_{number}" for number in range(count)]

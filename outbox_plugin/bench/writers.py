@@ -13,7 +13,7 @@ from typing import Any
 from psycopg import sql
 
 from outbox_plugin.bench.relay_processes import harvester
-from outbox_plugin.bench.temporary_outbox import VALUE_BYTES, Tell, connect, median_ratio, scratch_outbox, table_of
+from outbox_plugin.bench.temporary_outbox import VALUE_BYTES, Tell, connect, median_ratio, table_of, temporary_outbox
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.settings import Settings
 
@@ -59,7 +59,7 @@ def writers(settings: Settings, count: int, seconds: float, rounds: int, tell: T
         tell: is called with each line of progress.
     """
     report = WritersReport(count, [], [])
-    with scratch_outbox(settings) as ours:
+    with temporary_outbox(settings) as ours:
         migrate(ours, wake_up=True)
         with harvester(ours), _writing_hard(ours, count) as commits:
             for number in range(rounds):

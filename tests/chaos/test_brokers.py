@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient
 from outbox_plugin import Settings
 from outbox_plugin.bench.fleet import END_SECONDS
 from outbox_plugin.bench.servers import Servers
-from outbox_plugin.bench.temporary_outbox import scratch_outbox
+from outbox_plugin.bench.temporary_outbox import temporary_outbox
 from outbox_plugin.bench.writer import Mix
 from outbox_plugin.embedded.cluster import ClusterNode, Coordinated, EmbeddedCluster
 from tests.chaos import loading
@@ -41,7 +41,7 @@ def cluster(own_servers: tuple[EmbeddedCluster, Settings]) -> EmbeddedCluster:
 
 @pytest.fixture(params=["exactly-once", "at-least-once"])
 def settings(own_servers: tuple[EmbeddedCluster, Settings], request: pytest.FixtureRequest) -> Iterator[Settings]:
-    with scratch_outbox(own_servers[1]) as settings:
+    with temporary_outbox(own_servers[1]) as settings:
         yield settings.model_copy(update={"delivery": request.param})
 
 

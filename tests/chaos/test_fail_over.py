@@ -11,7 +11,7 @@ import pytest
 from outbox_plugin import Settings
 from outbox_plugin.bench.replication import ReplicatedPostgres
 from outbox_plugin.bench.servers import Servers
-from outbox_plugin.bench.temporary_outbox import scratch_outbox
+from outbox_plugin.bench.temporary_outbox import temporary_outbox
 from outbox_plugin.bench.writer import Mix
 from tests.chaos.loading import load
 
@@ -34,7 +34,7 @@ def postgres(own_servers: tuple[Servers, Settings]) -> ReplicatedPostgres:
 
 @pytest.fixture(params=["exactly-once", "at-least-once"])
 def settings(own_servers: tuple[Servers, Settings], request: pytest.FixtureRequest) -> Iterator[Settings]:
-    with scratch_outbox(own_servers[1]) as settings:
+    with temporary_outbox(own_servers[1]) as settings:
         yield settings.model_copy(update={"delivery": request.param})
 
 

@@ -13,7 +13,7 @@ from outbox_plugin.bench.injection import reached
 from outbox_plugin.bench.proxy import DIRECTIONS, Direction
 from outbox_plugin.bench.servers import Servers
 from outbox_plugin.bench.takeover import longest_gap
-from outbox_plugin.bench.temporary_outbox import scratch_outbox
+from outbox_plugin.bench.temporary_outbox import temporary_outbox
 from outbox_plugin.embedded.cluster import NODES
 from tests.chaos.loading import Load, load
 from tests.support import PATIENCE, eventually
@@ -41,7 +41,7 @@ def servers(own_servers: tuple[Servers, Settings]) -> Servers:
 
 @pytest.fixture(params=["exactly-once", "at-least-once"])
 def settings(own_servers: tuple[Servers, Settings], request: pytest.FixtureRequest) -> Iterator[Settings]:
-    with scratch_outbox(own_servers[1]) as settings:
+    with temporary_outbox(own_servers[1]) as settings:
         yield settings.model_copy(update={"delivery": request.param})
 
 

@@ -17,7 +17,7 @@ import pytest
 from outbox_plugin import Settings
 from outbox_plugin.bench.proxy import Proxy
 from outbox_plugin.bench.replication import with_port
-from outbox_plugin.bench.temporary_outbox import scratch_outbox
+from outbox_plugin.bench.temporary_outbox import temporary_outbox
 from outbox_plugin.bench.writer import Mix
 from outbox_plugin.embedded.free_ports import free_port
 from outbox_plugin.embedded.guard import UNPRIVILEGED_USER
@@ -115,7 +115,7 @@ def settings(own_servers: EmbeddedStack, bouncer: PgBouncer, request: pytest.Fix
     """Settings that reach Postgres through PgBouncer only; also migrated through it."""
     dsn = with_port(own_servers.postgres.dsn, bouncer.port)
     pooled = Settings(dsn=dsn, bootstrap_servers=own_servers.kafka.bootstrap_servers, delivery=request.param)
-    with scratch_outbox(pooled) as settings:
+    with temporary_outbox(pooled) as settings:
         yield settings
 
 
