@@ -402,7 +402,8 @@ class Consumer:
         """Whether a record that stands below our position takes the place of another one.
 
         Where we know the epochs of the records that were consumed, it does. Otherwise nobody knows: the partition may
-        have been cut while nobody read it. At least once, the record is consumed then, maybe again.
+        have been cut while nobody read it. At least once, the record is consumed then, maybe again. Where Kafka tells
+        no epochs, it counts as an old one.
         """
         return message.leader_epoch() is not None and (
             not self._at_most_once or bool(self._epochs.started_at(tp).handled)
