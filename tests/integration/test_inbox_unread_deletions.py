@@ -198,6 +198,7 @@ def test_what_was_deleted_before_a_group_first_reads_raises_no_alarm(
 def test_a_topic_that_was_recreated_raises_no_alarm(
     ready: Settings, topic: str, group: str, caplog: pytest.LogCaptureFixture, runs: bool
 ) -> None:
+    """A running inbox may handle records behind its old position before it notices and reads the others."""
     send(ready, topic, 0, 5)
     with Inbox(ready, group=group, topics=[topic], handler=record_effect) as inbox:
         eventually(lambda: len(effects(ready)) == 5, SOON)
@@ -207,7 +208,7 @@ def test_a_topic_that_was_recreated_raises_no_alarm(
         append(ready.bootstrap_servers, topic, [f"{number:02}" for number in range(5, 15)])
         delete(ready, topic, 3)
         if runs:
-            eventually(lambda: 14 in values(ready), SOON)
+            eventually(lambda: {*range(8, 15)} <= {*values(ready)}, SOON)
         assert runs or values(ready) == [*range(5)]  # It has stopped before.
     consume(ready, topic, group, sorted(values(ready)) if runs else [*range(5), *range(8, 15)])
     assert ALARM not in caplog.text
