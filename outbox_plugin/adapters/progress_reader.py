@@ -24,6 +24,8 @@ from outbox_plugin.errors import LogUnavailable, TopicMissing
 from outbox_plugin.settings import Settings
 
 _TAIL_RECORDS = 32  # How far from its end the progress topic is read at first; markers take offsets too.
+# How long Kafka waits for records at the end before it says that none are there. A read meets the end three times.
+_END_WAIT_MILLISECONDS = 2
 
 
 def read_progress(
@@ -84,7 +86,8 @@ def read_progress(
 
 
 def _consumer(settings: Settings, names: KafkaNames, isolation_level: str) -> Consumer:
-    return Consumer(reader_config(settings, names.leader_group, isolation_level=isolation_level))
+    required = {"isolation_level": isolation_level, "fetch_wait_max_ms": _END_WAIT_MILLISECONDS}
+    return Consumer(reader_config(settings, names.leader_group, **required))
 
 
 def _records(consumer: Consumer, topic: str, partition: int, span: OffsetSpan, key: bytes) -> list[LogRecord]:

@@ -2,7 +2,7 @@
 
 When librdkafka hears that a partition was cut, as by an unclean election of its leader, it goes on at the cut, and
 drops what it has fetched: also records from before the cut that nobody has polled. So where the epoch of the records
-rises, or the end of a partition falls, the record that was read last is read again, and compared
+rises, or a partition ends behind offsets that held no record, the record that was read last is read again, and compared
 (`core.leader_epochs`). If it is the same, those that follow it are read now. If not, what was read is not what Kafka
 has, so the reading fails.
 """
@@ -56,11 +56,8 @@ class TruncationAwareReader:
             TruncatedWhileRead: a record that was read is not in Kafka any more.
             KafkaException: the client refuses.
         """
-        messages = self._consumer.consume(most, seconds)
-        for tp in {tp for each in messages if (tp := self._read.get(each.partition() or 0)) is not None}:
-            self._epochs.note_end(tp, fetched_watermarks(self._consumer, tp)[1])
         sought: set[TopicPartition] = set()  # Their records come again.
-        for message in messages:
+        for message in self._consumer.consume(most, seconds):
             if self._is_next(message, sought):
                 yield message
 
@@ -82,12 +79,22 @@ class TruncationAwareReader:
 
     def _may_follow_cut(self, tp: TopicPartition, message: Message) -> bool:
         """Whether a record, or the end of a partition, may stand behind others that were not read."""
-        offset, (beginning, end) = message.offset() or 0, fetched_watermarks(self._consumer, tp)
+        offset = message.offset() or 0
         if message.error() is not None:
-            return self._epochs.may_end_at_cut(tp, offset, end)
+            return self._may_end_behind_unread(tp, offset)
         if self._epochs.goes_back(tp, offset):
             raise self._cut(tp)
-        return self._epochs.may_follow_cut(tp, offset, message.leader_epoch(), lambda _: beginning)
+        return self._epochs.may_follow_cut(tp, offset, message.leader_epoch(), self._beginning)
+
+    def _may_end_behind_unread(self, tp: TopicPartition, offset: int) -> bool:
+        if self._epochs.may_have_dropped(tp, offset):
+            return True
+        if self._epochs.has_lost(tp, offset):
+            raise self._cut(tp)
+        return False
+
+    def _beginning(self, tp: TopicPartition) -> int:
+        return fetched_watermarks(self._consumer, tp)[0]
 
     def _is_new(self, tp: TopicPartition, message: Message) -> bool:
         """Whether a record was not read before."""

@@ -130,6 +130,8 @@ class LeaderEpochs:
         # Where a cut was suspected last: the first offset that was not fetched, and the next record's epoch.
         self._suspected: dict[TopicPartition, tuple[int, int]] = {}
         self._ends: dict[TopicPartition, int] = {}  # The greatest end of which Kafka has told.
+        # Where records before an end were looked for last: the first offset that was not fetched, and the end.
+        self._looked_at: dict[TopicPartition, tuple[int, int]] = {}
         # The first offset of each epoch, ascending, as Kafka's brokers keep them.
         self._first_offsets: dict[TopicPartition, list[tuple[int, int | None]]] = {}
 
@@ -144,6 +146,7 @@ class LeaderEpochs:
         self._next.pop(tp, None)
         self._suspected.pop(tp, None)
         self._ends.pop(tp, None)
+        self._looked_at.pop(tp, None)
         self._first_offsets[tp] = []
         self._started[tp] = position or GroupPosition(0)
         if position is None:
@@ -175,9 +178,11 @@ class LeaderEpochs:
         """
         if tp in self._to_compare:
             return self.compare_again(tp)
-        unread = self._next.pop(tp, self.started_at(tp).next_offset)
-        last = GroupPosition(unread, self.before(tp, offset))
-        return unread if last.leader_epoch is None else self._compare_with(tp, last)
+        last = GroupPosition(self._unread(tp), self.before(tp, offset))
+        if last.leader_epoch is None:
+            return last.next_offset
+        self._next.pop(tp, None)
+        return self._compare_with(tp, last)
 
     def compare_again(self, tp: TopicPartition) -> int:
         """Expect the record again that was compared last, and return its offset."""
@@ -259,7 +264,36 @@ class LeaderEpochs:
         """
         has_fallen = end < self._ends.get(tp, end)
         self._ends[tp] = end
-        return has_fallen and self._next.get(tp, self.started_at(tp).next_offset) < offset
+        return has_fallen and self._unread(tp) < offset
+
+    def may_have_dropped(self, tp: TopicPartition, offset: int) -> bool:
+        """Return whether a partition that was read to its end may have records before that that were not read.
+
+        That is so once for each offset at which it ends, also where transaction markers stand there. So it shows also
+        a cut after which the end lies where it was, or further on; `may_end_at_cut` does not, and costs less.
+
+        Args:
+            tp: the partition.
+            offset: where it ends.
+        """
+        unread = self._unread(tp)
+        seen, self._looked_at[tp] = self._looked_at.get(tp), (unread, offset)
+        return unread < offset and seen != self._looked_at[tp]
+
+    def has_lost(self, tp: TopicPartition, offset: int) -> bool:
+        """Return whether a partition that was read to its end has not the record any more that was read last.
+
+        Args:
+            tp: the partition.
+            offset: where it ends.
+        """
+        return tp in self._to_compare and self._compared[tp].next_offset <= offset
+
+    def _unread(self, tp: TopicPartition) -> int:
+        """Return the first offset that was not read, also while the record before it is awaited again."""
+        if tp in self._to_compare:
+            return self._compared[tp].next_offset
+        return self._next.get(tp, self.started_at(tp).next_offset)
 
     def note_cut(self, tp: TopicPartition, position: GroupPosition) -> None:
         """Note that a partition was cut under us, and which position the group had reached."""

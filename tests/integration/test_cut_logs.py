@@ -83,6 +83,20 @@ def test_a_reader_of_a_topic_returns_what_kafka_has_or_fails(
     assert read == [*numbered("old", 0, end), *numbered("new", end, end + more)]
 
 
+def test_a_reader_reads_what_was_dropped_though_the_end_has_risen_and_fallen_between_two_polls(
+    ready: Settings, kafka_to_cut: KafkaToCut, topic: str
+) -> None:
+    with closing(confluent_kafka.Consumer(reader_config(ready, "test"))) as consumer:
+        reader = PartitionReader(consumer, topic, {0: OffsetSpan(0, 15)})
+        reading = chain.from_iterable(reader.batches(silence_seconds=SOON))
+        read = [text(next(reading).value()) for _ in range(10)]
+        append(kafka_to_cut.bootstrap_servers, topic, numbered("old", 10, 20))
+        eventually(lambda: end_of(consumer, topic) == 20, SOON)
+        cut_and_append(kafka_to_cut, consumer, topic, 15, 0)
+        read += [text(each.value()) for each in reading]
+    assert read == numbered("old", 0, 15)
+
+
 def consumer_of(ready: Settings, topic: str, guarantee: Guarantee = "at-least-once") -> Consumer:
     return Consumer([topic], topic, "one", guarantee=guarantee, bootstrap_servers=ready.bootstrap_servers, kafka={})
 

@@ -49,10 +49,11 @@ class Message:
 
 
 class Client:
-    """Delivers `messages`, and then nothing."""
+    """Delivers `messages`, and then nothing. After a seek, it delivers those again that are still there."""
 
     def __init__(self, messages: Sequence[Message]) -> None:
         self._messages = list(messages)
+        self._delivered: list[Message] = []
         self.assigned: list[TopicPartition] = []
 
     def assign(self, partitions: list[TopicPartition]) -> None:
@@ -65,7 +66,12 @@ class Client:
         if not self._messages:
             time.sleep(min(seconds, 0.01))
         delivered, self._messages = self._messages[:most], self._messages[most:]
+        self._delivered += delivered
         return delivered
+
+    def seek(self, to: TopicPartition) -> None:
+        there = [each for each in self._delivered if each.partition() == to.partition and each.offset() >= to.offset]
+        self._messages = [each for each in there if each.error() is None] + there[-1:] + self._messages
 
 
 def reader(spans: dict[int, OffsetSpan], *messages: Message) -> PartitionReader:

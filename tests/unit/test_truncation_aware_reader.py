@@ -9,6 +9,8 @@ from confluent_kafka import KafkaError, TopicPartition
 
 from outbox_plugin.adapters.truncation_aware_reader import TruncatedWhileRead, TruncationAwareReader
 
+NO_EPOCH = -1  # Of a record whose epoch Kafka does not tell.
+
 
 class Message:
     """A record, or that the partition has been read to its end."""
@@ -26,7 +28,7 @@ class Message:
         return self._offset
 
     def leader_epoch(self) -> int | None:
-        return self._epoch
+        return None if self._epoch == NO_EPOCH else self._epoch
 
     def error(self) -> KafkaError | None:
         return KafkaError(KafkaError._PARTITION_EOF) if self._epoch is None else None
@@ -109,16 +111,48 @@ def test_or_where_the_client_goes_back() -> None:
         read(reading, 1)
 
 
+@pytest.mark.parametrize("most", [1, 100])
+def test_or_where_a_marker_stands_in_the_place_of_the_last_record(most: int) -> None:
+    client = Client(0, 0, 0)
+    reading = reading_of(client)
+    read(reading, 3)
+    client.log[2:] = [None, None, None]
+    with pytest.raises(TruncatedWhileRead):
+        read(reading, most, 10)
+
+
+def test_a_log_without_epochs_is_read_once() -> None:
+    client = Client(NO_EPOCH, NO_EPOCH, None, None)
+    assert read(reading_of(client), 100, 5) == [0, 1]
+    assert client.seeks == 1
+
+
 def test_a_new_leader_without_a_cut_costs_a_seek() -> None:
     client = Client(0, 0, None, None, 1, 1, None, 2)
     assert read(reading_of(client), 100, 5) == [0, 1, 4, 5, 7]
     assert client.seeks == 2
 
 
-def test_markers_at_the_end_cost_none() -> None:
+def test_markers_at_the_end_cost_a_seek() -> None:
     client = Client(0, 0, None, None)
     assert read(reading_of(client), 100, 5) == [0, 1]
-    assert client.seeks == 0
+    assert client.seeks == 1
+
+
+def test_markers_alone_cost_a_seek() -> None:
+    client = Client(None, None)
+    assert read(reading_of(client), 100, 5) == []
+    assert client.seeks == 1
+
+
+@pytest.mark.parametrize("most", [1, 100])
+def test_what_was_dropped_is_read_where_the_end_has_risen_and_fallen_between_two_polls(most: int) -> None:
+    client = Client(0, 0, 0)
+    reading = reading_of(client)
+    assert read(reading, most, 5) == [0, 1, 2]
+    client.log += [0] * 7
+    client.cut(7)
+    assert read(reading, most, 30) == [3, 4, 5, 6]
 
 
 def test_of_a_partition_that_has_ended_no_more_comes() -> None:
