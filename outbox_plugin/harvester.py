@@ -35,7 +35,7 @@ from outbox_plugin.core.election import Election, ElectionTiming
 from outbox_plugin.core.intervals import ERROR_FIRST, ERROR_LAST
 from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat
 from outbox_plugin.core.progress import OutboxIdentity
-from outbox_plugin.core.recovery import Terms, left_behind, require_recorded
+from outbox_plugin.core.recovery import TermHistory, left_behind, require_recorded
 from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.core.signing import Signer
 from outbox_plugin.errors import (
@@ -60,7 +60,7 @@ from outbox_plugin.relay.server_probe import ServerProbe
 from outbox_plugin.relay.shard import Shard, ShardServices
 from outbox_plugin.relay.shard_report import ShardReport
 from outbox_plugin.relay.supervisor import Supervisor
-from outbox_plugin.schema.connection import connect, reported, reported_as_refusal
+from outbox_plugin.schema.connection import connect, errors_as_refusals, errors_as_unavailable
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 from outbox_plugin.threads.background import Background
@@ -186,19 +186,19 @@ class Harvester(Background):
             self._check_kafka(admin, identity, terms, layout)
         return identity, layout, disorder
 
-    def _register(self, *, keep: bool) -> tuple[OutboxIdentity, Terms, Layout, str | None]:
+    def _register(self, *, keep: bool) -> tuple[OutboxIdentity, TermHistory, Layout, str | None]:
         """Register our group, delivery and number of shards with the outbox.
 
         Returns the outbox's identity, its terms, its layout, and why its ids may not ascend. If `keep` is False, the
         registration is rolled back: the first check must change nothing, as Kafka may refuse us.
         """
-        with reported_as_refusal(self._settings):
+        with errors_as_refusals(self._settings):
             try:
                 return self._register_when_unlocked(keep=keep)
             except psycopg.errors.IdleInTransactionSessionTimeout:  # This process was stopped in the middle.
                 return self._register_when_unlocked(keep=keep)
 
-    def _register_when_unlocked(self, *, keep: bool) -> tuple[OutboxIdentity, Terms, Layout, str | None]:
+    def _register_when_unlocked(self, *, keep: bool) -> tuple[OutboxIdentity, TermHistory, Layout, str | None]:
         """Wait while another session has locked what the registration needs, unless the harvester is to stop."""
         while True:
             try:
@@ -208,7 +208,7 @@ class Harvester(Background):
                     raise
                 logger.warning("waiting for another session that locks the outbox (see pg_locks): %s", one_line(error))
 
-    def _register_once(self, *, keep: bool) -> tuple[OutboxIdentity, Terms, Layout, str | None]:
+    def _register_once(self, *, keep: bool) -> tuple[OutboxIdentity, TermHistory, Layout, str | None]:
         with self._registration(keep=keep) as registration:
             identity = registration.check_outbox()
             registration.register_group(adopt=self._adopt)
@@ -227,7 +227,7 @@ class Harvester(Background):
             connection.execute(statement("window", "registration_limits", self._settings.table))
             yield HarvesterRegistration(self._settings, connection)
 
-    def _check_kafka(self, admin: KafkaAdmin, identity: OutboxIdentity, terms: Terms, layout: Layout) -> None:
+    def _check_kafka(self, admin: KafkaAdmin, identity: OutboxIdentity, terms: TermHistory, layout: Layout) -> None:
         """Check that the group's topics exist, and that its progress records are those of this outbox."""
         try:
             admin.ensure_topics(self._names, layout.shards, progress=self._exactly_once)
@@ -236,7 +236,7 @@ class Harvester(Background):
         except (LogUnavailable, TopicMissing) as error:
             raise ServerRefused(str(error)) from None
 
-    def _check_progress(self, slice_: Slice, identity: OutboxIdentity, terms: Terms) -> None:
+    def _check_progress(self, slice_: Slice, identity: OutboxIdentity, terms: TermHistory) -> None:
         """Check that the slice's last progress record is this outbox's, and is not missing though it is expected."""
         accepts_unsigned = self._is_new or slice_.name in terms.unsigned
         last = read_progress(self._settings, self._names, slice_, self._signer, accepts_unsigned=accepts_unsigned)
@@ -274,7 +274,7 @@ class Harvester(Background):
         pace = Backoff(ERROR_FIRST, ERROR_LAST)
         while not self._stop.wait(pace.wait(random.random())):  # noqa: S311 - not for secrets.
             try:
-                with reported(), self._registration() as registration:
+                with errors_as_unavailable(), self._registration() as registration:
                     registration.register_group()
                     registration.register_delivery()
                     self._signer = registration.signer()

@@ -15,14 +15,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from outbox_plugin.adapters.tenant_activity import TenantActivityReader
-from outbox_plugin.core.resting_tenants import Look, RestingTenants
+from outbox_plugin.core.resting_tenants import ActivitySnapshot, RestingTenants
 from outbox_plugin.core.tenant_schedule import TenantSchedule
 from outbox_plugin.errors import InvalidSetting, OutboxError
 from outbox_plugin.harvester import Harvester
 from outbox_plugin.log_tenant import about_tenant, of_tenant
 from outbox_plugin.observe.metrics_extra import metrics_extra
 from outbox_plugin.printable import logger_of, one_line
-from outbox_plugin.schema.connection import connect, reported, reported_as_refusal
+from outbox_plugin.schema.connection import connect, errors_as_refusals, errors_as_unavailable
 from outbox_plugin.schema.outboxes import tenant_schemas
 from outbox_plugin.settings import Settings
 from outbox_plugin.threads.background import Background
@@ -35,7 +35,7 @@ logger = logger_of("outbox_plugin.harvester")
 _Result = TypeVar("_Result")
 
 SEARCH_SECONDS = 5.0  # Between two searches for schemas.
-# Between two checks of the harvesters, and at least between the beginnings of two looks for events.
+# Between two checks of the harvesters, and at least between the beginnings of two reads of their activity.
 CHECK_SECONDS = 0.5
 # Where tenants rest, so many run at once in a process: each takes about 23 threads, and some hundredths of a core while
 # it starts.
@@ -121,17 +121,17 @@ class TenantHarvesters(Background):
         self._search_error: str | None = None
         self._rest = None if settings.tenants_rest is None else RestingTenants(settings.tenants_rest)
         self._reader = TenantActivityReader(settings)
-        self._look: _Task[Look] | None = None  # The one under way.
-        self._looked_at = float("-inf")  # When the last look began.
-        self._look_error: str | None = None
+        self._reading: _Task[ActivitySnapshot] | None = None  # The one under way.
+        self._read_at = float("-inf")  # When the last read began.
+        self._read_error: str | None = None
         self._harvesters: dict[str, Harvester] = {}
         self._starts: dict[str, _Task[None]] = {}
-        self._check_now = threading.Event()  # Set when a look has ended, and to stop.
+        self._check_now = threading.Event()  # Set when a read has ended, and to stop.
         self._stops: list[threading.Thread] = []  # Of harvesters that are ending.
         self._observed: TenantsTelemetry | None = None  # If OUTBOX_LISTEN is set.
 
     def _prepare(self, loop: asyncio.AbstractEventLoop | None) -> Callable[[], None]:  # noqa: ARG002
-        with reported_as_refusal(self._settings):
+        with errors_as_refusals(self._settings):
             self._found = self._schemas()
         if self._settings.listen is not None:
             self._observed = self._listen(self._settings.listen)
@@ -148,7 +148,7 @@ class TenantHarvesters(Background):
             resting=lambda: len(self._resting),
             waiting=lambda: self._schedule.waiting,
             failed=lambda: self._schedule.failed,
-            error=lambda: str(self._error) if self._error else self._search_error or self._look_error,
+            error=lambda: str(self._error) if self._error else self._search_error or self._read_error,
             is_alive=lambda: self._error is None,
         )
 
@@ -166,7 +166,7 @@ class TenantHarvesters(Background):
             return tenant_schemas(connection, self._settings)
 
     def _schemas_again(self) -> Mapping[str, str | None]:
-        with reported():
+        with errors_as_unavailable():
             return self._schemas()
 
     def _harvest(self) -> None:
@@ -180,14 +180,14 @@ class TenantHarvesters(Background):
                 if self._stop.is_set():
                     return
                 self._take_failures()
-                self._look_for_schemas(time.monotonic())
+                self._find_schemas(time.monotonic())
                 if self._rest is not None:
-                    self._look_for_events(self._rest, time.monotonic())
+                    self._poll_activity(self._rest, time.monotonic())
         finally:
             self._stop_all()
             self._reader.close()
 
-    def _look_for_schemas(self, now: float) -> None:
+    def _find_schemas(self, now: float) -> None:
         """Search again from time to time, on another thread: while Postgres hangs, a stop must not wait for it."""
         if self._search is None:
             if now - self._searched_at >= SEARCH_SECONDS:
@@ -214,38 +214,38 @@ class TenantHarvesters(Background):
     def _resting(self) -> frozenset[str]:
         return frozenset() if self._rest is None else self._rest.resting
 
-    def _look_for_events(self, rest: RestingTenants, now: float) -> None:
+    def _poll_activity(self, rest: RestingTenants, now: float) -> None:
         """See, on another thread, where events are emitted. Tenants that rest are woken for that by `_follow`."""
-        if self._look is not None and self._look.has_ended:
-            look, self._look = self._look, None
-            if look.result is None:
-                self._not_seen(one_line(look.error or RuntimeError()))
+        if self._reading is not None and self._reading.has_ended:
+            read, self._reading = self._reading, None
+            if read.result is None:
+                self._not_seen(one_line(read.error or RuntimeError()))
             else:
-                self._look_error = None
-                rest.looked(look.result, now)
-        if self._look is None and now - self._looked_at >= CHECK_SECONDS:
-            self._looked_at = now
+                self._read_error = None
+                rest.update(read.result, now)
+        if self._reading is None and now - self._read_at >= CHECK_SECONDS:
+            self._read_at = now
             schemas = [schema for schema, refusal in self._found.items() if refusal is None]
             rest.follow(schemas)
             rest.set_crowded(is_crowded=self._schedule.is_crowded)
-            call = partial(self._look_at, schemas, rest, now)
+            call = partial(self._read_activity, schemas, rest, now)
             try:
-                self._look = _Task("outbox-tenant-look", call, now, self._check_now.set)
+                self._reading = _Task("outbox-tenant-activity", call, now, self._check_now.set)
             except RuntimeError as error:
                 self._not_seen(str(error))
-        elif self._look is not None and self._look.is_slow(now):
+        elif self._reading is not None and self._reading.is_slow(now):
             self._not_seen("Postgres does not answer")
 
-    def _look_at(self, schemas: Sequence[str], rest: RestingTenants, now: float) -> Look:
-        """Read what is to be seen. `rest` does not change meanwhile: no other look runs."""
-        seen = self._reader.seen(schemas)
-        return Look(seen, self._reader.have_rows(rest.to_look_into(seen, now)))
+    def _read_activity(self, schemas: Sequence[str], rest: RestingTenants, now: float) -> ActivitySnapshot:
+        """Read how active the tenants are. `rest` does not change meanwhile: no other read runs."""
+        activity = self._reader.activity(schemas)
+        return ActivitySnapshot(activity, self._reader.have_rows(rest.to_check(activity, now)))
 
     def _not_seen(self, reason: str) -> None:
-        """The last look failed. Tenants at rest are not woken meanwhile."""
-        if self._look_error is None:
+        """The last read failed. Tenants at rest are not woken meanwhile."""
+        if self._read_error is None:
             logger.warning("%s: it cannot be seen where events are emitted: %s", self._settings.table, reason)
-        self._look_error = reason
+        self._read_error = reason
 
     def _follow(self, now: float) -> None:
         """Do what the schedule decides."""

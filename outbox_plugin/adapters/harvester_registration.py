@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 
 from outbox_plugin.core.progress import OutboxIdentity
-from outbox_plugin.core.recovery import Terms
+from outbox_plugin.core.recovery import TermHistory
 from outbox_plugin.core.shards import Layout
 from outbox_plugin.core.signing import Signer
 from outbox_plugin.errors import ForeignOutbox, InvalidSetting, SchemaMissing, ServerRefused
@@ -160,14 +160,14 @@ class HarvesterRegistration:
             return Signer(secret)
         raise SchemaMissing(f"the outbox table {self._settings.table!r} has no secret; run `outbox migrate` first")
 
-    def terms(self) -> Terms:
+    def terms(self) -> TermHistory:
         """The last term that the database knows, number 0 where no leader has ever begun one.
 
         Raises:
             SchemaMissing: the outbox is not known.
         """
         for number, recorded, unsigned in self._ask("identity", "terms"):
-            return Terms(number, recorded, frozenset(unsigned))
+            return TermHistory(number, recorded, frozenset(unsigned))
         raise self._not_known()
 
     def register_layout(self) -> Layout:

@@ -12,7 +12,7 @@ from outbox_plugin.core.bad_rows import BadRow
 from outbox_plugin.core.row import Misfit, OutboxRow
 from outbox_plugin.errors import Refusal, StoreUnavailable
 from outbox_plugin.printable import logger_of
-from outbox_plugin.schema.connection import reported
+from outbox_plugin.schema.connection import errors_as_unavailable
 
 logger = logger_of("outbox_plugin.harvester")
 
@@ -75,7 +75,7 @@ def dead_letter_untranslatable(
         StoreUnavailable: there is no such row, or it cannot be moved.
         Fenced: another leader leads the shard.
     """
-    with reported():
+    with errors_as_unavailable():
         ids = reader.ids("earliest_ids", conditions, values)
         found = details_or_misfits(reader, "topics_and_keys", ids)
     bad = [

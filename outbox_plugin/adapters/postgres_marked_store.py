@@ -17,7 +17,7 @@ from outbox_plugin.core.row import OutboxRow, RecordLimit, column
 from outbox_plugin.core.window import BYTES_PER_WINDOW
 from outbox_plugin.errors import Fenced, StoreUnavailable
 from outbox_plugin.printable import one_line
-from outbox_plugin.schema.connection import reported
+from outbox_plugin.schema.connection import errors_as_unavailable
 
 DELIVERED = "ffffffff-ffff-ffff-ffff-ffffffffffff"  # Marks rows that Kafka has and that could not be deleted.
 _FEW, _READS = 100, 20  # Of rows with texts that Postgres cannot send.
@@ -71,7 +71,7 @@ class PostgresMarkedStore(PostgresShardStore):
     def control(self) -> Control:
         """What operators command, and where the ids stand; raises Fenced if another leader leads the shard."""
         control = self.session.control()
-        with reported():
+        with errors_as_unavailable():
             query = self.session.query("mark", "is_leader", leader_id=self._led.leader_id)
             found = self.session.reader.execute(*query).fetchall()
         self._check(found)
@@ -98,7 +98,7 @@ class PostgresMarkedStore(PostgresShardStore):
         session = self.session
         marking = session.statement("mark", "begin_marking"), session.statement("mark", "mark", conditions)
         try:
-            with reported():
+            with errors_as_unavailable():
                 rows = self._rows.read(marking, marking, values).sorted()
         except StoreUnavailable as error:
             if not isinstance(error.__cause__, UNTRANSLATABLE):
@@ -113,7 +113,7 @@ class PostgresMarkedStore(PostgresShardStore):
         few = {**values, "largest": -1, "largest_headers": -1, "limit": min(_FEW, limit)}
         for _ in range(_READS):
             try:
-                with reported():
+                with errors_as_unavailable():
                     rows = self._rows.read(marking, marking, few).sorted()
             except StoreUnavailable as error:
                 if not isinstance(error.__cause__, UNTRANSLATABLE):
@@ -136,7 +136,7 @@ class PostgresMarkedStore(PostgresShardStore):
         whole = [row.id for row in rows if row.create_time == _WHOLE]
         if not whole:
             return rows
-        with reported():
+        with errors_as_unavailable():
             found = read_deferred_columns(self._rows, whole, self._limit, inf)
         return [
             found.complete(found.with_present_key(row), row.horizon)._replace(create_time=0)
@@ -149,7 +149,7 @@ class PostgresMarkedStore(PostgresShardStore):
     def delete(self, mark_id: str, ids: Sequence[int]) -> int:
         """Delete the rows that still carry the mark id. Returns how many there were."""
         values: dict[str, object] = {"ids": list(ids), "mark_id": mark_id, "delivered": DELIVERED}
-        with reported():
+        with errors_as_unavailable():
             deleted = sum(self.session.delete(["not_durable"], [self.session.query("mark", "delete", **values)]))
             if deleted < len(ids):  # Another leader may have marked some. A trigger or a policy has kept the others.
                 query = self.session.query("mark", "keep_delivered", **values)

@@ -16,7 +16,7 @@ from outbox_plugin.core.ordering_key import OrderingKey
 from outbox_plugin.core.postgres_ports import Control
 from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.errors import ForeignOutbox, LayoutChanged, StoreUnavailable
-from outbox_plugin.schema.connection import IS_STANDBY, connect, pipeline, reported
+from outbox_plugin.schema.connection import IS_STANDBY, connect, errors_as_unavailable, pipeline
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.whole_records import takes_whole_records, whole_record_parts
 from outbox_plugin.settings import Settings
@@ -55,7 +55,7 @@ class PostgresSession:
         self.settings = settings
         self.slice = Slice(shard, layout.shards)
         self._composed: dict[tuple[str, tuple[str, ...]], bytes] = {}
-        with reported(), ExitStack() as opened:
+        with errors_as_unavailable(), ExitStack() as opened:
             self.reader = opened.enter_context(closing(connect(settings, purpose="outbox harvester", own_name=True)))
             registration = HarvesterRegistration(settings, self.reader)
             self._table = registration.table_with_schema
@@ -139,7 +139,7 @@ class PostgresSession:
             StoreUnavailable: the outbox is no longer the one that the term began with, or Postgres is away.
             LayoutChanged: it has another number of shards now.
         """
-        with reported(), pipeline(self.reader):
+        with errors_as_unavailable(), pipeline(self.reader):
             state = self.reader.execute(*self.query("control", "state"))
             writers = self.reader.execute(*self.query("control", "writers"))
             parked = self.reader.execute(*self.query("control", "parked"))
@@ -160,7 +160,7 @@ class PostgresSession:
         Raises:
             StoreUnavailable: Postgres is away, or a standby.
         """
-        with reported():
+        with errors_as_unavailable():
             [(snapshot, is_standby)] = self.reader.execute(self.statement("window", "snapshot")).fetchall()
         if is_standby:
             raise StoreUnavailable(IS_STANDBY)
@@ -172,7 +172,7 @@ class PostgresSession:
         Raises:
             StoreUnavailable: Postgres is away.
         """
-        with self._purger_lock, reported():
+        with self._purger_lock, errors_as_unavailable():
             tables = self.purger.execute(self.statement("identity", "identity_tables")).fetchall()
             queries = [
                 sql.SQL("SELECT harvest_group FROM {} WHERE harvest_group IS NOT NULL").format(sql.Identifier(*table))
@@ -191,7 +191,7 @@ class PostgresSession:
         Raises:
             StoreUnavailable: Postgres is away, or refuses.
         """
-        with self._purger_lock, reported():
+        with self._purger_lock, errors_as_unavailable():
             return self.purger.execute(*self.query(noun, name, **values))
 
     @contextmanager
@@ -207,7 +207,7 @@ class PostgresSession:
         def run(noun: str, name: str, **values: object) -> psycopg.Cursor[tuple[Any, ...]]:
             return self.purger.execute(*self.query(noun, name, **values))
 
-        with self._purger_lock, reported(), self.purger.transaction():
+        with self._purger_lock, errors_as_unavailable(), self.purger.transaction():
             run("window", "durable")
             run("window", "short_idle_timeout")
             yield run

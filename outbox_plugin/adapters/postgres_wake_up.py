@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import psycopg
 
-from outbox_plugin.schema.connection import connect, reported
+from outbox_plugin.schema.connection import connect, errors_as_unavailable
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.settings import Settings
@@ -26,7 +26,7 @@ class PostgresWakeUp:
         """
         self._settings = settings
         self._shard = shard
-        with reported():
+        with errors_as_unavailable():
             self._connection = connect(settings, purpose="outbox harvester (wake-up)")
             try:
                 self._table_with_schema = with_schema(self._connection, settings.table)
@@ -43,7 +43,7 @@ class PostgresWakeUp:
 
     def wait(self, seconds: float) -> bool:
         """Wait for a writer's notification or `interrupt`. Returns False after `seconds`."""
-        with reported():
+        with errors_as_unavailable():
             # Not select(): it raises ValueError for a descriptor above 1,023, which a large process reaches.
             poll = select.poll()
             interrupted = self._pipe[0] if self._pipe else -1
@@ -65,7 +65,7 @@ class PostgresWakeUp:
 
     def _ask(self, name: str) -> bool:
         values = {"table": self._settings.table, "shard": self._shard}
-        with reported():
+        with errors_as_unavailable():
             row = self._connection.execute(statement("wake_up", name, self._table_with_schema), values).fetchone()
         return bool(row and row[0])
 

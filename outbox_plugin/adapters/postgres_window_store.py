@@ -24,13 +24,13 @@ from outbox_plugin.adapters.row_reader import RowReader
 from outbox_plugin.adapters.untranslatable_rows import UNTRANSLATABLE
 from outbox_plugin.core.postgres_ports import Control, ReadRequest
 from outbox_plugin.core.progress import Publication
-from outbox_plugin.core.recovery import Terms
+from outbox_plugin.core.recovery import TermHistory
 from outbox_plugin.core.row import OutboxRow, column
 from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.core.window import BYTES_PER_WINDOW
 from outbox_plugin.errors import Fenced, StoreUnavailable
 from outbox_plugin.printable import logger_of, one_line
-from outbox_plugin.schema.connection import cancel_until_ended, connect, pipeline, reported
+from outbox_plugin.schema.connection import cancel_until_ended, connect, errors_as_unavailable, pipeline
 from outbox_plugin.settings import Settings
 
 logger = logger_of("outbox_plugin.harvester")
@@ -116,7 +116,7 @@ class PostgresWindowStore(PostgresShardStore):
             raise Fenced("Postgres: another harvester leads the shard, or the table is no longer the same")
         return int(found[0])
 
-    def begin_term(self, above: int = 0) -> Terms:
+    def begin_term(self, above: int = 0) -> TermHistory:
         """Give the term a number that is above all others, and above `above`; returns what is known of terms."""
         with self.session.durable_transaction() as run:
             found = run("control", "begin_term", above=above).fetchall()
@@ -125,7 +125,7 @@ class PostgresWindowStore(PostgresShardStore):
                 f"Postgres: the table {self.session.settings.table!r} is another one now, or has other shards"
             )
         [(number, recorded, unsigned)] = found
-        return Terms(number, recorded, frozenset(unsigned))
+        return TermHistory(number, recorded, frozenset(unsigned))
 
     def mark_recorded(self, term: int) -> None:
         """Remember that the term has written a signed record: from now on, one is expected."""
@@ -161,7 +161,7 @@ class PostgresWindowStore(PostgresShardStore):
         reader = self._live_rows if request.is_live else self._rows
         for _ in range(_READS):
             try:
-                with reported():
+                with errors_as_unavailable():
                     rows = reader.read((opened + b" " + query, fetched), (query,), values)
             except StoreUnavailable as error:
                 if not isinstance(error.__cause__, UNTRANSLATABLE):
@@ -188,7 +188,7 @@ class PostgresWindowStore(PostgresShardStore):
         A row that somebody has deleted since is not part of the read. The read ends before a row whose topic or key
         somebody has changed since: its record would have the key of one version and the value of another.
         """
-        with reported():
+        with errors_as_unavailable():
             found = read_deferred_columns(self._rows, deferred, self._limit, BYTES_PER_WINDOW)
         changed = [row.id for row in rows if row.id in found.parts and not found.is_of(row)]
         end = min([*changed, *([] if found.first_unread is None else [found.first_unread])], default=None)
@@ -201,13 +201,13 @@ class PostgresWindowStore(PostgresShardStore):
     def key_hashes(self, rows: Sequence[OutboxRow]) -> Sequence[int]:
         """A hash of each row's topic and key. Reads on the reader."""
         keys = {"topics": list(column(rows, "topic")), "keys": list(column(rows, "key"))}
-        with reported():
+        with errors_as_unavailable():
             found = self.session.reader.execute(*self.session.query("window", "key_hashes", **keys))
             return [key_hash for (key_hash,) in found.fetchall()]
 
     def end_of_batch(self, up_to: int) -> int | None:
         """The last id, at most `up_to`, of a transaction that has written many of the latest rows; None without one."""
-        with reported(), pipeline(self.session.reader):
+        with errors_as_unavailable(), pipeline(self.session.reader):
             self.session.reader.execute(self.session.statement("window", "configure_read"))
             found = self.session.reader.execute(*self.session.query("window", "end_of_batch", until=up_to))
             [(last_id,)] = found.fetchall()
@@ -224,7 +224,10 @@ class PostgresWindowStore(PostgresShardStore):
 
     def _read_key_hashes(self, bound: int, rows: int) -> Generator[bytes]:
         settings = self.session.settings
-        with reported(), closing(connect(settings, purpose="outbox harvester (keys)", own_name=True)) as connection:
+        with (
+            errors_as_unavailable(),
+            closing(connect(settings, purpose="outbox harvester (keys)", own_name=True)) as connection,
+        ):
             self._keys_connection = connection
             if not self._keys_are_wanted:  # From here on, `cancel_key_hashes` ends what runs on the connection.
                 raise StoreUnavailable("Postgres: keys are not read any more, as the term ends")
@@ -241,7 +244,7 @@ class PostgresWindowStore(PostgresShardStore):
     def purge(self, publications: Sequence[Publication]) -> int:
         """Delete the rows of this term's `publications`; durable when it returns. Returns how many rows there were."""
         named = [each for each in publications if each.ids.ranges]
-        with reported():
+        with errors_as_unavailable():
             counts = self._purge(["durable"], [self._visible_to_the_read(each) for each in named])
             short = [each for each, count in zip(named, counts, strict=True) if count < len(each.ids)]
             by_times = self._purge_by_times(short)
@@ -255,7 +258,7 @@ class PostgresWindowStore(PostgresShardStore):
     def recover(self, publications: Sequence[Publication]) -> int:
         """Delete the rows of an earlier term's `publications`. Returns how many rows there were."""
         named = [each for each in publications if each.ids.ranges]
-        with reported():
+        with errors_as_unavailable():
             untimed = [self._visible_to_the_read(each) for each in named if each.times is None]
             return sum(self._purge(["durable"], untimed)) + self._purge_by_times(named)
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import psycopg
 
-from outbox_plugin.core.resting_tenants import Seen
-from outbox_plugin.schema.connection import connect, pipeline, reported
+from outbox_plugin.core.resting_tenants import OutboxActivity
+from outbox_plugin.schema.connection import connect, errors_as_unavailable, pipeline
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 
 SCHEMAS_AT_ONCE = 500  # Each takes a lock for a moment. All sessions share room for 6,400 by default.
-LOOK_SECONDS = 1.0  # For the outboxes that are looked into together. Meanwhile no other tenant is woken.
+CHECK_SECONDS = 1.0  # For the outboxes that are checked together. Meanwhile no other tenant is woken.
 
 
 class TenantActivityReader:
@@ -30,23 +30,23 @@ class TenantActivityReader:
         self._pattern = pattern
         self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
 
-    def seen(self, schemas: Sequence[str]) -> dict[str, Seen]:
+    def activity(self, schemas: Sequence[str]) -> dict[str, OutboxActivity]:
         """What tells of these tenants whether rows were inserted. A tenant of whose ids nothing can be seen is missing.
 
         Raises:
             StoreUnavailable: Postgres is away, or refuses.
         """
-        with reported():
+        with errors_as_unavailable():
             if self._connection is None or self._connection.closed:
                 self._connection = connect(self._pattern, purpose="outbox tenants (at rest)")
             return {
-                schema: Seen(drawn, is_writing)
+                schema: OutboxActivity(drawn, is_writing)
                 for first in range(0, len(schemas), SCHEMAS_AT_ONCE)
                 for schema, drawn, is_writing in self._drawn_ids(schemas[first : first + SCHEMAS_AT_ONCE])
             }
 
     def have_rows(self, schemas: Sequence[str]) -> dict[str, bool]:
-        """Whether these tenants' outboxes have rows, after `seen`.
+        """Whether these tenants' outboxes have rows, after `activity`.
 
         One that cannot be read, because it is locked, was changed, or takes too long, counts as having some: its own
         harvester will say what is wrong. If many take long, the last ones are left out.
@@ -54,8 +54,8 @@ class TenantActivityReader:
         Raises:
             StoreUnavailable: Postgres is away, or refuses.
         """
-        until, found = time.monotonic() + LOOK_SECONDS, {}
-        with reported():
+        until, found = time.monotonic() + CHECK_SECONDS, {}
+        with errors_as_unavailable():
             for schema in schemas:
                 found[schema] = self._has_rows(schema)
                 if time.monotonic() >= until:

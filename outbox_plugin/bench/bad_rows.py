@@ -14,7 +14,7 @@ from psycopg import sql
 
 from outbox_plugin import operate
 from outbox_plugin.bench.faults import Kind
-from outbox_plugin.bench.judge import Place, Seen
+from outbox_plugin.bench.judge import ReadRecord, RowId
 from outbox_plugin.bench.reader import read_until
 from outbox_plugin.bench.temporary_outbox import connect, create_topic, table_of
 from outbox_plugin.bench.writer import HOT_KEYS, PADDING, Row
@@ -81,7 +81,7 @@ class BadRows:
             )
         operate.release(self._settings)
 
-    def found_aside(self) -> list[Place | None]:
+    def found_aside(self) -> list[RowId | None]:
         """The rows among the dead letters and in the topics that were missing, with duplicates."""
         with connect(self._settings) as connection:
             *schema, _ = self._settings.table.split(".")
@@ -89,9 +89,11 @@ class BadRows:
             dead_letters = connection.execute(
                 sql.SQL(query).format(sql.Identifier(*schema, "outbox_dead_letter")), (_MENDED_LENGTH,)
             ).fetchall()
-        found = [Place.of(key, value) for key, value in dead_letters]
+        found = [RowId.of(key, value) for key, value in dead_letters]
         if self.can_be_mended:
             for topic in self._missing_topics:
-                records: list[Seen] = read_until(self._settings, topic, lambda seen: len(seen) >= 2, _READ_SECONDS)
-                found += [Place.of(record.key, record.value) for record in records]
+                records: list[ReadRecord] = read_until(
+                    self._settings, topic, lambda seen: len(seen) >= 2, _READ_SECONDS
+                )
+                found += [RowId.of(record.key, record.value) for record in records]
         return found

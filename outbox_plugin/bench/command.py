@@ -56,9 +56,9 @@ def _run(benchmark: Callable[[Settings, Tell], Report], delivery: str | None, as
 def _check_servers(settings: Settings) -> None:
     """Raises ServerRefused unless both servers answer, before a benchmark begins."""
     from outbox_plugin.adapters.kafka_admin import KafkaAdmin
-    from outbox_plugin.schema.connection import connect, reported_as_refusal
+    from outbox_plugin.schema.connection import connect, errors_as_refusals
 
-    with reported_as_refusal(settings):
+    with errors_as_refusals(settings):
         connect(settings).close()
     KafkaAdmin.at_start(settings).close()
 

@@ -31,7 +31,7 @@ from outbox_plugin.settings import Settings
 
 WARMING_ROWS = 1_000
 KEYS = 10_000
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -256,7 +256,7 @@ def _watched_memory() -> Iterator[list[int]]:
     looks = [process.memory_info().rss]
 
     def look() -> None:
-        while not done.wait(_LOOK_SECONDS):
+        while not done.wait(_POLL_SECONDS):
             looks.append(process.memory_info().rss)
 
     looker = threading.Thread(target=look, name="bench-memory")

@@ -19,7 +19,7 @@ from outbox_plugin.settings import Settings
 from outbox_plugin.status.reader import read_status
 
 END_SECONDS = 40.0
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 
 
 class HarvesterProcess:
@@ -191,7 +191,7 @@ class Fleet:
             self._stop_at[slot] = max(time.monotonic(), self._wake_at.get(slot, 0)) + END_SECONDS
 
     def _keep(self) -> None:
-        while not self._ending.wait(_LOOK_SECONDS):
+        while not self._ending.wait(_POLL_SECONDS):
             now = time.monotonic()
             with self._lock:
                 for slot, process in enumerate(self._slots):

@@ -25,7 +25,7 @@ from outbox_plugin.errors import OutboxError
 from outbox_plugin.settings import Settings
 
 BURST_ROWS = 20_000  # In flight while the table is changed.
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 _CUT_EVERY_SECONDS = 1.0
 
 
@@ -91,7 +91,7 @@ class Injector:
             alive = [slot for slot in self._fleet.pids() if not (is_fatal and slot == self._spared)]
             if alive:
                 return leader if leader in alive else alive[fault.victim % len(alive)]
-            if self.over.wait(_LOOK_SECONDS):
+            if self.over.wait(_POLL_SECONDS):
                 return None
 
     def _kill_broker(self, fault: Fault) -> None:
@@ -151,7 +151,7 @@ class Injector:
 
     def _committed(self, event: threading.Event) -> bool:
         """Wait until a transaction has committed; False when the run is over before."""
-        while not event.wait(_LOOK_SECONDS):
+        while not event.wait(_POLL_SECONDS):
             if self.over.is_set():
                 return False
         return True
@@ -161,7 +161,7 @@ class Injector:
         while True:
             with suppress(OutboxError, KafkaException, psycopg.Error):
                 return action()
-            if self.over.wait(_LOOK_SECONDS):
+            if self.over.wait(_POLL_SECONDS):
                 return None
 
     @property

@@ -27,7 +27,7 @@ class Transaction(NamedTuple):
     aside: frozenset[int] = frozenset()
 
 
-class Seen(NamedTuple):
+class ReadRecord(NamedTuple):
     """A record as a `read_committed` consumer sees it."""
 
     partition: int
@@ -36,20 +36,20 @@ class Seen(NamedTuple):
     value: str
 
 
-class Place(NamedTuple):
+class RowId(NamedTuple):
     """Identifies a row: the number of its transaction, and its number in that."""
 
     transaction: int
     place: int
 
     @classmethod
-    def of(cls, key: str, value: str) -> Place | None:
+    def of(cls, key: str, value: str) -> RowId | None:
         """The place that a row's value names; None if the value is not as it was written."""
         transaction, place, written_key, *_ = value.split(" ", 3)
         return cls(int(transaction), int(place)) if written_key == key else None
 
 
-def value_of(place: Place, key: str, padding: str) -> str:
+def value_of(place: RowId, key: str, padding: str) -> str:
     """The value to write for a row.
 
     Args:
@@ -87,7 +87,7 @@ class Verdict:
 
 
 def judge(
-    committed: Mapping[int, Transaction], seen: Iterable[Seen], found_aside: Iterable[Place | None] = ()
+    committed: Mapping[int, Transaction], seen: Iterable[ReadRecord], found_aside: Iterable[RowId | None] = ()
 ) -> Verdict:
     """Judge all rows of a topic, and those elsewhere. Pure.
 
@@ -101,12 +101,12 @@ def judge(
             that nobody wrote so.
     """
     verdict = Verdict(committed=sum(each.rows for each in committed.values()))
-    belong_aside = {Place(number, place) for number, each in committed.items() for place in each.aside}
-    arrived: set[Place] = set()
+    belong_aside = {RowId(number, place) for number, each in committed.items() for place in each.aside}
+    arrived: set[RowId] = set()
     keys = _Keys()
     for record in sorted(seen, key=lambda each: each[:2]):
         where = f"key {record.key} at {record.partition}/{record.offset}: {record.value[:40]!r}"
-        place = Place.of(record.key, record.value)
+        place = RowId.of(record.key, record.value)
         transaction = committed.get(place.transaction) if place else None
         if place is None or transaction is None or place.place >= transaction.rows or place in belong_aside:
             verdict.phantoms += 1
@@ -127,9 +127,9 @@ def judge(
     return verdict
 
 
-def _judge_aside(verdict: Verdict, belong: set[Place], found: Iterable[Place | None]) -> set[Place]:
+def _judge_aside(verdict: Verdict, belong: set[RowId], found: Iterable[RowId | None]) -> set[RowId]:
     """Enter what is wrong aside; returns the rows that are there as they should be."""
-    aside: set[Place] = set()
+    aside: set[RowId] = set()
     for place in found:
         if place is None or place not in belong:
             verdict.phantoms += 1
@@ -143,12 +143,12 @@ def _judge_aside(verdict: Verdict, belong: set[Place], found: Iterable[Place | N
     return aside
 
 
-def missing(committed: Mapping[int, Transaction], arrived: set[Place]) -> Iterable[Place]:
+def missing(committed: Mapping[int, Transaction], arrived: set[RowId]) -> Iterable[RowId]:
     """The places that have not arrived."""
     for number, transaction in committed.items():
         for place in range(transaction.rows):
             if (number, place) not in arrived:
-                yield Place(number, place)
+                yield RowId(number, place)
 
 
 class _Keys:
@@ -159,7 +159,7 @@ class _Keys:
         self._latest_began: dict[str, float] = {}
         self._place: dict[tuple[str, int], int] = {}
 
-    def in_order(self, record: Seen, place: Place, transaction: Transaction) -> bool:
+    def in_order(self, record: ReadRecord, place: RowId, transaction: Transaction) -> bool:
         key, own = record.key, (record.key, place.transaction)
         fine = (
             self._partition.setdefault(key, record.partition) == record.partition

@@ -29,7 +29,7 @@ from outbox_plugin.bench.temporary_outbox import (
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.settings import Settings
 
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 _FALL_ASLEEP_SECONDS = 5.0
 
 
@@ -220,7 +220,7 @@ class _Bench:
         while not condition():
             if time.monotonic() > deadline:
                 raise NotRelayed(f"waited in vain for {what}, {PATIENCE_SECONDS:.0f} s")
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
     def _wait_for_members(self, count: int) -> None:
         """Wait until each leader group has `count` members."""
@@ -229,7 +229,7 @@ class _Bench:
         while missing:
             if time.monotonic() > deadline:
                 raise NotRelayed(f"{len(missing)} standbys did not join their groups in {PATIENCE_SECONDS:.0f} s")
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
             groups = self._admin.describe_consumer_groups(list(missing), request_timeout=PATIENCE_SECONDS)
             missing -= {name for name, group in groups.items() if len(group.result().members) >= count}
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from outbox_plugin.adapters.kafka_clients import client_config
-from outbox_plugin.bench.judge import Seen
+from outbox_plugin.bench.judge import ReadRecord
 from outbox_plugin.errors import LogUnavailable
 from outbox_plugin.settings import Settings
 
@@ -22,10 +22,12 @@ class Arrival(NamedTuple):
     """A record, and when it came, in seconds of this process's monotonic clock."""
 
     at: float
-    record: Seen
+    record: ReadRecord
 
 
-def read_until(settings: Settings, topic: str, enough: Callable[[Sequence[Seen]], bool], seconds: float) -> list[Seen]:
+def read_until(
+    settings: Settings, topic: str, enough: Callable[[Sequence[ReadRecord]], bool], seconds: float
+) -> list[ReadRecord]:
     """Read a topic from its beginning to its end, and on until there is `enough`.
 
     Args:
@@ -36,7 +38,7 @@ def read_until(settings: Settings, topic: str, enough: Callable[[Sequence[Seen]]
             acknowledged.
     """
     deadline = time.monotonic() + seconds
-    records: list[Seen] = []
+    records: list[ReadRecord] = []
     with closing(_consumer(settings, topic)) as consumer:
         unread = {each.partition for each in consumer.assignment()}
         while time.monotonic() < deadline:
@@ -122,10 +124,10 @@ def _consumer(settings: Settings, topic: str) -> Consumer:
     return consumer
 
 
-def _seen(message: Message) -> Seen | None:
+def _seen(message: Message) -> ReadRecord | None:
     error = message.error()
     if error is None:
-        return Seen(message.partition() or 0, message.offset() or 0, _text(message.key()), _text(message.value()))
+        return ReadRecord(message.partition() or 0, message.offset() or 0, _text(message.key()), _text(message.value()))
     if error.fatal() or error.code() == KafkaError._AUTO_OFFSET_RESET:
         raise KafkaException(error)
     return None

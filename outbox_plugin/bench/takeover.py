@@ -49,7 +49,7 @@ TARGETS: dict[str, tuple[float, float]] = {
 }
 
 
-class NotRelayed(OutboxError):
+class NoTakeover(OutboxError):
     """No harvester took over."""
 
 
@@ -93,7 +93,7 @@ def takeover(settings: Settings, times: int, tell: Tell) -> TakeoverReport:
         tell: is called with each line of progress.
 
     Raises:
-        NotRelayed: no record came within a minute, although a harvester was standing by.
+        NoTakeover: no record came within a minute, although a harvester was standing by.
     """
     not_measured = _not_measured(settings)
     faults = [fault for fault in FAULTS if fault not in not_measured]
@@ -208,7 +208,7 @@ class _Bench:
         self._await_calm()
         leader = self.fleet.leader()
         if leader is None:
-            raise NotRelayed("the leader has gone by itself")
+            raise NoTakeover("the leader has gone by itself")
         return leader
 
     def _another_has_joined(self) -> bool:
@@ -232,7 +232,7 @@ class _Bench:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not condition():
             if time.monotonic() > deadline:
-                raise NotRelayed(f"{problem} after {PATIENCE_SECONDS:.0f} s")
+                raise NoTakeover(f"{problem} after {PATIENCE_SECONDS:.0f} s")
             time.sleep(0.05)
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import psycopg
 from psycopg import sql
 
-from outbox_plugin.bench.judge import Place, Transaction, value_of
+from outbox_plugin.bench.judge import RowId, Transaction, value_of
 from outbox_plugin.settings import Settings
 
 HOT_KEYS, KEYS = 3, 1_000
@@ -194,7 +194,7 @@ class Writer:
             self.rows += len(rows)
 
     def _columns(self, number: int, place: int, row: Row) -> tuple[str, str, str, list[str], list[str]]:
-        value = value_of(Place(number, place), row.key, row.padding)
+        value = value_of(RowId(number, place), row.key, row.padding)
         return row.topic or self._topic, row.key, value, list(row.header_keys), list(row.header_values)
 
     def _decided(self, number: int | None) -> None:

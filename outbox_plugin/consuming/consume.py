@@ -22,7 +22,7 @@ from outbox_plugin.core.topic_ranges import Readable, TopicRange, readable, rema
 from outbox_plugin.errors import RAISED_ROLLBACK, HandlerMisuse
 from outbox_plugin.inbox.received import Received
 from outbox_plugin.printable import logger_of, one_line
-from outbox_plugin.schema.connection import connect_patiently, reported_as_refusal
+from outbox_plugin.schema.connection import connect_patiently, errors_as_refusals
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.settings import Settings
@@ -115,7 +115,7 @@ def consume_range(settings: Settings, wanted: TopicRange, handler: Handler) -> C
     records = read_records(settings, there.range)
     confirm_topic(settings, there.range)
     with closing(_connected(settings)) as connection, connection.transaction():
-        with reported_as_refusal(settings):
+        with errors_as_refusals(settings):
             table = with_schema(connection, settings.table)  # The handler may change the search_path.
             is_ours = lock(connection, table, rest)
         if not is_ours:
@@ -127,7 +127,7 @@ def consume_range(settings: Settings, wanted: TopicRange, handler: Handler) -> C
 
 
 def _connected(settings: Settings) -> psycopg.Connection[tuple[Any, ...]]:
-    with reported_as_refusal(settings):
+    with errors_as_refusals(settings):
         return connect_patiently(settings, purpose=PURPOSE)
 
 

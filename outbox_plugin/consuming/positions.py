@@ -11,7 +11,7 @@ import psycopg
 from outbox_plugin.consuming.topic_state import topic_state
 from outbox_plugin.core.topic_ranges import Position, TopicRange, remaining
 from outbox_plugin.errors import HandlerMisuse, OutboxError, RangeRefused
-from outbox_plugin.schema.connection import connect, reported_as_refusal
+from outbox_plugin.schema.connection import connect, errors_as_refusals
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 
@@ -35,7 +35,7 @@ def read_position(settings: Settings, consumer: str, topic: str, backfill: str =
     Raises:
         ServerRefused, SchemaMissing: Postgres refuses us, or the table is missing.
     """
-    with reported_as_refusal(settings), closing(connect(settings, purpose="outbox consumer")) as connection:
+    with errors_as_refusals(settings), closing(connect(settings, purpose="outbox consumer")) as connection:
         return _find(connection, settings.table, "read", _key(consumer, topic, backfill))
 
 
@@ -140,7 +140,7 @@ def set_position(settings: Settings, consumer: str, topic: str, where: Where) ->
 
 
 def _execute(settings: Settings, name: str, values: dict[str, Any]) -> None:
-    with reported_as_refusal(settings), closing(connect(settings, purpose="outbox consumer")) as connection:
+    with errors_as_refusals(settings), closing(connect(settings, purpose="outbox consumer")) as connection:
         connection.execute(statement("position", name, settings.table), values)
 
 

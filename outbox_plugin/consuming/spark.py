@@ -27,7 +27,7 @@ from outbox_plugin.consuming.topic_state import topic_state
 from outbox_plugin.core.topic_ranges import TopicRange, TopicState, remaining
 from outbox_plugin.errors import RangeRefused
 from outbox_plugin.printable import logger_of
-from outbox_plugin.schema.connection import connect_patiently, reported_as_refusal
+from outbox_plugin.schema.connection import connect_patiently, errors_as_refusals
 from outbox_plugin.settings import Settings
 from outbox_plugin.spark.kafka_source import read_offsets
 from outbox_plugin.spark.write import OutboxWrite
@@ -197,7 +197,7 @@ def position_condition(
 
 def _advance_alone(settings: Settings, ranges: list[tuple[TopicRange, int]]) -> bool:
     with (
-        reported_as_refusal(settings),
+        errors_as_refusals(settings),
         connect_patiently(settings, purpose="outbox consumer") as connection,
         connection.transaction(),
     ):

@@ -11,7 +11,7 @@ from outbox_plugin.core.id_ranges import IdRanges
 from outbox_plugin.core.id_watermark import BEGINNING, IdRange, SequenceState
 from outbox_plugin.core.ordering_key import OrderingKey
 from outbox_plugin.core.progress import OutboxIdentity, Publication
-from outbox_plugin.core.recovery import Terms
+from outbox_plugin.core.recovery import TermHistory
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.core.window import BYTES_PER_WINDOW
@@ -140,7 +140,7 @@ class WindowStore(ShardStore, Protocol):
         """
         ...
 
-    def begin_term(self, above: int = 0) -> Terms:
+    def begin_term(self, above: int = 0) -> TermHistory:
         """Give the term a number above all earlier ones, and above `above`. Returns what is known of terms."""
         ...
 

@@ -19,7 +19,7 @@ from outbox_plugin.errors import ForeignOutbox, ProgressLost
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class TermHistory:
     """What the database remembers of terms.
 
     `number` is that of the last term, of any shard. `recorded` has the terms whose rows may still be in flight, by the
@@ -59,7 +59,9 @@ def left_behind(
     )
 
 
-def require_recorded(record: ProgressRecord | None, slice_name: str, terms: Terms, *, adopt: bool = False) -> None:
+def require_recorded(
+    record: ProgressRecord | None, slice_name: str, terms: TermHistory, *, adopt: bool = False
+) -> None:
     """Check that a slice's last progress record is not older than the one that the database expects.
 
     Args:

@@ -1,10 +1,10 @@
 """Which tenants are put to rest because nobody emits events there, and when they are woken. No I/O, no clock.
 
 A tenant at rest has no harvester. It is woken while a transaction may have drawn an id for a row of its outbox, and
-when its outbox has rows. The outbox is looked into as soon as an id was drawn, and when the table was replaced or
-emptied. A row may be committed just after such a look. So the outbox is looked into again, until nothing has changed
-since the look before. Rows with ids of their own making show in the table alone, so the outboxes of all resting tenants
-are looked into from time to time. A tenant of which no drawn id can be seen is never put to rest.
+when its outbox has rows. The outbox is checked as soon as an id was drawn, and when the table was replaced or emptied.
+A row may be committed just after such a check. So the outbox is checked again, until nothing has changed since the
+check before. Rows with ids of their own making show in the table alone, so the outboxes of all resting tenants are
+checked from time to time. A tenant of which no drawn id can be seen is never put to rest.
 
 Drawn ids alone wake nobody: when Postgres recovers from a crash, the sequences of all tenants jump.
 
@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from heapq import nsmallest
 from typing import NamedTuple
 
-LOOK_AGAIN_SECONDS = 60.0  # Between two looks into the outbox of a tenant at rest.
+CHECK_AGAIN_SECONDS = 60.0  # Between two checks of the outbox of a tenant at rest.
 LONGEST_REST_SECONDS = 6 * 3600.0
 CROWDED_REST_SECONDS = 1.0  # A tenant is put to rest after so long where others wait for a place.
-LOOKS_AT_ONCE = 100  # Each takes a request to Postgres.
+CHECKS_AT_ONCE = 100  # Each takes a request to Postgres.
 
 
-class Seen(NamedTuple):
+class OutboxActivity(NamedTuple):
     """What tells of a tenant's outbox whether rows were inserted.
 
     Attributes:
@@ -39,15 +39,15 @@ class Seen(NamedTuple):
     is_writing: bool
 
 
-class Look(NamedTuple):
+class ActivitySnapshot(NamedTuple):
     """What was seen of the tenants at one time.
 
     Attributes:
         seen: by schema. A tenant of whose ids nothing can be seen is missing.
-        has_rows: of the tenants that were looked into, whether their outboxes have rows.
+        has_rows: of the tenants that were checked, whether their outboxes have rows.
     """
 
-    seen: Mapping[str, Seen]
+    activity: Mapping[str, OutboxActivity]
     has_rows: Mapping[str, bool]
 
 
@@ -55,9 +55,9 @@ class Look(NamedTuple):
 class _Tenant:
     is_resting: bool = True
     since: float = float("-inf")  # When it was put to rest, or was last active.
-    looked_into_at: float = float("-inf")
+    checked_at: float = float("-inf")
     drawn: str | None = None
-    is_unsure: bool = True  # Whether rows may have been inserted since it was looked into.
+    is_unsure: bool = True  # Whether rows may have been inserted since it was checked.
 
 
 class RestingTenants:
@@ -74,7 +74,7 @@ class RestingTenants:
 
     @property
     def resting(self) -> frozenset[str]:
-        """The tenants at rest. A new one is at rest until it was looked into."""
+        """The tenants at rest. A new one is at rest until it was checked."""
         return frozenset(schema for schema, each in self._tenants.copy().items() if each.is_resting)
 
     def set_crowded(self, *, is_crowded: bool) -> None:
@@ -86,42 +86,44 @@ class RestingTenants:
         """Know these tenants, and no others."""
         self._tenants = {schema: self._tenants.get(schema) or _Tenant() for schema in schemas}
 
-    def to_look_into(self, seen: Mapping[str, Seen], now: float) -> list[str]:
-        """The tenants of whose outboxes it must be known whether they have rows, at most `LOOKS_AT_ONCE`.
+    def to_check(self, activity: Mapping[str, OutboxActivity], now: float) -> list[str]:
+        """The tenants of whose outboxes it must be known whether they have rows, at most `CHECKS_AT_ONCE`.
 
         Args:
-            seen: what has just been seen of all tenants, by schema.
+            activity: what has just been seen of all tenants, by schema.
             now: the time.
         """
         due = {
-            schema: (not tenant.is_resting or not _may_have_rows(tenant, seen[schema]), tenant.looked_into_at)
+            schema: (not tenant.is_resting or not _may_have_rows(tenant, activity[schema]), tenant.checked_at)
             for schema, tenant in self._tenants.items()
-            if schema in seen and self._is_due(tenant, seen[schema], now)
+            if schema in activity and self._is_due(tenant, activity[schema], now)
         }
-        return nsmallest(LOOKS_AT_ONCE, due, key=due.__getitem__)
+        return nsmallest(CHECKS_AT_ONCE, due, key=due.__getitem__)
 
-    def _is_due(self, tenant: _Tenant, seen: Seen, now: float) -> bool:
-        if seen.is_writing:
+    def _is_due(self, tenant: _Tenant, activity: OutboxActivity, now: float) -> bool:
+        if activity.is_writing:
             return False
         if tenant.is_resting:
-            return _may_have_rows(tenant, seen) or now - tenant.looked_into_at >= LOOK_AGAIN_SECONDS
+            return _may_have_rows(tenant, activity) or now - tenant.checked_at >= CHECK_AGAIN_SECONDS
         return now - tenant.since >= self._rest_after
 
-    def looked(self, look: Look, now: float) -> None:
-        """Take in what was seen.
+    def update(self, snapshot: ActivitySnapshot, now: float) -> None:
+        """Take in what was read.
 
         Args:
-            look: of all tenants that `follow` was told of.
+            snapshot: of all tenants that `follow` was told of.
             now: the time.
         """
         for schema, tenant in self._tenants.items():
-            seen, has_rows = look.seen.get(schema), look.has_rows.get(schema)
-            has_changed = seen is None or seen.drawn != tenant.drawn
-            tenant.drawn = None if seen is None else seen.drawn
+            activity, has_rows = snapshot.activity.get(schema), snapshot.has_rows.get(schema)
+            has_changed = activity is None or activity.drawn != tenant.drawn
+            tenant.drawn = None if activity is None else activity.drawn
             tenant.is_unsure = has_changed or (tenant.is_unsure and has_rows is None)
             if has_rows is not None:
-                tenant.looked_into_at = now
-            is_active = seen is None or seen.is_writing or bool(has_rows) or (has_changed and not tenant.is_resting)
+                tenant.checked_at = now
+            is_active = (
+                activity is None or activity.is_writing or bool(has_rows) or (has_changed and not tenant.is_resting)
+            )
             self._decide(tenant, is_active=is_active, is_empty=has_rows is False, now=now)
         self._wake_longest(now)
 
@@ -142,6 +144,6 @@ class RestingTenants:
             longest.is_resting, longest.since = False, now
 
 
-def _may_have_rows(tenant: _Tenant, seen: Seen) -> bool:
-    """Whether rows may have been inserted since the tenant was looked into."""
-    return tenant.is_unsure or tenant.drawn != seen.drawn
+def _may_have_rows(tenant: _Tenant, activity: OutboxActivity) -> bool:
+    """Whether rows may have been inserted since the tenant was checked."""
+    return tenant.is_unsure or tenant.drawn != activity.drawn

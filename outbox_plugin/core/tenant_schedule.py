@@ -69,7 +69,7 @@ class Changes:
 
 
 @dataclass(frozen=True, slots=True)
-class Retry:
+class TenantRestart:
     """A tenant that has failed is started again after so many seconds; `is_news` if the log should say why."""
 
     seconds: float
@@ -181,7 +181,7 @@ class TenantSchedule:
         tenant = self._tenants.get(schema)
         return float("-inf") if tenant is None else tenant.not_before
 
-    def failed_at(self, schema: str, reason: str, now: float) -> Retry | None:
+    def failed_at(self, schema: str, reason: str, now: float) -> TenantRestart | None:
         """A tenant's harvester has ended by itself, or could not start.
 
         Args:
@@ -200,4 +200,4 @@ class TenantSchedule:
             tenant.logged = None
         seconds = tenant.backoff.wait()
         tenant.is_running, tenant.has_failed, tenant.not_before = False, True, now + seconds
-        return Retry(seconds, tenant.is_news(reason, now))
+        return TenantRestart(seconds, tenant.is_news(reason, now))

@@ -22,7 +22,7 @@ from outbox_plugin.dagster.resources import OutboxResource
 from outbox_plugin.dagster.sensor import HEALTHY, NO_DEAD_LETTERS
 from outbox_plugin.dagster.topic import as_topics
 from outbox_plugin.errors import ServerRefused
-from outbox_plugin.schema.connection import connect, reported_as_refusal
+from outbox_plugin.schema.connection import connect, errors_as_refusals
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.settings import Settings
@@ -203,7 +203,7 @@ def wait_until_drained(settings: Settings, seconds: float) -> int:
     """
     deadline = time.monotonic() + seconds
     longest = min(seconds + COUNT_SECONDS, LONGEST_STATEMENT_SECONDS)
-    with reported_as_refusal(settings), closing(connect(settings, purpose="outbox check")) as connection:
+    with errors_as_refusals(settings), closing(connect(settings, purpose="outbox check")) as connection:
 
         def count(last: int | None) -> tuple[int, int | None]:
             with connection.transaction():  # So that the time limit does not stay in a pooler's session.

@@ -20,7 +20,7 @@ from outbox_plugin.core.job_id import former_job_ids
 from outbox_plugin.dagster.job_ids import output_job_id
 from outbox_plugin.dagster.resources import OutboxResource
 from outbox_plugin.embedded.java import spark_java_home
-from outbox_plugin.schema.connection import connect, reported_as_refusal
+from outbox_plugin.schema.connection import connect, errors_as_refusals
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.spark.session import spark_session
@@ -89,7 +89,7 @@ class OutboxIOManager(ConfigurableIOManager):
         options = _options(context.definition_metadata.get("outbox") or {})
         mine = {"dsn": settings.dsn.get_secret_value(), "table": settings.table, "jobId": name}
         obj.write.format("outbox").options(**options, **mine).mode("append").save()
-        with reported_as_refusal(settings), connect(settings, purpose="outbox dagster") as connection:
+        with errors_as_refusals(settings), connect(settings, purpose="outbox dagster") as connection:
             jobs = {"jobs": [name, *former_job_ids(name)]}
             outbox = with_schema(connection, settings.table)
             emitted = connection.execute(statement("staging", "emitted", outbox), jobs).fetchall()

@@ -21,7 +21,7 @@ from outbox_plugin.errors import SchemaMissing, ServerRefused
 from outbox_plugin.operate.operator_transaction import notifying_transaction
 from outbox_plugin.operate.pausing import resume
 from outbox_plugin.printable import one_line
-from outbox_plugin.schema.connection import connect_patiently, reported_as_refusal
+from outbox_plugin.schema.connection import connect_patiently, errors_as_refusals
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.settings import Settings
@@ -41,7 +41,7 @@ def outbox_view(settings: Settings, router: EventRouter) -> OutboxView:
         InvalidConnector: there is no such table, or its records cannot be made as the router makes them.
         ServerRefused: Postgres cannot be reached, or refuses.
     """
-    with reported_as_refusal(settings), closing(connect_patiently(settings)) as connection:
+    with errors_as_refusals(settings), closing(connect_patiently(settings)) as connection:
         kinds = _ask(connection, "kind", router)
         if not kinds:
             raise InvalidConnector(f"table.include.list: there is no table {router.schema}.{router.table}")
@@ -75,7 +75,7 @@ def switch(settings: Settings, router: EventRouter, tell: Callable[[str], None])
     """
     view = outbox_view(settings, router)
     statements = view.switch()
-    with reported_as_refusal(settings), closing(connect_patiently(settings)) as connection:
+    with errors_as_refusals(settings), closing(connect_patiently(settings)) as connection:
         _check_view(connection, settings, router)
         _check_publication(connection, router)
         _check_slot(connection, router)

@@ -6,7 +6,7 @@ from outbox_plugin.adapters.kafka_admin import KafkaAdmin
 from outbox_plugin.errors import InvalidSetting
 from outbox_plugin.inbox.positions import Positions
 from outbox_plugin.insecure_settings import warn_about_insecure_settings
-from outbox_plugin.schema.connection import connect, reported_as_refusal
+from outbox_plugin.schema.connection import connect, errors_as_refusals
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.settings import Settings
@@ -31,7 +31,7 @@ def check_servers(settings: Settings, group: str) -> tuple[Settings, Positions]:
         )
     warn_about_insecure_settings(settings)
     KafkaAdmin.at_start(settings).close()
-    with reported_as_refusal(settings), connect(settings, purpose="outbox inbox (start)") as connection:
+    with errors_as_refusals(settings), connect(settings, purpose="outbox inbox (start)") as connection:
         table = with_schema(connection, settings.table)
         settings = settings.model_copy(update={"table": table})
         connection.execute(statement("inbox", "letters", table), {"group": group, "limit": 0})

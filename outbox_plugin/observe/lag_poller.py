@@ -22,7 +22,7 @@ from outbox_plugin.settings import Settings
 
 POLL_SECONDS = 5.0
 ANSWER_SECONDS = 5.0
-_LOOK_SECONDS = 0.02  # How often to check whether an answer has come.
+_ANSWER_POLL_SECONDS = 0.02  # How often to check whether an answer has come.
 _ANY_TOPIC = "outbox"  # It need not exist, and is not made.
 
 # By partition, the offset of the first record that is not done; None means the partition's beginning.
@@ -120,5 +120,5 @@ class LagPoller:
         """Wait for all answers, unless they take too long or the poller is closed."""
         deadline = time.monotonic() + ANSWER_SECONDS + 1
         while not all(answer.done() for answer in answers) and time.monotonic() < deadline:
-            if self._closed.wait(_LOOK_SECONDS):
+            if self._closed.wait(_ANSWER_POLL_SECONDS):
                 return

@@ -18,7 +18,7 @@ from outbox_plugin.adapters.row_reader import parked_values
 from outbox_plugin.core.ordering_key import OrderingKey
 from outbox_plugin.errors import StoreUnavailable
 from outbox_plugin.printable import logger_of, one_line
-from outbox_plugin.schema.connection import IS_STANDBY, connect, reported
+from outbox_plugin.schema.connection import IS_STANDBY, connect, errors_as_unavailable
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.settings import Settings
@@ -78,7 +78,10 @@ class TablePoller:
         has_failed = False  # Since the last read that succeeded.
         while not self._closed.is_set():
             try:
-                with reported(), closing(connect(self._settings, purpose="outbox harvester (looks)")) as connection:
+                with (
+                    errors_as_unavailable(),
+                    closing(connect(self._settings, purpose="outbox harvester (metrics)")) as connection,
+                ):
                     table = with_schema(connection, self._settings.table)
                     while not self._closed.is_set():
                         self._found(read_table(connection, self._settings.table, table))

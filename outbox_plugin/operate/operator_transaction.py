@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 
 from outbox_plugin.errors import UserError
-from outbox_plugin.schema.connection import connect, reported_as_refusal
+from outbox_plugin.schema.connection import connect, errors_as_refusals
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.schema.whole_records import takes_whole_records, whole_record_parts
@@ -57,7 +57,7 @@ def operator_transaction(settings: Settings) -> Iterator[OperatorTransaction]:
             "Settings().each(), or use `outbox` with --outbox; nothing was changed"
         )
     with (
-        reported_as_refusal(settings),
+        errors_as_refusals(settings),
         closing(connect(settings, purpose="outbox (order)")) as connection,
         connection.transaction(),
     ):

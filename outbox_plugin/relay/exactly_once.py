@@ -13,7 +13,7 @@ from outbox_plugin.core.intervals import CLEAR_PROGRESS_SECONDS, PURGE_REST_SECO
 from outbox_plugin.core.kafka_ports import TransactionalLog
 from outbox_plugin.core.postgres_ports import WakeUp, WindowStore
 from outbox_plugin.core.progress import ProgressRecord, Publication
-from outbox_plugin.core.recovery import Terms, left_behind, require_recorded
+from outbox_plugin.core.recovery import TermHistory, left_behind, require_recorded
 from outbox_plugin.core.repeated_requests import require_own_record
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.rows_beside_live import RowsBesideLive
@@ -110,7 +110,7 @@ class ExactlyOnce:
         self._slice = Slice(shard, store.layout.shards)
         self._generation = 0  # Of the transactional id; see `core.transactional_id_generations`.
         self._names_rows = False  # Whether the last progress record does.
-        self._terms = Terms()
+        self._terms = TermHistory()
         self._outcome_unknown = False  # Of a transaction with rows in it.
 
     def take_over(self) -> None:

@@ -50,7 +50,7 @@ def connect(
             name is changed while statements run. The session's transactions have no time-out either.
 
     Raises:
-        psycopg.Error: the connection failed; see `reported` and `reported_as_refusal`.
+        psycopg.Error: the connection failed; see `errors_as_unavailable` and `errors_as_refusals`.
         ServerRefused: the server is older than `OLDEST_POSTGRES`.
     """
     options = _options(settings, purpose, _KEEPALIVE)
@@ -186,7 +186,7 @@ IS_STANDBY = (
 
 
 @contextmanager
-def reported() -> Iterator[None]:
+def errors_as_unavailable() -> Iterator[None]:
     """Turn psycopg's errors into ours, for a running harvester.
 
     Raises:
@@ -201,7 +201,7 @@ def reported() -> Iterator[None]:
 
 
 @contextmanager
-def reported_as_refusal(settings: Settings) -> Iterator[None]:
+def errors_as_refusals(settings: Settings) -> Iterator[None]:
     """Turn psycopg's errors into ours, at start, when the user can fix what is wrong.
 
     Raises:

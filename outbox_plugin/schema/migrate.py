@@ -20,7 +20,7 @@ from psycopg import sql
 
 from outbox_plugin.errors import ServerRefused
 from outbox_plugin.printable import logger_of
-from outbox_plugin.schema.connection import connect_patiently, reported_as_refusal
+from outbox_plugin.schema.connection import connect_patiently, errors_as_refusals
 from outbox_plugin.schema.orphaned_staging_tables import drop_orphans
 from outbox_plugin.schema.statements import check_name, compose, statement
 from outbox_plugin.schema.table_name import with_schema
@@ -55,7 +55,7 @@ def migrate(settings: Settings, *, wake_up: bool | None = None) -> list[str]:
         InvalidSetting: the table has been migrated under another name.
     """
     deadline, reported = time.monotonic() + PATIENCE_SECONDS, ""
-    with reported_as_refusal(settings), connect_patiently(settings) as connection:
+    with errors_as_refusals(settings), connect_patiently(settings) as connection:
         table = with_schema(connection, settings.table)
         while True:
             try:

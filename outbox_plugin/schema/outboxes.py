@@ -12,7 +12,7 @@ import psycopg
 
 from outbox_plugin.errors import UserError
 from outbox_plugin.printable import first_names, logger_of
-from outbox_plugin.schema.connection import connect, reported_as_refusal
+from outbox_plugin.schema.connection import connect, errors_as_refusals
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.settings import Settings
 
@@ -83,7 +83,7 @@ def present_outboxes(settings: Settings) -> tuple[Settings, ...]:
         if not each.names_many:
             found.append(each)
             continue
-        with reported_as_refusal(each), closing(connect(each, purpose="outbox tenants")) as connection:
+        with errors_as_refusals(each), closing(connect(each, purpose="outbox tenants")) as connection:
             schemas = tenant_schemas(connection, each)
         for schema, reason in schemas.items():
             if reason is not None:

@@ -35,7 +35,7 @@ class ProbeAction(Enum):
     GIVE_UP = auto()
 
 
-class Finding(Enum):
+class ProbeResult(Enum):
     """The result of a probe. `LOST`: the server cannot be reached, or is not working on the statement."""
 
     WORKING = auto()
@@ -55,10 +55,10 @@ class Silence:
         self._probing_since: float | None = None
         self._lost_since: float | None = None
 
-    def report(self, finding: Finding, now: float) -> None:
+    def report(self, finding: ProbeResult, now: float) -> None:
         """Report the result of a probe."""
         self._probing_since = None
-        if finding is Finding.WORKING:
+        if finding is ProbeResult.WORKING:
             self._probe_at = now + PROBE_AGAIN_SECONDS
         else:
             self._lost_since = now

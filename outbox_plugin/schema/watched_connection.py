@@ -14,7 +14,7 @@ from psycopg.abc import PQGen
 from psycopg.pq import TransactionStatus
 from psycopg.pq.abc import PGconn
 
-from outbox_plugin.schema.silent_server import PROBE_SECONDS, Finding, ProbeAction, Silence
+from outbox_plugin.schema.silent_server import PROBE_SECONDS, ProbeAction, ProbeResult, Silence
 
 Row = TypeVar("Row", covariant=True)
 T = TypeVar("T")
@@ -76,8 +76,8 @@ class _ProbeConnection(psycopg.Connection[Row]):
 class _Probe:
     """A probe, on its own thread. `finding` is None until it has a result."""
 
-    def __init__(self, ask: Callable[[], Finding]) -> None:
-        self.finding: Finding | None = None
+    def __init__(self, ask: Callable[[], ProbeResult]) -> None:
+        self.finding: ProbeResult | None = None
         self._ask = ask
         threading.Thread(target=self._run, name="outbox-probe", daemon=True).start()
 
@@ -94,7 +94,7 @@ def _probe(suspect: WatchedConnection[Any] | WatchedAsyncConnection[Any]) -> _Pr
     return _Probe(lambda: _finding(options, query, pid, name))
 
 
-def _finding(options: dict[str, Any], query: sql.Composed, pid: int, name: str | None) -> Finding:
+def _finding(options: dict[str, Any], query: sql.Composed, pid: int, name: str | None) -> ProbeResult:
     """The result of a probe.
 
     A pooler invents process ids, so behind one the session is looked up by its name, if the pooler passes names on: the
@@ -107,10 +107,10 @@ def _finding(options: dict[str, Any], query: sql.Composed, pid: int, name: str |
             [(own_pid, state, own_name, works_for_name)] = found
             if own_pid != connection.pgconn.backend_pid:
                 known = name is not None and own_name.startswith(PROBE_NAME)
-                return Finding.WORKING if works_for_name or not known else Finding.LOST
-            return Finding.LOST if state in _NOT_AT_WORK else Finding.WORKING
+                return ProbeResult.WORKING if works_for_name or not known else ProbeResult.LOST
+            return ProbeResult.LOST if state in _NOT_AT_WORK else ProbeResult.WORKING
     except psycopg.Error as error:
-        return Finding.WORKING if _answered_by_the_server(error) else Finding.LOST
+        return ProbeResult.WORKING if _answered_by_the_server(error) else ProbeResult.LOST
 
 
 def _answered_by_the_server(error: psycopg.Error) -> bool:

@@ -127,7 +127,7 @@ def add_packages(spark: SparkSession, coordinates: str) -> None:
 
 
 @contextmanager
-def reported(settings: Settings, topics: Sequence[str]) -> Iterator[None]:
+def spark_errors_as_refusals(settings: Settings, topics: Sequence[str]) -> Iterator[None]:
     """Turn errors that Kafka reports through Spark into ours.
 
     Raises:

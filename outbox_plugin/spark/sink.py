@@ -26,7 +26,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from outbox_plugin.errors import UserError
-from outbox_plugin.schema.connection import connect_patiently, reported_as_refusal
+from outbox_plugin.schema.connection import connect_patiently, errors_as_refusals
 from outbox_plugin.schema.orphaned_staging_tables import drop_orphans
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.table_name import with_schema
@@ -263,6 +263,6 @@ class OutboxDataSource(DataSource):
 
 @contextmanager
 def _connection(settings: Settings) -> Iterator[Connection]:
-    with reported_as_refusal(settings), connect_patiently(settings, purpose=COMMIT_PURPOSE) as connection:
+    with errors_as_refusals(settings), connect_patiently(settings, purpose=COMMIT_PURPOSE) as connection:
         connection.isolation_level = ISOLATION
         yield connection

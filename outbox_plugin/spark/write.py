@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as f
 
 from outbox_plugin.core.job_id import check_job_id
-from outbox_plugin.schema.connection import connect_patiently, reported_as_refusal
+from outbox_plugin.schema.connection import connect_patiently, errors_as_refusals
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.settings import Settings
@@ -191,7 +191,7 @@ class OutboxWrite:
         """
         if not (self._business or self._events):
             raise OptionWrong("there is nothing to write: call `table`, `events` or both before `commit`")
-        with reported_as_refusal(self._settings), connect_patiently(self._settings, purpose=PURPOSE) as connection:
+        with errors_as_refusals(self._settings), connect_patiently(self._settings, purpose=PURPOSE) as connection:
             connection.isolation_level = ISOLATION
             outbox = with_schema(connection, self._settings.table)
             if is_committed(connection, outbox, self._record):

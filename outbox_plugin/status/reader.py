@@ -22,7 +22,7 @@ from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat, is_goharvests
 from outbox_plugin.core.signing import Signer
 from outbox_plugin.errors import ServerRefused
 from outbox_plugin.printable import one_line
-from outbox_plugin.schema.connection import connect, reported_as_refusal
+from outbox_plugin.schema.connection import connect, errors_as_refusals
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.settings import Settings
@@ -212,7 +212,7 @@ def _shard_status(shard: int, heard: _PartitionTail, table: _Table | None) -> Sh
 def _table(settings: Settings, seconds: float) -> _Table:
     table = settings.table
     with (
-        reported_as_refusal(settings),
+        errors_as_refusals(settings),
         closing(connect(settings, purpose="outbox status")) as connection,
         connection.transaction(),  # So that the time limit does not stay in a pooler's session.
     ):

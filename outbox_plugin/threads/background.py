@@ -18,7 +18,7 @@ from outbox_plugin.printable import logger_of
 
 logger = logger_of(__name__)
 
-LOOK_SECONDS = 0.2  # How often to look whether a service is to stop.
+POLL_SECONDS = 0.2  # How often to look whether a service is to stop.
 
 
 class Background(ABC):
@@ -140,7 +140,7 @@ def run_together(all_of_them: Sequence[Background], stop: threading.Event) -> No
             for each in all_of_them:
                 each.start()
         while not stop.is_set() and all(each.alive for each in all_of_them):
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
     except UserError as error:
         if not stop.is_set():
             raise
@@ -159,7 +159,7 @@ def _passed_on(stop: threading.Event, services: Sequence[Background]) -> Iterato
     have_started = threading.Event()
 
     def pass_on() -> None:
-        while not have_started.wait(LOOK_SECONDS):
+        while not have_started.wait(POLL_SECONDS):
             if stop.is_set():
                 for each in services:
                     each._stop.set()

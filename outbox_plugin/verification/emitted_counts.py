@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outbox_plugin.schema.connection import connect, reported_as_refusal
+from outbox_plugin.schema.connection import connect, errors_as_refusals
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.settings import Settings
@@ -18,6 +18,6 @@ def emitted_counts(settings: Settings, jobs: list[str]) -> dict[str, int]:
     Raises:
         ServerRefused, SchemaMissing: Postgres cannot be reached or refuses, or the tables are missing.
     """
-    with reported_as_refusal(settings), connect(settings, purpose="outbox verify") as connection:
+    with errors_as_refusals(settings), connect(settings, purpose="outbox verify") as connection:
         outbox = with_schema(connection, settings.table)
         return dict(connection.execute(statement("staging", "emitted", outbox), {"jobs": jobs}).fetchall())

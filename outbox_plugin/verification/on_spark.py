@@ -15,7 +15,7 @@ from pyspark.sql import functions as f
 
 from outbox_plugin.core.headers import EVENT_TYPE_HEADER, IDEMPOTENCY_HEADER, JOB_HEADER, SEQUENCE_HEADER
 from outbox_plugin.settings import Settings
-from outbox_plugin.spark.kafka_source import read_topics, reported
+from outbox_plugin.spark.kafka_source import read_topics, spark_errors_as_refusals
 from outbox_plugin.verification.emitted_counts import emitted_counts
 from outbox_plugin.verification.topic_ends import wait_for_commits
 from outbox_plugin.verification.verdict import MAX_EXAMPLES, TopicVerdict
@@ -45,7 +45,7 @@ def verify(
         ServerRefused: Kafka or Postgres does not answer, or there is no such topic.
     """
     wait_for_commits(settings, topics)
-    with reported(settings, topics):
+    with spark_errors_as_refusals(settings, topics):
         seen = _judgeable(read_topics(spark, settings, topics))
         if job is not None:
             seen = seen.where(f.col("job") == job)

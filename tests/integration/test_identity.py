@@ -16,7 +16,7 @@ from pydantic import SecretStr
 from outbox_plugin import Harvester, Settings
 from outbox_plugin.adapters.harvester_registration import HarvesterRegistration
 from outbox_plugin.adapters.kafka_admin import KafkaAdmin
-from outbox_plugin.core.recovery import Terms
+from outbox_plugin.core.recovery import TermHistory
 from outbox_plugin.embedded.postgres import EmbeddedPostgres, _as_seen_by_server, _run
 from outbox_plugin.errors import ForeignOutbox, InvalidSetting, LogUnavailable, SchemaMissing, ServerRefused
 from outbox_plugin.relay.events import HarvestEvent, TermFinished
@@ -350,7 +350,7 @@ def test_a_start_that_is_stopped_in_its_transaction_begins_it_again(
     stopped: list[int] = []
     terms = HarvesterRegistration.terms
 
-    def stopped_once(registration: HarvesterRegistration) -> Terms:
+    def stopped_once(registration: HarvesterRegistration) -> TermHistory:
         if not stopped:
             stopped.append(registration._connection.info.backend_pid)
             registration._connection.execute("SET LOCAL idle_in_transaction_session_timeout = 50")

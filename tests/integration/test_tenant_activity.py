@@ -14,7 +14,7 @@ from pydantic import SecretStr
 
 from outbox_plugin import Settings
 from outbox_plugin.adapters.tenant_activity import TenantActivityReader
-from outbox_plugin.core.resting_tenants import Seen
+from outbox_plugin.core.resting_tenants import OutboxActivity
 from outbox_plugin.embedded.postgres import EmbeddedPostgres
 from tests.postgres_sessions import sessions_waiting_for_a_lock
 from tests.support import PATIENCE, eventually
@@ -45,8 +45,8 @@ def create(pattern: Settings, schema: str) -> None:
     execute(pattern, f"CREATE SCHEMA {schema}", f"CREATE TABLE {schema}.outbox (id BIGSERIAL PRIMARY KEY)")
 
 
-def seen(reader: TenantActivityReader) -> Seen | None:
-    return reader.seen(["tenant_a"]).get("tenant_a")
+def seen(reader: TenantActivityReader) -> OutboxActivity | None:
+    return reader.activity(["tenant_a"]).get("tenant_a")
 
 
 def test_whoever_waits_for_a_lock_on_a_sequence_hides_its_own_tenant_alone(
@@ -60,9 +60,9 @@ def test_whoever_waits_for_a_lock_on_a_sequence_hides_its_own_tenant_alone(
         drawing.execute("SELECT nextval('tenant_a.outbox_id_seq')")
         waiting.start()
         eventually(lambda: sessions_waiting_for_a_lock(pattern) == 1, 10)
-        assert set(reader.seen(both)) == {"tenant_b"}
+        assert set(reader.activity(both)) == {"tenant_b"}
     waiting.join()
-    assert set(reader.seen(both)) == set(both)
+    assert set(reader.activity(both)) == set(both)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_outboxes_that_cannot_be_read_soon_hold_the_others_up_for_a_moment_only(
         "CREATE SCHEMA tenant_slow",
         "CREATE VIEW tenant_slow.outbox AS SELECT WHERE pg_sleep(60) IS NULL",
     )
-    reader.seen(["tenant_a"])
+    reader.activity(["tenant_a"])
     assert reader.have_rows(["tenant_a", "tenant_slow", "tenant_a"]) == {"tenant_a": False, "tenant_slow": True}
     many = [f"tenant_{number}" for number in range(100)]
     for schema in many:
@@ -151,6 +151,6 @@ def test_many_tenants_take_few_locks_at_a_time(tmp_path: Path, pattern: Settings
             for schema in schemas:
                 connection.execute(f"CREATE SCHEMA {schema} CREATE TABLE outbox (id BIGSERIAL)".encode())
         with closing(TenantActivityReader(small)) as reader:
-            assert set(reader.seen(schemas)) == set(schemas)
+            assert set(reader.activity(schemas)) == set(schemas)
     finally:
         server.stop()

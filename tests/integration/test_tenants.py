@@ -361,7 +361,7 @@ def test_rows_that_a_resting_process_finds_at_its_start_are_relayed(
 def test_a_resting_tenant_is_woken_however_its_rows_come(
     resting: Settings, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resting_tenants, "LOOK_AGAIN_SECONDS", 1.0)
+    monkeypatch.setattr(resting_tenants, "CHECK_AGAIN_SECONDS", 1.0)
     only = tenant(resting, "tenant_a")
     for statement in (
         f"INSERT INTO tenant_a.outbox (id, kafka_topic, kafka_key) VALUES (-5, '{topic}', 'an id of its own')",
@@ -378,7 +378,7 @@ def test_a_resting_tenant_whose_ids_begin_again_is_woken_by_its_next_row(
     resting: Settings, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its last id is the same as before."""
-    monkeypatch.setattr(resting_tenants, "LOOK_AGAIN_SECONDS", 3_600.0)
+    monkeypatch.setattr(resting_tenants, "CHECK_AGAIN_SECONDS", 3_600.0)
     only = tenant(resting, "tenant_a")
     row = f"INSERT INTO tenant_a.outbox (kafka_topic, kafka_key) VALUES ('{topic}', 'k')"
     for statement in (row, f"TRUNCATE tenant_a.outbox RESTART IDENTITY; {row}"):

@@ -17,7 +17,7 @@ from outbox_plugin.core.key_summary import HASH_BITS, HASH_BYTES
 from outbox_plugin.core.ordering_key import OrderingKey, OrderingKeys
 from outbox_plugin.core.postgres_ports import Control, ReadRequest
 from outbox_plugin.core.progress import OutboxIdentity, Publication
-from outbox_plugin.core.recovery import Terms
+from outbox_plugin.core.recovery import TermHistory
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.errors import Fenced, LayoutChanged, StoreUnavailable
@@ -163,7 +163,7 @@ class Backup:
     dead: tuple[Row, ...]
     layout: Layout
     leaders: dict[int, str]
-    terms: Terms
+    terms: TermHistory
     served: Service
     id_generations: dict[str, int]
 
@@ -185,7 +185,7 @@ class Database:
         self.layout = Layout(1, shards)
         self.leaders: dict[int, str] = {}
         self.id_generations: dict[str, int] = {}  # The generations of transactional ids, by the names of slices.
-        self.terms = Terms()
+        self.terms = TermHistory()
         self.replaced_at: dict[str, float] = {}  # When each leader was replaced, in seconds, by leader id.
         self.paused = False
         self.parked: dict[OrderingKey, int] = {}
@@ -671,10 +671,10 @@ class Store:
 
         self.call("settles the layout", effect)
 
-    def begin_term(self, above: int = 0) -> Terms:
+    def begin_term(self, above: int = 0) -> TermHistory:
         database = self.database
 
-        def effect() -> Terms:
+        def effect() -> TermHistory:
             if not self._is_ours():
                 raise StoreUnavailable("Postgres: the table is another one now, or has other shards")
             number = max(database.terms.number + 1, above + 1, database.clock())

@@ -19,7 +19,7 @@ from outbox_plugin.core.intervals import LONG_POLL_SECONDS
 from outbox_plugin.core.last_progress import LastProgress
 from outbox_plugin.core.postgres_ports import Control, ReadRequest
 from outbox_plugin.core.progress import OutboxIdentity, ProgressRecord, Publication
-from outbox_plugin.core.recovery import Terms
+from outbox_plugin.core.recovery import TermHistory
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.errors import Fenced, ForeignOutbox, LogUnavailable, OutcomeUnknown, StoreUnavailable
@@ -120,8 +120,8 @@ class Store:
     def mark_settled(self) -> None:
         """There was no other layout."""
 
-    def begin_term(self, above: int = 0) -> Terms:
-        return Terms(above + 1)
+    def begin_term(self, above: int = 0) -> TermHistory:
+        return TermHistory(above + 1)
 
     def mark_recorded(self, term: int) -> None:
         self._faults.step(StoreUnavailable("remembering the record"))

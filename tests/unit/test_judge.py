@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from outbox_plugin.bench.judge import Place, Seen, Transaction, judge, value_of
+from outbox_plugin.bench.judge import ReadRecord, RowId, Transaction, judge, value_of
 
 FIRST, SECOND = Transaction(2, began=1.0, decided=2.0), Transaction(1, began=3.0, decided=4.0)
 COMMITTED = {1: FIRST, 2: SECOND}
 
 
-def seen(*rows: tuple[int, int], key: str = "k", partition: int = 0) -> list[Seen]:
+def seen(*rows: tuple[int, int], key: str = "k", partition: int = 0) -> list[ReadRecord]:
     """Records of a topic in this order, named by transaction and place."""
-    return [Seen(partition, offset, key, value_of(Place(*row), key, "x" * 9)) for offset, row in enumerate(rows)]
+    return [ReadRecord(partition, offset, key, value_of(RowId(*row), key, "x" * 9)) for offset, row in enumerate(rows)]
 
 
 def test_all_arrived_once_in_order() -> None:
@@ -69,7 +69,7 @@ ASIDE = {1: FIRST._replace(aside=frozenset({1})), 2: SECOND}
 
 
 def test_a_row_that_belongs_aside_is_there() -> None:
-    verdict = judge(ASIDE, seen((1, 0), (2, 0)), [Place(1, 1)])
+    verdict = judge(ASIDE, seen((1, 0), (2, 0)), [RowId(1, 1)])
     assert verdict.clean
     assert (verdict.committed, verdict.arrived, verdict.aside) == (3, 2, 1)
 
@@ -79,14 +79,14 @@ def test_a_row_that_belongs_aside_is_nowhere() -> None:
 
 
 def test_a_row_that_belongs_aside_arrived() -> None:
-    verdict = judge(ASIDE, seen((1, 0), (1, 1), (2, 0)), [Place(1, 1)])
+    verdict = judge(ASIDE, seen((1, 0), (1, 1), (2, 0)), [RowId(1, 1)])
     assert (verdict.phantoms, verdict.lost, verdict.duplicates) == (1, 0, 0)
 
 
 def test_a_row_is_put_aside_twice() -> None:
-    assert judge(ASIDE, seen((1, 0), (2, 0)), [Place(1, 1), Place(1, 1)]).duplicates == 1
+    assert judge(ASIDE, seen((1, 0), (2, 0)), [RowId(1, 1), RowId(1, 1)]).duplicates == 1
 
 
 def test_a_good_row_is_put_aside() -> None:
-    verdict = judge(ASIDE, seen((1, 0)), [Place(1, 1), Place(2, 0), None])
+    verdict = judge(ASIDE, seen((1, 0)), [RowId(1, 1), RowId(2, 0), None])
     assert (verdict.phantoms, verdict.lost) == (2, 1)

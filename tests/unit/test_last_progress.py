@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from outbox_plugin.core.last_progress import LastProgress, LastRecordFinder, LogRecord, Numbering
 from outbox_plugin.core.progress import MalformedProgress, OutboxIdentity, ProgressRecord
-from outbox_plugin.core.recovery import Terms, require_recorded
+from outbox_plugin.core.recovery import TermHistory, require_recorded
 from outbox_plugin.core.signing import Signer, Slot
 from outbox_plugin.errors import ProgressLost
 
@@ -156,7 +156,7 @@ def test_a_record_of_a_later_version_is_no_forgery() -> None:
 
 @pytest.mark.parametrize(("record", "is_lost"), [(None, True), (a_record(6), True), (a_record(7), False)])
 def test_a_record_that_the_database_expects_must_be_there(record: ProgressRecord | None, is_lost: bool) -> None:
-    terms = Terms(9, {"0": 7})
+    terms = TermHistory(9, {"0": 7})
     require_recorded(record, "1-of-2", terms)
     require_recorded(record, "0", terms, adopt=True)
     if is_lost:

@@ -6,27 +6,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox_plugin.core.resting_tenants import (
+    CHECK_AGAIN_SECONDS,
+    CHECKS_AT_ONCE,
     CROWDED_REST_SECONDS,
     LONGEST_REST_SECONDS,
-    LOOK_AGAIN_SECONDS,
-    LOOKS_AT_ONCE,
-    Look,
+    ActivitySnapshot,
+    OutboxActivity,
     RestingTenants,
-    Seen,
 )
 
 REST = 60.0
 
 
-def look(last_id: int | None, *, has_rows: bool | None = None, is_writing: bool = False) -> Look:
+def look(last_id: int | None, *, has_rows: bool | None = None, is_writing: bool = False) -> ActivitySnapshot:
     """What is seen of the tenant `a`."""
-    return Look(
-        {} if last_id is None else {"a": Seen(str(last_id), is_writing)}, {} if has_rows is None else {"a": has_rows}
+    return ActivitySnapshot(
+        {} if last_id is None else {"a": OutboxActivity(str(last_id), is_writing)},
+        {} if has_rows is None else {"a": has_rows},
     )
 
 
-def look_into(rest: RestingTenants, last_id: int | None, now: float) -> list[str]:
-    return rest.to_look_into(look(last_id).seen, now)
+def checked(rest: RestingTenants, last_id: int | None, now: float) -> list[str]:
+    return rest.to_check(look(last_id).activity, now)
 
 
 def quiet() -> RestingTenants:
@@ -34,45 +35,45 @@ def quiet() -> RestingTenants:
     rest = RestingTenants(REST)
     rest.follow(["a"])
     for _ in range(2):
-        rest.looked(look(5, has_rows=False), 0.0)
+        rest.update(look(5, has_rows=False), 0.0)
     return rest
 
 
-def test_a_new_tenant_is_looked_into_before_it_is_started() -> None:
+def test_a_new_tenant_is_checked_before_it_is_started() -> None:
     rest = RestingTenants(REST)
     rest.follow(["a"])
     assert rest.resting == {"a"}
-    assert look_into(rest, 5, 0.0) == ["a"]
-    rest.looked(look(5, has_rows=True), 1.0)
+    assert checked(rest, 5, 0.0) == ["a"]
+    rest.update(look(5, has_rows=True), 1.0)
     assert rest.resting == set()
 
 
 def test_a_tenant_is_put_to_rest_when_it_is_quiet_and_empty() -> None:
     rest = quiet()
-    rest.looked(look(6, has_rows=True), 1.0)
+    rest.update(look(6, has_rows=True), 1.0)
     assert rest.resting == set()
-    assert look_into(rest, 6, 1.0 + REST - 0.1) == []
-    rest.looked(look(6), 1.0 + REST)  # It was not looked into.
+    assert checked(rest, 6, 1.0 + REST - 0.1) == []
+    rest.update(look(6), 1.0 + REST)  # It was not checked.
     assert rest.resting == set()
-    assert look_into(rest, 6, 1.0 + REST) == ["a"]
-    rest.looked(look(6, has_rows=True), 1.0 + REST)
+    assert checked(rest, 6, 1.0 + REST) == ["a"]
+    rest.update(look(6, has_rows=True), 1.0 + REST)
     assert rest.resting == set()
-    assert look_into(rest, 6, 2 * REST) == []
-    rest.looked(look(7, has_rows=False), 1.0 + 2 * REST)
+    assert checked(rest, 6, 2 * REST) == []
+    rest.update(look(7, has_rows=False), 1.0 + 2 * REST)
     assert rest.resting == set()
-    rest.looked(look(7, has_rows=False), 1.0 + 3 * REST)
+    rest.update(look(7, has_rows=False), 1.0 + 3 * REST)
     assert rest.resting == {"a"}
 
 
 def test_a_tenant_is_put_to_rest_sooner_while_others_wait_for_its_place() -> None:
     rest = quiet()
-    rest.looked(look(6, has_rows=True), 1.0)
+    rest.update(look(6, has_rows=True), 1.0)
     rest.set_crowded(is_crowded=True)
-    assert look_into(rest, 6, 1.0 + CROWDED_REST_SECONDS) == ["a"]
+    assert checked(rest, 6, 1.0 + CROWDED_REST_SECONDS) == ["a"]
     rest.set_crowded(is_crowded=False)
-    assert look_into(rest, 6, 1.0 + CROWDED_REST_SECONDS) == []
+    assert checked(rest, 6, 1.0 + CROWDED_REST_SECONDS) == []
     rest.set_crowded(is_crowded=True)
-    rest.looked(look(6, has_rows=False), 1.0 + CROWDED_REST_SECONDS)
+    rest.update(look(6, has_rows=False), 1.0 + CROWDED_REST_SECONDS)
     assert rest.resting == {"a"}
 
 
@@ -84,9 +85,9 @@ def test_what_wakes_a_tenant() -> None:
         "its ids cannot be seen any more": look(None),
     }.items():
         rest = quiet()
-        rest.looked(look(5), 1.0)
+        rest.update(look(5), 1.0)
         assert rest.resting == {"a"}
-        rest.looked(seen, 2.0)
+        rest.update(seen, 2.0)
         assert rest.resting == set(), what
 
 
@@ -94,22 +95,22 @@ def test_drawn_ids_without_rows_wake_nobody() -> None:
     """The sequences of all tenants jump when Postgres recovers from a crash."""
     for last_id in (1, 38):
         rest = quiet()
-        assert look_into(rest, 5, 1.0) == []
-        assert look_into(rest, last_id, 1.0) == ["a"]
-        rest.looked(look(last_id, has_rows=False), 1.0)
+        assert checked(rest, 5, 1.0) == []
+        assert checked(rest, last_id, 1.0) == ["a"]
+        rest.update(look(last_id, has_rows=False), 1.0)
         assert rest.resting == {"a"}
-        assert look_into(rest, last_id, 1.5) == ["a"]  # A row may have been committed just after the first look.
-        rest.looked(look(last_id, has_rows=False), 1.5)
+        assert checked(rest, last_id, 1.5) == ["a"]  # A row may have been committed just after the first look.
+        rest.update(look(last_id, has_rows=False), 1.5)
         assert rest.resting == {"a"}
-        assert look_into(rest, last_id, 2.0) == []
+        assert checked(rest, last_id, 2.0) == []
 
 
-def test_a_tenant_whose_id_was_drawn_is_looked_into_until_it_was_seen_to_be_empty() -> None:
+def test_a_tenant_whose_id_was_drawn_is_checked_until_it_was_seen_to_be_empty() -> None:
     rest = quiet()
     for last_id, has_rows in ((6, None), (6, None), (7, False), (8, False)):
-        rest.looked(look(last_id, has_rows=has_rows), 1.0)
-        assert look_into(rest, last_id, 1.0) == ["a"]
-    rest.looked(look(8, has_rows=True), 1.0)
+        rest.update(look(last_id, has_rows=has_rows), 1.0)
+        assert checked(rest, last_id, 1.0) == ["a"]
+    rest.update(look(8, has_rows=True), 1.0)
     assert rest.resting == set()
 
 
@@ -117,32 +118,32 @@ def test_a_tenant_whose_ids_cannot_be_seen_is_never_put_to_rest() -> None:
     rest = RestingTenants(REST)
     rest.follow(["a"])
     for now in range(0, 1_000, 100):
-        rest.looked(look(None, has_rows=False), float(now))
+        rest.update(look(None, has_rows=False), float(now))
         assert rest.resting == set()
 
 
-def test_a_resting_tenant_is_looked_into_from_time_to_time_and_woken_in_the_end() -> None:
+def test_a_resting_tenant_is_checked_from_time_to_time_and_woken_in_the_end() -> None:
     rest = quiet()
-    assert look_into(rest, 5, LOOK_AGAIN_SECONDS - 0.1) == []
-    assert look_into(rest, 5, LOOK_AGAIN_SECONDS) == ["a"]
-    rest.looked(look(5, has_rows=False), LONGEST_REST_SECONDS - 0.1)
+    assert checked(rest, 5, CHECK_AGAIN_SECONDS - 0.1) == []
+    assert checked(rest, 5, CHECK_AGAIN_SECONDS) == ["a"]
+    rest.update(look(5, has_rows=False), LONGEST_REST_SECONDS - 0.1)
     assert rest.resting == {"a"}
-    rest.looked(look(5), LONGEST_REST_SECONDS)
+    rest.update(look(5), LONGEST_REST_SECONDS)
     assert rest.resting == set()
 
 
-def seen_of(names: list[str], last_id: int = 0) -> dict[str, Seen]:
-    return {name: Seen(str(last_id), is_writing=False) for name in names}
+def activity_of(names: list[str], last_id: int = 0) -> dict[str, OutboxActivity]:
+    return {name: OutboxActivity(str(last_id), is_writing=False) for name in names}
 
 
 def test_of_many_tenants_the_longest_unseen_come_first() -> None:
     rest = RestingTenants(REST)
-    names = [str(number) for number in range(LOOKS_AT_ONCE + 1)]
+    names = [str(number) for number in range(CHECKS_AT_ONCE + 1)]
     rest.follow(names)
-    first = rest.to_look_into(seen_of(names), 0.0)
-    rest.looked(Look(seen_of(names), dict.fromkeys(first, False)), 0.0)
+    first = rest.to_check(activity_of(names), 0.0)
+    rest.update(ActivitySnapshot(activity_of(names), dict.fromkeys(first, False)), 0.0)
     [last] = set(names) - set(first)
-    assert rest.to_look_into(seen_of(names), LOOK_AGAIN_SECONDS)[0] == last
+    assert rest.to_check(activity_of(names), CHECK_AGAIN_SECONDS)[0] == last
 
 
 def many_quiet(names: list[str]) -> RestingTenants:
@@ -150,15 +151,15 @@ def many_quiet(names: list[str]) -> RestingTenants:
     rest = RestingTenants(REST)
     rest.follow(names)
     for _ in range(2):
-        rest.looked(Look(seen_of(names), dict.fromkeys(names, False)), 0.0)
+        rest.update(ActivitySnapshot(activity_of(names), dict.fromkeys(names, False)), 0.0)
     return rest
 
 
-def test_tenants_with_new_ids_are_looked_into_before_those_whose_time_has_come() -> None:
-    names = [str(number) for number in range(10 * LOOKS_AT_ONCE)]
+def test_tenants_with_new_ids_are_checked_before_those_whose_time_has_come() -> None:
+    names = [str(number) for number in range(10 * CHECKS_AT_ONCE)]
     rest = many_quiet(names)
-    seen = {**seen_of(names), **seen_of(["777"], 1)}
-    assert rest.to_look_into(seen, LOOK_AGAIN_SECONDS)[0] == "777"
+    seen = {**activity_of(names), **activity_of(["777"], 1)}
+    assert rest.to_check(seen, CHECK_AGAIN_SECONDS)[0] == "777"
 
 
 def test_tenants_that_have_rested_for_long_enough_are_woken_one_by_one() -> None:
@@ -167,7 +168,7 @@ def test_tenants_that_have_rested_for_long_enough_are_woken_one_by_one() -> None
     rest = many_quiet(names)
     woken: set[str] = set()
     for number in range(1, len(names) + 1):
-        rest.looked(Look(seen_of(names), {}), LONGEST_REST_SECONDS + number / 1_000)
+        rest.update(ActivitySnapshot(activity_of(names), {}), LONGEST_REST_SECONDS + number / 1_000)
         woken |= set(names) - rest.resting
         assert len(woken) == number
     assert len(woken) == len(names)
@@ -178,7 +179,7 @@ def test_a_tenant_that_was_gone_is_new() -> None:
     rest.follow([])
     assert rest.resting == set()
     rest.follow(["a"])
-    assert look_into(rest, 5, 0.0) == ["a"]
+    assert checked(rest, 5, 0.0) == ["a"]
 
 
 INSERTS = st.sampled_from(["nothing", "before the look", "between its two parts", "and is open", "and rolled back"])
@@ -198,10 +199,10 @@ def test_an_outbox_with_rows_is_woken_and_stays_awake(steps: list[tuple[float, s
         last_id += inserts != "nothing"
         rows += inserts == "before the look"
         opened = int(inserts == "and is open")  # It has drawn its id after the locks were seen, and commits later.
-        is_due = bool(look_into(rest, last_id, now))
+        is_due = bool(checked(rest, last_id, now))
         found = look(last_id, has_rows=rows > 0 if is_due else None)
         rows += inserts == "between its two parts"
-        rest.looked(found, now)
+        rest.update(found, now)
         is_resting = "a" in rest.resting
         assert not (is_resting and found.has_rows.get("a"))
         if inserts == "nothing":

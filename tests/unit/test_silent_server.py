@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outbox_plugin.schema.silent_server import Finding, ProbeAction, Silence
+from outbox_plugin.schema.silent_server import ProbeAction, ProbeResult, Silence
 
 
 def ticked(silence: Silence, first: float, last: float) -> list[ProbeAction]:
@@ -37,19 +37,19 @@ def test_a_server_that_works_is_waited_for_without_end() -> None:
         action = silence.tick(tenth / 10)
         assert action is not ProbeAction.GIVE_UP
         if action is ProbeAction.PROBE:
-            silence.report(Finding.WORKING, tenth / 10 + 0.01)
+            silence.report(ProbeResult.WORKING, tenth / 10 + 0.01)
 
 
 def test_a_server_that_works_is_asked_again() -> None:
     silence = probing()
-    silence.report(Finding.WORKING, 10.6)
+    silence.report(ProbeResult.WORKING, 10.6)
     assert {*ticked(silence, 10.6, 11.5)} == {ProbeAction.WAIT}
     assert silence.tick(11.6) is ProbeAction.PROBE
 
 
 def test_a_server_that_does_not_work_on_the_statement_may_have_answered_just_now() -> None:
     silence = probing()
-    silence.report(Finding.LOST, 10.6)
+    silence.report(ProbeResult.LOST, 10.6)
     assert {*ticked(silence, 10.6, 11.0)} == {ProbeAction.WAIT}
     assert silence.tick(11.1) is ProbeAction.GIVE_UP
 

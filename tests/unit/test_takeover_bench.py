@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from outbox_plugin.bench.judge import Seen
+from outbox_plugin.bench.judge import ReadRecord
 from outbox_plugin.bench.reader import Arrival
 from outbox_plugin.bench.takeover import TakeoverReport, calm_seconds, longest_gap
 
 
 def arrivals(*times: float) -> list[Arrival]:
-    return [Arrival(at, Seen(0, number, "key", "value")) for number, at in enumerate(times)]
+    return [Arrival(at, ReadRecord(0, number, "key", "value")) for number, at in enumerate(times)]
 
 
 def test_the_gap_in_which_the_leader_was_killed_counts_from_the_record_before() -> None:

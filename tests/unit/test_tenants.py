@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from outbox_plugin import Settings, tenants
-from outbox_plugin.core.resting_tenants import Look, Seen
+from outbox_plugin.core.resting_tenants import ActivitySnapshot, OutboxActivity
 from outbox_plugin.tenants import MAX_AWAKE, STARTS_AT_ONCE, TenantHarvesters
 from tests.support import PATIENCE, eventually
 
@@ -90,13 +90,13 @@ def test_tenants_rest_sooner_only_where_places_are_taken(
 ) -> None:
     """Not where some of them merely wait for the starts of others."""
     service: Any = TenantHarvesters(SETTINGS.model_copy(update={"tenants_rest": 60.0}))
-    monkeypatch.setattr(service, "_look_at", lambda *_: Look({}, {}))
+    monkeypatch.setattr(service, "_read_activity", lambda *_: ActivitySnapshot({}, {}))
     service._found = {f"tenant_{number}": None for number in range(tenants_found)}
     service._follow(0.0)
     assert service._schedule.waiting == tenants_found - STARTS_AT_ONCE
-    service._look_for_events(service._rest, 0.0)
+    service._poll_activity(service._rest, 0.0)
     assert service._rest._rest_after == rest_after
-    eventually(lambda: service._look.has_ended, 10)
+    eventually(lambda: service._reading.has_ended, 10)
     let_starts_end(service)
 
 
@@ -152,11 +152,11 @@ def test_a_search_for_which_no_thread_can_be_started_is_repeated(service: Any, m
     monkeypatch.setattr(service, "_schemas", lambda: {"tenant_a": None})
     with monkeypatch.context() as without_threads:
         without_threads.setattr(threading.Thread, "start", refuse)
-        service._look_for_schemas(10.0)
+        service._find_schemas(10.0)
     assert service._search_error == "can't start new thread"
-    service._look_for_schemas(20.0)
+    service._find_schemas(20.0)
     eventually(lambda: service._search.has_ended, 10)
-    service._look_for_schemas(20.1)
+    service._find_schemas(20.1)
     assert (service._found, service._search_error) == ({"tenant_a": None}, None)
 
 
@@ -165,13 +165,13 @@ def test_a_tenant_is_woken_as_soon_as_a_look_shows_its_rows(monkeypatch: pytest.
     service: Any = TenantHarvesters(SETTINGS.model_copy(update={"tenants_rest": 60.0}))
     begun, goes_on = threading.Semaphore(0), threading.Event()
 
-    def look(*_: object) -> Look:
+    def look(*_: object) -> ActivitySnapshot:
         begun.release()
         assert goes_on.wait(60 * PATIENCE)
-        return Look({"tenant_a": Seen("1", is_writing=False)}, {"tenant_a": True})
+        return ActivitySnapshot({"tenant_a": OutboxActivity("1", is_writing=False)}, {"tenant_a": True})
 
     monkeypatch.setattr(service, "_schemas", lambda: {"tenant_a": None})
-    monkeypatch.setattr(service, "_look_at", look)
+    monkeypatch.setattr(service, "_read_activity", look)
     monkeypatch.setattr(tenants, "CHECK_SECONDS", 0.01)
     waits, wait = list[float](), threading.Event.wait
 
