@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import psycopg
@@ -33,14 +33,13 @@ def ready_to_relay(settings: Settings, transactional_id: str) -> Iterator[Callab
 
     Read, publish and delete run overlapped on three threads, as in the harvester.
     """
-    producer = Producer(producer_config(settings, transactional_id=transactional_id))
-    producer.init_transactions()
     with (
+        closing(Producer(producer_config(settings, transactional_id=transactional_id))) as producer,
         closing(connect(settings, autocommit=True)) as reader,
         closing(connect(settings, autocommit=True)) as deleter,
     ):
+        producer.init_transactions()
         yield lambda: _relay_backlog(settings, reader, producer, deleter)
-    producer.close()
 
 
 def _relay_backlog(
@@ -48,10 +47,11 @@ def _relay_backlog(
 ) -> None:
     read: queue.Queue[Sequence[_Row]] = queue.Queue(maxsize=1)
     published: queue.Queue[tuple[int, int] | None] = queue.Queue()
+    over = threading.Event()
 
     def read_windows() -> None:
         last = 0
-        while rows := _read(reader, settings, last):
+        while not over.is_set() and (rows := _read(reader, settings, last)):
             last = rows[-1][0]
             read.put(rows)
         read.put([])
@@ -61,16 +61,20 @@ def _relay_backlog(
             _delete(deleter, settings, *bounds)
 
     stages = [threading.Thread(target=work, daemon=True) for work in (read_windows, delete_windows)]
-    for stage in stages:
-        stage.start()
-    while rows := read.get():
-        producer.begin_transaction()
-        _produce(producer, rows)
-        producer.commit_transaction()
-        published.put((rows[0][0], rows[-1][0]))
-    published.put(None)
-    for stage in stages:
-        stage.join()
+    try:
+        for stage in stages:
+            stage.start()
+        while rows := read.get():
+            producer.begin_transaction()
+            _produce(producer, rows)
+            producer.commit_transaction()
+            published.put((rows[0][0], rows[-1][0]))
+    finally:  # The caller closes their connections.
+        over.set()
+        published.put(None)
+        while any(stage.is_alive() for stage in stages):
+            with suppress(queue.Empty):
+                read.get(timeout=POLL_SECONDS)
 
 
 def relay_one_by_one(settings: Settings, stop: threading.Event) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -19,7 +21,27 @@ if TYPE_CHECKING:
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-@click.group()
+class _Benchmarks(click.Group):
+    """Commands that a signal ends in order: what they have made on the servers is dropped."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        heard: list[int] = []
+
+        def end(number: int, _: FrameType | None) -> None:
+            heard.append(number)
+            raise SystemExit(128 + number)
+
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, end)
+        try:
+            return super().invoke(ctx)
+        except BaseException:
+            if heard:  # A library in C may have raised an error of its own in place of ours.
+                raise SystemExit(128 + heard[0]) from None
+            raise
+
+
+@click.group(cls=_Benchmarks)
 def bench() -> None:
     """Benchmarks: ratios from one run, against the servers that the settings name."""
 

@@ -22,22 +22,28 @@ END_SECONDS = 40.0
 _POLL_SECONDS = 0.05
 
 
+HARVEST = ("outbox_plugin", "harvest")
+
+
 class HarvesterProcess:
     """One `outbox harvest`, behind a guard, so that it never outlives this process."""
 
-    def __init__(self, settings: Settings, log: Path, prefix: Sequence[str] = ()) -> None:
+    def __init__(
+        self, settings: Settings, log: Path, prefix: Sequence[str] = (), *, module: Sequence[str] = HARVEST
+    ) -> None:
         """Start the process.
 
         Args:
             settings: become the environment of the process.
             log: the process writes to its end.
             prefix: is put before the command, as `ip netns exec` is.
+            module: the Python module that is run, and its arguments.
         """
-        command = [*prefix, sys.executable, "-m", "outbox_plugin"]
+        command = [*prefix, sys.executable, "-m", *module]
         guard = [sys.executable, "-m", "outbox_plugin.embedded.guard", "SIGKILL", "as-is"]
         with log.open("ab") as output:
             self._guard = subprocess.Popen(
-                [*guard, *command, "harvest"],
+                [*guard, *command],
                 env=environment(settings),
                 stdin=subprocess.PIPE,
                 stdout=output,

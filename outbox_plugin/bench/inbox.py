@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
@@ -200,12 +200,24 @@ def _baseline(settings: Settings, topic: str, records: int, concurrency: int, up
                             done.count()
 
     threads = [threading.Thread(target=work, args=(queue,), daemon=True) for queue in queues]
+
+    def end_workers() -> None:
+        with arrived:
+            for queue in queues:
+                queue.clear()  # Something is left only where the benchmark ends early.
+                queue.append(None)
+            arrived.notify_all()
+        for thread in threads:
+            thread.join()
+
     for thread in threads:
         thread.start()
     consumer = Consumer(
         client_config(settings, group_id=f"{topic}-{uuid.uuid4().hex[:6]}", auto_offset_reset="earliest")
     )
-    with closing(consumer):
+    with ExitStack() as opened:
+        opened.callback(end_workers)
+        opened.enter_context(closing(consumer))
         consumer.subscribe([topic])
         seen = 0
         while seen < records:
@@ -215,14 +227,7 @@ def _baseline(settings: Settings, topic: str, records: int, concurrency: int, up
                 for message in messages:
                     queues[hash(message.key()) % concurrency].append(message)
                 arrived.notify_all()
-    rate = done.rate()
-    with arrived:
-        for queue in queues:
-            queue.append(None)
-        arrived.notify_all()
-    for thread in threads:
-        thread.join()
-    return rate
+        return done.rate()
 
 
 def _key(message: Message) -> str:
@@ -234,12 +239,12 @@ def _fill(settings: Settings, topic: str, records: int, keys: int) -> None:
     admin = AdminClient(client_config(settings))
     [future] = admin.create_topics([NewTopic(topic, num_partitions=PARTITIONS)]).values()
     future.result(20)
-    producer = Producer(client_config(settings, linger_ms=20, queue_buffering_max_messages=records + 1))
-    for number in range(records):
-        headers: list[tuple[str, str | bytes | None]] = [("idempotency-key", str(uuid.uuid4()).encode())]
-        producer.produce(topic, VALUE, f"key-{number % keys}".encode(), headers=headers)
-    producer.flush(60)
-    producer.close()
+    config = client_config(settings, linger_ms=20, queue_buffering_max_messages=records + 1)
+    with closing(Producer(config)) as producer:
+        for number in range(records):
+            headers: list[tuple[str, str | bytes | None]] = [("idempotency-key", str(uuid.uuid4()).encode())]
+            producer.produce(topic, VALUE, f"key-{number % keys}".encode(), headers=headers)
+        producer.flush(60)
 
 
 def _check(connection: psycopg.Connection[Any], table: sql.Identifier, effects: int) -> None:

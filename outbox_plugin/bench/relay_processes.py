@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 
 import psutil
 from psycopg import sql
 
-from outbox_plugin.bench.fleet import HarvesterProcess, environment
+from outbox_plugin.bench.fleet import HARVEST, HarvesterProcess
 from outbox_plugin.bench.reader import LiveReader
 from outbox_plugin.bench.temporary_outbox import PATIENCE_SECONDS, VALUE_BYTES, connect, table_of
 from outbox_plugin.errors import OutboxError
@@ -79,12 +76,21 @@ def write_while(
             due += 1 / rows_per_second
 
 
-@contextmanager
-def harvester(settings: Settings) -> Iterator[psutil.Process]:
+def harvester(settings: Settings) -> AbstractContextManager[psutil.Process]:
     """`outbox harvest`, until the end of the body."""
+    return _relay(settings, HARVEST)
+
+
+def baseline(settings: Settings) -> AbstractContextManager[psutil.Process]:
+    """The bare loop, until the end of the body."""
+    return _relay(settings, ("outbox_plugin.bench.baseline",))
+
+
+@contextmanager
+def _relay(settings: Settings, module: Sequence[str]) -> Iterator[psutil.Process]:
     with (
         tempfile.TemporaryDirectory(prefix="outbox-bench-") as folder,
-        closing(HarvesterProcess(settings, Path(folder) / "harvester.log")) as process,
+        closing(HarvesterProcess(settings, Path(folder) / "relay.log", module=module)) as process,
     ):
         yield psutil.Process(_pid(process))
         process.signal(signal.SIGTERM)
@@ -98,18 +104,3 @@ def _pid(harvester: HarvesterProcess) -> int:
             raise NotRelayed("the harvester did not start")
         time.sleep(0.05)
     return harvester.pid
-
-
-@contextmanager
-def baseline(settings: Settings) -> Iterator[psutil.Process]:
-    """The bare loop, until the end of the body."""
-    command = [sys.executable, "-m", "outbox_plugin.bench.baseline"]
-    process = subprocess.Popen(command, env={**os.environ, **environment(settings)})
-    try:
-        yield psutil.Process(process.pid)
-    finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
