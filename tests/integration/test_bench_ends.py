@@ -44,7 +44,7 @@ def test_a_benchmark_that_is_ended_leaves_nothing_behind(
             assert bench.wait(60 * PATIENCE) == 128 + number, log.read_text()
         finally:
             bench.kill()
-    assert "Traceback" not in log.read_text()
+    assert "Traceback" not in (said := log.read_text()), said
     assert made
     assert schemas(settings) == []
     eventually(lambda: topics(settings, made) == [], 30)  # The broker hears of deletions from its controller.
