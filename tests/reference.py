@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 import outbox_plugin.errors
 from tests.documents import DOCS
@@ -64,16 +67,25 @@ def _described(name: str, thing: Any) -> Iterator[str]:
         yield from ("```text", f"{name}{_signature(thing)}", "```", "")
     yield from _sections(inspect.getdoc(thing) or "")
     if fields is not None:
-        yield from ("", "| field | default | |", "|---|---|---|")
-        for field, each in fields.items():
-            default = "" if each.is_required() else f"`{each.get_default(call_default_factory=True)!r}`"
-            if each.default_factory is not None:
-                default = "a new one each time"
-            yield f"| `{field}` | {default} | {each.description or ''} |"
+        yield from _fields(fields)
     elif inspect.isclass(thing):
         yield from _sections(_own_doc(thing.__dict__.get("__init__")))
         for method, each in _methods(thing):
             yield from ("", f"**`{method}`**", "", *_sections(_own_doc(each)))
+
+
+def _fields(fields: Mapping[str, FieldInfo]) -> Iterator[str]:
+    """A table of fields, and one for each field that is a list of objects."""
+    yield from ("", "| field | default | |", "|---|---|---|")
+    for name, field in fields.items():
+        default = "" if field.is_required() else f"`{field.get_default(call_default_factory=True)!r}`"
+        if field.default_factory is not None:
+            default = "a new one each time"
+        yield f"| `{name}` | {default} | {field.description or ''} |"
+    for name, field in fields.items():
+        for listed in get_args(field.annotation):
+            if inspect.isclass(listed) and issubclass(listed, BaseModel):
+                yield from ("", f"Each of `{name}`:", *_fields(listed.model_fields))
 
 
 def _methods(thing: type) -> Iterator[tuple[str, Any]]:
