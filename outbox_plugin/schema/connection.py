@@ -205,7 +205,7 @@ def errors_as_refusals(settings: Settings) -> Iterator[None]:
     """Turn psycopg's errors into ours, at start, when the user can fix what is wrong.
 
     Raises:
-        SchemaMissing: a table, a column or the schema of the staging tables is missing.
+        SchemaMissing: a table, a column, the outbox's schema or that of the staging tables is missing.
         ServerRefused: the database cannot be reached, or refuses.
     """
     try:
@@ -213,9 +213,16 @@ def errors_as_refusals(settings: Settings) -> Iterator[None]:
     except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as error:
         raise SchemaMissing(f"{one_line(error)}; run `outbox migrate` first (OUTBOX_TABLE={settings.table})") from None
     except psycopg.errors.InvalidSchemaName as error:
-        raise SchemaMissing(f"{one_line(error)}; run `outbox migrate` as a role that may create schemas") from None
+        raise SchemaMissing(f"{one_line(error)}; {_who_makes(error)}") from None
     except psycopg.Error as error:
         raise ServerRefused(f"Postgres, as OUTBOX_DSN names it: {one_line(error)}") from None
+
+
+def _who_makes(missing: psycopg.errors.InvalidSchemaName) -> str:
+    """How a schema comes to be. A migration makes that of Spark's staging tables alone."""
+    if '"outbox_staging"' in str(missing):
+        return "run `outbox migrate` as a role that may create schemas"
+    return "create it, then run `outbox migrate`"
 
 
 @contextmanager

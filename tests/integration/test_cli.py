@@ -79,6 +79,12 @@ def test_a_missing_table(settings: Settings) -> None:
     )
 
 
+def test_a_missing_schema(settings: Settings) -> None:
+    """A migration creates none for the outbox, whatever its role may do: a mistyped name makes no outbox."""
+    said = 'schema "nowhere" does not exist; create it, then run `outbox migrate`'
+    assert said in refused(settings, "migrate", OUTBOX_TABLE="nowhere.outbox")
+
+
 def test_a_table_without_a_column_that_is_needed(settings: Settings) -> None:
     migrate(settings)
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:
