@@ -39,7 +39,9 @@ def _finite(_context: click.Context, _parameter: click.Parameter, seconds: float
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--check", is_flag=True, help="Exit code 1 also if a shard has no leader, reports trouble, or is late.")
+@click.option(
+    "--check", is_flag=True, help="Exit code 1 also if a shard has no leader, reports trouble, is paused, or is late."
+)
 @click.option("--watch", is_flag=True, help="Refresh the display every two seconds, until Ctrl-C.")
 @click.option(
     "--lag-seconds",

@@ -100,7 +100,8 @@ def undrained(left: int, seconds: float, status: Status) -> HealthResult:
         seconds: how long the check has waited.
         status: the outbox.
     """
-    why = troubles(status) or "the harvester is too slow"
+    parked = f"{status.parked_keys} keys wait behind a row that Kafka refused" if status.parked_keys else ""
+    why = troubles(status) or parked or "the harvester is too slow"
     return HealthResult(False, f"{left} events still wait after {seconds:.0f} s: {why}", True, _remedy(status))
 
 
@@ -123,7 +124,9 @@ def _remedy(status: Status) -> str:
         return "act on the reported trouble; the harvester's log, which its asset links to, has the details"
     if any(shard.leader is None for shard in status.shards):
         return (
-            "check that the harvester's sensor is on, and read the log that its asset links to; "
-            'with mode="observe", start `outbox harvest` where it should run'
+            "start `outbox harvest`, or read the log of the one that runs; where Dagster keeps the harvester running, "
+            "check that its sensor is on, and read the log that its asset links to"
         )
+    if status.parked_keys:
+        return "see with `outbox parked list` which keys wait, and why; fix the row or its topic, then release the key"
     return "compare, on the harvester's plots, records/s with the events emitted: it is too slow, or has just caught up"

@@ -57,6 +57,7 @@ def test_trouble_that_lasts_is_an_error(lasted: float, severe: bool) -> None:
         (status(errors=('relation "outbox" does not exist; run `outbox migrate` first',), led=False), "the error says"),
         (status(trouble="a row is too large"), "reported trouble"),
         (status(led=False), "sensor is on"),
+        (replace(status(lag=31), parked_keys=1), "`outbox parked list`"),
         (status(lag=31), "too slow"),
     ],
 )
@@ -95,3 +96,8 @@ def test_what_does_not_drain_because_it_is_paused_is_not_called_slow() -> None:
     paused = status()
     judged = undrained(5, 1.0, replace(paused, shards=(replace(paused.shards[0], paused=True),)))
     assert judged.explanation == "5 events still wait after 1 s: shard 0 is paused"
+
+
+def test_what_does_not_drain_because_its_keys_are_parked_is_not_called_slow() -> None:
+    judged = undrained(5, 1.0, replace(status(), parked_keys=2))
+    assert judged.explanation == "5 events still wait after 1 s: 2 keys wait behind a row that Kafka refused"

@@ -45,7 +45,7 @@ def test_the_check_passes_where_all_is_well(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("found", "why"),
     [
-        (Status(3, 1.0, (LED, ALONE), ()), "shard 1 has no leader: check that"),
+        (Status(3, 1.0, (LED, ALONE), ()), "shard 1 has no leader: start `outbox harvest`"),
         (Status(3, 31.0, (LED,), ()), "the oldest event has waited for 31 s"),
     ],
 )
