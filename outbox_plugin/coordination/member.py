@@ -167,10 +167,11 @@ class Member:
         return held is not None
 
     def go_back(self, tp: TopicPartition, claim: Claim, offset: int, now: float) -> None:
-        """Give up a partition whose log was cut below our position; the group goes on at the offset, or before.
+        """Let the group go on at an offset, or before, because the partition's log was cut below our position.
 
-        A heartbeat cannot say that: it never moves a position back. So we release the partition, and may claim it
-        again.
+        A heartbeat cannot say that: it never moves a position back. At least once, we release the partition at the
+        offset and claim it again, and repeat that until the log has it: nobody else knows of the cut. At most once, we
+        release it and say so once: what is said again may come late, and set back another instance.
 
         Args:
             tp: the partition.
@@ -178,9 +179,17 @@ class Member:
             offset: where the group goes on, at the latest.
             now: the time.
         """
-        if tp in self._held and self._held[tp].claim is claim:
-            self._say_released(tp, min(offset, claim.offset), now)
+        held = self._held.get(tp)
+        if held is None or held.claim is not claim:
+            return
+        offset = min(offset, claim.offset)
+        if self._at_most_once:
+            self._say_released(tp, offset, now)
             self._lose(tp, "its log was cut")
+        else:
+            held.claim, held.repaired = Claim(offset), NEVER
+            self._trend.forget()
+            self._repair(tp, held, now)
 
     def ask_for_messages(self, ends: Mapping[TopicPartition, int], now: float) -> None:
         """Write to the log that the records below each end will be handed out (at-most-once)."""
@@ -298,7 +307,9 @@ class Member:
         elif isinstance(message, ReleasingPartition):
             self._leaving.pop(tp, None)
             if held is not None:
-                held.repaired, held.until = NEVER, NEVER
+                held.until = NEVER
+                if counted and sent >= held.repaired:
+                    held.repaired = NEVER
             if counted:
                 self._to_keep[tp] = None
         elif held is None:
@@ -337,7 +348,8 @@ class Member:
 
     def _repair(self, tp: TopicPartition, held: HeldPartition, now: float) -> None:
         """Write our position and our claim again, because somebody else has written in our name."""
-        if now - held.repaired > self._planner.patience:
+        # At least once, it is repeated as often as a heartbeat, so that the partition does not become stale meanwhile.
+        if now - held.repaired > (self._planner.patience if self._at_most_once else self._timing.beat):
             held.repaired, held.until = now, NEVER
             self._to_keep.pop(tp, None)  # The log says what we did not.
             common = self._common(tp, now)

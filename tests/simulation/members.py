@@ -9,19 +9,21 @@ A seed draws a plan: how many processes and partitions, which guarantee, and wha
 - Each process has clocks of its own. The broker's clock jumps, as when another broker leads.
 - Topics are deleted and recreated, and widened. The coordination topic is deleted and recreated: each process notices
   it after a while, writes to the new one until then, and is started again.
+- A partition loses its end, and others write to it. Whoever reads it notices that.
 - An operator with a wrong clock pauses and resumes the group. Somebody writes messages in another's name.
 
 At each step: two processes never both hold a partition for certain (but for a while after the broker's clock has jumped
 ahead, and but for one whose machine was suspended); at most once, no record is handed out twice; while the group is
 paused and all have heard it, none is. At the end, when all is well: every record was handed out (at least once), and
-all partitions were consumed to their ends. While all is well for long, no partition with records stands still for more
-than three heartbeats, unless its holder hands out records of other partitions meanwhile.
+all partitions were consumed to their ends. Where an end was lost below the group's position, this is so if somebody
+noticed it, and held the partition until the log had it. While all is well for long, no partition with records stands
+still for more than three heartbeats, unless its holder hands out records of other partitions meanwhile.
 """
 
 from __future__ import annotations
 
 import random
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -29,13 +31,21 @@ from typing import NamedTuple
 
 from outbox_plugin.coordination.actions import KeepPosition, Send
 from outbox_plugin.coordination.claims import Claim
-from outbox_plugin.coordination.events import ClaimEvent
+from outbox_plugin.coordination.events import ClaimEvent, ClaimLost
 from outbox_plugin.coordination.fetch_buffer import FetchBuffer
 from outbox_plugin.coordination.group_view import GroupView, TopicForm
 from outbox_plugin.coordination.heartbeat_timing import HeartbeatTiming
 from outbox_plugin.coordination.member import Member
-from outbox_plugin.coordination.messages import VERSION, Entry, Heartbeat, Message, ReleaseGroup
-from outbox_plugin.coordination.partition_owners import LONGEST_DOUBT, STALE_INTERVALS, Holder, Key
+from outbox_plugin.coordination.messages import (
+    LARGEST,
+    VERSION,
+    Entry,
+    Heartbeat,
+    Message,
+    ReleaseGroup,
+    ReleasingPartition,
+)
+from outbox_plugin.coordination.partition_owners import LONGEST_DOUBT, STALE_INTERVALS, Holder, Key, World
 from outbox_plugin.core.topic_partition import TopicPartition
 
 INTERVAL = 2.0
@@ -49,7 +59,7 @@ FOREVER = float("inf")
 BATCH = 5
 FAULTS = (
     *("kill", "stop", "hold", "away", "anew", "widen", "pause", "slow", "end"),
-    *("suspend", "jump ahead", "jump back", "double", "late", "log anew", "long", "imitate"),
+    *("suspend", "jump ahead", "jump back", "double", "late", "log anew", "long", "imitate", "cut"),
 )
 
 
@@ -85,14 +95,22 @@ class Plan:
 
 @dataclass
 class Topic:
-    """The consumed topic: how many records each partition has, and which incarnation it is."""
+    """The consumed topic: the leader epoch of each record of each partition, and which incarnation it is."""
 
-    records: list[int]
+    records: list[list[int]]
     number: int = 1
+    cuts: list[list[int]] = field(default_factory=list)  # Where the end of each partition was after it was cut.
+
+    def __post_init__(self) -> None:
+        self.cuts = [[] for _ in self.records]
 
     @property
     def form(self) -> TopicForm:
         return TopicForm(len(self.records), f"id-{self.number}")
+
+    def widen(self) -> None:
+        self.records.append([])
+        self.cuts.append([])
 
 
 class Read(NamedTuple):
@@ -101,6 +119,26 @@ class Read(NamedTuple):
     number: int
     topic_partition: TopicPartition
     offset: int
+    epoch: int
+
+
+class Record(NamedTuple):
+    """What tells a record from all others."""
+
+    number: int
+    partition: int
+    offset: int
+    epoch: int
+
+
+@dataclass
+class Cut:
+    """A partition was cut below the group's position."""
+
+    end: int
+    position: int
+    epoch: int  # Of the first leader after it.
+    noticed_by: Process | None = None  # It holds the partition, and is to tell the log.
 
 
 @dataclass
@@ -120,6 +158,7 @@ class Process:
     fetched: FetchBuffer[Read] = field(default_factory=FetchBuffer)
     assigned: dict[TopicPartition, Claim] = field(default_factory=dict)
     fetch_at: dict[TopicPartition, int] = field(default_factory=dict)
+    cuts_seen: dict[TopicPartition, int] = field(default_factory=dict)
     handling: Read | None = None
     promised: dict[TopicPartition, tuple[Claim, int]] | None = None
     promised_by: float = 0.0
@@ -153,10 +192,11 @@ class Simulation:
         self.paused_from = self.away_until = self.troubled_until = self.slow_until = 0.0
         self.double_until = self.late_until = self.long_until = 0.0
         self.paused = False
-        self.topic = Topic([0] * plan.partitions)
-        self.handed_out: Counter[tuple[int, int, int]] = Counter()
-        self.consumed: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
-        self.done: set[tuple[int, int, int]] = set()
+        self.topic = Topic([[] for _ in range(plan.partitions)])
+        self.handed_out: Counter[Record] = Counter()
+        self.done: set[Record] = set()
+        self.cuts: dict[int, Cut] = {}  # Those of which the log does not know, by partition.
+        self.world = World(INTERVAL, since=-FOREVER)  # By the whole log.
         self.progress: dict[int, float] = {}
         self.processes = [Process(f"client-{n}", self.dice.uniform(0, 10_000)) for n in range(plan.processes)]
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
@@ -195,14 +235,22 @@ class Simulation:
         partition = self.dice.randrange(len(self.topic.records))
         if not self._waits(partition):
             self.progress[partition] = self.now
-        self.topic.records[partition] += 1
+        self.topic.records[partition].append(len(self.topic.cuts[partition]))
 
     def _waits(self, partition: int) -> bool:
         """Whether the partition has records for somebody; at most once, not those promised to one who died."""
-        end = self.topic.records[partition]
         if self.plan.at_most_once:
-            return not self._is_read(partition, end)
-        return len(self.consumed[self.topic.number, partition]) < end
+            return not self._is_read(partition, len(self.topic.records[partition]))
+        return any(record not in self.handed_out for record in self._owed(partition))
+
+    def _owed(self, partition: int) -> list[Record]:
+        """The records that the group is to get, at least once."""
+        cut = self.cuts.get(partition)
+        return [
+            Record(self.topic.number, partition, offset, epoch)
+            for offset, epoch in enumerate(self.topic.records[partition])
+            if cut is None or cut.noticed_by is not None or offset >= cut.position or epoch < cut.epoch
+        ]
 
     def _send(self, process: Process, message: Message) -> None:
         """In the process's order; it arrives later, or never when the broker is away for too long."""
@@ -233,6 +281,13 @@ class Simulation:
     def append(self, message: Message) -> None:
         self.say(f"log {len(self.log)}: {message}")
         self.log.append(Entry(0, len(self.log), self.broker_time, message))
+        counted = self.world.apply(message, self.broker_time)
+        if counted and isinstance(message, ReleasingPartition) and message.partition in self.cuts:
+            self._set_back(message.partition, message.offset)
+
+    def _set_back(self, partition: int, offset: int) -> None:
+        if offset <= self.cuts[partition].end:
+            del self.cuts[partition]
 
     def _keep_first(self, process: Process) -> None:
         if process.keeping:
@@ -322,6 +377,8 @@ class Simulation:
                 self._note(process, action)
 
     def _note(self, process: Process, event: ClaimEvent) -> None:
+        if isinstance(event, ClaimLost) and event.why != "its log was cut":
+            self._forget_cuts(process, event.topic_partition.partition)
         self.say(f"{process.client}: {event}")
 
     def _use(self, process: Process) -> None:
@@ -363,17 +420,16 @@ class Simulation:
 
     def _finish(self, process: Process, member: Member) -> None:
         assert process.handling is not None
-        number, tp, offset = process.handling
-        self.done.add((number, tp.partition, offset))
+        number, tp, offset, epoch = process.handling
+        self.done.add(Record(number, tp.partition, offset, epoch))
         member.done(tp, offset)
         process.handling = None
 
     def _handed_out(self, process: Process, read: Read) -> None:
         tp = read.topic_partition
-        record = (read.number, tp.partition, read.offset)
+        record = Record(read.number, tp.partition, read.offset, read.epoch)
         self.say(f"{process.client} hands out {record}")
         self.handed_out[record] += 1
-        self.consumed[read.number, tp.partition].add(read.offset)
         self.progress[tp.partition] = process.busy_at = self.now
         if self.plan.at_most_once and self.handed_out[record] > 1:
             self.broken.append(f"{record} was handed out twice, at {self.now:.2f}")
@@ -390,17 +446,42 @@ class Simulation:
             if tp not in process.assigned:
                 process.assigned[tp] = claim
                 process.fetch_at[tp] = claim.position
+                process.cuts_seen[tp] = len(self._cuts(tp))
 
     def _fetch(self, process: Process) -> None:
         if self.now < self.away_until or len(process.fetched) > BATCH:
             return
         for tp, claim in process.assigned.items():
-            end = self.topic.records[tp.partition] if tp.partition < len(self.topic.records) else 0
-            if process.fetch_at[tp] > end:
+            records = self.topic.records[tp.partition] if tp.partition < len(self.topic.records) else []
+            if self._goes_back(process, tp, claim):
+                continue
+            if process.fetch_at[tp] > len(records):
                 process.fetch_at[tp] = 0  # Out of range: the broker's first record.
-            for offset in range(process.fetch_at[tp], min(end, process.fetch_at[tp] + BATCH)):
-                process.fetched.add(tp, claim, offset, Read(self.topic.number, tp, offset))
+            first = process.fetch_at[tp]
+            for offset, epoch in enumerate(records[first : first + BATCH], first):
+                process.fetched.add(tp, claim, offset, Read(self.topic.number, tp, offset, epoch))
                 process.fetch_at[tp] = offset + 1
+
+    def _cuts(self, tp: TopicPartition) -> list[int]:
+        return self.topic.cuts[tp.partition] if tp.partition < len(self.topic.cuts) else []
+
+    def _goes_back(self, process: Process, tp: TopicPartition, claim: Claim) -> bool:
+        """Notice that the partition was cut while it was read. Returns True if the group is to go back."""
+        ends = self._cuts(tp)[process.cuts_seen[tp] :]
+        process.cuts_seen[tp] = len(self._cuts(tp))
+        if not ends or min(ends) >= process.fetch_at[tp]:
+            return False
+        process.fetch_at[tp] = min(ends)
+        process.fetched.cut(tp, min(ends))
+        if min(ends) >= claim.position:
+            return False
+        assert process.member is not None
+        self.say(f"{process.client} goes back to {min(ends)} of {tp}")
+        if (cut := self.cuts.get(tp.partition)) is not None and min(ends) <= cut.end:
+            cut.noticed_by = process
+        process.member.go_back(tp, claim, min(ends), self.now + process.clock)
+        self._carry_out(process)
+        return True
 
     def _promise(self, process: Process, member: Member) -> bool:
         """As `Instance.promise` does it; whether the user may go on."""
@@ -461,15 +542,41 @@ class Simulation:
             case "log anew":
                 until = self._recreate_log()
             case "anew":
-                self.topic = Topic([self.dice.randint(0, 12) for _ in self.topic.records], self.topic.number + 1)
+                self.topic = Topic([[0] * self.dice.randint(0, 12) for _ in self.topic.records], self.topic.number + 1)
+                self.cuts.clear()
                 self.progress = dict.fromkeys(range(len(self.topic.records)), self.now)
             case "widen":
-                self.topic.records.append(0)
+                self.topic.widen()
+            case "cut":
+                self._cut(self.dice.randrange(len(self.topic.records)))
             case _:
                 self._pause(seconds)
         self.troubled_until = max(self.troubled_until, until)
 
+    def _cut(self, partition: int) -> None:
+        """Its end is lost, and its new leader has other records."""
+        records = self.topic.records[partition]
+        del records[max(0, len(records) - self.dice.randint(1, 6)) :]
+        end, tp = len(records), TopicPartition(TOPIC, partition)
+        self.topic.cuts[partition].append(end)
+        records.extend([len(self.topic.cuts[partition])] * self.dice.randint(1, 8))
+        positions = [self.world.offset(GROUP, *tp) or 0, self.kept.get(tp, (0.0, 0, ""))[1]]
+        position = max(*positions, *(each.fetch_at.get(tp, 0) for each in self.processes))
+        epoch = len(self.topic.cuts[partition])
+        if (former := self.cuts.pop(partition, None)) is not None:
+            end, position, epoch = min(end, former.end), max(position, former.position), former.epoch
+        if position > end:
+            self.cuts[partition] = Cut(end, position, epoch)
+        self.progress[partition] = self.now
+
+    def _forget_cuts(self, process: Process, partition: int | None = None) -> None:
+        """One who noticed that a partition was cut could not tell the log before it lost it."""
+        for each, cut in self.cuts.items():
+            if cut.noticed_by is process and partition in (None, each):
+                cut.noticed_by = None
+
     def _kill(self, process: Process, until: float) -> None:
+        self._forget_cuts(process)
         process.member, process.leaving, process.dead_until = None, False, until
         process.notices_at = FOREVER
         process.runs += 1
@@ -494,6 +601,10 @@ class Simulation:
     def _recreate_log(self) -> float:
         """Delete the coordination topic, and make one of its name. Returns when all have noticed, and go on."""
         self.log_begins, self.log_since = len(self.log), self.broker_time
+        self.world = World(INTERVAL, since=self.log_since)
+        for partition, cuts in enumerate(self.topic.cuts):
+            if cuts:  # The lost log may have known of it, and what is kept beside it not yet.
+                self.cuts[partition] = Cut(-1, LARGEST, 1)
         until = self.now
         for process in self.processes:
             if process.member is not None and not process.leaving:
@@ -563,12 +674,11 @@ class Simulation:
         return any(each.member is not None and each.member.offset_of(tp)[0] >= end for each in self.processes)
 
     def _check_end(self) -> None:
-        number = self.topic.number
-        for partition, end in enumerate(self.topic.records):
-            if not self._is_read(partition, end):
+        for partition, records in enumerate(self.topic.records):
+            if not self._is_read(partition, len(records)):
                 self.broken.append(f"partition {partition} was not consumed to its end")
             if not self.plan.at_most_once:
-                lost = [o for o in range(end) if (number, partition, o) not in self.done]
+                lost = [record.offset for record in self._owed(partition) if record not in self.done]
                 if lost:
                     self.broken.append(f"lost: {lost} of partition {partition}")
 

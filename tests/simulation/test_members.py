@@ -146,6 +146,14 @@ def forget_what_the_log_has_granted_before_it_is_kept(patch: pytest.MonkeyPatch)
     patch.setattr(Member, "granted", and_forget)
 
 
+def say_only_once_that_a_partition_was_cut(patch: pytest.MonkeyPatch) -> None:
+    def once(member: Member, tp: TopicPartition, claim: Claim, offset: int, now: float) -> None:
+        member._say_released(tp, min(offset, claim.offset), now)
+        member._lose(tp, "its log was cut")
+
+    patch.setattr(Member, "go_back", once)
+
+
 def stop_each(seconds: float, kind: str = "stop", processes: int = 3) -> Faults:
     return tuple((5.0 + 4 * number, kind, number % processes, seconds) for number in range(10))
 
@@ -157,6 +165,11 @@ ANEW: Faults = ((15.0, "anew", 0, 9.0), (23.0, "kill", 0, 12.0))
 SET_BACK: Faults = ((15.0, "jump back", 0, 11.0), (22.0, "log anew", 0, 1.0))
 COPIED: Faults = ((1.0, "double", 0, 50.0), *stop_each(5.5))
 IMITATED: Faults = (*((2.0, "imitate", n, 50.0) for n in range(3)), *stop_each(9.0, "kill"))
+CUT: Faults = tuple(
+    (at + seconds, kind, 0, 5.5)
+    for at in range(4, 46, 6)
+    for seconds, kind in ((0.0, "away"), (1.0, "cut"), (2.0, "cut"))
+)
 KILLED = replace(AT_MOST_ONCE, processes=1, faults=((20.0, "kill", 0, 34.0),))
 
 PLANTS: list[tuple[Plant, Plan, str]] = [
@@ -166,6 +179,7 @@ PLANTS: list[tuple[Plant, Plan, str]] = [
     (go_on_in_a_topic_that_was_recreated, replace(ONCE_OR_MORE, faults=ANEW), "lost|stands still"),
     (hand_out_what_the_log_has_not_promised, AT_MOST_ONCE, "twice"),
     (remember_before_its_time, replace(HELD, faults=ANEW), "lost|stands still"),
+    (say_only_once_that_a_partition_was_cut, replace(HELD, faults=CUT), "lost|stands still"),
     (forget_what_was_kept, KILLED, "twice"),
     (forget_what_the_log_has_granted_before_it_is_kept, replace(AT_MOST_ONCE, faults=IMITATED), "twice"),
     (keep_positions_by_a_clock_that_goes_back, replace(AT_MOST_ONCE, faults=SET_BACK), "twice"),

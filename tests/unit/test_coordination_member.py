@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from outbox_plugin.coordination.actions import KeepPosition, Send
-from outbox_plugin.coordination.claims import MAX_UNCOMMITTED
+from outbox_plugin.coordination.claims import MAX_UNCOMMITTED, Claim
 from outbox_plugin.coordination.fetch_buffer import MayHandOut
 from outbox_plugin.coordination.group_view import GroupView, TopicForm
 from outbox_plugin.coordination.heartbeat_timing import HeartbeatTiming
@@ -245,21 +245,89 @@ def test_a_lost_message_does_not_make_a_later_one_of_its_timestamp_look_old() ->
         assert unanswered.answer(tp, 7, sent + 1) == sent
 
 
-def test_a_partition_that_was_cut_is_given_up_and_claimed_again_from_the_cut(log: Log) -> None:
+def consume(log: Log, count: int) -> Claim:
+    """Hand out so many records, and commit them: the log has it."""
     claim = log.member.claims()[PARTITION]
-    for offset in range(10):
+    for offset in range(count):
         log.member.may_hand_out(PARTITION, claim, offset, log.now)
         log.member.done(PARTITION, offset)
     log.step(6)
+    return claim
+
+
+def test_where_a_partition_was_cut_the_group_goes_on_at_the_cut(log: Log) -> None:
+    claim = consume(log, 10)
     assert log.member.offset_of(PARTITION)[0] == 10
     log.member.go_back(PARTITION, claim, 5, log.now)
     log.member.go_back(PARTITION, claim, 3, log.now)  # The claim has ended.
     said = log.sent()
-    assert kinds(said) == ["ReleasingPartition"]
-    log.say(*said)
-    assert log.member.offset_of(PARTITION)[0] == 5
-    for _ in range(5):
-        log.step(1)
+    assert kinds(said) == ["ClaimingPartition", "ReleasingPartition", "ClaimingPartition"]
     again = log.member.claims()[PARTITION]
     assert again is not claim
     assert again.position == 5
+    assert log.member.may_hand_out(PARTITION, again, 5, log.now) is MayHandOut.NOT_YET
+    log.say(*said)
+    assert log.member.offset_of(PARTITION)[0] == 5
+    assert log.member.may_hand_out(PARTITION, again, 5, log.now) is MayHandOut.YES
+
+
+def test_that_a_partition_was_cut_is_said_until_the_log_has_it_and_before_the_partition_is_stale(log: Log) -> None:
+    claim = consume(log, 10)
+    log.member.go_back(PARTITION, claim, 5, log.now)
+    log.sent()  # They are lost.
+    assert kinds(log.step(6)) == ["ClaimingPartition", "ReleasingPartition", "ClaimingPartition"]
+    assert log.member.offset_of(PARTITION)[0] == 5
+    assert "ReleasingPartition" not in kinds(log.step(6))
+
+
+def test_or_after_it_was_stale(log: Log) -> None:
+    claim = consume(log, 10)
+    log.now += 25
+    log.member.go_back(PARTITION, claim, 5, log.now)
+    log.step()
+    assert log.member.offset_of(PARTITION)[0] == 5
+    assert PARTITION in log.member.held(log.now)
+
+
+def test_what_does_not_count_is_said_again(log: Log) -> None:
+    claim = consume(log, 10)
+    log.now += 25
+    log.member.go_back(PARTITION, claim, 5, log.now)
+    _, release, claiming = log.sent()
+    log.say(release, claiming)  # The first claim is lost.
+    assert log.member.offset_of(PARTITION)[0] == 10
+    again = log.member.claims()[PARTITION]
+    assert log.member.may_hand_out(PARTITION, again, 5, log.now) is MayHandOut.NOT_YET
+    log.step(6)
+    assert log.member.offset_of(PARTITION)[0] == 5
+
+
+def test_what_is_set_right_is_so_with_the_last_release(log: Log) -> None:
+    """One that was sent before the cut was noticed says too much."""
+    claim = consume(log, 10)
+    log.say(other(Heartbeat, 0))
+    before = log.sent()
+    log.now += 1
+    log.member.go_back(PARTITION, claim, 5, log.now)
+    log.sent()  # They are lost.
+    log.say(*before)
+    assert log.member.offset_of(PARTITION)[0] == 10
+    log.step(6)
+    assert log.member.offset_of(PARTITION)[0] == 5
+
+
+def test_a_partition_that_was_cut_belongs_to_one_who_claims_it_first(log: Log) -> None:
+    claim = consume(log, 10)
+    log.member.go_back(PARTITION, claim, 5, log.now)
+    claiming, release, again = log.sent()
+    log.say(claiming, release, ClaimingPartition(0, int(EPOCH), *OTHER, "billing", *PARTITION), again)
+    assert PARTITION not in log.member.claims()
+    assert log.member.offset_of(PARTITION)[0] == 5
+
+
+def test_at_most_once_a_partition_that_was_cut_is_released_once() -> None:
+    log = Log(at_most_once=True)
+    log.gain()
+    log.member.go_back(PARTITION, log.member.claims()[PARTITION], 0, log.now)
+    assert kinds(log.sent()) == ["ReleasingPartition"]
+    assert PARTITION not in log.member.claims()
