@@ -305,7 +305,8 @@ class Member:
             if not counted and held is not None:
                 self._lose(tp, "it was not ours when we asked for its messages")
         elif isinstance(message, ReleasingPartition):
-            self._leaving.pop(tp, None)
+            if self._at_most_once or sent >= self._leaving.get(tp, NEVER):  # At least once, the last one counts.
+                self._leaving.pop(tp, None)
             if held is not None:
                 held.until = NEVER
                 if counted and sent >= held.repaired:
@@ -352,6 +353,8 @@ class Member:
         if now - held.repaired > (self._planner.patience if self._at_most_once else self._timing.beat):
             held.repaired, held.until = now, NEVER
             self._to_keep.pop(tp, None)  # The log says what we did not.
+            if not self._at_most_once:
+                self._leaving[tp] = now  # If we lose the partition before, we gain it only behind the release.
             common = self._common(tp, now)
             self._say(tp, ClaimingPartition(*common), now)
             # The log may promise us more before it has this release, so it must not go back behind that.

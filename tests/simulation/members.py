@@ -453,10 +453,8 @@ class Simulation:
             return
         for tp, claim in process.assigned.items():
             records = self.topic.records[tp.partition] if tp.partition < len(self.topic.records) else []
-            if self._goes_back(process, tp, claim):
+            if self._goes_back(process, tp, claim, len(records)):
                 continue
-            if process.fetch_at[tp] > len(records):
-                process.fetch_at[tp] = 0  # Out of range: the broker's first record.
             first = process.fetch_at[tp]
             for offset, epoch in enumerate(records[first : first + BATCH], first):
                 process.fetched.add(tp, claim, offset, Read(self.topic.number, tp, offset, epoch))
@@ -465,21 +463,26 @@ class Simulation:
     def _cuts(self, tp: TopicPartition) -> list[int]:
         return self.topic.cuts[tp.partition] if tp.partition < len(self.topic.cuts) else []
 
-    def _goes_back(self, process: Process, tp: TopicPartition, claim: Claim) -> bool:
-        """Notice that the partition was cut while it was read. Returns True if the group is to go back."""
+    def _goes_back(self, process: Process, tp: TopicPartition, claim: Claim, end: int) -> bool:
+        """Notice that the partition was cut while it was read, or recreated. Returns True if the group is to go back.
+
+        A partition that ends before the position is fetched from its first record, and consumed so at least once.
+        """
         ends = self._cuts(tp)[process.cuts_seen[tp] :]
         process.cuts_seen[tp] = len(self._cuts(tp))
-        if not ends or min(ends) >= process.fetch_at[tp]:
-            return False
-        process.fetch_at[tp] = min(ends)
-        process.fetched.cut(tp, min(ends))
-        if min(ends) >= claim.position:
+        at = min([*ends, process.fetch_at[tp]])
+        if process.fetch_at[tp] > end and not ends:
+            at = process.fetch_at[tp] = 0
+        if at < process.fetch_at[tp]:
+            process.fetch_at[tp] = at
+            process.fetched.cut(tp, at)
+        if at >= claim.position or at >= end or (self.plan.at_most_once and not ends):
             return False
         assert process.member is not None
-        self.say(f"{process.client} goes back to {min(ends)} of {tp}")
-        if (cut := self.cuts.get(tp.partition)) is not None and min(ends) <= cut.end:
+        self.say(f"{process.client} goes back to {at} of {tp}")
+        if (cut := self.cuts.get(tp.partition)) is not None and at <= cut.end:
             cut.noticed_by = process
-        process.member.go_back(tp, claim, min(ends), self.now + process.clock)
+        process.member.go_back(tp, claim, at, self.now + process.clock)
         self._carry_out(process)
         return True
 

@@ -325,6 +325,25 @@ def test_a_partition_that_was_cut_belongs_to_one_who_claims_it_first(log: Log) -
     assert log.member.offset_of(PARTITION)[0] == 5
 
 
+@pytest.mark.parametrize("forged", [(), (other(Heartbeat, 0),)], ids=["once", "after it had set right something else"])
+def test_one_who_gains_it_again_by_what_it_said_of_the_cut_begins_at_the_cut(
+    log: Log, forged: tuple[Message, ...]
+) -> None:
+    claim = consume(log, 10)
+    log.say(*forged)
+    said = log.sent()
+    log.now += 25
+    log.member.go_back(PARTITION, claim, 5, log.now)
+    said += log.sent()
+    log.say(ClaimingPartition(0, int(EPOCH), *OTHER, "billing", *PARTITION))
+    assert PARTITION not in log.member.claims()
+    log.now += 25  # The other one is gone.
+    log.say(*said)
+    assert log.member.claims()[PARTITION].position == 5
+    log.step()
+    assert log.member.offset_of(PARTITION)[0] == 5
+
+
 def test_at_most_once_a_partition_that_was_cut_is_released_once() -> None:
     log = Log(at_most_once=True)
     log.gain()
