@@ -4,7 +4,7 @@ When librdkafka hears that a partition was cut, as by an unclean election of its
 drops what it has fetched: also records from before the cut that nobody has polled. So where the epoch of the records
 rises, or a partition ends behind offsets that held no record, the record that was read last is read again, and compared
 (`core.leader_epochs`). If it is the same, those that follow it are read now. If not, what was read is not what Kafka
-has, so the reading fails.
+has, so the reading fails. If retention has deleted it meanwhile, the partition is read on from its beginning.
 """
 
 from __future__ import annotations
@@ -75,33 +75,44 @@ class TruncationAwareReader:
             sought.add(tp)
             self._consumer.seek(KafkaTopicPartition(*tp, self._epochs.fetch_again(tp, offset)))
             return False
-        return error is not None or self._is_new(tp, message)
+        finding = self._finding(tp, message)
+        if finding is Finding.GONE:
+            sought.add(tp)
+            self._consumer.seek(KafkaTopicPartition(*tp, self._begin_anew(tp)))
+        return finding is Finding.NEW
 
     def _may_follow_cut(self, tp: TopicPartition, message: Message) -> bool:
         """Whether a record, or the end of a partition, may stand behind others that were not read."""
         offset = message.offset() or 0
         if message.error() is not None:
-            return self._may_end_behind_unread(tp, offset)
+            return self._epochs.may_have_dropped(tp, offset)
         if self._epochs.goes_back(tp, offset):
             raise self._cut(tp)
         return self._epochs.may_follow_cut(tp, offset, message.leader_epoch(), self._beginning)
 
-    def _may_end_behind_unread(self, tp: TopicPartition, offset: int) -> bool:
-        if self._epochs.may_have_dropped(tp, offset):
-            return True
-        if self._epochs.has_lost(tp, offset):
-            raise self._cut(tp)
-        return False
-
     def _beginning(self, tp: TopicPartition) -> int:
         return fetched_watermarks(self._consumer, tp)[0]
 
-    def _is_new(self, tp: TopicPartition, message: Message) -> bool:
-        """Whether a record was not read before."""
-        finding = self._epochs.add(tp, message.offset() or 0, message.leader_epoch())
-        if finding in (Finding.CUT, Finding.GONE):
+    def _finding(self, tp: TopicPartition, message: Message) -> Finding:
+        """What a record shows, or the end of a partition: that is new, unless the record that was read last is gone."""
+        offset = message.offset() or 0
+        if message.error() is not None:
+            return Finding.GONE if self._epochs.has_lost(tp, offset) else Finding.NEW
+        finding = self._epochs.add(tp, offset, message.leader_epoch())
+        if finding is Finding.CUT:
             raise self._cut(tp)
-        return finding is Finding.NEW
+        return finding
+
+    def _begin_anew(self, tp: TopicPartition) -> int:
+        """Return where a partition begins, if retention has deleted the record that was read last: none was read of it.
+
+        Otherwise, the partition was cut.
+        """
+        beginning = self._beginning(tp)
+        if self._epochs.is_cut(tp, beginning):
+            raise self._cut(tp)
+        self._epochs.start(tp, GroupPosition(beginning))
+        return beginning
 
     @staticmethod
     def _cut(tp: TopicPartition) -> TruncatedWhileRead:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import random
+from itertools import chain
+from typing import Any, NamedTuple
 
 import pytest
 from confluent_kafka import KafkaError, TopicPartition
@@ -15,14 +17,14 @@ NO_EPOCH = -1  # Of a record whose epoch Kafka does not tell.
 class Message:
     """A record, or that the partition has been read to its end."""
 
-    def __init__(self, offset: int, epoch: int | None) -> None:
-        self._offset, self._epoch = offset, epoch
+    def __init__(self, offset: int, epoch: int | None, partition: int = 0) -> None:
+        self._offset, self._epoch, self._partition = offset, epoch, partition
 
     def topic(self) -> str:
         return "t"
 
     def partition(self) -> int:
-        return 0
+        return self._partition
 
     def offset(self) -> int:
         return self._offset
@@ -163,3 +165,162 @@ def test_of_a_partition_that_has_ended_no_more_comes() -> None:
     reading.end(0)
     assert [*first, *reading.consume(100, 0.0)] == []
     assert client.seeks == 0
+
+
+@pytest.mark.parametrize("end", [3, 4], ids=["at the end", "behind markers"])
+def test_a_record_that_was_read_and_then_deleted_by_retention_is_no_cut(end: int) -> None:
+    client = ClientOfMany([Partition(0)], random.Random(0))
+    partition = client.partitions[0]
+    partition.log += [Entry(0, True)] * 3
+    reading = reading_of(client)
+    assert read(reading, 100, 5) == [0, 1, 2]
+    partition.log += [Entry(0, False)] * 2
+    partition.beginning = end
+    assert read(reading, 100, 5) == []
+    partition.log += [Entry(1, True)] * 2
+    assert read(reading, 100, 9) == [5, 6]
+
+
+class Entry(NamedTuple):
+    """What stands at an offset; readers of committed records get no marker, and nothing of an aborted transaction."""
+
+    epoch: int
+    is_returned: bool
+
+
+class Partition:
+    """A partition, and what a client knows of it, which fetches ahead."""
+
+    def __init__(self, epoch: int) -> None:
+        self.log: list[Entry] = []
+        self.epoch, self.beginning = epoch, 0
+        self.cut_at: int | None = None
+        self.is_cut_heard_of = True
+        self.fetched: list[tuple[int, int | None]] = []
+        self.at, self.end_told = 0, -1
+
+    def records(self) -> list[tuple[int, int]]:
+        entries = enumerate(self.log)
+        return [(offset, each.epoch) for offset, each in entries if each.is_returned and offset >= self.beginning]
+
+    def append(self, *are_returned: bool) -> None:
+        self.log += [Entry(self.epoch, is_returned) for is_returned in are_returned]
+
+    def cut(self, end: int) -> None:
+        """Once at most: a second cut at the offset of the first one is not noticed while its records are read."""
+        if self.cut_at is None:
+            del self.log[end:]
+            self.cut_at, self.is_cut_heard_of = end, False
+            self.epoch += 1
+
+    def hear_of_cut(self) -> None:
+        """As librdkafka, which goes back to the cut, and drops what it has fetched."""
+        if not self.is_cut_heard_of and self.cut_at is not None and self.at > self.cut_at:
+            self.seek(self.cut_at)
+        self.is_cut_heard_of = True
+
+    def seek(self, offset: int) -> None:
+        self.fetched.clear()
+        self.at, self.end_told = offset, -1
+
+    def fetch(self, most: int) -> None:
+        if not self.beginning <= self.at <= len(self.log):
+            self.at, self.end_told = self.beginning, -1
+        for offset in range(self.at, min(len(self.log), self.at + most)):
+            if self.log[offset].is_returned:
+                self.fetched.append((offset, self.log[offset].epoch))
+            self.at = offset + 1
+        if self.at == len(self.log) != self.end_told:
+            self.fetched.append((self.at, None))
+            self.end_told = self.at
+
+    @property
+    def is_polled(self) -> bool:
+        return not self.fetched and self.at == self.end_told == len(self.log)
+
+
+class ClientOfMany:
+    """A consumer of several partitions."""
+
+    def __init__(self, partitions: list[Partition], dice: random.Random) -> None:
+        self.partitions, self._dice = partitions, dice
+
+    def seek(self, partition: TopicPartition) -> None:
+        self.partitions[partition.partition].seek(partition.offset)
+
+    def get_watermark_offsets(self, partition: TopicPartition, *, cached: bool) -> tuple[int, int]:
+        known = self.partitions[partition.partition]
+        return known.beginning, len(known.log)
+
+    def consume(self, most: int, seconds: float) -> list[Message]:
+        polled: list[Message] = []
+        for number, partition in enumerate(self.partitions):
+            partition.fetch(self._dice.choice([1, 3, 20]))
+            while partition.fetched and len(polled) < most:
+                polled.append(Message(*partition.fetched.pop(0), number))
+        return polled
+
+
+def happen(partition: Partition, dice: random.Random) -> None:
+    """Something happens to a partition."""
+    match dice.choice(["records", "records", "transaction", "marker", "leader", "cut", "hear", "hear", "retention"]):
+        case "records":
+            partition.append(*[True] * dice.randint(1, 4))
+        case "transaction":
+            partition.append(*[dice.random() < 0.5] * dice.randint(0, 3), False)
+        case "marker":
+            partition.append(False)
+        case "leader":
+            partition.epoch += 1
+        case "cut":
+            partition.cut(dice.randint(partition.beginning, len(partition.log)))
+            partition.append(*dice.choices([True, False], k=dice.randint(0, 5)))
+        case "hear":
+            partition.hear_of_cut()
+        case "retention" if dice.random() < 0.3:
+            partition.beginning = dice.randint(partition.beginning, len(partition.log))
+
+
+class Schedule:
+    """What happens to partitions while they are read, by a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice = random.Random(seed)
+        self.partitions = [Partition(self.dice.randint(0, 2)) for _ in range(self.dice.randint(1, 2))]
+        client: Any = ClientOfMany(self.partitions, self.dice)
+        self._reading = TruncationAwareReader(client, "t", dict.fromkeys(range(len(self.partitions)), 0))
+        self._most = self.dice.choice([1, 2, 100])
+        self.read: list[list[tuple[int, int]]] = [[] for _ in self.partitions]
+
+    def run(self) -> None:
+        for _ in range(self.dice.randint(2, 25)):
+            happen(self.dice.choice(self.partitions), self.dice)
+            if self.dice.random() < 0.5:
+                self._poll(1)
+        for partition in self.partitions:
+            partition.hear_of_cut()
+        self._poll(100)
+        for partition, read in zip(self.partitions, self.read, strict=True):
+            if not set(read) <= {(offset, each.epoch) for offset, each in enumerate(partition.log) if each.is_returned}:
+                partition.append(*[True] * 20)  # That what was read is gone shows where others follow.
+        self._poll(200)
+
+    def _poll(self, times: int) -> None:
+        for each in chain.from_iterable(self._reading.consume(self._most, 0.0) for _ in range(times)):
+            if each.error() is None:
+                self.read[each.partition() or 0].append((each.offset() or 0, each.leader_epoch() or 0))
+
+
+@pytest.mark.parametrize("first_seed", [0, 1_000])
+def test_in_every_schedule_a_reader_returns_what_kafka_has_or_fails_for_a_cut(first_seed: int) -> None:
+    for seed in range(first_seed, first_seed + 1_000):
+        schedule = Schedule(seed)
+        try:
+            schedule.run()
+        except TruncatedWhileRead:
+            if not any(each.cut_at is not None for each in schedule.partitions):
+                raise AssertionError(f"seed {seed}: nothing was cut") from None
+            continue
+        for partition, read in zip(schedule.partitions, schedule.read, strict=True):
+            assert partition.is_polled, f"seed {seed}: it reads for ever"
+            assert [each for each in read if each[0] >= partition.beginning] == partition.records(), f"seed {seed}"
