@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 
 from dagster import Config, Failure, JobDefinition, MetadataValue, OpDefinition, OpExecutionContext, job, op
 from pydantic import Field
@@ -27,9 +27,9 @@ class ReplayConfig(Config):
     topic: str | None = Field(default=None, description="Only of this topic.")
     key: str | None = Field(default=None, description="Only of this key.")
     since: str | None = Field(
-        default=None, description="Published at this time or later, such as 2026-01-31T12:00+00:00."
+        default=None, description="Published at this time or later, such as 2026-01-31T12:00; in UTC without an offset."
     )
-    until: str | None = Field(default=None, description="Published before this time.")
+    until: str | None = Field(default=None, description="Published before this time; in UTC without an offset.")
 
 
 class DeadLettersConfig(Config):
@@ -166,8 +166,9 @@ def _time(name: str, text: str | None) -> datetime | None:
     if text is None:
         return None
     try:
-        return datetime.fromisoformat(text).astimezone()
+        time = datetime.fromisoformat(text)
     except ValueError:
         raise Failure(
             f"{name}: expected a time such as 2026-01-31T12:00+00:00 (given: {text!r})", allow_retries=False
         ) from None
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
