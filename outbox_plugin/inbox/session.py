@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg.pq import PipelineStatus, TransactionStatus
@@ -25,8 +26,9 @@ from outbox_plugin.schema.connection import connect, connect_async
 from outbox_plugin.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
+    from psycopg.pq.abc import PGresult
     from psycopg.sql import SQL, Composed
 
 Handler = Callable[[psycopg.Connection[Any], Received], None]
@@ -105,6 +107,9 @@ class _Savepoints:
     made = False
 
 
+_savepoints_of: WeakKeyDictionary[_AnyConnection, _Savepoints] = WeakKeyDictionary()
+
+
 class _SessionState:
     """What sync and async sessions remember of their connection."""
 
@@ -168,7 +173,8 @@ class ThreadSession(_SessionState):
             self._connection.close()
         if self._connection is None or self._connection.closed:
             self._connection = connect(self._settings, purpose="outbox inbox")
-            self._connection.cursor_factory = _noting(self._savepoints)
+            self._connection.cursor_factory = _NotingCursor
+            _savepoints_of[self._connection] = self._savepoints
             self._trusted = True
 
     @asynccontextmanager
@@ -224,7 +230,8 @@ class TaskSession(_SessionState):
             await self._connection.close()
         if self._connection is None or self._connection.closed:
             self._connection = await connect_async(self._settings, purpose="outbox inbox")
-            self._connection.cursor_factory = _noting_async(self._savepoints)
+            self._connection.cursor_factory = _NotingAsyncCursor
+            _savepoints_of[self._connection] = self._savepoints
             self._trusted = True
 
     @asynccontextmanager
@@ -270,32 +277,30 @@ class TaskSession(_SessionState):
             await self._connection.close()
 
 
-def _noting(savepoints: _Savepoints) -> type[psycopg.Cursor[Any]]:
-    """Make a class of cursors that note when a handler makes a savepoint."""
+# One class for all sessions: Python optimises psycopg's code for the class that it sees, and classes of sessions would
+# take turns.
+class _NotingCursor(psycopg.Cursor[Any]):
+    """A cursor that notes when a handler makes a savepoint."""
 
-    class NotingCursor(psycopg.Cursor[Any]):
-        def execute(self, *arguments: Any, **named: Any) -> Self:
-            super().execute(*arguments, **named)
-            for result in self._results:
-                if result.command_status == b"SAVEPOINT":
-                    savepoints.made = True
-            return self
-
-    return NotingCursor
+    def execute(self, *arguments: Any, **named: Any) -> Self:
+        super().execute(*arguments, **named)
+        _note_savepoints(self.connection, self._results)
+        return self
 
 
-def _noting_async(savepoints: _Savepoints) -> type[psycopg.AsyncCursor[Any]]:
-    """Make the same class for asyncio."""
+class _NotingAsyncCursor(psycopg.AsyncCursor[Any]):
+    """The same for asyncio."""
 
-    class NotingAsyncCursor(psycopg.AsyncCursor[Any]):
-        async def execute(self, *arguments: Any, **named: Any) -> Self:
-            await super().execute(*arguments, **named)
-            for result in self._results:
-                if result.command_status == b"SAVEPOINT":
-                    savepoints.made = True
-            return self
+    async def execute(self, *arguments: Any, **named: Any) -> Self:
+        await super().execute(*arguments, **named)
+        _note_savepoints(self.connection, self._results)
+        return self
 
-    return NotingAsyncCursor
+
+def _note_savepoints(connection: _AnyConnection, results: Sequence[PGresult]) -> None:
+    for result in results:
+        if result.command_status == b"SAVEPOINT":
+            _savepoints_of.setdefault(connection, _Savepoints()).made = True  # A handler may give others our class.
 
 
 class Begun(NamedTuple):
