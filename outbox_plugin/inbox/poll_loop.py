@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
@@ -212,27 +213,29 @@ class PollLoop:
         """Queue the records to handle. A partition that was cut before its position is read from its beginning."""
         kept: list[Received] = []
         handled: set[int] = set()
-        cut: set[TopicPartition] = set()  # They are read from their beginning.
-        again: dict[TopicPartition, int] = {}  # They are read from these offsets.
-        suspected: dict[TopicPartition, int] = {}  # They may have been cut before these offsets.
+        reread: dict[TopicPartition, Callable[[], None]] = {}  # Their other records are passed over: they come again.
         forgotten_at = time.time() - self._remembered_seconds + QUEUED_SECONDS
         for record in received:
             tp = TopicPartition(record.topic, record.partition)
-            if tp in cut or tp in again or tp in suspected:
+            if tp in reread:
+                continue
+            if self._epochs.goes_on(tp, record.offset, record.leader_epoch):
+                self._unread.reached(tp, record.offset, record.offset + 1)
+                kept.append(record)
                 continue
             if self._epochs.goes_back(tp, record.offset):
                 self._dispatcher.add(kept, handled)  # The position that was reached counts the records before this one.
                 kept, handled = [], set()
                 if not self._rereader.note_cut(tp):
-                    again[tp] = record.offset
+                    reread[tp] = partial(self._rereader.read_again, tp, record.offset)
                     continue
             elif self._epochs.may_follow_cut(tp, record.offset, record.leader_epoch, self._low_watermark):
-                suspected[tp] = record.offset
+                reread[tp] = partial(self._rereader.look_for_cut, tp, record.offset)
                 continue
             old = record.timestamp / 1000 < forgotten_at
             finding = self._epochs.add(tp, record.offset, record.leader_epoch, key_may_be_forgotten=old)
             if finding is Finding.CUT or (finding is Finding.GONE and self._rereader.is_cut(tp)):
-                cut.add(tp)
+                reread[tp] = partial(self._rereader.read_from_beginning, tp)
                 continue
             self._unread.reached(tp, record.offset, record.offset + 1)
             kept.append(record)
@@ -240,12 +243,8 @@ class PollLoop:
                 handled.add(id(record))
         self._dispatcher.add(kept, handled)
         ours = {*self._dispatcher.locked(KeyQueues.partitions)}
-        for tp in sorted(cut & ours):
-            self._rereader.read_from_beginning(tp)
-        for tp in sorted(again.keys() & ours):
-            self._rereader.read_again(tp, again[tp])
-        for tp in sorted(suspected.keys() & ours):
-            self._rereader.look_for_cut(tp, suspected[tp])
+        for tp in sorted(reread.keys() & ours):
+            reread[tp]()
 
     def _note(self, error: KafkaError) -> None:
         """Log an error that a poll returned. Raises ServerRefused if waiting cannot mend it."""
